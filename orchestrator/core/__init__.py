@@ -1,1 +1,1 @@
-"""Pure: what the coordinator knows and decides."""
+"""The coordinator's state and rules. Pure: no I/O."""

@@ -1,4 +1,4 @@
-"""What nodes of a gang agree on in all that decides its rails, and differ in all the same."""
+"""Notes on differences between nodes that do not change the gang's rails."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from orchestrator.core.fabric.port_slots import Member, is_part
 from orchestrator.core.fabric.rails import Rails
 
 _OF_ONE_NODE: Final = "NCCL_TOPO_FILE"
-"""Each kind of machine has its own."""
+"""A setting that legitimately differs: each kind of machine has its own file."""
 
 
 def mismatch_notes(rails: Rails, agreed: Sequence[int], members: Sequence[Member]) -> list[str]:
-    """Of whole nodes whose GPUs are near to other rails than on the others: then NCCL, which sends
-    by the nearest port, crosses from rail to rail."""
+    """Notes on whole nodes whose GPUs are near other rails than on the first kind of node.
+
+    NCCL sends by the nearest port, so their traffic crosses from rail to rail.
+    """
     first: tuple[Member, Mapping[int, frozenset[int]]] | None = None
     notes = []
     for kind, nodes in _by_kind(rails, members).items():
@@ -41,7 +43,7 @@ def mismatch_notes(rails: Rails, agreed: Sequence[int], members: Sequence[Member
 
 
 def settings_notes(members: Sequence[Member]) -> list[str]:
-    """Of settings of the site that are not the same on all nodes."""
+    """Notes on site settings that differ between the nodes."""
     notes = []
     names = dict.fromkeys(name for it in members for name in it.fabric.settings)
     for name in names:
@@ -65,7 +67,7 @@ def _by_kind(rails: Rails, members: Sequence[Member]) -> dict[int, list[Member]]
 
 
 def _rails_of_gpus(rails: Rails, agreed: Sequence[int], kind: int) -> dict[int, frozenset[int]]:
-    """Of each GPU the rails whose ports are its nearest."""
+    """For each GPU, the rails whose ports are nearest to it."""
     found: dict[int, set[int]] = {}
     for rail in agreed:
         port = rails.ports[rail][kind]

@@ -1,5 +1,7 @@
-"""What the nodes' own files say to NCCL of addresses, beside the plan: without a word in a job's
-environment they rule."""
+"""NCCL configuration files of the nodes, and their conflicts with the plan.
+
+A file's value applies unless the job's environment sets the variable.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,17 @@ _INDEX: Final = "NCCL_IB_GID_INDEX"
 _FAMILY: Final = "NCCL_IB_ADDR_FAMILY"
 _RANGE: Final = "NCCL_IB_ADDR_RANGE"
 CHOOSE: Final = "-1"
-"""Of the GID index: that NCCL finds it by itself."""
+"""GID index with which NCCL chooses the index itself."""
 
 
 def overruling(
     conf: Mapping[str, str], ports: Sequence[Port], family: Family, nccl: Version | None
 ) -> dict[str, str]:
-    """What a plan that has nothing to say of these has to say all the same: that NCCL is to choose
-    the GID itself, and of which family. Versions that cannot choose are told the index anyway."""
+    """Variables that keep a node's NCCL file from overriding the choice of the GID.
+
+    They let NCCL choose the index itself, within the plan's address family. Returns {} for versions
+    that cannot choose: their plan contains the index anyway.
+    """
     known = [port for port in ports if port.index is not None]
     if not known or (nccl is not None and nccl < DYNAMIC):
         return {}
@@ -37,7 +42,7 @@ def overruling(
 
 
 def file_notes(members: Sequence[Member], made: Sequence[NodePlan], *, roce: bool) -> list[str]:
-    """Where files and the plan do not say the same; what more than one node has, once."""
+    """Notes on conflicts between files and the plan; nodes with the same note are merged."""
     found: dict[str, list[str]] = {}
     for member, plan in zip(members, made, strict=True):
         for name in (_INDEX, _FAMILY, _RANGE) if roce else ():

@@ -1,8 +1,8 @@
-"""The fabric plan of a gang: from what every node's fresh probe says, one plan for all of them.
+"""The fabric plan of a gang, computed from the fresh probes of all its nodes.
 
-NCCL hangs, or falls back to TCP without a word, where the nodes of a gang use unlike ports. So all
-use the same rails, or none does and it is said why; and a job that needs RDMA does not start on
-nodes that differ.
+If the nodes of a gang use different ports, NCCL hangs or silently falls back to TCP. So either all
+nodes use the same rails, or none uses RDMA and the plan says why. A job that requires RDMA does not
+start on nodes that differ.
 """
 
 from __future__ import annotations
@@ -30,32 +30,38 @@ from orchestrator.core.model.fabric_plan import FabricPlan, NodePlan, Rail, Tran
 
 NO_IB: Final = {"NCCL_IB_DISABLE": "1"}
 ONLY_IB: Final = {"NCCL_NET": "IB", "NCCL_NET_PLUGIN": "none"}
-"""NCCL ends where it finds no port, instead of going on over TCP."""
+"""With these settings NCCL fails if it finds no port, instead of falling back to TCP."""
 PLUGIN: Final = ("NCCL_NET", "NCCL_NET_PLUGIN")
-"""Who sets one of these wants another network than NCCL's own."""
+"""Variables by which a job or a site selects another network than NCCL's own."""
 _NOTES_MAX: Final = 8
 _ALONE: Final = "one node: nothing goes between nodes"
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The gang does not get what it requires: for each node that is to blame what is wrong there,
-    the first of them foremost."""
+    """The gang does not get the RDMA that it requires.
+
+    `differences` has the fault of each node, the most important first.
+    """
 
     differences: tuple[Difference, ...]
 
     @property
     def text(self) -> str:
-        """One sentence."""
+        """The refusal in one sentence."""
         more = len(self.differences) - 1
         also = f" (and {more} more node{'s' if more > 1 else ''})" if more else ""
         return f"rdma: required, but {self.differences[0].text}{also}"
 
 
 class FabricRequest(msgspec.Struct, frozen=True):
-    """What the job wants: `alone` is a gang of one node that stays one; `plugins` are the nodes
-    whose jobs bring a network of their own for NCCL; `plugin` is the setting that names one for all
-    all of them, `sockets` the one that turns RDMA off on some, `conf` the file that NCCL is to read
-    there, "" where there is none."""
+    """The job's requirements on the fabric.
+
+    `alone`: a gang of one node that cannot grow. `plugins`: nodes whose tasks bring their own NCCL
+    network.
+
+    `plugin`: the setting that names such a network on all nodes. `sockets`: the setting that turns
+    RDMA off on some node. `conf`: the NCCL file that the job names. Each is empty if not set.
+    """
 
     rdma: Rdma = Rdma.PREFERRED
     alone: bool = False
@@ -68,8 +74,11 @@ class FabricRequest(msgspec.Struct, frozen=True):
 def plan(
     members: Sequence[Member], wish: FabricRequest, witnesses: Sequence[Member] = ()
 ) -> FabricPlan | Refused | None:
-    """One plan for a gang, its nodes in rank order. None: none of them has anything to do with
-    RDMA, and the job does not mind. `witnesses`: other nodes that the job has met."""
+    """Plan the fabric of a gang; `members` are its nodes in rank order.
+
+    `witnesses` are other nodes of the job's earlier attempts. Returns None if no node has RDMA
+    hardware and the job only prefers RDMA.
+    """
     if wish.rdma is Rdma.OFF:
         return _tcp("TCP, as the job says (rdma: off)")
     if wish.sockets:
@@ -77,7 +86,7 @@ def plan(
     required = wish.rdma is Rdma.REQUIRED
     without = [Difference(it.node, f"{it.node} {why}") for it in members if (why := lack(it))]
     if without and required and wish.plugin and not wish.alone:
-        # What it finds there is not ours to know: the proof decides.
+        # Muster cannot check what the plugin finds there: the traffic evidence decides.
         return FabricPlan(Transport.OPEN, f"left to the plugin {wish.plugin}")
     if without and required and not wish.alone:
         return Refused(tuple(without))
@@ -92,7 +101,7 @@ def plan(
 
 
 def lack(member: Member) -> str | None:
-    """Why there is no RDMA on a node, in words that follow its name; None where there may be."""
+    """Why a node cannot use RDMA, in words that follow its name; None if it may be able to."""
     fabric = member.fabric
     if fabric.unseen:
         return f"cannot say what it has for RDMA: {fabric.unseen}"
@@ -104,7 +113,7 @@ def lack(member: Member) -> str | None:
 
 
 def join(plan: FabricPlan | None, member: Member, wish: FabricRequest) -> NodePlan | str:
-    """What a node is told that joins a gang which runs; a sentence where it would not fit in."""
+    """The plan for a node that joins a running gang, or a sentence why the node does not fit."""
     why = lack(member)
     if plan is None or plan.transport is not Transport.RDMA:
         touched = plan is not None and plan.transport is Transport.TCP
@@ -113,7 +122,7 @@ def join(plan: FabricPlan | None, member: Member, wish: FabricRequest) -> NodePl
         return f"{member.node} {why}, and its gang uses RDMA"
     made = _fitted(plan, member, wish)
     if isinstance(made, str) and len(member.ports) < len(member.fabric.ports):
-        # A gang of parts of nodes may use all ports of these.
+        # The gang may consist of parts of nodes, and use all ports of these nodes.
         whole = _fitted(plan, replace(member, ports=member.fabric.ports), wish)
         return made if isinstance(whole, str) else whole
     return made
@@ -138,7 +147,7 @@ def _fitted(plan: FabricPlan, member: Member, wish: FabricRequest) -> NodePlan |
 
 
 def _joining(plan: FabricPlan, member: Member) -> list[FabricPort | None]:
-    """The port of a node for each rail of a gang that runs."""
+    """The node's port for each rail of a running gang."""
     mine = places_of(member)
     layout = [Place((rail.pci, 0), "", _as_port(rail)) for rail in plan.rails]
     own = {place.slot[0]: place.port for place in mine}
@@ -166,22 +175,22 @@ def _as_port(rail: Rail) -> FabricPort:
 
 
 def _has_any(fabric: NodeFabric) -> bool:
-    """Whether NCCL might find something there by itself."""
+    """Whether NCCL might find RDMA hardware on the node by itself."""
     return bool(fabric.ports or fabric.missing or fabric.unused or fabric.stops or fabric.unseen)
 
 
 def _without(
     members: Sequence[Member], without: Sequence[Difference], wish: FabricRequest
 ) -> FabricPlan | None:
-    """A gang of which some cannot use RDMA, and that may do without."""
+    """The plan of a gang of which some nodes cannot use RDMA and which may run without it."""
     if not any(_has_any(member.fabric) for member in members):
         if wish.rdma is Rdma.PREFERRED:
             return None
         return FabricPlan(Transport.OPEN, _ALONE)
     if wish.alone:
-        # NCCL asks for its network all the same, and would stumble over what does not work.
+        # Because NCCL would still initialize its network, and fail on the broken parts.
         return _tcp(f"{_ALONE}; {without[0].text}")
-    # Where some can and others cannot, NCCL would wait for ever.
+    # If only some nodes used RDMA, NCCL would hang.
     more = len(without) - 1
     also = f" (and {more} more node{'s' if more > 1 else ''})" if more else ""
     return _tcp(f"TCP: {without[0].text}{also}")
@@ -192,7 +201,7 @@ def _tcp(text: str, notes: Sequence[str] = ()) -> FabricPlan:
 
 
 def _unlike_versions(members: Sequence[Member]) -> list[Difference]:
-    """Nodes with another NCCL than most: they would not speak with each other."""
+    """Nodes with another NCCL version than most; the versions could not talk to each other."""
     counted = Counter(member.nccl for member in members if member.nccl is not None)
     if len(counted) < 2:
         return []
@@ -211,7 +220,7 @@ def _unlike_versions(members: Sequence[Member]) -> list[Difference]:
 def _over(
     rails: Rails, members: Sequence[Member], wish: FabricRequest, beside: Sequence[str]
 ) -> FabricPlan | Refused:
-    """The plan over the rails that all share. `beside`: notes that are not about rails."""
+    """The plan over the rails that all nodes share. `beside`: notes that are not about rails."""
     required = wish.rdma is Rdma.REQUIRED and not wish.alone
     notes = [*(difference.text for difference in rails.differences), *rails.notes]
     agreed = list(rails.agreed)
@@ -254,7 +263,7 @@ def _planned(
     roce = any(rails.common[rail].link_layer == ETHERNET for rail in agreed)
     beside = [*beside, *mismatch_notes(rails, agreed, members), *settings_notes(members)]
     beside += file_notes(members, made, roce=roce)
-    # Alike ones are found by their content: an environment has no hash.
+    # Equal plans are found by their content, because an environment is not hashable.
     places: dict[object, int] = {}
     kinds: list[NodePlan] = []
     nodes = []
@@ -317,7 +326,7 @@ def _made(
 def _node_plan(
     member: Member, ports: Sequence[FabricPort], family: Family, wish: FabricRequest
 ) -> tuple[NodePlan, str | None]:
-    """And why no environment fits these ports, where none does."""
+    """The plan of one node over these ports, and the reason if no environment fits them."""
     used = [_for_environment(port, family) for port in ports]
     conf = member.fabric.nccl_conf
     made = env.of_ports(
@@ -353,8 +362,11 @@ def _for_environment(port: FabricPort, family: Family) -> env.Port:
 
 
 def _of_one_index(rails: Rails, agreed: Sequence[int]) -> list[int]:
-    """For an NCCL that takes one GID index for all ports: fewer of the rails, those on which each
-    node has the index that most of its ports need. None of them, where that changes nothing."""
+    """Reduce the rails for an NCCL that takes one GID index for all ports.
+
+    Keeps the rails on which each node has the index that most of its ports need. Returns [] if that
+    changes nothing.
+    """
     left = list(agreed)
     for at in sorted(set(rails.kinds)):
         wanted: dict[int, int | None] = {}
@@ -379,5 +391,5 @@ def _text(version: Version | None) -> str:
 
 
 def nccl_of(*told: str) -> Version | None:
-    """The first of these that is a version."""
+    """The first of these texts that is a version; None if none is."""
     return next((found for text in told if (found := version_of(text)) is not None), None)

@@ -1,4 +1,4 @@
-"""Ports for RDMA, one beside another: in what two differ, and what each is, in words."""
+"""Comparison of RDMA ports: the first difference of two, and descriptions of their values."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from orchestrator.core.model.fabric_plan import Rail
 
 COMPARED: Final = ("link_layer", "model", "rate_gbps", "sm_lid", "prefix", "mtu")
 _VOWELS: Final = frozenset("AEFHILMNORSX8")
-"""Of names that are spelt out: an MT4129, a BCM57608."""
+"""Initials of spelt-out names that take `an`: an MT4129, but a BCM57608."""
 _WORDS: Final[dict[Family, str]] = {"AF_INET": "IPv4", "AF_INET6": "IPv6"}
 
 
 def unlike(port: FabricPort, other: FabricPort | Rail) -> str | None:
-    """The first thing that is known of both and differs, by its field; None if nothing is."""
+    """The first field that is known of both ports and differs; None if all agree."""
     for name in COMPARED:
         if name == "mtu" and port.link_layer != ETHERNET:
             continue
@@ -32,12 +32,12 @@ def gids(port: FabricPort, family: Family) -> PortGids | None:
 
 
 def lacks(port: FabricPort, family: Family) -> bool:
-    """Whether it is known that NCCL would find no address of the family."""
+    """Whether NCCL would certainly find no address of the family on the port."""
     return port.link_layer == ETHERNET and port.table and gids(port, family) is None
 
 
 def no_address(port: FabricPort, family: Family) -> str:
-    """As in `mlx5_3:1 (eth3) has no IPv4 address that NCCL would take`."""
+    """Text such as `mlx5_3:1 (eth3) has no IPv4 address that NCCL would take`."""
     where = f" ({port.netdev})" if port.netdev else ""
     return f"{port.key}{where} has no {_WORDS[family]} address that NCCL would take"
 

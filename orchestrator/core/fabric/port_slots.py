@@ -1,7 +1,7 @@
-"""Layouts: where nodes have ports for jobs, and which place of one is which of another.
+"""Layouts: the places of a node's job ports, and their alignment between nodes.
 
-Machines of one layout are matched by their slots, so that a port that is not there does not shift
-the others; those with as many places by these.
+Machines of one layout are matched by slot, so that a missing port does not shift the others. Other
+machines with the same number of places are matched by order.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from orchestrator.core.fabric.port_diff import unlike
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A node of a gang: its fresh probe, those of its ports that are for the job, how many GPUs the
-    job has there, and the NCCL that it runs."""
+    """A node of a gang: its fresh probe, its ports near the job's GPUs, the job's GPU count and
+    NCCL.
+    """
 
     node: str
     fabric: NodeFabric
@@ -28,8 +29,11 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a node has a port for jobs: its slot (the PCI address, "" if unknown, and the port's
-    number), the port where the job can use it, and what is wrong where nobody can."""
+    """A node's place for a job port.
+
+    `slot`: the PCI address (empty if unknown) and the port number. `port` is set if the job can use
+    it. `missing` says what is wrong if no job can.
+    """
 
     slot: tuple[str, int]
     name: str
@@ -41,12 +45,12 @@ Layout = Sequence[Place]
 
 
 def is_part(member: Member) -> bool:
-    """Whether the job has some of the node's GPUs, to which some of its ports are near."""
+    """Whether the job has only some of the node's GPUs, and so only the ports near these."""
     return len(member.ports) < len(member.fabric.ports)
 
 
 def places_of(member: Member) -> Layout:
-    """All that a node has for jobs, in the order of PCI addresses; of names, if one has none."""
+    """All places of a node's job ports, by PCI address; by name if an address is unknown."""
     part = is_part(member)
     found = [
         Place((port.pci, port.port), port.name, port if not part or port in member.ports else None)
@@ -68,7 +72,7 @@ def places_of(member: Member) -> Layout:
 
 
 def align(mine: Layout, layout: Layout) -> list[Place | None]:
-    """A node's place for each of a layout."""
+    """The node's place for each place of `layout`; None if the node has none."""
     own = {place.slot: place for place in mine}
     slots = {place.slot for place in layout}
     known = all(pci for pci, _ in own.keys() | slots)
@@ -85,7 +89,7 @@ def align(mine: Layout, layout: Layout) -> list[Place | None]:
 
 
 def _like(few: Layout, many: Layout) -> list[int]:
-    """Places in `many`, in order, that are like those of `few` one by one; else the first ones."""
+    """Places in `many` that match those of `few` one by one, in order; otherwise the first ones."""
     found: list[int] = []
     at = 0
     for place in few:

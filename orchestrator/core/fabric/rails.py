@@ -1,7 +1,7 @@
-"""Rails: which port of each node goes with which of the others, and where they differ.
+"""Rails: the ports of a gang's nodes that belong together, and their differences.
 
-A rail is a place among the ports that a node has for jobs (orchestrator/core/fabric/port_slots.py),
-be they in order or not: a port that is down keeps its place.
+A rail is a place among a node's job ports (orchestrator/core/fabric/port_slots.py), usable or not:
+a port that is down keeps its place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNEVEN: Final = "the GPUs of its tasks are near different ports of their nodes"
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A sentence that names the node, the port where it is about one, and what differs."""
+    """A sentence that names the node and the difference; `port` is set if it is about one port."""
 
     node: str
     text: str
@@ -35,10 +35,13 @@ class Difference(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Rails:
-    """`kinds` has the kind of every member, in their order: those of one kind differ in their names
-    and addresses only. `ports` has for each rail the port of each kind, None where it has none.
-    `agreed` are the places of the rails that all share, of `count` that some node of the gang has.
-    `fewer`: rails that only a node with fewer GPUs lacks. `dark`: why no node has one of them."""
+    """The rails of a gang.
+
+    `kinds` has the kind of every member, in their order: nodes of one kind differ only in names and
+    addresses. `ports` has for each rail the port of each kind, or None. `agreed` are the rails that
+    all nodes share; `count` is the number that some node has. `fewer`: some rails are lacking only
+    on nodes with fewer GPUs. `dark`: why no node can use one of them.
+    """
 
     kinds: list[int]
     common: list[Rail]
@@ -56,7 +59,7 @@ class Rails:
 
 @dataclass(slots=True)
 class _Kind:
-    """Nodes that are alike: the first of them, how many there are, and the members of the gang."""
+    """Nodes that are alike: the first of them, their number, and the members of the gang."""
 
     first: Member
     count: int = 0
@@ -64,12 +67,15 @@ class _Kind:
 
 
 def rails_of(members: Sequence[Member], witnesses: Sequence[Member] = ()) -> Rails:
-    """Match the ports of `members`, each of which has at least one. `witnesses` are nodes that the
-    job has met before: between two that differ they say which one is unusual."""
+    """Match the ports of `members`, each of which has at least one.
+
+    `witnesses` are nodes of the job's earlier attempts: if two members differ, they show which one
+    is unusual.
+    """
     found = _matched(members, witnesses)
     if not found.uneven:
         return found
-    # Tasks with other GPUs of their nodes: nothing is wrong with these.
+    # The tasks have different GPUs of their nodes, which is not a fault.
     alone = [_alone(member) for member in members]
     if _in_one_subnet(alone):
         paired = _matched(alone, ())
@@ -86,12 +92,12 @@ def rails_of(members: Sequence[Member], witnesses: Sequence[Member] = ()) -> Rai
 
 
 def _alone(member: Member) -> Member:
-    """With the ports near its GPUs, as if there were no others."""
+    """The member reduced to the ports near its GPUs."""
     return replace(member, fabric=replace(member.fabric, ports=member.ports, missing=()))
 
 
 def _in_one_subnet(members: Sequence[Member]) -> bool:
-    """Whether it is known that every port reaches every other: InfiniBand's do, in one subnet."""
+    """Whether all ports certainly reach each other: those of one InfiniBand subnet do."""
     ports = [port for member in members for port in member.ports]
     subnets = {(port.sm_lid, port.prefix) for port in ports}
     infiniband = all(
@@ -127,7 +133,7 @@ def _matched(members: Sequence[Member], witnesses: Sequence[Member]) -> Rails:
         if differing:
             bad.add(rail)
     ours = [at for at, kind in enumerate(kinds) if kind.members]
-    # What nobody has is not cabled, or not for jobs: in that they do not differ.
+    # A port that no node has is not cabled or not for jobs, so the nodes do not differ in it.
     dark = [rail for rail, ports in enumerate(found.ports) if not any(ports[at] for at in ours)]
     bad |= set(dark)
     broken = [
@@ -183,7 +189,7 @@ _PORT: Final = attrgetter(
 
 
 def _signature(member: Member) -> object:
-    """Of two nodes for which it is equal the same is decided."""
+    """A key for nodes that get the same decision."""
     fabric = member.fabric
     return (
         tuple(map(_PORT, member.ports)),
@@ -200,12 +206,12 @@ def _signature(member: Member) -> object:
 
 
 def _is_far(place: Place | None) -> bool:
-    """Whether a part of a node lacks this one, though nothing is wrong with it."""
+    """Whether a node's part lacks this place although the place has no fault."""
     return place is None or (place.port is None and place.missing is None)
 
 
 def _reference(kinds: Sequence[_Kind], laid: Sequence[Layout]) -> Layout:
-    """The layout that most have; of several, the one with most places, then with most ports."""
+    """The most frequent layout; of equals, the one with most places, then with most ports."""
     slots = [tuple(place.slot for place in mine) for mine in laid]
     counted: Counter[object] = Counter()
     for its, kind in zip(slots, kinds, strict=True):
@@ -218,7 +224,7 @@ def _reference(kinds: Sequence[_Kind], laid: Sequence[Layout]) -> Layout:
 
 
 def _family(kinds: Sequence[_Kind]) -> Family:
-    """That of which fewer ports have no address; IPv4 before IPv6."""
+    """The address family that fewer ports lack; IPv4 if equal."""
     fourth = sixth = 0
     for kind in kinds:
         fourth += kind.count * sum(lacks(port, "AF_INET") for port in kind.first.ports)
@@ -229,7 +235,7 @@ def _family(kinds: Sequence[_Kind]) -> Family:
 def _compared(
     rail: int, kinds: Sequence[_Kind], ports: Sequence[FabricPort | None], family: Family
 ) -> tuple[Rail, list[Difference]]:
-    """What the ports of a rail have in common, and who of the gang differs."""
+    """The common values of a rail's ports, and the members that differ."""
     here = [(at, port) for at, port in enumerate(ports) if port is not None]
     common: dict[str, object] = {}
     differing: dict[int, list[Difference]] = {}
@@ -270,7 +276,11 @@ def _compared(
 
 
 def _usual(name: str, counted: Counter[object], first: object) -> object:
-    """What most have. Of equals the faster: who is slower has the fault; else the launcher's."""
+    """The most frequent value.
+
+    Of equally frequent rates the faster, because the slower port is at fault. Of other values the
+    launcher's.
+    """
     most = max(counted.values())
     usual = [value for value, count in counted.items() if count == most]
     if len(usual) == 1:
@@ -319,7 +329,7 @@ def _lacking(
     lacking: Sequence[int],
     gpus: int,
 ) -> Difference | None:
-    """Why a node has no port for these rails; None where it is a smaller one, and in order."""
+    """Why a node has no port for these rails; None for a smaller node without a fault."""
     places = [mine[rail] for rail in lacking]
     missing = [it.missing for it in places if it is not None and it.missing is not None]
     have, of = len(member.ports), len(layout)
@@ -351,7 +361,7 @@ def _others(member: Member, members: Sequence[Member], of: int) -> str:
 
 
 def first_by_node(differences: Sequence[Difference]) -> dict[str, Difference]:
-    """Of each node the first thing that differs."""
+    """The first difference of each node."""
     found: dict[str, Difference] = {}
     for difference in differences:
         found.setdefault(difference.node, difference)

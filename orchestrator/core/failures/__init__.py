@@ -1,1 +1,1 @@
-"""From an exit status, an error file and the last lines of a rank to the cause of a failure."""
+"""Causes of failures, derived from a rank's exit status, error file and last lines."""

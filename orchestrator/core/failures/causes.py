@@ -1,4 +1,4 @@
-"""From what an agent reports to the cause that ends an attempt, in words that name the place."""
+"""Causes that end an attempt, derived from an agent's report; their text names node and rank."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _EXIT_NOT_FOUND: Final = 127
 
 
 def first_failed(report: TaskReport) -> tuple[RankReport, Verdict] | None:
-    """The rank of this task that failed first by itself, and of what; None if none has.
+    """The rank of this task that failed first by itself, with its verdict; None if none failed.
 
-    One that died of what happened to another rank may have been quicker to end than that one.
+    A rank that failed as a consequence of another rank's failure may have ended earlier.
     """
     found = [
         (rank, _judged(rank, rank.exit))
@@ -45,9 +45,9 @@ def _judged(rank: RankReport, how: ExitStatus) -> Verdict:
 
 
 def from_report(task: Task, report: TaskReport, leased: int = 0) -> Cause | None:
-    """Why the gang has to stop, if this report says so. None for reports of an orderly course.
+    """The cause for which the gang has to stop; None if the report shows normal progress.
 
-    `leased`: the port on which the gang's rank 0 itself was to listen, 0 where that is torchrun's.
+    `leased` is the port on which rank 0 itself listens; 0 if torchrun listens there.
     """
     if report.prepared is not None and task.prepared is None:
         try:
@@ -89,7 +89,7 @@ def from_report(task: Task, report: TaskReport, leased: int = 0) -> Cause | None
 
 
 def from_record(task: Task) -> Cause | None:
-    """Why the gang has to stop, by what is on record of a task that has ended."""
+    """The cause for which the gang has to stop, from the recorded facts of an ended task."""
     if task.exit is None:
         return None
     known = TaskReport(
@@ -99,12 +99,12 @@ def from_record(task: Task) -> Cause | None:
 
 
 def is_consequence(cause: Cause) -> bool:
-    """Whether the cause looks like what follows when another rank has failed."""
+    """Whether the kind of the cause usually follows from another rank's failure."""
     return cause.kind in CONSEQUENCES
 
 
 def ended_before_s(cause: Cause, report: TaskReport) -> float:
-    """How long before it was reported the rank that is blamed had ended, on its node's clock."""
+    """Seconds between the end of the blamed rank and its report, on the node's clock."""
     at_s = next((r.at_s for r in report.ranks if r.rank == cause.rank), None)
     return max(0.0, report.running_s - at_s) if at_s is not None else 0.0
 
@@ -113,7 +113,7 @@ def _start_failed(task: Task, refusal: Refusal, how: ExitStatus) -> Cause:
     missing, full = how.code == _EXIT_NOT_FOUND, refusal.code == RefusalCode.NO_SPACE
     return Cause(
         CauseCode.START_FAILED,
-        # A port that another program took is no fault of the job's, nor is a full disk of the node.
+        # Neither a port that another program took nor a full disk is the job's fault.
         Outcome.INFRA if full or refusal.code == RefusalCode.PORT_TAKEN else Outcome.USER,
         shortened(f"{task.node} could not start it: {refusal.text}"),
         node=task.node,
@@ -134,7 +134,7 @@ def _rank_failed(task: Task, rank: RankReport, verdict: Verdict, leased: int) ->
     full = rank.disk_full and (verdict.kind is FailureKind.DISK_FULL or not verdict.said)
     what = f"rank {rank.rank} on {task.node} {told(how)}"
     if full:
-        # What it had to say may not have been written: its log is on that disk.
+        # The error message may be lost, because the log is on the full disk.
         what = f"disk full on {task.node}, where the folders of tasks are: {what}"
     return Cause(
         CauseCode.RANK_FAILED,
@@ -173,12 +173,12 @@ def _sentence(what: str, verdict: Verdict) -> str:
 
 
 def shortened(text: str) -> str:
-    """A program's name, and what a program says, may be of any length."""
+    """Bound a text that may contain the name or output of a program."""
     return text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}..."
 
 
 def told(exit_status: ExitStatus) -> str:
-    """How a process ended, as a verb phrase."""
+    """The end of a process as a verb phrase."""
     if exit_status.signal is not None:
         return f"was killed by {signal_name(exit_status.signal)}"
     if exit_status.code is not None:
@@ -187,7 +187,7 @@ def told(exit_status: ExitStatus) -> str:
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; a plain number for those without a common name."""
+    """A name such as `SIGKILL` for 9; `signal N` for numbers without a common name."""
     return _SIGNALS.get(number, f"signal {number}")
 
 

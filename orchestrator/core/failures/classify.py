@@ -1,7 +1,7 @@
-"""What a failure was, and what to do about it: from how a process ended and what it wrote last.
+"""Classification of failures: kind and advice, from a process's exit and its last output.
 
-The table is orchestrator/core/failures/taxonomy.py. What the kernel's log says goes before it, as
-it is what happened and not what a program thought of it.
+The table of rules is orchestrator/core/failures/taxonomy.py. The kernel's log takes precedence: it
+records the event itself, not the program's view of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from orchestrator.core.failures.taxonomy import IN_USE, RULES
 LINE_CHARS_MAX: Final = 300
 WRITTEN_CHARS_MAX: Final = 8192
 LINES_JUDGED: Final = 20
-"""Of a process that ended without a traceback, so many of its last lines count."""
+"""Number of last lines that count for a process that ended without a traceback."""
 
 
 CONSEQUENCES: Final = frozenset(
@@ -32,12 +32,15 @@ CONSEQUENCES: Final = frozenset(
         FailureKind.TERMINATED,
     }
 )
-"""What a rank dies of when something has happened to another one: it is seldom the first."""
+"""Kinds of failure that usually follow from another rank's failure."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`said` is the line that tells most of what the process wrote, "" if there is none; `advice`
-    what to do, "" where only the program's author can know. `infra`: the machine failed."""
+    """The class of a failure.
+
+    `said` is the most informative line of the process's output, or empty. `advice` is empty if only
+    the program's author can know what to do. `infra`: the machine failed.
+    """
 
     kind: FailureKind
     said: str
@@ -48,9 +51,12 @@ class Verdict(msgspec.Struct, frozen=True):
 def judge(
     how: ExitStatus, written: str, *, oom: bool = False, kernel: str = "", oom_said: str = ""
 ) -> Verdict:
-    """Class a failure. `written` is the end of what the process wrote, or the traceback that torch
-    recorded; `oom`: its cgroup counted an out-of-memory kill; `kernel` are the lines that the
-    node's kernel wrote about it, `oom_said` is what its agent made of those about memory."""
+    """Classify a failure.
+
+    `written` is the end of the process's output, or the traceback that torch recorded. `oom`: the
+    rank's cgroup counted an out-of-memory kill. `kernel` has the node's kernel log lines about the
+    rank; `oom_said` is the agent's summary of those about memory.
+    """
     seen = read(kernel)
     if isinstance(seen, Xid):
         return Verdict(FailureKind.GPU_FAILED, seen.text, seen.advice, seen.infra)
@@ -59,7 +65,7 @@ def judge(
         what = _cut(oom_said) if seen is None else seen.text
         return Verdict(FailureKind.OOM_KILLED, what, OUT_OF_MEMORY)
     if isinstance(seen, OutOfMemory):
-        # A child of it was killed: a data loader's worker, most often.
+        # The kernel killed a child process, usually a data loader worker.
         return Verdict(FailureKind.HOST_OUT_OF_MEMORY, seen.text, OUT_OF_MEMORY)
     if how.signal in BY_SIGNAL and how.signal != _SIGABRT:
         return replace(BY_SIGNAL[how.signal], said=said if raised else "")
@@ -73,7 +79,7 @@ def judge(
 
 
 def says_in_use(written: str, port: int) -> bool:
-    """Whether the last words of a process say that this very port was somebody else's."""
+    """Whether a process's last output says that another process uses this port."""
     _, rest, _ = _last_words(written)
     this_one = re.compile(rf"(?<!\d){port}(?!\d)")
     return any(IN_USE.search(line) and this_one.search(line) for line in rest.splitlines())
@@ -125,8 +131,8 @@ _WARNING: Final = re.compile(r"^(?:\[rank\d+\]:)?\[W|^[\w./-]*:\d+: \w*Warning: 
 def _last_words(written: str) -> tuple[str, str, bool]:
     """The line to quote, the text to judge by, and whether an exception ended the process.
 
-    Where there is a traceback, what was logged before it does not count: a connection that was lost
-    and made again is not why the program ended.
+    If there is a traceback, earlier output does not count: a connection that was lost and restored
+    did not end the program.
     """
     written = written[-WRITTEN_CHARS_MAX:]
     lines = [_OF_RANK.sub("", line.rstrip()) for line in written.splitlines()]

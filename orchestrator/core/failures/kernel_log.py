@@ -1,5 +1,4 @@
-"""What the lines that a node's kernel wrote about a rank's end say of whose fault it was, and what
-to do about it."""
+"""Classification of kernel log lines about the end of a rank: machine or program, and advice."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ _ADVICE_MACHINE: Final = (
 
 
 class OutOfMemory(msgspec.Struct, frozen=True):
-    """A process was killed."""
+    """An out-of-memory kill of a process."""
 
     killed: kernel_log.Killed
 
@@ -35,7 +34,7 @@ class OutOfMemory(msgspec.Struct, frozen=True):
 
 
 class Xid(msgspec.Struct, frozen=True):
-    """An error that the NVIDIA driver wrote down."""
+    """An error that the NVIDIA driver logged."""
 
     error: kernel_log.GpuError
 
@@ -57,8 +56,11 @@ class Xid(msgspec.Struct, frozen=True):
 
 
 def read(lines: str) -> OutOfMemory | Xid | None:
-    """What tells most of these lines: a GPU's failure before memory, the machine's before the
-    program's, the first before the next."""
+    """The most informative of the kernel log lines; None if none is known.
+
+    GPU errors come before memory, machine faults before program faults, earlier lines before later
+    ones.
+    """
     memory: OutOfMemory | None = None
     xids: list[Xid] = []
     for line in lines.splitlines():

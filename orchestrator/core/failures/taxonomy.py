@@ -1,7 +1,7 @@
-"""The taxonomy of failures: what a process wrote last, its class, whose fault it is, what to do.
+"""The taxonomy of failures: a table from output patterns to kind, blame and advice.
 
-Read from the top: the first rule that fits wins, so that what is particular stands before what is
-general. A new kind of failure is a new row here, with a piece of real output in its test.
+The first matching rule wins, so specific rules stand before general ones. A new kind of failure is
+a new row here, with a piece of real output in its test.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from muster.protocol.failure_kinds import FailureKind
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """`sign` is what such a failure looks like, for a person. `advice` may name the groups of
-    `pattern` as {0}, {1}. `infra`: the machine failed and not the program, so that another node
-    may do better and the user's budget does not pay."""
+    """A rule of the taxonomy.
+
+    `sign` is an example of the output, for readers. `advice` may refer to the groups of `pattern`
+    as {0}, {1}. `infra`: the machine failed and not the program, so another node may help and the
+    user's retry budget is not charged.
+    """
 
     kind: FailureKind
     sign: str
@@ -26,7 +29,11 @@ class Rule(msgspec.Struct, frozen=True):
     infra: bool = False
 
     def search(self, text: str) -> re.Match[str] | None:
-        """Compiled when it is first used: a coordinator that starts has no failure to judge."""
+        """Search the text.
+
+        The pattern is compiled on first use, because a starting coordinator has no failure to
+        judge.
+        """
         return re.search(self.pattern, text, re.IGNORECASE)
 
 

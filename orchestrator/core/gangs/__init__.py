@@ -1,2 +1,1 @@
-"""One attempt of a job from its placement to its end: launch, refusals, leases, retries, log
-delivery."""
+"""An attempt of a job from placement to end: launch, refusals, leases, retries, log delivery."""

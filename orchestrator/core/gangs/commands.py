@@ -1,7 +1,7 @@
-"""What the coordinator wants of a task now, given how far its node has got.
+"""Commands that a task needs now, given the state that its node reports.
 
-The same function serves the ordinary course and the return of a connection: a command that was
-lost is simply wanted still.
+The same function serves the normal course and a reconnect: if a command was lost, it is still
+needed and is sent again.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ def desired_commands(
     limits: Limits,
     gang: Gang | None = None,
 ) -> list[Command]:
-    """Commands for `task`, whose node has it in the state `on_node` (None: does not have it).
+    """Commands for `task`; `on_node` is the state that its node reports (None: the node lacks it).
 
-    Who asks for many tasks of an attempt gives its `gang`, where that can be told already.
+    Callers that loop over the tasks of an attempt pass `gang`, if it can be built already, so that
+    it is not recomputed.
     """
     if task.state in OVER or attempt.phase is AttemptPhase.CLOSED:
         return [ForgetTask(task.id) if on_node is TaskState.CLEANED else fence(task.id)]
@@ -50,7 +51,7 @@ def desired_commands(
         case AttemptPhase.ARRANGING:
             return _arrange(job, attempt, task, on_node, gang)
         case AttemptPhase.RUNNING if not task.present:
-            # Its ranks may have outlived their launcher: they have the job's grace.
+            # The ranks may have outlived their launcher, so they get the job's grace period.
             grace_s = 0.0 if task.left_force else job.spec.stop.grace_s
             return [StopTask(task.id, job.spec.stop.signal, grace_s, task.left_force)]
         case AttemptPhase.RUNNING if on_node is None and task.joined:
@@ -69,7 +70,7 @@ def desired_commands(
 
 
 def merge_plan_and_start(commands: list[Command], protocol: int) -> list[Command]:
-    """The same in fewer messages, to the node of a gang of one that speaks `protocol`."""
+    """Merge plan and start into one message for a gang of one whose node speaks `protocol`."""
     match commands:
         case [ArrangeTask(hosts=()) as plan, StartTask(), *more] if protocol >= STARTS_WITH_PLAN:
             return [replace(plan, start=True), *more]
@@ -80,7 +81,7 @@ def merge_plan_and_start(commands: list[Command], protocol: int) -> list[Command
 def commands_for_reported_task(
     state: State, node: NodeName, name: TaskId, on_node: TaskState, limits: Limits
 ) -> list[Command]:
-    """Commands for whatever task `name` a node says it has, ours or not."""
+    """Commands for a task `name` that a node reports, whether or not the journal knows the task."""
     try:
         task = state.task(name)
     except BadId:
@@ -100,7 +101,10 @@ def send_desired(
     limits: Limits,
     gang: Gang | None = None,
 ) -> list[a.Effect]:
-    """Send what is wanted, if the node can hear it; if not, its next Hello asks again."""
+    """Send the desired commands if the node is connected.
+
+    Otherwise its next Hello triggers them.
+    """
     session = state.nodes[task.node].session
     if session is None:
         return []
@@ -111,7 +115,7 @@ def send_desired(
 
 
 def tasks_on(state: State, name: NodeName) -> list[Task]:
-    """The tasks that a node owes us: those of the attempts that hold it and are not over."""
+    """The unfinished tasks on a node, from the attempts that hold it."""
     node = state.nodes.get(name)
     attempts = [] if node is None else [state.attempt(*holder) for holder in node.holders]
     return [
@@ -124,13 +128,13 @@ def tasks_on(state: State, name: NodeName) -> list[Task]:
 
 
 def stop_command(job: Job, attempt: Attempt, task: Task) -> StopTask:
-    """End this task as its job wants it."""
+    """The command that ends this task with its job's stop signal and grace."""
     force = is_forced(job, attempt)
     return StopTask(task.id, job.spec.stop.signal, grace_now_s(attempt), force)
 
 
 def signals(task: Task, given: list[Signal]) -> list[Command]:
-    """Those that are for this task."""
+    """The commands for those of the `given` signals that are addressed to this task."""
     return [
         SignalTask(
             task.id,
@@ -145,12 +149,15 @@ def signals(task: Task, given: list[Signal]) -> list[Command]:
 
 
 def fence(name: TaskId) -> StopTask:
-    """For a task that is not to be: a stale attempt on a node that was away."""
+    """Kill a task that must not run, such as a stale attempt on a node that was away."""
     return StopTask(name, "SIGKILL", 0.0, force=True)
 
 
 def may_start(job: Job, attempt: Attempt, task: Task) -> bool:
-    """Under torchrun no worker connects before the launcher's port listens."""
+    """Whether the task may pass its gate.
+
+    Under torchrun, workers wait until the launcher's port listens.
+    """
     if not job.spec.launcher.torchruns or task.rank == 0:
         return True
     return attempt.tasks[0].listening
@@ -170,5 +177,5 @@ def _start(job: Job, attempt: Attempt, task: Task, on_node: TaskState | None) ->
 
 
 def _missed(attempt: Attempt, task: Task, on_node: TaskState | None) -> list[Command]:
-    """Said again to a node that was away: it knows which of them it has carried out."""
+    """Repeat all signals to a node that was away; the node skips those it has carried out."""
     return signals(task, attempt.signals) if on_node is TaskState.STARTED else []

@@ -1,4 +1,4 @@
-"""The fabric of an attempt: its nodes as the plan sees them, and what the plan means for each."""
+"""The fabric of an attempt: its nodes as input of the plan, and the plan's result for each node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _UNTOLD: Final = NodeFabric(unseen="its agent does not tell")
 
 
 def plan_for(job: Job, attempt: Attempt) -> FabricPlan | Refused | None:
-    """The plan of a gang whose nodes are all prepared."""
+    """The fabric plan of a gang whose nodes are all prepared.
+
+    Returns None if no node has a fabric and RDMA is only preferred.
+    """
     fabrics = (task.prepared.fabric for task in attempt.tasks if task.prepared is not None)
     none = all(fabric in (None, _NOTHING) for fabric in fabrics)
     if none and job.spec.rdma is Rdma.PREFERRED:
@@ -34,8 +37,9 @@ def plan_for(job: Job, attempt: Attempt) -> FabricPlan | Refused | None:
 
 
 def roll_back(attempt: Attempt, refused: Refused) -> list[Fact]:
-    """Each node that is to blame refuses, as it were, so that others are taken; and the attempt
-    ends."""
+    """Record a refusal for each node at fault, and stop the attempt so that it is retried
+    elsewhere.
+    """
     first = refused.differences[0]
     ranks = {str(task.node): task.rank for task in attempt.tasks}
     facts: list[Fact] = [
@@ -59,7 +63,7 @@ def roll_back(attempt: Attempt, refused: Refused) -> list[Fact]:
 
 
 def misfit(job: Job, attempt: Attempt, task: Task) -> TaskRefused | None:
-    """Of a node that would join a gang which runs, and that its plan does not fit."""
+    """A refusal if the plan of the running gang does not fit the joining node; otherwise None."""
     found = join(attempt.fabric, member_of(job, task), wish_of(job, attempt))
     if isinstance(found, NodePlan):
         return None
@@ -68,7 +72,7 @@ def misfit(job: Job, attempt: Attempt, task: Task) -> TaskRefused | None:
 
 
 def node_plan(job: Job, attempt: Attempt, task: Task) -> NodePlan:
-    """What the plan says to one node."""
+    """The plan's part for one node."""
     if task.joined:
         found = join(attempt.fabric, member_of(job, task), wish_of(job, attempt))
         return found if isinstance(found, NodePlan) else NodePlan()
@@ -76,7 +80,7 @@ def node_plan(job: Job, attempt: Attempt, task: Task) -> NodePlan:
 
 
 def member_of(job: Job, task: Task) -> Member:
-    """A node of the gang, as it said when it was prepared."""
+    """A member of the gang, as its node reported itself when it was prepared."""
     prepared = task.prepared
     if prepared is None:
         raise AssertionError(f"the fabric of {task.id} is planned before it is prepared")
@@ -91,7 +95,10 @@ def member_of(job: Job, task: Task) -> Member:
 
 
 def near_ports(fabric: NodeFabric, uuids: Collection[str]) -> tuple[FabricPort, ...]:
-    """Of a node's ports those that are nearest to these GPUs; none named, or all: every port."""
+    """The ports of a node that are nearest to the given GPUs.
+
+    Returns every port if `uuids` is empty, names an unknown GPU or names all of them.
+    """
     mine = [gpu for gpu in fabric.gpus if gpu.uuid in uuids]
     if not uuids or len(mine) < len(set(uuids)) or len(mine) == len(fabric.gpus):
         return fabric.ports
@@ -100,7 +107,7 @@ def near_ports(fabric: NodeFabric, uuids: Collection[str]) -> tuple[FabricPort, 
 
 
 def wish_of(job: Job, attempt: Attempt) -> FabricRequest:
-    """What the job wants of its fabric."""
+    """The job's requirements on its fabric."""
     spec = job.spec
     own = {rank: env_on_node(spec, rank) for rank in (0, 1)}
     plugins = (
@@ -121,7 +128,7 @@ def wish_of(job: Job, attempt: Attempt) -> FabricRequest:
 
 
 def _met(job: Job) -> list[Member]:
-    """Other nodes that this job's earlier attempts had, as they were then."""
+    """Other nodes of this job's earlier attempts, as they were reported then."""
     here = {task.node for task in job.attempts[-1].tasks}
     found: dict[str, Member] = {}
     for task in _earlier(job):

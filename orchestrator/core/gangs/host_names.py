@@ -1,4 +1,4 @@
-"""The names of a gang: which leads where, as each of its nodes is told."""
+"""The host names of a gang and their addresses, as sent to each of its nodes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from orchestrator.core.model.state import Attempt
 from orchestrator.core.scheduling.rendezvous import endpoint
 
 OTHERS_MAX = 12_000
-"""So many other addresses of its nodes a gang is told at most, evenly: the plan has to fit a
-frame, and what is left out is only taken for another machine's."""
+"""Upper bound of the other addresses sent for all nodes of a gang, split evenly between them.
+
+The plan has to fit a frame. An address that is left out is only taken for another machine's.
+"""
 
 
 def host_table(attempt: Attempt) -> tuple[tuple[str, str], ...]:
     """The name of every node of the gang with the address at which its peers reach it.
 
-    What a node calls itself besides (its host name) is not in it: nothing shows that such a name
-    is not another machine's. A gang of one node needs none.
+    A node's own host name is left out: it might also be the name of another machine. A gang of one
+    node needs no table.
     """
     gang = gang_members(attempt)
     if len(gang) == 1:
@@ -29,8 +31,10 @@ def host_table(attempt: Attempt) -> tuple[tuple[str, str], ...]:
 
 
 def elsewhere(attempt: Attempt) -> dict[str, tuple[str, ...]]:
-    """By a node's address in the table, its other ones. None of two nodes: a name that leads there
-    may lead to either."""
+    """For each node's address in the table, the node's other addresses.
+
+    An address that two nodes report is left out: a name that resolves to it may mean either.
+    """
     members = [
         (endpoint(attempt, t).address, require_prepared(t).addresses) for t in gang_members(attempt)
     ]

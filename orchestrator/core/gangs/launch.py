@@ -1,4 +1,4 @@
-"""What each node is told to run: argv, environment and host table. Pure builders."""
+"""Argv, environment and host table of each node's task. Pure builders."""
 
 from __future__ import annotations
 
@@ -37,12 +37,11 @@ from orchestrator.core.monitoring.traffic import nccl_lines, recorder, watched
 from orchestrator.core.scheduling.rendezvous import endpoint
 
 PORTS_OFFERED = 8
-"""How many free ports the launcher's node is asked for: other jobs of its host may lease some
-first."""
+"""Number of free ports requested from the launcher's node: jobs on the same host may lease some."""
 
 
 def words(command: Command) -> tuple[str, ...]:
-    """argv of a command; a script runs under bash that stops at the first error."""
+    """The argv of a command; a script runs under a bash that stops at the first error."""
     match command:
         case Argv(argv):
             return argv
@@ -53,7 +52,7 @@ def words(command: Command) -> tuple[str, ...]:
 
 
 def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
-    """What a node has to make ready before the gang's plan is known."""
+    """The command with everything a node prepares before the gang's plan is known."""
     spec = job.spec
     return PrepareTask(
         task=task.id,
@@ -73,8 +72,10 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
 
 
 class Gang(msgspec.Struct, frozen=True):
-    """What all nodes of a gang are told alike. It grows with the gang, hence is made once and not
-    for each node."""
+    """The part of the plan that is the same for all nodes.
+
+    It grows with the gang, so it is built once and not for each node.
+    """
 
     hosts: tuple[tuple[str, str], ...]
     others: dict[str, tuple[str, ...]]
@@ -83,12 +84,13 @@ class Gang(msgspec.Struct, frozen=True):
     names: str
     ranks: tuple[int, ...]  # by node rank
     gpus: tuple[int, ...]
-    watched: bool  # is what carries its traffic
+    watched: bool  # whether the agents measure the gang's traffic
 
 
 def gang_of(job: Job, attempt: Attempt) -> Gang:
-    """Of an attempt whose nodes are all prepared and have their meeting point. Of an elastic one
-    that runs: as it is now.
+    """The common part of the plan of an attempt that has its rendezvous.
+
+    For a running elastic gang: as the gang is now.
     """
     members = gang_members(attempt)
     ranks = tuple(ranks_on_node(job.spec, seat(t)) for t in members)
@@ -138,8 +140,11 @@ def _fabric(job: Job, attempt: Attempt, task: Task) -> TaskFabric:
 
 
 def ranks_of(job: Job, attempt: Attempt) -> dict[TaskId, range]:
-    """Which ranks run on each node of an attempt that has started; nothing where torchruns number
-    them as they meet (c10d), or where a node says so beside one that never was ready."""
+    """The global ranks on each node of an attempt that has started.
+
+    Empty if torchrun numbers the ranks at the rendezvous (c10d), or if some node never was
+    prepared.
+    """
     if attempt.started_at is None or job.spec.rendezvous is not Rendezvous.STATIC:
         return {}
     if any(task.prepared is None for task in attempt.tasks):
@@ -153,8 +158,11 @@ def ranks_of(job: Job, attempt: Attempt) -> dict[TaskId, range]:
 
 
 def _meeting(attempt: Attempt, task: Task) -> RendezvousCheck | None:
-    """None for a gang of one, and where the launcher's program may listen already: that has another
-    greeting than its agent."""
+    """The check that this node reaches the launcher.
+
+    Returns None for a gang of one, and once the launcher's program may be listening on the port: it
+    does not answer as the agent does.
+    """
     if len(attempt.tasks) == 1 or attempt.phase is not AttemptPhase.ARRANGING:
         return None
     launcher = attempt.tasks[0]
@@ -168,8 +176,9 @@ def _meeting(attempt: Attempt, task: Task) -> RendezvousCheck | None:
 
 
 def environments(job: Job, attempt: Attempt) -> list[tuple[Task, dict[str, str] | None]]:
-    """What each node of an attempt is told; None where that is not decided. Once an elastic gang
-    has changed: as a node that joined now would be told.
+    """The environment of each node of an attempt; None for a node whose environment is not decided.
+
+    Once an elastic gang has changed: the environment that a joining node would get now.
     """
     arranged = attempt.prepared_at is not None
     gang = gang_of(job, attempt) if arranged else None
@@ -185,7 +194,7 @@ def environments(job: Job, attempt: Attempt) -> list[tuple[Task, dict[str, str] 
 
 
 def _ranks(task: Task, gang: Gang) -> tuple[dict[str, str], ...]:
-    """What differs from rank to rank on one node; the rest is in the node's environment."""
+    """The variables that differ between the ranks of one node."""
     before = sum(gang.ranks[: task.rank])
     return tuple(
         {
@@ -198,9 +207,9 @@ def _ranks(task: Task, gang: Gang) -> tuple[dict[str, str], ...]:
 
 
 def _of_ranks(task: Task, gang: Gang) -> dict[str, str]:
-    """What torchrun would tell every rank of a node, for ranks that we start ourselves.
+    """The variables that torchrun would set for every rank of a node, for ranks that Muster starts.
 
-    Nothing of torchelastic's own: a program that finds it there expects torchrun's store.
+    Without those of torchelastic: a program that finds them expects torchrun's store.
     """
     world = str(sum(gang.ranks))
     return {
@@ -214,10 +223,10 @@ def _of_ranks(task: Task, gang: Gang) -> dict[str, str]:
 
 
 def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str, str]:
-    """Everything a process of the task gets beyond the shim's own base.
+    """Every variable that a process of the task gets in addition to the shim's own base.
 
-    The user's values are overridden by ours. RANK and LOCAL_RANK are a rank's, never a node's;
-    with WORLD_SIZE they belong to torchrun, or to the ranks that we start ourselves.
+    Muster's values override the user's. RANK and LOCAL_RANK belong to a rank, never to a node. With
+    WORLD_SIZE they are set by torchrun, or for the ranks that Muster starts itself.
     """
     spec = job.spec
     prepared = require_prepared(task)
@@ -252,29 +261,32 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
     usual = fabric_environment(job, attempt, task) | nccl_lines(spec, task, gang.watched)
     usual |= recorder(task, gang.watched)
     if spec.elastic:
-        # torchrun keeps what it was told of the first store; where another node becomes the first,
-        # ranks would wait for each other in two stores. So rank 0 opens one for each round.
+        # Because torchrun reuses the address of the first store. If another node became the first,
+        # ranks would wait for each other in two stores. So rank 0 opens a new store for each round.
         ours["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if spec.launcher is not Launcher.NONE and max(gang.ranks) > 1:
-        # torchrun sets it to 1 itself, with a warning in the user's log; the value is the same.
+        # Otherwise torchrun sets the same value itself, with a warning in the user's log.
         usual["OMP_NUM_THREADS"] = "1"
     return {**usual, **_user_env(spec, task), **ours}
 
 
 def fabric_environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
-    """What a node's jobs get for their network, where their user says nothing else."""
+    """Network variables of a node's tasks; the user's own values override them."""
     interface = endpoint(attempt, task).interface
     made = {**node_plan(job, attempt, task).env, **_sockets(interface)}
     plan = attempt.fabric
     if plan is not None and plan.transport is Transport.TCP and interface:
-        # UCX, too, is to leave RDMA alone.
+        # UCX has to leave RDMA alone, too.
         made["UCX_NET_DEVICES"] = interface
     return made
 
 
 def _visible(spec: JobSpec, task: Task) -> dict[str, str]:
-    """The GPUs of the task. A job that has its nodes alone may choose among the sound ones itself,
-    and where all are sound nothing is said."""
+    """The variable with the task's GPUs.
+
+    Empty if all GPUs of the node are sound, or if a job that has whole nodes chooses its GPUs
+    itself.
+    """
     mine = "CUDA_VISIBLE_DEVICES" in env_on_node(spec, task.rank) and not spec.resources.gpu
     return {} if mine or not task.gpus else {"CUDA_VISIBLE_DEVICES": ",".join(task.gpus)}
 
@@ -282,8 +294,8 @@ def _visible(spec: JobSpec, task: Task) -> dict[str, str]:
 def _sockets(interface: str) -> dict[str, str]:
     """The interface for gloo's connections and NCCL's sockets; a user's own choice wins.
 
-    Unset, gloo takes the address that the host's own name resolves to, often 127.0.1.1. NCCL's `=`
-    is an exact match, gloo knows only exact names.
+    If it is unset, gloo takes the address to which the host's own name resolves, often 127.0.1.1.
+    NCCL's `=` is an exact match; gloo knows only exact names.
     """
     if not interface:
         return {}
@@ -291,7 +303,7 @@ def _sockets(interface: str) -> dict[str, str]:
 
 
 def _user_env(spec: JobSpec, task: Task) -> dict[str, str]:
-    # A rank that dies must not take unflushed lines with it.
+    # Unbuffered, so that a rank that dies does not lose lines.
     return {"PYTHONUNBUFFERED": "1", **env_on_node(spec, task.rank)}
 
 
@@ -307,7 +319,9 @@ def _identity(job: Job, task: Task) -> dict[str, str]:
 
 
 def _beyond_torchrun(launcher: Launcher) -> dict[str, str]:
-    """What the bootstrap is to do besides running torchrun, from before its gate on."""
+    """Variables for the bootstrap: the launcher that it runs in addition to torchrun, before its
+    gate.
+    """
     if launcher in (Launcher.ACCELERATE, Launcher.DEEPSPEED):
         return {"MUSTER_LAUNCHER": launcher.value}
     return {}

@@ -1,7 +1,7 @@
-"""How long a node that is cut off may go on with a task, and from when on it can be no more there.
+"""Leases of tasks: how long a cut-off node may continue a task, and when it has surely ended there.
 
-An agent counts a lease from the moment at which it last asked for it, the coordinator from the
-moment at which it heard that: later, and by a margin longer.
+An agent counts a lease from its last request, the coordinator from receipt of that request. So the
+coordinator's lease ends later, and it adds a margin.
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ from orchestrator.core.model.state import Job, Node, State, Task
 
 
 def own_lease_s(job: Job, limits: Limits) -> float:
-    """Never so short that a lost heartbeat ends the job."""
+    """The lease of the job's tasks in seconds.
+
+    At least three heartbeats, so that a lost heartbeat does not end the job.
+    """
     asked_s = job.spec.lease_s
     return limits.lease_s if asked_s is None else max(asked_s, 3 * limits.heartbeat_s)
 
 
 def gone_at(state: State, node: Node, task: Task, limits: Limits) -> float:
-    """When a task on a silent node has ended there at the latest, in monotonic seconds. An agent
-    that knows of no lease but that of all tasks keeps that one."""
+    """The latest time at which a task has ended on a silent node, in monotonic seconds.
+
+    An agent with a protocol older than LEASES_OF_TASKS counts at least the common lease.
+    """
     lease_s = own_lease_s(state.jobs[task.job], limits)
     if node.protocol < LEASES_OF_TASKS:
         lease_s = max(lease_s, limits.lease_s)
@@ -30,6 +35,6 @@ def gone_at(state: State, node: Node, task: Task, limits: Limits) -> float:
 
 
 def leases_told(state: State, tasks: Iterable[Task], limits: Limits) -> dict[TaskId, float]:
-    """Those that are not that of all tasks."""
+    """The leases that differ from the common one."""
     found = {task.id: own_lease_s(state.jobs[task.job], limits) for task in tasks}
     return {task: lease_s for task, lease_s in found.items() if lease_s != limits.lease_s}

@@ -1,4 +1,4 @@
-"""Whose logs are still to come."""
+"""Tasks whose logs are still to be delivered."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ _BEFORE_A_SHIM: Final = frozenset(
         RefusalCode.NO_DESCRIPTORS,
     }
 )
-"""Refusals by an agent itself, before anything of the job ran: its next life knows nothing of the
-task, and so has no end of its log to tell."""
+"""Refusals by an agent itself, before any process of the job ran.
+
+After a restart the agent does not know such a task, so it never reports the end of the log.
+"""
 
 
 def tasks_with_pending_logs(job: Job, stored: Container[tuple[int, int]]) -> list[Task]:
-    """The tasks whose logs are not all here; `stored` has attempt and rank of those that are."""
+    """Tasks whose logs are incomplete; `stored` has (attempt, rank) of the complete ones."""
     return [
         task
         for attempt in job.attempts
@@ -36,10 +38,10 @@ def tasks_with_pending_logs(job: Job, stored: Container[tuple[int, int]]) -> lis
 
 
 def _may_have_log(job: Job, task: Task) -> bool:
-    """Not the node that is lost, nor one that never had the task: a cancel may have come first. Nor
-    one that said with the end that nothing was written.
+    """Whether the task may have written a log that the node can still deliver.
 
-    Before it has said that it is prepared, nothing of a task has run but the job's `setup`.
+    Not if the node is lost, never had the task (a cancel came first) or reported no output. Before
+    a task is prepared, only the job's `setup` has run.
     """
     if task.no_output:
         return False

@@ -1,4 +1,4 @@
-"""Whether the nodes of a gang can bind their ranks to CPUs, where the job wants that."""
+"""NUMA binding: check that the nodes of a gang can bind their ranks to CPUs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _VERSION: Final = re.compile(r"(\d+)\.(\d+)")
 
 
 def binding_refused(job: Job, attempt: Attempt) -> Cause | None:
-    """Why a gang that stands ready cannot start; None where it can. A version that is not known is
-    no reason: torchrun will say so itself."""
+    """Why a gang that is ready cannot start. Returns None if it can.
+
+    An unknown version is no reason to refuse: torchrun reports the problem itself.
+    """
     chosen = job.spec.resources.numa_binding
     old = [] if chosen is None else [task for task in attempt.present if _too_old(task)]
     if chosen is None or not old:

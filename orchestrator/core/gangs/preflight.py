@@ -1,7 +1,7 @@
-"""`preflight: quick`: what is known to be wrong with a node, looked at before a gang starts there.
+"""`preflight: quick`: known faults of a node, checked before a gang starts there.
 
-Its agent looks at disks and mounts as it makes the task ready; what an agent reports all the time
-(clock, ports, GPUs) and in its probe for the task is judged here.
+The agent checks disks and mounts while it prepares the task. This module judges what agents report
+continuously (clock, ports, GPUs) and in the probe for the task.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from orchestrator.core.model.state import Attempt, Job, State, Task
 
 
 def refused_nodes(state: State, job: Job, attempt: Attempt) -> list[Fact]:
-    """Each node of a gang that is ready, but on which something is wrong, refuses as it were, so
-    that others are taken; and the attempt ends. Empty where all is well, or nobody asked."""
+    """Refusals for the faulty nodes of a gang that is ready, and the stop of the attempt.
+
+    Recorded as refusals, so that other nodes are tried. Empty if no fault is known or the job has
+    no `preflight`.
+    """
     if job.spec.preflight is None:
         return []
     found = [
@@ -41,7 +44,7 @@ def refused_nodes(state: State, job: Job, attempt: Attempt) -> list[Fact]:
 
 
 def refused_joiner(state: State, job: Job, task: Task) -> TaskRefused | None:
-    """The same of a node that would join a gang which runs."""
+    """The same check for a node that joins a running gang."""
     text = "" if job.spec.preflight is None else preflight_problems(state, job, task)
     return _refused(task, text) if text else None
 
@@ -52,11 +55,11 @@ def _refused(task: Task, text: str) -> TaskRefused:
 
 
 def preflight_problems(state: State, job: Job, task: Task) -> str:
-    """What is wrong with a task's node, in words; "" where nothing is."""
+    """Text on the known faults of a task's node; empty if there are none."""
     node = state.nodes[task.node]
     told = [clock_warning(node)]
     if job.spec.resources.gpu is None:
-        # Who asks for a number has GPUs that are well.
+        # A job that asks for a number of GPUs only gets sound ones.
         faults = [f"GPU {gpu.pci}: {gpu.fault}" for gpu in node.inventory.devices if gpu.fault]
         if faults:
             there = len(node.inventory.devices)

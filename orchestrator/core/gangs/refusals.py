@@ -1,4 +1,4 @@
-"""Why a gang is rolled back before its start: what its nodes refused, and whose fault it is."""
+"""The cause of a rollback before the start, from the refusals of a gang's nodes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from orchestrator.core.model.state import Attempt, Task
 from orchestrator.core.model.task import reached
 
 BY_US: Final = frozenset({RefusalCode.FABRIC_DIFFERS, RefusalCode.PREFLIGHT})
-"""Refusals that the coordinator records together with what comes of them."""
+"""Refusals that the coordinator records together with their consequences."""
 
 
 def refusal_cause(attempt: Attempt) -> Cause:
-    """Of several refusals the first, in rank order, that is its node's own fault, else the first.
+    """The refusal that explains the rollback, as a cause.
 
-    That the launcher is not reached comes last: the others say which end of the way it is.
+    The first in rank order that is its node's own fault, otherwise the first. An unreachable
+    launcher comes last: other refusals show which end is at fault.
     """
     refused = [t for t in attempt.tasks if t.refusal is not None and not t.joined]
     first = min(refused, key=_clearer)
@@ -36,7 +37,7 @@ def _clearer(task: Task) -> tuple[bool, bool]:
 
 
 def _unreached(attempt: Attempt, worker: Task) -> Cause:
-    """If no worker reached the launcher, that is to blame."""
+    """The launcher is at fault if no worker reached it."""
     launcher, *workers = attempt.tasks
     if any(t.refusal is None and reached(t.state, TaskState.ARRANGED) for t in workers):
         return refusal_of(attempt, worker)
@@ -52,17 +53,17 @@ def _unreached(attempt: Attempt, worker: Task) -> Cause:
 
 
 def refusal_of(attempt: Attempt, task: Task) -> Cause:
-    """What one task's refusal is to its gang."""
+    """The cause that one task's refusal gives its gang."""
     assert task.refusal is not None
     text, tail = headline(task.refusal.text), task.refusal.text.partition("\n")[2]
     if task.refusal.code != RefusalCode.FABRIC_DIFFERS:
         text = f"{task.node} refused: {text}"
     preparing = attempt.phase is AttemptPhase.PREPARING
-    # It had stood ready: what it lacks now is of this node, or of its way to the others.
+    # The node had been prepared before, so the fault is its own or that of its network.
     unready = task.prepared is not None and task.refusal.code not in OF_NOBODY
     return Cause(
         CauseCode.PREPARE_REFUSED if preparing else CauseCode.ARRANGE_FAILED,
-        # Another try has the same to say.
+        # Because another attempt would be refused for the same reason.
         Outcome.NEVER_STARTED if task.refusal.code == RefusalCode.TOO_LARGE else Outcome.INFRA,
         shortened(text),
         node=task.node,

@@ -1,4 +1,4 @@
-"""What follows when an attempt is over: another one, or the end of the job."""
+"""The decision at the end of an attempt: retry, or end of the job."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from orchestrator.core.model.state import Attempt, Job
 from orchestrator.core.monitoring.checkpoints import TRIES, without_progress
 
 TRY_AGAIN_S = 1.0
-"""Pause after a fault of the cluster that another node can make good at once."""
+"""Pause after an infrastructure fault that another node can avoid at once."""
 COLLISIONS_FREE = 5
-"""So many times a port that somebody took costs a job nothing; then something is wrong there."""
+"""Number of port collisions that are retried free of charge; more indicate a fault."""
 
 NO_RETRY_EXIT = 93
-"""A program that ends with this code asks not to be tried again, as under NVIDIA's resiliency
-extension."""
+"""A program that exits with this code asks for no retry, as in NVIDIA's resiliency extension."""
 
 TOLD_MAX = 6
 TOLD_CHARS_MAX = 200
 
 
 def after_attempt(job: Job, attempt: Attempt, *, spare: bool) -> JobEnded | RetryScheduled:
-    """Decide on a closed attempt. A job that was to be cancelled is not tried again.
+    """Decide on a closed attempt; a job whose cancellation was requested is not retried.
 
-    `spare`: a whole gang could be had without the nodes at which the job has failed.
+    `spare`: a whole gang could be placed without the nodes on which the job has failed.
     """
     cause = attempt.cause
     if cause is None:
@@ -56,7 +55,7 @@ def cancelled(user: str, reason: str) -> Cause:
 
 
 def settled(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> Cause:
-    """What was not known before all of the attempt was over: whose fault it was."""
+    """The cause with the fault assigned, which needs the end of all tasks of the attempt."""
     if is_consequence(cause):
         lost = [t.node for t in attempt.present if t.state is TaskState.LOST]
         if not lost:
@@ -77,8 +76,10 @@ def settled(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> Cause:
 
 
 def _is_the_jobs_own(job: Job, cause: Cause, *, spare: bool) -> bool:
-    """A refusal is, where no node ever stood ready, and two have said the same or there is no other
-    to ask. A `setup` that fails is a program of the job.
+    """Whether the job itself caused the refusal.
+
+    Only if no node ever was prepared, and either two nodes refused alike or no other node is left
+    to try. A failing `setup` of a one-node job is always the job's fault.
     """
     tasks = [task for attempt in job.attempts for task in attempt.tasks]
     if any(task.prepared is not None and task.refusal is None for task in tasks):
@@ -89,7 +90,7 @@ def _is_the_jobs_own(job: Job, cause: Cause, *, spare: bool) -> bool:
 
 
 def _with_the_others(job: Job, cause: Cause) -> Cause:
-    """The end of a job that nobody could start says what each node that was tried has said."""
+    """Add the other nodes' refusals to the end of a job that could not be started."""
     if cause.refusal is None or cause.code is CauseCode.START_FAILED:
         return cause
     said = {
@@ -124,10 +125,10 @@ def _retry(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> RetrySch
             return RetryScheduled(job.id, "user", policy.backoff_s, tuple(sorted(job.avoid)))
         case Outcome.INFRA:
             if cause.code is CauseCode.RDMA_NOT_USED and not cause.node_fault:
-                # It would be the same everywhere: no node is to blame.
+                # No node is to blame: RDMA would be unused everywhere.
                 return None
             if cause.code is CauseCode.DRAINED:
-                # It was asked to leave.
+                # The node was drained, so no retry budget is charged.
                 return RetryScheduled(job.id, "free", 0.0, tuple(sorted(job.avoid)))
             if cause.refusal == RefusalCode.PORT_TAKEN and _collisions(job) <= COLLISIONS_FREE:
                 # The next attempt gets another port.
@@ -135,7 +136,8 @@ def _retry(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> RetrySch
             if job.infra_used >= policy.infra:
                 return None
             guilty = guilty_nodes(attempt, cause)
-            # Those that refuse and have no others beside them will be asked again: not at once.
+            # If the refusing nodes have no substitutes, they are asked again, so the pause is
+            # longer.
             soon = guilty and (spare or cause.refusal is None)
             delay = min(policy.backoff_s, TRY_AGAIN_S) if soon else policy.backoff_s
             avoid = tuple(sorted(job.avoid | guilty))

@@ -1,4 +1,4 @@
-"""From an agent's cumulative report of a task to the facts that are new in it."""
+"""Translation of an agent's cumulative task report into the facts that are new in it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from orchestrator.core.model.task import OVER, reached
 
 
 def new_facts_from_report(task: Task, report: TaskReport) -> list[f.Fact]:
-    """What `report` says that is not known of `task`, in the order in which it happened.
+    """The facts in `report` that `task` does not have yet, in the order in which they happened.
 
-    A report may skip stations, when those before it were lost with a connection; it never takes a
-    task back: an older one holds no news.
+    A report may skip states, if earlier reports were lost with a connection. It never moves a task
+    backwards: an older report yields no facts.
     """
     if task.state in OVER:
         return []
@@ -49,7 +49,7 @@ def _run(task: Task, report: TaskReport) -> list[f.Fact]:
         found.append(f.TaskStarted(*key))
     ended = report.exit is not None or (began and report.state is TaskState.CLEANED)
     if ended and task.exit is None:
-        # A task of which only the end is known, because its shim was killed, ended somehow.
+        # If its shim was killed, only the end of a task is known, without an exit status.
         exit_status = report.exit if report.exit is not None else ExitStatus()
         ranks = report.ranks
         traffic = report.traffic or task.traffic

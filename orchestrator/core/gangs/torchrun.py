@@ -1,4 +1,4 @@
-"""How torchrun is called: what it is told of the gang, and where its agents meet."""
+"""The arguments of torchrun: size of the gang, rendezvous and its timeouts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from orchestrator.core.scheduling.rendezvous import endpoint
 def torchrun_arguments(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
     """Arguments of torch.distributed.run, which the bootstrap runs in the job's interpreter.
 
-    Redirects, never --tee: that reads and decodes every line. Nodes may have different numbers of
-    ranks: torchrun's agents tell each other theirs through the store.
+    With --redirects and never --tee, which reads and decodes every line. Nodes may have different
+    numbers of ranks: torchrun's agents exchange them through the store.
     """
     prepared = require_prepared(task)
     return (
@@ -31,7 +31,7 @@ def torchrun_arguments(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...
         "--local-addr",
         endpoint(attempt, task).address,
         *_binding(job.spec),
-        # Where options of accelerate's begin.
+        # The separator after which options of accelerate begin.
         *(["--"] if job.spec.launcher is Launcher.ACCELERATE else []),
     )
 
@@ -52,7 +52,10 @@ def _rendezvous(spec: JobSpec, attempt: Attempt, task: Task) -> tuple[str, ...]:
 
 
 def _static(attempt: Attempt, task: Task) -> tuple[str, ...]:
-    """The node rank given is the one used. No restarts of its own: one node would restart alone."""
+    """Static rendezvous: torchrun uses the node rank given.
+
+    No restarts by torchrun: one node would restart alone.
+    """
     return (
         "--nnodes",
         str(len(attempt.tasks)),
@@ -70,8 +73,10 @@ def _static(attempt: Attempt, task: Task) -> tuple[str, ...]:
 
 
 def _c10d(spec: JobSpec, attempt: Attempt, task: Task) -> tuple[str, ...]:
-    """No node rank: it would be ignored. The store is on the launcher's node, said out loud, as
-    torchrun would else guess it from names."""
+    """c10d rendezvous, without a node rank: torchrun would ignore it.
+
+    `is_host` puts the store on the launcher's node; otherwise torchrun guesses from host names.
+    """
     nodes = f"{spec.nodes}:{spec.max_nodes}" if spec.elastic else str(spec.nodes)
     restarts = spec.retry.infra + spec.retry.user if spec.elastic else 0
     conf = f"is_host={int(task.rank == 0)},last_call_timeout={last_call_s(spec)}"
@@ -90,6 +95,10 @@ def _c10d(spec: JobSpec, attempt: Attempt, task: Task) -> tuple[str, ...]:
 
 
 def last_call_s(spec: JobSpec) -> int:
-    """How long torchruns that are enough wait for more before they start their ranks. Those of a
-    gang that meets again come as late as their ranks take to end; torchrun's own 30 s at most."""
+    """Seconds for which a sufficient number of torchruns waits for more before they start the
+    ranks.
+
+    When a gang forms again, its torchruns arrive as late as their ranks take to end. At most
+    torchrun's own default of 30 s.
+    """
     return min(30, 5 + math.ceil(spec.stop.grace_s))

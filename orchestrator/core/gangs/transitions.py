@@ -1,6 +1,6 @@
-"""What comes of a task's move for its gang: an attempt follows the joint state of its tasks.
+"""State machine of an attempt: it follows the joint state of its tasks.
 
-Reads the state after the fact, changes nothing.
+Reads the state after a fact was applied, and changes nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def task_moved(
     attempt = job.attempts[fact.attempt - 1]
     task = attempt.tasks[fact.rank]
     if task.joined and isinstance(fact, f.TaskPrepared | f.TaskArranged | f.TaskStarted):
-        # Its gang waits for nobody.
+        # A running gang does not wait for a joining task.
         refused = None
         if isinstance(fact, f.TaskPrepared):
             refused = refused_joiner(state, job, task) or misfit(job, attempt, task)
@@ -60,7 +60,7 @@ def task_moved(
         return Decision([], send_desired(state, job, attempt, task, task.state, limits))
     match fact:
         case f.TaskPrepared() | f.TaskArranged() if task.refusal is not None:
-            # Said in one breath: what comes of the refusal has been decided.
+            # The same report had the refusal, and its consequences are decided.
             return Decision()
         case f.TaskPrepared():
             return _prepared(state, job, attempt)
@@ -76,7 +76,7 @@ def task_moved(
             timed = f.RunTimed(job.id, attempt.number, now.mono)
             return Decision([timed, *queue_webhooks(job, nf.WebhookEvent.STARTED)])
         case f.TaskExited():
-            # Of one that has left, what comes of that has been decided.
+            # If the task has left the gang, its exit has no further consequences.
             return Decision(_all_exited(attempt) if task.present else [])
         case f.TaskCleaned():
             session = state.nodes[task.node].session
@@ -87,7 +87,7 @@ def task_moved(
         case f.TaskLost(_, _, _, reason):
             return Decision(closed(attempt) or _lost(job, attempt, task, reason))
         case f.TaskLeft():
-            # The others may have ended before.
+            # The other tasks may have ended before.
             told = (
                 []
                 if task.state in OVER
@@ -101,7 +101,7 @@ def task_moved(
 def _prepared(state: State, job: Job, attempt: Attempt) -> Decision:
     if attempt.phase is not AttemptPhase.PREPARING:
         return Decision()
-    # Not by their states: a task that has refused is cleaned, whether it was prepared or not.
+    # By their probes, not their states: a task that refused is cleaned even if it was prepared.
     if any(t.prepared is None or t.refusal is not None for t in attempt.tasks):
         return Decision(_all_answered(attempt))
     if refused := refused_nodes(state, job, attempt):
@@ -116,11 +116,14 @@ def _prepared(state: State, job: Job, attempt: Attempt) -> Decision:
 
 
 def _refused(job: Job, attempt: Attempt, task: Task, now: Instant, limits: Limits) -> Decision:
-    """Hear the others for a moment: whether all refuse alike decides what becomes of the job."""
+    """Wait for the other tasks' answers before the rollback.
+
+    Whether all of them refuse alike decides if the job is retried.
+    """
     if task.joined and attempt.phase is AttemptPhase.RUNNING:
         return Decision(_ended(job, attempt, task, refusal_of(attempt, task)))
     if task.refusal is not None and task.refusal.code in BY_US:
-        # By us, and what comes of it has been decided.
+        # The coordinator recorded this refusal together with its consequences.
         return Decision()
     match attempt.phase:
         case AttemptPhase.PREPARING | AttemptPhase.ARRANGING:
@@ -140,21 +143,21 @@ def _refused(job: Job, attempt: Attempt, task: Task, now: Instant, limits: Limit
 
 
 def _settles(attempt: Attempt, task: Task) -> bool:
-    """Whether it is clear at once whose fault a refusal is."""
+    """Whether the fault of a refusal is clear at once."""
     if task.refusal is None or attempt.phase is AttemptPhase.PREPARING:
         return task.refusal is not None and task.refusal.node_fault
     return task.refusal.code != RefusalCode.UNREACHABLE
 
 
 def _all_answered(attempt: Attempt) -> list[f.Fact]:
-    """Everybody has said what the phase asks for, or that it refuses, and one does."""
+    """Roll back once every task has answered in this phase and at least one has refused."""
     if all(t.refusal is None for t in attempt.tasks):
         return []
     match attempt.phase:
         case AttemptPhase.PREPARING:
             asked, wanted = attempt.tasks, TaskState.PREPARED
         case AttemptPhase.ARRANGING:
-            # Whether they reach the launcher is for the workers to say.
+            # Only the workers check that they reach the launcher.
             asked, wanted = attempt.tasks[1:], TaskState.ARRANGED
         case _:
             return []
@@ -188,7 +191,7 @@ def _listening(state: State, job: Job, attempt: Attempt, limits: Limits) -> Deci
 def _all_exited(attempt: Attempt) -> list[f.Fact]:
     if attempt.phase is not AttemptPhase.RUNNING:
         return []
-    # Those that joined are in the same rendezvous, or came too late for it.
+    # Tasks that joined are in the same rendezvous, or came too late for it.
     if not all(t.exit is not None and t.exit.ok for t in attempt.present if not t.joined):
         return []
     text = "every rank finished" if len(attempt.tasks) > 1 else "it finished"
@@ -205,10 +208,10 @@ def closed(attempt: Attempt) -> list[f.Fact]:
 
 
 def _unexpected_end(job: Job, attempt: Attempt, task: Task) -> list[f.Fact]:
-    """A task that is gone before it ran to its end, although nobody asked for that."""
+    """Stop the gang of a task that was cleaned before it ended by itself, without a request."""
     if attempt.phase is AttemptPhase.STOPPING or attempt.phase is AttemptPhase.CLOSED:
         return []
-    # An agent that was killed as it refused finds what it has ended, and knows no more why.
+    # After a restart, an agent killed while it refused a task no longer knows the reason.
     by_itself = task.exit is not None and task.stopped_by not in {"stop", "kill"}
     if by_itself or task.refusal is not None:
         return []
@@ -229,7 +232,7 @@ def _vanished(job: Job, attempt: Attempt, task: Task, text: str, code: CauseCode
 
 
 def _ended(job: Job, attempt: Attempt, task: Task, cause: Cause) -> list[f.Fact]:
-    """One task is at its end before the gang: so is the gang, unless it can go on without."""
+    """Handle the end of one task before its gang's: the task leaves, or the whole gang stops."""
     if not task.present:
         return []
     if survives_without(job, attempt, task, cause):

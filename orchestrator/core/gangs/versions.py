@@ -1,4 +1,4 @@
-"""Whether the nodes of a gang run the same versions of what a job runs on."""
+"""Comparison of the Python, PyTorch, CUDA and NCCL versions on the nodes of a gang."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ _WORDS: Final = (("python", "Python"), ("torch", "PyTorch"), ("cuda", "CUDA"), (
 
 
 def odd_versions(attempt: Attempt) -> dict[TaskId, str]:
-    """For each task whose node has other versions than most of its gang, a sentence on which. Of
-    two alike in number, the first in node-rank order counts as most."""
-    # Where nothing of ours imports torch, nothing is known.
+    """For each task whose node differs from the majority of its gang, a sentence on the versions.
+
+    If two groups are of equal size, the first in node-rank order counts as the majority.
+    """
+    # If no part of the job imports torch under Muster, nothing is known.
     known = [
         (task, task.prepared.fingerprint)
         for task in attempt.present

@@ -1,5 +1,4 @@
-"""A job without a `workdir` runs in an empty folder of its own: who did not know that is told so
-when a file is not found there."""
+"""Hint for jobs without a `workdir`, whose relative paths are not found in their empty folder."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from muster.protocol.outcome import Cause
 from muster.spec.model import Argv, JobSpec
 from orchestrator.core.model.state import Task
 
-# Python's words, with a path that it has made absolute; then those that say it as it was given.
+# Python's message, with a path that Python has made absolute; then messages with the path as given.
 _OPENED: Final = re.compile(
     r"can't open file '([^']+)': \[Errno 2\](?: No such file or directory)?"
 )
@@ -29,7 +28,7 @@ ADVICE: Final = (
 
 
 def add_workdir_hint(spec: JobSpec, task: Task, cause: Cause | None) -> Cause | None:
-    """The cause, with what to do where a file was looked for in that folder."""
+    """Add the hint to the cause, if a file was not found in the job's empty folder."""
     if cause is None or spec.workdir is not None:
         return cause
     folder = task.prepared.workdir if task.prepared is not None else ""
@@ -42,13 +41,13 @@ def add_workdir_hint(spec: JobSpec, task: Task, cause: Cause | None) -> Cause | 
     else:
         within = folder and opened[1].startswith(f"{folder}/")
         name = opened[1].removeprefix(f"{folder}/") if within else None
-        # What is advised where a folder is named would only lead astray.
+        # The rest of the message is advice on the wrong folder, so it is cut off.
         said = cause.text[: opened.end()]
     return cause if name is None else replace(cause, text=said + ADVICE.format(name))
 
 
 def _own_module(spec: JobSpec, text: str) -> str | None:
-    """The module that the job itself names: `-m train` looks for it in the folder first."""
+    """The module that the job's own argv names: `-m train` searches the folder first."""
     missing = _MODULE.search(text)
     words = spec.run.argv[:2] if isinstance(spec.run, Argv) else ()
     if missing is None or len(words) < 2 or words[0] != "-m":

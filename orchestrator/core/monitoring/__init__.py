@@ -1,1 +1,1 @@
-"""A running gang: hangs and their stacks, idle GPUs, traffic, checkpoints."""
+"""Monitoring of a running gang: hangs and their stacks, idle GPUs, traffic, checkpoints."""

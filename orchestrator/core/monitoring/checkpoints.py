@@ -1,7 +1,7 @@
-"""What is known of a job's checkpoints: which reports are news, and what comes of them.
+"""Checkpoints of a job: new reports become facts, and attempts without any end the retries.
 
-A file that has changed in the folder of which the job says that it writes its checkpoints there is
-progress, whichever node saw it: one that was lost since, too.
+A file that changed in the job's checkpoint directory is progress, whichever node saw it, even one
+that was lost since.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from orchestrator.core.model.state import Attempt, Job, LastCheckpoint, State, T
 from orchestrator.core.model.task import OVER
 
 TRIES: Final = 3
-"""So many attempts in a row without a checkpoint are enough."""
+"""Number of attempts in a row without a checkpoint after which the job is not retried."""
 NAME_CHARS_MAX: Final = 200
 
 
 def checkpoint_facts(attempt: Attempt, task: Task, seen: Checkpoint | None) -> list[f.Fact]:
-    """Of a folder that all nodes share one of them is enough: who else names the same file says
-    nothing new, as long as the first is there."""
+    """The fact for a checkpoint that a node reports, if it is new.
+
+    If all nodes share the directory, one report suffices: others of the same file are ignored while
+    the first node's task is present.
+    """
     if seen is None or task.checkpoint == (seen.fresh, seen.name[:NAME_CHARS_MAX]):
         return []
     last, name = attempt.checkpoint, seen.name[:NAME_CHARS_MAX]
@@ -43,8 +46,10 @@ def apply_checkpoint(state: State, fact: f.TaskCheckpointed, at: float) -> None:
 
 
 def without_progress(job: Job) -> bool:
-    """Whether its last attempts have all run, and none has left a checkpoint. Those that had to
-    leave their nodes count for nothing."""
+    """Whether the job's last attempts all ran and left no checkpoint.
+
+    Attempts that a drain ended do not count.
+    """
     if job.spec.checkpoint_dir is None:
         return False
     ran = [
@@ -58,7 +63,7 @@ def without_progress(job: Job) -> bool:
 
 
 def checkpoint_text(job: Job, attempt: Attempt, now: Instant) -> str:
-    """`last checkpoint 4m ago: step-12000`; "" for a job that does not say where they are."""
+    """`last checkpoint 4m ago: step-12000`; empty for a job without a `checkpoint_dir`."""
     if job.spec.checkpoint_dir is None:
         return ""
     found = [one.checkpoint for one in job.attempts[: attempt.number] if one.checkpoint]

@@ -1,4 +1,4 @@
-"""The ranks of a running gang that have ended while others go on."""
+"""Ranks of a running gang that have ended while others go on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.core.monitoring.hang_rules import AT_ITS_END, ended_text
 def ended_ranks(job: Job, task: Task, age_s: float | None = None) -> list[RankActivity]:
     """The ranks of a task that has ended; `age_s` is how long the gang has run, if that is known.
 
-    Scripts (`launcher: none`) end when they like, and are no ranks of one program.
+    Empty for scripts (`launcher: none`): they end at any time and are not ranks of one program.
     """
     if job.spec.launcher is Launcher.NONE:
         return []
@@ -24,8 +24,10 @@ def ended_ranks(job: Job, task: Task, age_s: float | None = None) -> list[RankAc
 
 
 def ended_line(job: Job, attempt: Attempt) -> str:
-    """Which ranks have ended, where some have and some have not; "" also where a verdict says so,
-    and where a rank cannot be seen."""
+    """Text on the ranks that have ended while others run.
+
+    Empty if there are none, if a verdict says so already, or if the state of some rank is unknown.
+    """
     if attempt.hang is not None:
         return ""
     ranks: list[RankActivity] = []
@@ -37,6 +39,6 @@ def ended_line(job: Job, attempt: Attempt) -> str:
 
 
 def hint(attempt: Attempt, node: str) -> str:
-    """What helps where a rank on this node has hung since others ended; "" for any other."""
+    """The hint for a rank on this node that hangs since others ended; empty for other nodes."""
     found = attempt.hang
     return AT_ITS_END if found and found.node == node and AT_ITS_END in found.notes else ""

@@ -1,11 +1,11 @@
-"""Whether a gang hangs: the rules, on what is known of its ranks. Nothing here knows of jobs.
+"""Rules that decide if a gang hangs, from the activity of its ranks. They know nothing of jobs.
 
-Suspicion needs every sign to be absent: no log bytes, no bytes of sockets, HCAs and disks, and no
-progress of the CPU, on all ranks or on a few against the others; for longer than the longest gap
-that the gang has shown, five times over. Two looks at the stacks then tell one that hangs from one
-that is slow. Whoever computes, or waits for a disk or a file server, is slow at the most.
+A suspicion needs silence of every sign: log bytes, bytes of sockets, HCAs and disks, and CPU
+progress. The silence must cover all ranks, or a few against the others. It must exceed the gang's
+longest gap by the factor in `HangLimits`, normally five. Two stack dumps then distinguish a hang
+from slowness. A rank that computes, or waits for a disk or a file server, is at most slow.
 
-A gang that has shown no steps yet is judged by one thing only: at least half of its ranks have
+A gang that has shown no steps yet is suspected in one case only: at least half of its ranks have
 ended, and all others are idle.
 """
 
@@ -35,15 +35,16 @@ from orchestrator.core.monitoring.stack_analysis import (
 )
 
 SIGNS_MIN: Final = 2
-"""Silence of one kind alone is no evidence."""
+"""Silence of one sign alone is no evidence."""
 _RANKS_KEPT: Final = 64
 _GROUPS_KEPT: Final = 8
 _THREADS_KEPT: Final = 16
 
 
 class Rule(enum.Enum):
-    """IDLE: no rank does anything. STILL: no bytes move, but some compute. ODD: a few do nothing,
-    while the others go on."""
+    """IDLE: no rank does anything. STILL: no bytes move, but some ranks compute. ODD: a few ranks
+    do nothing while the others go on.
+    """
 
     IDLE = "idle"
     STILL = "still"
@@ -51,7 +52,7 @@ class Rule(enum.Enum):
 
 
 class Suspicion(NamedTuple):
-    """`ranks` are those that do nothing; for `quiet_s`, of the `limit_s` that it takes."""
+    """`ranks` do nothing for `quiet_s` seconds; the limit of the rule is `limit_s`."""
 
     rule: Rule
     ranks: frozenset[int]
@@ -60,7 +61,7 @@ class Suspicion(NamedTuple):
 
 
 def suspicion(ranks: Sequence[RankActivity], limits: HangLimits) -> Suspicion | None:
-    """What is suspected of a gang by its ranks, all of them, as of now."""
+    """The suspicion about a gang from the current activity of all its ranks, or None."""
     for due in _dues(ranks, limits):
         if due.quiet_s >= due.limit_s:
             return due
@@ -68,7 +69,7 @@ def suspicion(ranks: Sequence[RankActivity], limits: HangLimits) -> Suspicion | 
 
 
 def due_in_s(ranks: Sequence[RankActivity], limits: HangLimits) -> float | None:
-    """When there is something to suspect if nothing changes; None: never."""
+    """Seconds until a suspicion arises if nothing changes; None if none can arise."""
     dues = [max(0.0, due.limit_s - due.quiet_s) for due in _dues(ranks, limits)]
     return min(dues, default=None)
 
@@ -76,7 +77,7 @@ def due_in_s(ranks: Sequence[RankActivity], limits: HangLimits) -> float | None:
 def _dues(ranks: Sequence[RankActivity], limits: HangLimits) -> list[Suspicion]:
     alive = [rank for rank in ranks if rank.doing is not Doing.GONE]
     if not alive or any(rank.doing is Doing.TRACED for rank in alive):
-        # Somebody has it in a debugger.
+        # A debugger is attached to a rank.
         return []
     if any(not rank.learned or len(rank.signs) < SIGNS_MIN for rank in alive):
         left = _left_behind(alive, [rank for rank in ranks if rank.doing is Doing.GONE], limits)
@@ -86,7 +87,7 @@ def _dues(ranks: Sequence[RankActivity], limits: HangLimits) -> list[Suspicion]:
     still = [rank.still_s for rank in alive if rank.still_s is not None]
     found = []
     if len(idle) == len(alive):
-        # A gap of the gang is one of every rank: the shortest of theirs bounds it.
+        # A gap of the gang is a gap of every rank, so the shortest one bounds it.
         limit_s = limits.of_gap(min(rank.idle_gap_s for rank in alive))
         found.append(Suspicion(Rule.IDLE, names, min(r.idle_s or 0.0 for r in idle), limit_s))
     elif len(still) == len(alive):
@@ -101,12 +102,12 @@ def _dues(ranks: Sequence[RankActivity], limits: HangLimits) -> list[Suspicion]:
 def _left_behind(
     alive: Sequence[RankActivity], ended: Sequence[RankActivity], limits: HangLimits
 ) -> Suspicion | None:
-    """Ranks without a cadence that do nothing after the others have ended: at their exit, or in a
-    call that waits for those others.
+    """The suspicion about ranks that stay idle after the others have ended.
 
-    The silence counts from the last of these ends: before that, they may have waited for it. The
-    limit is that of a gang which pauses for `quiet_s`. Signs are not asked for: a program of a few
-    seconds may have given all of its own before the first look.
+    They may be at their exit, or in a call that waits for the ended ranks. The silence counts from
+    the last of these ends, because the ranks may have waited for it. The limit is that of a gang
+    that pauses for `quiet_s`. No learned signs are required: a program of a few seconds may have
+    shown all of its own before the first sample.
     """
     quiet = [rank.idle_s for rank in (*alive, *ended)]
     if len(ended) < len(alive) or None in quiet:
@@ -126,7 +127,7 @@ AT_ITS_END: Final = (
 
 
 def ended_text(ranks: Sequence[RankActivity]) -> str:
-    """`ranks 0 to 2 have ended`; "" where none has, or all have."""
+    """Text such as `ranks 0 to 2 have ended`; empty if none has ended, or all have."""
     gone = tuple(sorted(rank.rank for rank in ranks if rank.doing is Doing.GONE))
     if not gone or len(gone) == len(ranks):
         return ""
@@ -134,7 +135,7 @@ def ended_text(ranks: Sequence[RankActivity]) -> str:
 
 
 class Opinion(enum.Enum):
-    """What two looks come to. DISMISSED: it moves, or nothing speaks clearly."""
+    """The result of two stack dumps. DISMISSED: the gang moves, or the evidence is unclear."""
 
     HUNG = "hung"
     SLOW = "slow"
@@ -147,7 +148,7 @@ def opinion(
     first: Mapping[int, RankStacks],
     second: Mapping[int, RankStacks],
 ) -> Opinion:
-    """By the stacks of two looks; those that could not be read are missing or empty."""
+    """Judge by two stack dumps; stacks that could not be read are missing or empty."""
     alive = [rank for rank in ranks if rank.doing is not Doing.GONE]
     stood = {
         rank.rank: second[rank.rank].main
@@ -177,8 +178,8 @@ def opinion(
         case Rule.IDLE:
             return Opinion.HUNG
         case Rule.STILL:
-            # A GPU's driver spins while it waits: in a call that says so, or in one of the job's
-            # own lines, for a rank that does nothing at all.
+            # A GPU driver spins while it waits. The stack then shows a waiting call, or a line of
+            # the job's own code in a rank that waits for an idle one.
             busy = [rank for rank in alive if rank.rank not in suspected.ranks]
             spins = all(rank.rank in stood and waits(stood[rank.rank]) for rank in busy)
             stay = all(rank.rank in stood for rank in busy)
@@ -192,7 +193,7 @@ def opinion(
 
 
 def _stuck(idle: Sequence[RankActivity], stood: Mapping[int, Sequence[Frame]]) -> bool:
-    """Whether they wait for nobody, and yet do nothing."""
+    """Whether these ranks do nothing, although they wait for no other rank."""
     return all(
         rank.doing is Doing.STOPPED or (rank.rank in stood and not waits(stood[rank.rank]))
         for rank in idle
@@ -207,7 +208,7 @@ def verdict(
     nodes: Mapping[int, str],
     notes: tuple[str, ...] = (),
 ) -> HangVerdict:
-    """In words, with what it rests on."""
+    """The verdict in words, with its evidence."""
     alive = [rank for rank in ranks if rank.doing is not Doing.GONE]
     groups = grouped([stacks[rank.rank] for rank in alive if rank.rank in stacks], nodes)
     odd = _odd(suspected, alive, groups, stacks)
@@ -246,7 +247,7 @@ def _odd(
     groups: Sequence[StackGroup],
     stacks: Mapping[int, RankStacks],
 ) -> tuple[int, ...]:
-    """The ranks to be named: stopped ones, the few that do nothing, or those of the odd stack."""
+    """The ranks to name: stopped ones, the few that do nothing, or those with the odd stack."""
     stopped = tuple(rank.rank for rank in alive if rank.doing is Doing.STOPPED)
     if stopped and len(stopped) < len(alive):
         return stopped

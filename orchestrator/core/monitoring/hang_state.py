@@ -1,4 +1,4 @@
-"""How the facts of a gang that may hang change the state."""
+"""Changes of the state by the facts about hangs and stack dumps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from orchestrator.core.facts import hangs as hf
 from orchestrator.core.model.state import HangSuspicion, StackDump, State
 
 VERDICTS_KEPT: Final = 8
-"""The last ones of an attempt; the journal has them all."""
+"""Number of an attempt's latest verdicts that the state keeps; the journal has all of them."""
 
 
 def apply_hang(state: State, fact: hf.OfHang, at: float) -> None:

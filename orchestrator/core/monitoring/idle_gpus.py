@@ -1,8 +1,8 @@
-"""Whether a gang uses its GPUs, where its job wants that known, and what comes of it.
+"""Detection of gangs that do not use their GPUs, for jobs with an `idle` section.
 
-It is idle when all GPUs of all its nodes have been for the whole of the time; a node that cannot be
-reached, or cannot read them, is not idle. Nodes say nothing before half of that time, so that a
-gang that computes costs no message.
+A gang is idle once all GPUs of all its nodes have been idle for the whole time. A node that is
+unreachable or cannot read its GPUs is not idle. Nodes report idleness only after half of that time,
+so a gang that computes costs no message.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from orchestrator.core.model.state import Attempt, Job, State, Task
 from orchestrator.core.webhooks.outbox import queue_webhooks
 
 WARNED: Final = 0.5
-"""After this part of the time the end is announced, where the job is to be stopped."""
+"""Part of the time after which the user is warned, if the job is to be stopped."""
 ROUNDING_S: Final = 0.01
-"""A timer that is so early is not early."""
+"""Tolerance for a timer that fires early, in seconds."""
 
 
 def asked_of_nodes(spec: JobSpec) -> IdleGpus | None:
-    """What a node is to tell of the job's GPUs."""
+    """The idleness that the agents should report for the job; None if it has no `idle` section."""
     if spec.idle is None:
         return None
     return IdleGpus(spec.idle.gpu_util_below, spec.idle.for_s * WARNED)
@@ -43,7 +43,7 @@ def asked_of_nodes(spec: JobSpec) -> IdleGpus | None:
 def idle_facts(
     job: Job, attempt: Attempt, task: Task, report: TaskReport, now: Instant
 ) -> list[f.Fact]:
-    """What a report says of the GPUs."""
+    """The facts in a report about the task's GPUs."""
     if job.spec.idle is None or not task.present or report.state is not TaskState.STARTED:
         return []
     if report.idle_s is not None:
@@ -57,13 +57,15 @@ def idle_facts(
 
 
 def schedule_idle_check(job: Job, attempt: Attempt, now: Instant) -> list[a.Effect]:
-    """Something that matters for it has changed. By a timer, however much is said in one breath: it
-    is judged once."""
+    """Schedule a check of the gang by a timer.
+
+    The timer ensures one check, however many facts arrive together.
+    """
     return [] if job.spec.idle is None else [_timer(job.id, attempt.number, now.mono)]
 
 
 def evaluate_idle(state: State, job: Job, attempt: Attempt, now: Instant) -> Decision:
-    """The timer has fired."""
+    """Judge the gang when the timer has fired."""
     idle = job.spec.idle
     if idle is None or attempt.phase is not AttemptPhase.RUNNING:
         return Decision()
@@ -81,7 +83,8 @@ def evaluate_idle(state: State, job: Job, attempt: Attempt, now: Instant) -> Dec
         case IdleAction.NOTIFY:
             return Decision()
         case IdleAction.STOP:
-            # Whoever was told has the rest of the time, however long nobody was here to tell him.
+            # ^The user gets the rest of the time after the warning, however long no coordinator
+            # ran.
             told = state.idle_told.get(job.id)
             ends_at = since + idle.for_s
             if told is not None:
@@ -94,7 +97,7 @@ def evaluate_idle(state: State, job: Job, attempt: Attempt, now: Instant) -> Dec
 
 
 def react_to_idle(state: State, fact: idf.OfIdle, now: Instant) -> Decision:
-    """What comes of it at once."""
+    """The immediate consequences of a fact about idleness."""
     match fact:
         case idf.GpusReported(name, since):
             job, number, _ = parse_task_id(name)
@@ -133,7 +136,7 @@ OVER_TEXT: Final = "its GPUs are not idle any more, or cannot be read"
 
 
 def _idle_since(state: State, job: Job, attempt: Attempt) -> float | None:
-    """Since when all GPUs of the gang are; None where they are not."""
+    """The time since which all GPUs of the gang are idle; None if they are not."""
     since = [state.running.get(job.id)]
     here = [task for task in attempt.present if task.exit is None]
     for task in here:

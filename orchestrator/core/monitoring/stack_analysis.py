@@ -1,4 +1,4 @@
-"""What stacks say: who stands where, who waits for the others, and which rank is the odd one."""
+"""Analysis of stacks: position of each rank, ranks that wait for others, and the odd rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from muster.protocol.hangs import Frame, RankStacks, StackGroup
 
 _DEPTH: Final = 8
-"""A call that waits is among so many innermost frames."""
+"""Number of innermost frames that are searched for a waiting call."""
 _WAITS: Final = (
     (re.compile(r"torch/distributed/(distributed_c10d|_functional_collectives)\.py$"), None),
     (re.compile(r"torch/distributed/c10d_logger\.py$"), None),
@@ -19,7 +19,7 @@ _WAITS: Final = (
     (re.compile(r"horovod/torch/mpi_ops\.py$"), re.compile(r"synchronize$|poll$|wait")),
 )
 _WORKS: Final = frozenset({"_object_to_tensor", "_tensor_to_object"})
-"""In the same files, but it computes."""
+"""Functions in the same files that compute and do not wait."""
 _FILES: Final = re.compile(
     r"(^|/)(shutil|pathlib|zipfile|tarfile|gzip)\.py$"
     r"|torch/serialization\.py$"
@@ -33,7 +33,7 @@ _LIBRARY: Final = re.compile(
 
 
 def waits(frames: Sequence[Frame]) -> bool:
-    """Whether it is in a call that waits for other ranks, or for what they have to send."""
+    """Whether the rank is in a call that waits for other ranks or their data."""
     for frame in frames[:_DEPTH]:
         name = frame.name.rpartition(".")[2]
         if name in _WORKS:
@@ -45,19 +45,19 @@ def waits(frames: Sequence[Frame]) -> bool:
 
 
 def reads_or_writes(frames: Sequence[Frame]) -> bool:
-    """Whether it is in a library that moves files, or speaks with a server that has them."""
+    """Whether the rank is in a library that moves files, or talks to a file server."""
     return not waits(frames) and any(_FILES.search(frame.file) for frame in frames[:_DEPTH])
 
 
 def place_of(frames: Sequence[Frame]) -> str:
-    """`train.py:41`: the innermost line of the job's own code; "" where there is no stack."""
+    """Text such as `train.py:41`: the innermost line of the job's own code; empty if no stack."""
     own = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
     frame = own or (frames[0] if frames else None)
     return "" if frame is None else f"{frame.file.rpartition('/')[2]}:{frame.line}"
 
 
 def grouped(stacks: Sequence[RankStacks], nodes: Mapping[int, str]) -> tuple[StackGroup, ...]:
-    """Ranks with equal stacks together, the smallest group first; `nodes`: where each rank is."""
+    """Group ranks with equal stacks, the smallest group first; `nodes` has each rank's node."""
     found: dict[object, list[RankStacks]] = {}
     for rank in sorted(stacks, key=lambda rank: rank.rank):
         found.setdefault((rank.main, rank.problem), []).append(rank)
@@ -76,8 +76,11 @@ def grouped(stacks: Sequence[RankStacks], nodes: Mapping[int, str]) -> tuple[Sta
 
 
 def odd_one(groups: Sequence[StackGroup]) -> StackGroup | None:
-    """The group that keeps the others waiting: one that waits for nobody while others do, else the
-    smallest. None where there is none, as all are alike or two are as large."""
+    """The group that keeps the others waiting.
+
+    This is a group that waits for nobody while others wait, otherwise the smallest. Returns None if
+    all groups are alike or the two smallest are of equal size.
+    """
     known = [group for group in groups if group.frames]
     busy = [group for group in known if not group.waits]
     if busy and len(busy) < len(known) and sum(len(g.ranks) for g in busy) <= _half(known):
@@ -92,7 +95,7 @@ def _half(groups: Sequence[StackGroup]) -> float:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0 to 6`, `ranks 1, 4`."""
+    """Text such as `rank 3`, `ranks 0 to 6` or `ranks 1, 4`."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     runs: list[list[int]] = []

@@ -1,7 +1,8 @@
-"""Looks at the stacks of a running gang: asked for by a user, or to tell whether it hangs.
+"""Stack dumps of a running gang, on a user's request or to judge a suspected hang.
 
-One look at a time for each attempt; whoever asks meanwhile is answered by the one under way. Looks
-are numbered within an epoch: an answer to an earlier life of ours is none.
+Each attempt has at most one dump at a time; requests that arrive meanwhile get the result of that
+dump. Dumps are numbered within an epoch, so answers to an earlier run of the coordinator are
+ignored.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ from orchestrator.core.webhooks.outbox import queue_webhooks
 
 RECORDS_KEPT: Final = 64
 ROUNDING_S: Final = 0.01
-"""A timer that is so early is not early."""
+"""Tolerance for a timer that fires early, in seconds."""
 _TOLD: Final = {HangKind.HUNG: WebhookEvent.HUNG, HangKind.SLOW: WebhookEvent.SLOW}
 TOO_OLD: Final = "the agent of {} is of a release that cannot tell stacks: upgrade it"
 
 
 def ask(state: State, asked: s.StacksReceived, now: Instant, limits: Limits) -> Decision:
-    """Somebody wants to see where the ranks stand."""
+    """Handle a user's request for the stacks of a job."""
     job = state.jobs.get(asked.job)
     if job is None:
         return Decision([], [a.Answer(asked.request, unknown_job(asked.job))])
@@ -69,14 +70,14 @@ def ask(state: State, asked: s.StacksReceived, now: Instant, limits: Limits) -> 
 
 
 def activity_facts(report: TaskReport, now: Instant) -> list[f.Fact]:
-    """What a report says of whether the ranks move."""
+    """The facts in a report about the activity of the ranks."""
     if report.state is not TaskState.STARTED or not report.activity:
         return []
     return [hf.ActivityMeasured(report.task, report.activity, now.mono)]
 
 
 def answered(state: State, task: Task | None, report: StacksReport, now: Instant) -> Decision:
-    """A node has looked."""
+    """Record a node's answer to a stack dump."""
     if task is None or report.epoch != state.epoch:
         return Decision()
     look = state.looks.get((task.job, task.attempt))
@@ -92,7 +93,7 @@ def answered(state: State, task: Task | None, report: StacksReport, now: Instant
 def evaluate_hang(
     state: State, job: Job, attempt: Attempt, now: Instant, limits: Limits
 ) -> Decision:
-    """What is known of whether the gang moves has changed, or time has passed."""
+    """Judge the gang after new activity data, or when a timer has fired."""
     if attempt.phase is not AttemptPhase.RUNNING or (job.id, attempt.number) in state.looks:
         return Decision()
     ranks = _ranks(state, job, attempt, now)
@@ -126,7 +127,7 @@ def react_to_stack_dump(
     now: Instant,
     limits: Limits,
 ) -> Decision:
-    """What comes of it at once."""
+    """The immediate consequences of a fact about activity or stacks."""
     match fact:
         case hf.ActivityMeasured(name) | hf.StacksReported(name):
             job, number, _ = parse_task_id(name)
@@ -156,7 +157,7 @@ def react_to_stack_dump(
 
 
 def timer_fired(state: State, timer: a.Timer, now: Instant, limits: Limits) -> Decision:
-    """It is time to judge, or a look has lasted too long: what has come by then is all."""
+    """Judge the gang when its timer fires, or end a stack dump that has timed out."""
     attempt = state.attempt(timer.job, timer.attempt)
     look = state.looks.get((timer.job, timer.attempt))
     if timer.kind is a.TimerKind.HANG:
@@ -177,7 +178,10 @@ def timer_fired(state: State, timer: a.Timer, now: Instant, limits: Limits) -> D
 def _ended(
     state: State, job: Job, attempt: Attempt, look: StackDump, now: Instant, limits: Limits
 ) -> Decision:
-    """All have answered, or time is up: answer who asked, and come to a verdict."""
+    """End a dump: answer the requests and judge the gang.
+
+    Called once all nodes have answered, or time is up.
+    """
     view = a.Stacks(_view(attempt, look))
     decision = Decision(
         [hf.StackDumpEnded(job.id, attempt.number)],
@@ -186,7 +190,7 @@ def _ended(
     if attempt.phase is not AttemptPhase.RUNNING:
         return decision
     if not look.judges:
-        # What was due meanwhile was put off for this look.
+        # A check that was due meanwhile had been put off for this dump.
         return Decision(decision.facts, [*decision.effects, _timer(job, attempt, now.mono)])
     if attempt.hang is not None and _final(job, attempt.hang):
         return decision
@@ -195,8 +199,10 @@ def _ended(
 
 
 def _final(job: Job, found: HangVerdict) -> bool:
-    """Whether another look can change nothing: what is slow may come to hang, and who is to start
-    anew waits for certainty."""
+    """Whether another dump could not change the verdict.
+
+    A slow gang may still come to hang, and a restart requires certainty.
+    """
     return found.kind is HangKind.HUNG and (found.firm or job.spec.hang is not Hang.RESTART)
 
 
@@ -205,7 +211,7 @@ def _certainty(found: HangVerdict) -> int:
 
 
 def _hung(job: Job, fact: hf.HangJudged) -> Cause | None:
-    """Why the attempt ends, where its job asks for that."""
+    """The cause that ends the attempt, if the job asks for a restart; otherwise None."""
     found = fact.verdict
     if found.kind is not HangKind.HUNG or job.spec.hang is not Hang.RESTART:
         return None
@@ -227,7 +233,7 @@ def _begin(
     number = state.look_number + 1
     deep = job.spec.hang is not Hang.NOTIFY and request is None
     watch = state.watches.get((job.id, attempt.number))
-    # A rank that is asked writes files: only the look that judges may make it move.
+    # Because a recorder dump makes the rank write files, only the second, judging dump asks for it.
     recorder = deep and watch is not None and bool(watch.first)
     notes: list[str] = []
     sends: list[a.Effect] = []
@@ -306,7 +312,7 @@ def _timer(job: Job, attempt: Attempt, at: float) -> a.Effect:
 def _ranks(
     state: State, job: Job, attempt: Attempt, now: Instant
 ) -> tuple[RankActivity, ...] | None:
-    """All ranks of the gang, as of now; None as long as one of them cannot be seen."""
+    """All ranks of the gang as of now; None while the activity of some rank is unknown."""
     found: list[RankActivity] = []
     ended: list[RankActivity] = []
     since = state.running.get(job.id)
@@ -348,7 +354,7 @@ def _homes(attempt: Attempt, look: StackDump) -> Mapping[int, str]:
 
 
 def _notes(attempt: Attempt, look: StackDump) -> tuple[str, ...]:
-    """What is missing, a sentence each."""
+    """Sentences on the missing parts of the dump."""
     tasks = {task.id: task.node for task in attempt.tasks}
     told = list(look.notes)
     told += [f"{tasks[name]} has not answered in time" for name in sorted(look.awaited)]

@@ -1,4 +1,4 @@
-"""What carried a gang's traffic: the verdict on an attempt, and when it ends one."""
+"""Traffic evidence: the verdict on what carried a gang's traffic, and when it ends the attempt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.core.model.state import Attempt, Job, Task
 
 
 def watched(attempt: Attempt) -> bool:
-    """Whether there is anything of RDMA or of GPUs between whose nodes traffic could go."""
+    """Whether the gang has several nodes and any of them has RDMA hardware or GPUs."""
     return len(attempt.present) > 1 and any(_has_any(task) for task in attempt.present)
 
 
@@ -28,8 +28,9 @@ def _has_any(task: Task) -> bool:
 
 
 def nccl_lines(spec: JobSpec, task: Task, watched: bool) -> dict[str, str]:
-    """NCCL says in a file of its own what it chooses, so that it can be proved; asked for more, it
-    says more. Whoever asks NCCL for lines himself gets them where he wants them.
+    """Variables that make NCCL log its choices to a file, as traffic evidence.
+
+    If the job sets NCCL's own debug variables, they are left alone.
     """
     asked = env_on_node(spec, task.rank)
     if "NCCL_DEBUG" in asked or "NCCL_DEBUG_FILE" in asked:
@@ -45,8 +46,10 @@ def nccl_lines(spec: JobSpec, task: Task, watched: bool) -> dict[str, str]:
 
 
 def recorder(task: Task, watched: bool) -> dict[str, str]:
-    """torch's flight recorder keeps a gang's last collectives, and writes them where the agent
-    finds them: when a byte comes through its pipe, or when a collective times out."""
+    """Variables for torch's flight recorder, which keeps a gang's last collectives.
+
+    It writes them to the task's NCCL folder, on a byte in its pipe or when a collective times out.
+    """
     folder = "" if task.prepared is None else task.prepared.nccl
     if not watched or not folder:
         return {}
@@ -61,8 +64,10 @@ def recorder(task: Task, watched: bool) -> dict[str, str]:
 def proof_of(
     attempt: Attempt, task: Task | None = None, report: FabricReport | None = None
 ) -> Proof:
-    """The verdict by all that the nodes have said; `report` is the newest, of `task`. One that was
-    reached stands where what it rested on is no longer known."""
+    """The traffic verdict from all nodes' reports; `report` is the newest, from `task`.
+
+    An earlier verdict is kept if its evidence is no longer known.
+    """
     found = judge([(one.node, report if one is task else one.traffic) for one in attempt.present])
     if found.carrier is Carrier.UNKNOWN and attempt.proof is not None:
         return attempt.proof
@@ -72,9 +77,11 @@ def proof_of(
 def traffic_facts(
     job: Job, attempt: Attempt, task: Task, report: FabricReport | None
 ) -> tuple[list[f.Fact], Cause | None]:
-    """What a node's figures change: facts, and the cause for which a job that requires RDMA is to
-    stop now, if there is one. As long as some nodes have not said what NCCL chose there, one of
-    the others may be to blame: then it is to stop later (`Limits.traffic_wait_s`)."""
+    """The facts from a node's report, and the cause if a job that requires RDMA has to stop now.
+
+    While only some nodes have reported NCCL's choice, one of the others may be at fault. Then the
+    job stops later (`Limits.traffic_wait_s`).
+    """
     if report is None or report == task.traffic:
         return [], None
     facts: list[f.Fact] = [f.TrafficMeasured(task.id, report)]
@@ -82,7 +89,7 @@ def traffic_facts(
         return facts, None
     same = task.traffic is not None and summary(report) == summary(task.traffic)
     if same and (attempt.proof is not None or task.rank > 0):
-        # Of a thousand nodes one is enough to look at amounts again.
+        # Because one node is enough to check changed amounts, even of a thousand.
         return facts, None
     proof = proof_of(attempt, task, report)
     known = attempt.proof.carrier if attempt.proof is not None else Carrier.UNKNOWN
@@ -95,7 +102,7 @@ def traffic_facts(
 
 
 def not_used(job: Job, proof: Proof) -> Cause | None:
-    """Why a job that requires RDMA is to stop; None where it may go on."""
+    """Why a job that requires RDMA has to stop; None if it may go on."""
     if job.spec.rdma is not Rdma.REQUIRED or proof.carrier is not Carrier.TCP or not proof.firm:
         return None
     return Cause(
@@ -108,8 +115,10 @@ def not_used(job: Job, proof: Proof) -> Cause | None:
 
 
 def proof_line(job: Job, attempt: Attempt) -> ProofView | None:
-    """For a person, in one line; None where no rank was released, or where there is no RDMA and no
-    GPU to speak of."""
+    """The traffic verdict in one line, for a person.
+
+    Returns None if no rank was released, or if no node has RDMA hardware or a GPU.
+    """
     if attempt.released_at is None:
         return None
     if attempt.proof is None and not watched(attempt):
@@ -129,7 +138,7 @@ def _unwatched(attempt: Attempt) -> ProofView:
 
 
 def proof_view(job: Job, attempt: Attempt) -> JobProof:
-    """All figures of an attempt."""
+    """The traffic verdict of an attempt with the figures of all nodes."""
     proof = proof_line(job, attempt) or _unwatched(attempt)
     return JobProof(
         verdict=proof.verdict,

@@ -1,1 +1,1 @@
-"""Which job starts next, on which nodes, with which GPUs and which network; and why one waits."""
+"""Scheduling: choice of the next job, its nodes, GPUs and network, and the reasons for waiting."""

@@ -1,8 +1,8 @@
-"""Gangs whose size may change: who may leave one that goes on, and who may join it.
+"""Elastic gangs: which tasks may leave a running gang, and which nodes may join it.
 
-Under c10d the torchruns find each other anew when one is gone or waits to come in, and start their
-ranks again with another world size. The launcher's node holds the store in which they meet: the
-gang ends with it.
+Under c10d, if a torchrun is gone or waits to join, all torchruns hold a new rendezvous. They
+restart their ranks with the new world size. The launcher's node holds the store of the rendezvous,
+so the gang ends with that node.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from orchestrator.core.scheduling.scheduler import may_place
 from orchestrator.core.scheduling.topology import same
 
 COMES_BACK: Final = 2
-"""How often one node may join the same attempt: each time, all ranks start again."""
+"""Number of times one node may join the same attempt: each join restarts all ranks."""
 
 
 def affects_gang(job: Job, report: TaskReport, cause: Cause) -> bool:
-    """Whether a cause concerns the gang: ranks of an elastic one are torchrun's to start again."""
+    """Whether a cause concerns the whole gang.
+
+    In an elastic gang, torchrun restarts failed ranks.
+    """
     return (
         not job.spec.elastic or cause.code is not CauseCode.RANK_FAILED or report.exit is not None
     )
@@ -38,15 +41,17 @@ def affects_gang(job: Job, report: TaskReport, cause: Cause) -> bool:
 def survives_without(
     job: Job, attempt: Attempt, task: Task, cause: Cause, *, killed: bool = False
 ) -> bool:
-    """Whether the gang survives that this task ended, of this cause. A node that is lost, or a
-    torchrun that was `killed`, leaves; one that gives up has closed the rendezvous for all.
+    """Whether the gang can continue after this task ended for this cause.
+
+    A lost node or a `killed` torchrun leaves. A torchrun that gives up has closed the rendezvous
+    for all.
     """
     if not job.spec.elastic or attempt.phase is not AttemptPhase.RUNNING or task.rank == 0:
         return False
     if attempt.started_at is None:
         return False
     if task.joined and (cause.rank is None or not reached(task.state, TaskState.STARTED)):
-        # It never was one of the gang, or came when that was about to end.
+        # The task never belonged to the gang, or joined when the gang was about to end.
         return True
     rest = [t for t in attempt.present if t is not task and reached(t.state, TaskState.STARTED)]
     departs = killed or cause.outcome is Outcome.INFRA
@@ -58,13 +63,15 @@ def was_killed(report: TaskReport) -> bool:
 
 
 def may_join(state: State, fact: Fact) -> bool:
-    """Whether a node for which there was no gang before this fact may have one after it."""
+    """Whether this fact may let a node join a gang that no node could join before."""
     return may_place(state, fact) or (isinstance(fact, TaskStarted) and fact.job in state.elastic)
 
 
 def next_join(state: State) -> TaskJoined | None:
-    """A free node for a running gang that may grow, where nobody waits for nodes of its pool. Stays
-    None until a fact after which it `may_join`."""
+    """A free node for a running gang that may grow, if no job waits for nodes of its pool.
+
+    Once None, it stays None until a fact for which `may_join` is true.
+    """
     if state.disk_full:
         return None
     for name in sorted(state.elastic):
@@ -89,7 +96,7 @@ def _ending(attempt: Attempt) -> bool:
 
 
 def _free(state: State, job: Job, attempt: Attempt) -> list[Node]:
-    """Nodes that may join, were they on the gang's network, the better ones first."""
+    """Nodes that could join if they are on the gang's network, the preferred ones first."""
     joined = Counter(task.node for task in attempt.tasks if task.joined)
     refused = {task.node for task in attempt.tasks if task.refusal is not None}
     launcher = state.nodes[attempt.tasks[0].node]

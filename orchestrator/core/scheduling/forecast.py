@@ -1,6 +1,6 @@
-"""When a job that waits starts at the latest, if everything before it takes all the time it may.
+"""Forecast: the latest start of a waiting job, if every job before it uses its whole time limit.
 
-The scheduler's own placement, on a copy of the nodes from which jobs go as their time limits end.
+Runs the scheduler's own placement on a copy of the nodes, and releases jobs as their limits end.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from orchestrator.core.scheduling.gpus import given, share_of, used_by_strangers
 from orchestrator.core.scheduling.placement import Waiting, place, unfit
 
 VERDICTS_MAX: Final = 30_000
-"""So many nodes are looked at for one forecast: a tenth of a second. In a larger cluster it sees
-less far."""
+"""Maximum of node verdicts for one forecast, about a tenth of a second.
+
+In a larger cluster the forecast reaches less far.
+"""
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """`in_s`: seconds from now, at the latest; None is unknown, of which `text` says why."""
+    """The latest start, `in_s` seconds from now; None is unknown, and `text` says why."""
 
     in_s: float | None
     text: str
 
 
 def forecast(state: State, job: Job, line: list[Job], now: Instant) -> Forecast:
-    """Of a job behind those of `line`, in their order."""
+    """The forecast for a job that waits behind those of `line`, in their order."""
     pool = [it for it in state.nodes.values() if it.inventory.pool == job.spec.pool]
     nodes = {it.name: replace(it, holders=dict(it.holders)) for it in pool}
     trial = State(networks=state.networks, nodes=nodes)
@@ -70,7 +72,7 @@ def forecast(state: State, job: Job, line: list[Job], now: Instant) -> Forecast:
 
 
 def ends_in_s(state: State, job: Job, now: Instant) -> float | None:
-    """In how many seconds an active job has given its nodes back, at the latest; None: unknown."""
+    """Seconds until an active job has released its nodes, at the latest; None if unknown."""
     attempt = job.current
     if attempt is None:
         return 0.0
@@ -85,7 +87,7 @@ def ends_in_s(state: State, job: Job, now: Instant) -> float | None:
 
 
 def _stopped_in_s(job: Job, attempt: Attempt, now: Instant) -> float:
-    """By the wall clock, which is only shown."""
+    """By the wall clock, because the result is only shown."""
     grace_s = stop_grace_s(job, attempt)
     if attempt.stopping_at is None or grace_s is None or attempt.released_at is None:
         return 0.0
@@ -93,7 +95,7 @@ def _stopped_in_s(job: Job, attempt: Attempt, now: Instant) -> float:
 
 
 def _unknown(trial: State, waiting: Job, job: Job) -> str:
-    """Why `waiting`, before `job` or itself, cannot be placed however long one waits."""
+    """Why `waiting`, which is `job` or a job before it, cannot be placed at any time."""
     fitting = [node for node in trial.nodes.values() if unfit(waiting.spec, node) is None]
     used = [node for node in fitting if node.in_service]
     holders = sorted({name for node in used for name, _ in node.holders})

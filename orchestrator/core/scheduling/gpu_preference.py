@@ -1,5 +1,4 @@
-"""Which nodes have a GPU for each rank that they would get: of those a gang is made where it can
-be. Pure."""
+"""Preference for nodes with one GPU per rank. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from orchestrator.core.model.state import Node
 
 
 def by_gpu_fit(spec: JobSpec, node_rank: int, nodes: list[Node]) -> list[Node]:
-    """`nodes` in the same order, but first those with a GPU for each rank that they would get."""
+    """The nodes in the same order, but those with a GPU for each of their ranks first."""
     return sorted(nodes, key=lambda node: is_short(spec, node_rank, node))
 
 
@@ -20,6 +19,6 @@ def lacks_gpus(spec: JobSpec, gang: tuple[NodeName, ...], nodes: Mapping[NodeNam
 
 
 def is_short(spec: JobSpec, node_rank: int, node: Node) -> bool:
-    """Whether there are more ranks than GPUs there, where the job does not say how many it has."""
+    """Whether the node would get more ranks than GPUs, if the job does not request a GPU count."""
     wanted = nproc_wanted(spec, node_rank, node.name) or 0
     return spec.resources.gpu is None and node.inventory.gpus < wanted

@@ -1,7 +1,7 @@
-"""Which GPUs of a node a task gets, and what of a node is left. Pure.
+"""Allocation of a node's GPUs, CPUs and memory to tasks. Pure.
 
-A job that asks for GPUs shares a node with others like it, where the node's agent can tell its GPUs
-apart; any other job has its nodes alone.
+A job that requests GPUs shares a node with others like it, if the node's agent can divide its GPUs.
+Any other job has its nodes alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Holder = tuple[JobId, int]
 
 
 def matching(inventory: Inventory, wanted: Resources) -> int:
-    """How many GPUs of the model that a job wants jobs may be given there, free or not."""
+    """Number of usable GPUs of the requested model on a node, free or not."""
     if wanted.gpu_model is None:
         return inventory.gpus
     if inventory.devices:
@@ -27,12 +27,12 @@ def matching(inventory: Inventory, wanted: Resources) -> int:
 
 
 def shares(spec: JobSpec, inventory: Inventory) -> bool:
-    """Whether a job gets a part of such a node, be that all of its GPUs, and not the node."""
+    """Whether the job gets GPUs of such a node, possibly all of them, and not the whole node."""
     return bool(spec.resources.gpu) and divides(inventory.devices)
 
 
 def free_gpus(state: State, node: Node) -> tuple[GpuDevice, ...]:
-    """Those that nobody has, in PCI order."""
+    """The GPUs that no job holds, in PCI order."""
     if any(share.whole for share in node.holders.values()):
         return ()
     taken = {uuid for share in node.holders.values() for uuid in share.gpus}
@@ -42,7 +42,7 @@ def free_gpus(state: State, node: Node) -> tuple[GpuDevice, ...]:
 
 
 def used_by_strangers(node: Node) -> str:
-    """The GPUs that processes of no job use, in words that follow the node's name; "" for none."""
+    """Text on the GPUs that processes outside any job use; empty if there are none."""
     used = [gpu for gpu in usable(node.inventory.devices) if gpu.busy]
     if not used:
         return ""
@@ -51,26 +51,27 @@ def used_by_strangers(node: Node) -> str:
 
 
 def room(state: State, spec: JobSpec, node: Node) -> int:
-    """How many GPUs that suit the job are free on a node that it may share."""
+    """Number of free GPUs that suit the job on a node that it may share."""
     free = free_gpus(state, node)
     model = spec.resources.gpu_model
     return len(free if model is None else _of_model(free, model))
 
 
 def may_have_room(spec: JobSpec, node: Node) -> bool:
-    """Whether `room` need be asked of a node that somebody has: False is certain."""
+    """Whether a node with holders could have room, as a quick check: False is certain."""
     shares = node.holders.values()
     if not spec.resources.gpu or any(share.whole for share in shares):
         return False
-    # One that a job was given may be gone from the node since.
+    # The list of devices decides: a GPU that a job holds may have vanished from the node.
     held = {uuid for share in shares for uuid in share.gpus}
     left = sum(device.uuid not in held for device in node.inventory.devices)
     return left >= spec.resources.gpu
 
 
 def given(state: State, spec: JobSpec, name: NodeName) -> tuple[str, ...]:
-    """The UUIDs that a task of the job gets on a node that has room for it, in PCI order; () for
-    all of the node. A job that has a node alone gets those of its GPUs that are sound.
+    """UUIDs of the GPUs that a task of the job gets on a node with room for it, in PCI order.
+
+    () means the whole node. A job that has a node alone gets its sound GPUs.
     """
     node = state.nodes[name]
     devices = node.inventory.devices
@@ -85,30 +86,30 @@ def given(state: State, spec: JobSpec, name: NodeName) -> tuple[str, ...]:
 
 
 def share_of(spec: JobSpec, gpus: tuple[str, ...]) -> Share:
-    """What a task that was given `gpus` has of its node."""
+    """The share of its node that a task with `gpus` holds."""
     wanted = spec.resources
     return Share(gpus, not (wanted.gpu and gpus), wanted.cpu or 0, wanted.memory_bytes or 0)
 
 
 def free_cpus(node: Node) -> int:
-    """CPUs that no job on the node has asked for."""
+    """CPUs that no job on the node has requested."""
     return node.inventory.cpus - sum(share.cpus for share in node.holders.values())
 
 
 def free_memory(node: Node) -> int:
-    """Bytes of memory that no job on the node has asked for."""
+    """Bytes of memory that no job on the node has requested."""
     return node.inventory.memory_bytes - sum(it.memory_bytes for it in node.holders.values())
 
 
 def gpus_used(node: Node) -> int:
-    """How many of the GPUs that jobs may be given somebody has."""
+    """Number of the node's usable GPUs that jobs hold."""
     if any(share.whole for share in node.holders.values()):
         return node.inventory.gpus
     return min(node.inventory.gpus, sum(len(share.gpus) for share in node.holders.values()))
 
 
 def siblings_hold(state: State, node: Node) -> tuple[Holder, ...]:
-    """Who has GPUs of this node through another agent of its machine."""
+    """The attempts that hold GPUs of this node through another agent on the same machine."""
     mine = {gpu.uuid for gpu in usable(node.inventory.devices)}
     return tuple(
         holder
@@ -119,8 +120,10 @@ def siblings_hold(state: State, node: Node) -> tuple[Holder, ...]:
 
 
 def one_a_machine(nodes: Iterable[Node]) -> list[Node]:
-    """Without those whose GPUs another agent of their machine has, before them: no gang gets one
-    GPU twice."""
+    """Drop nodes whose GPUs an earlier node in the list has, too.
+
+    Several agents may share a machine; this way no gang gets a GPU twice.
+    """
     seen: set[tuple[str, str]] = set()
     kept = []
     for node in nodes:
@@ -135,15 +138,17 @@ def one_a_machine(nodes: Iterable[Node]) -> list[Node]:
 
 
 def choose(free: Sequence[GpuDevice], wanted: int) -> tuple[str, ...]:
-    """`wanted` of the GPUs that are free, as near to each other as can be, so that they share an
-    HCA and memory; of equals the group with the fewest to spare, so that larger ones stay whole.
+    """Choose `wanted` of the free GPUs, as near to each other as possible.
+
+    Near GPUs share an HCA and memory. Of equally near groups the smallest is taken, so that larger
+    ones stay whole.
     """
     picked = {gpu.uuid for gpu in _picked(free, wanted, 0)}
     return tuple(gpu.uuid for gpu in free if gpu.uuid in picked)
 
 
 def _picked(free: Sequence[GpuDevice], wanted: int, depth: int) -> list[GpuDevice]:
-    """All of `free` are in one group of this depth."""
+    """Choose from GPUs that are all in one group of this depth."""
     groups = _groups(free, depth)
     while len(groups) == 1 and depth < _deepest(free):
         depth += 1
@@ -153,14 +158,14 @@ def _picked(free: Sequence[GpuDevice], wanted: int, depth: int) -> list[GpuDevic
     for group in sorted(groups, key=len):
         if len(group) >= wanted:
             return _picked(group, wanted, depth + 1)
-    # No group alone suffices: the largest whole, then the rest of the others.
+    # No group is large enough: take the largest whole, then the rest from the others.
     largest = max(groups, key=len)
     others = [gpu for group in groups if group is not largest for gpu in group]
     return [*largest, *_picked(others, wanted - len(largest), depth)]
 
 
 def _groups(free: Sequence[GpuDevice], depth: int) -> list[list[GpuDevice]]:
-    """Those that share a NUMA node (depth 0), and the way through the PCI tree so far."""
+    """Group the GPUs by NUMA node and by the first `depth` steps of their PCI path."""
     found: dict[object, list[GpuDevice]] = {}
     for gpu in free:
         found.setdefault((gpu.numa_node, gpu.path[:depth]), []).append(gpu)
@@ -185,7 +190,7 @@ def _of_siblings(state: State, node: Node) -> set[str]:
 
 
 def _siblings(state: State, node: Node) -> Iterator[Node]:
-    """Agents that share a machine see the same GPUs."""
+    """Other agents on the same machine; they see the same GPUs."""
     if not (node.inventory.shared_host and node.inventory.devices):
         return
     for other in state.nodes.values():

@@ -1,4 +1,4 @@
-"""One network for a gang: from what every node has, the best that all of them share."""
+"""The network of a gang: the best of those that all of its nodes share."""
 
 from __future__ import annotations
 
@@ -37,26 +37,28 @@ _NODES_TOLD: Final = 4
 _ADDRESSES_TOLD: Final = 5
 _UNTOLD: Final = "unknown"
 _DOUBLED_MAX: Final = 16
-"""So many nodes of one network may say that they have others' addresses, and be passed over."""
+"""Number of nodes in one network that may be skipped because they report others' addresses."""
 
 
 class SharedNetwork(msgspec.Struct, frozen=True):
-    """The network of a gang: an endpoint a node, in node-rank order, and a line that says why."""
+    """The network of a gang: one endpoint per node in node-rank order, and the reason as text."""
 
     endpoints: tuple[Endpoint, ...]
     text: str
 
 
 class NoSharedNetwork(msgspec.Struct, frozen=True):
-    """There is none. `odd` is the one node without which there were, if it is only one."""
+    """No shared network. `odd` is the single node that prevents one, if there is exactly one."""
 
     text: str
     odd: NodeName | None = None
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """One address of one node; the lower `rank`, the better the network. `order`: of several of one
-    node the least is taken."""
+    """An address of a node.
+
+    A lower `rank` is a better network. Of several addresses of one node, the least `order` wins.
+    """
 
     subnet: str
     version: int
@@ -73,8 +75,8 @@ class _Place(msgspec.Struct, frozen=True):
 def choose(nodes: Sequence[Node], networks: Sequence[str] = ()) -> SharedNetwork | NoSharedNetwork:
     """The network of a gang whose nodes have reported their interfaces.
 
-    `networks` are interface names and CIDRs that an operator allows, the best first. What an
-    agent's own configuration pins comes before both.
+    `networks` are the operator's allowed interface names and CIDRs, the best first. Pins in an
+    agent's own configuration come before `networks`.
     """
     doubled: set[str] = set()
     found = _common(nodes, networks, doubled)
@@ -84,13 +86,15 @@ def choose(nodes: Sequence[Node], networks: Sequence[str] = ()) -> SharedNetwork
 def _common(
     nodes: Sequence[Node], networks: Sequence[str], doubled: set[str]
 ) -> SharedNetwork | None:
-    """Adds to `doubled` the addresses that rule a network out."""
+    """The best shared network, or None; adds the duplicate addresses that rule one out to
+    `doubled`.
+    """
     for entry in networks or (None,):
         allowed = [_allowed(node, entry) for node in nodes]
         found = _shared(nodes, allowed, doubled)
         named = entry is not None or all(_pinned(node) for node in nodes)
         if found is None and named:
-            # Whoever names addresses of several subnets says that there is a way between them.
+            # If addresses of several subnets are named explicitly, they are assumed to be routed.
             found = _routed(nodes, allowed, doubled)
         if found is not None:
             return SharedNetwork(_endpoints(nodes, found), _why(nodes, found, entry))
@@ -105,9 +109,11 @@ def _common(
 def reachable_gang(
     nodes: Sequence[Node], least: int, networks: Sequence[str] = (), most: int | None = None
 ) -> tuple[Node, ...] | None:
-    """As many of `nodes` as share a network, from `least` to `most` of them (None: no more than
-    `least`), those that come earlier first; None where no so many do. Of agents that see the same
-    GPUs one is taken: each may be in another network than the others."""
+    """The largest group of `least`..`most` nodes that share a network, earlier nodes first.
+
+    `most` defaults to `least`. Returns None if no such group exists. Of agents that see the same
+    GPUs, the result has only one; each of them may be in a different network.
+    """
     most = min(least if most is None else most, len(nodes))
     if most < least:
         return None
@@ -121,7 +127,7 @@ def reachable_gang(
     for node in nodes:
         for key in sorted(_keys(node, networks), key=str):
             groups.setdefault(key, []).append(node)
-    # Who does not tell its networks may be on any of them.
+    # A node that does not report its interfaces may be on any network.
     untold = groups.get(_UNTOLD, [])
     whole = (group if group is untold else [*group, *untold] for group in groups.values())
     alone = [one_a_machine(group) for group in whole]
@@ -136,8 +142,10 @@ def reachable_gang(
 def _undoubled(
     nodes: Sequence[Node], least: int, most: int, networks: Sequence[str]
 ) -> tuple[Node, ...]:
-    """From `least` to `most` of `nodes` that have a network in common; empty where no so many have.
-    One that says that it has the address of another one before it is left out."""
+    """The largest group of `least`..`most` nodes that share a network, or ().
+
+    Leaves out a node that reports the address of a node before it.
+    """
     left = list(nodes)
     found: tuple[Node, ...] = ()
     for _ in range(_DOUBLED_MAX + 1):
@@ -153,8 +161,10 @@ def _undoubled(
 
 
 def _agreeing(nodes: Sequence[Node], least: int, networks: Sequence[str]) -> tuple[Node, ...]:
-    """The longest beginning of `nodes` that has a network in common; empty where it is shorter than
-    `least`. Who agrees with more agrees with fewer, too."""
+    """The longest prefix of `nodes` that shares a network; () if it is shorter than `least`.
+
+    Binary search: if a prefix shares a network, every shorter one does, too.
+    """
     if agree(nodes, networks):
         return tuple(nodes)
     good, bad = least - 1, len(nodes)
@@ -168,12 +178,14 @@ def _agreeing(nodes: Sequence[Node], least: int, networks: Sequence[str]) -> tup
 
 
 class Ground(msgspec.Struct, frozen=True):
-    """The network of a gang that runs, as who wants to join needs to know it."""
+    """The network of a running gang, as needed to check a node that joins."""
 
-    entries: tuple[str | None, ...]  # of the operator's list; None where there is no list
+    # of the operator's list; None if there is no list
+    entries: tuple[str | None, ...]
     subnet: str
     version: int
-    host: str  # the launcher's, where the gang meets on its loopback
+    # the launcher's host, if the gang meets on its loopback
+    host: str
     pinned: bool
     owners: dict[str, str]  # machines by address
 
@@ -181,7 +193,10 @@ class Ground(msgspec.Struct, frozen=True):
 def ground_of(
     gang: Sequence[Node], endpoints: Sequence[Endpoint], networks: Sequence[str] = ()
 ) -> Ground | None:
-    """Where a gang has met, the launcher first; None where that is no address of its any more."""
+    """The network on which a gang has met, the launcher first.
+
+    Returns None if the launcher no longer has its rendezvous address.
+    """
     launcher, address = gang[0], endpoints[0].address
     here = next((place for place in _of(launcher) if place.address == address), None)
     if here is None:
@@ -201,7 +216,7 @@ def ground_of(
 
 
 def endpoint_on(ground: Ground, node: Node) -> Endpoint | None:
-    """Where a node would be reached in a gang that runs; None where it is not on its network."""
+    """The endpoint of a node that joins a running gang; None if it is not on the gang's network."""
     found: list[_Place] = []
     for entry in ground.entries:
         allowed = _allowed(node, entry)
@@ -218,14 +233,14 @@ def endpoint_on(ground: Ground, node: Node) -> Endpoint | None:
 
 
 def agree(nodes: Sequence[Node], networks: Sequence[str] = ()) -> bool:
-    """Whether these nodes have a network in common, as far as is known."""
+    """Whether these nodes share a network, as far as is known."""
     if any(not node.inventory.interfaces for node in nodes):
         return True
     return _common(nodes, networks, set()) is not None
 
 
 def _keys(node: Node, networks: Sequence[str]) -> set[object]:
-    """What a node can have in common with others."""
+    """The subnets, entries and pins by which a node can match others."""
     if not node.inventory.interfaces:
         return {_UNTOLD}
     found: set[object] = {"pinned"} if _pinned(node) else set()
@@ -239,7 +254,7 @@ def _keys(node: Node, networks: Sequence[str]) -> set[object]:
 
 @lru_cache(maxsize=16_384)
 def _places(interfaces: tuple[Interface, ...]) -> tuple[_Place, ...]:
-    """Every usable address, the best first; what cannot be read is left out."""
+    """Every usable address, the best first; unreadable ones are left out."""
     found = [
         _place(interface, text)
         for interface in interfaces
@@ -273,13 +288,16 @@ def _of(node: Node) -> tuple[_Place, ...]:
 
 
 def _pinned(node: Node) -> bool:
-    """Also by an interface that has no address any more: no other one takes its place."""
+    """Whether the node pins an interface, even one that has no address any more."""
     return any(interface.pinned for interface in node.inventory.interfaces)
 
 
 def _allowed(node: Node, entry: str | None) -> list[_Place]:
-    """Those of a node's addresses that may be used: what it pins, what the entry of the operator's
-    list names, or else all but what ends on its own machine."""
+    """The addresses of a node that may be used.
+
+    The pinned ones if there are any, otherwise those that match the operator's `entry`. Without an
+    entry: all but those that lead only to the node itself.
+    """
     places = _of(node)
     if _pinned(node):
         return [place for place in places if place.pinned]
@@ -299,7 +317,7 @@ def _inside(address: str, entry: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def cidr(entry: str) -> Subnet | None:
-    """The network that an entry of `networks` writes; None where it is an interface's name."""
+    """The network that an entry of `networks` denotes; None if it is an interface name."""
     try:
         return ipaddress.ip_network(entry)
     except ValueError:
@@ -309,8 +327,8 @@ def cidr(entry: str) -> Subnet | None:
 def _shared(
     nodes: Sequence[Node], allowed: Sequence[Sequence[_Place]], doubled: set[str]
 ) -> list[_Place] | None:
-    """One address a node, all of one subnet: the best such."""
-    # The first of each node is its best: `allowed` is in order.
+    """The address of each node in the best common subnet; None if there is no common subnet."""
+    # `allowed` is sorted, so reversed() keeps each node's best address of a subnet.
     by_subnet = [{place.subnet: place for place in reversed(some)} for some in allowed]
     common = set(by_subnet[0]).intersection(*by_subnet[1:])
     found = [[mine[subnet] for mine in by_subnet] for subnet in common]
@@ -321,7 +339,7 @@ def _shared(
 def _routed(
     nodes: Sequence[Node], allowed: Sequence[Sequence[_Place]], doubled: set[str]
 ) -> list[_Place] | None:
-    """One address a node, all of one family."""
+    """An address of each node, all of one IP version; None if neither version is on all nodes."""
     for version in (4, 6):
         some = [[p for p in mine if p.version == version] for mine in allowed]
         if all(some):
@@ -332,7 +350,7 @@ def _routed(
 
 
 def _gang_order(gang: Sequence[_Place]) -> tuple[int, int, int, int, str, str]:
-    """A gang is as good as its worst member."""
+    """Sort key of a gang's network: the worst member counts."""
     name = gang[0].interface
     return (
         max(place.rank for place in gang),
@@ -345,7 +363,7 @@ def _gang_order(gang: Sequence[_Place]) -> tuple[int, int, int, int, str, str]:
 
 
 def _doubled(nodes: Sequence[Node], gang: Sequence[_Place], doubled: set[str]) -> bool:
-    """Whether two machines say that they have the same address: such a network is not one."""
+    """Whether two machines report the same address, which rules the network out."""
     owners: dict[str, Node] = {}
     for node, place in zip(nodes, gang, strict=True):
         other = owners.setdefault(place.address, node)
@@ -356,8 +374,10 @@ def _doubled(nodes: Sequence[Node], gang: Sequence[_Place], doubled: set[str]) -
 
 
 def _host(node: Node) -> str:
-    """Names a machine. Clones of an image have one machine id: only agents that say that they share
-    their machine are believed to."""
+    """A key for the machine of a node.
+
+    Clones of an image share a machine id, so it counts only if the agent reports `shared_host`.
+    """
     inventory = node.inventory
     return f"machine {inventory.machine_id}" if inventory.shared_host else node.name
 
@@ -417,7 +437,7 @@ def _addresses(node: Node) -> str:
 
 
 def _odd(nodes: Sequence[Node], networks: Sequence[str]) -> NodeName | None:
-    """With three nodes or more the one that has nothing of what all the others share."""
+    """The one of at least three nodes that lacks a subnet that all others share."""
     if len(nodes) < 3:
         return None
     for entry in networks or (None,):

@@ -1,4 +1,4 @@
-"""Which nodes a gang gets, and the words for why it gets none: one code for both."""
+"""Placement of gangs: choice of the nodes, and the reason if there are none, from the same code."""
 
 from __future__ import annotations
 
@@ -33,16 +33,14 @@ from orchestrator.core.scheduling.topology import enough, groups, largest, value
 
 
 class Verdict(NamedTuple):
-    """Of one node for one job, now: taken if need be where nothing is lacking."""
+    """The verdict on one node for one job now; without `lack` the node can be taken."""
 
     node: Node
     lack: Rejection | None = None
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """No gang of so many nodes now. `lacking` holds, for each node that could not be taken, the
-    reason.
-    """
+    """No gang of `wanted` nodes now. `lacking` has the reason for each node not taken."""
 
     wanted: int
     free: int
@@ -51,7 +49,10 @@ class Waiting(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """In words, nodes by name: made when somebody asks, which of most passes nobody does."""
+        """The reason in words, nodes sorted by name.
+
+        Computed on demand, because most placement passes never show it.
+        """
         wanted = count(self.wanted, "node")
         apart = sum(lack.code in (_APART.code, SPREAD) for _, lack in self.lacking)
         if any(lack is _UNLIKE for _, lack in self.lacking):
@@ -66,8 +67,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class Considered(msgspec.Struct, frozen=True):
-    """A verdict on every node that is known, and the gang that comes of them, in node-rank order;
-    empty where there is none."""
+    """A verdict on every known node, and the resulting gang in node-rank order (empty if none)."""
 
     verdicts: tuple[Verdict, ...]
     gang: tuple[NodeName, ...]
@@ -77,8 +77,7 @@ _APART: Final = Rejection("network", "is free, and shares no network with enough
 _UNLIKE: Final = Rejection("fabric", "is free, and its fabric is not that of enough of the others")
 SPREAD: Final = "spread"
 LAUNCHERS_TRIED: Final = 16
-"""Of the nodes that suit the launcher so many are looked at for one with enough others on its
-network."""
+"""Number of launcher candidates that are tried for one with enough others on its network."""
 _SAME_GPUS: Final = Rejection("same_gpus", "has the GPUs of another agent on its machine")
 _THERE: Final = (LinkState.CONNECTED, LinkState.SUSPECT)
 _FOR_NOW: Final = frozenset(
@@ -96,11 +95,11 @@ _FOR_NOW: Final = frozenset(
         "drained",
     }
 )
-"""What may pass, and leaves the node one that fits."""
+"""Reasons that may pass; a node with one of them still fits."""
 
 
 def unfit(spec: JobSpec, node: Node) -> Rejection | None:
-    """Why this node can never run a part of this job as both are now; None if it can."""
+    """Why this node can never run a task of this job as both are now; None if it can."""
     if node.inventory.pool != spec.pool:
         return Rejection("pool", f"is in pool {node.inventory.pool}")
     if spec.placement.include and node.name not in spec.placement.include:
@@ -158,8 +157,7 @@ def _without_label(placement: Placement, node: Node) -> Rejection | None:
 
 
 def busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
-    """Why a node that fits cannot be taken now, or the part of it that a job wants; None if it
-    can."""
+    """Why a node that fits, or the requested part of it, cannot be taken now; None if it can."""
     if node.drain is not None:
         return Rejection("drained", f"is {drained_by(node.drain)}")
     holders = tuple(node.holders)
@@ -193,10 +191,10 @@ def busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
 
 
 def consider(state: State, job: Job) -> Considered:
-    """Judge every node for a job as if it were its turn: by this it is placed, and by this it is
-    told why it waits.
+    """Judge every node for a job as if it were the head of its queue.
 
-    Nodes that failed the job before are left out, but where it could not run at all without them.
+    Both placement and the reasons for waiting use this. Nodes that failed the job before are left
+    out, unless the job could not run at all without them.
     """
     spec, known = job.spec, tuple(state.nodes.values())
     unfits = [unfit(spec, node) for node in known]
@@ -222,13 +220,13 @@ def consider(state: State, job: Job) -> Considered:
     free = [verdict.node for verdict in verdicts if verdict.lack is None]
     if len(free) < spec.nodes:
         return Considered(verdicts, ())
-    # Of two that did not meet, one was at fault perhaps: it is seldom both.
+    # Because of two nodes that could not connect, usually only one was at fault.
     faults = blame(job) if job.avoid else {}
     there = [node for node in kept if node.link in _THERE and node.in_service]
     apart = one_a_machine(free)
     gang, kinds = _first_gang(state, spec, apart, there, faults)
     if gang is None and len(apart) < len(free):
-        # Another agent of a machine may be in the network of the others, or be of their kind.
+        # Another agent of the same machine may be in the other nodes' network, or have their RDMA.
         gang, kinds = _first_gang(state, spec, free, there, faults)
         chosen = set(gang or ())
         apart = one_a_machine(sorted(free, key=lambda n: n.name not in chosen))
@@ -254,7 +252,7 @@ def _first_gang(
     there: Sequence[Node],
     faults: Mapping[NodeName, int],
 ) -> tuple[tuple[NodeName, ...] | None, bool]:
-    """The best of the nodes that are free, and whether some are enough alike."""
+    """The preferred gang of free nodes, and whether any RDMA group is large enough."""
     ordered = sorted(free, key=lambda n: (faults.get(n.name, 0), *preference(state, spec, n)))
     kinds = rdma_groups(spec, ordered, there) if len(ordered) >= spec.nodes else []
     first: tuple[NodeName, ...] | None = None
@@ -267,7 +265,7 @@ def _first_gang(
 
 
 def _apart(spec: JobSpec, node: Node, sizes: dict[NodeName, int]) -> Rejection:
-    """Why a free node is of no gang, where so many free nodes may be of one with it."""
+    """Why a free node is in no gang, although enough nodes are free."""
     here = sizes[node.name]
     if here >= spec.nodes:
         return _APART
@@ -278,8 +276,11 @@ def _apart(spec: JobSpec, node: Node, sizes: dict[NodeName, int]) -> Rejection:
 def preference(
     state: State, spec: JobSpec, node: Node
 ) -> tuple[bool, int, int, tuple[tuple[int, int | str], ...]]:
-    """The less, the sooner a node that is free for the job is taken: for a part, where others have
-    parts already, and the fewest GPUs are left, so that whole nodes stay free."""
+    """Sort key of free nodes for the job; the least is taken first.
+
+    For a job that wants part of a node: shared nodes with the fewest free GPUs first, so that whole
+    nodes stay free.
+    """
     if not node.holders or not shares(spec, node.inventory):
         return True, node.inventory.gpus, 0, natural(node.name)
     return False, room(state, spec, node), node.inventory.gpus, natural(node.name)
@@ -292,7 +293,7 @@ def _left_out(state: State, job: Job, node: Node) -> Rejection:
 
 
 def never_fits(state: State, spec: JobSpec) -> str | None:
-    """A sentence that says why the nodes known can never hold this job; None if they can."""
+    """A sentence on why the known nodes can never hold this job; None if they can."""
     reasons = [(node.name, unfit(spec, node)) for node in state.nodes.values()]
     able = [node for node, (_, lack) in zip(state.nodes.values(), reasons, strict=True) if not lack]
     fitting = len(one_a_machine(able))
@@ -319,9 +320,9 @@ def never_fits(state: State, spec: JobSpec) -> str | None:
 def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
     """Choose the whole gang or nothing.
 
-    Nodes with the fewest GPUs that suffice come first, so that larger ones stay free; before them,
-    for a part of a node, those of which others have parts. The first is the launcher: where it has
-    another number of ranks than the others, the node that suits.
+    Nodes with the fewest sufficient GPUs come first, so that larger ones stay free. A job that
+    wants part of a node gets already shared nodes before those. The first node is the launcher; if
+    it has another number of ranks than the workers, it is chosen to suit.
     """
     found = consider(state, job)
     if found.gang:
@@ -342,7 +343,7 @@ def _together(spec: JobSpec) -> str:
 
 
 def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
-    """Why these are the nodes of a gang, told as it is placed."""
+    """Why a gang got these nodes, recorded when it is placed."""
     spec, known = job.spec, state.nodes.values()
     fitting = [n for n in known if busy(state, spec, n) is None and unfit(spec, n) is None]
     left_out = [n.name for n in fitting if n.name in job.avoid and n.name not in nodes]
@@ -363,22 +364,25 @@ def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
 
 
 def can_do_without(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
-    """Whether a whole gang could be had, now or later, of nodes that are not in `avoid`."""
+    """Whether a whole gang could be placed, now or later, without the nodes in `avoid`."""
     fitting = [node for node in state.nodes.values() if unfit(spec, node) is None]
     kept = _unspoilt(fitting, avoid)
     return enough(spec, kept, state.networks, meeting=bool(avoid))
 
 
 def _unspoilt(fitting: list[Node], avoid: frozenset[NodeName]) -> list[Node]:
-    # One that has been lost or drained may never come back: it is no reason to wait.
+    # A lost or drained node may never come back, so it is not worth waiting for.
     return [n for n in fitting if n.link in _THERE and n.in_service and n.name not in avoid]
 
 
 def _best_gang(
     spec: JobSpec, free: list[Node], networks: tuple[str, ...], faults: Mapping[NodeName, int]
 ) -> tuple[NodeName, ...] | None:
-    """Of nodes that are near enough to each other: an elastic gang as large as can be, and else
-    where the fewest are free, so that others find many together."""
+    """The best gang of nodes that are near each other.
+
+    An elastic gang is as large as possible. Otherwise the group with the fewest free nodes wins, so
+    that larger groups stay whole.
+    """
     found: list[tuple[tuple[bool, int, int, int], tuple[NodeName, ...]]] = []
     for group in groups(spec, free):
         gang = _gang(spec, group, networks) if len(group) >= spec.nodes else None
@@ -392,11 +396,13 @@ def _best_gang(
 def _gang(
     spec: JobSpec, free: list[Node], networks: tuple[str, ...]
 ) -> tuple[NodeName, ...] | None:
-    """Names in node-rank order, of enough free nodes, the better ones first; None where they share
-    no network. An elastic gang takes as many as it may."""
+    """Names of enough free nodes in node-rank order, the preferred nodes first.
+
+    Returns None if they share no network. An elastic gang takes as many nodes as it may.
+    """
     least, most = spec.nodes, spec.most_nodes
     if spec.elastic:
-        # A node more is no gain where its ranks end for want of GPUs, and with them all others.
+        # A node with too few GPUs would end its ranks, and with them the whole gang.
         sound = [node for node in free if not is_short(spec, 1, node)]
         if least <= len(sound) < len(free) and (found := _gang(spec, sound, networks)):
             return found
@@ -404,7 +410,7 @@ def _gang(
         same = reachable_gang(by_gpu_fit(spec, 0, free), least, networks, most)
         return None if same is None else tuple(sorted((n.name for n in same), key=natural))
     gang: tuple[Node, ...] = ()
-    # The fewest GPUs that suffice, for the launcher first: what is left suits the workers best.
+    # The launcher gets the fewest GPUs that suffice, which leaves the larger nodes to the workers.
     for launcher in by_gpu_fit(spec, 0, free)[:LAUNCHERS_TRIED]:
         workers = by_gpu_fit(spec, 1, [node for node in free if node is not launcher])
         gang = reachable_gang([launcher, *workers], least, networks, most) or ()

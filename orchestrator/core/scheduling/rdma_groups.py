@@ -1,6 +1,7 @@
-"""Nodes that agree in what they have for RDMA: of such a gang is made where it can be.
+"""Preference for gangs of nodes with identical RDMA hardware.
 
-What a node said last chooses it; whether the gang has RDMA is decided by its plan, of fresh probes.
+The choice uses each node's last report. The gang's fabric plan, from fresh probes, decides whether
+it uses RDMA.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from orchestrator.core.scheduling.topology import groups as near_groups
 
 
 def without_rdma(spec: JobSpec, node: Node) -> Rejection | None:
-    """Why a node that has nothing for RDMA cannot serve a job that requires it."""
+    """Why a node without RDMA hardware cannot serve a job that requires RDMA; None if it can."""
     rdma = node.inventory.rdma
     if rdma is None or rdma.ports or rdma.expected or not _needs(spec):
         return None
@@ -23,9 +24,11 @@ def without_rdma(spec: JobSpec, node: Node) -> Rejection | None:
 
 
 def rdma_groups(spec: JobSpec, free: Sequence[Node], others: Sequence[Node]) -> list[list[Node]]:
-    """Of which of the free nodes, the better ones first, a gang may be made: those of one kind
-    alone, then all. Of `others`, be they free or not, it may be made later; where a gang that
-    requires RDMA would be whole then, none of unlike nodes is made now."""
+    """Groups of free nodes to try for a gang: those of one RDMA kind, then all nodes.
+
+    `others` are the nodes that may become available. If a gang that requires RDMA could be formed
+    of one kind of these later, mixed nodes are not offered now.
+    """
     if not _uses_rdma(spec):
         return [list(free)]
     kinds: dict[str, list[Node]] = {}
@@ -46,18 +49,18 @@ def rdma_groups(spec: JobSpec, free: Sequence[Node], others: Sequence[Node]) -> 
 
 
 def kind_of(node: Node) -> str:
-    """ "" where nothing can be used, or nothing is known."""
+    """The RDMA kind of a node; empty if no port is usable or nothing is known."""
     rdma = node.inventory.rdma
     return rdma.kind if rdma is not None and rdma.ports else ""
 
 
 def node_gpus(nodes: Sequence[Node]) -> int:
-    """Of the first: nodes with fewer are taken first."""
+    """GPUs of the first node; groups of smaller nodes are tried first."""
     return nodes[0].inventory.gpus
 
 
 def _enough_of_one_kind(spec: JobSpec, nodes: Sequence[Node]) -> bool:
-    """Whether there are enough of one kind."""
+    """Whether enough of the nodes are of one RDMA kind."""
     counted: dict[str, int] = {}
     for node in nodes:
         kind = kind_of(node)
@@ -67,7 +70,7 @@ def _enough_of_one_kind(spec: JobSpec, nodes: Sequence[Node]) -> bool:
 
 
 def _needs(spec: JobSpec) -> bool:
-    """Whether it does not start without NCCL's own RDMA; a plugin's is not ours to know."""
+    """Whether the job requires NCCL's own RDMA; Muster cannot check a plugin's."""
     return spec.rdma is Rdma.REQUIRED and _uses_rdma(spec)
 
 

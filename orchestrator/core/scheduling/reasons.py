@@ -1,4 +1,4 @@
-"""What keeps a node from being taken, as a code and in words."""
+"""Reasons why a node is not eligible: a stable code and a message."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from orchestrator.core.scheduling.gpus import Holder
 
 
 class Rejection(NamedTuple):
-    """What keeps a node from being taken: a stable code, and words that follow the node's name.
+    """Why a node is not eligible: a stable code, and words that follow the node's name.
 
-    `holders` are the attempts that have the node, or a part of it.
+    `holders` are the attempts that hold the node or a part of it.
     """
 
     code: str
@@ -20,7 +20,7 @@ class Rejection(NamedTuple):
 
     @property
     def text(self) -> str:
-        # Made when somebody asks: of a large cluster, nearly nobody does.
+        # Computed on demand, because most rejections are never shown.
         match self.code:
             case "busy" if self.holders:
                 return f"runs {jobs_named(self.holders)}"

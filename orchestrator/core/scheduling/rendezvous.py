@@ -1,4 +1,4 @@
-"""Where a gang meets: an endpoint for each node, the launcher's address and a port of its own."""
+"""Rendezvous of a gang: an endpoint per node, the launcher's address and a leased port."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.core.scheduling.network import NoSharedNetwork, choose, endpoi
 
 
 def choose_meeting(state: State, attempt: Attempt) -> AttemptArranged | Cause:
-    """The plan of a gang that stands ready, or why there can be none."""
+    """The rendezvous of a gang that is ready, or the cause that prevents it."""
     nodes = [state.nodes[task.node] for task in attempt.tasks]
     endpoints, network = tuple(own_endpoint(task) for task in attempt.tasks), ""
     if all(node.inventory.interfaces for node in nodes):
@@ -33,7 +33,7 @@ def choose_meeting(state: State, attempt: Attempt) -> AttemptArranged | Cause:
 
 
 def endpoint(attempt: Attempt, task: Task) -> Endpoint:
-    """Where a task's node is reached in this gang."""
+    """The address at which a task's node is reached in this gang."""
     if task.endpoint is not None:
         return task.endpoint
     if task.rank < len(attempt.endpoints):
@@ -44,8 +44,10 @@ def endpoint(attempt: Attempt, task: Task) -> Endpoint:
 def who_could_join(
     state: State, attempt: Attempt, nodes: Iterable[Node]
 ) -> Iterator[tuple[Node, Endpoint | None]]:
-    """Those of `nodes` that are on the network of a gang that runs, and where each would be
-    reached; None: where its agent says."""
+    """The nodes on the network of a running gang, each with its endpoint.
+
+    The endpoint is None if the address is the one that the node's agent reports later.
+    """
     gang = [state.nodes[task.node] for task in attempt.present]
     known = all(node.inventory.interfaces for node in gang)
     endpoints = [endpoint(attempt, task) for task in attempt.present] if known else []
@@ -58,7 +60,7 @@ def who_could_join(
 
 
 def own_endpoint(task: Task) -> Endpoint:
-    """Of an agent that does not report its interfaces: what it calls its address."""
+    """The address that the agent reports itself, for agents that do not report interfaces."""
     if task.prepared is None:
         raise AssertionError(f"task {task.id} is arranged before it is prepared")
     return Endpoint(task.node, task.prepared.address, task.prepared.interface)

@@ -1,7 +1,7 @@
-"""Which job is next: strictly by priority, then by order of submission, within each pool.
+"""Order of the queues: by priority, then by submission, within each pool.
 
-The first job of a queue that cannot start holds back those behind it, so that a large gang is not
-starved by small ones.
+If the head of a queue cannot start, it holds back the jobs behind it. Otherwise small jobs would
+starve a large gang.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from orchestrator.core.scheduling.placement import Waiting, never_fits, place, w
 
 
 def may_place(state: State, fact: f.Fact) -> bool:
-    """Whether a gang that could not be placed before this fact may be after it: it frees a node,
-    or changes a queue, a node, its link, the networks or the room on the disk. Without such a fact
-    nobody need look.
+    """Whether this fact may let a gang be placed that could not be placed before.
+
+    Such a fact frees a node, or changes a queue, a node, its link, the networks or the disk space.
+    Other facts need no placement pass.
     """
-    # What comes most often stands first, as in `apply` and `follow`: a match asks case by case.
+    # The most frequent facts come first, as in `apply` and `react`: a match tests case by case.
     match fact:
         case f.TaskCleaned() | f.TaskLost():
-            # All others keep their nodes until their attempt is closed.
+            # All other tasks keep their nodes until their attempt is closed.
             attempt = state.attempt(fact.job, fact.attempt)
             return attempt is not None and not attempt.tasks[fact.rank].present
         case (
@@ -118,8 +119,10 @@ def may_place(state: State, fact: f.Fact) -> bool:
 
 
 def next_placement(state: State) -> AttemptPlaced | None:
-    """The next gang that can be placed now, if there is one. Stays None until a fact that
-    `may_place`."""
+    """The next gang that can be placed now, or None.
+
+    Once None, it stays None until a fact for which `may_place` is true.
+    """
     if state.disk_full:
         return None
     for queue in state.queues.values():
@@ -139,8 +142,11 @@ def next_placement(state: State) -> AttemptPlaced | None:
 
 
 def _enough_free(state: State, spec: JobSpec) -> bool:
-    """Looked at first, whatever nodes they are: of a full cluster, which a restart finds node by
-    node, nothing else need be asked."""
+    """Whether enough nodes may have room, without looking at whether they fit.
+
+    A quick check: with a full cluster, whose nodes reconnect one by one after a restart, it saves
+    the placement.
+    """
     free = 0
     for node in state.nodes.values():
         if node.link is not LinkState.CONNECTED or not node.in_service:
@@ -153,7 +159,7 @@ def _enough_free(state: State, spec: JobSpec) -> bool:
 
 
 def why_waiting(state: State, job: Job) -> str:
-    """A sentence on why a queued job has not been placed; the scheduler's own reasons."""
+    """A sentence on why a queued job has not been placed, from the scheduler's own reasons."""
     if state.disk_full:
         return f"nothing is started: {state.disk_full}"
     queue = state.queues[job.spec.pool]
@@ -171,8 +177,10 @@ def why_waiting(state: State, job: Job) -> str:
 
 
 def _why_not(state: State, job: Job, then: str = "") -> str:
-    """Why the first of its queue has no nodes; "" where it could have some. `then` follows where it
-    can never have any as they are."""
+    """Why the head of a queue has no nodes; empty if it could have some.
+
+    Appends `then` if the known nodes can never hold the job.
+    """
     found = place(state, job)
     if not isinstance(found, Waiting):
         return ""

@@ -1,5 +1,7 @@
-"""Which nodes may be of one gang, where a job wants them near each other (`placement.spread`):
-those of which a label, such as the switch that they hang on, says the same."""
+"""Groups of nodes that are near each other, for `placement.spread`.
+
+Nodes are near if a label has the same value, for example the switch to which they connect.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from orchestrator.core.scheduling.network import reachable_gang
 
 
 def groups(spec: JobSpec, nodes: Iterable[Node]) -> list[list[Node]]:
-    """The nodes, in the order given, parted into those that a gang of this job may be of."""
+    """Split the nodes into groups of which a gang of this job may be formed; keeps their order."""
     label = spec.placement.shared_label
     if label is None:
         return [list(nodes)]
@@ -27,8 +29,10 @@ def groups(spec: JobSpec, nodes: Iterable[Node]) -> list[list[Node]]:
 def enough(
     spec: JobSpec, nodes: Sequence[Node], networks: tuple[str, ...], *, meeting: bool = True
 ) -> bool:
-    """Whether a whole gang could be had of these nodes, were they free; `meeting`: one that shares
-    a network."""
+    """Whether these nodes could hold a whole gang if they were free.
+
+    With `meeting`, they must also share a network.
+    """
     return any(
         len(one_a_machine(group)) >= spec.nodes
         and (not meeting or reachable_gang(group, spec.nodes, networks) is not None)
@@ -37,12 +41,12 @@ def enough(
 
 
 def largest(spec: JobSpec, nodes: Sequence[Node]) -> list[Node]:
-    """The most of the nodes that may be of one gang."""
+    """The largest group of nodes of which a gang may be formed."""
     return max(groups(spec, nodes), key=len, default=[])
 
 
 def same(spec: JobSpec, node: Node, other: Node) -> bool:
-    """Whether both may be of one gang."""
+    """Whether both nodes may be in one gang."""
     label = spec.placement.shared_label
     if label is None:
         return True
@@ -51,6 +55,6 @@ def same(spec: JobSpec, node: Node, other: Node) -> bool:
 
 
 def value_of(spec: JobSpec, node: Node) -> str:
-    """What its label says, in words."""
+    """The shared label and its value on the node, as text."""
     label = spec.placement.shared_label or ""
     return f"{label} {node.inventory.labels.get(label, '')}"

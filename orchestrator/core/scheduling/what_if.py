@@ -1,5 +1,7 @@
-"""What would be if: a copy of the state in which a job asks for another number of nodes, or nodes
-are out of service. It is judged by the code that judges the state itself."""
+"""What-if: a copy of the state with a changed job or drained nodes.
+
+The same code judges the copy and the state itself.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ WAITING = frozenset({JobPhase.QUEUED, JobPhase.HELD, JobPhase.BACKOFF})
 def what_if_state(
     state: State, job: Job, now: Instant, nodes: int | None, drained: Collection[NodeName]
 ) -> tuple[State, Job]:
-    """State and job as they would be; `drained` are nodes that there are, the job waits."""
+    """Copies of state and job with the changes; `drained` are known nodes, and the job waits."""
     there = dict(state.nodes)
     for name in drained:
         if there[name].drain is None:
@@ -31,7 +33,7 @@ def what_if_state(
 
 
 def what_if_text(nodes: int | None, drained: Collection[NodeName]) -> str:
-    """What was supposed, to stand before what comes of it; "" where nothing was."""
+    """The assumption as text, to precede the result; empty without an assumption."""
     told = []
     if nodes is not None:
         told.append(f"it asked for {nodes} node{'' if nodes == 1 else 's'}")

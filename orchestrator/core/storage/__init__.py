@@ -1,4 +1,4 @@
-"""Space of the log store, and what may be removed for its age.
+"""Space and retention of the log store and the journal.
 
 Pure decisions; `orchestrator.shell` measures and removes.
 """

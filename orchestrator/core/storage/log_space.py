@@ -1,4 +1,4 @@
-"""Space of the log store: the bounds of a job, and who gives way when the disk runs short."""
+"""Space of the log store: the limits of a job, and which logs to remove if the disk runs short."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final, NamedTuple
 
 from muster.protocol.ids import JobId
 
-# Several times what arrives at once.
+# Several times the volume that arrives at once.
 _RESERVE_MIN: Final = 1 << 20
 
 
 class Full(enum.Enum):
-    """The bound that the stored logs have reached."""
+    """The limit that the stored logs have reached."""
 
     JOB = "job"
     TASK = "task"
@@ -22,13 +22,15 @@ class Full(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bytes that are stored at most. A bound may be exceeded by one chunk."""
+    """Maximum of stored bytes. A limit may be exceeded by one chunk."""
 
     job_bytes: int
     task_bytes: int
 
     def reached(self, job_used: int, task_used: int) -> Full | None:
-        """The bound that a job with so many stored bytes has reached, None if there is none."""
+        """The limit that a job with these stored bytes has reached; None if it has reached no
+        limit.
+        """
         if job_used >= self.job_bytes:
             return Full.JOB
         return Full.TASK if task_used >= self.task_bytes else None
@@ -53,23 +55,23 @@ class Plan:
 def low_mark(free_min: int) -> int:
     """Free bytes below which the store is short.
 
-    The store never goes below `free_min`. What lies between the two is for jobs that have used
-    little: a job that has filled the disk down to this mark cannot take it from them.
+    The store never goes below `free_min`. The space between the two is for jobs that have used
+    little: a job that fills the disk down to this mark cannot take it from them.
     """
     return free_min + max(free_min, _RESERVE_MIN)
 
 
 def plan(jobs: Iterable[JobUse], free: int, free_min: int) -> Plan:
-    """Decide what gives way with `free` bytes left on the disk.
+    """Decide which logs to remove with `free` bytes left on the disk.
 
-    Logs of ended jobs go first, the oldest first. What is left is shared equally between the
-    running jobs and one more, so that a job that begins now finds room, too.
+    Logs of ended jobs go first, the oldest first. The rest is shared equally between the running
+    jobs and one more, so that a new job finds room, too.
     """
     low = low_mark(free_min)
     if free >= low:
         return Plan()
     jobs = list(jobs)
-    # Somewhat more than the mark, or each byte that arrives would cost another decision.
+    # More than the mark, as otherwise each byte that arrives would cause another decision.
     wanted = low + free_min // 2
     ended = [(use.ended_at, use) for use in jobs if use.ended_at is not None and use.used > 0]
     remove: list[JobId] = []

@@ -1,7 +1,7 @@
-"""What is removed for its age is gone for good, and the clock may be wrong: when nothing is
-removed, and how much at the most.
+"""Safety limits for removal by age: when nothing is removed, and how much at most.
 
-A clock that is wrong once, for a minute, would otherwise remove the history of a year.
+Removal is final and the clock may be wrong. Without limits, one wrong minute would remove the
+history of a year.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from typing import Final
 from muster.spec.units import duration_text
 
 APART_S: Final = 86400.0
-"""So far apart two clocks may be without doubt."""
+"""Difference beyond which two clocks do not agree, in seconds."""
 _HOUR_S: Final = 3600.0
 _LEAST: Final = 10
 _SHARE: Final = 1 / 24
 
 
 def clock_doubt(since_record_s: float, ahead_s: Sequence[float]) -> str:
-    """Why nothing is to be removed for its age, as a sentence; "" where the clock is not in doubt.
+    """Why nothing may be removed by age, as a sentence; empty if the clock is trusted.
 
-    `since_record_s` is how much later than the last record of the life before this one began, by
-    the wall clock as it is now. Hours without a coordinator are in it, so that the agents, most of
-    which have the right time, decide: `ahead_s` says of each that is connected how far its wall
-    clock is ahead of ours.
+    `since_record_s` is the time from the last record of the previous run to this start, by the wall
+    clock as it is now. It includes hours without a coordinator, so the agents decide: most of them
+    have the right time. `ahead_s` has the lead of each connected agent's wall clock over ours.
     """
     apart = sum(abs(ahead) > APART_S for ahead in ahead_s)
     if apart > len(ahead_s) - apart:
@@ -46,21 +45,24 @@ def clock_doubt(since_record_s: float, ahead_s: Sequence[float]) -> str:
 
 
 def hourly(total: int, keep_s: float) -> int:
-    """How many of `total` may go in an hour for being older than `keep_s`: a 24th of them, or
-    twice what ends in an hour where less than two days are kept; a few in any case."""
+    """Number of `total` that may be removed in an hour for being older than `keep_s`.
+
+    A 24th of them, or twice the number that ends in an hour if `keep_s` is below two days; at least
+    a few.
+    """
     share = 1.0 if keep_s <= 2 * _HOUR_S else max(_SHARE, 2 * _HOUR_S / keep_s)
     return max(_LEAST, math.ceil(total * share))
 
 
 @dataclass(slots=True)
 class Allowance:
-    """How many may go now: what an hour allows at the beginning, and again as time passes."""
+    """Rate limit of removals: full at the start, refilled as time passes."""
 
     left: float | None = None
     at: float = 0.0
 
     def look(self, mono: float, total: int, keep_s: float) -> int:
-        """Of `total` that there are at `mono`."""
+        """The number that may be removed now, of `total` that exist at `mono`."""
         most = hourly(total, keep_s)
         grown = most * (mono - self.at) / _HOUR_S
         self.left = most if self.left is None else min(most, self.left + grown)

@@ -1,1 +1,1 @@
-"""The outbox of webhooks: what is due, and what follows from an attempt to deliver it."""
+"""The outbox of webhooks: due deliveries, and the results of delivery attempts."""

@@ -1,4 +1,4 @@
-"""What is to be told to a job's webhooks: kept until each of them has heard it, over restarts."""
+"""The outbox of webhooks: each event is kept until every webhook has it, also over restarts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORDS = {
 
 
 def queue_webhooks(job: Job, event: nf.WebhookEvent) -> list[f.Fact]:
-    """The fact that the job's webhooks are to be told, where it has any."""
+    """The fact that queues an event for the job's webhooks; empty if the job has none."""
     if not job.spec.notify:
         return []
     return [nf.WebhookQueued(job.id, job.notices_made + 1, event, len(job.attempts))]
@@ -52,7 +52,10 @@ def apply_notice(state: State, fact: nf.OfNotices, at: float) -> None:
 
 
 def on_attempted(state: State, received: s.WebhookAttempted) -> Decision:
-    """What came of telling a webhook; whoever was told by a process before us is not known here."""
+    """Record the result of a delivery.
+
+    A result without a queued event is ignored, for example one from an earlier process.
+    """
     job = state.jobs.get(received.job)
     place = received.number, received.hook
     notice = None if job is None else job.notices.get(place)
@@ -66,7 +69,7 @@ def on_attempted(state: State, received: s.WebhookAttempted) -> Decision:
 
 
 def host_of(job: Job, hook: int) -> str:
-    """Where a webhook is: the rest of its address is often a secret."""
+    """The host of a webhook only, because the rest of the URL is often a secret."""
     return urlsplit(job.spec.notify[hook]).netloc
 
 
