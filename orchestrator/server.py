@@ -1,4 +1,4 @@
-"""From a configuration to a coordinator that serves, until it is told to stop."""
+"""Assembles a coordinator from its configuration and serves until SIGTERM or SIGINT."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""What a submit would make of a job, told before there is one."""
+"""Validation of a job without submitting it."""
 
 from muster.http.views import Validation
 from muster.protocol.text import count

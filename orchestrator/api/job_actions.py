@@ -1,4 +1,4 @@
-"""What users do to a job after its submit: hold it, change it, signal it, run it again."""
+"""Routes that act on a submitted job: hold, change, signal, stacks, explain and rerun."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""What stands behind a job: its specification and its environment; and a check without a submit."""
+"""Details of a job: specification, environment, fabric plan, evidence; and validation."""
 
 from aiohttp import web
 

@@ -1,4 +1,4 @@
-"""What operators do to a node: take it out of service, and back; forget it."""
+"""Routes that change a node: drain, resume and remove."""
 
 from aiohttp import web
 

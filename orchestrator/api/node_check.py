@@ -1,4 +1,4 @@
-"""What is known of a node's hardware, and a check of it against the others."""
+"""Hardware of a node as last probed, and a check of the node against others."""
 
 import asyncio
 import secrets

@@ -1,8 +1,7 @@
-"""Figures of what carries the traffic of the gangs that run, of those that hang, and of RDMA ports
-that are down.
+"""Metrics of running gangs' traffic, of hanging gangs, and of RDMA ports that are down.
 
-The labels are nodes and their ports, never jobs: as many series as there are HCAs, and no more than
-`SERIES_MAX` of a kind.
+Labels are nodes and their ports, never jobs: one series per HCA, and at most `SERIES_MAX` of a
+kind.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,7 @@
-"""Room for the journal on a disk that is full: cancels and ends are written down all the same.
+"""Reserved disk space, so that cancels and job ends can be journaled on a full disk.
 
-A reserve file holds the room. When a write fails for want of space, its blocks go to the
-write-ahead log at once, where no other writer of the same disk can take them.
+A reserve file holds the space. If a write fails because the disk is full, the write-ahead log gets
+its blocks at once, before another writer of the same disk can take them.
 """
 
 import os

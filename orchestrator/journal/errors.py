@@ -1,4 +1,4 @@
-"""What can be wrong with a journal, each said so that an operator knows what to do next."""
+"""Errors of a journal, each with a message that says what the operator should do."""
 
 from muster.daemon.errors import DaemonError
 

@@ -1,7 +1,7 @@
-"""What is in a state folder fits together and is all there, before SQLite changes any of it.
+"""Check that the files in a state directory are complete and belong together, before SQLite opens.
 
-SQLite takes whatever it finds: it makes an empty database in the place of a lost one and removes
-the log beside it, plays any log into any database, and stops at the first damaged frame of a log.
+SQLite accepts whatever it finds. It replaces a lost database with an empty one and removes the log
+beside it, plays any log into any database, and stops at the first damaged frame of a log.
 docs/decisions/0052-what-a-state-folder-must-have.md has the cases.
 """
 

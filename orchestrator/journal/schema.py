@@ -1,4 +1,4 @@
-"""Opening the database of a journal: is it ours, is it whole, is it of this layout?"""
+"""Opening the journal's database: checks that it is ours, intact and of a known layout."""
 
 import errno
 import sqlite3

@@ -1,7 +1,7 @@
-"""The frames of SQLite's write-ahead log: which of them are as they were written?
+"""Verification of the frames in SQLite's write-ahead log.
 
-SQLite stops reading at the first frame that is not, and says nothing: behind a frame that rotted,
-transactions that were acknowledged are gone. https://sqlite.org/fileformat2.html, section 4.
+SQLite silently stops reading at the first damaged frame, which loses acknowledged transactions
+behind it. https://sqlite.org/fileformat2.html, section 4.
 """
 
 import struct

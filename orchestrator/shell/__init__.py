@@ -1,1 +1,1 @@
-"""What waits: the owner of the state, the agents' connections, timers, the log store."""
+"""I/O of the coordinator: the owner of the state, agents' connections, timers, the log store."""

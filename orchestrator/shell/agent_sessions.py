@@ -1,7 +1,8 @@
-"""The agents' control connections: frames to inputs, commands to frames, one session each.
+"""Control connections of agents: frames become inputs, commands become frames.
 
 A session has one reader (its request handler) and one writer with a bounded outbox, so that an
-agent that does not read slows nobody: it is cut off, and says everything again when it is back.
+agent that does not read slows nobody. Such an agent is disconnected, and reports its full state
+when it reconnects.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ _log = structlog.get_logger("muster.agents")
 
 @dataclass(frozen=True, slots=True)
 class _Close:
-    """The last thing in an outbox: what stands before it is still sent."""
+    """The last item of an outbox; items before it are still sent."""
 
     why: str
     code: int = WSCloseCode.POLICY_VIOLATION
@@ -59,23 +60,23 @@ class _Session:
     id: SessionId
     socket: web.WebSocketResponse
     request: web.Request
-    log: structlog.stdlib.BoundLogger  # says whose session it is
+    log: structlog.stdlib.BoundLogger  # bound to the session
     link: Link = field(default_factory=Link)
     outbox: asyncio.Queue[Command | _Close] = field(
         default_factory=lambda: asyncio.Queue(OUTBOX_MAX)
     )
     closing: bool = False
-    met_unknown: bool = False  # which is told once
+    met_unknown: bool = False  # unknown messages are logged once
 
     def abort(self) -> None:
-        """End the connection without asking the other side."""
+        """Drop the connection without a closing handshake."""
         self.closing = True
         if self.request.transport is not None:
             self.request.transport.abort()
 
 
 class AgentSessions:
-    """All control connections, by session. Its `Sessions` part is what the owner acts through."""
+    """All control connections by session. The coordinator uses its `Sessions` part."""
 
     def __init__(self, owner: TaskOwner, *, message_bytes_max: int, agents_max: int) -> None:
         self._owner = owner
@@ -103,13 +104,13 @@ class AgentSessions:
         self._put(session, _Close(why))
 
     def close_all(self) -> None:
-        """Tell every agent that this process goes away; its tasks run on."""
+        """Notify every agent that this process is stopping; the tasks keep running."""
         self._stopping = True
         for session in list(self._sessions):
             self._put(session, _Close("the coordinator is restarting", WSCloseCode.GOING_AWAY))
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """The route of an agent's control connection, from its Hello to its end."""
+        """Handle an agent's control connection, from its Hello to its end."""
         assert self.coordinator is not None
         socket = web.WebSocketResponse(
             compress=False,
@@ -145,7 +146,7 @@ class AgentSessions:
             if said_hello:
                 self.coordinator.put_now(SessionEnded(session.id))
             if session.closing:
-                # Our last words are on their way, with the reason.
+                # A close frame with the reason is still being sent.
                 await asyncio.wait([writer], timeout=_CLOSE_TIMEOUT_S)
             writer.cancel()
             session.abort()
@@ -189,13 +190,13 @@ class AgentSessions:
             try:
                 await session.socket.send_frame(data, WSMsgType.TEXT)
             except ConnectionError:
-                session.abort()  # the reader sees the end as well
+                session.abort()  # the reader sees the disconnect as well
                 return
 
     async def _unsayable(
         self, session: _Session, command: PrepareTask | ArrangeTask, why: str
     ) -> None:
-        """Said again after every new connection it would never be said: its task has failed."""
+        """Fail a task whose command exceeds the frame limit. Sending it again would not help."""
         assert self.coordinator is not None
         state = TaskState.ASSIGNED if isinstance(command, PrepareTask) else TaskState.PREPARED
         text = f"what it has to be told is {why}; make the job's environment or command smaller"
@@ -216,7 +217,7 @@ class AgentSessions:
 
 
 def _is_local(request: web.Request, peer: str) -> bool:
-    """Whether the agent runs on this machine: both ends of its connection have one address."""
+    """Whether the agent runs on this machine: both ends of its connection have the same address."""
     own = None if request.transport is None else request.transport.get_extra_info("sockname")
     return is_loopback(peer) or (own is not None and peer == own[0])
 
@@ -237,7 +238,7 @@ async def _hello(session: _Session) -> Hello:
 
 
 async def _frame(socket: web.WebSocketResponse) -> bytes | None:
-    """The next text frame; None when the connection has ended. Raises ProtocolError."""
+    """Return the next text frame, or None if the connection has ended. Raises ProtocolError."""
     message = await socket.receive()
     match message.type:
         case WSMsgType.TEXT:

@@ -1,7 +1,7 @@
-"""Waiting for something to change, without polling: a counter for each thing that can.
+"""Counters of changes, so that readers wait for a change without polling.
 
-A reader takes the counter, reads what it wants to know, and waits for the counter to move: nothing
-that happens in between is missed.
+A reader takes the counter, reads the data, and waits for the counter to move. No change in between
+is missed.
 """
 
 import asyncio
@@ -9,9 +9,9 @@ from collections.abc import Hashable, Iterable
 
 
 class ChangeCounters:
-    """Counters that only grow, and those who wait for one to move.
+    """Counters that only grow, and the readers that wait for one to move.
 
-    A key nobody bumped counts 0 and costs nothing.
+    A key that was never bumped counts 0 and uses no memory.
     """
 
     def __init__(self) -> None:
@@ -21,14 +21,14 @@ class ChangeCounters:
 
     @property
     def closed(self) -> bool:
-        """Whether the process is stopping: a wait returns at once, and is not to be repeated."""
+        """Whether the process is stopping. If so, `wait` returns at once; do not repeat it."""
         return self._closed
 
     def count(self, key: Hashable) -> int:
         return self._counts.get(key, 0)
 
     def bump(self, keys: Iterable[Hashable]) -> None:
-        """Everything about `keys` that was to be seen has changed already."""
+        """Wake the readers of `keys`. Call it after the change is visible."""
         for key in keys:
             self._counts[key] = self._counts.get(key, 0) + 1
             for future in self._waiting.pop(key, ()):
@@ -36,14 +36,14 @@ class ChangeCounters:
                     future.set_result(None)
 
     def drop(self, keys: Iterable[Hashable]) -> None:
-        """Nobody bumps `keys` any more: nothing is kept of them, and those who wait may look."""
+        """Forget `keys`, which will never be bumped again, and wake their readers."""
         for key in keys:
             if self._counts.pop(key, None) is not None and key in self._waiting:
                 self.bump([key])
                 del self._counts[key]
 
     async def wait(self, seen: dict[Hashable, int], timeout_s: float | None = None) -> None:
-        """Return when the counter of any key is not the one seen, after `timeout_s`, or closed."""
+        """Return when any key's counter differs from `seen`, after `timeout_s`, or once closed."""
         if self._closed or any(self.count(key) != count for key, count in seen.items()):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -63,6 +63,6 @@ class ChangeCounters:
                         del self._waiting[key]
 
     def close(self) -> None:
-        """Let everybody go, now and from now on."""
+        """Wake all readers; later waits return at once."""
         self._closed = True
         self.bump(list(self._waiting))

@@ -1,7 +1,7 @@
-"""The one task that owns the state: judge what happened, put it on disk, and only then act.
+"""The single task that owns the state: it decides on inputs, commits the facts, then acts.
 
-Everything else asks it: agents' connections and timers hand it inputs, requests wait for their
-answer, readers look at the state while it is on disk, watchers wait for a job to change.
+Everything else goes through it: agents' connections and timers put inputs, requests wait for their
+answer, readers read the committed state, and watchers wait for a job to change.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ from orchestrator.shell.timers import Timers
 LAZY_FLUSH_S: Final = 0.2
 PATIENCE_S: Final = 0.005
 QUIET_S: Final = 0.005
-"""After a commit the next one of the same job is often on its way."""
+"""Wait this long after a commit, because the next one of the same job often follows."""
 GIVE_WAY_MAX_S: Final = 0.05
 SPACE_EVERY_S: Final = 2.0
 FORGOTTEN_HINT: Final = "ended_jobs in the coordinator's configuration says how many are kept"
@@ -82,11 +82,11 @@ _MILESTONES: Final = frozenset(
 
 
 class CoordinatorStoppedError(DaemonError):
-    """The owner has ended: a request was not answered, and may have been carried out."""
+    """The coordinator has ended: a request was not answered, but may have been carried out."""
 
 
 class Sessions(Protocol):
-    """Where commands to agents go. None of these waits."""
+    """Destination of commands to agents. No method blocks."""
 
     def send(self, session: SessionId, command: Command) -> None: ...
 
@@ -96,7 +96,7 @@ class Sessions(Protocol):
 
 
 def replay(records: Iterable[Recorded]) -> State:
-    """The state that the journal's facts lead to. Raises JournalError."""
+    """Rebuild the state from the journal's facts. Raises JournalError."""
     state = State()
     for recorded in records:
         try:
@@ -110,10 +110,10 @@ def replay(records: Iterable[Recorded]) -> State:
 
 
 class Coordinator:
-    """Owner of `state`. Others read it, after `settled`, and never change it.
+    """Owner of `state`. Others read it after `settled` and never change it.
 
-    `changes` counts by job id, by node name and by `events_key`, and is bumped when what changed is
-    on disk.
+    `changes` counts changes by job id, by node name and by `events_key`. A counter is bumped once
+    the change is on disk.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Coordinator:
         self._journal = journal
         self._clock = clock
         began = clock.now()
-        # By the clock that nobody sets.
+        # Measured on the monotonic clock, which nobody can set.
         self._last_record = None if last_record_at is None else last_record_at - began.mono
         self.limits: Final = limits
         self._networks = networks
@@ -151,26 +151,26 @@ class Coordinator:
         self._flush: asyncio.TimerHandle | None = None
         self._flush_due = False
         self._committing = False
-        self._quiet_at = 0.0  # by the loop's clock: nothing has been decided for a while
-        self._committed: set[Hashable] = set()  # whose events are on disk, and not announced
+        self._quiet_at = 0.0  # loop time until which another commit is likely
+        self._committed: set[Hashable] = set()  # keys on disk, not yet announced
         self._readers: list[asyncio.Future[None]] = []
         self._requests: dict[a.RequestId, asyncio.Future[a.Result]] = {}
         self._next_request = 1
-        self.started = asyncio.Event()  # the new epoch is on disk
+        self.started = asyncio.Event()  # set once the new epoch is on disk
         self._stopped = False
 
     def now(self) -> Instant:
         return self._clock.now()
 
     def clock_doubt(self) -> str:
-        """Why nothing is to be removed for its age now, "" where that may be."""
+        """Return why nothing may be removed for its age now, or "" if removal is safe."""
         now = self._clock.now()
         since = 0.0 if self._last_record is None else now.wall - now.mono - self._last_record
         nodes = self.state.nodes.values()
         return clock_doubt(since, [n.ahead_s for n in nodes if n.link is LinkState.CONNECTED])
 
     async def run(self, epoch: int) -> None:
-        """Own the state until cancelled. Whatever it raises means that the process must end."""
+        """Own the state until cancelled. Any exception means that the process must exit."""
         name = secrets.token_hex(6)
         self._inbox.put_now(CoordinatorStarted(epoch, name, self._networks, self._first_job))
         try:
@@ -181,7 +181,7 @@ class Coordinator:
             self._stop()
 
     async def watch_space(self) -> Never:
-        """Look at the room on the journal's disk, again and again: nobody is told of it."""
+        """Poll the free space on the journal's disk, because no event reports it."""
         while True:
             problem = await self._journal.problem()
             if bool(problem) != bool(self.state.disk_full):
@@ -193,15 +193,15 @@ class Coordinator:
             await asyncio.sleep(SPACE_EVERY_S)
 
     async def put(self, given: Input) -> None:
-        """Hand over what happened; waits while too much is waiting already."""
+        """Add an input to the inbox. Waits while the inbox is full."""
         await self._inbox.put(given)
 
     def put_now(self, given: Input) -> None:
-        """As `put` for what must not be lost: the end of a session, once each."""
+        """Like `put`, but never waits: for inputs that must not be lost, such as SessionEnded."""
         self._inbox.put_now(given)
 
     async def request(self, make: Callable[[a.RequestId], Input]) -> a.Result:
-        """Ask, and wait for the answer; what it promises is on disk.
+        """Send a request and return its answer, once the facts behind it are on disk.
 
         Raises CoordinatorStoppedError.
         """
@@ -226,7 +226,9 @@ class Coordinator:
         return result
 
     async def submit(self, submit: SubmitReceived) -> a.Result:
-        """As `request`. No idempotency key makes a second job, be the first in the archive.
+        """Like `request`, for a submit.
+
+        An idempotency key never creates a second job, even if the first is already in the archive.
 
         Raises CoordinatorStoppedError and JournalError.
         """
@@ -240,26 +242,31 @@ class Coordinator:
                 return result
 
     async def submitted(self, user: str, key: str) -> tuple[JobId, str] | None:
-        """The job that was submitted under an idempotency key and is on disk, and the digest of
-        what came with it; "" is none. Raises CoordinatorStoppedError and JournalError."""
+        """Return the job committed under an idempotency key, and the digest of its submit.
+
+        Returns None if there is no such job, or if `key` is "". Raises CoordinatorStoppedError and
+        JournalError.
+        """
         known = (await self.settled()).keys.get((user, key))
         return known if known or not key else await self.archive.submitted(user, key)
 
     async def job(self, name: JobId) -> Job | None:
-        """A job, which goes on changing while it is in the state. Raises CoordinatorStoppedError
-        and JournalError."""
+        """Return a job from the state or the archive. A job in the state keeps changing.
+
+        Raises CoordinatorStoppedError and JournalError.
+        """
         known = (await self.settled()).jobs.get(name)
         return known if known is not None else await self.archive.find(name)
 
     def forgot(self, name: JobId) -> bool:
-        """Whether a job that is in neither was there before."""
+        """Whether retention has removed a job that is neither in the state nor in the archive."""
         return name <= self.archive.forgotten_to
 
     async def archive_ended(self) -> Never:
-        """Move jobs that have ended to the archive, again and again."""
+        """Move ended jobs to the archive, forever."""
         while True:
             jobs = await self.archive.due()
-            # A fact of theirs that is written when they have gone would follow from nothing.
+            # A fact that is written after its job has moved would refer to a job that is gone.
             await self._sync()
             state = await self.settled()
             if not state.disk_full and await self.archive.move(state, jobs):
@@ -268,13 +275,13 @@ class Coordinator:
                 await asyncio.sleep(ROOM_AGAIN_S)
 
     async def _sync(self) -> None:
-        """Wait until all that was decided so far is on disk. Raises CoordinatorStoppedError."""
+        """Wait until everything decided so far is on disk. Raises CoordinatorStoppedError."""
         if self._staged:
             self._flush_due = True
             await self.beat()
 
     async def settled(self) -> State:
-        """The state, none of it ahead of the disk as long as the caller does not wait.
+        """Return the state when all of it is on disk. That holds until the caller next awaits.
 
         Raises CoordinatorStoppedError.
         """
@@ -287,7 +294,7 @@ class Coordinator:
         return self.state
 
     async def beat(self) -> None:
-        """Wait for the owner's next turn, which it takes also when there is nothing to do.
+        """Wait for the coordinator's next turn, which also runs if the inbox is empty.
 
         Raises CoordinatorStoppedError.
         """
@@ -299,20 +306,22 @@ class Coordinator:
         await future
 
     async def give_way(self) -> None:
-        """For whoever brings or takes much that may wait, as the bytes of logs: let jobs be
-        decided on first. Lasts GIVE_WAY_MAX_S at most, so that neither starves."""
+        """Let scheduling go first. Called by bulk transfers such as log bytes.
+
+        Waits at most GIVE_WAY_MAX_S, so that neither side starves.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + GIVE_WAY_MAX_S
-        # No event says that nothing follows.
+        # Polls, because no event signals that no commit follows.
         while (now := loop.time()) < until and (self._committing or now < self._quiet_at):  # noqa: ASYNC110
             await asyncio.sleep(QUIET_S)
 
     async def events(self, *, job: int | None, after_seq: int, limit: int) -> list[Recorded]:
-        """Facts of the journal, in order. Raises JournalError."""
+        """Return facts of the journal, in order. Raises JournalError."""
         return await self._journal.events(job=job, after_seq=after_seq, limit=limit)
 
     async def flush(self) -> None:
-        """Put everything on disk that was decided; for the end of the process, after `run`."""
+        """Write all pending facts to disk. Called at the end of the process, after `run`."""
         staged, self._staged = self._staged, []
         if staged:
             await self._journal.append(staged)
@@ -339,8 +348,8 @@ class Coordinator:
             for reader in readers:
                 if not reader.done():
                     reader.set_result(None)
-        # Readers look before the next batch moves the state ahead of the disk again; and what was
-        # decided goes on its way before it is written into the log.
+        # Readers run before the next batch moves the state ahead of the disk again. Effects are
+        # sent before their facts are logged.
         await asyncio.sleep(0)
         for fact in facts:
             _log_fact(fact)
@@ -348,8 +357,10 @@ class Coordinator:
     def _judge(
         self, batch: list[Received], facts: list[f.Fact], effects: list[a.Effect]
     ) -> Durability | None:
-        """Decide, and stage what is to be kept. Returns SYNC or PATIENT where that is to be on disk
-        before the actions are taken."""
+        """Decide on a batch and stage its durable facts.
+
+        Returns SYNC or PATIENT if the facts must be on disk before the effects are carried out.
+        """
         began, known = time.perf_counter(), len(facts)
         found: set[Durability] = {Durability.SYNC} if self._flush_due else set()
         for received in batch:
@@ -371,8 +382,10 @@ class Coordinator:
         return None
 
     async def _for_company(self, facts: list[f.Fact], effects: list[a.Effect]) -> None:
-        """Judge what else comes in a moment, so that it shares the commit; less than a moment where
-        somebody waits for it."""
+        """Group commit: wait up to PATIENCE_S for more facts to share this fsync.
+
+        Stops early if a fact needs SYNC, because then somebody waits for it.
+        """
         self._committing = True
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -387,7 +400,7 @@ class Coordinator:
             self._flush.cancel()
             self._flush = None
         self._committing = True
-        # Not taken back on an error: nobody may read a state that is not on disk.
+        # Stays set if the append fails, because nobody may read a state that is not on disk.
         began = time.perf_counter()
         with Periodic(self.limits.heartbeat_s / 4, partial(self._hear_on, facts, effects)):
             await self._journal.append(staged)
@@ -399,7 +412,7 @@ class Coordinator:
         self._committed.add(events_key(None))
 
     def _hear_on(self, facts: list[f.Fact], held: list[a.Effect]) -> None:
-        """A commit lasts: answer the heartbeats that came with it, or since."""
+        """Answer the plain heartbeats of this batch and later ones while a commit is pending."""
         self._judge(self._inbox.pick(partial(is_plain_heartbeat, self.state)), facts, held)
         for answer in [action for action in held if is_answer(action)]:
             self._perform(answer)
@@ -439,7 +452,7 @@ class Coordinator:
 
 
 def events_key(job: int | None) -> Hashable:
-    """What `changes` counts as facts of a job, or (None) any at all, reach the disk."""
+    """Key in `changes` for facts that reached the disk: those of a job, or of any job if None."""
     return ("events", job)
 
 
@@ -464,7 +477,7 @@ def _touched(facts: list[f.Fact]) -> set[Hashable]:
 
 
 def _final(facts: list[f.Fact]) -> set[Hashable]:
-    """What will not change any more."""
+    """Keys of removed jobs, which will not change any more."""
     gone = [fact.job for fact in facts if isinstance(fact, f.JobForgotten)]
     return {key for job in gone for key in (job, events_key(job))}
 

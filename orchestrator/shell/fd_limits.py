@@ -1,7 +1,7 @@
-"""File descriptors: the last ones are kept for agents, for short requests and for our own files.
+"""File descriptors reserved for agents, for short requests and for the coordinator's own files.
 
-The kernel gives the lowest number that is free. Whoever is not let have a number near the limit
-never takes the last ones, however many come.
+The kernel assigns the lowest free number. Refusing connections with numbers near the limit
+therefore keeps the last descriptors free, however many clients connect.
 """
 
 import os
@@ -13,20 +13,21 @@ HINT: Final = "close streams that nobody reads (logs -f, events -f), or raise it
 
 
 def is_short(number: int) -> bool:
-    """Whether a connection of this number is in the part that is kept for agents, and for requests
-    that are answered at once."""
+    """Whether a connection with this descriptor falls into the part reserved for agents and for
+    requests that are answered at once.
+    """
     limit = _limit()
     return number >= limit - _reserve(limit)
 
 
 def is_last(number: int) -> bool:
-    """Whether a connection of this number would take what our own files need."""
+    """Whether a connection with this descriptor falls into the part that our own files need."""
     limit = _limit()
     return number >= limit - _reserve(limit) // 2
 
 
 def shortage() -> str:
-    """A sentence where the next connection would be short of them, "" where it would not."""
+    """Return an error message if the next connection would fall into the reserve, else ""."""
     try:
         fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

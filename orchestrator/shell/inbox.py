@@ -1,4 +1,4 @@
-"""What has happened and has not been judged yet: bounded, in order, each with its moment."""
+"""Bounded queue of inputs that await a decision, in order, each with its time of arrival."""
 
 import asyncio
 from collections import deque
@@ -11,7 +11,7 @@ from muster.protocol.instant import Instant
 from orchestrator.core.facts.inputs import Input
 
 WAITING_MAX: Final = 4096
-# One step judges at most this many, so that a burst delays an answer by one step and not by all.
+# Bounds a batch, so that a burst delays an answer by one step only.
 BATCH_MAX: Final = 512
 
 
@@ -22,7 +22,7 @@ class Received:
 
 
 class Inbox:
-    """A queue with one reader. Whoever brings too much waits; what must not wait does not."""
+    """Queue with one reader. Senders wait while it is full, except those that use `put_now`."""
 
     def __init__(self, clock: Clock, waiting_max: int = WAITING_MAX) -> None:
         self._clock = clock
@@ -33,23 +33,23 @@ class Inbox:
         self._filled = asyncio.Event()
 
     async def put(self, given: Input) -> None:
-        """Add it, after waiting for room."""
+        """Add an input, after waiting for room."""
         while len(self._items) >= self._max:
             self._room.clear()
             await self._room.wait()
         self.put_now(given)
 
     def put_now(self, given: Input) -> None:
-        """Add it at once: for what comes at most once a connection or a timer."""
+        """Add an input at once. For inputs that occur at most once per connection or timer."""
         self._items.append(Received(given, self._clock.now()))
         self._filled.set()
 
     def wake(self) -> None:
-        """Let `take` return, if need be with nothing."""
+        """Let `take` return, even with an empty batch."""
         self._filled.set()
 
     def pick(self, wanted: Callable[[Input], bool]) -> list[Received]:
-        """Take what is wanted, in order, from among the others, which stay."""
+        """Remove and return the matching inputs, in order; the others stay."""
         waiting = list(self._items)
         picked: list[Received] = []
         self._items.clear()
@@ -59,8 +59,10 @@ class Inbox:
         return picked
 
     async def take(self) -> list[Received]:
-        """Wait for something, and take what there is, up to BATCH_MAX; empty only after `wake`
-        or `pick`."""
+        """Wait for inputs and return up to BATCH_MAX of them.
+
+        The batch is empty only after `wake` or `pick`.
+        """
         await self._filled.wait()
         items = self._items
         batch = [items.popleft() for _ in range(min(len(items), BATCH_MAX))]

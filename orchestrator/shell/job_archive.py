@@ -1,7 +1,7 @@
-"""Jobs that have ended: moved out of the state into the journal's archive, and found again there.
+"""Ended jobs: moving them from the state to the journal's archive, and finding them there.
 
-Whoever wants a job looks at the state first and then here: it leaves the state when it is in the
-archive, on disk.
+Callers look a job up in the state first and then here: a job leaves the state only after its
+archive row is on disk.
 """
 
 import asyncio
@@ -35,20 +35,19 @@ from orchestrator.journal.archive import Archived, Asked
 from orchestrator.journal.errors import CorruptJournalError
 from orchestrator.journal.writer import JournalWriter
 
-# Whoever waited for a job looks at it now: meanwhile it is still in the state.
+# Clients that waited for a job read it right after its end, so keep it in the state until then.
 LINGER_S: Final = 1.0
-# A commit waits for a move at most as long as one of so many takes: some 10 ms.
+# Bounds how long a commit waits for a move: a batch of this size takes some 10 ms.
 _BATCH: Final = 32
 ROOM_AGAIN_S: Final = 10.0
 _KEPT: Final = 64
-# Fields are only ever added behind the others, and quotes in a text are escaped.
+# New fields are only appended, and quotes in a text are escaped.
 _LAST_FIELD: Final = f',"{JobSummary.__struct_encode_fields__[-1]}":'.encode()
 _decode_summary: Final = msgspec.json.Decoder(JobSummary).decode
 
 
 class Line(NamedTuple):
-    """A job's summary as it is to be sent: what was written when the job ended is not read again
-    to be written again."""
+    """A job's summary in the form it is sent: archived JSON is passed on without decoding it."""
 
     id: int
     summary: JobSummary | msgspec.Raw
@@ -56,15 +55,17 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Jobs, the newest first: all from the number `floor` on, but for those above the limit; 0:
-    there is nothing below."""
+    """A page of jobs, newest first: all jobs numbered `floor` or more, up to the limit.
+
+    If `floor` is 0, no further jobs follow.
+    """
 
     jobs: list[Line]
     floor: int
 
 
 class JobArchive:
-    """What has gone from the state, and what is to go. `ended` counts the former by state."""
+    """Archived jobs, and ended jobs that wait for it. `ended` counts archived jobs by state."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class JobArchive:
         ended: Mapping[str, int],
         forgotten_to: int = 0,
     ) -> None:
-        """`forgotten_to`: the greatest number of a job that was, and is not even here any more."""
+        """`forgotten_to` is the highest number among jobs that retention has removed."""
         self.forgotten_to = forgotten_to
         self.ended = Counter({JobState(name): count for name, count in ended.items()})
         self._journal = journal
@@ -83,14 +84,14 @@ class JobArchive:
         self._work = asyncio.Event()
         if self._due:
             self._work.set()
-        self._moved: dict[JobId, JobState] = {}  # and not gone from the state yet
+        self._moved: dict[JobId, JobState] = {}  # moved, but still in the state
         self._found: OrderedDict[JobId, Job] = OrderedDict()
 
     def took_in(self, facts: Sequence[f.Fact]) -> None:
         for fact in facts:
             match fact:
                 case f.JobEnded(job) | nf.WebhookSettled(job):
-                    # Both in one turn are the end of it once.
+                    # A turn may contain both facts; queue the job once.
                     if _may_go(self._state.jobs[job]) and job not in self._going:
                         self._due.append(job)
                         self._going.add(job)
@@ -101,15 +102,20 @@ class JobArchive:
                     pass
 
     async def due(self) -> Sequence[JobId]:
-        """Wait for jobs to have ended; the first of them, a little later. They stay due."""
+        """Wait until jobs have ended and return the next batch. They stay due until moved.
+
+        Waits LINGER_S longer if the batch is not full.
+        """
         await self._work.wait()
         if len(self._due) < _BATCH:
             await asyncio.sleep(LINGER_S)
         return [self._due[place] for place in range(min(len(self._due), _BATCH))]
 
     async def move(self, state: State, jobs: Sequence[JobId]) -> bool:
-        """Put jobs, whose ends are on disk, into the archive; whether there was room. Raises
-        JournalError."""
+        """Move jobs whose ends are on disk to the archive. Returns False if the disk is full.
+
+        Raises JournalError.
+        """
         rows = [_row(state, state.jobs[job]) for job in jobs]
         if not await self._journal.archive(rows):
             return False
@@ -121,7 +127,7 @@ class JobArchive:
         return True
 
     async def find(self, name: JobId) -> Job | None:
-        """A job that is in the archive, as it was when it ended. Raises JournalError."""
+        """Return an archived job as it was when it ended. Raises JournalError."""
         found = self._found.get(name)
         if found is None:
             found = await self._journal.read(partial(_retraced, name))
@@ -133,11 +139,11 @@ class JobArchive:
         return found
 
     async def oldest(self, after: int, limit: int) -> list[tuple[int, float]]:
-        """The first jobs here after a number, and when each ended. Raises JournalError."""
+        """Return the first archived jobs after a number, with their ends. Raises JournalError."""
         return await self._journal.read(partial(archive.oldest, after=after, limit=limit))
 
     async def forget(self, jobs: Sequence[int]) -> bool:
-        """Keep nothing of these jobs; whether there was room to note that. Raises JournalError."""
+        """Delete these jobs. Returns False if the disk is full. Raises JournalError."""
         states = await self._journal.forget(jobs)
         if states is None:
             return False
@@ -149,13 +155,15 @@ class JobArchive:
         return True
 
     async def submitted(self, user: str, key: str) -> tuple[JobId, str] | None:
-        """The job of an idempotency key, and the digest of what came with it. Raises
-        JournalError."""
+        """Return the archived job of an idempotency key, and the digest of its submit.
+
+        Raises JournalError.
+        """
         found = await self._journal.read(partial(archive.by_key, user=user, key=key))
         return None if found is None else (JobId(found[0]), found[1])
 
     async def ended_at(self, jobs: Sequence[JobId]) -> dict[int, float]:
-        """When those of them that are here ended (UTC seconds). Raises JournalError."""
+        """Return when the archived ones among `jobs` ended (UTC seconds). Raises JournalError."""
         return await self._journal.read(partial(archive.ended_at, jobs=jobs))
 
     async def page(
@@ -168,8 +176,10 @@ class JobArchive:
         name: str | None,
         pool: str | None,
     ) -> Page:
-        """Jobs of lesser numbers than `before` of which all that is not None is so. Raises
-        JournalError."""
+        """Return jobs with numbers below `before` that match every filter that is not None.
+
+        Raises JournalError.
+        """
         ended = None if states is None else {state.value for state in ENDED_STATES & {*states}}
         if ended is not None and not ended:
             return Page([], 0)
@@ -182,8 +192,10 @@ class JobArchive:
     async def answer(
         self, state: State, asked: s.Input, now: Instant, limits: Limits
     ) -> a.Result | None:
-        """What the core says to a request for a job that is here; None where it is not. Raises
-        JournalError."""
+        """Return the core's answer to a request for an archived job, or None if it is not archived.
+
+        Raises JournalError.
+        """
         name: JobId | None = getattr(asked, "job", None)
         job = None if name is None else await self.find(name)
         if job is None:
@@ -197,7 +209,7 @@ class JobArchive:
 
 
 def _may_go(job: Job) -> bool:
-    """Whether nothing happens to it any more, and none of its webhooks has still to be told."""
+    """Whether a job has ended and none of its webhooks is pending."""
     return job.phase is JobPhase.ENDED and not job.notices
 
 
@@ -208,7 +220,7 @@ def _row(state: State, job: Job) -> Archived:
 
 
 def row_of(job: Job, digest: str = "") -> Archived:
-    """A job that has ended as its row in the archive."""
+    """Return the archive row of an ended job."""
     summary = job_summary(State(), job, Instant(0.0, 0.0))
     return Archived(
         job=job.id,
@@ -241,7 +253,10 @@ def _page(asked: Asked, database: sqlite3.Connection) -> Page:
 
 
 def line_of(row: Archived) -> Line:
-    """An older release has written fewer fields: those are read, and get their defaults."""
+    """Return the line of a row.
+
+    Rows of an older release lack fields, so they are decoded to get the defaults.
+    """
     if row.summary.rfind(_LAST_FIELD) >= 0:
         return Line(row.job, msgspec.Raw(row.summary))
     return Line(row.job, _decode_summary(row.summary))

@@ -1,5 +1,4 @@
-"""Which jobs the state has, by what people ask for: so that a list never looks through all of
-them."""
+"""Index of the jobs in the state, so that a list never scans all of them."""
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Sequence
@@ -18,13 +17,15 @@ _OPEN: Final = ("open", "")
 
 
 class JobIndex:
-    """Ids in ascending order. What is found may have more than is true now (a job that was renamed
-    is found by both names), never less.
+    """Job ids in ascending order, by user, name and state.
+
+    A lookup may return jobs that no longer match (a renamed job is found by both names), but never
+    misses one.
     """
 
     def __init__(self, state: State) -> None:
         self._ids: dict[_Key, list[JobId]] = {_ALL: [], _OPEN: []}
-        self._keys: dict[JobId, list[_Key]] = {}  # under which each is found
+        self._keys: dict[JobId, list[_Key]] = {}  # the keys of each job
         for number in sorted(state.jobs):
             job = state.jobs[number]
             self._add(job)
@@ -32,7 +33,7 @@ class JobIndex:
                 self._end(job)
 
     def took_in(self, state: State, facts: Sequence[f.Fact]) -> None:
-        """Facts that are in `state` already."""
+        """Index facts that are already applied to `state`."""
         for fact in facts:
             match fact:
                 case f.JobSubmitted(number):
@@ -49,11 +50,11 @@ class JobIndex:
 
     @property
     def open(self) -> Sequence[JobId]:
-        """All that have not ended."""
+        """Jobs that have not ended."""
         return self._ids[_OPEN]
 
     def ended(self, state: JobState) -> int:
-        """How many ended so."""
+        """Return how many jobs ended in `state`."""
         return len(self._ids.get(("ended", state.value), ()))
 
     def candidates(
@@ -63,7 +64,7 @@ class JobIndex:
         user: str | None = None,
         name: str | None = None,
     ) -> Sequence[JobId]:
-        """Few that have all of what is asked for among them; the fewest of those that are known."""
+        """Return the smallest known list that contains every job matching all filters."""
         found: list[Sequence[JobId]] = [self._ids[_ALL]]
         for kind, value in (("user", user), ("name", name)):
             if value is not None:

@@ -1,4 +1,4 @@
-"""How long jobs that have ended are known: by age and by number together, the oldest first."""
+"""Retention of ended jobs: by age and by number together, the oldest first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.shell.wall_clock_age import WallClockAge
 
 SWEEP_EVERY_S: Final = 60.0
 _LOOKED_AT: Final = 256
-# What else is to be written waits for one of these at most.
+# Bounds how long other writes wait for one deletion.
 _AT_ONCE: Final = 8
 _PAUSE_S: Final = 0.02
 
@@ -24,14 +24,14 @@ _log = structlog.get_logger("muster.archive")
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """What is kept: jobs that ended at most `age_s` ago, and at most so many."""
+    """Limits: keep at most `jobs_max` jobs, and only those that ended at most `age_s` ago."""
 
     age_s: float
     jobs_max: int
 
 
 class JobRetention:
-    """Takes out of the archive what is too old or too much."""
+    """Removes jobs from the archive that are too old or too many."""
 
     def __init__(self, coordinator: Coordinator, keep: RetentionPolicy) -> None:
         self._coordinator = coordinator
@@ -41,21 +41,23 @@ class JobRetention:
         self._doubt = ""
 
     async def run(self) -> Never:
-        """Sweep from time to time, until cancelled. Raises JournalWriteError."""
+        """Sweep periodically, until cancelled. Raises JournalWriteError."""
         while True:
             try:
                 await self.sweep()
             except JournalWriteError:
                 raise
             except JournalError as error:
-                # It cannot be read now: for want of a descriptor, say.
+                # The journal cannot be read now, for example because no descriptor is free.
                 _log.error("forgetting_failed", why=str(error), again_in_s=SWEEP_EVERY_S)
             await asyncio.sleep(SWEEP_EVERY_S)
 
     async def sweep(self) -> int:
-        """Forget what is to be forgotten by now; how many jobs that was. It ends with a stretch of
-        jobs that all stay: those after it are younger, but for some that ran for very long. For its
-        age nothing goes while the clock is in doubt, and not very much at once."""
+        """Remove the jobs that exceed the limits, and return how many.
+
+        Stops at a page of jobs that all stay, because nearly all later jobs ended later. While the
+        clock is in doubt, nothing is removed for its age. The number removed at once is limited.
+        """
         archive, ages = self._coordinator.archive, self._ages
         now = self._coordinator.now()
         ages.look(now)
@@ -85,7 +87,7 @@ class JobRetention:
         return gone
 
     def _is_sure(self) -> bool:
-        """Whether the clock is right, as far as can be told; what is the matter is logged once."""
+        """Whether the wall clock seems right. Changes are logged once."""
         doubt = self._coordinator.clock_doubt()
         if doubt and not self._doubt:
             _log.warning(

@@ -1,4 +1,4 @@
-"""What is done again and again while a wait lasts, and not at all if it is short."""
+"""Periodic work during a wait; none if the wait is short."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Periodic:
-    """`with Meanwhile(every_s, do): await ...` calls `do` on the loop after each `every_s`."""
+    """`with Periodic(every_s, do): await ...` calls `do` on the loop every `every_s`."""
 
     def __init__(self, every_s: float, do: Callable[[], None]) -> None:
         self._every_s = every_s

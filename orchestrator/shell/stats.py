@@ -1,4 +1,4 @@
-"""What the owner of the state counts about its own work, for whoever exports it."""
+"""Statistics of the coordinator about its own work, for export as metrics."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -9,13 +9,13 @@ from muster.protocol.outcome import CauseCode
 from orchestrator.core.facts import jobs as f
 
 FAST_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
-"""Upper bounds, in seconds, for what should take no time."""
+"""Bucket bounds in seconds for operations that should be instant."""
 SLOW_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
-"""The same for what somebody waits for."""
+"""Bucket bounds in seconds for operations that somebody waits for."""
 
 
 class Histogram:
-    """How often a duration fell into each bucket (seconds; the last one has no upper bound)."""
+    """Count of durations by bucket (seconds; the last bucket has no upper bound)."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -28,7 +28,7 @@ class Histogram:
 
 
 class Stats:
-    """Counters of this process's life."""
+    """Counters since the start of this process."""
 
     def __init__(self) -> None:
         self.turns = Histogram(FAST_S)
@@ -39,7 +39,7 @@ class Stats:
         self.loop_lag = Histogram(FAST_S)
 
     def took_in(self, facts: Sequence[f.Fact]) -> None:
-        """Facts that were decided."""
+        """Count facts that were decided."""
         for fact in facts:
             match fact:
                 case f.AttemptStarted():

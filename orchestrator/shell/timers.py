@@ -1,4 +1,4 @@
-"""One heap for all of the coordinator's timers, and one alarm of the loop for its top."""
+"""One heap for all of the coordinator's timers, and one loop alarm for its top."""
 
 import asyncio
 import heapq
@@ -8,15 +8,15 @@ from typing import Final
 from muster.daemon.clock import Clock
 from orchestrator.core.facts.effects import Timer
 
-# The loop sleeps on CLOCK_MONOTONIC, which stands still while the machine is suspended, and the
-# cores count on a clock that does not: so never sleep long without looking.
+# The loop sleeps on CLOCK_MONOTONIC, which stops while the machine is suspended. The cores use a
+# clock that does not stop, so never sleep long.
 _LOOK_AGAIN_S: Final = 30.0
-# Entries that were moved stay in the heap until they surface; beyond this it is built anew.
+# Stale entries stay in the heap until they surface; beyond this share it is rebuilt.
 _STALE_SHARE: Final = 4
 
 
 class Timers:
-    """Moments by name. `fired` is called on the loop with each timer that is due, once."""
+    """Named timers. `fired` is called on the loop once for each timer that is due."""
 
     def __init__(self, clock: Clock, fired: Callable[[Timer], None]) -> None:
         self._clock = clock
@@ -31,7 +31,7 @@ class Timers:
         return len(self._at)
 
     def set(self, timer: Timer, at: float) -> None:
-        """Fire `timer` at `at` (the clock's monotonic seconds); an earlier setting is forgotten."""
+        """Fire `timer` at `at` (the clock's monotonic seconds). Replaces an earlier setting."""
         self._at[timer] = at
         self._tie += 1
         heapq.heappush(self._heap, (at, self._tie, timer))
@@ -41,7 +41,7 @@ class Timers:
         self._arm()
 
     def close(self) -> None:
-        """Fire nothing any more."""
+        """Cancel all timers."""
         self._at.clear()
         self._heap.clear()
         if self._alarm is not None:
@@ -55,7 +55,7 @@ class Timers:
         top = self._heap[0][0]
         if self._alarm is not None:
             if self._alarm_at <= top:
-                return  # it rings in time and looks again
+                return  # the earlier alarm arms the next one
             self._alarm.cancel()
         self._alarm_at = top
         delay_s = min(max(0.0, top - self._clock.now().mono), _LOOK_AGAIN_S)

@@ -1,17 +1,17 @@
-"""How long ago something was that has only a date, where the wall clock may have been set since."""
+"""Age of a UTC date, correct even if the wall clock was set since."""
 
 from dataclasses import dataclass
 from typing import Final
 
 from muster.protocol.instant import Instant
 
-# So much and more the clock was set; less is no matter where ages are hours at the least.
+# Smaller changes of the clock are ignored, because ages are hours at least.
 _SET_S: Final = 60.0
 
 
 @dataclass(slots=True)
 class _Span:
-    """A part of this life, by `mono`, in which nobody set the wall clock, and that clock's lead."""
+    """Span of monotonic time without a change of the wall clock, and the clock's lead in it."""
 
     lead: float
     since: float
@@ -19,14 +19,14 @@ class _Span:
 
 
 class WallClockAge:
-    """From `now` on: a date of this life, from 1970 say, is no older than the other clock says."""
+    """Ages since this process started: a date set by a wrong clock (1970, say) is corrected."""
 
     def __init__(self, now: Instant) -> None:
         self._now = now
         self._spans = [_Span(now.wall - now.mono, now.mono, now.mono)]
 
     def look(self, now: Instant) -> None:
-        """It is `now`; to be called every minute or so, as dates in between are of either clock."""
+        """Record the time. Call it every minute or so: dates in between may be of either clock."""
         self._now = now
         last = self._spans[-1]
         looked, last.until = last.until, now.mono
@@ -35,7 +35,7 @@ class WallClockAge:
             self._spans.append(_Span(lead, looked, now.mono))
 
     def of(self, date: float) -> float:
-        """Seconds from a date (UTC seconds) to the last look."""
+        """Return the seconds from a date (UTC seconds) to the last `look`."""
         moments = (
             date - span.lead
             for span in self._spans

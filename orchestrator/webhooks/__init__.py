@@ -1,1 +1,1 @@
-"""Telling the webhooks of jobs how these go: at least once, signed, and only those allowed."""
+"""Delivery of job events to webhooks: at least once, signed, and only to allowed addresses."""

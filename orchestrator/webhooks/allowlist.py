@@ -1,5 +1,7 @@
-"""Which addresses may be told. A job names its webhooks itself: without a list of those that are
-good, whoever may submit could reach whatever the coordinator reaches.
+"""Allowlist of webhook addresses.
+
+Jobs name their own webhooks. Without this list, any submitter could reach every address that the
+coordinator can reach.
 """
 
 from __future__ import annotations

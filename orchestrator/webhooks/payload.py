@@ -1,5 +1,4 @@
-"""What a webhook gets: a JSON text about the job, and headers by which its receiver knows that it
-is from us."""
+"""Webhook requests: a JSON body about the job, and signed headers."""
 
 from __future__ import annotations
 

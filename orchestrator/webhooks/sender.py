@@ -1,7 +1,7 @@
-"""Tells webhooks what the state has for them, each in its order, until it has heard it.
+"""Delivers webhooks from the state, in order per address, until each is accepted.
 
-What was told and what was not are inputs: the journal keeps them, so that a new process goes on
-where this one ends. A webhook that is told twice knows it by the number.
+Attempts and results are inputs, so the journal keeps them and a new process continues where this
+one stopped. A receiver recognizes a repeated delivery by its id.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _Place = tuple[JobId, int, int]
 
 
 class DeliveryError(Exception):
-    """It could not be told now; another try may succeed."""
+    """The delivery failed for now; another try may succeed."""
 
 
 class RefusedError(Exception):
-    """It will never take this."""
+    """The receiver will never accept this delivery."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What every route needs and that knows no resource: access, limits, parsing, errors, the schema.
+"""HTTP machinery shared by all routes: access, limits, parsing, errors and the schema.
 
 The resource modules of `orchestrator.api` import it; it never imports one of them.
 """

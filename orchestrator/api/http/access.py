@@ -1,4 +1,4 @@
-"""Who may call what: every route says it, and what does not say it is closed."""
+"""Access control: every route declares its access; anything else is closed."""
 
 import enum
 import math

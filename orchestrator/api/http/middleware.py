@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, its limits, its right, its failure, its line in the log."""
+"""Middleware of every request: request id, limits, access, errors and the log line."""
 
 from collections.abc import Callable
 from typing import Final

@@ -1,4 +1,4 @@
-"""What a request says, checked: path, query and body. Wrong input is an ApiError that names it."""
+"""Parsing and validation of a request's path, query and body. Raises ApiError for wrong input."""
 
 import asyncio
 import functools
@@ -58,9 +58,9 @@ def read_query(request: web.Request, kind: type[_Q]) -> _Q:
 
 
 def parse_query(request: web.Request, kind: type[_Q]) -> _Q:
-    """The parameters of a request as a struct of `orchestrator.api.http.query_params`; one that it
-    does
-    not know is refused, not ignored. Raises ApiError (400) that names the parameter.
+    """Return the parameters of a request as a struct of `orchestrator.api.http.query_params`.
+
+    An unknown parameter is refused, not ignored. Raises ApiError (400) that names the parameter.
     """
     fields = _fields(kind)
     values: dict[str, object] = {}

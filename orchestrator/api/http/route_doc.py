@@ -1,4 +1,4 @@
-"""What a route reads and answers: the schema is made of it, and the readers hold to it."""
+"""Description of a route: what it reads and returns. The schema is generated from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What each route reads and answers. A route without its line here does not start."""
+"""Descriptions of all routes. The coordinator does not start if a route has none."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Answers that last: each is cut when the token that it was given for is good no longer."""
+"""Revocation of streams: a response is cut when its token is no longer valid."""
 
 import asyncio
 from typing import Final, Never

@@ -1,4 +1,4 @@
-"""What this coordinator's configuration says of every job that is submitted."""
+"""Rules of this coordinator's configuration for every submitted job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokens file: who may ask, read at start and again when it changes."""
+"""The tokens file: read at start and again when it changes."""
 
 import hmac
 import os

@@ -1,1 +1,1 @@
-"""Log bytes of all jobs: files that only grow, an index of when they came, reading them."""
+"""Log bytes of all jobs: append-only files, an index of arrival times, and readers."""

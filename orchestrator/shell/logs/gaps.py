@@ -1,4 +1,4 @@
-"""Gaps of a stored stream: bytes that count in its offsets and were never stored."""
+"""Gaps of a stored stream: bytes that count in its offsets but were never stored."""
 
 import enum
 from typing import Final, assert_never
@@ -7,7 +7,7 @@ from orchestrator.core.storage.log_space import Full
 
 
 class Gap(enum.IntEnum):
-    """Why the bytes are missing. The numbers stand in index files and never change."""
+    """Reason of a gap. The numbers are written to index files and never change."""
 
     HOLE = 1
     JOB_FULL = 2
@@ -31,7 +31,7 @@ def gap_of(full: Full) -> Gap:
 
 
 def gap_text(code: int, length: int) -> str:
-    """A sentence for readers, after "from byte N on: "."""
+    """Return a sentence for readers, to follow "from byte N on: "."""
     if code == Gap.HOLE:
         return f"{length} bytes were never written: the log file has a hole here"
     why = next((why for gap, why in _WHY.items() if gap == code), "see the coordinator's log")

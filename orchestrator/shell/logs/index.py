@@ -1,14 +1,14 @@
-"""The index of a stream: which of its bytes came when, as records of one size in a file.
+"""The index of a stream: when its bytes arrived, as fixed-size records in a file.
 
 A record is (start, length, ts, seq): bytes of the stream from `start`, read by the agent at `ts`
 (UTC seconds, never less than in the record before), the `seq`-th arrival of the whole job. `ts`
-orders history, `seq` what comes live, and both place a cursor. Records tile the stream and
-never cut a UTF-8 character. A record of length 0 says that the stream has ended.
+orders history and `seq` live output; both locate a cursor. Records tile the stream and never cut a
+UTF-8 character. A record of length 0 marks the end of the stream.
 
-A record whose length has its highest bit set begins a gap: bytes that count in the offsets and were
-never stored, for the reason that the other bits name (`Gap`). The gap reaches to the start of the
-next record, or to the end of the stream. A closing record, reason 0, stands before bytes that
-follow a gap.
+If the highest bit of a length is set, the record begins a gap: bytes that count in the offsets but
+were never stored. The other bits give the reason (`Gap`). The gap reaches to the start of the next
+record, or to the end of the stream. If bytes follow a gap, a closing record with reason 0 precedes
+them.
 """
 
 import os
@@ -34,14 +34,14 @@ class Entry(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The end of the bytes; of a gap, whose length is not known here, that of its first."""
+        """End of the bytes. For a gap, whose length is unknown here, the end of its first byte."""
         if self.length < _GAP:
             return self.start + self.length
         return self.start + (self.gap > 0)
 
     @property
     def gap(self) -> int:
-        """The reason of the gap that begins here, 0 if none does."""
+        """Reason of the gap that begins here, or 0."""
         return self.length & ~_GAP if self.length >= _GAP else 0
 
     @property
@@ -62,13 +62,13 @@ def index_path(data: Path) -> Path:
 
 
 def read_all(raw: bytes) -> list[Entry]:
-    """The records in `raw`; an incomplete last one is left out."""
+    """Return the records in `raw`, without an incomplete last one."""
     whole = len(raw) - len(raw) % RECORD_BYTES
     return [Entry(*fields) for fields in _RECORD.iter_unpack(raw[:whole])]
 
 
 class IndexFile:
-    """Reading a stream's index; the file is opened for each block, so that many may be in use."""
+    """Reader of a stream's index. Opens the file for each block, so that many can be in use."""
 
     def __init__(self, data: Path) -> None:
         self.path = index_path(data)
@@ -80,7 +80,7 @@ class IndexFile:
             return 0
 
     def read(self, first: int, last: int) -> list[Entry]:
-        """Records `first` up to but without `last`."""
+        """Return records `first` to `last`, without `last`."""
         if last <= first:
             return []
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -90,7 +90,7 @@ class IndexFile:
             os.close(fd)
 
     def bisect(self, count: int, key: Callable[[Entry], bool]) -> int:
-        """Number of the first of `count` records for which `key` is true; it stays so after it."""
+        """Return the first of `count` records for which `key`, which is monotonic, is true."""
         low, high = 0, count
         while low < high:
             middle = (low + high) // 2
@@ -105,13 +105,13 @@ class IndexFile:
             yield from self.read(block, min(block + _BLOCK_RECORDS, last))
 
     def backward(self, first: int, last: int) -> Iterator[Entry]:
-        """The same records, the last one first."""
+        """Yield the same records in reverse order."""
         for end in range(last, first, -_BLOCK_RECORDS):
             yield from reversed(self.read(max(first, end - _BLOCK_RECORDS), end))
 
 
 def incomplete_tail(data: bytes) -> int:
-    """How many bytes at the end (0 to 3) begin a UTF-8 character that is not complete."""
+    """Return how many bytes (0 to 3) at the end begin an incomplete UTF-8 character."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:

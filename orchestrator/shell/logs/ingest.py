@@ -1,4 +1,4 @@
-"""The agents' bulk connections: log bytes into the store, acknowledgements back."""
+"""Bulk connections of agents: log bytes go into the store, acknowledgements go back."""
 
 import asyncio
 import contextlib
@@ -37,16 +37,17 @@ from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream_file import LogStoreError, NotWantedError
 
 HELLO_TIMEOUT_S: Final = 5.0
-# An agent of whom nothing is heard for so many heartbeats, though it was pinged, is gone: it has
-# dialled anew by then if it lives.
+# An agent that sends nothing for this many heartbeats, despite pings, is gone. If it is alive, it
+# has reconnected by then.
 SILENT_BEATS: Final = 6
-# A frame of so many is one of many. Those of a job that prints its steps are not held up.
+# Larger frames belong to bulk output and give way to scheduling. Frames of a job that prints its
+# steps are smaller and are not delayed.
 MUCH_BYTES: Final = 64 * 1024
-AGAIN_S: Final = 1.0  # until what could not be stored is asked for again
-AGAIN_MAX: Final = 64  # streams that are asked for again at one time
-UNSAID_MAX: Final = 1024  # answers that wait before their agent is read no further
-STRANGERS_MAX: Final = 1024  # tasks that are not its own, and about which an agent may speak
-TURN_S: Final = 0.01  # for the frames of one agent, before others have their turn
+AGAIN_S: Final = 1.0  # delay before asking again for bytes that could not be stored
+AGAIN_MAX: Final = 64  # streams asked for again at a time
+UNSAID_MAX: Final = 1024  # pending answers before the agent is read no further
+STRANGERS_MAX: Final = 1024  # foreign tasks an agent may send logs of
+TURN_S: Final = 0.01  # time for the frames of one agent, before others get their turn
 _CLOSE_TIMEOUT_S: Final = 0.5
 _FRAME_BYTES_MAX: Final = CHUNK_BYTES_MAX + HEADER_BYTES_MAX + 4
 _REASON_BYTES_MAX: Final = 120
@@ -56,20 +57,20 @@ _log = structlog.get_logger("muster.logs")
 
 @dataclass(slots=True)
 class _Connection:
-    """What is to be said to one agent; acknowledgements of a stream replace each other."""
+    """Pending messages to one agent. A newer acknowledgement of a stream replaces an older one."""
 
     socket: web.WebSocketResponse
     node: NodeName
     acks: dict[StreamId, int] = field(default_factory=dict)
     others: list[LogCommand] = field(default_factory=list)
     asked: dict[StreamId, int] = field(default_factory=dict)
-    # What could not be stored: nothing more of it is tried before the time has come.
-    held: dict[StreamId, None] = field(default_factory=dict)  # the longest held first
-    holds: Counter[TaskId] = field(default_factory=Counter)  # how many of a task are held
+    # Streams that could not be stored; not retried before `again` fires.
+    held: dict[StreamId, None] = field(default_factory=dict)  # in order, the longest held first
+    holds: Counter[TaskId] = field(default_factory=Counter)  # number of held streams by task
     held_ends: dict[TaskId, int] = field(default_factory=dict)
     again: asyncio.TimerHandle | None = None
     strangers: set[TaskId] = field(default_factory=set)
-    late: set[TaskId] = field(default_factory=set)  # of jobs that are in the archive
+    late: set[TaskId] = field(default_factory=set)  # tasks of archived jobs
     filled: asyncio.Event = field(default_factory=asyncio.Event)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
     broken: bool = False
@@ -83,20 +84,20 @@ class _Connection:
         self.filled.set()
 
     def ask(self, stream: StreamId, offset: int) -> None:
-        """Ask for bytes from `offset`: once, as what is under way will not fit either."""
+        """Ask for bytes from `offset`, once: bytes already in flight will not fit either."""
         if self.asked.get(stream) != offset:
             self.asked[stream] = offset
             self.say(StreamAt(stream, offset))
 
     async def room(self) -> None:
-        """Wait until the agent has taken what was said: it may not let answers pile up here."""
+        """Wait until the agent has read its answers, so that they do not pile up here."""
         while not self.broken and len(self.others) + len(self.acks) >= UNSAID_MAX:
             self.emptied.clear()
             await self.emptied.wait()
 
 
 class LogIngest:
-    """Serves the bulk connections. An agent may deliver logs of its own node's tasks, no others."""
+    """Serves the bulk connections. An agent may deliver logs of its own node's tasks only."""
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class LogIngest:
         self.received_bytes = self.sent_bytes = 0
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """The route of a bulk connection, from its hello to its end."""
+        """Handle a bulk connection, from its hello to its end."""
         socket = web.WebSocketResponse(
             compress=False,
             max_msg_size=_FRAME_BYTES_MAX,
@@ -141,8 +142,8 @@ class LogIngest:
                     if len(data) >= MUCH_BYTES:
                         await self._coordinator.give_way()
                     elif loop.time() >= until:
-                        # What has arrived is read without waiting, however many frames it is; and
-                        # the first byte of each stream makes two files.
+                        # Frames that have arrived are read without waiting, however many there are,
+                        # and the first byte of each stream creates two files. So yield to others.
                         await asyncio.sleep(0)
                         until = loop.time() + TURN_S
                     await self._take(connection, data)
@@ -172,7 +173,7 @@ class LogIngest:
                 for command in others:
                     await self._send(connection, command)
         except ConnectionError:
-            return  # the reader sees the end as well
+            return  # the reader sees the disconnect as well
         finally:
             connection.broken = True
             connection.emptied.set()
@@ -183,13 +184,13 @@ class LogIngest:
         await connection.socket.send_str(text)
 
     async def close_all(self) -> None:
-        """End all connections; the agents come back to the next process."""
+        """Close all connections; the agents reconnect to the next process."""
         await asyncio.gather(
             *(_close(s, WSCloseCode.GOING_AWAY, "restarting") for s in list(self._sockets))
         )
 
     async def _hello(self, socket: web.WebSocketResponse) -> LogHello:
-        """The first message, from an agent that is registered or is being so just now."""
+        """Return the first message, from an agent that is registered or is about to be."""
         coordinator = self._coordinator
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
@@ -245,7 +246,7 @@ class LogIngest:
                 assert_never(message)
 
     async def _load(self, task: TaskId) -> None:
-        with contextlib.suppress(LogStoreError):  # which is raised again by what is done next
+        with contextlib.suppress(LogStoreError):  # the next operation raises it again
             await self._store.load(parse_task_id(task)[0])
 
     def _take_chunk(self, connection: _Connection, chunk: Chunk, payload: memoryview) -> None:
@@ -291,7 +292,7 @@ class LogIngest:
 
     async def _end_task(self, connection: _Connection, task: TaskId, streams: int) -> None:
         if connection.holds[task] > 0:
-            return  # it will be said again
+            return  # the agent will send it again
         try:
             stored = await self._store.end_task(task, streams)
         except LogStoreError:
@@ -310,7 +311,7 @@ class LogIngest:
             self._hold(connection, stream, error)
 
     def _hold(self, connection: _Connection, stream: StreamId, why: LogStoreError) -> None:
-        """Leave a stream with its node for a while, or for good; the others go on."""
+        """Stop storing a stream: for good if it is not wanted, else until a retry."""
         if isinstance(why, NotWantedError):
             connection.say(NotWanted(stream, str(why)))
         else:
@@ -328,13 +329,13 @@ class LogIngest:
             connection.again = loop.call_later(AGAIN_S, self._try_again, connection)
 
     def _try_again(self, connection: _Connection) -> None:
-        """Ask for what was held back longest; what cannot be stored now is held again."""
+        """Ask again for the streams held longest. Those still without room are held again."""
         connection.again = None
         for stream in list(itertools.islice(connection.held, AGAIN_MAX)):
             del connection.held[stream]
             connection.holds[stream.task] -= 1
             if not self._has_room(stream):
-                self._hold_back(connection, stream)  # its bytes would travel for nothing
+                self._hold_back(connection, stream)  # asking would transfer bytes in vain
                 continue
             connection.asked.pop(stream, None)
             self._ask(connection, stream)
@@ -351,7 +352,7 @@ class LogIngest:
             return False
 
     async def _is_ours(self, connection: _Connection, name: TaskId) -> bool:
-        """Whether the node has or had this task. What it has not is left with it."""
+        """Whether the task runs or ran on this node. Otherwise its logs stay on the node."""
         task = self._coordinator.state.task(name)
         if (task is not None and task.node == connection.node) or name in connection.late:
             return True
@@ -374,7 +375,7 @@ def _task_of(message: OpenStream | Hole | EndStream | TaskLogsEnd) -> TaskId:
 
 
 async def _frame(socket: web.WebSocketResponse) -> str | bytes | None:
-    """The next frame; None when the connection has ended. Raises ProtocolError."""
+    """Return the next frame, or None if the connection has ended. Raises ProtocolError."""
     message = await socket.receive()
     match message.type:
         case WSMsgType.TEXT | WSMsgType.BINARY:
@@ -383,7 +384,7 @@ async def _frame(socket: web.WebSocketResponse) -> str | bytes | None:
         case WSMsgType.CLOSE | WSMsgType.CLOSING | WSMsgType.CLOSED:
             return None
         case WSMsgType.ERROR if isinstance(message.data, TimeoutError):
-            return None  # it was pinged and did not answer
+            return None  # the ping timed out
         case _:
             raise ProtocolError(f"not a websocket frame that we take: {message.data}")
 

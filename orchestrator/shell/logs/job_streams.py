@@ -15,21 +15,23 @@ MARK_NAME: Final = "stored"
 
 
 class CompleteMark(msgspec.Struct, frozen=True):
-    """Content of the file that says that a task's logs are complete and on disk."""
+    """Content of the file that marks a task's logs as complete and on disk."""
 
     streams: int
 
 
 class JobStreams:
-    """All streams of a job. `next_seq` numbers the next arrival, `grew_at` is when the last one
-    came (UTC seconds, 0 where this process has seen none); `late` are the streams whose next
-    bytes could not be stored; `removed` is set when retention took the logs away.
+    """All streams of a job.
+
+    `next_seq` numbers the next arrival. `grew_at` is the time of the last arrival (UTC seconds, 0
+    if this process has seen none). `late` holds the streams whose next bytes could not be stored.
+    `removed` is set once retention has removed the logs.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.streams: dict[StreamKey, StreamFile] = {}
-        self.of_task: dict[tuple[int, int], list[StreamFile]] = {}  # the same, by attempt and node
+        self.of_task: dict[tuple[int, int], list[StreamFile]] = {}  # by attempt and node
         self.stored: set[tuple[int, int]] = set()
         self.late: dict[StreamKey, Late] = {}
         self.removed = read_removed(root)

@@ -1,6 +1,6 @@
-"""The folders of the log store: what is put on disk, noted, listed and removed in them.
+"""Folders of the log store: syncing, marking, listing and removing.
 
-Everything here waits for a disk.
+Every function here waits for a disk.
 """
 
 import os
@@ -20,8 +20,8 @@ _SILENT: Final = "silent"
 
 
 def sync_files(files: Iterable[Path], folders: Iterable[Path]) -> None:
-    """Put streams, their indexes and the names in folders on disk. Raises LogStoreError."""
-    # Opened anew, so that the loop may close a stream while this thread syncs it.
+    """Sync streams, their indexes and their folders to disk. Raises LogStoreError."""
+    # Opened again, so that the loop may close a stream while this thread syncs it.
     try:
         for path in files:
             for name in (path, index_path(path)):
@@ -34,14 +34,14 @@ def sync_files(files: Iterable[Path], folders: Iterable[Path]) -> None:
                 finally:
                     os.close(fd)
         for folder in folders:
-            if folder.exists():  # it may have been removed meanwhile
+            if folder.exists():  # it may have been removed since
                 sync_directory(folder)
     except (OSError, FileError) as error:
         raise LogStoreError(f"logs cannot be put on disk: {error}") from error
 
 
 def remove_all_but_mark(root: Path) -> None:
-    """Everything of a job's folder but the mark. Raises OSError."""
+    """Remove everything but the removal mark from a job's folder. Raises OSError."""
     for entry in os.scandir(root):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path)
@@ -51,7 +51,7 @@ def remove_all_but_mark(root: Path) -> None:
 
 
 def note_silent(folder: Path, node_rank: int) -> None:
-    """Note that a task has written nothing. Raises OSError."""
+    """Record that a task has written no output. Raises OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     path = f"{folder}/{_SILENT}"
     try:
@@ -66,7 +66,7 @@ def note_silent(folder: Path, node_rank: int) -> None:
 
 
 def silent_ranks(folder: Path) -> list[int]:
-    """The node ranks of tasks without output; a line that a power cut has torn is none."""
+    """Return the node ranks of tasks without output. A torn line after a power cut is ignored."""
     try:
         text = (folder / _SILENT).read_bytes()
     except FileNotFoundError:
@@ -75,7 +75,7 @@ def silent_ranks(folder: Path) -> list[int]:
 
 
 def numbered(folder: Path) -> list[int]:
-    """The folders that are named by a number."""
+    """Return the numbers that name subfolders, sorted."""
     try:
         return sorted(int(e.name) for e in os.scandir(folder) if e.name.isdecimal() and e.is_dir())
     except FileNotFoundError:
@@ -83,7 +83,7 @@ def numbered(folder: Path) -> list[int]:
 
 
 def present_jobs(root: Path) -> list[JobId]:
-    """The jobs that have a folder. Raises LogStoreError."""
+    """Return the jobs that have a folder. Raises LogStoreError."""
     try:
         with os.scandir(root) as entries:
             return [JobId(int(entry.name)) for entry in entries if entry.name.isdecimal()]
@@ -94,8 +94,9 @@ def present_jobs(root: Path) -> list[JobId]:
 
 
 def bytes_below(folder: Path) -> int:
-    """Bytes on disk of the streams below and their indexes; what vanishes meanwhile counts
-    nothing.
+    """Return the bytes on disk of the streams and indexes below a folder.
+
+    Files that vanish during the walk count 0.
     """
     return sum(
         allocated(os.path.join(above, name))

@@ -1,9 +1,9 @@
-"""Many streams as one: history in the order of time, what comes live in the order of arrival.
+"""Many streams merged into one: history by time, live output by arrival.
 
-A reader begins by noting how many arrivals there have been (the boundary). Those before it are its
-history, merged by the time at which an agent read them; those after it follow as they arrived. A
-cursor is a place in that order, boundary included, so that a reader who comes back with it misses
-nothing and sees nothing twice, however much has arrived meanwhile.
+A reader first records how many arrivals there have been (the boundary). Arrivals before the
+boundary are its history, merged by the time at which an agent read them. Later ones follow in order
+of arrival. A cursor is a position in that order and includes the boundary. A reader that resumes
+from a cursor misses nothing and sees nothing twice.
 
 Everything here reads files: call it from a thread.
 """
@@ -32,12 +32,12 @@ _LIVE: Final = re.compile(r"l([0-9]{1,18})\.([0-9]{1,18})")
 
 
 class BadCursorError(ValueError):
-    """A text that is no cursor of a log."""
+    """The text is not a log cursor."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Within what had arrived before `boundary`: after byte `offset` of `stream`, read at `ts`."""
+    """Position in history before `boundary`: after byte `offset` of `stream`, read at `ts`."""
 
     boundary: int
     ts: float
@@ -47,13 +47,13 @@ class History:
     def __str__(self) -> str:
         key = self.stream
         where = f"{key.attempt}.{key.node_rank}.{key.file_name}"
-        # Without the plus, which a query string reads as a space.
+        # Without the plus sign, which a query string decodes as a space.
         return f"h{self.boundary}.{self.ts.hex().replace('+', '')}.{where}.{self.offset}"
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """After byte `offset` of the stream to which arrival `seq` belongs."""
+    """Position in live output: after byte `offset` of the stream to which arrival `seq` belongs."""
 
     seq: int
     offset: int
@@ -66,8 +66,9 @@ Place = History | Live
 
 
 class Source(NamedTuple):
-    """A stream to be read: only bytes from `offset` on, and only what an agent read at or after
-    `since` (UTC seconds). `last_seq`: its newest arrival.
+    """Stream to read, from byte `offset` on. `last_seq` is its newest arrival.
+
+    Bytes that an agent read before `since` (UTC seconds) are skipped.
     """
 
     key: StreamKey
@@ -78,9 +79,7 @@ class Source(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Bytes of one stream from `offset`, and the place right after them; or a gap in their place,
-    with the reason.
-    """
+    """Bytes of one stream from `offset`, or a gap with its reason, and the position right after."""
 
     key: StreamKey
     offset: int
@@ -91,7 +90,7 @@ class Piece(NamedTuple):
 
 
 def parse_cursor(text: str) -> Place:
-    """The place that `str(place)` named. Raises BadCursorError."""
+    """Parse the text that `str(place)` returned. Raises BadCursorError."""
     if live := _LIVE.fullmatch(text):
         return Live(int(live[1]), int(live[2]))
     found = _HISTORY.fullmatch(text)
@@ -106,7 +105,7 @@ def parse_cursor(text: str) -> Place:
 
 
 def history(sources: Iterable[Source], boundary: int, after: History | None) -> Iterator[Piece]:
-    """What arrived before `boundary`, by time, from `after` on."""
+    """Yield what arrived before `boundary`, by time, starting at `after`."""
     found = (_by_time(source, boundary, after) for source in sources)
     with _Files() as files:
         for ts, key, _, source, entry in heapq.merge(*found):
@@ -122,8 +121,8 @@ def history(sources: Iterable[Source], boundary: int, after: History | None) -> 
 
 
 def live(sources: Iterable[Source], after: Live, until: int) -> Iterator[Piece]:
-    """What arrived from `after` on and before arrival `until`, in that order."""
-    # Of many streams few have grown since the last look, and each look at an index costs.
+    """Yield arrivals from `after` up to but without `until`, in order."""
+    # Skip streams that have not grown, because each read of an index costs.
     found = (_by_arrival(s, after.seq, until) for s in sources if s.last_seq >= after.seq)
     with _Files() as files:
         for seq, key, source, entry in heapq.merge(*found):
@@ -137,16 +136,16 @@ def live(sources: Iterable[Source], after: Live, until: int) -> Iterator[Piece]:
 
 
 def last_lines(sources: Iterable[Source], boundary: int, lines: int) -> History | None:
-    """The place in history that has `lines` lines after it; None where that is all of it.
+    """Return the position in history that `lines` lines follow. Reads back at most 64 MiB.
 
-    It looks back at most 64 MiB.
+    Returns None if the history has no more lines than that.
     """
     found = (_by_time(source, boundary, None, backward=True) for source in sources)
     newlines, seen = 0, 0
     with _Files() as files:
         for ts, key, _, source, entry in heapq.merge(*found, reverse=True):
             for offset, data in reversed(list(files.read(source, entry, 0))):
-                # The newline that ends the log's last line begins no further one.
+                # The log's final newline does not begin another line.
                 end = len(data) - 1 if seen == 0 and data.endswith(b"\n") else len(data)
                 seen += len(data)
                 while (at := data.rfind(b"\n", 0, end)) >= 0:
@@ -160,7 +159,7 @@ def last_lines(sources: Iterable[Source], boundary: int, lines: int) -> History 
 
 
 def take(pieces: Iterator[Piece], bytes_max: int) -> list[Piece]:
-    """The next pieces, of at least `bytes_max` bytes together unless they end; empty at the end."""
+    """Return the next pieces, until they hold `bytes_max` bytes. Returns [] at the end."""
     taken: list[Piece] = []
     size = 0
     for piece in pieces:
@@ -202,7 +201,7 @@ def _by_arrival(
 
 
 def _first_wanted(source: Source, index: IndexFile, count: int) -> int:
-    """The first record that the source's own bounds let through."""
+    """Return the first record within the source's own bounds."""
     first = 0
     if source.since > 0:
         first = index.bisect(count, lambda entry: entry.ts >= source.since)
@@ -224,7 +223,7 @@ def _end_of_gap(source: Source, entry: Entry) -> int:
 
 
 class _Files:
-    """Stream files that are being read, a few of them open: records may be a line each."""
+    """Stream files being read. Keeps a few open, because records may be as short as a line."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[Path, int] = OrderedDict()
@@ -238,7 +237,7 @@ class _Files:
         self._open.clear()
 
     def read(self, source: Source, entry: Entry, skip_to: int) -> Iterator[tuple[int, bytes]]:
-        """The bytes of a record from offset `skip_to` of the stream, in pieces."""
+        """Yield the bytes of a record from offset `skip_to` of the stream, in pieces."""
         at = max(entry.start, skip_to, source.offset)
         if at >= entry.end or not entry.has_bytes:
             return

@@ -1,8 +1,8 @@
-"""How long logs are kept: by age and by size together, the oldest ended jobs first.
+"""Retention of logs: by age and by size together, the oldest ended jobs first.
 
-The logs of a job that has not ended are never touched, nor those of one that ended within the last
-hour as long as a node may still deliver some. For their age none are removed while the clock is in
-doubt, and not very many at once.
+Logs of running jobs are never removed. Those of a job that ended within the last hour stay while a
+node may still deliver some. While the clock is in doubt, no logs are removed for their age, and
+otherwise only a limited number at once.
 """
 
 import asyncio
@@ -35,14 +35,14 @@ _log = structlog.get_logger("muster.logs")
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What is kept: logs of jobs that ended at most `age_s` ago, `bytes_max` in all."""
+    """Limits: logs of jobs that ended at most `age_s` ago, and `bytes_max` in total."""
 
     age_s: float
     bytes_max: int
 
 
 class Retention:
-    """Removes what is too old or too much."""
+    """Removes logs that are too old or too large."""
 
     def __init__(self, root: Path, store: LogStore, coordinator: Coordinator, keep: Keep) -> None:
         self._root = root
@@ -51,13 +51,13 @@ class Retention:
         self._keep = keep
         self._ages = WallClockAge(coordinator.now())
         self._allowed = Allowance()
-        # Sizes of logs that do not change any more; of most jobs they are small or nothing.
+        # Sizes of logs that no longer change; most are small or 0.
         self._settled: dict[JobId, int] = {}
         self._gone: set[JobId] = set()
-        self._ended: dict[JobId, float] = {}  # when, of those that are in the archive
+        self._ended: dict[JobId, float] = {}  # when archived jobs ended
 
     async def run(self) -> Never:
-        """Sweep from time to time, until cancelled."""
+        """Sweep periodically, until cancelled."""
         while True:
             try:
                 await self.sweep()
@@ -66,12 +66,12 @@ class Retention:
             await asyncio.sleep(SWEEP_EVERY_S)
 
     async def sweep(self) -> None:
-        """Remove what is to go by now. Raises LogStoreError."""
+        """Remove the logs that exceed the limits. Raises LogStoreError."""
         now = self._coordinator.now()
         self._ages.look(now)
         present = await asyncio.to_thread(present_jobs, self._root)
         sizes: dict[JobId, int] = {}
-        ended: list[tuple[float, JobId]] = []  # how long ago
+        ended: list[tuple[float, JobId]] = []  # (age in seconds, job)
         jobs = self._coordinator.state.jobs
         unknown = [n for n in present if n not in self._gone and n not in self._ended]
         archived = await self._coordinator.archive.ended_at([n for n in unknown if n not in jobs])
@@ -81,7 +81,7 @@ class Retention:
                 await self._store.forget(name)
         for place, name in enumerate(present):
             if place % _AT_ONCE == 0:
-                await asyncio.sleep(0)  # there may be a million of them
+                await asyncio.sleep(0)  # there may be a million jobs
             if name in self._gone or (name not in jobs and name not in self._ended):
                 continue
             size = self._settled.get(name)
@@ -117,7 +117,7 @@ class Retention:
             await self.remove(name, why, sizes[name])
 
     async def remove(self, name: JobId, why: str, size: int) -> None:
-        """Remove the logs of a job, which are so many bytes. Raises LogStoreError."""
+        """Remove the logs of a job, `size` bytes. Raises LogStoreError."""
         self._settled.pop(name, None)
         self._ended.pop(name, None)
         await self._store.remove(name, why)
@@ -126,7 +126,7 @@ class Retention:
         self._gone.add(name)
 
     async def _settled_for(self, name: JobId) -> float | None:
-        """How long ago the job ended, where nothing more will come of it as far as can be told."""
+        """Return the seconds since the job ended, or None if more logs may still arrive."""
         ended_at = self._ended.get(name)
         if ended_at is not None:
             age = self._ages.of(ended_at)
@@ -143,8 +143,10 @@ class Retention:
 
 
 def _size(folder: Path) -> int | None:
-    """Bytes on disk of everything below, None where only the mark of a removal is left; what
-    vanishes meanwhile counts nothing."""
+    """Return the bytes on disk below a folder. Returns None if only a removal mark is left.
+
+    Files that vanish during the walk count 0.
+    """
     with contextlib.suppress(OSError):
         if all(map(is_mark, names := os.listdir(folder))) and names:
             return None

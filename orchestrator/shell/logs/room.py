@@ -1,4 +1,4 @@
-"""Makes room on the log disk when it runs short, and shares what is left."""
+"""Frees space when the log disk runs short, and divides the rest among running jobs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -17,7 +17,7 @@ from orchestrator.shell.logs.space import Space
 from orchestrator.shell.logs.stream_file import LogStoreError
 
 _EVERY_S: Final = 1.0
-_WALKS_APART: Final = 10  # how many times longer than a look at all folders the next one is away
+_WALKS_APART: Final = 10  # pause after a walk of all folders, as a multiple of its duration
 _SIZE_KNOWN_S: Final = 3600.0
 _LARGEST: Final = 5
 
@@ -27,19 +27,19 @@ Remove = Callable[[JobId, str, int], Awaitable[None]]
 
 
 class MakeRoom:
-    """Decides again every second or so while the store is short; idle otherwise."""
+    """Decides about every second while the store is short; idle otherwise."""
 
     def __init__(self, root: Path, space: Space, coordinator: Coordinator, remove: Remove) -> None:
         self._root = root
         self._space = space
         self._coordinator = coordinator
         self._remove = remove
-        # Sizes of logs that do not change any more.
+        # Sizes of logs that no longer change.
         self._sizes: dict[JobId, int] = {}
         self._logged: frozenset[JobId] | None = None
 
     async def run(self) -> Never:
-        """Make room whenever the store is short, until cancelled."""
+        """Free space whenever the store is short, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await self._space.short.wait()
@@ -84,7 +84,7 @@ class MakeRoom:
             _log.info("log_store_has_room", free_bytes=free)
 
     def _report(self, free: int, jobs: list[JobUse]) -> None:
-        """Log who uses the store when it runs short, and when other jobs have to wait."""
+        """Log the largest jobs when the store runs short, and when the waiting jobs change."""
         if self._space.waiting == self._logged:
             return
         self._logged = self._space.waiting
@@ -102,7 +102,7 @@ class MakeRoom:
         )
 
     async def _uses(self) -> list[JobUse]:
-        """The jobs that have logs. Those that nobody knows are left alone, and left out."""
+        """Return the usage of jobs that have logs. Folders of unknown jobs are ignored."""
         present = await asyncio.to_thread(present_jobs, self._root)
         jobs = self._coordinator.state.jobs
         archived = await self._coordinator.archive.ended_at([n for n in present if n not in jobs])

@@ -1,4 +1,4 @@
-"""Space on the disk of the log store: what a job may still store of it."""
+"""Space on the log disk: how much each job may still store."""
 
 import asyncio
 import os
@@ -30,28 +30,28 @@ class Usage:
 
 
 class Space:
-    """Judges each write by the free bytes of the disk. `free_min` 0: takes all there is.
+    """Checks each write against the free bytes of the disk. If `free_min` is 0, there is no limit.
 
-    `short` is set when less than the low mark is free; `share` is then what one running job may
-    use, and is decided by whoever waits for `short`.
+    `short` is set when less than the low mark is free. `share` is then the limit of one running
+    job; the waiter on `short` sets it.
     """
 
     def __init__(self, root: Path, free_min: int) -> None:
         self._root = root
         self.free_min = free_min
-        # Until there has been a decision, only jobs that have used little go on.
+        # Until the first decision, only jobs that have used little may write.
         self.share = free_min
         self.short = asyncio.Event()
         self.is_short = False
-        self.waiting: frozenset[JobId] = frozenset()  # running jobs beyond their share
+        self.waiting: frozenset[JobId] = frozenset()  # running jobs that exceed their share
 
     def free(self) -> int:
-        """Raises OSError."""
+        """Return the free bytes of the disk. Raises OSError."""
         disk = os.statvfs(self._root)
         return disk.f_bavail * disk.f_frsize
 
     def refusal(self, used: int, count: int) -> str | None:
-        """Why `count` more bytes of a job that has stored `used` are not taken now, if so."""
+        """Return why `count` more bytes of a job with `used` bytes are refused now, or None."""
         if not self.free_min:
             return None
         try:

@@ -1,10 +1,9 @@
-"""The log store: `logs/<job>/<attempt>/<node_rank>/<kind>[.<rank>]` below the state folder.
+"""The log store: `logs/<job>/<attempt>/<node_rank>/<kind>[.<rank>]` in the state directory.
 
-A task that wrote nothing has no folder there, only a line in `logs/<job>/<attempt>/silent`.
+A task without output has no folder there, only a line in `logs/<job>/<attempt>/silent`.
 
-Bytes are appended on the loop (a copy into the page cache) and synced by a thread, all streams
-together, at most 200 ms after they came, sooner when they are many. What an agent is told to be
-stored is on disk.
+The loop appends bytes (a copy into the page cache). A thread syncs all streams together, at most
+200 ms after the bytes arrived, or sooner if there are many. Acknowledged bytes are on disk.
 """
 
 import asyncio
@@ -43,11 +42,11 @@ from orchestrator.shell.logs.tombstone import Removed, write_removed
 
 SYNC_EVERY_S: Final = 0.2
 SYNC_AGAIN_S: Final = 1.0
-# An agent has a bounded part of a stream on its way: one that writes much is not to wait for us.
+# Because an agent has a bounded part of a stream in flight, sync sooner for heavy writers.
 _SYNC_BYTES: Final = 1 << 20
 _JOBS_KEPT: Final = 1024
 _UNBOUNDED: Final = Bounds(1 << 62, 1 << 62)
-_OPEN_SHARE: Final = 8  # of the descriptors of this process; a stream has two
+_OPEN_SHARE: Final = 8  # share of this process's descriptors; a stream needs two
 
 _log = structlog.get_logger("muster.logs")
 
@@ -55,10 +54,10 @@ Synced = Callable[[StreamId, int], None]
 
 
 class LogStore:
-    """Writes what agents deliver. `changes` is bumped at `log_key(job)`; read through `job`.
+    """Stores the bytes that agents deliver. `changes` is bumped at `log_key(job)`; read via `job`.
 
-    It leaves `free_bytes_min` of its disk to others: the journal may be on it. What exceeds
-    `bounds` is acknowledged, counts in the offsets of its stream, and is not stored.
+    The store leaves `free_bytes_min` of its disk free, because the journal may be on it. Bytes
+    beyond `bounds` are acknowledged and count in the offsets of their stream, but are not stored.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class LogStore:
         bounds: Bounds = _UNBOUNDED,
         streams_max: Callable[[TaskId], int] = lambda _: STREAMS_PER_TASK_MAX,
     ) -> None:
-        """`streams_max` is how many streams the plan of a task allows."""
+        """`streams_max` returns how many streams the plan of a task allows."""
         self._streams_max = streams_max
         self._root = root
         self._changes = changes
@@ -92,14 +91,14 @@ class LogStore:
         self.stored_bytes = self.dropped_bytes = self.stalls = 0
 
     def prepare(self) -> None:
-        """Make the folder of all logs, for nobody else's eyes; without it every stream is late."""
+        """Create the private root folder of all logs. Without it, every stream is late."""
         try:
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             _log.error("log_folder_unusable", path=str(self._root), why=error.strerror)
 
     async def run(self) -> None:
-        """Sync, again and again, until cancelled; what cannot be synced is not acknowledged."""
+        """Sync periodically, until cancelled. Bytes that cannot be synced are not acknowledged."""
         while True:
             await self._work.wait()
             try:
@@ -114,8 +113,9 @@ class LogStore:
                 await asyncio.sleep(SYNC_AGAIN_S)
 
     async def sync(self) -> None:
-        """Put on disk everything that was appended until now. Raises LogStoreError, and then
-        keeps in mind what there was to do.
+        """Sync everything appended so far.
+
+        On failure, keeps the pending work for the next call and raises LogStoreError.
         """
         self._work.clear()
         self._hurry.clear()
@@ -141,8 +141,9 @@ class LogStore:
                 future.set_result(None)
 
     def stream(self, name: StreamId) -> StreamFile:
-        """The stream's file, with its folder made. Raises BadId, LogStoreError and, where the task
-        is not to have this stream, NotWantedError.
+        """Return the stream's file and create its folder.
+
+        Raises BadId, LogStoreError and, if the task may not have this stream, NotWantedError.
         """
         job, key = self._place(name)
         found = job.streams.get(key)
@@ -162,16 +163,16 @@ class LogStore:
         return found
 
     def size(self, name: StreamId) -> int:
-        """From which offset on bytes are wanted. Raises BadId and LogStoreError."""
+        """Return the offset of the next wanted byte. Raises BadId and LogStoreError."""
         return 0 if self._place(name)[0].removed is not None else self.stream(name).size
 
     def append(
         self, name: StreamId, offset: int, data: memoryview, ts: float, synced: Synced
     ) -> int | None:
-        """Take bytes of a stream; None where bytes before them are missing.
+        """Store bytes of a stream. Returns None if bytes before them are missing.
 
-        `synced` is called with the number of bytes on disk when they are there. Of logs that were
-        removed everything is taken and nothing kept. Raises BadId and LogStoreError.
+        `synced` is called with the number of bytes on disk, once they are. If the job's logs were
+        removed, bytes are acknowledged and dropped. Raises BadId and LogStoreError.
         """
         job, key = self._place(name)
         if job.removed is not None:
@@ -193,8 +194,9 @@ class LogStore:
     def skip(
         self, name: StreamId, offset: int, length: int, ts: float, synced: Synced
     ) -> int | None:
-        """Take a hole of a stream: it counts in the offsets, and nothing is written for it. The
-        result and the errors are as of `append`.
+        """Store a hole of a stream: it counts in the offsets, but nothing is written.
+
+        Result and errors are those of `append`.
         """
         job, key = self._place(name)
         if job.removed is not None:
@@ -236,12 +238,12 @@ class LogStore:
         name: StreamId,
         synced: Synced,
     ) -> int | None:
-        """Run `write`, and note what came of it."""
+        """Run `write` and record its result."""
         key, before = stream.key, stream.stored
         try:
             taken = write()
         except LogStoreError as error:
-            # No other arrival gets this number, even if the write failed halfway.
+            # Burn the number even if the write failed halfway, so that no other arrival gets it.
             job.take_seq()
             self._late(job, key, stream.size, str(error.__cause__ or error))
             raise
@@ -259,12 +261,13 @@ class LogStore:
         return taken
 
     def has_room(self, name: StreamId) -> bool:
-        """Whether the next bytes of a stream would be taken. Raises BadId and LogStoreError."""
+        """Whether the next bytes of a stream would be stored. Raises BadId and LogStoreError."""
         job, _ = self._place(name)
         return job.removed is not None or self.space.refusal(job.usage.job, CHUNK_BYTES_MAX) is None
 
     def end(self, name: StreamId, length: int, synced: Synced) -> bool:
-        """Say that the stream has `length` bytes and no more; False where some are missing.
+        """Mark the stream as ended at `length` bytes. Returns False if some are missing.
+
         Raises BadId and LogStoreError.
         """
         job, key = self._place(name)
@@ -286,7 +289,7 @@ class LogStore:
         return True
 
     async def end_task(self, task: TaskId, streams: int) -> bool:
-        """Make a task's logs complete, on disk; False where streams are missing or go on."""
+        """Mark a task's logs as complete, on disk. False if streams are missing or not ended."""
         job_id, attempt, node_rank = parse_task_id(task)
         await self.load(job_id)
         job = self.job(job_id)
@@ -302,7 +305,7 @@ class LogStore:
                 await self._synced()
                 await asyncio.to_thread(write_atomic, folder / MARK_NAME, marker, 0o600)
             else:
-                # Many tasks have not written a byte, so there is none to lose in a power cut.
+                # Not synced: the task wrote no byte that a power cut could lose.
                 note_silent(job.root / str(attempt), node_rank)
         except (FileError, OSError) as error:
             raise LogStoreError(str(error)) from error
@@ -314,8 +317,9 @@ class LogStore:
         return True
 
     def job(self, job: JobId) -> JobStreams:
-        """The job's streams; ask again after each wait, as jobs at rest are forgotten. Call `load`
-        before. Raises LogStoreError.
+        """Return the job's streams. Call `load` first. Raises LogStoreError.
+
+        Call it again after each await, because idle jobs are evicted.
         """
         found = self._jobs.get(job)
         if found is None:
@@ -331,9 +335,7 @@ class LogStore:
         return found
 
     async def load(self, job: JobId) -> None:
-        """Have a thread read what there is of a job's logs: a gang has very many files. Raises
-        LogStoreError.
-        """
+        """Load a job's streams in a thread, because a gang has many files. Raises LogStoreError."""
         if job in self._jobs:
             return
         loading = self._loading.get(job)
@@ -354,17 +356,17 @@ class LogStore:
             self._forget_some()
 
     def removed(self, job: JobId) -> Removed | None:
-        """The mark of a job whose logs were removed. Raises LogStoreError."""
+        """Return the removal mark of a job whose logs were removed. Raises LogStoreError."""
         return self.job(job).removed
 
     async def remove(self, job_id: JobId, why: str) -> None:
-        """Take away all logs of a job and leave a mark that says so. Raises LogStoreError."""
+        """Remove all logs of a job and leave a removal mark. Raises LogStoreError."""
         await self.load(job_id)
         job = self.job(job_id)
         gone = list(job.streams.values())
         mark = job.removed or Removed(self._clock.now().wall, why)
         try:
-            # The mark is first: what a crash leaves behind it is nobody's any more.
+            # The mark is written first, so that files left by a crash count as removed.
             if job.removed is None:
                 await asyncio.to_thread(write_removed, job.root, mark)
             job.removed = mark
@@ -381,8 +383,7 @@ class LogStore:
             self._changes.bump([log_key(job_id)])
 
     async def forget(self, job_id: JobId) -> None:
-        """Leave nothing of a job that nobody knows any more, not even a mark. Raises
-        LogStoreError."""
+        """Remove the whole folder of a job that retention has removed. Raises LogStoreError."""
         await self.load(job_id)
         root = self.job(job_id).root
         await self.remove(job_id, "the job was forgotten")
@@ -393,13 +394,13 @@ class LogStore:
         self._jobs.pop(job_id, None)
 
     def close(self) -> None:
-        """Close the files; call `sync` before."""
+        """Close the files. Call `sync` before."""
         for stream in self._open:
             stream.release()
         self._open.clear()
 
     async def _synced(self) -> None:
-        """Wait for a sync that begins from now on."""
+        """Wait for a sync that starts after this call."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._rounds.append(future)
         self._work.set()
@@ -412,7 +413,7 @@ class LogStore:
         return self.job(job_id), StreamKey(attempt, node_rank, name.kind.value, rank)
 
     def _check_room(self, job: JobStreams, stream: StreamFile, count: int) -> None:
-        """Raises LogStoreError where these bytes would take what is left to others."""
+        """Raise LogStoreError if these bytes would use the space reserved for others."""
         why = self.space.refusal(job.usage.job, count)
         if why is None:
             return
@@ -441,7 +442,7 @@ class LogStore:
             oldest.release()
 
     def _folder(self, job: JobStreams, attempt: int, node_rank: int) -> Path:
-        """Raises OSError."""
+        """Return and create the folder of a task. Raises OSError."""
         folder = job.root / str(attempt) / str(node_rank)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._new_folders.update((folder, folder.parent, job.root, self._root))
@@ -461,10 +462,10 @@ class LogStore:
 
 
 def job_of(name: StreamId) -> JobId:
-    """Raises BadId."""
+    """Return the job of a stream. Raises BadId."""
     return parse_task_id(name.task)[0]
 
 
 def log_key(job: JobId) -> Hashable:
-    """What `ChangeCounters` counts when the logs of a job have grown."""
+    """Key in `ChangeCounters` for growth of a job's logs."""
     return ("logs", job)

@@ -1,4 +1,4 @@
-"""One stream's file and its index, written at their end and nowhere else."""
+"""A stream's data file and its index, both append-only."""
 
 import contextlib
 import errno
@@ -28,16 +28,17 @@ _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOL
 
 
 class LogStoreError(DaemonError):
-    """Log bytes could not be written or read; the agent still has what was not acknowledged."""
+    """Log bytes could not be written or read. The agent keeps unacknowledged bytes."""
 
 
 class NotWantedError(LogStoreError):
-    """A stream that its task must not have: it is not stored, now or later."""
+    """A stream that its task may not have. It is never stored."""
 
 
 class Late(NamedTuple):
-    """Bytes of a stream, from `offset` on, that could not be stored since `since` (UTC seconds).
-    Nothing is lost: the node has them until they are.
+    """Bytes of a stream from `offset` on that could not be stored since `since` (UTC seconds).
+
+    Nothing is lost: the node keeps the bytes until they are stored.
     """
 
     offset: int
@@ -46,12 +47,12 @@ class Late(NamedTuple):
 
 
 class StreamKey(NamedTuple):
-    """One stream of a job; also the order of streams whose bytes have the same time."""
+    """One stream of a job. Its order also breaks ties between bytes of the same time."""
 
     attempt: int
     node_rank: int
     kind: str
-    rank: int  # -1 where the stream is the node's
+    rank: int  # -1 for a stream of the node
 
     @property
     def file_name(self) -> str:
@@ -59,7 +60,7 @@ class StreamKey(NamedTuple):
 
 
 def key_of_file(attempt: int, node_rank: int, name: str) -> StreamKey | None:
-    """The stream that a file name stands for, or None where it is another file."""
+    """Return the stream that a file name denotes, or None for other files."""
     kind, dot, rank = name.partition(".")
     if kind not in {k.value for k in StreamKind} or (
         dot and not (rank.isascii() and rank.isdecimal())
@@ -69,20 +70,21 @@ def key_of_file(attempt: int, node_rank: int, name: str) -> StreamKey | None:
 
 
 class StreamFile:
-    """A stream as it is on disk. `size` counts its bytes, `ended` says that there will be no more.
-    `stored` is what the stream and its index take on disk: a gap is a hole of the file.
+    """A stream on disk. `size` counts its bytes; `ended` means that no more follow.
 
-    The files are open only between `append` and `release`: there may be more streams than
-    descriptors. Nothing here syncs; the store does, for all streams together.
+    `stored` is the disk usage of the stream and its index: a gap is a hole of the file.
+
+    The files are open only between `append` and `release`, because there may be more streams than
+    descriptors. Nothing here syncs; the store syncs all streams together.
     """
 
     def __init__(self, key: StreamKey, path: Path) -> None:
-        """Take up what is on disk, if anything is."""
+        """Load the files from disk, if they exist."""
         self.key = key
         self.path = path
         self.size = _size(path)
         self.stored = allocated(path) + allocated(index_path(path))
-        self.gap: int = 0  # the reason of the gap that the stream ends with, if it does
+        self.gap: int = 0  # reason of the gap at the end of the stream, or 0
         self.last_seq = 0
         self.last_ts = 0.0
         self.ended = False
@@ -96,13 +98,13 @@ class StreamFile:
         return self._fds is not None
 
     def repair(self, seq: int) -> bool:
-        """Index what a crash left without a record, as arrival `seq`; False: there is nothing."""
+        """Index bytes left without a record by a crash, as arrival `seq`. False if none."""
         if self._covered >= self.size or self.ended:
             return False
         data, _ = self._open()
         self._pending = b""
-        # A power cut may leave the length of a gap without its record. Nothing of that was
-        # acknowledged, so the node sends it again.
+        # A power cut may leave the length of a gap without its record. Those bytes were not
+        # acknowledged, so the node sends them again.
         hole = os.lseek(data, self._covered, os.SEEK_HOLE)
         if hole < self.size:
             os.ftruncate(data, hole)
@@ -114,13 +116,13 @@ class StreamFile:
         try:
             return self._cover(tail, ts, seq)
         except OSError:
-            self._mend()  # on a full disk; what is appended later takes these bytes along
+            self._mend()  # the disk is full; the next append indexes these bytes as well
             return False
 
     def append(self, offset: int, data: memoryview, ts: float, seq: int) -> int | None:
-        """Write what is new of `data`, which begins at `offset`; return how many bytes that is.
+        """Write the new part of `data`, which begins at `offset`, and return its length.
 
-        None: bytes are missing before it, nothing was written. Raises LogStoreError.
+        Returns None and writes nothing if bytes before `offset` are missing. Raises LogStoreError.
         """
         if offset > self.size:
             return None
@@ -145,10 +147,10 @@ class StreamFile:
         return len(new)
 
     def skip(self, offset: int, length: int, gap: Gap, ts: float, seq: int) -> int | None:
-        """Count `length` bytes from `offset` without storing them; the result is as of `append`.
+        """Count `length` bytes from `offset` without storing them. Results are those of `append`.
 
-        Each hole has a record of its own; what is beyond a bound grows, as one gap.
-        Raises LogStoreError.
+        Each hole has a record of its own, while bytes beyond a bound extend a single gap. Raises
+        LogStoreError.
         """
         if offset > self.size:
             return None
@@ -165,7 +167,7 @@ class StreamFile:
                     self._pending = b""
                     self._record(index, self.size, ts, seq)
                     before = os.fstat(index).st_size
-                # Before the file grows: a crash in between leaves a record that is dropped.
+                # Written before the file grows: after a crash in between, the record is dropped.
                 self._note(index, gap_entry(self.size, gap, ts, seq))
             os.ftruncate(fd, self.size + count)
         except OSError as error:
@@ -178,7 +180,7 @@ class StreamFile:
         return count
 
     def end(self, ts: float, seq: int) -> None:
-        """Say that the stream is complete. Raises LogStoreError."""
+        """Mark the stream as complete. Raises LogStoreError."""
         if self.ended:
             return
         _, index = self._open()
@@ -193,14 +195,14 @@ class StreamFile:
         self.ended = True
 
     def release(self) -> None:
-        """Close the files; the next `append` opens them again."""
+        """Close the files; the next `append` reopens them."""
         if self._fds is not None:
             for fd in self._fds:
                 os.close(fd)
             self._fds = None
 
     def _mend(self) -> None:
-        """After a write that failed: no half record in the index, and the tail as it is."""
+        """Recover from a failed write: truncate a partial index record and reread the tail."""
         data, index = self._open()
         whole = os.fstat(index).st_size // RECORD_BYTES
         with contextlib.suppress(OSError):
@@ -223,7 +225,7 @@ class StreamFile:
         return self._fds
 
     def _cover(self, last_bytes: bytes, ts: float, seq: int) -> bool:
-        """Index what has been written, but for the beginning of an incomplete character."""
+        """Index the written bytes, except the beginning of an incomplete character."""
         tail = (self._pending + last_bytes)[-3:]
         held = incomplete_tail(tail)
         self._pending = tail[len(tail) - held :]
@@ -246,7 +248,7 @@ class StreamFile:
         self.last_seq = entry.seq
 
     def _load(self, index: IndexFile) -> None:
-        """Take up the index; cut what a crash left of a record, or of records of lost bytes."""
+        """Load the index. Truncate partial records, and records of bytes lost in a crash."""
         whole = index.bisect(len(index), lambda entry: entry.end > self.size)
         if _size(index.path) > whole * RECORD_BYTES:
             os.truncate(index.path, whole * RECORD_BYTES)
@@ -254,8 +256,8 @@ class StreamFile:
             return
         last = index.read(whole - 1, whole)[0]
         if last.gap and _has_bytes(self.path, last.start):
-            # A power cut has taken the record that closes the gap. Bytes after it were not
-            # acknowledged, but where they begin is lost: the node sends all of it again.
+            # A power cut has lost the record that closes the gap. The bytes after it were not
+            # acknowledged, but their start is unknown, so the node sends all of them again.
             os.truncate(self.path, last.start)
             self.size = last.start
             self._load(index)
@@ -272,7 +274,7 @@ class StreamFile:
 
 
 def _has_bytes(path: Path, start: int) -> bool:
-    """Whether a file has bytes from `start` on that are not 0, as far as can be told quickly."""
+    """Whether a file has nonzero bytes from `start` on. Reads a bounded amount."""
     with path.open("rb", buffering=0) as file:
         for _ in range(_LOOKS_MAX):
             try:
@@ -292,7 +294,7 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def allocated(path: str | Path) -> int:
-    """Bytes that a file takes on disk: holes take none. 0 if there is no such file."""
+    """Return the disk usage of a file in bytes, without holes. 0 if it does not exist."""
     try:
         status = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:

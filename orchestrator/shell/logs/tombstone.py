@@ -1,4 +1,4 @@
-"""What stays of a job's logs that retention took away: when that was, and why."""
+"""Removal mark of a job's logs: when retention removed them, and why."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,19 +13,19 @@ _NAME: Final = "removed"
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """Logs of a job that are gone since `at` (UTC seconds)."""
+    """Logs of a job that were removed at `at` (UTC seconds)."""
 
     at: float
     why: str
 
     def text(self, job: JobId) -> str:
-        """A sentence for a reader who comes too late."""
+        """Return a sentence for readers of removed logs."""
         when = datetime.fromtimestamp(self.at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return f"the logs of job {job} were removed at {when}: {self.why}"
 
 
 def read_removed(root: Path) -> Removed | None:
-    """The mark in a job's folder; None where its logs are kept. Raises OSError."""
+    """Return the mark in a job's folder, or None if its logs are kept. Raises OSError."""
     try:
         return msgspec.json.decode((root / _NAME).read_bytes(), type=Removed)
     except FileNotFoundError:
@@ -35,7 +35,7 @@ def read_removed(root: Path) -> Removed | None:
 
 
 def write_removed(root: Path, mark: Removed) -> None:
-    """Set the mark, on disk. Raises FileError."""
+    """Write the mark to disk. Raises FileError."""
     write_atomic(root / _NAME, msgspec.json.encode(mark), 0o600)
 
 
