@@ -1,1 +1,1 @@
-"""One node."""
+"""The agent of one node."""

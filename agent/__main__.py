@@ -1,6 +1,6 @@
 """`python -m agent --config FILE`: the agent of this node, until SIGTERM.
 
-`python -m agent probe` and `python -m agent doctor` look at the node and end.
+`python -m agent probe` and `python -m agent doctor` examine the node and exit.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from muster.daemon.process_env import prepare_process_env
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
-# Fixed, whoever started us: what root runs is not found in a folder that a user can write.
+# A fixed PATH: root must not run programs from a directory that a user can write.
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the agent; returns the exit code: 0 stopped, 1 failed, 2 cannot be started like this."""
+    """Run the agent and return the exit code: 0 stopped, 1 failed, 2 invalid configuration."""
     prepare_process_env()
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given and given[0] in command.VERBS:
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _serve(config: AgentConfig) -> None:
-    # Imported late, so that a wrong configuration is told at once.
+    # Imported late, so that a configuration error is reported at once.
     from agent.daemon import serve
 
     stop = asyncio.Event()

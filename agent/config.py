@@ -29,8 +29,8 @@ SITE_SETTINGS: Final = (
     "NCCL_TOPO_FILE",
     "NCCL_IB_MERGE_NICS",
 )
-"""What a site knows of its network and no probe sees: rails that do not meet, traffic classes, a
-provider's topology, cards that are not to be merged."""
+"""NCCL settings that depend on the site's network and cannot be probed: rails that are not
+connected, traffic classes, a provider's topology, NICs that must not be merged."""
 _POOL: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 _INTERFACE: Final = r"^[A-Za-z0-9_.@-]{1,15}$"
 # useradd's own rule.
@@ -38,12 +38,13 @@ _USER: Final = r"^[a-z_][a-z0-9_-]{0,30}\$?$"
 
 
 def default_node_name() -> str:
-    """This machine's host name without its domain, in lower case; it is checked like any other."""
+    """This machine's host name in lower case, without its domain; validated like a configured
+    one."""
     return socket.gethostname().partition(".")[0].lower()
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
-    """The range from which a job's rendezvous gets its port, both ends included."""
+    """The range of ports for the rendezvous of jobs, both ends included."""
 
     first: Port = 20_000
     last: Port = 29_999
@@ -54,8 +55,8 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hosts(msgspec.Struct, frozen=True, kw_only=True):
-    """How the nodes of a gang get names here; `auto` is `file` for an agent that is root and has
-    its machine for itself, and else `off`."""
+    """How this node gets the names of a gang's nodes. `auto` means `file` if the agent runs as root
+    and does not share its machine, else `off`."""
 
     mode: Literal["auto", "file", "private", "off"] = "auto"
     file: Path = Path("/etc/hosts")
@@ -66,15 +67,15 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fabric(Rules, frozen=True, kw_only=True):
-    """`root`: the tree below which sys, proc and etc are read for the fabric; another one than / is
-    for tests. `settings`: variables for NCCL that only who built the network can know."""
+    """`root`: the directory below which the agent reads sys, proc and etc for the fabric; only
+    tests change it. `settings`: NCCL variables that only the network's operator can know."""
 
     root: Path = Path("/")
     settings: dict[str, str | int] = msgspec.field(default_factory=dict)
 
     @property
     def variables(self) -> dict[str, str]:
-        """`settings`, as an environment has them."""
+        """`settings` as environment variables."""
         return {name: str(value) for name, value in self.settings.items()}
 
     def __post_init__(self) -> None:
@@ -91,7 +92,7 @@ class Fabric(Rules, frozen=True, kw_only=True):
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
-    """`kmsg`: the kernel's log; another file than /dev/kmsg is for tests."""
+    """`kmsg`: the kernel's log; only tests name another file than /dev/kmsg."""
 
     kmsg: Path = Path("/dev/kmsg")
 
@@ -101,7 +102,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hangs(msgspec.Struct, frozen=True, kw_only=True):
-    """How often ranks are looked at."""
+    """The interval between two samples of a task's ranks."""
 
     period_s: Seconds = 5.0
 
@@ -137,7 +138,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_node(self.node)
         _check_url(self.coordinator)
         if not self.state_dir.is_absolute():
-            # What runs the jobs stands in other folders.
+            # The shims' working directories differ from the agent's.
             raise ValueError(f"state_dir {self.state_dir} is no absolute path")
         if self.address is not None:
             _check_address(self.address)

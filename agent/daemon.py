@@ -1,7 +1,7 @@
-"""The agent: one owner of the state, who hears, decides by `turn`, and has it done.
+"""The agent daemon: owns the state, runs `turn` on each input, and carries out the effects.
 
-Everything runs in one thread, but what waits for a disk or a name server. An agent that ends leaves
-its jobs running; the next one finds them by their folders.
+Everything runs in one thread except for work that waits for a disk or a name server. When an agent
+exits, its jobs keep running, and the next agent finds them by their directories.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _log = structlog.get_logger("agent")
 
 
 class Agent:
-    """Everything that one agent is made of, wired; `run` is its life."""
+    """All components of one agent, wired together; `run` serves until stopped."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Agent:
         clock: Clock,
         network: NetworkProbe,
     ) -> None:
-        """Needs a running loop. Raises DaemonError for what the configuration gets wrong."""
+        """Needs a running event loop. Raises DaemonError if the configuration is invalid."""
         self._clock = clock
         self._state = State(identity, cluster=read_name(config.state_dir / _CLUSTER))
         self._inbox = Inbox()
@@ -120,7 +120,7 @@ class Agent:
         )
 
     async def run(self, stop: asyncio.Event, notifier: Notifier) -> None:
-        """Serve until `stop`; jobs run on. Raises DaemonError."""
+        """Serve until `stop`; jobs keep running. Raises DaemonError."""
         config, identity = self._config, self._state.identity
         folders = await asyncio.to_thread(_folders_of, config, self._jobs_owner)
         async with self._dialer, TaskOwner("agent") as owner:
@@ -189,7 +189,7 @@ class Agent:
                 await self._network.begin(await asyncio.to_thread(folders.found))
                 await self._tasks.adopt()
                 await asyncio.to_thread(_end_remains, config)
-                # Hello says what there is for RDMA.
+                # The Hello contains the node's RDMA equipment, so probe it before the link opens.
                 await fabric.look()
                 await self._inbox.settled()
                 owner.spawn(fabric.watch(), name="fabric", eternal=True)
@@ -202,7 +202,7 @@ class Agent:
                 notifier.ready(f"node {identity.node}, coordinator {config.coordinator}")
                 await owner.run_until(stop)
             except TaskEndedError as error:
-                # Ours to mend: the story goes to the log, where whoever mends it looks.
+                # An internal error: put the traceback into the log.
                 _log.critical("task_ended", why=str(error), exc_info=error.__cause__)
                 raise
             finally:
@@ -218,7 +218,7 @@ class Agent:
     # --- the owner of the state -------------------------------------------------------------------
 
     async def _own(self) -> Never:
-        # Timers first: after a pause of the process, whatever was due was due before.
+        # Timers first: if the process was suspended, due timers are older than the next input.
         await self._inbox.serve(self._turn, self._fire_due)
 
     def _turn(self, received: Input) -> None:
@@ -301,7 +301,8 @@ class Agent:
         self._alarm = asyncio.get_running_loop().call_later(wait_s, ring)
 
     async def _watchdog(self, notifier: Notifier) -> Never:
-        """The service manager hears of us through the owner: if that hangs, it hears nothing."""
+        """Ping the service manager's watchdog through the inbox: if the owner hangs, the pings
+        stop."""
         if notifier.watchdog_s is None:
             await asyncio.Event().wait()
         while True:
@@ -313,7 +314,7 @@ class Agent:
 async def serve(
     config: AgentConfig, stop: asyncio.Event, environ: Mapping[str, str] = os.environ
 ) -> None:
-    """Be the agent of this node until `stop`. Raises DaemonError, its text being for a person."""
+    """Run this node's agent until `stop`. Raises DaemonError with a message for a person."""
     with lock_directory(config.state_dir):
         config = structs.replace(config, node=node_name(config))
         with single_agent_lock(config, environ):
@@ -329,7 +330,7 @@ async def serve(
 
 
 def _shims(config: AgentConfig) -> Shims:
-    """Raises SpawnError."""
+    """Choose the backend that starts shims. Raises SpawnError."""
     options, units = options_of(config), by_units(config)
     _log.info("shims", backend="systemd" if units else "template")
     if not units and os.geteuid() == 0 and restricted():
@@ -342,14 +343,16 @@ def _shims(config: AgentConfig) -> Shims:
 
 
 def _folders_of(config: AgentConfig, owner: Owner | None) -> TaskDirs:
-    """In a thread. What they have of earlier lives is named before it goes."""
+    """Open the task directories; runs in a thread. Logs leftovers of earlier agents before
+    removal."""
     _name_traces(config)
     hosts_file = config.hosts.file if mode_of(config) == "private" else None
     return TaskDirs(config.state_dir, owner, hosts_file)
 
 
 def _name_traces(config: AgentConfig) -> None:
-    """Before it is removed. Agents of one machine share its names and cgroups."""
+    """Log leftovers that the start will remove. Not on a shared host, whose agents share hosts file
+    and cgroups."""
     if config.shared_host:
         return
     for what in list_leftovers(config.state_dir, config.hosts.file):
@@ -357,7 +360,8 @@ def _name_traces(config: AgentConfig) -> None:
 
 
 def _end_remains(config: AgentConfig) -> None:
-    """What no folder tells of: named, and ended where nobody else on this machine can want it."""
+    """Log processes and units that belong to no task directory. End them unless another agent on
+    this machine may need them."""
     units = left_units.left_units()
     if units:
         staying = [unit.name for unit in units] if config.shared_host else left_units.stop(units)
@@ -397,7 +401,7 @@ def _warn_of_network(config: AgentConfig) -> None:
 
 
 def _warn_of_token(config: AgentConfig) -> None:
-    with contextlib.suppress(OSError):  # told where it is read
+    with contextlib.suppress(OSError):  # the place that reads the file reports the error
         if config.token_file is not None and config.token_file.stat().st_mode & 0o077:
             _log.warning(
                 "token_file_open",

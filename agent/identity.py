@@ -1,4 +1,4 @@
-"""Who an agent is: its name, what tells it from another of that name, and what its node has."""
+"""The identity of an agent: its node's name, its installation id, and the inventory of its node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = structlog.get_logger("agent")
 
 
 def identify(config: AgentConfig, network: NetworkProbe) -> Identity:
-    """Who this agent is. May wait for a name server. Raises DaemonError."""
+    """Determine this agent's identity. May wait for a name server. Raises DaemonError."""
     host.check_labels(config)
     interfaces = host.interfaces(config, network)
     return Identity(
@@ -42,7 +42,8 @@ def identify(config: AgentConfig, network: NetworkProbe) -> Identity:
 
 
 def agent_id(state_dir: Path) -> str:
-    """A name for this installation, made once: it tells a restart from a second node of that name.
+    """The id of this installation, created once. It distinguishes a restart from a second node of
+    the same name.
 
     Raises FileError.
     """
@@ -55,14 +56,16 @@ def agent_id(state_dir: Path) -> str:
 
 
 def node_name(config: AgentConfig) -> str:
-    """As what this agent joins: a node that was renamed while it had tasks keeps its name, or the
-    coordinator would take the tasks for those of a node that is gone, and have them ended here.
-    After a boot nothing of them runs. Raises FileError.
+    """The node name under which this agent joins.
+
+    A node that is renamed while it has tasks keeps its old name. Otherwise the coordinator would
+    take the tasks for those of a lost node and have them ended here. After a reboot no task runs,
+    so the new name applies. Raises FileError.
     """
     path, boot = config.state_dir / _NODE, host.boot_id()
     before, _, booted = read_name(path).partition(" ")
     if before in {"", config.node} or booted != boot or not has_tasks(config.state_dir):
-        # Where nothing says under which name they were begun, the coordinator knows it.
+        # If no file records the name under which the tasks started, the coordinator knows it.
         known = before or not has_tasks(config.state_dir)
         if known and (before, booted) != (config.node, boot):
             write_atomic(path, f"{config.node} {boot}\n".encode(), 0o600)
@@ -76,7 +79,7 @@ def node_name(config: AgentConfig) -> str:
 
 
 def read_name(path: Path) -> str:
-    """What a file of one line says, "" where there is none. Raises FileError."""
+    """The content of a one-line file, or "" if it does not exist. Raises FileError."""
     try:
         return path.read_text().strip()
     except FileNotFoundError:
@@ -86,7 +89,7 @@ def read_name(path: Path) -> str:
 
 
 def version() -> str:
-    """The version of Muster that is installed."""
+    """The installed version of Muster."""
     try:
         return metadata.version(_DISTRIBUTION)
     except metadata.PackageNotFoundError:

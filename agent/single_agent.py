@@ -1,4 +1,4 @@
-"""One agent serves a machine: a second one is refused, with the process id of the first.
+"""Ensure that only one agent serves a machine. A second one is refused with the first one's pid.
 
 The claim is a lock on a file that no other user can open. A name that anybody may take, such as an
 abstract socket or a file in /tmp, would let any job keep the agent from starting.
@@ -18,7 +18,7 @@ from agent.config import AgentConfig
 from muster.daemon.errors import DaemonError, FileError
 
 RUNTIME: Final = Path("/run/muster")
-"""Root's folder for the claim; the unit's RuntimeDirectory."""
+"""Root's directory for the claim; the unit's RuntimeDirectory."""
 LOCK: Final = "agent.lock"
 _USER_RUNTIME: Final = "XDG_RUNTIME_DIR"
 _COMMAND_CHARS_MAX: Final = 200
@@ -32,10 +32,10 @@ class SecondAgentError(DaemonError):
 def single_agent_lock(
     config: AgentConfig, environ: Mapping[str, str] = os.environ
 ) -> Iterator[None]:
-    """Hold this machine alone, unless the configuration shares it.
+    """Claim this machine exclusively, unless the configuration shares it.
 
-    An ordinary user's agent holds it among the agents of that user; without a runtime folder of
-    that user, the lock of its state folder is all there is. Raises SecondAgentError and FileError.
+    An ordinary user's agent excludes only other agents of that user. If that user has no runtime
+    directory, only the lock of the state directory applies. Raises SecondAgentError and FileError.
     """
     folder = None if config.shared_host else _folder(environ)
     if folder is None:
@@ -45,7 +45,8 @@ def single_agent_lock(
     try:
         yield
     finally:
-        # The file stays: a third agent could lock a new one while a second one has opened this.
+        # Keep the file: otherwise a third agent could lock a new one while a second has this one
+        # open.
         os.close(claim)
 
 
@@ -54,7 +55,7 @@ def _folder(environ: Mapping[str, str]) -> Path | None:
         return RUNTIME
     given = environ.get(_USER_RUNTIME, "")
     try:
-        # After `su` it is still the folder of the user before.
+        # After `su` the variable still names the previous user's directory.
         ours = given.startswith("/") and os.stat(given).st_uid == os.geteuid()
     except OSError:
         return None
@@ -90,19 +91,19 @@ def _claim(folder: Path, config: AgentConfig) -> int:
 
 
 def _opened(folder: Path) -> int:
-    """The lock file, which is ours alone. Raises OSError and FileError."""
+    """Open the lock file and check that only this user can use it. Raises OSError and FileError."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     within = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # Whoever may write the folder could replace the file.
+        # A user who may write the directory could replace the file.
         _check(folder, os.fstat(within), stat.S_IWGRP | stat.S_IWOTH)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         claim = os.open(LOCK, flags, 0o600, dir_fd=within)
     finally:
         os.close(within)
     try:
-        # Whoever may open the file, even to read it, could hold the lock.
+        # A user who may open the file, even for reading, could hold the lock.
         _check(folder / LOCK, os.fstat(claim), stat.S_IRWXG | stat.S_IRWXO)
     except FileError:
         os.close(claim)
@@ -111,7 +112,7 @@ def _opened(folder: Path) -> int:
 
 
 def _check(path: Path, found: os.stat_result, others: int) -> None:
-    """Raises FileError for a file of another user, and for one that others may use in this way."""
+    """Raises FileError if another user owns the path, or if its mode grants `others` bits."""
     if found.st_uid != os.geteuid():
         raise FileError(
             f"{path} belongs to user {found.st_uid}, who could keep this agent from starting: "

@@ -1,1 +1,1 @@
-"""Pure: what this node should do next."""
+"""The agent's rules: pure, no I/O."""

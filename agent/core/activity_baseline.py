@@ -1,4 +1,4 @@
-"""Learns how a rank usually moves, from one look after the other, and says when it does not."""
+"""Learn a rank's usual activity from periodic samples, and report when the rank goes quiet."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from typing import Final
 from muster.protocol.hangs import Doing, RankActivity, Sign
 
 FLOORS: Final = {Sign.LOG: 1.0, Sign.NETWORK: 128.0, Sign.HCA: 1024.0, Sign.DISK: 16384.0}
-"""Bytes a second from which a rank moves. Below it are what helpers of a rank that hangs still
-send (a monitor's beat), and what a port carries for itself."""
+"""Bytes per second from which a rank counts as active. Below it are the helpers of a hung rank (a
+monitor's heartbeat) and a port's own traffic."""
 CPU_SHARE: Final = 0.03
-"""Of one core. The threads that watch a rank which waits take less."""
+"""Share of one core. Threads that watch a waiting rank use less."""
 TEACHES: Final = frozenset({Sign.LOG, Sign.NETWORK, Sign.HCA})
-"""What steps give. A program that begins reads its libraries from a disk."""
+"""Signs that training steps produce. Disk reads do not count: a starting program reads its
+libraries from disk."""
 LOUD_LOOKS: Final = 3
-"""After so many looks with a sign of steps, gaps between them are its cadence."""
+"""After this many samples with a sign of steps, the gaps between them are the rank's cadence."""
 SIGNS_MIN: Final = 2
-"""Whoever has only ever given one sign is not judged by its absence."""
+"""A rank that has only ever shown one sign is not judged by the absence of that sign."""
 TOLD_AFTER: Final = 3
-"""A rank is told to be quiet after so many looks without news."""
+"""A rank is reported as quiet after this many samples without activity."""
 MISSED: Final = 3
-"""Looks that far apart are no evidence: the machine itself may have stood still."""
+"""A gap of this many periods between samples is no evidence: the machine itself may have
+stalled."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActivitySample:
-    """One look: bytes since the last one (None: they cannot be read), seconds of CPU time, and what
-    the kernel says. `asked`: whatever the rank has done since it was asked for."""
+    """One sample: bytes since the previous one (None: unreadable), seconds of CPU time, and the
+    state from the kernel. `asked`: the sample covers work that the agent itself caused in the rank.
+    """
 
     at: float
     moved: Mapping[Sign, int | None] = field(default_factory=dict)
@@ -40,7 +43,7 @@ class ActivitySample:
 
 @dataclass(slots=True)
 class ActivityBaseline:
-    """Of one rank, since `began`."""
+    """The activity of one rank since `began`."""
 
     rank: int
     period_s: float
@@ -63,11 +66,11 @@ class ActivityBaseline:
         return self.louds >= LOUD_LOOKS and len(self.signs) >= SIGNS_MIN
 
     def take(self, seen: ActivitySample) -> None:
-        """Add a look."""
+        """Add a sample."""
         span = max(seen.at - self.seen_at, 1e-6)
         unseen = span - self.period_s if span > MISSED * self.period_s else 0.0
         if seen.doing is Doing.TRACED or seen.asked:
-            # What it does is a debugger's doing, or ours.
+            # A debugger, or this agent, causes what the rank does now.
             unseen = span
         self.still_at += unseen
         self.idle_at += unseen
@@ -94,17 +97,18 @@ class ActivityBaseline:
             self.louds += 1
 
     def resume(self, *, still: bool, idle: bool) -> None:
-        """Go on as an earlier life had left it, which had told it to be so."""
+        """Restore the quiet state that an earlier agent process reported."""
         quiet_at = self.seen_at - TOLD_AFTER * self.period_s
         self.still_at = quiet_at if still else self.still_at
         self.idle_at = quiet_at if idle else self.idle_at
 
     def _gap(self, seconds: float) -> float:
-        """Without news. What passes before the first steps is no cadence."""
+        """The part of a gap that counts as silence. The wait before the first steps is no
+        cadence."""
         return max(0.0, seconds - self.period_s) if self.learned else 0.0
 
     def told(self) -> RankActivity:
-        """As of the last look."""
+        """The activity to report, as of the last sample."""
         after = (TOLD_AFTER - 0.5) * self.period_s
         still_s, idle_s = self.seen_at - self.still_at, self.seen_at - self.idle_at
         return RankActivity(
@@ -121,8 +125,8 @@ class ActivityBaseline:
 
 
 def signature(told: RankActivity) -> tuple[object, ...]:
-    """What of it is news when it changes."""
+    """The part of an activity that is worth a report when it changes."""
     quiet = told.still_s is not None
-    # Whether one that moves sleeps at this very moment is no news.
+    # An active rank may sleep at the moment of the sample; that is not worth a report.
     doing = told.doing if quiet else None
     return told.rank, told.learned, quiet, told.idle_s is not None, doing

@@ -1,4 +1,4 @@
-"""apply: how each fact changes what the agent knows. Total, without choices."""
+"""apply: how each fact changes the agent's state. Total, without choices."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
         case f.Welcomed(epoch, cluster, lease_s, heartbeat_s, leases, protocol):
             for held in state.tasks.values():
                 held.lease_s = leases.get(held.id, held.lease_s)
-                # Another coordinator may have understood it: this one waits for the log's end.
+                # An earlier coordinator may have understood `no_output`; an older one waits for the
+                # end of the log.
                 held.no_output = held.no_output and protocol >= NO_OUTPUT
             state.welcomed, state.cluster, state.protocol = True, cluster, protocol
             state.epoch, state.lease_s, state.heartbeat_s = epoch, lease_s, heartbeat_s

@@ -1,4 +1,4 @@
-"""decide: what an input means to an agent. Reads the state, changes nothing."""
+"""decide: turn an input into facts and effects. Reads the state, changes nothing."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ AboutTask = (
 )
 
 SILENT_BEATS = 2
-"""A coordinator that was not heard for so many heartbeats is dialled anew."""
+"""If the coordinator has been silent for this many heartbeats, the agent dials again."""
 WELCOME_S = 10.0
-"""A coordinator that has just started may have a thousand agents to welcome."""
+"""Longer patience before the welcome: a coordinator that has just started may have a thousand
+agents to welcome."""
 ROUNDING_S = 0.01
-"""A timer that is so early is not early."""
+"""A timer that fires early by at most this much counts as on time."""
 
 
 def decide(state: State, received: s.Input, now: Instant) -> Decision:
@@ -71,7 +72,7 @@ def decide(state: State, received: s.Input, now: Instant) -> Decision:
                 [f.TaskFailed(task, refusal, no_output=_coordinator_supports_no_output(state))]
             )
         case s.TaskPlaced(task, paths, ports, interfaces, fabric):
-            # By itself and not in the task's report, which may never come.
+            # The interfaces get a fact of their own, because the task's report may never come.
             seen = Decision() if interfaces is None else _network_seen(state, interfaces, now)
             if task in state.tasks:
                 if fabric is not None:
@@ -92,14 +93,14 @@ def decide(state: State, received: s.Input, now: Instant) -> Decision:
         case s.IdleObserved(task, since):
             return Decision([f.IdleKnown(task, since)] if task in state.tasks else [])
         case s.StacksObserved(report):
-            # For another life of the coordinator it is no answer.
+            # A coordinator of another epoch did not ask for these stacks.
             asked = state.welcomed and report.epoch == state.epoch
             return Decision([], [a.SendReport(report)] if asked else [])
         case s.NetworkObserved(interfaces):
             return _network_seen(state, interfaces, now)
         case s.PortsObserved(ports):
             seen = Decision([f.PortsChanged(ports)])
-            # Before the welcome it waits for it: see _welcome.
+            # Before the welcome the report waits: see _welcome.
             if state.welcomed:
                 seen.effects.append(
                     a.SendReport(m.Heartbeat(now.mono, wall_s=now.wall, ports=ports))
@@ -145,7 +146,7 @@ def _beat(
 
 
 def _told_now(state: State, beat: m.Heartbeat) -> list[a.Effect]:
-    """Before the welcome it waits for that: see _welcome."""
+    """Send `beat` now. Before the welcome it waits: see _welcome."""
     return [a.SendReport(beat)] if state.welcomed else []
 
 
@@ -174,7 +175,7 @@ def _network_seen(state: State, interfaces: tuple[Interface, ...], now: Instant)
     if interfaces == state.identity.inventory.interfaces:
         return Decision()
     changed = Decision([f.NetworkChanged(interfaces)])
-    # Before the welcome it waits for it: see _welcome.
+    # Before the welcome the report waits: see _welcome.
     if state.welcomed:
         changed.effects.append(a.SendReport(m.Heartbeat(now.mono, interfaces, now.wall)))
     return changed
@@ -192,7 +193,7 @@ def _gpus_seen(state: State, devices: tuple[GpuDevice, ...], now: Instant) -> De
 
 def _rdma_seen(state: State, rdma: NodeRdma | None, now: Instant) -> Decision:
     if rdma is None or rdma == state.identity.inventory.rdma:
-        # What cannot be seen for a while is what it was.
+        # If RDMA cannot be probed for a while, the last known state stays.
         return Decision()
     changed = Decision([f.RdmaChanged(rdma)])
     if state.welcomed:
@@ -201,12 +202,13 @@ def _rdma_seen(state: State, rdma: NodeRdma | None, now: Instant) -> Decision:
 
 
 def _stale(held: HeldTask, phase: ShimPhase) -> bool:
-    """Of two statuses that crossed, the one that is further on holds."""
+    """Whether a status is older than the one already held. Statuses may cross on the way."""
     return held.status is not None and phase not in LATER[held.status.phase]
 
 
 def _network(state: State, task: TaskId, fact: f.NetworkReady | f.NetworkDenied) -> Decision:
-    """Of a task that was ended meanwhile, or was told otherwise, it is no news."""
+    """Record the result of arranging. Ignored if the task has ended or has got another plan
+    since."""
     held = state.tasks.get(task)
     if held is None or held.network is not NetworkPhase.ARRANGING:
         return Decision()
@@ -230,7 +232,7 @@ def _heartbeat(state: State, now: Instant) -> Decision:
     if silent_s >= patience_s - ROUNDING_S:
         why = f"the coordinator has been silent for {silent_s:.3g} s"
         return Decision([f.LinkClosed()], [a.CloseLink(why)])
-    # Not a whole beat where patience ends before: it ends on time, whenever the last word came.
+    # Wake up before the next heartbeat if patience ends earlier, so that the link closes on time.
     due = min(now.mono + state.heartbeat_s, state.heard_at + patience_s)
     beat = a.SetTimer(a.Timer.HEARTBEAT, due)
     if not state.welcomed:
@@ -267,7 +269,7 @@ def _command(state: State, command: m.Command, now: Instant) -> Decision:
 
 
 def _coordinator_supports_no_output(state: State) -> bool:
-    """Whether the coordinator understands that a task has written nothing."""
+    """Whether the coordinator understands reports that a task has written nothing."""
     return state.protocol >= m.NO_OUTPUT
 
 
@@ -293,7 +295,7 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
     ]
     decision = Decision(
         [
-            # What may run elsewhere by now ends before anything else is done.
+            # First end tasks that may already run elsewhere.
             *fences,
             f.Welcomed(
                 welcome.epoch,
@@ -304,7 +306,8 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
                 welcome.protocol,
             ),
             f.Heard(now.mono),
-            # From the moment at which we asked, not from the answer: both sides count from there.
+            # Count the lease from the moment the agent dialled, not from the answer, as the
+            # coordinator does.
             f.LeaseGranted(state.dialled_at + welcome.lease_s),
         ],
         [a.SetTimer(a.Timer.HEARTBEAT, now.mono + welcome.heartbeat_s)],
@@ -332,7 +335,7 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
     if welcome.cluster != state.cluster:
         decision.effects.insert(0, a.KeepCluster(welcome.cluster))
     for held in state.tasks.values():
-        # What has happened since Hello was sent is not in it.
+        # The Hello lacks everything that has happened since the agent sent it.
         decision.effects.append(a.SendReport(report(state, held, now)))
     return decision
 
@@ -405,7 +408,8 @@ def _unknown(state: State, command: AboutTask) -> Decision:
 
 
 def _gpus_taken(state: State, prepare: m.PrepareTask) -> m.Refusal | None:
-    """A task that still has a GPU of those keeps it, whatever the coordinator has been told."""
+    """Refuse if a task on this node still holds one of the GPUs, even if the coordinator believes
+    that they are free."""
     for held in state.tasks.values():
         both = set(held.gpus) & set(prepare.gpus)
         if both and not _over(held):

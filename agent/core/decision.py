@@ -1,4 +1,4 @@
-"""What deciding yields: facts to apply, and actions to take after them."""
+"""The result of a decision: facts to apply, then effects to carry out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent is to do: the outputs of `decide`."""
+"""Effects: the outputs of the agent's core, carried out by the daemon."""
 
 from __future__ import annotations
 
@@ -12,104 +12,107 @@ from muster.protocol.ids import TaskId
 
 
 class Timer(enum.Enum):
-    """HEARTBEAT: speak, and judge whether the coordinator still does."""
+    """HEARTBEAT: send a heartbeat and check that the coordinator is still alive."""
 
     HEARTBEAT = "heartbeat"
 
 
 class SendReport(msgspec.Struct, frozen=True):
-    """On the connection that is open; where there is none, it is dropped: Hello says everything."""
+    """Send a report on the open connection. Without one it is dropped, because the next Hello
+    contains everything."""
 
     report: Report
 
 
 class CloseLink(msgspec.Struct, frozen=True):
-    """End the connection; the shell dials again, at once or, after a refusal, later."""
+    """End the connection. The link dials again: at once, or later after a refusal."""
 
     why: str
     refused: bool = False
 
 
 class KeepCluster(msgspec.Struct, frozen=True):
-    """Write down whose tasks this node runs from now on."""
+    """Store the name of the cluster whose tasks this node runs from now on."""
 
     cluster: str
 
 
 class CreateTask(msgspec.Struct, frozen=True):
-    """Make the task's folders, find free ports, start its shim (answered by TaskPlaced, then
-    ShimReported, or by ShimFailed)."""
+    """Create the task's directories, find free ports and start its shim. Answered by TaskPlaced,
+    then ShimReported; or by ShimFailed."""
 
     task: TaskId
     prepare: PrepareTask
 
 
 class TellShim(msgspec.Struct, frozen=True):
-    """In order. A shim that has gone needs no telling."""
+    """Send a command to the task's shim, in order. If the shim has exited, the command is
+    dropped."""
 
     task: TaskId
     command: ShimCommand
 
 
 class WriteHostfile(msgspec.Struct, frozen=True):
-    """Before the start: `text` into the task's host file."""
+    """Write `text` into the task's host file before the start."""
 
     task: TaskId
     text: str
 
 
 class ArrangeNetwork(msgspec.Struct, frozen=True):
-    """Make the gang of `plan` reachable from this node, and prove it: write its host table, resolve
-    every name (answered by NetworkArranged or NetworkRefused)."""
+    """Make the gang of `plan` reachable from this node and verify it: write the hosts table,
+    resolve every name, reach the launcher (answered by NetworkArranged or NetworkRefused)."""
 
     task: TaskId
     plan: ArrangeTask
 
 
 class ReleasePort(msgspec.Struct, frozen=True):
-    """Before the gate opens: the port that ArrangeNetwork holds is the program's to listen on."""
+    """Release the port that ArrangeNetwork holds, before the gate opens and the program listens on
+    it."""
 
     task: TaskId
 
 
 class WatchTraffic(msgspec.Struct, frozen=True):
-    """Before the gate opens: from now on see what carries the traffic of the gang of `plan`
-    (answered by TrafficSeen, again and again, where there is something to see)."""
+    """Start to collect traffic evidence for the gang of `plan`, before the gate opens (answered by
+    TrafficObserved whenever the evidence changes)."""
 
     task: TaskId
     plan: ArrangeTask
 
 
 class WatchPeers(msgspec.Struct, frozen=True):
-    """As the gate opens: from now on see whether the machines of the gang's neighbours answer
-    (answered by PeersSeen whenever that changes), until the network is restored."""
+    """Start to watch whether the machines of the gang's neighbours answer, as the gate opens.
+    Answered by PeersObserved on every change, until RestoreNetwork."""
 
     task: TaskId
     plan: ArrangeTask
 
 
 class TakeStacks(msgspec.Struct, frozen=True):
-    """See where the task's ranks stand (answered by StacksSeen)."""
+    """Take stack dumps of the task's ranks (answered by StacksObserved)."""
 
     task: TaskId
     look: DumpStacks
 
 
 class RestoreNetwork(msgspec.Struct, frozen=True):
-    """Take back all that ArrangeNetwork did, be it by an earlier life of the agent, be it under way
+    """Undo all that ArrangeNetwork did or is doing, also what an earlier agent process did
     (answered by NetworkRestored)."""
 
     task: TaskId
 
 
 class RemoveTask(msgspec.Struct, frozen=True):
-    """Remove the task's folder, never following a link (answered by TaskRemoved)."""
+    """Remove the task's directory without following links (answered by TaskRemoved)."""
 
     task: TaskId
 
 
 class SetTimer(msgspec.Struct, frozen=True):
-    """Fire once at `at` (monotonic seconds); setting it again moves it."""
+    """Fire once at `at` (monotonic seconds). Setting the timer again moves it."""
 
     timer: Timer
     at: float

@@ -1,7 +1,7 @@
-"""What has changed at an agent: the only things that change its state.
+"""Facts: the only changes to an agent's state.
 
-None of them is journaled: what has to outlive the agent is on disk with each task's shim, and an
-agent that starts learns it from there.
+The agent journals none of them. State that has to outlive the agent is on disk with each task's
+shim, and a starting agent reads it from there.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PortsChanged(msgspec.Struct, frozen=True):
 
 
 class RdmaChanged(msgspec.Struct, frozen=True):
-    """What the node has for RDMA is not what it had."""
+    """The node's RDMA equipment has changed."""
 
     rdma: NodeRdma | None
 
@@ -85,7 +85,7 @@ class TaskAccepted(msgspec.Struct, frozen=True):
 
 
 class TaskAdopted(msgspec.Struct, frozen=True):
-    """Of an earlier life of the agent."""
+    """The agent has taken over a task that an earlier agent process started."""
 
     task: TaskId
     status: ShimStatus
@@ -137,7 +137,7 @@ class ShimSeen(msgspec.Struct, frozen=True):
 
 
 class TaskFailed(msgspec.Struct, frozen=True):
-    """It never had a shim, and nothing of it runs."""
+    """The task never had a shim, and none of its processes runs."""
 
     task: TaskId
     refusal: Refusal
@@ -169,7 +169,8 @@ class NetworkFreed(msgspec.Struct, frozen=True):
 
 
 class GateOpened(msgspec.Struct, frozen=True):
-    """The coordinator has said so; where the network is still being arranged, it opens then."""
+    """The coordinator allows the start. If the network is still being arranged, the gate opens
+    after that."""
 
     task: TaskId
 
@@ -180,7 +181,7 @@ class StopTaken(msgspec.Struct, frozen=True):
 
 
 class StoppedUnseen(msgspec.Struct, frozen=True):
-    """The task was stopped before it was ever seen: it is never to be prepared."""
+    """The coordinator stopped the task before the agent ever saw it: never prepare it."""
 
     task: TaskId
 

@@ -1,4 +1,4 @@
-"""Whether the GPUs of a task are idle: what a row of readings means."""
+"""Detect idle GPUs of a task from a series of utilization readings."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 GAP_MAX_S: Final = 60.0
-"""Nobody knows what the GPUs did in a gap between two readings that is longer."""
+"""If the gap between two readings is longer, the state of the GPUs in between is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleStretch:
-    """In monotonic seconds: since when all of the GPUs have been idle (None: they are not), and the
-    last reading."""
+    """`since`: all GPUs have been idle since then (None: they are not). `read_at`: the last
+    reading. Both are in monotonic seconds."""
 
     since: float | None = None
     read_at: float = 0.0
@@ -22,8 +22,8 @@ class IdleStretch:
 def update(
     before: IdleStretch, readings: Sequence[int | None], below: int, at: float
 ) -> IdleStretch:
-    """What is known after one more reading of every GPU of the task, in percent; None is one that
-    cannot be read, and of that nobody says that it is idle."""
+    """Add one reading of every GPU of the task, in percent. None is an unreadable GPU, which never
+    counts as idle."""
     if not readings or any(used is None or used >= below for used in readings):
         return IdleStretch(None, at)
     if before.since is None or at - before.read_at > GAP_MAX_S:
@@ -32,7 +32,7 @@ def update(
 
 
 def idle_since(stretch: IdleStretch, after_s: float) -> float | None:
-    """Since when they are idle, where that has been so for long enough to be told."""
+    """The start of the idle stretch. Returns None if the stretch is too short to report."""
     if stretch.since is None or stretch.read_at - stretch.since < after_s:
         return None
     return stretch.since

@@ -1,4 +1,4 @@
-"""What may happen to an agent: the inputs of `decide`."""
+"""Inputs: the events that the agent's core decides on."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.traffic import FabricReport, PortHealth
 
 NO_FABRIC: Final = NodeFabric()
-"""Of a node without RDMA devices."""
+"""The fabric of a node without RDMA devices."""
 
 
 class LinkUp(msgspec.Struct, frozen=True):
-    """A connection to the coordinator is open; nothing has been said on it."""
+    """A connection to the coordinator is open; nothing has been sent on it yet."""
 
 
 class LinkDown(msgspec.Struct, frozen=True):
-    """The connection is gone, or its peer has said something that cannot be understood."""
+    """The connection is lost, or the peer has sent something that cannot be decoded."""
 
 
 class CommandReceived(msgspec.Struct, frozen=True):
@@ -36,8 +36,8 @@ class CommandReceived(msgspec.Struct, frozen=True):
 
 
 class ShimReported(msgspec.Struct, frozen=True):
-    """The status of a task's shim; of a shim that has gone, its exit record. `no_output`: the task
-    has ended, and none of its logs has a byte."""
+    """The status of a task's shim; if the shim has exited, its exit record. `no_output`: the task
+    has ended and all its logs are empty."""
 
     task: TaskId
     status: ShimStatus
@@ -45,10 +45,10 @@ class ShimReported(msgspec.Struct, frozen=True):
 
 
 class TaskPaths(msgspec.Struct, frozen=True):
-    """Absolute paths of a task's folders on this node, made before its shim starts.
+    """Absolute paths of a task's directories on this node, created before its shim starts.
 
-    `workdir` is where the program runs. `hosts` is the hosts file that the job alone sees, in the
-    place of `hosts_of`; "" where it has the machine's. `nccl` is where NCCL may write its lines.
+    The program runs in `workdir`. `hosts` is the job's private hosts file, mounted over `hosts_of`;
+    "" if the job uses the machine's. NCCL may write its log lines below `nccl`.
     """
 
     workdir: str
@@ -61,8 +61,8 @@ class TaskPaths(msgspec.Struct, frozen=True):
 
 
 class TaskFound(msgspec.Struct, frozen=True):
-    """At the agent's start: an earlier life left this task, and this is its shim's status or
-    record, with the paths, ports and GPUs of its manifest, and the node's fabric as it is now."""
+    """A task that an earlier agent process left, found at the agent's start: the shim's status or
+    exit record; paths, ports and GPUs from the manifest; and the node's current fabric."""
 
     task: TaskId
     status: ShimStatus
@@ -73,7 +73,7 @@ class TaskFound(msgspec.Struct, frozen=True):
 
 
 class ShimFailed(msgspec.Struct, frozen=True):
-    """No shim could be made for the task; `text` says why."""
+    """No shim could be started for the task; `text` gives the reason."""
 
     task: TaskId
     text: str
@@ -81,10 +81,10 @@ class ShimFailed(msgspec.Struct, frozen=True):
 
 
 class TaskPlaced(msgspec.Struct, frozen=True):
-    """The folders of the task exist, and these ports were free.
+    """The directories of the task exist, and these ports were free.
 
-    `interfaces` are the node's as they are now; None where they were not looked at. `fabric` is
-    None where FabricSeen is to follow.
+    `interfaces` are the node's current ones; None if they were not read. `fabric` is None if
+    FabricObserved follows.
     """
 
     task: TaskId
@@ -102,35 +102,35 @@ class FabricObserved(msgspec.Struct, frozen=True):
 
 
 class RdmaObserved(msgspec.Struct, frozen=True):
-    """What the node has for RDMA, whoever asked; None where it is not known."""
+    """The node's RDMA equipment, from any probe; None if it is unknown."""
 
     rdma: NodeRdma | None
 
 
 class TrafficObserved(msgspec.Struct, frozen=True):
-    """What is known of the task's traffic; it has changed enough to be told."""
+    """The task's traffic evidence; it has changed enough to be reported."""
 
     task: TaskId
     report: FabricReport
 
 
 class PeersObserved(msgspec.Struct, frozen=True):
-    """The addresses of the gang's neighbours that answered once, and do not any more."""
+    """Addresses of the gang's neighbours that answered once and have stopped answering."""
 
     task: TaskId
     silent: tuple[str, ...]
 
 
 class CheckpointObserved(msgspec.Struct, frozen=True):
-    """Something new has settled in the folder of the checkpoints of the task's job; `name` is the
-    newest file that has."""
+    """Something new has settled in the job's checkpoint directory; `name` is the newest file
+    there."""
 
     task: TaskId
     name: str
 
 
 class ActivityObserved(msgspec.Struct, frozen=True):
-    """Whether the task's ranks move, at `at` in monotonic seconds; it has changed."""
+    """The activity of the task's ranks at `at` (monotonic seconds), after a change."""
 
     task: TaskId
     ranks: tuple[RankActivity, ...]
@@ -138,8 +138,8 @@ class ActivityObserved(msgspec.Struct, frozen=True):
 
 
 class IdleObserved(msgspec.Struct, frozen=True):
-    """Since when the task's GPUs have been idle, for long enough to be told, in monotonic seconds;
-    None: they are not, or nobody knows."""
+    """The monotonic time since when the task's GPUs have been idle, once that is long enough to
+    report. None: they are not idle, or it is unknown."""
 
     task: TaskId
     since: float | None
@@ -152,32 +152,31 @@ class StacksObserved(msgspec.Struct, frozen=True):
 
 
 class NetworkObserved(msgspec.Struct, frozen=True):
-    """The node's interfaces, read again because something of them has changed."""
+    """The node's interfaces, read again after a change."""
 
     interfaces: tuple[Interface, ...]
 
 
 class PortsObserved(msgspec.Struct, frozen=True):
-    """The RDMA ports that are not as they should be."""
+    """The RDMA ports that are not healthy."""
 
     ports: tuple[PortHealth, ...]
 
 
 class GpusObserved(msgspec.Struct, frozen=True):
-    """The node's GPUs, looked at again."""
+    """The node's GPUs, probed again."""
 
     devices: tuple[GpuDevice, ...]
 
 
 class DisksObserved(msgspec.Struct, frozen=True):
-    """The disks that are full, or nearly so, or hang."""
+    """The disks that are full, nearly full, or hang."""
 
     disks: tuple[DiskHealth, ...]
 
 
 class HardwareObserved(msgspec.Struct, frozen=True):
-    """Something has happened to the node's hardware; where that is no `news`, an earlier life of
-    the agent has seen it."""
+    """A hardware event on the node. If it is not `news`, an earlier agent process has seen it."""
 
     event: HardwareEvent
     news: bool = True
@@ -191,22 +190,22 @@ class NetworkArranged(msgspec.Struct, frozen=True):
 
 
 class NetworkRefused(msgspec.Struct, frozen=True):
-    """They cannot."""
+    """The task's peers cannot be reached by name."""
 
     task: TaskId
     refusal: Refusal
 
 
 class PlanRefused(msgspec.Struct, frozen=True):
-    """What the plan wants of this node, beside its network, cannot be had: its host file cannot be
-    written. The task's shim is told to end."""
+    """The node cannot carry out the plan apart from the network: the host file cannot be written.
+    The supervisor has already ordered the task's shim to end."""
 
     task: TaskId
     refusal: Refusal
 
 
 class NetworkRestored(msgspec.Struct, frozen=True):
-    """Nothing of the task is left in this node's network."""
+    """Nothing of the task is left in this node's network configuration."""
 
     task: TaskId
 
@@ -218,7 +217,7 @@ class LogsStored(msgspec.Struct, frozen=True):
 
 
 class TaskRemoved(msgspec.Struct, frozen=True):
-    """The task's folder is gone."""
+    """The task's directory is removed."""
 
     task: TaskId
 

@@ -1,4 +1,5 @@
-"""What a task has of this node's network: a host table, and the proof that its gang is reached."""
+"""The network state of a task on this node: its hosts table and the check that the gang is
+reachable."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from muster.protocol.control_channel import ArrangeTask
 
 
 class NetworkPhase(enum.Enum):
-    """NONE: there is nothing to take back. LEFT: an earlier life of the agent may have arranged
-    something. READY: proved."""
+    """NONE: nothing to undo. LEFT: an earlier agent process may have arranged something. READY:
+    verified."""
 
     NONE = "none"
     LEFT = "left"
@@ -23,7 +24,7 @@ _P = NetworkPhase
 NETWORK_TRANSITIONS: Final[dict[NetworkPhase, frozenset[NetworkPhase]]] = {
     _P.NONE: frozenset({_P.ARRANGING}),
     _P.LEFT: frozenset({_P.ARRANGING, _P.NONE}),
-    # Again, where the coordinator has another plan for a gang that has not begun.
+    # Arranged again if the coordinator sends another plan for a gang that has not started.
     _P.ARRANGING: frozenset({_P.ARRANGING, _P.READY, _P.REFUSED, _P.NONE}),
     _P.READY: frozenset({_P.ARRANGING, _P.NONE}),
     _P.REFUSED: frozenset({_P.ARRANGING, _P.NONE}),
@@ -31,5 +32,5 @@ NETWORK_TRANSITIONS: Final[dict[NetworkPhase, frozenset[NetworkPhase]]] = {
 
 
 def needed(plan: ArrangeTask) -> bool:
-    """Whether there are peers to be reached. A gang of one node has no host table."""
+    """Whether the plan has peers to reach. A gang of one node has no hosts table."""
     return bool(plan.hosts)

@@ -1,7 +1,8 @@
-"""Whether the machines of a gang's neighbours still answer: who is watched, and what that says.
+"""Liveness of the machines of a gang's neighbours: which ones to ping, and when they count as
+silent.
 
-One that never answered, because a firewall is silent for it, is no witness: only one that did and
-does not any more is.
+A machine that never answered, for example behind a firewall that drops packets, does not count.
+Only a machine that answered once and has stopped is silent.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from typing import Final
 from muster.protocol.control_channel import ArrangeTask
 
 MISSED: Final = 3
-"""So many in a row that got no answer: one may be lost, and a machine may stall."""
+"""A machine is silent after this many unanswered pings in a row: one may be lost, and a machine may
+stall."""
 
 
 def peers_of(plan: ArrangeTask, node: str) -> tuple[str, ...]:
-    """The addresses that a node watches: those of the ranks before and after it, and of the first.
-    All nodes of a gang are watched by others, and none by very many but the first."""
+    """The addresses that a node pings: the ranks before and after it, and the first one. Others
+    ping every node of a gang, and only the first is pinged by very many."""
     ring = list(dict.fromkeys(address for _, address in plan.hosts))
     own = next((address for name, address in plan.hosts if name == node), None)
     if own is None:
@@ -29,9 +31,10 @@ def peers_of(plan: ArrangeTask, node: str) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class PeerAnswers:
-    """What became of the questions to each address."""
+    """The answers of each address."""
 
-    _missed: dict[str, int] = field(default_factory=dict)  # in a row, of those that ever answered
+    # unanswered pings in a row, of addresses that ever answered
+    _missed: dict[str, int] = field(default_factory=dict)
 
     def heard(self, address: str, *, answered: bool) -> None:
         if answered:
@@ -41,5 +44,5 @@ class PeerAnswers:
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """Those that answered once, and do not any more."""
+        """Addresses that answered once and have stopped."""
         return tuple(sorted(it for it, missed in self._missed.items() if missed >= MISSED))

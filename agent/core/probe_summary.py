@@ -1,5 +1,5 @@
-"""What the coordinator is told of this node's probe: the ports that jobs may use, and what the plan
-for a gang compares and sets."""
+"""The summary of this node's probe that the coordinator gets: the ports that jobs may use, and what
+a gang's fabric plan compares and sets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _KIND_CHARS: Final = 12
 def node_fabric(
     probe: Probe, rules: Rules | None = None, settings: dict[str, str] | None = None
 ) -> NodeFabric:
-    """The probe, made small. `rules` and `settings`: as the probe was told them."""
+    """Summarize the probe. `rules` and `settings`: those that the probe was run with."""
     within = networks(rules) if rules is not None else ()
     used = sorted((hca for hca in probe.hcas if hca.use), key=_rail_order)[:PORTS_MAX]
     missing = [hca for hca in probe.hcas if hca.expected and not hca.use]
@@ -88,7 +88,8 @@ def node_fabric(
 
 
 def node_rdma(probe: Probe | None) -> NodeRdma | None:
-    """The probe, as nodes are chosen by it; None where it could not see whether there is any."""
+    """The summary by which the scheduler chooses nodes. Returns None if the probe could not see
+    whether the node has RDMA."""
     if probe is None:
         return NodeRdma(why=no_port_reason(NodeFabric()))
     if probe.fabric.unread:
@@ -111,7 +112,7 @@ def node_rdma(probe: Probe | None) -> NodeRdma | None:
 
 
 def _compared(hca: Hca, fabric: NodeFabric) -> object:
-    """What a plan compares of a place; a port that cannot be used has nothing of it."""
+    """The properties of a port that a plan compares. Returns None if the port cannot be used."""
     port = next((port for port in fabric.ports if port.key == hca.key), None)
     if port is None:
         return None
@@ -122,7 +123,7 @@ def _compared(hca: Hca, fabric: NodeFabric) -> object:
 
 
 def _rail_order(hca: Hca) -> tuple[bool, tuple[int, ...], tuple[tuple[str, int], ...], int]:
-    """By PCI address; by name where there is none."""
+    """Sort by PCI address; by name if there is no PCI address."""
     return hca.pci is None, function_order(hca.pci or ""), natural(hca.name), hca.port
 
 
@@ -133,7 +134,7 @@ def _port(hca: Hca, networks: Sequence[Network], within: Sequence[Range]) -> Fab
     fourth = _gids(hca, "AF_INET", within) if roce else None
     sixth = _gids(hca, "AF_INET6", within) if roce else None
     if roce and fourth is None and sixth is None and hca.gid_index is not None:
-        # The operator wants it all the same: as NCCL would take it.
+        # The operator wants this port anyway: use the GID that NCCL would take.
         fourth = PortGids(hca.gid_index, (hca.gid_index,))
     return FabricPort(
         name=hca.name,
@@ -156,8 +157,8 @@ def _port(hca: Hca, networks: Sequence[Network], within: Sequence[Range]) -> Fab
 
 
 def _model(hca: Hca) -> str:
-    """The same for a card of which only the PCI ID could be read: NVIDIA's drivers make the one of
-    the other, 15b3:1021 is an MT4129."""
+    """The model of the card. If only the PCI ID could be read, derive the model from it as NVIDIA's
+    drivers do: 15b3:1021 is an MT4129."""
     vendor, _, device = (hca.pci_id or "").lower().partition(":")
     if hca.hca_type is None and vendor == _NVIDIA and _DEVICE.fullmatch(device):
         return f"MT{int(device, 16)}"
@@ -165,7 +166,7 @@ def _model(hca: Hca) -> str:
 
 
 def _netdev(hca: Hca) -> str:
-    """That of the GID in use; a bond's or a VLAN's is not the port's own."""
+    """The network device of the GID in use; a bond's or a VLAN's is not the port's own."""
     for gid in hca.gids:
         if gid.index == hca.gid_index and gid.netdev:
             return gid.netdev
@@ -173,7 +174,7 @@ def _netdev(hca: Hca) -> str:
 
 
 def _prefix(hca: Hca) -> str:
-    """The subnet's half of GID 0."""
+    """The subnet prefix of GID 0."""
     first = next((gid.gid for gid in hca.gids if gid.index == 0), "")
     return first[:19] if number_of(first) is not None else ""
 

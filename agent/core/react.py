@@ -1,4 +1,5 @@
-"""follow: what comes of a fact at an agent, whoever caused it. Reads the state after the fact."""
+"""react: effects that follow from a fact, regardless of its cause. Reads the state after the
+fact."""
 
 from __future__ import annotations
 
@@ -28,19 +29,20 @@ STOPPABLE: Final = frozenset(
     {ShimPhase.NEW, ShimPhase.PREPARING, ShimPhase.PREPARED, ShimPhase.RUNNING}
 )
 SHORTENABLE: Final = STOPPABLE | {ShimPhase.STOPPING, ShimPhase.EXITED}
-"""A shim whose task is ending keeps the deadline that comes first."""
+"""The phases in which a stop may still shorten the deadline: a shim whose task is ending keeps the
+earlier one."""
 LEASE_S_MIN: Final = 0.001
 
 
 def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
     match fact:
-        # What comes most often stands first: a match asks case by case.
+        # The most frequent fact stands first, because a match tries its cases in order.
         case f.Heard():
             return []
         case f.ShimSeen(task) | f.TaskAdopted(task):
             held = state.tasks[task]
             restored = _restore(held)
-            # Of a success nobody hears before its names are taken back: one report for two.
+            # Hold back a success until the names are removed: one report instead of two.
             waits = restored and held.status is not None and succeeded(held.status)
             said = [] if waits else _report(state, held, now)
             return [*_advance_shim(state, held, now), *restored, *said, *_cleanup(held)]
@@ -58,7 +60,7 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             hostfile = a.WriteHostfile(task, arrange.hostfile)
             if needed(arrange):
                 return [hostfile, a.ArrangeNetwork(task, arrange)]
-            # That it starts says that it was arranged.
+            # If the plan starts the task at once, the start implies that it was arranged.
             said = [] if arrange.start else _report(state, state.tasks[task], now)
             return [hostfile, *said]
         case f.NetworkReady(task):
@@ -72,7 +74,7 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
         case f.StopTaken(task, _):
             return _stop(state.tasks[task], SHORTENABLE)
         case f.FabricKnown(task):
-            # Before its folders are told it is no news.
+            # Before the task's directories are reported, the fabric is not worth a report.
             held = state.tasks[task]
             return [] if held.paths is None else _report(state, held, now)
         case (
@@ -107,7 +109,7 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
 
 
 def _advance_shim(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
-    """What its shim has to be told, given how far it is. Telling it twice does no harm."""
+    """The commands that the shim needs in its current phase. Repeating them is harmless."""
     if held.status is None:
         return []
     if held.stop is not None:
@@ -115,13 +117,13 @@ def _advance_shim(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
     if held.status.phase is not ShimPhase.NEW:
         return []
     if held.prepare is None or held.paths is None:
-        # Its agent died before it was told what to prepare: nothing can come of it.
+        # The agent died before it sent the prepare command, so the task cannot continue.
         return [a.TellShim(held.id, ShimKill())]
     until = state.lease_until
     if until is not None:
         until = held.lease_until(until, state.lease_s)
     if until is None or until <= now.mono:
-        # The agent itself was stopped for so long: its task may have been given elsewhere.
+        # The agent itself was suspended for so long that the task may have been placed elsewhere.
         return [a.TellShim(held.id, ShimKill())]
     prepare = held.prepare
     who = state.identity
@@ -150,7 +152,7 @@ def _hosts(paths: TaskPaths) -> ShimHosts | None:
 
 
 def _lease(until: float, now: Instant) -> ShimLease:
-    """What is left of a lease. To a shim 0 would mean that there is none to keep."""
+    """The rest of a lease. At least LEASE_S_MIN, because a shim takes 0 as a lease without end."""
     return ShimLease(max(LEASE_S_MIN, until - now.mono))
 
 
@@ -171,7 +173,7 @@ def _open_gate(held: HeldTask) -> list[a.Effect]:
     )
     holds = arrange.meeting is not None and arrange.meeting.launcher == held.id
     let_go: list[a.Effect] = [a.ReleasePort(held.id)] if holds else []
-    # A gang of one has no traffic, and no host table.
+    # A gang of one has no traffic and no hosts table.
     gang = arrange.fabric is not None and bool(arrange.hosts)
     watch: list[a.Effect] = [a.WatchTraffic(held.id, arrange)] if gang else []
     peers: list[a.Effect] = [a.WatchPeers(held.id, arrange)] if arrange.hosts else []
@@ -179,7 +181,7 @@ def _open_gate(held: HeldTask) -> list[a.Effect]:
 
 
 def _restore(held: HeldTask) -> list[a.Effect]:
-    """Names are needed as long as anything of the task may run, and no longer."""
+    """Undo the network once no process of the task can run: until then it needs the names."""
     if held.status is None or not held.status.phase.terminal or held.network is NetworkPhase.NONE:
         return []
     return [a.RestoreNetwork(held.id)]
@@ -200,8 +202,8 @@ def _report(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
 
 
 def _cleanup(held: HeldTask) -> list[a.Effect]:
-    """A task goes when the coordinator has its end and all of its log. One that has written nothing
-    has no log to be stored, and the coordinator has understood that."""
+    """Remove the task once the coordinator has its end and all of its log. A task that wrote
+    nothing has no log to store, if the coordinator understands `no_output`."""
     if not held.forgotten or task_state(held) is not TaskState.CLEANED:
         return []
     found: list[a.Effect] = []

@@ -1,9 +1,9 @@
-"""What the agent and a shim say to each other: JSON lines on the shim's socket.
+"""The protocol between agent and shim: JSON lines on the shim's socket.
 
-The shim itself uses the standard library only and writes the same documents by hand
-(agent/shim/status.py, agent/shim/commands.py); its tests decode them with these types. The status
-is whole each time and commands may be repeated. Words are text here where an older agent may meet
-those of a newer shim.
+The shim uses the standard library only and writes the same documents by hand (agent/shim/status.py,
+agent/shim/commands.py); its tests decode them with these types. Every status is complete, and
+commands may be repeated. Fields that a newer shim may extend with new values are plain strings, so
+that an older agent can still decode them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from muster.protocol.ids import TaskId
 from muster.protocol.outcome import ExitStatus
 
 LEASE_GRACE_S: Final = 10.0
-"""What a job gets to end by itself when its lease is over, whatever it asked for. The coordinator
-gives a lost node's job elsewhere `lease_margin_s` after the lease: well before that, the kill must
-have done its work."""
+"""The time a job gets to end by itself when its lease expires, regardless of its own grace. The
+coordinator places a lost node's job elsewhere `lease_margin_s` after the lease: well before that,
+the kill must have finished."""
 
 
 SIGNALS_RANKS: Final = 2
-"""Shims of an earlier version would take a signal to some ranks for one to all."""
+"""From this version on a shim can signal selected ranks. Older shims would signal all of them."""
 
 WRITES_HOSTFILE: Final = 3
-"""For shims of an earlier version the agent does it."""
+"""From this version on the shim writes the host file. For older shims the agent writes it."""
 
 
 class ShimPhase(enum.Enum):
-    """How far a task is. Those that are terminal change no more, and their record is on disk."""
+    """The progress of a task. Terminal phases never change again, and their exit record is on
+    disk."""
 
     NEW = "new"
     PREPARING = "preparing"
@@ -49,7 +50,7 @@ class ShimPhase(enum.Enum):
 
 
 class StoppedBy(enum.StrEnum):
-    """Who ended a task, where it did not end by itself."""
+    """The cause of a task's end, if it did not end by itself."""
 
     STOP = "stop"
     KILL = "kill"
@@ -73,7 +74,7 @@ class ShimRefusal(msgspec.Struct, frozen=True):
 
 
 class ShimFingerprint(msgspec.Struct, frozen=True):
-    """Versions in the job's interpreter; None: not in this build of torch."""
+    """Versions in the job's interpreter; None if this build of torch lacks the library."""
 
     python: str
     torch: str
@@ -83,7 +84,7 @@ class ShimFingerprint(msgspec.Struct, frozen=True):
 
 
 class ShimExit(msgspec.Struct, frozen=True):
-    """How a process ended: a code or a signal; for ranks `at_s` seconds after the start."""
+    """The exit of a process: a code or a signal. For ranks, `at_s` seconds after the start."""
 
     code: int | None = None
     signal: int | None = None
@@ -95,12 +96,12 @@ class ShimExit(msgspec.Struct, frozen=True):
 
 
 class ShimRank(msgspec.Struct, frozen=True):
-    """One rank. Paths are relative to the task's folder.
+    """One rank. Paths are relative to the task's directory.
 
-    Of one that failed, `error` is what torch recorded, else the tail of its standard error, and
-    `stderr_tail` that tail where `error` is not. `stopped`: it ended after it was told to. `oom`:
-    the kernel killed it for memory. `kernel`: what its log says of that. `disk_full`: as it ended,
-    its task's disk was full.
+    For a failed rank, `error` is the error that torch recorded, else the tail of its standard
+    error; `stderr_tail` is that tail if `error` is something else. `stopped`: it ended after it was
+    ordered to. `oom`: the kernel killed it for lack of memory. `kernel`: the kernel log's lines on
+    that. `disk_full`: the task's disk was full when the rank ended.
     """
 
     rank: int
@@ -118,7 +119,7 @@ class ShimRank(msgspec.Struct, frozen=True):
 
 
 class ShimStream(msgspec.Struct, frozen=True):
-    """A file to tail: `stream` is a StreamName, `path` relative to the task's folder."""
+    """A file to ship: `stream` is a StreamName, `path` is relative to the task's directory."""
 
     stream: str
     path: str
@@ -126,13 +127,13 @@ class ShimStream(msgspec.Struct, frozen=True):
 
 
 class ShimStatus(msgspec.Struct, frozen=True):
-    """All that a shim knows of its task.
+    """The complete status of a shim's task.
 
-    `exit` is the main program's; `stopped_by` a StoppedBy; `survivors` are pids that SIGKILL did
-    not end, and `doomed` says that none of them will ever run its program again; `complaint` is
-    about a command that could not be read. `boot_s` is from the bootstrap's start to its hello,
-    most of it the import of torch. `launcher_said` is the end of the log of a launcher that failed;
-    `signalled` the number of the last `signal` that was carried out.
+    `exit` is the main program's; `stopped_by` is a StoppedBy. `survivors` are pids that SIGKILL did
+    not end; `doomed`: none of them will ever run its program again. `complaint` is about a command
+    that the shim could not read. `boot_s` is the time from the bootstrap's start to its hello, most
+    of it the import of torch. `launcher_said` is the end of a failed launcher's log. `signalled` is
+    the number of the last `signal` that was carried out.
     """
 
     task: TaskId
@@ -164,23 +165,22 @@ class ShimUser(msgspec.Struct, frozen=True):
 
 
 class ShimHosts(msgspec.Struct, frozen=True):
-    """For the job, and nobody else, the file `source` is `target`."""
+    """Mount the file `source` over `target` for the job alone."""
 
     source: str
     target: str
 
 
 class _Command(msgspec.Struct, frozen=True, tag_field="cmd"):
-    """Something a shim is told. Every one may be sent again.
+    """A command to a shim. Every command may be repeated.
 
-    Defaults are written out: the shim has some of its own.
+    Defaults are written out, because the shim has some of its own.
     """
 
 
 class ShimPrepare(_Command, frozen=True, tag="prepare"):
     """Refuse or get ready. `cwd` None: the user's home. `python`: interpreter, venv or conda
-    prefix; None: PATH's.
-    """
+    prefix; None: the first on PATH."""
 
     launcher: str = "none"
     cwd: str | None = None
@@ -196,19 +196,19 @@ class ShimPrepare(_Command, frozen=True, tag="prepare"):
 
 
 class ShimHostfile(_Command, frozen=True, tag="hostfile"):
-    """Write the task's host file; a start that comes after it finds it there. Only for shims of
-    `WRITES_HOSTFILE`."""
+    """Write the task's host file; a later start finds it there. Only for shims of version
+    `WRITES_HOSTFILE` and above."""
 
     text: str
 
 
 class ShimStart(_Command, frozen=True, tag="start"):
-    """Open the gate. `argv`: the program, or torchrun's arguments, or with `interpreter` words
-    for the job's Python.
+    """Open the gate. `argv`: the program, or torchrun's arguments, or, with `interpreter`,
+    arguments for the job's Python.
 
-    `stop_signal` and `grace_s` are the job's own, for an end that nobody commands: the other ranks
-    of this node are to go, as one has failed, or their launcher has died, or the lease is over.
-    `ranks`: start the program so often, each time with these variables more.
+    `stop_signal` and `grace_s` are the job's own. They apply if the shim itself ends the ranks: one
+    has failed, the launcher has died, or the lease has expired. `ranks`: start the program once per
+    entry, with these additional variables.
     """
 
     argv: Sequence[str]
@@ -221,16 +221,16 @@ class ShimStart(_Command, frozen=True, tag="start"):
 
 
 class ShimStop(_Command, frozen=True, tag="stop"):
-    """Signal the ranks, wait for the whole tree, kill what is left after `grace_s`."""
+    """Signal the ranks, wait for the whole process tree, kill the rest after `grace_s`."""
 
     signal: str = "SIGTERM"
     grace_s: float = 30.0
 
 
 class ShimSignal(_Command, frozen=True, tag="signal"):
-    """Signal the ranks, once: a `number` that is not above the last one changes nothing.
+    """Signal the ranks once: a `number` that is not above the last one changes nothing.
 
-    `ranks`: only those; none: all. `late`: those that begin later, too.
+    `ranks`: only these; empty means all. `late`: also ranks that start later.
     """
 
     signal: str
@@ -240,21 +240,20 @@ class ShimSignal(_Command, frozen=True, tag="signal"):
 
 
 class ShimKill(_Command, frozen=True, tag="kill"):
-    """SIGKILL for the whole tree."""
+    """SIGKILL the whole process tree."""
 
 
 class ShimLease(_Command, frozen=True, tag="lease"):
-    """The task may run for `ttl_s` more seconds without another lease (0: without end); then the
-    shim sends the job's stop signal, and kills `grace_s` later.
-    """
+    """The task may run for `ttl_s` more seconds without another lease (0: forever). Then the shim
+    sends the job's stop signal, and kills `grace_s` later."""
 
     ttl_s: float
     grace_s: float = LEASE_GRACE_S
 
 
 class ShimRelease(_Command, frozen=True, tag="release"):
-    """The end is recorded elsewhere: the shim removes its socket and goes."""
+    """The coordinator has recorded the end: the shim removes its socket and exits."""
 
 
 ShimCommand = ShimPrepare | ShimStart | ShimStop | ShimSignal | ShimKill | ShimLease | ShimRelease
-"""What is told to shims of every version."""
+"""The commands that shims of every version understand."""

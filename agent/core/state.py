@@ -1,4 +1,4 @@
-"""What an agent knows. Only `evolve` changes it, by facts."""
+"""The state of an agent. Only `apply` changes it, by facts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from muster.protocol.traffic import FabricReport, PortHealth
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this agent is; the same for the whole of its life, but for the network and the GPUs that
-    it has.
+    """The identity of this agent; constant for the whole process except for network and GPUs.
 
-    `run_as` is the user jobs run as ("" is the agent's own), `instance` this life of the agent.
+    `run_as` is the user that jobs run as ("": the agent's own). `instance` identifies this agent
+    process.
     """
 
     node: NodeName
@@ -36,36 +36,37 @@ class Identity:
 
 @dataclass(slots=True)
 class HeldTask:
-    """A task whose folder is on this node (or is being made)."""
+    """A task whose directory is on this node or is being created."""
 
     id: TaskId
-    prepare: PrepareTask | None = None  # None for one that an earlier life of the agent began
-    gpus: tuple[str, ...] = ()  # by UUID; () is all of the node
-    lease_s: float | None = None  # where it is not that of all tasks
+    prepare: PrepareTask | None = None  # None if an earlier agent process started the task
+    gpus: tuple[str, ...] = ()  # by UUID; () means all GPUs of the node
+    lease_s: float | None = None  # if it differs from the common one
     paths: TaskPaths | None = None
     ports: tuple[int, ...] = ()
     status: ShimStatus | None = None
     status_at: float = 0.0
-    fabric: NodeFabric | None = None  # None until it has been looked at
+    fabric: NodeFabric | None = None  # None until it has been probed
     traffic: FabricReport | None = None
-    silent: tuple[str, ...] = ()  # addresses of neighbours that do not answer any more
-    checkpoint: tuple[int, str, float] | None = None  # how many, the last one's name, since when
+    silent: tuple[str, ...] = ()  # addresses of neighbours that have stopped answering
+    # count, name of the last one, time of the last one
+    checkpoint: tuple[int, str, float] | None = None
     activity: tuple[RankActivity, ...] = ()  # as of activity_at
     activity_at: float = 0.0
-    idle_since: float | None = None  # its GPUs, monotonic
-    failure: Refusal | None = None  # no shim could be made
+    idle_since: float | None = None  # of its GPUs, monotonic
+    failure: Refusal | None = None  # no shim could be started
     arrange: ArrangeTask | None = None
     network: NetworkPhase = NetworkPhase.NONE
     denied: Refusal | None = None  # the network could not be arranged
     warnings: tuple[str, ...] = ()
-    started: bool = False  # the gate is to be open
+    started: bool = False  # the coordinator allows the start
     stop: StopTask | None = None
     forgotten: bool = False
-    no_output: bool = False  # it has ended, and none of its logs has a byte
+    no_output: bool = False  # the task has ended and all its logs are empty
     logs_stored: bool = False
 
     def lease_until(self, until: float, lease_s: float) -> float:
-        """When its lease ends, where one of `lease_s` ends at `until`."""
+        """The end of this task's lease, if a common lease of `lease_s` ends at `until`."""
         return until if self.lease_s is None else until - lease_s + self.lease_s
 
 
@@ -73,21 +74,21 @@ class HeldTask:
 class State:
     identity: Identity
     linked: bool = False  # a connection is open
-    welcomed: bool = False  # and the coordinator has answered Hello on it
+    welcomed: bool = False  # the coordinator has answered Hello on it
     epoch: int = 0
-    protocol: int = 1  # that the coordinator and we speak
-    cluster: str = ""  # whose tasks these are; outlives the agent
+    protocol: int = 1  # the version spoken with the coordinator
+    cluster: str = ""  # whose tasks these are; outlives the agent process
     heartbeat_s: float = 5.0
     lease_s: float = 0.0
     heard_at: float = 0.0
     dialled_at: float = 0.0
     lease_until: float | None = None
-    told: Inventory | None = None  # in the last Hello
-    ports: tuple[PortHealth, ...] = ()  # of RDMA, those that are not as they were
-    told_ports: tuple[PortHealth, ...] = ()  # in the last Hello
-    disks: tuple[DiskHealth, ...] = ()  # that are full or hang
-    told_disks: tuple[DiskHealth, ...] = ()  # in the last Hello
-    hardware: tuple[HardwareEvent, ...] = ()  # the last of this boot
-    told_hardware: tuple[HardwareEvent, ...] = ()  # in the last Hello
+    told: Inventory | None = None  # as in the last Hello
+    ports: tuple[PortHealth, ...] = ()  # RDMA ports that are not as they were
+    told_ports: tuple[PortHealth, ...] = ()  # as in the last Hello
+    disks: tuple[DiskHealth, ...] = ()  # disks that are full or hang
+    told_disks: tuple[DiskHealth, ...] = ()  # as in the last Hello
+    hardware: tuple[HardwareEvent, ...] = ()  # the latest events of this boot
+    told_hardware: tuple[HardwareEvent, ...] = ()  # as in the last Hello
     tasks: dict[TaskId, HeldTask] = field(default_factory=dict)
     buried: set[TaskId] = field(default_factory=set)  # stopped unseen on this link

@@ -1,5 +1,4 @@
-"""A task on its node: which state it is in, and what is said of it. Derived from its shim's
-status."""
+"""Task state and task reports, derived from the status of the task's shim."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ PHASES: Final[dict[ShimPhase, frozenset[ShimPhase]]] = {
     ShimPhase.STUCK: frozenset({ShimPhase.REFUSED, ShimPhase.CLEANED}),
     ShimPhase.CLEANED: frozenset(),
 }
-"""How a shim's phase moves; steps between may go unseen, and none goes back."""
+"""The transitions of a shim's phase. The agent may miss intermediate phases; no phase goes back."""
 
 NODE_FAULTS: Final = frozenset(
     {
@@ -64,19 +63,20 @@ NODE_FAULTS: Final = frozenset(
         RefusalCode.NO_DESCRIPTORS,
     }
 )
-"""Refusals in which the node is at fault, whatever the job: another one may do better."""
+"""Refusals that are the node's fault, whatever the job: another node may do better."""
 
 _ON_EVERY_MACHINE: Final = frozenset({InterfaceKind.LOOPBACK, InterfaceKind.VIRTUAL})
-"""docker's bridge is 172.17.0.1 on each. A veth may be a container's only way out."""
+"""Kinds whose addresses repeat on every machine: docker's bridge is 172.17.0.1 everywhere. A veth
+is not among them, because it may be a container's only way out."""
 
 _SIGKILL: Final = 9
 
 ERRORS_MAX: Final = 4
-"""Of so many ranks that failed by themselves it is told what they said. The first may have died of
-what happened to another one, and those of a thousand would not fit a frame."""
+"""Reports quote the errors of at most this many ranks that failed by themselves. The first may have
+died of another rank's failure, and the errors of a thousand would not fit a frame."""
 
 HELLO_BYTES: Final = FRAME_BYTES_MAX * 3 // 4
-"""Of a Hello so much is for its tasks: the rest for the node."""
+"""The part of a Hello that is for its tasks; the rest is for the node."""
 
 
 def _reachable(old: ShimPhase) -> frozenset[ShimPhase]:
@@ -89,21 +89,21 @@ def _reachable(old: ShimPhase) -> frozenset[ShimPhase]:
 
 
 LATER: Final = {phase: _reachable(phase) for phase in ShimPhase}
-"""What can come after a phase, in any number of steps; itself, too."""
+"""The phases that can follow a phase, in any number of steps, including itself."""
 
 
 def started(status: ShimStatus) -> bool:
-    """Whether the program has been started, whatever became of it."""
+    """Whether the program has been started, even if it has ended since."""
     return status.running_s is not None or status.exit is not None
 
 
 def succeeded(status: ShimStatus) -> bool:
-    """Whether the program has ended as it should."""
+    """Whether the program has ended successfully."""
     return status.exit is not None and status.exit.status.ok
 
 
 def task_state(held: HeldTask) -> TaskState:
-    """Where a task stands, in the words of both daemons."""
+    """The state of a task in the terms of the control protocol."""
     status = held.status
     if status is None:
         return TaskState.ASSIGNED if held.failure is None else TaskState.CLEANED
@@ -121,7 +121,7 @@ def task_state(held: HeldTask) -> TaskState:
         case ShimPhase.EXITED:
             return TaskState.EXITED
         case ShimPhase.CLEANED | ShimPhase.REFUSED:
-            # A shim that refuses has cleaned up before it says so.
+            # A shim refuses only after it has cleaned up.
             if held.network is NetworkPhase.NONE:
                 return TaskState.CLEANED
             return TaskState.EXITED if started(status) else TaskState.ASSIGNED
@@ -136,7 +136,7 @@ def _arranged(held: HeldTask) -> bool:
 
 
 def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
-    """All that is known of a task."""
+    """The complete report of a task."""
     status = held.status
     if status is None:
         state_of = task_state(held)
@@ -169,8 +169,8 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
 
 
 def reports(state: State, now: Instant) -> tuple[TaskReport, ...]:
-    """Of all tasks, what fits one frame: all that is known of those that run and of the last ones,
-    and of others how they ended. After the welcome each is told whole."""
+    """The reports of all tasks, cut to fit one frame. Running tasks and the latest ones come whole,
+    others with just their end. After the welcome the agent sends a whole report of each."""
     room = HELLO_BYTES
     fits: dict[TaskId, TaskReport] = {}
     last_first = reversed(state.tasks.values())
@@ -187,7 +187,7 @@ def _ended(held: HeldTask) -> bool:
 
 
 def _quiet(said: TaskReport) -> TaskReport:
-    """Without what programs and the kernel wrote."""
+    """A report without the output of programs and the kernel."""
     ranks = tuple(
         msgspec.structs.replace(rank, error="", stderr="", kernel="", oom_said="")
         for rank in said.ranks
@@ -204,7 +204,8 @@ def _size(said: TaskReport) -> int:
 
 
 def _kills(state: State, task: TaskId) -> dict[int, str]:
-    """What the kernel wrote of processes that it killed for memory, and are not another task's."""
+    """Kernel messages about processes killed for lack of memory, by pid, except those of other
+    tasks."""
     return {
         event.pid: event.text
         for event in state.hardware
@@ -213,7 +214,8 @@ def _kills(state: State, task: TaskId) -> dict[int, str]:
 
 
 def _was_killed(rank: ShimRank, kills: dict[int, str]) -> bool:
-    """By the kernel's own word: where a cgroup has no count of its kills, it is all there is."""
+    """Whether the kernel killed the rank for lack of memory. If the cgroup does not count its
+    kills, the kernel log is the only source."""
     if rank.exit is None or rank.exit.status.signal != _SIGKILL or rank.stopped:
         return rank.oom
     return rank.oom or rank.pid in kills
@@ -251,7 +253,7 @@ def _ranks(status: ShimStatus, kills: dict[int, str]) -> tuple[RankReport, ...]:
             rank.local_rank,
             rank.pid or 0,
             exit=rank.exit.status if rank.exit is not None else None,
-            # Of one that did not fail: what it overlooked.
+            # For a rank that succeeded, `error` is one that it ignored.
             error=(rank.error or "") if rank.rank in quoted or _ok(rank) else "",
             stderr=(rank.stderr_tail or "") if rank.rank in quoted else "",
             at_s=rank.exit.at_s if rank.exit is not None else None,
@@ -274,7 +276,7 @@ def _at_s(rank: ShimRank) -> float:
 
 
 def gone(task: TaskId) -> TaskReport:
-    """Of a task of which there is nothing on this node."""
+    """The report of a task of which nothing is on this node."""
     return TaskReport(task, TaskState.CLEANED)
 
 
@@ -303,22 +305,22 @@ def _prepared(state: State, held: HeldTask, status: ShimStatus) -> Prepared | No
         boot_s=status.boot_s or 0.0,
         hostname=state.identity.inventory.hostname,
         addresses=_addresses(state.identity.inventory.interfaces),
-        # Once the gang has started, nobody asks any more.
+        # Once the gang has started, the coordinator does not need it any more.
         fabric=None if started(status) else _fabric(held),
         nccl=held.paths.nccl,
     )
 
 
 def _fabric(held: HeldTask) -> NodeFabric | None:
-    """How far each GPU is from each port matters to a task that has some of them."""
+    """The node's fabric. The distances of the GPUs from the ports matter only if the task has some
+    of them."""
     if held.fabric is None or held.gpus or not held.fabric.gpus:
         return held.fabric
     return msgspec.structs.replace(held.fabric, gpus=())
 
 
 def _addresses(interfaces: tuple[Interface, ...]) -> tuple[str, ...]:
-    """Those that no other machine is likely to have, too, without the lengths of their
-    prefixes."""
+    """The node's addresses without prefix lengths, except those that repeat on every machine."""
     return tuple(
         text.partition("/")[0]
         for face in interfaces

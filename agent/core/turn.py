@@ -12,7 +12,7 @@ from muster.protocol.instant import Instant
 
 
 def turn(state: State, received: Input, now: Instant) -> list[Effect]:
-    """Advance `state` by one input and say what to do, in order."""
+    """Advance `state` by one input and return the effects, in order."""
     decision = decide(state, received, now)
     effects = list(decision.effects)
     for fact in decision.facts:

@@ -1,6 +1,5 @@
-"""What a gang needs of this node before it starts: names, ports, and proof that its nodes reach
-each
-other.
+"""Network setup of a gang on this node before it starts: names, ports, and a check that its nodes
+reach each other.
 
 `agent.tasks` and the daemon call it. It never starts or stops a process of a job.
 """

@@ -1,7 +1,7 @@
-"""Gives the gangs of this node's tasks names, proves them, and takes them back.
+"""Host names of gangs: write them, verify them, and remove them again.
 
-Disk and resolver may be slow, so neither is waited for in the loop: files are changed in one
-thread, in order; each proof has a thread of its own, which is left behind if it does not come back.
+Disk and resolver may be slow, so the event loop waits for neither. One thread changes files, in
+order. Each check has a thread of its own, which is abandoned on timeout.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def mode_of(config: AgentConfig) -> str:
 
 
 class GangHostNames:
-    """The host tables of one agent. Needs a running loop."""
+    """The hosts tables of one agent. Needs a running event loop."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class GangHostNames:
         file_of: Callable[[TaskId], Path],
         resolver: Resolver | None = None,
     ) -> None:
-        """`file_of`: the hosts file of a task, where each has one. Raises ConfigError."""
+        """`file_of`: the private hosts file of a task. Raises ConfigError."""
         path = config.hosts.file
         self._node = config.node
         self._resolver = resolver or Resolver()
@@ -70,7 +70,7 @@ class GangHostNames:
         self._tables: Tables | None = None
         self._shared: SharedTables | None = None
         if not config.shared_host:
-            # In every mode: what was written in another one has to go.
+            # In every mode, because entries written in another mode have to be removed.
             file = HostsFile(path, config.state_dir / _BACKUP)
             self._shared = SharedTables(file, path, must=not self._lenient)
         match mode_of(config):
@@ -81,26 +81,26 @@ class GangHostNames:
                 self._tables = PrivateTables(path, file_of)
             case _:
                 pass
-        # One thread: a table that is taken back stays so, whatever was under way.
+        # One thread runs all changes in order, so that a removed table stays removed.
         self._files = ThreadPoolExecutor(1, "hosts")
 
     @property
     def off(self) -> bool:
-        """Whether it does nothing at all."""
+        """Whether host names are off and no old tables need cleaning."""
         return self._tables is None and self._shared is None
 
     def adopt(self, tasks: Collection[TaskId]) -> None:
-        """Before anything else: only these may have tables of an earlier life of the agent."""
+        """Call first: only these tasks may have tables from an earlier agent process."""
         if self._shared is not None:
             self._shared.hold(tasks)
 
     async def clean(self) -> None:
-        """What no task has any more goes. Raises FileError."""
+        """Remove the tables of tasks that no longer exist. Raises FileError."""
         if self._shared is not None:
             await self._in_files(self._shared.clean)
 
     async def arrange(self, task: TaskId, plan: ArrangeTask) -> Refusal | tuple[str, ...]:
-        """Write the table of the plan and prove it. Returns warnings, or why it cannot be had."""
+        """Write the table of the plan and verify it. Returns warnings, or a refusal."""
         if self._tables is None or not plan.hosts:
             return ()
         own = dict(plan.hosts).get(self._node, "")
@@ -122,7 +122,7 @@ class GangHostNames:
         except OSError as error:
             text = f"the job's own {self._path} cannot be mounted: {error.strerror}"
             return Refusal(RefusalCode.HOSTS_UNWRITABLE, text, node_fault=True)
-        # Written as well as could be, where that was not asked for by name.
+        # In `auto` mode a table that could not be written fully is only a warning.
         lenient = self._lenient and bool(warned)
         if findings.problems and not lenient:
             text = f"{listed(findings.problems)}; {self._path}, nsswitch.conf and DNS decide that"
@@ -133,7 +133,7 @@ class GangHostNames:
         return warnings
 
     async def drop(self, task: TaskId) -> None:
-        """Take the table of a task back. Raises FileError."""
+        """Take back the table of a task. Raises FileError."""
         if self._shared is not None:
             await self._in_files(self._shared.drop, task)
 
@@ -141,14 +141,14 @@ class GangHostNames:
         self._files.shutdown(wait=False, cancel_futures=True)
 
     async def _look_before(self, table: Table, others: Others, own: str) -> Findings:
-        """Whether names that are to be written lead to other machines already."""
+        """Check whether names that are about to be written already lead to other machines."""
         try:
             return await _in_own_thread(lambda: look_before(table, others, own, self._resolver))
         except TimeoutError:
             return unanswered(len(table))
 
     def _prove(self, task: TaskId, plan: ArrangeTask, own: str) -> Findings:
-        """In a thread of its own: it sees what the job will see."""
+        """Verify the table as the job will see it; runs in a thread of its own."""
         if self._private is not None:
             bind_privately(str(self._private(task)), str(self._path))
         return prove(plan.hosts, plan.others, own, self._resolver)
@@ -159,7 +159,7 @@ class GangHostNames:
 
 
 async def _in_own_thread(call: Callable[[], _Result]) -> _Result:
-    """What may never come back, and changes what its thread sees. Raises TimeoutError."""
+    """Run a call that may hang or change its thread's mounts. Raises TimeoutError."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_Result] = loop.create_future()
 

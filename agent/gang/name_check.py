@@ -1,7 +1,7 @@
-"""Proves that the names of a host table lead to their addresses here, and the addresses back.
+"""Verify that the names of a hosts table resolve to their addresses here, and the addresses back.
 
-torch turns addresses into names and names into addresses, on each node by itself; what it will find
-is what the resolver says, whatever a file says.
+On each node torch resolves addresses to names and names to addresses. It gets what the resolver
+returns, whatever a file contains.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from muster.protocol.hosts_file import Address, Others, Table
 from muster.protocol.text import count, named
 
 SETTLE_S: Final = 3.0
-"""Caches (systemd-resolved looks at the file every 2 s) are given so long to see a new block."""
+"""Time for caches to see a new block (systemd-resolved checks the file every 2 s)."""
 _PAUSE_S: Final = 0.1
 ASK_S: Final = 3.0
-"""How long name servers are waited for before a table is written."""
+"""Time to wait for name servers before a table is written."""
 _ASKERS: Final = 16
 
 
 class Resolver:
-    """The machine's own, as every program meets it. May wait for a name server."""
+    """The machine's own resolver, as every program uses it. May wait for a name server."""
 
     def addresses(self, name: str) -> list[str]:
-        """In the order in which programs try them; none where the name is not known."""
+        """The addresses of a name in the order in which programs try them; [] if the name is
+        unknown."""
         try:
             found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
@@ -40,14 +41,14 @@ class Resolver:
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
     def name(self, address: str) -> str:
-        """ "" where the address has none."""
+        """The name of an address, or "" if it has none."""
         try:
             return socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0]
         except (OSError, UnicodeError):
             return ""
 
     def is_ours(self, address: str) -> bool:
-        """Whether it is one of this machine's."""
+        """Whether the address is one of this machine's."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -59,7 +60,7 @@ class Resolver:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Sentences: what must not be, and what is merely worth knowing."""
+    """Problems, which prevent the start, and warnings; each is a sentence."""
 
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -73,14 +74,15 @@ def look_before(
     pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Findings:
-    """Look the names of the table up before it is written: a name that leads to another machine
-    than its node must not be taken away from that machine. `own` is this node's address in it.
+    """Resolve the names of the table before it is written. If a name already leads to another
+    machine, the table must not take it from that machine. `own` is this node's address in the
+    table.
 
-    A name that nobody knows is free, and so is one without an answer: a hosts file is for machines
-    without a name server, too.
+    An unknown name is free, and so is a name without an answer: hosts files also serve machines
+    without a name server.
     """
     until = clock() + SETTLE_S
-    # Where a wildcard answers, every name leads to the same addresses, and none is taken.
+    # If a wildcard answers, every name resolves to the same addresses, and no name is taken.
     anything = f"muster-{secrets.token_hex(8)}"
     while True:
         answers = _ask([anything, *(name for name, _ in table)], resolver)
@@ -98,12 +100,12 @@ def look_before(
         missing = sum(name not in answers for name, _ in table)
         if not problems or clock() >= until:
             return Findings(tuple(problems.values()), unanswered(missing).warnings)
-        # A cache may still have what was there before.
+        # A cache may still have the old entries.
         pause(_PAUSE_S)
 
 
 def unanswered(names: int) -> Findings:
-    """What is worth knowing of so many names that no name server has answered for."""
+    """A warning about `names` names for which no name server has answered."""
     if not names:
         return Findings()
     told = f"{count(names, 'name')} of the gang's nodes"
@@ -111,8 +113,8 @@ def unanswered(names: int) -> Findings:
 
 
 def _ask(names: Collection[str], resolver: Resolver) -> dict[str, list[str]]:
-    """The addresses of each name; a name without an answer within ASK_S is missing. Name servers
-    are asked for several names at a time."""
+    """The addresses of each name; a name without an answer within ASK_S is missing. Several names
+    are resolved at a time."""
     todo, answers = deque(names), dict[str, list[str]]()
 
     def work() -> None:
@@ -135,8 +137,8 @@ def _ask(names: Collection[str], resolver: Resolver) -> dict[str, list[str]]:
 
 
 def _elsewhere(found: Sequence[str], wild: Sequence[str], right: Sequence[str]) -> list[str]:
-    """Where a name leads, if that is to none of the addresses of its node. Link-local addresses
-    (of mDNS, LLMNR) belong to no machine in particular."""
+    """The addresses to which a name leads, if none of them is an address of its node. Link-local
+    addresses (of mDNS, LLMNR) belong to no machine in particular."""
     local = [address for address in found if _plain(address).is_link_local]
     known = [address for address in found if address not in local and not _holds(wild, address)]
     return [] if any(_holds(right, address) for address in known) else known
@@ -158,7 +160,7 @@ def prove(
     pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Findings:
-    """Look every name and address of the table up. `own` is this node's address in it."""
+    """Resolve every name and address of the table. `own` is this node's address in it."""
     until = clock() + SETTLE_S
     while True:
         findings = _look(table, others, own, resolver)
@@ -213,7 +215,8 @@ def _of_own_name(name: str, found: Sequence[str], address: str) -> str:
 
 
 def _wrong_way_back(address: str, names: Sequence[str], resolver: Resolver) -> str:
-    """Another name than ours will do, where it leads to the same place."""
+    """A problem text if the address resolves to a name that leads elsewhere. A name other than ours
+    is fine if it leads to the same address."""
     found = resolver.name(address)
     if not found:
         return f"the address {address} of {names[0]} has no name here"
@@ -229,7 +232,7 @@ def _holds(found: Iterable[str], address: str) -> bool:
 
 
 def _plain(address: str) -> Address:
-    # A zone belongs to this machine and to no table.
+    # A zone is local to this machine and never in a table.
     return ipaddress.ip_address(address.partition("%")[0])
 
 

@@ -1,7 +1,7 @@
-"""Asks the machines of a gang's neighbours, every few seconds, whether they are there.
+"""Ping the machines of a gang's neighbours every few seconds.
 
-A connection to a port on which nobody listens: the kernel of a machine that runs refuses it at
-once, whatever its programs do, and nobody answers for one that has no power or is cut off.
+A ping is a TCP connection to a port on which nobody listens. The kernel of a running machine
+refuses it at once, whatever its programs do. A machine without power or network does not answer.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from muster.protocol.control_channel import ArrangeTask
 from muster.protocol.ids import TaskId
 
 _PORT: Final = 9
-"""That of the discard service, which nobody runs; one that does has answered as well."""
+"""The port of the discard service, which nobody runs; a machine that does has answered as well."""
 _OWN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Of a shortage here, which says nothing of the other."""
+"""Errors of a local shortage, which say nothing about the peer."""
 
 
 class PeerPings:
-    """Answers WatchPeers with PeersSeen, whenever that has changed."""
+    """Carries out WatchPeers: posts PeersObserved on every change."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class PeerPings:
         ask: Callable[[str], Awaitable[bool | None]] | None = None,
         period_s: float = PERIOD_S,
     ) -> None:
-        """`ask` is `answers`, but in tests."""
+        """`ask` is `answers`, except in tests."""
         self._node = node
         self._post = post
         self._owner = owner
@@ -44,7 +44,7 @@ class PeerPings:
         self._watched: dict[TaskId, asyncio.Task[Never]] = {}
 
     def watch(self, task: TaskId, plan: ArrangeTask) -> None:
-        """From now on, until `end`."""
+        """Ping the task's neighbours until `end`."""
         self.end(task)
         addresses = peers_of(plan, self._node)
         if addresses:
@@ -52,7 +52,7 @@ class PeerPings:
             self._watched[task] = self._owner.spawn(watching, name=f"neighbours.{task}")
 
     def end(self, task: TaskId) -> None:
-        """Harmless where nothing is watched."""
+        """Stop the pings of a task; harmless if there are none."""
         watching = self._watched.pop(task, None)
         if watching is not None:
             watching.cancel()
@@ -60,7 +60,7 @@ class PeerPings:
     async def _watch(self, task: TaskId, addresses: tuple[str, ...]) -> Never:
         seen = PeerAnswers()
         told: tuple[str, ...] = ()
-        # What was ordered beside this goes first: the start of the gang's program.
+        # Let orders given in the same turn go first: the start of the gang's program.
         await asyncio.sleep(0)
         while True:
             asked = await asyncio.gather(*(self._ask(address) for address in addresses))
@@ -74,7 +74,7 @@ class PeerPings:
 
 
 async def answers(address: str) -> bool | None:
-    """Whether the machine at this address answers; None where this one cannot ask."""
+    """Whether the machine at this address answers. Returns None if this machine cannot ask."""
     try:
         async with asyncio.timeout(ANSWER_S):
             _, writer = await asyncio.open_connection(address, _PORT)

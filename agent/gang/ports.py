@@ -1,4 +1,4 @@
-"""Finding TCP ports that a job can listen on, now and in a minute."""
+"""Find TCP ports that a job can listen on now and in a minute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 
 from muster.daemon.errors import DaemonError
 
-# What is missing is not a port: what this node has to be given instead.
+# Errors that mean a shortage on this node, not a missing port; with the remedy.
 _CANNOT_LOOK: Final = {
     errno.EMFILE: "this agent has used up its file descriptors; raise its LimitNOFILE, or find out "
     "what holds them in /proc/PID/fd",
@@ -23,18 +23,18 @@ _CANNOT_LOOK: Final = {
 }
 
 
-# These files are told by one read or not at all; a list of ranges may be long.
+# These files must be read in one go; a list of ranges may be long.
 _LINE_BYTES_MAX: Final = 1 << 16
 
 
 class NoPortsError(DaemonError):
-    """There are not enough; the text says which range was searched."""
+    """Not enough free ports; the text names the searched range."""
 
 
 def check_range(first: int, last: int, root: Path = Path("/")) -> int:
-    """How many ports between `first` and `last` can be given to jobs at all, whoever has them now.
+    """The number of ports between `first` and `last` that jobs can use at all, in use or not.
 
-    Raises NoPortsError where there is none.
+    Raises NoPortsError if there are none.
     """
     ephemeral = _ephemeral(root)
     usable = sum(1 for port in range(first, last + 1) if port not in ephemeral)
@@ -52,10 +52,10 @@ def free_ports(
 ) -> tuple[int, ...]:
     """`count` ports between `first` and `last`, both included, on which nobody listens.
 
-    Left out are `taken` and those from which the kernel takes the local ports of outgoing
-    connections, since any program could be given one of those before the job binds it. The search
-    starts anywhere, so that agents of one host do not all offer the same. Raises NoPortsError, also
-    where this process cannot look: then nothing is known of any port.
+    Excludes `taken` and the kernel's range for local ports of outgoing connections, since any
+    program could get one of those before the job binds it. The search starts at a random port, so
+    that agents of one host do not all offer the same. Raises NoPortsError, also if this process
+    cannot search.
     """
     if count <= 0:
         return ()
@@ -79,7 +79,7 @@ def free_ports(
 
 @dataclass(frozen=True, slots=True)
 class _Ephemeral:
-    """The kernel's own ports: its range (of IPv6, too) less those that it was told to leave."""
+    """The kernel's ephemeral ports: its range (also for IPv6) minus the reserved ports."""
 
     own: range
     left: tuple[range, ...]
@@ -88,7 +88,7 @@ class _Ephemeral:
         return port in self.own and not any(port in part for part in self.left)
 
     def __str__(self) -> str:
-        """From its first to its last port."""
+        """The first to the last port."""
         mine = [port for port in self.own if port in self]
         return f"{mine[0]} to {mine[-1]}" if mine else "(empty)"
 
@@ -112,7 +112,7 @@ def _ephemeral(root: Path) -> _Ephemeral:
 
 
 def _line(path: str) -> str:
-    """What stands in a file of the kernel's. Raises OSError."""
+    """The content of a kernel file. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, _LINE_BYTES_MAX).decode()
@@ -121,14 +121,15 @@ def _line(path: str) -> str:
 
 
 def _can_bind(port: int) -> bool:
-    """Under both address families, because torch listens on [::] and others on 0.0.0.0.
+    """Whether the port can be bound for both address families: torch listens on [::], others on
+    0.0.0.0.
 
-    A wildcard address without SO_REUSEADDR can be bound only where no address of the port is; that
-    of IPv6 stands for both, and a node without IPv6 has nobody listening there.
+    Without SO_REUSEADDR a wildcard address can be bound only if no address of the port is bound.
+    The IPv6 wildcard covers both families; without IPv6 the node has no IPv6 listeners.
     """
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104
         try:
-            # Without SO_REUSEADDR: a port in TIME_WAIT is as good as taken.
+            # Without SO_REUSEADDR, because a port in TIME_WAIT counts as taken.
             with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
                 if family is socket.AF_INET6:
                     sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

@@ -1,8 +1,8 @@
-"""The proof that a gang meets: the launcher's agent listens in the launcher's place, and every
-other node's connects to it and hears whom it has reached.
+"""Rendezvous check of a gang: the launcher's agent listens in the launcher's place; every other
+node's agent connects and reads the greeting.
 
-A port that answers is not enough: another job's launcher may be there, or another machine that has
-the address. The port stays ours until the gate opens, so that nobody takes it meanwhile.
+An open port is not enough: another job's launcher may listen there, or another machine may have the
+address. The agent holds the port until the gate opens, so that no other program takes it.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _PAUSE_MAX_S: Final = 0.05
 _GREETING: Final = "muster"
 _GREETING_BYTES_MAX: Final = 256
 _PEERS_MAX: Final = 16_384
-# Closing with this leaves no TIME_WAIT behind where the program is about to listen.
+# Closing with this option leaves no TIME_WAIT where the program is about to listen.
 _ABORT: Final = struct.pack("ii", 1, 0)
 
 _log = structlog.get_logger("agent.gang.rendezvous_check")
 
 
 class RendezvousChecks:
-    """The ports that this node's agent holds for launchers to come. Needs a running loop."""
+    """The ports that this node's agent holds for future launchers. Needs a running event loop."""
 
     def __init__(self) -> None:
         self._held: dict[TaskId, _Held] = {}
 
     async def prove(self, task: TaskId, meeting: RendezvousCheck) -> Refusal | None:
-        """Hold the port, or reach whoever does; None once that is so."""
+        """Hold the port, or connect to the agent that does. Returns None on success."""
         if meeting.launcher == task:
             return self._hold(task, meeting.port)
         return await _reach(meeting)
 
     def let_go(self, task: TaskId) -> None:
-        """The port is free when this returns. Harmless where none is held."""
+        """Free the port before returning. Harmless if none is held."""
         held = self._held.pop(task, None)
         if held is not None:
             held.close()
@@ -66,7 +66,8 @@ class RendezvousChecks:
 
 
 class _Held:
-    """One port, and who has connected to it. Plain sockets: what is closed is closed at once."""
+    """One held port and its connections. Uses plain sockets, because their close takes effect at
+    once."""
 
     def __init__(self, task: TaskId, sock: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
@@ -92,7 +93,7 @@ class _Held:
             if len(self._peers) == _PEERS_MAX:
                 self._part(next(iter(self._peers)))
             self._peers.add(peer)
-            # The peer hangs up first: the side that does keeps the port busy for a minute.
+            # Let the peer close first: the side that closes first keeps the port busy for a minute.
             self._loop.add_reader(peer, self._part, peer)
             with contextlib.suppress(OSError):
                 peer.send(self._greeting)
@@ -104,7 +105,7 @@ class _Held:
 
 
 def listener(port: int) -> socket.socket:
-    """Listens as torch does: on every address, of both families. Raises OSError."""
+    """Listen as torch does: on every address of both families. Raises OSError."""
     try:
         return _listener(socket.AF_INET6, "::", port)
     except OSError as error:
@@ -118,7 +119,8 @@ def _listener(family: socket.AddressFamily, address: str, port: int) -> socket.s
     try:
         if family is socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        # Its connections have it, too: whoever comes after us can bind beside their remains.
+        # Accepted connections inherit this option, so that the program can bind beside their
+        # remains.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((address, port))
         sock.listen(1024)
@@ -129,7 +131,7 @@ def _listener(family: socket.AddressFamily, address: str, port: int) -> socket.s
 
 
 async def _reach(meeting: RendezvousCheck) -> Refusal | None:
-    """Connect until the launcher's agent answers: it may be a little later than this one."""
+    """Connect until the launcher's agent answers: it may start a little later than this one."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + meeting.timeout_s
     pause_s = _PAUSE_FIRST_S
@@ -138,7 +140,7 @@ async def _reach(meeting: RendezvousCheck) -> Refusal | None:
         try:
             why = await _try(meeting, deadline)
         except TimeoutError as late:
-            # What an earlier try met says more than the clock that cut this one off.
+            # The error of an earlier attempt explains more than the timeout of this one.
             why = why or str(late)
             break
         if why is None:
@@ -157,9 +159,8 @@ async def _reach(meeting: RendezvousCheck) -> Refusal | None:
 
 
 async def _try(meeting: RendezvousCheck, deadline: float) -> str | None:
-    """What is wrong, as part of a sentence; None where the right one has answered. Raises
-    TimeoutError with such words.
-    """
+    """The problem, as part of a sentence. Returns None if the right agent has answered. Raises
+    TimeoutError with a similar text."""
     loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in meeting.address else socket.AF_INET
     connected = False

@@ -1,4 +1,4 @@
-"""Makes the gangs of this node's tasks reachable, and takes that back."""
+"""Make the gangs of this node's tasks reachable, and undo that."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from muster.daemon.task_owner import TaskOwner
 from muster.protocol.control_channel import ArrangeTask, Refusal
 from muster.protocol.ids import TaskId
 
-# Between two tries to take back what cannot be taken back.
+# Pause between two attempts to remove entries that cannot be removed.
 AGAIN_S: Final = 30.0
-# Between two looks for what somebody has put back: an editor that saves what it read long ago.
+# Pause between two checks for entries that came back: an editor may save an old copy.
 LOOK_S: Final = 300.0
 
 _log = structlog.get_logger("agent.gang.setup")
 
 
 class GangSetup:
-    """Carries out ArrangeNetwork, LetGo and RestoreNetwork; answers with inputs."""
+    """Carries out ArrangeNetwork, ReleasePort and RestoreNetwork; answers with inputs."""
 
     def __init__(
         self, hosts: GangHostNames, post: Callable[[Input], None], owner: TaskOwner
@@ -37,23 +37,24 @@ class GangSetup:
         self._arranging: dict[TaskId, asyncio.Task[None]] = {}
 
     async def begin(self, tasks: Collection[TaskId]) -> None:
-        """At the agent's start: what all other tasks left behind goes, if not at once, then later,
-        and so does what of it comes back."""
+        """At the agent's start: remove what all other tasks left behind, and keep removing it if it
+        fails or comes back."""
         self._hosts.adopt(tasks)
         cleaned = await self._cleaned()
         self._owner.spawn(self._clean(cleaned), name="network.clean", eternal=True)
 
     def arrange(self, task: TaskId, plan: ArrangeTask) -> None:
-        """NetworkArranged or NetworkRefused answers, to the last plan of a task."""
+        """Arrange a plan. Answered by NetworkArranged or NetworkRefused, for the last plan of a
+        task only."""
         self._cancel(task)
         self._arranging[task] = self._owner.spawn(self._arrange(task, plan), name=f"network.{task}")
 
     def let_go(self, task: TaskId) -> None:
-        """The rendezvous port is its program's from now on."""
+        """Release the rendezvous port, so that the program can bind it."""
         self._meetings.let_go(task)
 
     def restore(self, task: TaskId) -> None:
-        """NetworkRestored answers."""
+        """Undo a plan. Answered by NetworkRestored."""
         self._cancel(task)
         self._meetings.let_go(task)
         if self._hosts.off:
@@ -67,7 +68,7 @@ class GangSetup:
         refusal: Refusal | None = None
         launches = meeting is not None and meeting.launcher == task
         if meeting is not None and launches:
-            # First, so that nobody waits for us.
+            # Before the names, so that other nodes do not wait for this one.
             refusal = await self._meetings.prove(task, meeting)
         if refusal is None:
             named = await self._hosts.arrange(task, plan)

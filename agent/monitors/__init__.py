@@ -1,5 +1,5 @@
-"""What changes on a node while jobs run: disks, GPUs, the fabric, hardware, hangs, traffic.
+"""Monitors of a node while jobs run: disks, GPUs, the fabric, hardware, hangs, traffic.
 
-The daemon starts each monitor. A monitor reads and posts what has changed to the owner of the
-state; it never decides what that means for a job.
+The daemon starts each monitor. A monitor posts changes to the owner of the state; it never decides
+what they mean for a job.
 """

@@ -1,8 +1,8 @@
-"""Whether jobs write checkpoints: looks into the folder that a job names, again and again.
+"""Detect new checkpoints by polling the directory that a job names.
 
-That folder is the user's and may be on a file system that hangs: every task has a thread of its own
-for it, which nobody waits for. It looks with the rights of the job's user, so that nobody is told
-names that he may not read, and at no more than `ENTRIES_MAX` entries at a time.
+The directory is the user's and its file system may hang, so every task has a thread of its own that
+nobody waits for. The thread has the rights of the job's user, so that it reports no names which
+that user may not read. It reads at most `ENTRIES_MAX` entries per poll.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _log = structlog.get_logger("agent.monitors.checkpoints")
 
 
 class File(NamedTuple):
-    """A file as it was found; the later it was changed, the greater. `name` is its path below the
-    folder."""
+    """A file and its state; files compare by modification time. `name` is the path below the
+    directory."""
 
     changed_ns: int
     name: str
@@ -42,8 +42,8 @@ _NOTHING: Final = File(-1, "", 0)
 
 
 def changed(folder: str, since: File = _NOTHING) -> list[File]:
-    """The files that are newer than `since`. Follows no link but the folder itself. Raises OSError
-    where the folder cannot be read."""
+    """The files newer than `since`. Follows no link except the directory itself. Raises OSError if
+    the directory cannot be read."""
     found: list[File] = []
     left = ENTRIES_MAX
     below = [(folder, "", 1)]
@@ -54,7 +54,7 @@ def changed(folder: str, since: File = _NOTHING) -> list[File]:
         except OSError:
             if depth == 1:
                 raise
-            continue  # it has gone meanwhile, or is nobody's business
+            continue  # removed meanwhile, or unreadable
         with entries:
             for entry in entries:
                 left -= 1
@@ -78,17 +78,19 @@ def changed(folder: str, since: File = _NOTHING) -> list[File]:
 
 
 class Watch:
-    """One task's folder. What was there when the watch began is no news; what is written still,
-    not yet: something counts once two looks have found it the same, and all that is new beside it
-    (a checkpoint may be many files). A file that every look finds changed is a log, and in nobody's
-    way."""
+    """Watches one task's directory. Files from before the start of the watch do not count.
+
+    A file has settled once two polls found it unchanged, together with all new files beside it,
+    because a checkpoint may be many files. A file that changes in every poll is a log and is
+    ignored.
+    """
 
     def __init__(self, folder: str, seen: Callable[[str], None]) -> None:
         self._folder = folder
         self._seen = seen
         self._known = max(self._look(_NOTHING), default=_NOTHING)
         self._last: dict[str, File] = {}
-        self._streaks: dict[str, int] = {}  # by name: looks in a row that found it changed
+        self._streaks: dict[str, int] = {}  # by name: polls in a row that found it changed
 
     def look(self) -> None:
         fresh = {file.name: file for file in self._look(self._known)}
@@ -109,24 +111,24 @@ class Watch:
         try:
             return changed(self._folder, since)
         except OSError:
-            return []  # not made yet, or not readable
+            return []  # not created yet, or not readable
 
 
 def _part(name: str) -> str:
-    """What is written together: each folder in the folder, and the files beside them."""
+    """The group that is written together: a subdirectory, or all files at the top level."""
     first, inside, _ = name.partition("/")
     return first if inside else ""
 
 
 def printable(name: str) -> str:
-    """A name as anybody can show it."""
+    """The name with only printable characters."""
     told = name.encode("utf-8", "replace").decode("utf-8")
     return "".join(char if char.isprintable() else "?" for char in told)[-200:]
 
 
 class CheckpointMonitor:
-    """The watches of all tasks of this node. `owner`: whose jobs they are, None where the agent's
-    own user is."""
+    """The watches of all tasks of this node. `owner`: the user of the jobs, None for the agent's
+    own."""
 
     def __init__(
         self,
@@ -150,7 +152,8 @@ class CheckpointMonitor:
         ).start()
 
     def end(self, task: TaskId) -> None:
-        """Its thread goes as soon as it can; one that hangs in the kernel is left to itself."""
+        """Stop the watch. Its thread exits as soon as it can; one that hangs in the kernel is
+        abandoned."""
         over = self._watched.pop(task, None)
         if over is not None:
             over.set()
@@ -167,7 +170,7 @@ class CheckpointMonitor:
             try:
                 self._call_soon(lambda: self._post(CheckpointObserved(task, name)))
             except RuntimeError:
-                over.set()  # this agent is being stopped
+                over.set()  # the agent is shutting down
 
         watch = Watch(folder, seen)
         while not over.wait(self._every_s):
@@ -175,18 +178,18 @@ class CheckpointMonitor:
 
 
 def become(owner: Owner) -> None:
-    """Give this thread, and no other, the rights of a user to files. Raises OSError."""
+    """Give this thread alone the file access rights of a user. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     number = _SETGROUPS.get(platform.machine())
     if number is None:
         raise OSError(f"not known how on {platform.machine()}")
     groups = os.getgrouplist(owner.name, owner.gid)
     listed = (ctypes.c_uint32 * len(groups))(*groups)
-    # The system calls and not libc's functions, which would change all threads.
+    # Use the system calls directly: libc's functions would change all threads.
     if libc.syscall(number, len(groups), listed) != 0:
         raise OSError(ctypes.get_errno(), "setgroups")
     libc.setfsgid(owner.gid)
     libc.setfsuid(owner.uid)
-    # They say what was before: asked again, what is now.
+    # These calls return the previous id, so a second call shows whether the first one worked.
     if libc.setfsuid(-1) != owner.uid or libc.setfsgid(-1) != owner.gid:
         raise OSError(f"the rights of {owner.name} cannot be taken")

@@ -1,6 +1,6 @@
-"""Watches the disk of the state folder, where the folders, the scratch and the logs of tasks are.
+"""Monitor of the disk that holds the state directory: task directories, scratch and logs.
 
-In a thread of its own: a disk that hangs holds that thread, and nothing else.
+It has a thread of its own, so that a disk that hangs blocks only that thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from muster.protocol.disks import DiskHealth
 
 PERIOD_S: Final = 5.0
 HANGS_S: Final = 10.0
-"""A look that takes longer is told of: the disk hangs, or is too slow for a task's record."""
+"""A check that takes longer is reported: the disk hangs, or is too slow for a task's record."""
 _TRIAL: Final = ".trial"
 _LOW_BYTES: Final = 4 * RESERVE_BYTES
 _LOW_SHARE: Final = 0.02
@@ -30,7 +30,7 @@ _log = structlog.get_logger("agent.monitors.disks")
 
 
 def look(folder: Path) -> DiskHealth | None:
-    """The disk as it is; None where nothing is wrong with it. Waits for it."""
+    """Check the disk; blocks. Returns None if the disk is healthy."""
     disk = os.statvfs(folder)
     free, total = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
     inodes = disk.f_files > 0 and disk.f_favail < _INODES_MIN
@@ -43,7 +43,7 @@ def look(folder: Path) -> DiskHealth | None:
 
 
 def _write_through(folder: Path) -> None:
-    """Only what has been written and synced tells of a disk that hangs."""
+    """Write and sync a file: only that reveals a disk that hangs."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(folder / _TRIAL, flags, 0o600)
     try:
@@ -54,7 +54,7 @@ def _write_through(folder: Path) -> None:
 
 
 class DiskMonitor:
-    """Posts DisksSeen when something has changed."""
+    """Posts DisksObserved on every change."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class DiskMonitor:
         self._looked = asyncio.Event()
 
     async def watch(self) -> Never:
-        """Until cancelled."""
+        """Check periodically until cancelled."""
         loop = asyncio.get_running_loop()
         looking = threading.Thread(
             target=self._run, args=(loop,), name="agent.monitors.disks", daemon=True
@@ -109,7 +109,7 @@ class DiskMonitor:
         self._post(DisksObserved(told))
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In its thread."""
+        """The loop of the monitor's thread."""
         while not self._ended.is_set():
             try:
                 self._found = self._coarse(self._look(self._folder))
@@ -120,12 +120,12 @@ class DiskMonitor:
             try:
                 loop.call_soon_threadsafe(self._looked.set)
             except RuntimeError:
-                # The loop is closed: the agent ends.
+                # The event loop is closed: the agent is exiting.
                 return
             self._ended.wait(self._period_s)
 
     def _coarse(self, found: DiskHealth | None) -> DiskHealth | None:
-        """A disk that fills is told of once in a while, and not with each byte."""
+        """Keep the previous value while free space changes little: no report for each byte."""
         before = self._found
         if (
             found is None

@@ -1,4 +1,5 @@
-"""A fresh look at this node's fabric for each launch, beside it: GID tables move after a flap."""
+"""Monitor of this node's fabric: probes periodically and for each launch, because GID tables change
+after a link flap."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.ids import TaskId
 
 LOOK_S: Final = 10.0
-"""A driver that hangs holds up no launch for longer."""
+"""A launch does not wait longer for a driver that hangs."""
 
 LOOK_EVERY_S: Final = 60.0
 
@@ -29,8 +30,8 @@ _log = structlog.get_logger("agent.monitors.fabric")
 
 
 class FabricMonitor:
-    """Probes in a thread, tells the log and the owner of the state. `latest` is the last probe,
-    None where this node has neither RDMA devices nor cards for them."""
+    """Probes the fabric in a thread; logs and posts the result. `latest` is the last probe, None if
+    this node has neither RDMA devices nor cards for them."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class FabricMonitor:
         post: Callable[[Input], None] = lambda _: None,
         look_s: float = LOOK_S,
     ) -> None:
-        """`post`: whom to tell what the node has for RDMA, after each look."""
+        """`post` receives the node's RDMA equipment after each probe."""
         self._config = config
         self._post = post
         self._stirred = asyncio.Event()
@@ -50,33 +51,34 @@ class FabricMonitor:
         self.latest: Probe | None = None
 
     def there(self) -> bool:
-        """Whether there are RDMA devices, one look at a folder, or cards that lack a driver: of
-        those the PCI functions tell once in this agent's life."""
+        """Whether the node has RDMA devices, or cards without a driver. Such cards are looked up
+        only once per agent process."""
         names = Tree(self._root).names(CLASS)
         if not isinstance(names, Unread) or not names.absent:
-            # Also a folder that cannot be looked into.
+            # True also if the directory exists but cannot be read.
             return True
         if self._idle_cards is None:
             self._idle_cards = lacks_driver(self._root)
         return self._idle_cards
 
     def devices(self) -> bool:
-        """Whether there is a folder of RDMA devices, which can be looked into."""
+        """Whether the directory of RDMA devices exists and can be read."""
         return not isinstance(Tree(self._root).names(CLASS), Unread)
 
     def awaited(self) -> frozenset[str]:
-        """The ports of the compute class by the last probe, which should be up: all but the ends
-        that no card has in use."""
+        """The ports of the compute class that should be up by the last probe, without unused
+        uncabled ones."""
         latest = self.latest
         ports = [hca for hca in latest.hcas if hca.expected] if latest is not None else []
         return frozenset(hca.key for hca in cabled(ports))
 
     def stir(self) -> None:
-        """Something has changed: look soon."""
+        """Request a probe soon, because something has changed."""
         self._stirred.set()
 
     async def watch(self) -> Never:
-        """Look again now and then while no task asks, until cancelled: nodes are chosen by it."""
+        """Probe periodically while no task asks, until cancelled: the scheduler depends on the
+        result."""
         while True:
             try:
                 async with asyncio.timeout(LOOK_EVERY_S):
@@ -87,7 +89,7 @@ class FabricMonitor:
             await self.look()
 
     async def look(self, task: TaskId | None = None) -> NodeFabric:
-        """Probe, for this task; those that come together share one look."""
+        """Probe the fabric, for `task` if given; concurrent callers share one probe."""
         if self._looking is None or self._looking.done():
             probing = asyncio.to_thread(self._probed)
             self._looking = asyncio.get_running_loop().create_task(
@@ -124,7 +126,7 @@ class FabricMonitor:
         return node_fabric(found, own, own.variables)
 
     def _probed(self) -> Probe | None:
-        """In a thread."""
+        """Probe the fabric; runs in a thread."""
         if not self.there():
             return None
         live = self._root.parent == self._root

@@ -1,4 +1,4 @@
-"""Whether jobs use their GPUs: NVML is asked again and again, for those jobs that want it known."""
+"""Monitor of GPU utilization: polls NVML for the jobs that want idle GPUs detected."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from muster.protocol.ids import TaskId
 
 EVERY_S: Final = 5.0
 PATIENCE_S: Final = 30.0
-"""After so long a driver that does not answer has not: its GPUs cannot be read."""
+"""If the driver has not answered for this long, its GPUs count as unreadable."""
 
 _log = structlog.get_logger("agent.monitors.gpu_utilization")
 
 
 class _Watched(NamedTuple):
     wanted: IdleGpus
-    gpus: tuple[str, ...]  # by UUID; () is all of the node
+    gpus: tuple[str, ...]  # by UUID; () means all GPUs of the node
     stretch: gpu_idle.IdleStretch = gpu_idle.IdleStretch()
     told: float | None = None
 
 
 class GpuUtilizationMonitor:
-    """Tells when the GPUs of a task are idle, and when they are not any more.
+    """Posts IdleObserved when a task's GPUs become idle or busy again.
 
-    `read` waits for the driver: percent by UUID, of those that can be read. `all_gpus` are the
-    UUIDs of a task that has the whole node.
+    `read` blocks on the driver and returns percent by UUID, without unreadable GPUs. `all_gpus`
+    returns the UUIDs for a task that has the whole node.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class GpuUtilizationMonitor:
         self._watched.pop(task, None)
 
     async def watch(self) -> Never:
-        """Until cancelled."""
+        """Poll until cancelled."""
         while True:
             if not self._watched:
                 self._begun.clear()
@@ -76,11 +76,11 @@ class GpuUtilizationMonitor:
         except TimeoutError:
             _log.warning("gpus_not_read", why=f"NVML has not answered for {PATIENCE_S:g} s")
             self.heard({})
-            # One thread that hangs is enough.
+            # Wait for the hanging thread instead of starting a second one.
             await look
 
     def heard(self, used: Mapping[str, int]) -> None:
-        """One reading of all GPUs."""
+        """Process one reading of all GPUs."""
         at = self._clock.now().mono
         for task, watched in self._watched.items():
             gpus = watched.gpus or tuple(self._all_gpus())

@@ -1,4 +1,4 @@
-"""The GPUs of this node: looked at when a task is to have some, and now and then."""
+"""Monitor of this node's GPUs: checked before a task gets some, and periodically."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from muster.protocol.gpus import GpuDevice, usable
 from muster.protocol.text import listed
 
 LOOK_EVERY_S: Final = 60.0
-# While a job may be waiting for what a stranger uses.
+# The interval while a job may be waiting for GPUs that a foreign process uses.
 LOOK_BUSY_S: Final = 5.0
-# The driver takes a moment to take back what an earlier job had; the next one would fail of it.
+# The driver needs time to free an earlier job's memory; otherwise the next job would fail.
 CLEAN_BYTES: Final = 512 << 20
 POLL_S: Final = 2.0
 GIVE_UP_S: Final = 50.0
@@ -42,15 +42,15 @@ _log = structlog.get_logger("agent.monitors.gpus")
 
 
 class GpuGoneError(DaemonError):
-    """A GPU that a task is to have is not there, or is not given to jobs any more."""
+    """A GPU that the task should get is missing, or is not given to jobs any more."""
 
 
 class GpuDirtyError(DaemonError):
-    """Memory of a GPU that a task is to have stays in use, though no task has it."""
+    """Memory of a GPU that the task should get stays in use, though no task has the GPU."""
 
 
 class GpuMonitor:
-    """Tells what has changed of them, and refuses what is not there or not free."""
+    """Posts changes of the GPUs, and refuses GPUs that are missing or in use."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class GpuMonitor:
         self._poll_s = poll_s
         self._give_up_s = give_up_s
         self._seen: tuple[GpuDevice, ...] | None = None
-        self._dirty: set[str] = set()  # given up, until their memory is free
-        self._nvml = True  # as far as is known
+        self._dirty: set[str] = set()  # excluded until their memory is free
+        self._nvml = True  # until known otherwise
         self._again = asyncio.Event()
 
     async def check(self, prepare: PrepareTask) -> None:
-        """Raises GpuGoneError for a GPU of this task that cannot be had, and GpuDirtyError for one
-        whose memory is not free in time; what is seen is told before."""
+        """Check the GPUs of a task; posts changes first. Raises GpuGoneError for a GPU that is
+        unavailable, and GpuDirtyError for one whose memory does not become free in time."""
         if prepare.gpus:
             await self._check_there(prepare.gpus)
         if self._nvml and (prepare.gpus or self._config.gpus != 0):
@@ -93,7 +93,7 @@ class GpuMonitor:
             raise GpuGoneError(listed(wrong))
 
     async def _await_clean(self, wanted: tuple[str, ...]) -> None:
-        """`wanted`: () is all that the node gives to jobs."""
+        """`wanted`: () means all GPUs that the node gives to jobs."""
         began = time.monotonic()
         while dirty := await self._dirty_of(wanted):
             if time.monotonic() - began >= self._give_up_s:
@@ -113,8 +113,9 @@ class GpuMonitor:
         return {gpu.uuid: dirty[gpu.uuid] for gpu in usable(seen) if gpu.uuid in dirty}
 
     async def watch(self) -> Never:
-        """Post what changes while no task asks, until cancelled."""
-        # Without persistence mode NVML takes a second to begin: not at a launch.
+        """Post changes while no task asks, until cancelled."""
+        # Without persistence mode NVML takes a second to initialize: do it now, not during a
+        # launch.
         self._nvml = await asyncio.to_thread(hold_nvml)
         tree = Tree(self._config.fabric.root)
         if not self._nvml and await asyncio.to_thread(lambda: lacks_nvml(tree, functions(tree))):
@@ -128,7 +129,7 @@ class GpuMonitor:
             await self._look()
 
     def look_again(self) -> None:
-        """At once: something has happened to one of them."""
+        """Check again at once, because something has happened to a GPU."""
         self._again.set()
 
     async def _look(self) -> tuple[GpuDevice, ...]:
@@ -144,7 +145,8 @@ class GpuMonitor:
         return found
 
     def _devices(self) -> tuple[GpuDevice, ...]:
-        """In a thread. Those that were given up are nobody's as long as they stay as they are."""
+        """The node's GPUs; runs in a thread. GPUs whose memory stayed in use count as busy until it
+        is free."""
         found = host.devices(self._config)
         if not self._dirty:
             return found
@@ -164,5 +166,5 @@ class GpuMonitor:
 def _in_use(use: MemoryUse) -> str:
     pids = ", ".join(str(pid) for pid in use.pids[:_SHOWN_MAX])
     who = f"processes {pids} use it" if pids else "no process shows that uses it"
-    # In steps, or it would be news at each look.
+    # Rounded, because an exact number would change with each check.
     return f"has {use.used_bytes >> 30 or 0.5:g} GiB of its memory or more in use, and {who}"

@@ -1,4 +1,4 @@
-"""Notices that this node's network has changed, as the kernel tells of it."""
+"""Monitor of this node's network interfaces, through kernel notifications."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.core.inputs import Input, NetworkObserved
 from agent.probe import netlink
 from agent.probe.network import NetworkProbe
 
-# An interface that comes up says so many times, and gets its addresses one by one.
+# An interface that comes up sends many notifications and gets its addresses one by one.
 SETTLE_S: Final = 1.0
 
 _log = structlog.get_logger("agent.monitors.interfaces")
@@ -21,13 +21,13 @@ _log = structlog.get_logger("agent.monitors.interfaces")
 async def watch(
     probe: NetworkProbe, post: Callable[[Input], None], settle_s: float = SETTLE_S
 ) -> Never:
-    """Post NetworkSeen a moment after every change, until cancelled."""
+    """Post NetworkObserved after every change, once it has settled, until cancelled."""
     loop = asyncio.get_running_loop()
     changed = asyncio.Event()
     try:
         sock = netlink.subscribe()
     except OSError as error:
-        # Of a kernel that tells nobody: each task brings a fresh reading all the same.
+        # The kernel sends no notifications. Each task still brings a fresh reading.
         _log.warning("network_not_watched", why=str(error))
         await asyncio.Event().wait()
         raise AssertionError from error
@@ -38,7 +38,8 @@ async def watch(
             while sock.recv(1 << 16):
                 pass
         except OSError:
-            # Read to the end, or more than the socket could hold: either way, look again.
+            # Either all is read or the socket's buffer overflowed: read the interfaces in both
+            # cases.
             pass
 
     with sock:

@@ -1,6 +1,5 @@
-"""After a start: which tasks are on this node, who still owns them, and an end for those that
-nobody owns.
-"""
+"""Examine the tasks on this node after a start: which shims are alive, and which tasks have to be
+ended because their shim is dead."""
 
 from __future__ import annotations
 
@@ -30,9 +29,9 @@ _SINGLE: Final = {LAUNCHER_LOG: "launcher", SETUP_LOG: "setup"}
 
 
 class Ownership(StrEnum):
-    """ALIVE: connect to it. ENDED: the record is there.
+    """ALIVE: connect to the shim. ENDED: the shim left its exit record.
 
-    LOST: its shim died first; the record is ours.
+    LOST: the shim died without a record; the agent writes it.
     """
 
     ALIVE = "alive"
@@ -41,7 +40,7 @@ class Ownership(StrEnum):
 
 
 class FoundTask(msgspec.Struct, frozen=True):
-    """A task's folder and what became of its shim.
+    """A task's directory and the state of its shim.
 
     `status` is the exit record, None while ALIVE.
     """
@@ -53,14 +52,14 @@ class FoundTask(msgspec.Struct, frozen=True):
 
 
 def examine(task_dir: Path) -> FoundTask:
-    """One task's truth; also for a connection that ended without a release.
+    """Determine a task's ownership. Also used for a connection that ended without a release.
 
     Blocks while processes die.
     """
     folder_fd = os.open(task_dir, FOLDER_FLAGS)
     lock = -1
     try:
-        # While we hold it, no shim can begin here.
+        # While the agent holds the lock, no shim can start here.
         lock = _take_lock(folder_fd)
         if lock < 0:
             return FoundTask(task_dir.name, task_dir, Ownership.ALIVE)
@@ -80,10 +79,10 @@ def examine(task_dir: Path) -> FoundTask:
 
 
 def _take_lock(folder_fd: int) -> int:
-    """The lock of the folder, or -1 while a shim lives that has it.
+    """Take the lock of the directory. Returns -1 while a living shim holds it.
 
-    The kernel closes what a dying process had open one by one: its connection may be gone and its
-    lock not yet.
+    The kernel closes a dying process's files one by one: its connection may already be closed while
+    it still holds the lock.
     """
     while True:
         try:
@@ -98,12 +97,13 @@ def _take_lock(folder_fd: int) -> int:
 
 
 def _bury(task_dir: Path, folder_fd: int) -> ShimStatus:
-    """The shim is dead and left no record: end what it owned, and write the record in its place."""
+    """For a shim that died without a record: end all its processes and write the record in its
+    place."""
     identity = read_document(folder_fd, exit_record.IDENTITY, decode_identity)
     survivors: list[int] = []
     doomed = False
-    # Without an identity it never served a command. After a reboot nothing of it is left, and its
-    # pids and its cgroup may belong to others.
+    # Without an identity the shim never served a command. After a reboot none of its processes is
+    # left, and its pids and its cgroup may belong to others.
     if identity is not None and identity.boot_id == syscalls.boot_id():
         cgroup = Cgroup(identity.cgroup) if identity.cgroup else None
         survivors = kill_everything_of(identity.mark, cgroup)
@@ -121,7 +121,7 @@ def _bury(task_dir: Path, folder_fd: int) -> ShimStatus:
 
 
 def _streams(folder_fd: int) -> tuple[ShimStream, ...]:
-    """What its processes wrote, by the names of the files: nobody else can tell any more."""
+    """The task's log files, found by their names: no other record of them exists."""
     try:
         logs = os.open(exit_record.LOGS, FOLDER_FLAGS, dir_fd=folder_fd)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""File descriptors: enough are kept for the link, the logs and the tasks that run."""
+"""File descriptors: keep enough for the link, the logs and the running tasks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Final
 from muster.daemon.errors import DaemonError
 
 RESERVE: Final = 64
-"""So many must be left before another task begins. One takes some ten, its ranks' logs included."""
+"""At least this many must be free before another task starts. A task takes about ten, including its
+ranks' logs."""
 
 
 class NoDescriptorsError(DaemonError):
-    """A task that began now might take the last ones."""
+    """A new task might use up the last file descriptors."""
 
 
 def check_descriptors() -> None:

@@ -1,7 +1,7 @@
-"""`preflight: quick`: the disks and mounts that a task needs, looked at before it begins.
+"""`preflight: quick`: check the disks and mounts that a task needs before it starts.
 
-A file system that hangs holds whoever asks it, for ever perhaps: each is asked by a thread of its
-own, which is left behind. The places that the job names are asked with the rights of its user.
+A file system that hangs may block a caller forever. So each check has a thread of its own, which is
+abandoned on timeout. Paths that the job names are checked with the rights of the job's user.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FREE_BYTES: Final = 1 << 30
 
 
 class PreflightError(DaemonError):
-    """Something is wrong with this node; a sentence."""
+    """Something is wrong with this node; the text is a sentence."""
 
 
 async def look(
@@ -32,8 +32,8 @@ async def look(
     *,
     answer_s: float = ANSWER_S,
 ) -> None:
-    """Nothing, unless the job asks for it. `owner`: the job's user, None for the agent's own.
-    Raises PreflightError with all that was found."""
+    """Check the node if the job asks for it. `owner`: the job's user, None for the agent's own.
+    Raises PreflightError with everything found."""
     if not prepare.preflight:
         return
     asked = [state_dir, *(Path(path) for path in (prepare.workdir, prepare.python) if path)]
@@ -61,7 +61,7 @@ async def _wrong(place: Path, answer_s: float, least: int, owner: Owner | None) 
     except TimeoutError:
         return f"the file system of {place} does not answer within {answer_s:g} s"
     if isinstance(disk, FileNotFoundError | PermissionError):
-        return ""  # it is told by whoever needs it
+        return ""  # the step that needs the path reports it
     if isinstance(disk, OSError):
         return f"{place} cannot be examined: {disk.strerror}"
     free = disk.f_bavail * disk.f_frsize

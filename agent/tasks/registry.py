@@ -1,4 +1,4 @@
-"""All tasks of this node: begun, adopted, told and removed as the core orders."""
+"""All tasks of this node: create, adopt, command and remove them as the core orders."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _log = structlog.get_logger("agent.tasks.registry")
 
 
 class TaskRegistry:
-    """Every task whose folder is on this node, each with a keeper."""
+    """All tasks whose directory is on this node, each with a supervisor."""
 
     def __init__(
         self,
@@ -78,7 +78,8 @@ class TaskRegistry:
         return len(self._keepers)
 
     async def adopt(self) -> None:
-        """Take over what an earlier life left; returns when the state of each task is known."""
+        """Take over the tasks of an earlier agent process. Returns once the state of each is
+        known."""
         keepers = []
         found = await asyncio.to_thread(self._folders.found)
         fabric = await self._fabric.look() if found else NO_FABRIC
@@ -88,7 +89,7 @@ class TaskRegistry:
                 keepers.append(keeper)
                 self._keep(keeper, keeper.run)
         for keeper in keepers:
-            # To dial without a task that lives would be to say that it is lost.
+            # Wait for living tasks: dialing without one would report it as lost.
             while True:
                 try:
                     async with asyncio.timeout(_TELL_WAITING_S):
@@ -100,26 +101,26 @@ class TaskRegistry:
             _log.info("tasks_adopted", tasks=[keeper.task for keeper in keepers])
 
     def create(self, task: TaskId, prepare: PrepareTask) -> None:
-        """Begin a task; TaskPlaced and ShimReported answer, or ShimFailed."""
+        """Start a task. Answered by TaskPlaced and ShimReported, or by ShimFailed."""
         keeper = TaskSupervisor(
             task, self._folders, self._logs, self._proofs, self._hangs, self._post
         )
         self._keep(keeper, lambda: self._begin(keeper, prepare))
 
     def tell(self, task: TaskId, command: ShimCommand) -> None:
-        """Tell the task's shim; one that has gone needs no telling."""
+        """Send a command to the task's shim. If the shim has exited, the command is dropped."""
         keeper = self._keepers.get(task)
         if keeper is not None:
             keeper.order(command)
 
     def write_hostfile(self, task: TaskId, text: str) -> None:
-        """Before anything that is told after it."""
+        """Write the task's host file, before any later command is sent."""
         keeper = self._keepers.get(task)
         if keeper is not None:
             keeper.order(Hostfile(text))
 
     def remove(self, task: TaskId) -> None:
-        """Remove the task's folder when its shim has gone; TaskRemoved answers."""
+        """Remove the task's directory once its shim has exited. Answered by TaskRemoved."""
         keeper = self._keepers.get(task)
         if keeper is not None:
             keeper.remove()
@@ -138,9 +139,11 @@ class TaskRegistry:
         self._owner.spawn(kept(), name=f"task.{keeper.task}")
 
     def _adopted(self, task: TaskId, fabric: NodeFabric) -> TaskSupervisor | None:
-        """In a thread."""
+        """Create the supervisor of an existing task; runs in a thread. Returns None if the
+        directory has no manifest and its shim is dead."""
         manifest = self._folders.manifest(task)
-        # What a dead shim left its keeper ends: that may take a minute, for all of them at once.
+        # The supervisor ends what a dead shim left: that may take a minute, but runs for all at
+        # once.
         if manifest is None and examine(self._folders.path(task)).ownership is Ownership.LOST:
             try:
                 self._folders.remove(task)
@@ -149,7 +152,7 @@ class TaskRegistry:
             else:
                 _log.warning("folder_without_manifest", task=task, done="removed")
             return None
-        # A record of the end outlives a power failure, a manifest may not: the end is told.
+        # The exit record survives a power failure, the manifest may not: report the end anyway.
         paths = TaskPaths("", "", "", "") if manifest is None else manifest.paths
         ports = () if manifest is None else manifest.ports
         gpus = () if manifest is None else manifest.prepare.gpus
@@ -177,7 +180,8 @@ class TaskRegistry:
                 self._owner.spawn(self._look(task), name=f"fabric.{task}")
             connection = await self._spawn(task)
         except (DaemonError, OSError, RuntimeError, MemoryError) as error:
-            # Also where this process has no more descriptors, threads or memory: it lives on.
+            # Also raised if this process runs out of descriptors, threads or memory: the agent goes
+            # on.
             self._logs.complete(task)
             self._post(ShimFailed(task, str(error), _code(error)))
             await keeper.run_failed()
@@ -185,7 +189,8 @@ class TaskRegistry:
         await keeper.run(connection)
 
     async def _spawn(self, task: TaskId) -> socket.socket | None:
-        """Our end of the connection to a new shim; None where it has to be connected to."""
+        """Our end of the connection to a new shim. Returns None if the supervisor has to connect by
+        itself."""
         if not self._shims.gives:
             await self._shims.spawn(self._folders.path(task))
             return None
@@ -202,7 +207,7 @@ class TaskRegistry:
         self._post(FabricObserved(task, await self._fabric.look(task)))
 
     def _place(self, prepare: PrepareTask, taken: set[int]) -> TaskPlaced:
-        """In a thread: the disk may be slow."""
+        """Create the task's directories; runs in a thread, because the disk may be slow."""
         check_descriptors()
         ports = free_ports(prepare.ports, self._range.first, self._range.last, taken)
         paths = self._folders.create(prepare, ports)

@@ -1,4 +1,5 @@
-"""Keeps one task on this node: its folder, its shim, and what the two say, from first to last."""
+"""Supervisor of one task on this node: its directory, its shim, and the messages between shim and
+agent."""
 
 from __future__ import annotations
 
@@ -38,22 +39,23 @@ from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 from muster.protocol.refusal_codes import RefusalCode
 
-# A shim that goes after its release is gone within a millisecond or two.
+# A shim that exits after its release is gone within a millisecond or two.
 _PAUSE_FIRST_S: Final = 0.002
 _PAUSE_MAX_S: Final = 1.0
-# Between two tries to end what the kernel holds, and to remove what cannot be removed.
+# Pause between two attempts to end processes that SIGKILL does not end, and to remove a directory
+# that cannot be removed.
 _AGAIN_S: Final = 30.0
 
 _EXAMINERS: Final = ThreadPoolExecutor(256, "examiner")
-"""Each may wait for a minute until processes are gone that the kernel holds: nobody else is to wait
-for its thread meanwhile."""
+"""Each thread may wait for a minute until the kernel lets processes go. Nothing else may wait for a
+thread of this pool meanwhile."""
 
 _log = structlog.get_logger("agent.task")
 
 
 @dataclass(frozen=True, slots=True)
 class Hostfile:
-    """Text for the task's host file."""
+    """An order: write `text` into the task's host file."""
 
     text: str
 
@@ -62,7 +64,8 @@ Order = ShimCommand | Hostfile
 
 
 class TaskSupervisor:
-    """One task. Orders are carried out in order; `run` ends when the task's folder is gone."""
+    """The supervisor of one task. Carries out orders in sequence; `run` returns once the task's
+    directory is removed."""
 
     def __init__(
         self,
@@ -74,8 +77,8 @@ class TaskSupervisor:
         post: Callable[[Input], None],
         found: tuple[TaskPaths, tuple[int, ...], NodeFabric, tuple[str, ...]] | None = None,
     ) -> None:
-        """`found`: paths and ports of a task that an earlier life of the agent began, the node's
-        fabric, and the GPUs of the task."""
+        """`found`: the paths and ports of a task that an earlier agent process started, the node's
+        fabric, and the task's GPUs."""
         self.task = task
         self.ports: tuple[int, ...] = () if found is None else found[1]
         self.known = asyncio.Event()
@@ -90,25 +93,25 @@ class TaskSupervisor:
         self._last: ShimStatus | None = None
         self._connection: ShimConnection | None = None
         self._orders: deque[Order] = deque()
-        self._telling = False  # what is ordered now goes with it
+        self._telling = False  # orders given now go with the next batch
         self._writing: asyncio.Task[None] | None = None
         self._removal = asyncio.Event()
-        self._statuses: deque[ShimStatus] = deque()  # heard, and not said
-        self._waiting = False  # for the last figures of its traffic
+        self._statuses: deque[ShimStatus] = deque()  # received, not yet posted
+        self._waiting = False  # for the final traffic evidence
         self._complaint = ""  # the last one that was logged
 
     def order(self, order: Order) -> None:
-        """Carried out when those before it have been; for a shim that has gone there are none."""
+        """Queue an order. If the shim has exited, the order is dropped."""
         self._orders.append(order)
         self._tell_soon()
 
     def remove(self) -> None:
-        """Remove the task's folder once its shim has gone."""
+        """Remove the task's directory once its shim has exited."""
         self._removal.set()
 
     async def run(self, new: socket.socket | None = None) -> None:
-        """Speak with the shim until it has gone, then wait to be removed. `new`: our end of the
-        connection that a shim was given with its task."""
+        """Talk to the shim until it has exited, then wait for the removal. `new`: our end of the
+        connection that a new shim was given."""
         removed = await self._follow_shim(new)
         self._orders.clear()
         if removed:
@@ -117,7 +120,7 @@ class TaskSupervisor:
             await self.run_failed()
 
     async def run_failed(self) -> None:
-        """There is no shim: what remains is the folder."""
+        """Wait for the removal of a task that has no shim, and remove its directory."""
         await self._removal.wait()
         self._logs.drop(self.task)
         while True:
@@ -130,7 +133,7 @@ class TaskSupervisor:
         self._post(TaskRemoved(self.task))
 
     async def _follow_shim(self, new: socket.socket | None) -> bool:
-        """True when the folder was removed, too, as that had been ordered."""
+        """Follow the shim until it has exited. Returns True if the directory is removed, too."""
         pause_s, blind_s = _PAUSE_FIRST_S, _PAUSE_MAX_S
         while True:
             try:
@@ -143,16 +146,17 @@ class TaskSupervisor:
             else:
                 await self._converse(connection)
             new = None
-            # Nothing that the shim's record could tell is news when all is known and stored.
+            # If all is known and stored, the shim's record contains nothing new.
             over = self._removal.is_set() and self._last is not None and self._last.phase.terminal
             if over:
                 self._logs.drop(self.task)
-            # Never "still running" for a shim that is dead: the lock of the folder tells.
+            # The directory's lock shows whether the shim is dead, so a dead one never counts as
+            # running.
             looking = asyncio.get_running_loop().run_in_executor(_EXAMINERS, self._examine, over)
             try:
                 found, removed = await looking
             except OSError as error:
-                # For want of descriptors, most often.
+                # Most often the agent lacks file descriptors.
                 _log.error("task_not_examined", task=self.task, why=error.strerror)
                 await asyncio.sleep(blind_s)
                 blind_s = min(2 * blind_s, _AGAIN_S)
@@ -172,14 +176,15 @@ class TaskSupervisor:
             await asyncio.sleep(_AGAIN_S)
 
     async def _speak_first(self, new: socket.socket) -> ShimConnection:
-        """A shim that was given its connection waits to be told what to do, and says nothing."""
+        """Open the conversation: a shim that was given its connection waits for a command in
+        silence."""
         connection = await speak(self._folder, new, self._heard)
         self._heard(ShimStatus(self.task, ShimPhase.NEW))
         return connection
 
     def _examine(self, over: bool) -> tuple[FoundTask, bool]:
-        """In a thread: the task's truth, and whether its folder was removed, which is wanted where
-        it is `over`."""
+        """Examine the task; runs in a thread. Returns True as second value if the directory was
+        removed, which happens only if the task is `over`."""
         try:
             found = examine(self._folder)
         except FileNotFoundError:
@@ -189,13 +194,13 @@ class TaskSupervisor:
         try:
             self._folders.remove(self.task)
         except FileError:
-            # It is tried again, and told of.
+            # `run_failed` tries again and logs the error.
             return found, False
         return found, True
 
     def _without_folder(self) -> FoundTask:
-        """Somebody has removed it, and with it the record of an end that was not told. What a dead
-        shim left is known by its mark."""
+        """The status of a task whose directory somebody has removed, together with an unreported
+        exit record. The processes of a dead shim are found by their mark."""
         status = self._last
         if status is None or not status.phase.terminal:
             held = kill_leftovers(
@@ -226,7 +231,7 @@ class TaskSupervisor:
                 self._writing = None
 
     def _tell_soon(self) -> None:
-        """What is ordered in one turn of the loop is told at once."""
+        """Send all orders of one turn of the event loop together."""
         if not self._telling and self._connection is not None:
             self._telling = True
             asyncio.get_running_loop().call_soon(self._tell)
@@ -244,7 +249,7 @@ class TaskSupervisor:
             else:
                 break
         if commands and not self._connection.send(*commands):
-            # To be told to whoever answers next.
+            # Keep the orders for the next connection.
             return
         for _ in commands:
             self._orders.popleft()
@@ -253,7 +258,7 @@ class TaskSupervisor:
             self._writing = asyncio.get_running_loop().create_task(self._write(), name=name)
 
     async def _write(self) -> None:
-        """The host file that is the first order, for an old shim; what comes after it is told
+        """Write the host file that is the first order, for a shim that cannot. Later orders follow
         then."""
         hostfile = self._orders[0]
         assert isinstance(hostfile, Hostfile)
@@ -261,7 +266,7 @@ class TaskSupervisor:
             await asyncio.to_thread(self._folders.write_hostfile, self.task, hostfile.text)
             self._orders.popleft()
         except FileError as error:
-            # As the shim itself refuses then.
+            # The same as a shim's own refusal.
             self._orders[0] = ShimKill()
             refusal = Refusal(RefusalCode.SPAWN_FAILED, str(error), node_fault=True)
             self._post(PlanRefused(self.task, refusal))
@@ -270,7 +275,7 @@ class TaskSupervisor:
 
     def _heard(self, status: ShimStatus) -> None:
         if status == self._last:
-            # Its record says what its shim had said.
+            # The exit record repeats the shim's last status.
             return
         self._last = status
         self._statuses.append(status)
@@ -278,7 +283,8 @@ class TaskSupervisor:
             self._take()
 
     def _take(self) -> None:
-        """Say what was heard, in order; with a task's end goes what is known of its traffic."""
+        """Post received statuses in order. Before a task's end, wait for its final traffic
+        evidence."""
         self._waiting = False
         while self._statuses:
             status = self._statuses[0]
@@ -293,7 +299,7 @@ class TaskSupervisor:
                 continue
             then = partial(self._go_on, status)
             if self._proofs.resume(self.task, ended=ended, then=then):
-                # Its log is not complete before that.
+                # The task's NCCL log is incomplete before that.
                 self._waiting = True
                 return
             self._adopted(status)
@@ -303,7 +309,7 @@ class TaskSupervisor:
         self._take()
 
     def _adopted(self, status: ShimStatus) -> None:
-        """What can be known of a task that an earlier life began is known."""
+        """Mark an adopted task as known: its state has been read."""
         if status.phase.terminal:
             self._logs.complete(self.task, reported=False)
         self.known.set()
@@ -321,6 +327,7 @@ class TaskSupervisor:
             self._post(ShimReported(self.task, status, no_output))
         else:
             (paths, ports, fabric, gpus), self._found = self._found, None
-            # No status names it, and an earlier life may have sent some of it.
+            # No status lists the traffic stream, and an earlier agent process may have sent part of
+            # it.
             self._logs.follow(self.task, self._folder, (STREAM,))
             self._post(TaskFound(self.task, status, paths, ports, fabric, gpus))

@@ -1,6 +1,5 @@
-"""Whether the ranks of a task move: samples of /proc and sockets, stack dumps, NCCL's flight
+"""Activity of the ranks of a task: samples of /proc and sockets, stack dumps, NCCL's flight
 recorder.
 
-The coordinator judges; this package only observes, as the user of the task where it reads what a
-job wrote.
+The coordinator judges; this package only observes. It reads files of a job as the task's user.
 """

@@ -1,9 +1,9 @@
-"""NCCL's flight recorder: asks a rank for what it knows through its pipe, and reads what it writes.
+"""NCCL's flight recorder: trigger a rank's dump through its pipe, and read the dump.
 
-The pipe and the dump are the job's: nothing here follows a link, waits for a reader that is not
-there, opens what is not the job's user's, or takes a dump for anything but bytes. The dump is
-pickle: a throw-away process of the job's user reads it
-(agent/monitors/hangs/read_flight_recorder.py), and hands back plain words.
+Pipe and dump belong to the job. So this module follows no link, never waits for a missing reader,
+opens no file that is not the job's user's, and treats a dump as mere bytes. The dump is a pickle: a
+short-lived process of the job's user reads it (agent/monitors/hangs/read_flight_recorder.py) and
+returns plain JSON.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from muster.protocol.hangs import RecordedRank
 
 PIPE: Final = "frp_"
 DUMP: Final = "fr_"
-"""Stems: of the pipes, `frp_3.pipe`, and of the dumps, `fr_3`."""
+"""Prefixes: of the pipes, `frp_3.pipe`, and of the dumps, `fr_3`."""
 WAIT_S: Final = 5.0
 READ_S: Final = 5.0
-"""For the dumps of all ranks of a task to be there, and then for all of them to be read."""
+"""Time for all ranks of a task to write their dumps, and then for reading all of them."""
 LATE_S: Final = 60.0
 _EVERY_S: Final = 0.1
 _LATE_EVERY_S: Final = 1.0
@@ -37,8 +37,8 @@ _PROGRAM: Final = str(Path(__file__).parent / "read_flight_recorder.py")
 
 
 class Asked(NamedTuple):
-    """A rank that has a pipe. `before` is when its last dump was written, 0 for never; `problem`
-    why it could not be asked."""
+    """A rank that has a pipe. `before` is the time of its last dump, 0 for never. `problem` is why
+    the dump could not be triggered."""
 
     rank: int
     before: float = 0.0
@@ -46,21 +46,21 @@ class Asked(NamedTuple):
 
 
 async def ask(folder: Path, user: User, ranks: Iterable[int]) -> list[Asked]:
-    """Have the recorders of these ranks write; [] where there are none, as without NCCL. `user` is
-    the task's, whose folder `folder` is."""
+    """Trigger the dumps of these ranks. Returns [] if there are no recorders, as without NCCL.
+    `folder` is the task's directory, `user` its user."""
     return await asyncio.to_thread(_triggered, folder / NCCL, user, ranks)
 
 
 async def recorded(folder: Path, user: User, asked: Sequence[Asked]) -> tuple[RecordedRank, ...]:
-    """What they say."""
+    """Wait for the dumps and read them."""
     until = asyncio.get_running_loop().time() + WAIT_S
     found = (_one(folder / NCCL, user, one, until) for one in asked)
     return tuple(await asyncio.gather(*found))
 
 
 async def written(folder: Path, user: User, asked: Sequence[Asked]) -> None:
-    """Wait until all of them have written. For LATE_S: what is later still is taken for a rank's
-    own doing."""
+    """Wait up to LATE_S until all triggered ranks have written. A later write counts as the rank's
+    own activity."""
     until = asyncio.get_running_loop().time() + LATE_S
     with contextlib.suppress(TimeoutError):
         for one in asked:
@@ -69,7 +69,7 @@ async def written(folder: Path, user: User, asked: Sequence[Asked]) -> None:
 
 
 def _triggered(folder: Path, user: User, ranks: Iterable[int]) -> list[Asked]:
-    """In a thread."""
+    """Trigger the dumps; runs in a thread."""
     found: list[Asked] = []
     try:
         where = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -121,7 +121,7 @@ async def _one(folder: Path, user: User, asked: Asked, until: float) -> Recorded
 async def _written(
     folder: Path, user: User, asked: Asked, until: float, every_s: float = _EVERY_S
 ) -> Path:
-    """The rank's new dump. Raises TimeoutError."""
+    """The path of the rank's new dump. Raises TimeoutError."""
     path = folder / f"{DUMP}{asked.rank}"
     async with asyncio.timeout_at(until):
         while not await asyncio.to_thread(_whole, path, user, asked.before):  # noqa: ASYNC110 - a file
@@ -130,7 +130,7 @@ async def _written(
 
 
 def _whole(path: Path, user: User, before: float) -> bool:
-    """A new dump whose last byte, the end of a pickle, is there."""
+    """Whether the dump is new and complete: its last byte is the end of a pickle."""
     try:
         file = open_checked(str(path), user.uid)
     except (OSError, RefusedFileError):
@@ -145,8 +145,8 @@ def _whole(path: Path, user: User, before: float) -> bool:
 
 
 async def read(path: Path, rank: int, user: User, until: float) -> RecordedRank:
-    """A dump in words, read by a process of the task's user that may do nothing but read it;
-    `until` is by the loop's clock."""
+    """Read a dump in a process of the task's user that can do nothing else. `until` is a time of
+    the event loop's clock."""
     change: dict[str, object] = {}
     try:
         file = open_checked(str(path), user.uid)

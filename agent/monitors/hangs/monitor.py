@@ -1,7 +1,7 @@
-"""Looks at the ranks of all tasks of this node, every few seconds, and posts what has changed.
+"""Hang monitor: samples the ranks of all tasks of this node every few seconds and posts changes.
 
-One pass serves all tasks: the list of processes and the sockets are read once. It costs a
-millisecond or two; benchmarks/hangs measures it.
+One pass serves all tasks: it reads the process list and the sockets once. It costs a millisecond or
+two; benchmarks/hangs measures it.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _HCAS: Final = "NCCL_IB_HCA"
 _RANKS: Final = "WORLD_SIZE"
 _RANKS_HERE: Final = "LOCAL_WORLD_SIZE"
 MUTE_S: Final = 60.0
-"""A rank that has taught nothing for so long, while others of its task have, speaks to the other
+"""If a rank has shown no signs for this long while others of its task have, it reaches the other
 nodes through them."""
 
 _log = structlog.get_logger("agent.hangs")
 
 
 class SavedBaseline(msgspec.Struct, omit_defaults=True):
-    """What is kept of a rank for the agent's next life. `still`, `idle`: it was told to be; whether
-    it moved while no agent looked nobody knows, and so it is until it does."""
+    """The baseline of a rank, saved for the next agent process. `still`/`idle` were reported before
+    the restart; assume they still hold until the rank moves."""
 
     pid: int
     began: int
@@ -61,10 +61,13 @@ class SavedBaseline(msgspec.Struct, omit_defaults=True):
 
 @dataclass(slots=True)
 class _Rank:
-    """`process` is one that has passed the test; of one that had ended before, nothing is read.
-    `store` is the port of the gang's key-value store, over which something goes whether it hangs
-    or not. `alone`: there is no other node in its gang. `through_others`: what goes over the task's
-    sockets goes for it, too."""
+    """A rank under observation. `process` has passed the check that it belongs to the task; nothing
+    is read of one that had ended before.
+
+    `store` is the port of the gang's key-value store, which has traffic even during a hang.
+    `alone`: the gang has no other node. `through_others`: traffic on the task's sockets counts for
+    this rank, too.
+    """
 
     cadence: ActivityBaseline
     process: Process
@@ -87,10 +90,10 @@ class _Task:
     gone: dict[int, float] = field(default_factory=dict)  # ranks that have ended, and since when
     ranks: dict[int, _Rank] = field(default_factory=dict)
     kept: dict[int, SavedBaseline] | None = None
-    refused: set[Process] = field(default_factory=set)  # that are in the log
+    refused: set[Process] = field(default_factory=set)  # already logged
     said: tuple[object, ...] = ()
-    # What its ranks were asked for, by whom they move: how often, what of that is under way, and
-    # how much of it no look sees any more.
+    # Requests of the agent that make ranks move, such as recorder dumps: how many so far, how many
+    # running now, and how many that no later sample can contain.
     asks: int = 0
     asking: int = 0
     settled: int = 0
@@ -98,7 +101,8 @@ class _Task:
 
 
 class HangMonitor:
-    """All tasks whose program runs. `heard` is told what their shims say."""
+    """Samples all tasks whose program runs. Supervisors pass the status of their shims to
+    `heard`."""
 
     def __init__(
         self,
@@ -108,7 +112,7 @@ class HangMonitor:
         root: Path = Path("/"),
         processes: Processes | None = None,
     ) -> None:
-        """`root` is that of the fabric."""
+        """`root` is the fabric's root directory."""
         self._clock = clock
         self._post = post
         self._period_s = period_s
@@ -117,7 +121,7 @@ class HangMonitor:
         self._tasks: dict[TaskId, _Task] = {}
 
     def heard(self, task: TaskId, folder: Path, status: ShimStatus) -> None:
-        """The newest status of a task."""
+        """Take the newest status of a task."""
         if status.phase is not ShimPhase.RUNNING:
             self._tasks.pop(task, None)
             return
@@ -128,14 +132,14 @@ class HangMonitor:
         known.gone = {rank: known.gone.get(rank, at) for rank in ended}
 
     def pid_of(self, task: TaskId) -> dict[int, int]:
-        """The processes of the task's ranks that live."""
+        """The pids of the task's living ranks."""
         known = self._tasks.get(task)
         return {} if known is None else {n: rank.pid or 0 for n, rank in known.wanted.items()}
 
     @contextmanager
     def asking(self, task: TaskId) -> Iterator[None]:
-        """What its ranks do meanwhile, and until the look after that, is what they are asked for:
-        no sign that they move, and none that they do not."""
+        """Mark a request of the agent to the ranks. Activity until the first sample after it counts
+        neither as movement nor as silence."""
         known = self._tasks.get(task)
         if known is None:
             yield
@@ -148,14 +152,15 @@ class HangMonitor:
             known.asking -= 1
 
     async def run(self) -> Never:
-        """Until cancelled."""
+        """Sample periodically until cancelled."""
         while True:
             await asyncio.sleep(self._period_s)
             await self.look()
 
     async def look(self) -> None:
-        """Once, and post what is news."""
-        # Where all have ended, torchrun may still wait for the other nodes: that is news for once.
+        """Sample once and post changes."""
+        # Also tasks whose ranks have all ended: torchrun may still wait for the other nodes, and
+        # that is worth one report.
         tasks = {name: task for name, task in self._tasks.items() if task.wanted or task.gone}
         if not tasks:
             return
@@ -174,7 +179,7 @@ class HangMonitor:
                 self._post(ActivityObserved(name, ranks, at))
 
     def told(self, task: TaskId) -> tuple[tuple[RankActivity, ...], float] | None:
-        """What the last look found, and when that was."""
+        """The result of the last sample, and its time."""
         known = self._tasks.get(task)
         if known is None or not known.ranks:
             return None
@@ -210,8 +215,8 @@ class HangMonitor:
         return found
 
     def _begin(self, name: TaskId, task: _Task, wanted: dict[int, ShimRank]) -> None:
-        """Ranks that are new, or whose process is. One that the job may not name is not watched:
-        it is as a rank that nobody sees."""
+        """Start to watch ranks that are new or have a new process. A process that does not belong
+        to the task is not watched."""
         if task.kept is None:
             task.kept = _kept(task.folder)
         for number in task.ranks.keys() - wanted.keys():
@@ -238,7 +243,7 @@ class HangMonitor:
                 cadence.resume(still=before.still, idle=before.idle)
             told = self._processes.environment(process.pid, _STORE, _HCAS, _RANKS, _RANKS_HERE)
             if not process.same:
-                # They may be another process's: the pid is free again.
+                # The variables may belong to another process, since the pid is free again.
                 told = {}
             port = told.get(_STORE, "")
             task.ranks[number] = _Rank(
@@ -251,8 +256,8 @@ class HangMonitor:
             )
 
     def _find_mute(self, ranks: list[_Rank]) -> None:
-        """Over TCP only those ranks have sockets that are the ends of a ring on their node: the
-        others' bytes go through NVLink, which nobody counts."""
+        """Find ranks without sockets of their own. Over TCP only the ranks at the ends of a node's
+        ring have sockets; the others send through NVLink, which is not counted."""
         if not any(rank.cadence.learned for rank in ranks):
             return
         for rank in ranks:
@@ -269,7 +274,7 @@ class HangMonitor:
         *,
         own: bool,
     ) -> None:
-        """`own`: what the rank does it does of itself."""
+        """Take a sample. `own`: the rank acts by itself, not at the agent's request."""
         cadence = rank.cadence
         quiet = cadence.idle_at < cadence.seen_at
         doing, where, written = Doing.GONE, "", None
@@ -277,7 +282,7 @@ class HangMonitor:
             doing, where = self._processes.doing(rank.process.pid, threads=quiet)
             written = self._processes.disk_bytes(rank.process.pid)
         if not rank.process.same:
-            # The pid was free meanwhile: this is of the process that has it now, or of none.
+            # The pid may have been reused meanwhile, so these values may be another process's.
             doing, where, written = Doing.GONE, "", None
         log, rank.log = _moved(rank.log, _sizes(rank.files))
         disk, rank.disk = _moved(rank.disk, written)
@@ -339,7 +344,7 @@ class HangMonitor:
         )
 
     def _keep(self, task: _Task) -> None:
-        """A cadence is worth keeping; that it is not synced costs no more than learning it anew."""
+        """Save the baselines. Without fsync, because losing one only means learning it again."""
         now = {
             number: SavedBaseline(
                 rank.process.pid,
@@ -388,7 +393,7 @@ def _kept(folder: Path) -> dict[int, SavedBaseline]:
 
 
 def _moved(before: int | None, now: int | None) -> tuple[int | None, int | None]:
-    """How much more it is, and what it is from now on. One that is less began anew."""
+    """The increase and the new value. A counter that has decreased started again from zero."""
     if before is None or now is None:
         return None, now
     return (now - before if now >= before else now), now
@@ -405,5 +410,5 @@ def _sizes(files: tuple[Path, Path]) -> int | None:
 
 
 def _planned(text: str) -> tuple[str, ...] | None:
-    """The ports of an exact NCCL_IB_HCA; None where it does not name them."""
+    """The ports of an exact NCCL_IB_HCA. Returns None if the setting does not name them."""
     return tuple(text[1:].split(",")) if text.startswith("=") else None

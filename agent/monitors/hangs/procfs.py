@@ -1,4 +1,4 @@
-"""What /proc says of ranks and of all that they have started. Nothing here raises."""
+"""State of ranks and their child processes, from /proc. Nothing here raises."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DOING: Final = {
     "Z": Doing.GONE,
     "X": Doing.GONE,
 }
-# Kernel functions in which whoever sleeps waits for a file server or a disk.
+# Kernel functions in which a thread sleeps while it waits for a file server or a disk.
 _FILES: Final = (
     "request_wait_answer",
     "fuse_",
@@ -55,7 +55,7 @@ _FILES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """Of a process or a thread: `cpu_s` with its children that have ended."""
+    """The state of a process or a thread. `cpu_s` includes ended children."""
 
     state: str
     parent: int
@@ -64,9 +64,9 @@ class Stat:
 
 
 def stat_of(path: str) -> Stat | None:
-    """From a file in the form of /proc/PID/stat."""
+    """Parse a file in the format of /proc/PID/stat."""
     text = _read(path)
-    # The name in brackets may hold anything, brackets and newlines, too.
+    # The name in parentheses may contain anything, even parentheses and newlines.
     fields = text[text.rfind(")") + 1 :].split()
     if len(fields) < 20:
         return None
@@ -78,8 +78,7 @@ def stat_of(path: str) -> Stat | None:
 
 
 class Processes:
-    """Who belongs to which rank. A process is looked at once: whose child it was born is whose it
-    stays."""
+    """Assigns processes to ranks. Each process is assigned once, by the parent it then has."""
 
     def __init__(self, root: Path = Path("/proc")) -> None:
         self.root = str(root)
@@ -88,8 +87,8 @@ class Processes:
         self._ranks: frozenset[int] = frozenset()
 
     def look(self, ranks: Iterable[int]) -> dict[int, list[int]]:
-        """The living processes of each of these, itself the first, and not more than _MEMBERS_MAX.
-        The caller has tested that the ranks are of its tasks."""
+        """The living processes of each rank, the rank itself first, at most _MEMBERS_MAX. The
+        caller has checked that the ranks belong to its tasks."""
         wanted = frozenset(ranks)
         if wanted != self._ranks:
             self._ranks, self._of, self._began = wanted, {}, {}
@@ -108,7 +107,7 @@ class Processes:
             if stat is not None and stat.began == self._began.get(pid):
                 found[owner].append(pid)
             else:
-                # The pid is another process's by now.
+                # The pid belongs to another process by now.
                 self._forget(pid)
         return found
 
@@ -150,12 +149,12 @@ class Processes:
         return stat_of(f"{self.root}/{pid}/stat")
 
     def cpu_s(self, pids: Iterable[int]) -> float:
-        """Of all of them, with their children that have ended."""
+        """CPU time of all processes, including their ended children."""
         stats = (self.stat(pid) for pid in pids)
         return sum(stat.cpu_s for stat in stats if stat is not None)
 
     def disk_bytes(self, pid: int) -> int | None:
-        """What it has read from disks and file servers, and written to them."""
+        """Bytes read from and written to disks and file servers."""
         total = None
         for line in _read(f"{self.root}/{pid}/io").splitlines():
             name, _, value = line.partition(": ")
@@ -164,7 +163,7 @@ class Processes:
         return total
 
     def doing(self, pid: int, *, threads: bool) -> tuple[Doing, str]:
-        """Of the main thread; with `threads`, DISK where any of them waits for a disk."""
+        """The state of the main thread. With `threads`, DISK if any thread waits for a disk."""
         stat = self.stat(pid)
         if stat is None:
             return Doing.GONE, ""
@@ -184,7 +183,8 @@ class Processes:
             folder = f"{self.root}/{pid}/task/{name}"
             there = self._where(folder)
             if there:
-                # Half the price of its state, and there may be thousands.
+                # Reading wchan costs half as much as reading the state, and there may be thousands
+                # of threads.
                 if there.startswith(_FILES):
                     return Doing.DISK, there
                 continue
@@ -198,7 +198,7 @@ class Processes:
         return "" if text == "0" else text[:64]
 
     def sockets(self, pids: Iterable[int]) -> frozenset[int] | None:
-        """Inodes of the sockets that they have open; None where that may not be seen."""
+        """Inodes of the open sockets of the processes. Returns None if they may not be read."""
         found: set[int] = set()
         seen = False
         for pid in pids:
@@ -218,7 +218,7 @@ class Processes:
         return frozenset(found) if seen else None
 
     def environment(self, pid: int, *names: str) -> dict[str, str]:
-        """These variables, as it was started with them."""
+        """The values of these variables when the process was started."""
         found = {}
         for entry in _read(f"{self.root}/{pid}/environ").split("\0"):
             name, _, value = entry.partition("=")

@@ -1,7 +1,7 @@
-"""Where processes stand, line by line: py-spy reads their memory, and stops nobody.
+"""Python stack dumps with py-spy, which reads a process's memory without stopping it.
 
-It opens what a job's process has mapped, so it runs as the task's user, whoever the process
-belongs to: as root only for a job that is root's.
+py-spy opens files that a job's process has mapped. So it runs as the task's user, whatever user the
+process has, and as root only for jobs that run as root.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from muster.protocol.hangs import FRAMES_MAX, Frame, RankStacks, ThreadStack
 _WORDS: Final = ("--nonblocking", "--json")
 _AT_ONCE: Final = 4
 WAIT_S: Final = 8.0
-"""For all ranks of a task together: a node that says nothing of some is better than one that is
-waited for in vain."""
+"""For all ranks of a task together: an incomplete report in time is better than none."""
 _OUTPUT_BYTES_MAX: Final = 4 << 20
 _THREADS_MAX: Final = 32
 _OTHER_FRAMES_MAX: Final = 12
@@ -56,8 +55,8 @@ class _Said:
 async def stacks_of(
     ranks: Mapping[int, Process], user: User, *, threads: bool
 ) -> tuple[RankStacks, ...]:
-    """The stacks of these processes of a task of `user`, by rank; with `threads`, those of all
-    their threads. Each problem is in the answer for its rank."""
+    """The stacks of these processes of a task of `user`, by rank; with `threads`, of all their
+    threads. The answer for a rank contains its problem, if any."""
     program = py_spy_check.find()
     gate = asyncio.Semaphore(_AT_ONCE)
     until = asyncio.get_running_loop().time() + WAIT_S
@@ -87,7 +86,7 @@ async def _one(
         said = await _run([*_as_user(user), program, "dump", *_WORDS, "--pid", str(pid)])
     except OSError as error:
         return RankStacks(rank, pid, problem=str(error)[:_TEXT_MAX])
-    # If the pid went to another process meanwhile, these may be the stacks of that one.
+    # If the pid was reused meanwhile, the stacks may be another process's.
     if not process.same:
         return RankStacks(rank, pid, problem=ENDED)
     if said.code != 0:
@@ -100,8 +99,8 @@ async def _one(
 
 
 def _as_user(user: User) -> list[str]:
-    """The words before the command with which it runs as `user`. Where the kernel lets a user look
-    at no processes but the children of whoever looks, it keeps the one right to do so."""
+    """The command prefix that switches to `user`. If the kernel restricts ptrace to child
+    processes, the prefix keeps CAP_SYS_PTRACE."""
     if os.geteuid() != 0 or user.uid == 0:
         return []
     words = ["setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups"]
@@ -118,7 +117,7 @@ def _restricted() -> bool:
 
 
 async def _run(argv: list[str]) -> _Said:
-    """Raises OSError."""
+    """Run a command. Raises OSError."""
     process = await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.DEVNULL,
@@ -160,7 +159,7 @@ def _why(said: bytes) -> str:
 
 
 def _told(found: list[_Thread], pid: int, *, threads: bool) -> tuple[ThreadStack, ...]:
-    """The main thread first; of the others, without `threads`, only one that holds the GIL."""
+    """The main thread first; without `threads`, of the others only the one that holds the GIL."""
     main = [thread for thread in found if thread.os_thread_id == pid][:1]
     main = main or [thread for thread in found if thread.thread_name == "MainThread"][:1]
     others = [t for t in found if t not in main and t.frames and (threads or t.owns_gil)]

@@ -1,8 +1,8 @@
-"""A program of its own, standard library only: one dump of the flight recorder in, one line out.
+"""Read one flight recorder dump and print one line of JSON; a program of its own, standard library
+only.
 
-A pickle can make whoever reads it call anything. This reader knows plain data and nothing else, has
-no time, memory or files to speak of, and whoever started it believes nothing but the types of what
-it says.
+A pickle can make its reader call anything. This reader accepts only plain data, and runs with tight
+limits on time, memory and files. Its parent trusts only the types of its output.
 """
 
 import io
@@ -17,7 +17,7 @@ TEXT_MAX = 300
 
 
 class Plain(pickle.Unpickler):
-    """Lists, dicts, text, numbers: what needs no name to be found."""
+    """Unpickles lists, dicts, text and numbers: data that needs no global names."""
 
     def find_class(self, module: str, name: str) -> object:
         raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
@@ -27,7 +27,7 @@ class Plain(pickle.Unpickler):
 
 
 def summary(dump: object) -> dict[str, object]:
-    """The last collective that was enqueued, and how many have been, and have ended."""
+    """The last collective that was enqueued, and the numbers of enqueued and completed ones."""
     entries = dump.get("entries") if isinstance(dump, dict) else None
     if not isinstance(entries, list):
         return {"rank": 0, "problem": "it has no entries"}

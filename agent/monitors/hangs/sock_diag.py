@@ -1,6 +1,6 @@
-"""Bytes over TCP sockets, from the kernel's socket diagnostics: exact, whoever has them open.
+"""Byte counts of TCP sockets from the kernel's socket diagnostics, whichever process has them open.
 
-One dump for IPv4 and one for IPv6 of what is connected in this network namespace.
+One dump each for IPv4 and IPv6 returns all connected sockets of this network namespace.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ _log = structlog.get_logger("agent.hangs")
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """`bytes`: acknowledged by the peer and received, since it was made."""
+    """`bytes`: acknowledged by the peer plus received, since the connection was opened."""
 
     ports: tuple[int, int]
     bytes: int
 
 
 def connections() -> dict[int, Connection] | None:
-    """All TCP connections, by the inode of their socket; None where the kernel does not tell."""
+    """All TCP connections by the inode of their socket. Returns None if the kernel does not report
+    them."""
     found: dict[int, Connection] = {}
     try:
         kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC

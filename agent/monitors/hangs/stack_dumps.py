@@ -1,4 +1,4 @@
-"""Answers the coordinator's looks: stacks of a task's ranks, and what NCCL's recorder knows."""
+"""Answers DumpStacks of the coordinator: stacks of a task's ranks, and NCCL's flight recorder."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from muster.protocol.hangs import RankActivity, RankStacks, RecordedRank
 from muster.protocol.ids import TaskId
 
 BYTES_MAX: Final = 512 << 10
-"""Of all stacks of an answer, roughly: half a frame."""
+"""The approximate size limit of all stacks in an answer: half a frame."""
 _FRAME_BYTES: Final = 48
 
 _log = structlog.get_logger("agent.hangs")
 
 
 class StackDumper:
-    """One at a time for each task; a second one while the first is under way is answered by it."""
+    """Takes one dump at a time per task. Requests during a dump lead to one more dump, for the
+    last."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class StackDumper:
         self._asked: dict[TaskId, DumpStacks] = {}
 
     def begin(self, look: DumpStacks) -> None:
-        """StacksSeen answers."""
+        """Start a dump. Answered by StacksObserved."""
         busy = look.task in self._asked
         self._asked[look.task] = look
         if not busy:
@@ -90,7 +91,7 @@ class StackDumper:
     async def _late(
         self, task: TaskId, folder: Path, user: User, asked: Sequence[flight_recorder.Asked]
     ) -> None:
-        """Who had not written when the coordinator was answered may do so yet."""
+        """Wait for ranks that write their dump only after the coordinator got its answer."""
         with self._watch.asking(task):
             await flight_recorder.written(folder, user, asked)
 
@@ -104,7 +105,7 @@ class StackDumper:
 
 
 def bounded(found: tuple[RankStacks, ...]) -> tuple[RankStacks, ...]:
-    """As much as fits an answer: if need be, the main threads alone, and less of them."""
+    """Cut the stacks to fit an answer: first to the main threads, then to fewer frames."""
     if _size(found) > BYTES_MAX:
         found = tuple(RankStacks(r.rank, r.pid, r.threads[:1], r.problem) for r in found)
     most = 40
