@@ -41,9 +41,7 @@ NAMED = {"python", "torch"}
 
 
 class Task(PreparationListener, ProgramListener):
-    """The task of one shim. It calls `changed` whenever the content of the status
-    document changes.
-    """
+    """The task of one shim. `changed` is called when the status document changes."""
 
     def __init__(
         self,
@@ -101,9 +99,7 @@ class Task(PreparationListener, ProgramListener):
     # --- commands -----------------------------------------------------------------------------
 
     def handle(self, document: dict[str, object]) -> None:
-        """Carry out an agent's command. A malformed one is reported in the document's
-        `complaint`.
-        """
+        """Carry out an agent's command. Malformed ones are reported in `complaint`."""
         try:
             command = commands.parse(document)
         except Malformed as error:
@@ -164,9 +160,7 @@ class Task(PreparationListener, ProgramListener):
         self._preparation.begin()
 
     def _write_hostfile(self, text: str) -> None:
-        """Write the host file, and refuse the task if that fails: a job must not start
-        without it.
-        """
+        """Write the host file. If that fails, refuse the task: it must not start without."""
         try:
             exit_record.write_hostfile(self._folder_fd, text)
         except OSError as error:
@@ -215,9 +209,7 @@ class Task(PreparationListener, ProgramListener):
         self._phase(Phase.PREPARED)
 
     def fingerprint(self, versions: dict[str, object], boot_s: float) -> None:
-        """Keep only versions that are texts. The job's own process sends them, and readers of the
-        document would refuse other types.
-        """
+        """Keep only versions that are texts, because readers would refuse the document."""
         said = {
             str(name): value[:TEXT_CHARS_MAX]
             for name, value in versions.items()
@@ -253,7 +245,7 @@ class Task(PreparationListener, ProgramListener):
                 text = str(message.get("text"))[:TEXT_CHARS_MAX]
                 self.status.refusal = self.status.refusal or (RefusalCode.PORT_TAKEN, text)
             case _:
-                pass  # A message of a newer bootstrap.
+                pass  # sent by a newer bootstrap
         self.changed()
         if self._ends:
             self._watch_end()
@@ -303,8 +295,8 @@ class Task(PreparationListener, ProgramListener):
             os.close(fd)
 
     def _close_ranks(self) -> None:
-        """End the ranks because one has failed: one signal and the job's own grace, under torchrun
-        too.
+        """End the ranks after one failed: one signal and the job's own grace, also
+        under torchrun.
         """
         if self._ends or self.ranks.signalled:
             return
@@ -351,9 +343,7 @@ class Task(PreparationListener, ProgramListener):
     # --- the end --------------------------------------------------------------------------------
 
     def stop(self, why: StoppedBy, number: int, grace_s: float) -> None:
-        """Begin to stop the task, or shorten a stop in progress. Does nothing once the task has
-        ended.
-        """
+        """Begin or shorten the stop of the task. Does nothing once the task has ended."""
         if self.status.phase in ENDED:
             return
         if self.status.phase in (Phase.NEW, Phase.PREPARING, Phase.PREPARED, Phase.RUNNING):
@@ -388,9 +378,7 @@ class Task(PreparationListener, ProgramListener):
             self._ending.signal(pids, number)
 
     def _stop_late(self, pid: object) -> None:
-        """Stop a rank that torchrun starts during the stop, because torchrun starts ranks one by
-        one.
-        """
+        """Stop a rank that starts during the stop: torchrun starts ranks one by one."""
         if self._stopped_with is not None and pid in self.ranks.pids():
             self._ending.signal([pid], self._stopped_with)
 
@@ -406,18 +394,13 @@ class Task(PreparationListener, ProgramListener):
         return self._preparation is not None and self._preparation.gate is not None
 
     def _group(self, leader: int) -> list[int]:
-        """The processes that a signal to the program reaches.
-
-        As with Ctrl-C, the whole process group of a program in its own session gets a signal. Ranks
-        that the shim starts get it alone, as under torchrun: they end their data loaders
-        themselves.
+        """The process group of `leader`: a program in its own session gets a signal as from Ctrl-C.
+        Ranks that the shim starts get it alone, as under torchrun: they end their data loaders.
         """
         return [pid for pid in self._tree.members() if _group_of(pid) == leader]
 
     def _kill(self) -> None:
-        """SIGKILL the tree. The ranks die shortly before their launcher, so that it can report
-        their ends.
-        """
+        """SIGKILL the tree. The ranks die before their launcher, so that it can report it."""
         if self._loop.pending(_LAST_WORDS) is not None:
             return
         pids = self.ranks.pids()
