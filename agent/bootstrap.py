@@ -1,19 +1,20 @@
-"""torchrun in the job's own interpreter, behind a gate, with every rank's end told at once.
+"""Run torchrun in the job's own interpreter, behind a start gate, and report the end of each rank.
 
-One stand-alone file: the standard library and torch, Python 3.9 or newer, nothing of Muster's, as
-the job's interpreter has none of it. The shim runs it from a descriptor and speaks over another;
-agent/shim/bootstrap_channel.py holds the other end and lists the messages. torch is imported before
-the gate opens, so that the seconds this takes cost the job nothing.
+One stand-alone file for Python 3.9 or newer. It imports only the standard library and torch,
+because the job's interpreter has nothing of Muster's. The shim runs it from a descriptor and talks
+to it over another one. agent/shim/bootstrap_channel.py is the other end and lists the messages.
+torch is imported before the gate opens, so the import does not delay the job's start.
 
-Under `launcher: accelerate` and `deepspeed` (MUSTER_LAUNCHER) it is torchrun as well: accelerate
-makes the environment, and DeepSpeed's ranks get what its own launcher would give them.
+Under `launcher: accelerate` and `deepspeed` (MUSTER_LAUNCHER) it runs torchrun as well. accelerate
+prepares the environment, and DeepSpeed's ranks get what its own launcher would give them.
 
-Three things of torchrun's are changed, all in this process, as ranks are children with a clean
-interpreter:
-  - ranks write into files that the shim opened, which the job's user can write but not replace;
-  - a thread waits for each rank and tells its end, which torchrun keeps for itself until all
-    siblings are gone;
-  - torchrun signals nobody: the shim does, once, with the job's grace instead of torchrun's 30 s.
+It changes three things in torchrun, all in this process. Ranks are children with a clean
+interpreter.
+  - Ranks write into files that the shim opened. The job's user can write but not replace them.
+  - A thread waits for each rank and reports its end. torchrun itself reports no end before all
+    sibling ranks are gone.
+  - torchrun signals no rank. The shim does it, once, with the job's grace instead of torchrun's
+    30 s.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ CHANNEL_FD, SOURCE_FD, FLAG_FD, LOG_FOLDER_FD = 60, 61, 62, 63
 LOG_FOLDER = f"/proc/self/fd/{LOG_FOLDER_FD}"
 PACKET_BYTES_MAX = 65536
 ERROR_CHARS_MAX = 4096
-# The shim answers in a millisecond; one that does not is dead, and its agent is about to end this
-# job.
+# The shim answers in a millisecond. If it does not answer, it is dead, and its agent is about to
+# end this job.
 ANSWER_S = 30.0
 LAST_WORDS_S = 2.0
 
@@ -47,7 +48,7 @@ class Shim:
         self._socket = socket.socket(fileno=fd)
 
     def tell(self, message: Message) -> bool:
-        """Send one message; False where the shim is gone."""
+        """Send one message; returns False if the shim is gone."""
         try:
             self._socket.send(json.dumps(message).encode())
         except OSError:
@@ -55,7 +56,7 @@ class Shim:
         return True
 
     def await_start(self) -> Message:
-        """Wait at the gate. Ends this process when the shim does."""
+        """Wait at the gate for the start message. Ends this process if the shim ends."""
         data, fds, _, _ = socket.recv_fds(self._socket, PACKET_BYTES_MAX, 1)
         if not data or not fds:
             sys.exit(0)
@@ -65,7 +66,7 @@ class Shim:
         return start
 
     def files_for(self, rank: int, local_rank: int) -> list[int]:
-        """Descriptors for a rank's output and error; none where the shim gives none."""
+        """The descriptors for a rank's output and error. Returns [] if the shim sends none."""
         if not self.tell({"t": "open", "rank": rank, "local_rank": local_rank}):
             return []
         try:
@@ -74,7 +75,9 @@ class Shim:
             return []
 
     def stopping(self) -> bool:
-        """True once the shim has begun to stop the job: it says so before its first signal."""
+        """Whether the shim has begun to stop the job. The shim sets the flag before its first
+        signal.
+        """
         return os.pread(FLAG_FD, 1, 0) == b"1"
 
 
@@ -99,7 +102,8 @@ def main() -> None:
     _take_environment(start["env"])
     watchers = _watch_ranks(shim, deepspeed=launcher == "deepspeed")
     _leave_signals_to(shim, watchers)
-    # torchrun's parser takes the last of two: what the job was given wins over these.
+    # torchrun's parser takes the last of two equal options, so the job's own arguments win over
+    # these.
     argv = ["--redirects", "3", "--log_dir", LOG_FOLDER, *start["argv"]]
     sys.argv = ["torchrun", *argv]
     shim.tell({"t": "running"})
@@ -109,7 +113,7 @@ def main() -> None:
         else:
             torchrun.main(argv)
     except Exception as error:
-        # Once there are ranks it is one of theirs.
+        # Once there are ranks, the address in use is one of theirs.
         if not watchers and _says_in_use(error):
             shim.tell({"t": "failed", "code": "port_taken", "text": _port_taken(start["argv"])})
         raise
@@ -119,7 +123,7 @@ def main() -> None:
 
 
 def _take_environment(env: dict[str, str]) -> None:
-    """Have the job's environment, and keep the bin folder of its Python first on PATH."""
+    """Replace the environment by the job's, but keep the bin folder of its Python first on PATH."""
     path = os.environ.get("PATH", "")
     if path.endswith(f"{os.pathsep}{env['PATH']}"):
         env = {**env, "PATH": path}
@@ -128,7 +132,9 @@ def _take_environment(env: dict[str, str]) -> None:
 
 
 def _import_launcher(launcher: str) -> Any:
-    """accelerate's, None for the others. Raises ImportError where it is not there."""
+    """Import accelerate's launch module. Returns None for other launchers. Raises ImportError if
+    missing.
+    """
     if launcher == "accelerate":
         return importlib.import_module("accelerate.commands.launch")
     if launcher == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
@@ -137,7 +143,7 @@ def _import_launcher(launcher: str) -> Any:
 
 
 def _accelerate(torchrun: Any, launch: Any, argv: list[str]) -> None:
-    """Do what `accelerate launch` does, up to its last step: that is this torchrun."""
+    """Do what `accelerate launch` does, with this torchrun as its last step."""
     at = argv.index("--")
     options, words = argv[:at], argv[at + 1 :]
     machines = int(_option(options, "--nnodes").rpartition(":")[2])
@@ -179,7 +185,7 @@ def _versions() -> Message:
         try:
             nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
         except Exception:  # noqa: BLE001
-            # A build without NCCL; the versions are for comparison, not for use.
+            # A build without NCCL. The versions are only compared, so a missing one does no harm.
             nccl = None
     return {
         "python": ".".join(str(part) for part in sys.version_info[:3]),
@@ -201,7 +207,9 @@ def _no_torch(error: ImportError) -> str:
 
 
 def _says_in_use(error: BaseException | None) -> bool:
-    """Of a dynamic rendezvous only an inner exception tells."""
+    """Whether an exception in the chain reports EADDRINUSE. For a dynamic rendezvous, only an inner
+    one does.
+    """
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         if "EADDRINUSE" in str(error):
@@ -212,7 +220,9 @@ def _says_in_use(error: BaseException | None) -> bool:
 
 
 def _port_taken(argv: list[str]) -> str:
-    """In the instant between the agent's letting go of the port and torchrun's listening on it."""
+    """Describe a port that another program took after the agent had released it and before torchrun
+    listened.
+    """
     port = "of the rendezvous"
     for option in ("--master-port", "--rdzv-endpoint"):
         if option in argv:
@@ -221,9 +231,9 @@ def _port_taken(argv: list[str]) -> str:
 
 
 def _watch_ranks(shim: Shim, *, deepspeed: bool = False) -> list[Watcher]:
-    """Have every rank that torchrun starts write where the shim says, and its end told.
+    """Patch Popen so that torchrun's ranks write into the shim's files and their ends are reported.
 
-    Returns the watchers.
+    Returns the list of watchers, which grows with each rank.
     """
     watchers: list[Watcher] = []
     original = subprocess.Popen.__init__
@@ -257,8 +267,9 @@ def _watch_ranks(shim: Shim, *, deepspeed: bool = False) -> list[Watcher]:
 
 
 def _as_deepspeed(args: Any, kwargs: Any, env: dict[str, str]) -> Any:
-    """A rank as `deepspeed` starts it: with `--local_rank=N` behind the script, and its names of
-    what torchrun calls otherwise."""
+    """Start a rank as `deepspeed` does: `--local_rank=N` after the script, and DeepSpeed's names
+    for torchrun's variables.
+    """
     own = {
         "CROSS_RANK": "GROUP_RANK",
         "CROSS_SIZE": "GROUP_WORLD_SIZE",
@@ -266,7 +277,7 @@ def _as_deepspeed(args: Any, kwargs: Any, env: dict[str, str]) -> Any:
     }
     kwargs["env"] = {**env, **{name: env[of] for name, of in own.items() if of in env}}
     words = list(kwargs.pop("args") if "args" in kwargs else args[0])
-    at = 1  # the interpreter; then -u, and -m
+    at = 1  # Skip the interpreter, then -u and -m.
     while at < len(words) and words[at] in ("-u", "-m"):
         at += 1
     words.insert(at + 1, f"--local_rank={env['LOCAL_RANK']}")
@@ -274,7 +285,7 @@ def _as_deepspeed(args: Any, kwargs: Any, env: dict[str, str]) -> Any:
 
 
 class Watcher(threading.Thread):
-    """Waits for one rank, and tells its end."""
+    """A thread that waits for one rank and reports its end."""
 
     def __init__(self, shim: Shim, process: Any, rank: int, error_file: str) -> None:
         super().__init__(name=f"rank-{rank}", daemon=True)
@@ -305,7 +316,7 @@ def _await_end(shim: Shim, process: Any, rank: int, error_file: str) -> None:
 
 
 def _recorded_error(path: str) -> str | None:
-    """What torch's @record wrote: the end of the traceback, or the message."""
+    """The error that torch's @record wrote: the end of the traceback, or the message."""
     try:
         with open(path, "rb") as file:
             message = json.loads(file.read(1 << 20))["message"]
@@ -319,10 +330,10 @@ def _recorded_error(path: str) -> str | None:
 
 
 def _leave_signals_to(shim: Shim, watchers: list[Watcher]) -> None:
-    """Where torchrun would signal its ranks and kill them after its own time, ask the shim to and
-    wait.
+    """Keep torchrun from signalling its ranks and killing them after its own timeout.
 
-    What has failed is told before: whoever ends after the asking was told to.
+    Instead, ask the shim to stop them, and wait. Failures are reported before that request, because
+    ranks that end after it were stopped by the shim.
     """
     api = importlib.import_module("torch.distributed.elastic.multiprocessing.api")
     context = getattr(api, "SubprocessContext", None)

@@ -1,1 +1,1 @@
-"""Owns one task's processes; standard library only; outlives the agent."""
+"""The shim: owns one task's processes, uses only the standard library and outlives the agent."""

@@ -1,7 +1,7 @@
-"""The shim's side of the bootstrap: what it is given, what it says, and the gate at which it waits.
+"""The shim's end of the channel to the bootstrap: descriptors, messages and the start gate.
 
-The bootstrap runs as the job's user and is believed in nothing that would let a job harm others:
-numbers are checked, pids are compared with the tree before any signal.
+The bootstrap runs as the job's user, so the shim does not trust it. The shim checks numbers, and
+compares pids with the process tree before any signal.
 
 Messages (one JSON document a packet), from the bootstrap: hello {versions}, failed {code, text},
 running, open {rank, local_rank} (answered by "files" with two descriptors), rank {rank, pid}, exit
@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from agent.shim.commands import RANKS_MAX
 from agent.shim.event_loop import Loop, close_quietly
 
-# Descriptors of the bootstrap. High, so that a script's own `exec 3>` meets none of them.
+# Descriptors of the bootstrap. High, so that they do not collide with a script's own `exec 3>`.
 CHANNEL_FD, SOURCE_FD, FLAG_FD, LOG_FOLDER_FD = 60, 61, 62, 63
-# A folder that the job's user could not reach by its path.
+# The job's user could not reach this folder by its path.
 LOG_FOLDER = f"/proc/self/fd/{LOG_FOLDER_FD}"
 EXIT_TOO_OLD = 93
 # -c leaves the current folder first in sys.path: a logging.py there would be imported in place of
@@ -32,27 +32,27 @@ PRELUDE = (
     f"exec(compile(open({SOURCE_FD}, 'rb').read(), 'muster-bootstrap', 'exec'))"
 )
 PACKET_BYTES_MAX = 65536
-# Of one turn of the loop: who speaks without end must not have it alone.
+# Limit per turn of the loop, so that a bootstrap that sends without end does not block it.
 TURN_PACKETS = 64
-# Of the dead all that they can have said, and no end of what is said in their name.
+# After the bootstrap's death: enough for everything it can have sent, but bounded.
 LAST_PACKETS = 4 * RANKS_MAX
 
 
 class Gate:
-    """One bootstrap's channel. `on_message` gets every document; broken ones are dropped."""
+    """One bootstrap's channel. `on_message` gets every document; malformed ones are dropped."""
 
     def __init__(self, loop: Loop, source: bytes, log_folder_fd: int) -> None:
         self._loop = loop
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
         self._source = _memory_file("muster-bootstrap", source)
-        # One byte, "1" once we have begun to stop the job: torchrun must then signal nobody.
+        # One byte: "1" once the shim has begun to stop the job. torchrun must then signal no rank.
         self._flag = _memory_file("muster-stop", b"0")
         self._log_folder_fd = log_folder_fd
         self.on_message: Callable[[dict[str, object]], None] = lambda _: None
 
     def descriptors(self) -> dict[int, int]:
-        """What the bootstrap inherits: its number to ours."""
+        """Descriptors for the bootstrap to inherit: its number to ours."""
         return {
             CHANNEL_FD: self._theirs.fileno(),
             SOURCE_FD: self._source,
@@ -61,14 +61,16 @@ class Gate:
         }
 
     def opened(self) -> None:
-        """The child has its copies: drop ours, listen."""
+        """Drop our copies of the child's descriptors, and start to receive."""
         self._theirs.close()
         close_quietly(self._source)
         close_quietly(self._log_folder_fd)
         self._loop.watch(self._ours.fileno(), self.receive)
 
     def receive(self, most: int = TURN_PACKETS) -> None:
-        """Take messages that are there; after the bootstrap's death the last ones."""
+        """Receive up to `most` pending messages; also called for the last ones after the
+        bootstrap's death.
+        """
         for _ in range(most):
             try:
                 data = self._ours.recv(PACKET_BYTES_MAX)
@@ -85,7 +87,7 @@ class Gate:
                 self.on_message(message)
 
     def start(self, argv: Sequence[str], env: dict[str, str], grace_s: float) -> bool:
-        """Open the gate; False where nobody waits there any more."""
+        """Open the gate; returns False if the bootstrap is gone."""
         document = {"argv": list(argv), "env": env, "grace_s": grace_s}
         fd = _memory_file("muster-start", json.dumps(document).encode())
         try:
@@ -97,7 +99,7 @@ class Gate:
         self._send({"t": "files"}, fds)
 
     def stopping(self) -> None:
-        """From this on torchrun leaves the ranks to us."""
+        """Set the stop flag. From then on torchrun leaves the ranks to the shim."""
         os.pwrite(self._flag, b"1", 0)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A cgroup for each task, where cgroup v2 can be written: nothing that a job does leaves it."""
+"""One cgroup (v2) per task, if the shim can write there. A job's processes cannot leave it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from agent.shim import syscalls
 
 FOLDER = "muster"
 _READ_BYTES = 4096
-# Of each parent, the folder in which its tasks' are made. It stays where it is: neither it nor this
-# process is moved. So it is looked for once, and not for each task.
+# The folder in which the cgroups of tasks are made, by parent. Neither the folder nor this process
+# is ever moved, so it is looked up once, not for each task.
 _found: dict[str | None, str] = {}
 
 
 def own_cgroup() -> str | None:
-    """The folder of the cgroup v2 this process is in; None where no cgroup v2 is mounted."""
+    """The folder of this process's cgroup v2. Returns None if it is not visible in a cgroup v2
+    mount.
+    """
     mount = _mounted()
     if mount is None:
         return None
@@ -31,7 +33,7 @@ def own_cgroup() -> str | None:
 
 
 def _mounted() -> tuple[str, str] | None:
-    """Which part of the tree of cgroups v2 is mounted, and where."""
+    """The mounted part of the cgroup v2 tree and its mount point."""
     # A user may have a mount point with a name that is not UTF-8.
     with open("/proc/self/mountinfo", errors="surrogateescape", newline="\n") as file:
         for line in file:
@@ -43,7 +45,9 @@ def _mounted() -> tuple[str, str] | None:
 
 
 class Cgroup:
-    """One task's cgroup. Gone folders count as empty: whoever removed them had to empty them."""
+    """One task's cgroup. A folder that is gone counts as empty, because only an empty one can be
+    removed.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -54,11 +58,10 @@ class Cgroup:
             pass
 
     def fork(self) -> int:
-        """os.fork, the child in this cgroup; where the kernel refuses that, in the parent's. Raises
-        OSError.
+        """Like os.fork, but put the child into this cgroup. Raises OSError.
 
-        It refuses in threaded and in over-full cgroups; the sub-reaper then still holds the
-        process.
+        If the kernel refuses, the child starts in the parent's cgroup. The kernel refuses in
+        threaded and over-full cgroups. The shim, a sub-reaper, still holds the process then.
         """
         if self._fd is not None:
             try:
@@ -72,7 +75,9 @@ class Cgroup:
 
     @classmethod
     def make(cls, parent: str | None, name: str) -> Cgroup | None:
-        """`parent`/muster/`name`, or below the own cgroup; None where that cannot be written."""
+        """Make `parent`/muster/`name`, by default below the own cgroup. Returns None if not
+        writable.
+        """
         try:
             middle = _found.get(parent)
             if middle is None or not os.path.isdir(middle):
@@ -87,11 +92,11 @@ class Cgroup:
         return cls(path)
 
     def bound(self, processes: int) -> None:
-        """So many processes and threads may be in it, where the kernel counts them."""
+        """Limit the number of processes and threads in it, if the kernel counts them."""
         _try_write(os.path.join(self.path, "pids.max"), str(processes))
 
     def close(self) -> None:
-        """Let go of the folder, which stays: another process has it."""
+        """Close the descriptor. The folder stays: another process uses it."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -101,7 +106,7 @@ class Cgroup:
         return os.path.join(self.path, "cgroup.procs")
 
     def populated(self) -> bool:
-        """True while a living process is in it or below."""
+        """Whether a living process is in it or below."""
         text = _read(os.path.join(self.path, "cgroup.events"))
         return "populated 1" in text
 
@@ -112,13 +117,13 @@ class Cgroup:
         return [pid for pid in found if pid > 0]
 
     def kill(self) -> bool:
-        """SIGKILL for all at once, forks in flight included; False where the kernel is too old
-        (5.14).
+        """SIGKILL all processes at once, including forks in flight. Returns False on kernels before
+        5.14.
         """
         return _try_write(os.path.join(self.path, "cgroup.kill"), "1")
 
     def oom_kills(self) -> int | None:
-        """Processes killed for memory; None without the memory controller."""
+        """Number of processes killed for memory. Returns None without the memory controller."""
         for line in _read(os.path.join(self.path, "memory.events")).splitlines():
             name, _, value = line.partition(" ")
             if name == "oom_kill":
@@ -126,19 +131,19 @@ class Cgroup:
         return None
 
     def remove(self) -> bool:
-        """Remove it with what the job made below; False where something is still in it."""
+        """Remove it and the cgroups that the job made below. Returns False if it is not empty."""
         return _remove(self.path)
 
 
 def _make_middle(parent: str | None) -> str | None:
-    """Raises OSError."""
+    """Make the folder for the cgroups of tasks. Raises OSError."""
     base = parent or own_cgroup()
     if base is None or not os.path.exists(os.path.join(base, "cgroup.procs")):
         return None
     middle = os.path.join(base, FOLDER)
     os.makedirs(middle, mode=0o755, exist_ok=True)
-    # The kernel refuses where the base holds processes itself: then there is no count of OOM
-    # kills and no bound on processes, and nothing else is lost.
+    # The kernel refuses if the base holds processes itself. Then OOM kills are not counted and
+    # processes are not limited; nothing else is lost.
     for folder in (base, middle):
         _try_write(os.path.join(folder, "cgroup.subtree_control"), "+memory")
         _try_write(os.path.join(folder, "cgroup.subtree_control"), "+pids")
@@ -146,24 +151,25 @@ def _make_middle(parent: str | None) -> str | None:
 
 
 def prefix_of(pid: int) -> str:
-    """How the cgroups of this shim's tasks are named.
+    """The prefix of the names of this shim's cgroups.
 
-    Machines that are containers of one host may see one tree of cgroups, and each has a process of
-    that number.
+    Containers of one host may see one tree of cgroups, and each may have a process with this pid.
     """
     return f"shim-{os.stat('/proc/self/ns/pid').st_ino}-{pid}-"
 
 
 def remove_all(parent: str | None, pid: int) -> bool:
-    """Remove the cgroups that this shim made; False where one is not empty."""
+    """Remove the cgroups that this shim made. Returns False if one is not empty."""
     prefix = prefix_of(pid)
     mine = [path for path in _made(parent) if os.path.basename(path).startswith(prefix)]
     return all(_remove(path) for path in mine)
 
 
 def remove_dead(parent: str | None) -> None:
-    """Remove those that shims left which died together with their template. One that is not empty
-    is a task's, whose record says so: an agent ends what is in it.
+    """Remove the empty cgroups of shims that died together with their fork server.
+
+    A cgroup that is not empty belongs to a task. The task's record names it, and an agent ends the
+    processes in it.
     """
     for path in _made(parent):
         pid = os.path.basename(path).split("-")[2:3]
@@ -175,7 +181,7 @@ def remove_dead(parent: str | None) -> None:
 
 
 def dead() -> list[str]:
-    """The paths of all below the machine's own cgroups that shims left which are dead."""
+    """The paths of the cgroups below the whole cgroup v2 mount whose shims are dead."""
     mount = _mounted()
     found = []
     for folder, below, _ in os.walk(mount[1]) if mount is not None else ():
@@ -192,7 +198,7 @@ def dead() -> list[str]:
 
 
 def _made(parent: str | None) -> list[str]:
-    """The paths of all that `Cgroup.make` made."""
+    """The paths of all cgroups that `Cgroup.make` made below `parent`."""
     base = parent or own_cgroup()
     if base is None:
         return []
@@ -206,7 +212,7 @@ def _made(parent: str | None) -> list[str]:
 
 def _remove(path: str) -> bool:
     try:
-        # Few jobs make some of their own in it.
+        # Few jobs make cgroups of their own in it.
         os.rmdir(path)
     except OSError:
         return _remove_all_below(path)

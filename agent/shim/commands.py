@@ -1,6 +1,6 @@
-"""What an agent may tell a shim, checked.
+"""The commands from an agent to a shim, parsed and checked.
 
-Every command says what is wanted, so saying it twice does no harm.
+Every command states a desired result, so repeating it does no harm.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ RANKS_MAX = 1024
 
 
 class Malformed(Exception):
-    """A command that this shim cannot read; the text says which field."""
+    """A command that this shim cannot parse; the text names the field."""
 
 
 class Prepare:
-    """Make everything ready that may be slow or fail, and start no program."""
+    """Make everything ready that may be slow or fail, but start no program."""
 
     def __init__(self, document: dict[str, object]) -> None:
         self.launcher = _text(document, "launcher") or NONE
@@ -42,7 +42,7 @@ class Prepare:
 
 
 class Hosts:
-    """For the job, `source` is `target`: two paths."""
+    """Bind mount for the job: `source` appears at `target`."""
 
     def __init__(self, source: str, target: str) -> None:
         self.source = source
@@ -67,14 +67,14 @@ class Start:
 
 
 class Hostfile:
-    """Write the task's host file, before a start that comes after it."""
+    """Write the task's host file. Sent before the start command."""
 
     def __init__(self, document: dict[str, object]) -> None:
         self.text = _text(document, "text") or ""
 
 
 class Stop:
-    """Signal, grace, kill."""
+    """Signal, grace period, kill."""
 
     def __init__(self, document: dict[str, object]) -> None:
         self.signal = _signal(document, "signal")
@@ -82,8 +82,9 @@ class Stop:
 
 
 class Signal:
-    """Signal the ranks (none: all), and end nothing; of each number once. `late`: those that begin
-    later, too."""
+    """Signal `ranks` (default all) without ending them; each `number` only once. `late`: also ranks
+    that start later.
+    """
 
     def __init__(self, document: dict[str, object]) -> None:
         self.signal = _signal(document, "signal")
@@ -106,8 +107,9 @@ class Kill:
 
 
 class Lease:
-    """The right to run for `ttl_s` from now; none (0): without end. Then the job's own stop signal,
-    and `grace_s`.
+    """The right to run for `ttl_s` from now (0: without limit).
+
+    When it expires, the shim stops the job with the job's stop signal and `grace_s`.
     """
 
     def __init__(self, document: dict[str, object]) -> None:
@@ -116,14 +118,14 @@ class Lease:
 
 
 class Release:
-    """The exit record has been taken over: the shim may go."""
+    """The coordinator has the exit record, so the shim may end."""
 
 
 Command = Prepare | Hostfile | Start | Stop | Signal | Kill | Lease | Release
 
 
 def parse(document: dict[str, object]) -> Command:
-    """Raises Malformed."""
+    """Parse a command. Raises Malformed."""
     match document.get("cmd"):
         case "prepare":
             return Prepare(document)
@@ -177,9 +179,9 @@ def _ranks(document: dict[str, object]) -> list[dict[str, str]]:
 
 
 def _planned(argv: list[str]) -> tuple[int, int]:
-    """How many ranks torchrun may start here at one time, and how many different ones in all.
+    """The number of ranks torchrun may run here at one time, and of different ranks in all.
 
-    Our arguments say so; they stand before those of the job. An elastic gang (`--nnodes 1:4`)
+    Muster's arguments contain both, and precede those of the job. An elastic gang (`--nnodes 1:4`)
     numbers its ranks anew when its nodes change.
     """
     at_once = min(_number(_option("--nproc-per-node", argv), RANKS_MAX), RANKS_MAX)

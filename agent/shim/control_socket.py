@@ -19,13 +19,13 @@ Document = Callable[[], dict[str, object]]
 
 
 class Client:
-    """One connection. At most one document waits: an older one would only be wrong."""
+    """One connection. At most one document is pending, because an older one would be outdated."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.received = b""
         self.unsent = b""
-        self.writing = False  # a turn of the loop is to go on with it
+        self.writing = False  # True while the loop has to go on with the write.
         self.stale = True
 
 
@@ -50,12 +50,12 @@ class Control:
         return not self._clients
 
     def changed(self) -> None:
-        """The document has changed; every client gets it at the end of the turn."""
+        """Mark the document as changed; every client gets it at the end of the turn."""
         for client in self._clients.values():
             client.stale = True
 
     def flush(self) -> None:
-        """Send what is to be sent and can be sent without waiting."""
+        """Send as much as possible without waiting."""
         line = b""
         for client in list(self._clients.values()):
             if client.stale and not client.unsent:
@@ -76,14 +76,17 @@ class Control:
             return
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", peer)
-        # The file's mode says so already; a folder that was opened by mistake must not undo it.
+        # The file's mode already forbids others; a folder that was opened by mistake must not undo
+        # that.
         if uid not in (0, os.geteuid()):
             connection.close()
             return
         self._serve(connection)
 
     def take(self, connection: socket.socket) -> None:
-        """Serve whoever had the task begun: what a new one would say is no news there."""
+        """Serve the agent that requested the task. It needs no first document: a new task has no
+        news.
+        """
         self._serve(connection).stale = False
 
     def _serve(self, connection: socket.socket) -> Client:

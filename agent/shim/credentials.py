@@ -1,4 +1,4 @@
-"""As whom a job runs: an account of this node, looked up by name, taken on whole or not at all."""
+"""The account as which a job runs: looked up by name, and taken on whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agent.shim import syscalls
 
 
 class Identity:
-    """An account, and whether a child has to change to it."""
+    """An account. `become`: a child has to change to it."""
 
     __slots__ = ("become", "gid", "groups", "home", "name", "shell", "uid")
 
@@ -27,7 +27,9 @@ class Identity:
 
 
 def own_identity() -> Identity:
-    """The account of this process; without an entry in the user database a name made of the uid."""
+    """The account of this process. Without an entry in the user database, the name is made of the
+    uid.
+    """
     uid, gid = os.geteuid(), os.getegid()
     try:
         entry = pwd.getpwuid(uid)
@@ -53,7 +55,7 @@ def look_up(name: str) -> Identity:
 
 
 def take_on(identity: Identity, no_new_privileges: bool) -> None:
-    """Become `identity` for ever. Raises OSError, also where the kernel did less than it said."""
+    """Become `identity` for ever. Raises OSError, also if the kernel did not change everything."""
     if identity.become:
         os.setgroups(identity.groups)
         os.setresgid(identity.gid, identity.gid, identity.gid)
@@ -79,7 +81,7 @@ def _verify(identity: Identity) -> None:
 
 
 def base_environment(identity: Identity) -> dict[str, str]:
-    """What every job has, whatever the agent's own environment holds."""
+    """The environment that every job has, independent of the agent's own."""
     return {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": identity.home,

@@ -1,6 +1,4 @@
-"""The one thread of a shim: file descriptors, timers and dead children, nothing that waits
-elsewhere.
-"""
+"""The single-threaded event loop of a shim: file descriptors, timers and dead children."""
 
 from __future__ import annotations
 
@@ -16,19 +14,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
-# A lease runs on while the machine sleeps, timers of epoll do not: look at the clock this often.
+# A lease runs on while the machine sleeps but timers of epoll do not, so check the clock this
+# often.
 LONGEST_WAIT_S = 5.0
 
 
 def now() -> float:
-    """Seconds since boot, time asleep included; no wall clock can move it."""
+    """Seconds since boot, including sleep; independent of the wall clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Loop:
-    """Readiness, named timers and SIGCHLD, each answered by a call; calls never wait.
+    """Readiness, named timers and SIGCHLD, each handled by a callback; callbacks never wait.
 
-    Used with `with`, or closed.
+    Use it in a `with`, or close it.
     """
 
     def __init__(self) -> None:
@@ -59,7 +58,7 @@ class Loop:
         on_read: Callable[[], None],
         on_write: Callable[[], None] | None = None,
     ) -> None:
-        """Call on_read when `fd` is readable, and on_write, where given, when it is writable."""
+        """Call on_read when `fd` is readable and, if given, on_write when it is writable."""
         events = select.EPOLLIN | (select.EPOLLOUT if on_write else 0)
         if fd in self._watched:
             self._epoll.modify(fd, events)
@@ -68,7 +67,7 @@ class Loop:
         self._watched[fd] = (on_read, on_write)
 
     def forget(self, fd: int) -> None:
-        """Watch `fd` no longer; harmless where it was not watched."""
+        """Stop watching `fd`. Does nothing if it was not watched."""
         if self._watched.pop(fd, None) is None:
             return
         try:
@@ -78,19 +77,19 @@ class Loop:
             pass
 
     def at(self, name: str, deadline: float, action: Callable[[], None]) -> None:
-        """Call `action` once when `now()` passes `deadline`; a timer of that name is replaced."""
+        """Call `action` once when `now()` passes `deadline`; replaces a timer of the same name."""
         self._timers[name] = (deadline, action)
 
     def cancel(self, name: str) -> None:
         self._timers.pop(name, None)
 
     def pending(self, name: str) -> float | None:
-        """The deadline of the timer of that name."""
+        """The deadline of the timer of that name. Returns None if there is no such timer."""
         timer = self._timers.get(name)
         return None if timer is None else timer[0]
 
     def after_turn(self, action: Callable[[], None]) -> None:
-        """Call `action` at the end of every turn: changes of one turn are told once."""
+        """Call `action` at the end of every turn, so that changes of one turn are sent once."""
         self._after_turn.append(action)
 
     def on_child(self, action: Callable[[], None]) -> None:
@@ -110,7 +109,7 @@ class Loop:
         self.watch(ours.fileno(), woken)
 
     def on_signal(self, number: int, action: Callable[[], None]) -> None:
-        """Call `action` in a turn after this signal has come, where `on_child` was called."""
+        """Call `action` in a turn after this signal has come. Requires `on_child`."""
         self._on_signal[number] = action
         signal.signal(number, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
@@ -122,7 +121,7 @@ class Loop:
         """Turn until `stop`."""
         while not self._stopped:
             for fd, events in self._epoll.poll(self._wait_s()):
-                # An earlier call of this turn may have closed it.
+                # An earlier callback of this turn may have closed it.
                 watched = self._watched.get(fd)
                 if watched is None:
                     continue
@@ -154,7 +153,9 @@ class Loop:
 
 @functools.cache
 def _note_children(own: int) -> None:  # noqa: ARG001  a fork is another process
-    """Once a process; the byte in the socket says all."""
+    """Install the SIGCHLD handler once a process; the byte in the wakeup socket carries
+    the news.
+    """
     signal.signal(signal.SIGCHLD, lambda *_: None)
 
 

@@ -1,4 +1,4 @@
-"""What a shim leaves on disk: who it is, while it lives; how its task ended, for ever."""
+"""The files of a shim: its identity while it lives, its task's exit record, and the logs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TORCHRUN_LOGS = "torchrun"
 ERRORS = "errors"
 _FULL_BYTES = 1 << 20
 ERROR_FILE_BYTES_MAX = 1 << 20
-# A job may have a lease of its log, for which the kernel makes whoever opens it wait for 45 s.
+# A job may hold a lease on its log, for which the kernel makes an open wait 45 s.
 _NO_WAIT = os.O_NONBLOCK
 EXIT_BYTES = 256 << 10
-"""More than the record of the end of a task has, but for one of very many ranks."""
+"""Larger than the exit record of a task, except with very many ranks."""
 
 
 def take_lock(folder_fd: int) -> int:
@@ -43,7 +43,7 @@ def take_lock(folder_fd: int) -> int:
 
 
 def write_identity(folder_fd: int, task: str, mark: str, cgroup: str | None) -> None:
-    """By this an agent knows the shim again, and the processes that a dead one left.
+    """Write the file by which an agent recognises the shim, and the leftovers of a dead one.
 
     `mark` is in the environment of every process of the task.
     """
@@ -62,14 +62,16 @@ def write_identity(folder_fd: int, task: str, mark: str, cgroup: str | None) -> 
 
 @functools.cache
 def _start_time(own: int) -> int | None:
-    """Of this process, whose number is `own`: a child of a fork has another one."""
+    """The start time of this process. `own` is its pid: a forked child has another cache entry."""
     stat = syscalls.stat_of(own)
     return None if stat is None else stat[2]
 
 
 def reserve_exit(folder_fd: int) -> None:
-    """Take the room that the record of the end will need: a job that fills the disk is to end, and
-    what it wrote to go. Harmless where that cannot be had."""
+    """Reserve disk space for the exit record, so that a job that fills the disk can still end.
+
+    Does nothing if the space is not available.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         fd = os.open(f".{EXIT}.new", flags, 0o600, dir_fd=folder_fd)
@@ -82,12 +84,12 @@ def reserve_exit(folder_fd: int) -> None:
 
 
 def write_exit(folder_fd: int, document: dict[str, object]) -> None:
-    """On disk when this returns. Raises OSError (disk full)."""
+    """Write the exit record; it is on disk when this returns. Raises OSError (disk full)."""
     _replace(folder_fd, EXIT, document, sync=True)
 
 
 def write_hostfile(folder_fd: int, text: str) -> None:
-    """Readable by the job. Raises OSError."""
+    """Write the host file, readable by the job. Raises OSError."""
     _replace_bytes(folder_fd, HOSTFILE, text.encode(), sync=False, mode=0o644)
 
 
@@ -97,12 +99,12 @@ def _replace(folder_fd: int, name: str, document: dict[str, object], sync: bool)
 
 def _replace_bytes(folder_fd: int, name: str, data: bytes, sync: bool, mode: int = 0o600) -> None:
     temporary = f".{name}.new"
-    # What has been reserved is written over, and what is left of it given back.
+    # Overwrites the reserved file, and truncates the rest.
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(temporary, flags, 0o600, dir_fd=folder_fd)
     try:
         if mode != 0o600:
-            # Whatever the umask.
+            # Independent of the umask.
             os.fchmod(fd, mode)
         size = len(data)
         while data:
@@ -118,10 +120,10 @@ def _replace_bytes(folder_fd: int, name: str, data: bytes, sync: bool, mode: int
 
 
 class Logs:
-    """The files that a task's processes write. The folder is the agent's; a job gets descriptors.
+    """The files that a task's processes write. The agent owns the folder; a job gets descriptors.
 
-    The files belong to the job's user, so that /dev/stdout can be opened again, but no path to them
-    does: whoever reads them follows no link that a user could have laid.
+    The files belong to the job's user, so that a program can reopen /dev/stdout. The user has no
+    path to them, so that readers meet no link that the user could have made.
     """
 
     def __init__(self, folder_fd: int, owner: tuple[int, int] | None) -> None:
@@ -129,7 +131,7 @@ class Logs:
         self._owner = owner
 
     def own(self, uid: int, gid: int) -> None:
-        """Give the files that are made from now on to the job's user."""
+        """Make the job's user the owner of all files created from now on."""
         self._owner = (uid, gid)
 
     def open(self, name: str) -> int:
@@ -155,10 +157,11 @@ class Logs:
         return fd
 
     def recorded_error(self, name: str) -> str | None:
-        """What torch's @record wrote into logs/errors/`name`: the traceback, or the message.
+        """The error that torch's @record wrote into logs/errors/`name`: the traceback, or the
+        message.
 
-        The folder is the job's user's, who may have laid anything there; and who may not have us
-        read what is another's.
+        The job's user owns the folder and may have placed anything there, such as links to files of
+        other users. Returns None if there is no valid file of this user.
         """
         owner = os.geteuid() if self._owner is None else self._owner[0]
         try:
@@ -178,8 +181,9 @@ class Logs:
         return message.strip() if isinstance(message, str) else None
 
     def no_room(self) -> bool:
-        """Whether the disk of the task's folder is full: what a program would have said of that
-        could not be written, either."""
+        """Whether the disk of the task's folder is full. A program's own report of that could not
+        be written either.
+        """
         try:
             disk = os.fstatvfs(self._folder_fd)
         except OSError:
@@ -187,8 +191,9 @@ class Logs:
         return disk.f_bavail * disk.f_frsize < _FULL_BYTES
 
     def tail(self, name: str, limit: int) -> str:
-        """The last bytes of logs/`name` as text, cut at the front to whole lines; empty where it
-        cannot be read.
+        """The last `limit` bytes of logs/`name` as text, cut at the front to whole lines.
+
+        Returns "" if the file cannot be read.
         """
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | _NO_WAIT
         try:
@@ -202,7 +207,7 @@ class Logs:
             return ""
         finally:
             os.close(fd)
-        # Of one line that is longer than all of this its end is better than nothing.
+        # If one line is longer than all of this, its end is better than nothing.
         if size > limit and b"\n" in data[:-1]:
             data = data[data.index(b"\n") + 1 :]
         return data.decode(errors="replace").strip()

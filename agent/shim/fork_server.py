@@ -1,11 +1,12 @@
-"""The template: a small process that becomes a shim by one fork, in a millisecond instead of an
-interpreter's start.
+"""The fork server: a small process that makes shims by one fork each.
+
+A fork takes a millisecond, which saves the start of an interpreter.
 
 Run as `python -I -S -c "...; from agent.shim.fork_server import main; main(FD)"`, FD being a packet
 socket to the agent. A request is {"id", "task_dir", "task", options...}; the answer {"id"} with
-"pid" or "error". With the answer the shim's socket can be connected to; a connected one that comes
-with the request is served by the shim as well, from the start. The template ends when the agent's
-end of the socket is closed; shims that have a task live on.
+"pid" or "error". Once the answer is sent, the shim's socket accepts connections. If a request
+carries a connected socket, the shim serves that from the start as well. The fork server ends when
+the agent closes its end of the socket. Shims that have a task live on.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from agent.shim.main import REQUEST_BYTES_MAX, run_shim
 from agent.shim.options import Options
 from agent.shim.runner import arrange_fds
 
-# The job's processes are set back to 0: memory must be taken from the job before its shim.
+# The job's processes are set back to 0, so that the OOM killer takes the job before its shim.
 OOM_SCORE = -998
-# Without a request for so long, and a shim is forked ahead.
+# After so long without a request, a shim is forked ahead.
 SPARE_PAUSE_S = 0.05
-# More of them end when their task has: what a burst needed is not kept for ever.
+# Idle shims beyond this end after their task, so that a burst does not keep memory for ever.
 IDLE_MAX = 2
 
 
 def main(agent_fd: int) -> None:
     """Serve requests until the agent's end is closed."""
     agent = socket.socket(fileno=agent_fd)
-    # A dead shim is nobody's zombie.
+    # Let the kernel reap dead shims.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     syscalls.prctl(syscalls.PR_SET_NAME, b"muster-template")
@@ -46,7 +47,7 @@ def main(agent_fd: int) -> None:
     bootstrap = bootstrap_text()
     gc.collect()
     gc.freeze()
-    # An agent that is killed has nobody to be told of it.
+    # If the agent has been killed, there is nobody to report to.
     try:
         agent.send(b'{"ready":true}')
         _Template(agent, own, bootstrap).serve()
@@ -55,37 +56,40 @@ def main(agent_fd: int) -> None:
 
 
 def bootstrap_text() -> bytes:
-    """What the job's interpreter runs."""
+    """The program text that the job's interpreter runs."""
     with open(os.path.join(os.path.dirname(__file__), "..", "bootstrap.py"), "rb") as file:
         return file.read()
 
 
 class _Template:
-    """Answers requests with shims that wait for a task. One that has ended its task waits again;
-    where none waits, one is forked, ahead of need as soon as there is time.
+    """Answer requests with shims that wait for a task.
+
+    A shim whose task has ended waits again. If no shim waits, one is forked ahead when there is
+    time.
     """
 
     def __init__(self, agent: socket.socket, own: Identity, bootstrap: bytes) -> None:
         self._agent = agent
         self._own = own
         self._bootstrap = bootstrap
-        # Of the last request: the next will be like it.
+        # The options of the last request: the next request will probably have the same.
         self._options = Options()
         self._idle: list[_Shim] = []
         self._buried: list[int] = []
-        # True once what an earlier template's shims left has been removed.
+        # True once the leftovers of an earlier fork server's shims have been removed.
         self._swept = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(agent, selectors.EVENT_READ)
 
     def serve(self) -> None:
         while True:
-            # Not at once: a burst of tasks comes first, and needs the processors itself.
+            # Wait before forking ahead: a burst of tasks comes first, and needs the processors
+            # itself.
             at_rest = self._idle and not self._buried
             events = self._selector.select(None if at_rest else SPARE_PAUSE_S)
             if not events:
                 self._tidy()
-            # The agent last: a shim that waits again can serve what it asks for.
+            # The agent last: a shim that waits again can serve the agent's next request.
             for key, _ in sorted(events, key=lambda event: event[0].fileobj is self._agent):
                 if key.fileobj is not self._agent:
                     self._hear(key.data)
@@ -93,7 +97,9 @@ class _Template:
                     return
 
     def _serve_agent(self) -> bool:
-        """False when the agent has gone; its shims that wait go when they notice that we have."""
+        """Serve one request. Returns False if the agent has gone; idle shims then end by
+        themselves.
+        """
         request, given, _, _ = socket.recv_fds(
             self._agent, REQUEST_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC
         )
@@ -126,7 +132,7 @@ class _Template:
         return {"pid": pid}
 
     def _hand_over(self, wish: dict[str, object], fds: tuple[int, ...]) -> int:
-        """Give the task to a shim; returns its pid. Raises OSError where there can be none."""
+        """Give the task to a shim; returns its pid. Raises OSError if no shim can be forked."""
         task = [json.dumps(wish).encode()]
         while self._idle:
             chosen = self._idle[-1]
@@ -142,7 +148,7 @@ class _Template:
         return chosen.pid
 
     def _hear(self, shim: _Shim) -> None:
-        """It waits for a task again, or has ended."""
+        """Handle news of a shim: it waits for a task again, or has ended."""
         try:
             waits = bool(shim.channel.recv(1))
         except OSError:
@@ -152,12 +158,14 @@ class _Template:
         elif len(self._idle) < IDLE_MAX:
             self._idle.append(shim)
         else:
-            # It ends when it sees that.
+            # The shim ends when it sees its channel closed.
             self._let_go(shim)
 
     def _bury(self, shim: _Shim) -> None:
-        """It has ended. One that was killed without a task has left a cgroup, with a runner that
-        ends too; what one leaves that had a task is for the agent to sweep.
+        """Drop a shim that has ended.
+
+        If it was killed without a task, it left a cgroup and a runner that ends too. `_tidy`
+        removes that cgroup. The agent sweeps the leftovers of shims that had a task.
         """
         self._let_go(shim)
         if shim in self._idle:
@@ -169,7 +177,7 @@ class _Template:
         shim.channel.close()
 
     def _tidy(self) -> None:
-        """There is time: what the dead left, and a shim for the next task."""
+        """Use a pause: remove the cgroups of dead shims, and fork one for the next task."""
         parent = self._options.cgroup_parent
         if not self._swept:
             self._swept = True
@@ -180,7 +188,7 @@ class _Template:
         try:
             self._idle.append(self._fork(ahead=True))
         except OSError:
-            # The next request says so.
+            # The next request reports the error.
             return
 
     def _fork(self, ahead: bool) -> _Shim:
@@ -199,7 +207,8 @@ class _Template:
         code = 1
         try:
             os.setsid()
-            # Nothing of ours, least of all the lock of the folder that waits for it.
+            # Keep none of the fork server's descriptors, least of all the lock of the folder of a
+            # waiting task.
             channel = socket.socket(fileno=arrange_fds({}, theirs.detach()))
             code = run_shim(channel, self._options, self._own, self._bootstrap, ahead)
         finally:
@@ -207,7 +216,9 @@ class _Template:
 
 
 class _Shim:
-    """One of this template. The channel carries tasks down, and up a byte whenever it waits."""
+    """A shim of this fork server. The channel carries tasks down, and a byte up whenever the shim
+    waits.
+    """
 
     __slots__ = ("channel", "pid")
 
@@ -217,7 +228,9 @@ class _Shim:
 
 
 def open_folder(path: str) -> tuple[int, int, socket.socket]:
-    """The folder, its lock and its socket, so that an answer means that the shim can be reached."""
+    """Open the task's folder, its lock and its socket, so that an answer means the shim is
+    reachable.
+    """
     os.makedirs(path, mode=0o700, exist_ok=True)
     folder_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     lock = -1
@@ -232,7 +245,7 @@ def open_folder(path: str) -> tuple[int, int, socket.socket]:
             os.unlink(exit_record.SOCKET, dir_fd=folder_fd)
         except FileNotFoundError:
             pass
-        # A socket's path has 107 bytes at the most, a folder's 4095: bind from inside.
+        # A socket's path is limited to 107 bytes, a folder's to 4095: bind from inside.
         os.fchdir(folder_fd)
         try:
             listener.bind(exit_record.SOCKET)

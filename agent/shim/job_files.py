@@ -1,8 +1,8 @@
-"""Opening a file whose name or folder a job's user can change.
+"""Open files whose name or folder a job's user can change.
 
-The name is opened once, as a handle that has no effect on the file: a pipe is not waited for, a
-device not started. The handle is checked, and the file behind it is opened through it. So a name
-that is replaced meanwhile changes nothing.
+The name is opened once, as a handle without effect on the file: no wait for a pipe, no start of a
+device. The handle is checked, and the file is opened through the handle. So replacing the name in
+between has no effect.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ def open_checked(
 def reopen(
     handle: int, path: str, owner: int | None, *, flags: int = os.O_RDONLY, fifo: bool = False
 ) -> int:
-    """As `open_checked`, of a `handle` that is open, and is closed in any case. `owner` None: any
-    user, in a folder that only the agent can change."""
+    """Like `open_checked`, for an open `handle`, which is closed in any case.
+
+    `owner` None: any user, for a file in a folder that only the agent can change.
+    """
     try:
         status = os.fstat(handle)
         problem = _problem(status, owner, fifo=fifo)

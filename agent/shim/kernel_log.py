@@ -1,6 +1,6 @@
-"""What the kernel writes of this task: processes that it kills for memory, errors of GPUs.
+"""The kernel's log messages about a task: processes killed for memory, errors of GPUs.
 
-Only what is younger than the task counts: the log goes back to the boot.
+The log goes back to the boot, so only messages younger than the task count.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 PATH = "/dev/kmsg"
-# A read that is shorter than a record is refused.
+# A read with a smaller buffer than the record fails.
 RECORD_BYTES_MAX = 8192
 LINES_MAX = 32
 LINE_CHARS_MAX = 400
@@ -26,9 +26,9 @@ _PID = re.compile(r"\bpid=(\d+)")
 
 
 class KernelLog:
-    """The lines that could be about a task. Without the right to read it there are none.
+    """The lines that may concern a task. Without permission to read the log there are none.
 
-    It is opened when something has failed, and not before: a task that ends well reads nothing.
+    The log is opened only after a failure, so that a task that ends well reads nothing.
     """
 
     def __init__(self, path: str = PATH) -> None:
@@ -36,8 +36,11 @@ class KernelLog:
         self._since = time.monotonic() - SLACK_S
 
     def about(self, pid: int | None, said: str) -> str:
-        """What there is about a rank that failed, "" if nothing: lines that name its process or
-        one that it names itself, and errors of GPUs that name no process."""
+        """The lines about a failed rank, "" if none.
+
+        These are lines that name its process or a process that the rank's output names, and GPU
+        errors that name no process.
+        """
         found = []
         for line in self._lines():
             killed, user = _OF_INTEREST.match(line), _PID.search(line)

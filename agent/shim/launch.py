@@ -1,6 +1,6 @@
-"""What a shim starts itself: one program, or the same one for each rank of the node.
+"""Start the programs of a task without torchrun: one program, or one for each rank of the node.
 
-Under torchrun there is none of this: the bootstrap starts the ranks.
+Under torchrun the bootstrap starts the ranks instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agent.shim.status import Exit, Status
 
 
 class ProgramListener:
-    """Who is told how they fare. The task implements it."""
+    """Callbacks for the progress of the programs. The task implements them."""
 
     def program_runs(self) -> None: ...
     def rank_failed(self) -> None: ...
@@ -26,7 +26,7 @@ class ProgramListener:
 
 
 class Programs:
-    """The programs of one task. `programs_ended` is told of the first failure among them."""
+    """The programs of one task. `programs_ended` receives the first failure among them."""
 
     def __init__(
         self, preparation: Preparation, ranks: Ranks, status: Status, course: ProgramListener
@@ -39,10 +39,12 @@ class Programs:
         self._failure: Exit | None = None
 
     def start(self, command: Start, env: dict[str, str]) -> int | None:
-        """Start them all; returns the pid of the only one where there are no ranks to count."""
+        """Start all programs. Returns the pid of the only program if the job has no ranks, else
+        None.
+        """
         pid = self._start_all(command, env)
         if self._failure is not None and self._left == 0:
-            # No end of theirs will come.
+            # No program is running, so no end will follow.
             self._course.programs_ended(self._failure)
         return pid
 
@@ -91,7 +93,7 @@ class Programs:
         return child.pid
 
     def _open(self, rank: int, local_rank: int, *, errors: bool) -> dict[int, int]:
-        """What a rank inherits: its number to ours. Raises OSError."""
+        """The descriptors for a rank to inherit: its number to ours. Raises OSError."""
         out, err = self._ranks.open(rank, local_rank)
         fds = {1: out, 2: err}
         try:

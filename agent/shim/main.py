@@ -1,7 +1,8 @@
-"""The shim process: what a forked child does to become one, its tasks one after the other, its end.
+"""The main function of a shim process, which runs one task after the other until its channel
+closes.
 
-A task costs no fork of an interpreter where a shim has ended one before it. Nothing of a task stays
-in its shim: whatever knows a task is made for it and closed with it.
+Reusing a shim saves a fork. No state of a task stays in its shim: all objects that know a task are
+created for it and closed with it.
 """
 
 from __future__ import annotations
@@ -29,23 +30,22 @@ _COURSE: tuple[dict[str, object], ...] = (
     {"cmd": "prepare", "launcher": "none", "cwd": "/", "env": {}, "user": {"name": "nobody"}},
     {"cmd": "start", "argv": ["true"], "env": {"PATH": "/bin"}},
 )
-# Between two looks whether an abandoned task is clean.
+# Interval between two checks whether an abandoned task is clean.
 ABANDONED_S = 0.05
 
 
 REQUEST_BYTES_MAX = 65536
 LOG = "shim.log"
-# Without a task for so long, and what the next one needs is made ahead.
+# After so long without a task, the shim prepares what the next one needs.
 READY_PAUSE_S = 0.05
 
 
 def run_shim(
     channel: socket.socket, options: Options, own: Identity, bootstrap: bytes, ahead: bool
 ) -> int:
-    """Serve the tasks that come through the channel until its other end is closed; returns the exit
-    code.
+    """Serve the tasks from the channel until its other end is closed; returns the exit code.
 
-    `ahead`: none is on its way, so that there is time to get ready. `options` are a guess then.
+    `ahead`: no task is on its way, so there is time to prepare. `options` are a guess then.
     """
     _become_shim()
     ready = None
@@ -81,8 +81,9 @@ def run_shim(
 
 
 class Ready:
-    """What of a task's part can be there before it is known. `made_for`: cgroup and cgroup_parent
-    of the options.
+    """The parts of a task that can exist before the task is known.
+
+    `made_for`: cgroup and cgroup_parent of the options.
     """
 
     __slots__ = ("cgroup", "made_for", "runner")
@@ -95,7 +96,7 @@ class Ready:
         self.made_for = made_for
 
     def undo(self) -> None:
-        """There will be no such task."""
+        """Discard both: no task with these options will come."""
         if self.runner is not None:
             self.runner.channel.close()
             os.waitpid(self.runner.pid, 0)
@@ -113,22 +114,22 @@ def _become_shim() -> None:
 
 
 def _get_ready(options: Options, ahead: bool) -> Ready:
-    """`ahead`: there is time for a runner to make itself quick."""
+    """Prepare for the next task. `ahead`: there is time for the runner to warm up."""
     cgroup = None
     if options.cgroup:
-        # The task may be unknown yet, so the name tells none.
+        # The task may be unknown yet, so the name does not contain it.
         name = f"{prefix_of(os.getpid())}{time.monotonic_ns()}"
         cgroup = Cgroup.make(options.cgroup_parent, name)
     try:
         runner = fork_runner(cgroup, rehearsed=ahead)
     except OSError:
-        # The task's preparation tries again, and can say what is wrong.
+        # The task's preparation tries again, and can report what is wrong.
         runner = None
     return Ready(cgroup, runner, (options.cgroup, options.cgroup_parent))
 
 
 def _let_go_of_the_agents() -> None:
-    """Of its terminal, its journal and its pipes, for ourselves and for runners."""
+    """Detach from the agent's terminal, journal and pipes, for the shim and its runners."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for target in range(3):
         os.dup2(null, target)
@@ -136,8 +137,9 @@ def _let_go_of_the_agents() -> None:
 
 
 def _note_failure(folder_fd: int) -> None:
-    """Write what we are dying of into the task's folder: nobody else can say it, and the agent
-    finds a dead shim.
+    """Write the traceback of this shim's failure into the task's folder.
+
+    No other process can report it: the agent finds only a dead shim.
     """
     import traceback
 
@@ -146,12 +148,12 @@ def _note_failure(folder_fd: int) -> None:
         with open(os.open(LOG, flags, 0o600, dir_fd=folder_fd), "w") as log:
             traceback.print_exc(file=log)
     except OSError:
-        # That may be what we are dying of.
+        # The shim may be failing for the same reason.
         return
 
 
 def warm_up(options: Options, own: Identity) -> None:
-    """Use once what a task will use: the first use after a fork copies memory, page by page."""
+    """Run the code paths of a task once: the first use after a fork copies memory, page by page."""
     loop = Loop()
     task = Task("0.0.0", -1, options, own, b"", loop, None, None)
     syscalls.stat_of(os.getpid())
@@ -180,11 +182,11 @@ def _run(
 ) -> int:
     """Be the shim of task `name` until it is released; returns 0 when nothing of it is left.
 
-    `fds`: its folder, the lock of that, its listening socket, and that of whoever wanted it, if
-    given. The channel hears of the end.
+    `fds`: the task's folder, its lock, its listening socket and, if given, the socket of the agent
+    that requested the task. The fork server is notified of the end through `channel`.
     """
     folder_fd, lock, listening, *given = fds
-    # Told what they are, Python need not ask the kernel.
+    # Family and type are given so that Python does not ask the kernel.
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=listening)
     listener.setblocking(False)
     try:
@@ -203,8 +205,8 @@ def _run(
             os.unlink(exit_record.SOCKET, dir_fd=folder_fd)
             os.close(lock)
             _tell_waiting(channel)
-            # Only now: an agent that sees the connection end finds the folder without an owner, and
-            # this shim ready for its next task.
+            # Closed last: when an agent sees its connection end, the folder has no owner and this
+            # shim is ready for its next task.
             control.close()
             task.close()
         os.close(folder_fd)
@@ -218,13 +220,14 @@ def _tell_waiting(channel: socket.socket) -> None:
     try:
         channel.send(b"1")
     except OSError:
-        # The template has ended, which the next look at the channel tells.
+        # The fork server has ended. The next read of the channel shows it.
         return
 
 
 def _end(task: Task, options: Options, control: Control, alone: Callable[[], None]) -> None:
-    """Who ends us ends the job, as it asked for. An agent that is there hears of it; nobody waits
-    for one that is not.
+    """End the job with its own stop signal and grace, because the service manager ends this shim.
+
+    If an agent is connected, it gets the status. If not, the shim waits for none.
     """
     options.linger_s = ABANDONED_S
     task.stop_as_asked(StoppedBy.STOP)
@@ -235,8 +238,9 @@ def _end(task: Task, options: Options, control: Control, alone: Callable[[], Non
 def _watch_company(
     loop: Loop, control: Control, task: Task, options: Options
 ) -> Callable[[], None]:
-    """A shim without an agent keeps a running job, and nothing else. Returns what looks anew after
-    `options` have changed.
+    """End the task if the shim is without an agent too long. A running job goes on.
+
+    Returns a function that sets the timer anew after `options` have changed.
     """
 
     def look() -> None:

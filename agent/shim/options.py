@@ -1,4 +1,4 @@
-"""What may differ from one shim to the next, with the values that a node uses."""
+"""The options of a shim, with the defaults for a node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 
 class Options:
-    """`cgroup` false: the sub-reaper alone. Times in seconds."""
+    """Options of one shim; times in seconds. `cgroup` false: only the sub-reaper holds the
+    processes.
+    """
 
     __slots__ = (
         "cgroup",
@@ -30,18 +32,19 @@ class Options:
     ) -> None:
         self.cgroup = cgroup
         self.cgroup_parent = cgroup_parent
-        # Without an agent and without a program for so long: it was forgotten.
+        # After so long without an agent and without a program, the task counts as abandoned.
         self.orphan_s = orphan_s
-        # Ended, recorded, and nobody connected for so long: the record says all.
+        # After its end and so long without a connection, the shim exits: the exit record has
+        # everything.
         self.linger_s = linger_s
-        # After so many seconds of SIGKILL a process is held by the kernel.
+        # A process that survives SIGKILL for so long is held by the kernel.
         self.unkillable_s = unkillable_s
-        # SIGTERM ends the task, as the service manager means it, instead of nothing.
+        # SIGTERM ends the task, as the service manager intends, instead of being ignored.
         self.sigterm = sigterm
-        # So many processes and threads may a task have; None: as many as the machine.
+        # Most processes and threads of a task. None: limited by the machine only.
         self.processes_max = processes_max
 
     @classmethod
     def of(cls, wish: Mapping[str, object]) -> Options:
-        """What a request says of them."""
+        """The options in a request, and defaults for the rest."""
         return cls(**{name: wish[name] for name in cls.__slots__ if name in wish})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Whether somebody listens on a TCP port of this network namespace, by the kernel's tables."""
+"""Find out from the kernel's tables if a TCP port of this network namespace has a listener."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 
 
 def listening(port: int) -> bool:
-    """True when a socket in LISTEN has this port, under IPv4 or IPv6."""
+    """Whether a socket in LISTEN has this port, under IPv4 or IPv6."""
     wanted = b":%04X" % port
     for table in TABLES:
         try:
@@ -32,7 +32,9 @@ def listening(port: int) -> bool:
 
 
 def await_listener(loop: Loop, timer: str, port: int, told: Callable[[], None]) -> None:
-    """Call `told` once somebody listens; looks for ten minutes, or until the timer is cancelled."""
+    """Call `told` once the port has a listener. Polls for ten minutes, or until the timer is
+    cancelled.
+    """
     until = now() + WATCH_S
 
     def look() -> None:

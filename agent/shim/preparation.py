@@ -23,14 +23,14 @@ SETUP_LOG = "setup.log"
 LAUNCHER_LOG = "launcher.log"
 _DEADLINE = "prepare"
 _ANSWER = "answer"
-# A directory server or a file system that takes longer is taken to hang; that of a folder that an
-# automounter has to mount first takes its seconds.
+# A directory server or file system that takes longer is considered hung. The limit leaves time for
+# an automounter.
 ANSWER_S = 120.0
 TAIL_BYTES = 4096
 
 
 class PreparationListener:
-    """Who is told how the preparation went on. The task implements it."""
+    """Callbacks for the progress of the preparation. The task implements them."""
 
     def prepared(self) -> None: ...
     def refused(self, code: RefusalCode, text: str) -> None: ...
@@ -41,7 +41,7 @@ class PreparationListener:
 
 
 class Preparation:
-    """One task's way to the gate. After `abandon` nothing more is told but the launcher's end."""
+    """One task's preparation up to the gate. After `abandon` it reports only the launcher's end."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Preparation:
         self._own = own
         self.identity = own
         self.gate: Gate | None = None
-        # Stands behind the gate: what is to become the program, or has become the bootstrap.
+        # The process behind the gate: it will become the program, or has become the bootstrap.
         self.child: RunnerProcess | None = None
         self._boot_began = 0.0
         self._over = False
@@ -88,7 +88,7 @@ class Preparation:
                     f"User {name} does not exist on this node; add the account or change `run_as`.",
                 )
 
-        # A child asks: a directory server that hangs must not hang the shim.
+        # A child looks it up, because a directory server that hangs must not hang the shim.
         child.look_up(
             name,
             self._in_time(
@@ -99,13 +99,15 @@ class Preparation:
         )
 
     def abandon(self) -> None:
-        """Tell nothing more: the task is being ended."""
+        """Stop reporting: the task is being ended."""
         self._over = True
         self._loop.cancel(_DEADLINE)
         self._loop.cancel(_ANSWER)
 
     def environment(self, more: dict[str, str]) -> dict[str, str]:
-        """The job's: a small base, then what the job was given, then what makes it ours."""
+        """The job's environment: a small base, the job's own variables, `more`, and the marks that
+        identify its processes.
+        """
         env = base_environment(self.identity)
         return {**env, **self._command.env, **more, **self._marks}
 
@@ -116,8 +118,10 @@ class Preparation:
         env: Mapping[str, str],
         fds: Mapping[int, int],
     ) -> Program:
-        """One of the job's. The tools of its Python (ninja) come first on PATH, as in a venv,
-        unless the job has a PATH of its own.
+        """A program of the job.
+
+        The tools of its Python (ninja) come first on PATH, as in a venv, unless the job sets PATH
+        itself.
         """
         python = self._command.python or ""
         own_path = env["PATH"] != base_environment(self.identity)["PATH"]
@@ -125,9 +129,9 @@ class Preparation:
         return Program(candidates, arguments, env, fds, tools)
 
     def one_more(self, told: Told) -> RunnerProcess:
-        """A child behind the gate: the one that waits there, then others in its likeness.
+        """A child behind the gate: first the one that waits there, then new ones like it.
 
-        `told` hears of one that could not get there. Raises OSError.
+        `told` receives the report of a new child that could not get there. Raises OSError.
         """
         child, self.child = self.child, None
         if child is None:
@@ -141,11 +145,13 @@ class Preparation:
         return child
 
     def interpreters(self) -> list[str]:
-        """Where the job's Python may be; the first that can be executed is."""
+        """The possible paths of the job's Python; the first that can be executed is used."""
         return _interpreters(self._command.python)
 
     def why_not(self, failure: Failure, *, interpreter: bool) -> str:
-        """In a sentence, why something could not be started; `interpreter`: the job's Python."""
+        """Explain in a sentence why something could not be started. `interpreter`: it is the job's
+        Python.
+        """
         if not (interpreter and failure.stage == "program"):
             return describe(failure, self.identity.name)
         python = self._command.python
@@ -157,7 +163,7 @@ class Preparation:
         )
 
     def _take(self) -> RunnerProcess | None:
-        """A child whose end we hear of; None, and all is refused, where there can be none."""
+        """A child whose end we observe. If none can be forked, refuse the task and return None."""
         try:
             child = self._children.take()
         except OSError as error:
@@ -185,8 +191,9 @@ class Preparation:
         )
 
     def _in_time(self, what: str, hint: str, told: Told) -> Told:
-        """Tell as `told` does, or refuse where the child does not answer: whatever hangs it may
-        hang it for ever.
+        """Wrap `told` with a time limit, and refuse the task if the child does not answer in time.
+
+        A file system or directory server may hang the child for ever.
         """
         limit = min(ANSWER_S, self._command.setup_timeout_s)
 
@@ -239,7 +246,7 @@ class Preparation:
         self._enter(child, told)
 
     def _open_log(self, name: str) -> int | None:
-        """A descriptor; None, and all is refused, where the file cannot be made."""
+        """A descriptor. If the file cannot be made, refuse the task and return None."""
         try:
             return self._logs.open(name)
         except OSError as error:
@@ -354,7 +361,7 @@ class Preparation:
         self._outcome.launcher_ended(how)
 
     def _refused_early(self, report: Report, code: RefusalCode) -> bool:
-        """True when the child never became its program, which is refused in words."""
+        """Whether the child never became its program. If so, refuse the task with the reason."""
         if report.failure is None:
             return False
         by_stage = {"folder": RefusalCode.NO_FOLDER, "user": RefusalCode.USER_UNKNOWN}
@@ -380,9 +387,9 @@ class Preparation:
 
 
 def _interpreters(python: str | None) -> list[str]:
-    """Where to look.
+    """Possible paths of the interpreter.
 
-    A folder cannot be executed, so the kernel tells an interpreter from a prefix.
+    A folder cannot be executed, so exec itself tells an interpreter from a prefix.
     """
     if python is None:
         return ["python3", "python"]

@@ -1,8 +1,8 @@
-"""All processes of a task: who they are, a signal for one, death for all.
+"""All processes of a task: list them, signal some, kill all.
 
-The shim is the sub-reaper of everything it starts, so whoever loses its parent becomes its child.
-That makes "no child left to wait for" the proof of an empty tree, with or without a cgroup; the
-cgroup makes the kill a single act.
+The shim is the sub-reaper of everything it starts, so a process that loses its parent becomes the
+shim's child. With or without a cgroup, an empty tree therefore means that waitpid finds no child.
+The cgroup makes the kill a single operation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agent.shim.syscalls import descendants, doomed, stat_of
 
 
 class Tree:
-    """The processes below this one, and those in its cgroup where it has one."""
+    """The processes below this one and, if there is a cgroup, those in it."""
 
     def __init__(self, cgroup: Cgroup | None, shim: int | None = None) -> None:
         """`shim`: the pid of the task's shim if this process is not it."""
@@ -34,26 +34,26 @@ class Tree:
         return found
 
     def empty(self, childless: bool) -> bool:
-        """True when no process is left; `childless`: waitpid has said that we have no child."""
+        """Whether no process is left. `childless`: waitpid has found no child."""
         return childless and not (self.cgroup is not None and self.cgroup.populated())
 
     def signal(self, pids: list[int], number: int) -> list[int]:
-        """Send a signal to those of `pids` that are of this task; returns them.
+        """Send a signal to those of `pids` that belong to this task; returns them.
 
-        The job names its own pids, and root must not signal whomever a job names.
+        The job reports its own pids, and root must not signal arbitrary processes that a job names.
         """
         members = self.members()
         return [pid for pid in pids if pid in members and signal_exactly(pid, members[pid], number)]
 
     def kill(self) -> list[int]:
-        """SIGKILL for every process; returns those seen.
+        """SIGKILL every process; returns the pids seen.
 
-        Call again until `empty`: they may have forked.
+        Call again until `empty`, because processes may have forked.
         """
         if self.cgroup is not None:
             self.cgroup.kill()
         members = self.members()
-        # Stopped first, a fork bomb cannot outrun the list.
+        # Because stopped processes cannot fork, a fork bomb cannot outrun the list.
         if len(members) > 1:
             for pid, start in members.items():
                 signal_exactly(pid, start, signal.SIGSTOP)
@@ -63,23 +63,24 @@ class Tree:
         return sorted(members)
 
     def doomed(self) -> bool:
-        """Whether nothing of the task will ever compute again, though the kernel holds some of it.
+        """Whether no process of the task will run its program again, even if the kernel still holds
+        some.
 
-        Where one that could still fork was seen, its child may be in no list yet: those that are
-        there afterwards have been judged before.
+        A process that could still fork may have a child that is not listed yet. Therefore the
+        second list must be contained in the first.
         """
         members = self.members()
         return all(map(doomed, members)) and self.members().keys() <= members.keys()
 
 
 def signal_exactly(pid: int, start: int, number: int) -> bool:
-    """Signal the process that has this pid and start time; False where that one is gone."""
+    """Signal the process with this pid and start time. Returns False if that process is gone."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return False
     except OSError:
-        # Kernels before 5.3, or no descriptor left: a tiny window is better than a survivor.
+        # On kernels before 5.3, or with no descriptor left: a tiny race is better than a survivor.
         return _still(pid, start) and _kill(pid, number)
     try:
         if not _still(pid, start):

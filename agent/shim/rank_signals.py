@@ -1,4 +1,6 @@
-"""A signal to the ranks that ends nothing: to each once, and never after the stop."""
+"""Signals that do not end the ranks (warnings): each rank gets one once, and none after
+the stop.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ _TIMER = "warning"
 
 
 class RankSignals:
-    """Those of one task. Ranks that begin after the last warning have it too, once each; other
-    signals are for the ranks that there are.
+    """The signals to the ranks of one task.
+
+    Ranks that begin after a warning (`late`) get it too, once each. Other signals are for the ranks
+    that exist.
     """
 
     def __init__(
@@ -32,7 +36,7 @@ class RankSignals:
         self._last: Signal | None = None
 
     def give(self, command: Signal, group: list[int] | None) -> None:
-        """Give it to the ranks that are there, or to the `group` of a program that has none."""
+        """Signal the existing ranks, or the `group` of a program that has no ranks."""
         if self._status.phase is not Phase.RUNNING or command.number <= self._given:
             return
         self._given = command.number
@@ -41,14 +45,15 @@ class RankSignals:
             return
         begun = any(rank.alive for rank in self._status.ranks.values())
         if command.late or not (begun or self._last):
-            # Where no rank has begun yet, it is for those that are about to.
+            # If no rank has begun yet, it is for those that are about to.
             self._last = command
         self._to(command, self._waiting(command))
         self.look()
 
     def look(self) -> None:
-        """Give it to the ranks that have begun since and by now heed it: a process that is just
-        beginning would die of it.
+        """Signal the ranks that have begun since and by now handle the signal.
+
+        A process that is just starting would die of it.
         """
         command = self._last
         if command is None or self._status.phase is not Phase.RUNNING:
@@ -61,7 +66,7 @@ class RankSignals:
             self._last = None
 
     def look_soon(self) -> None:
-        """Once in this turn, as a launcher may speak of many ranks in one."""
+        """Schedule `look` once for this turn, because a launcher may report many ranks in one."""
         self._loop.at(_TIMER, now(), self.look)
 
     def over(self) -> None:

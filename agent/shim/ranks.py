@@ -1,4 +1,4 @@
-"""The ranks of a task: their files, their pids, who failed first."""
+"""The ranks of a task: their files, their pids, and the first failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import TypeGuard
 
 RANK_MAX = 1 << 24
-# Of any kernel.
+# The maximum of any kernel.
 PID_MAX = 1 << 22
 CODE_MAX = 255
 SIGNAL_MAX = 64
@@ -25,7 +25,7 @@ ERROR_BYTES_MAX = 4096
 
 
 def error_file(rank: int) -> str:
-    """Its name in that folder."""
+    """The file's name in the folder of errors."""
     return f"rank-{rank}.json"
 
 
@@ -39,26 +39,30 @@ class Ranks:
         oom_kills: Callable[[], int | None] = lambda: None,
         kernel: Callable[[int | None, str], str] = lambda _pid, _said: "",
     ) -> None:
-        """`oom_kills` counts the processes of the task that were killed for memory; `kernel` is
-        what the kernel's log says of a rank, by its pid and last words."""
+        """Set the sources of evidence.
+
+        `oom_kills` counts the task's processes that were killed for memory. `kernel` returns the
+        lines of the kernel's log about a rank, by its pid and last output.
+        """
         self._status = status
         self._logs = logs
         self._oom_kills = oom_kills
         self._kernel = kernel
-        # True once they were told to end: one signal is enough, many programs take a second for "at
-        # once".
+        # True once the ranks got a stop signal. One is enough: many programs take a second one for
+        # "at once".
         self.signalled = False
         self._at_once = self._in_all = RANKS_MAX
         self._paths: set[str] = set()
-        self._had: set[int] = set()  # ranks with files, of all rounds
+        self._had: set[int] = set()  # Ranks with files, of all rounds.
 
     def plan(self, at_once: int, in_all: int) -> None:
-        """Accept so many ranks at one time, and files of so many different ones."""
+        """Limit the ranks at one time, and the different ranks that get files."""
         self._at_once, self._in_all = at_once, in_all
 
     def asked(self, message: dict[str, object]) -> tuple[int, int] | None:
-        """Rank and local rank for which the job's own process asks files; None where the plan has
-        no room for that rank.
+        """Rank and local rank for which the job's own process requests files.
+
+        Returns None if the plan has no room for that rank.
         """
         rank, local_rank = message.get("rank"), message.get("local_rank")
         if not _within(rank, 0, RANK_MAX - 1) or not _within(local_rank, 0, self._at_once - 1):
@@ -78,10 +82,10 @@ class Ranks:
         return path
 
     def open(self, rank: int, local_rank: int) -> tuple[int, int]:
-        """The files of a rank that is about to start.
+        """Open the files of a rank that is about to start.
 
-        A rank that starts again goes on in the same ones. The first of the node starts a new round:
-        torchrun has ended all of the one before, and numbers them anew where its gang has changed.
+        A rank that starts again appends to the same files. The first rank of the node starts a new
+        round: torchrun has ended the previous ranks, and numbers them anew if its gang has changed.
         Raises OSError.
         """
         if local_rank == 0:
@@ -104,27 +108,25 @@ class Ranks:
         return out, err
 
     def open_errors(self) -> int:
-        """The folder in which torch's @record writes, for ranks that we start ourselves. Raises
-        OSError.
-        """
+        """The folder for torch's @record, for ranks that the shim starts itself. Raises OSError."""
         return self._logs.open_folder(ERRORS)
 
     def recorded_error(self, rank: int) -> str | None:
         return self._logs.recorded_error(error_file(rank))
 
     def overlooked_failure(self, rank: int) -> str | None:
-        """torchrun's word that ranks failed, among the last lines of a script."""
+        """torchrun's report of failed ranks, from the last lines of a script that succeeded."""
         tail = self._logs.tail(f"rank-{rank}.stderr", ERROR_BYTES_MAX)
         return _CHILD_FAILED if _CHILD_FAILED in tail else None
 
     def began(self, rank: object, pid: object) -> None:
-        """Note its process; also what the job's own process says of that."""
+        """Note the pid of a rank. It may come from the job's own process, so it is checked."""
         known = self._status.ranks.get(rank) if isinstance(rank, int) else None
         if known is not None and _within(pid, 1, PID_MAX):
             known.pid = pid
 
     def recognise(self, members: dict[int, int]) -> None:
-        """Find the ranks whose pid nobody has told, by what stands in their environment.
+        """Find the ranks whose pid was not reported, by RANK in their environment.
 
         `members`: pid to start time of the living. A rank's children have its environment too, but
         are younger.
@@ -139,8 +141,9 @@ class Ranks:
                     rank.pid = pid
 
     def ended(self, rank: int, how: Exit, error: str | None) -> None:
-        """Note how a rank ended; the first report of an end is the true one. `error` of one that
-        did not fail is what it overlooked.
+        """Note how a rank ended. Only the first report counts.
+
+        If the rank did not fail, `error` is a failure that the program overlooked.
         """
         known = self._status.ranks.get(rank)
         if known is None or known.exit is not None:
@@ -168,7 +171,7 @@ class Ranks:
         return (count or 0) > before
 
     def told_ended(self, message: dict[str, object]) -> None:
-        """What the bootstrap says of a rank's end, where it is one."""
+        """Note the bootstrap's report of a rank's end, if it is valid."""
         rank, code, number = message.get("rank"), message.get("code"), message.get("signal")
         error = message.get("error")
         if not isinstance(rank, int):
@@ -182,14 +185,14 @@ class Ranks:
         self.ended(rank, how, error if isinstance(error, str) and how.failed else None)
 
     def of_pid(self, pid: int) -> int | None:
-        """The rank that runs as this process."""
+        """The rank that runs as this process. Returns None if there is no such rank."""
         for rank in self._status.ranks.values():
             if rank.pid == pid and rank.exit is None:
                 return rank.rank
         return None
 
     def pids(self) -> list[int]:
-        """Of the ranks that live."""
+        """The pids of the living ranks."""
         return [rank.pid for rank in self._status.ranks.values() if rank.alive and rank.pid]
 
     def all_ended(self) -> bool:
@@ -201,7 +204,7 @@ _CHILD_FAILED = "ChildFailedError"
 
 
 def _within(number: object, least: int, most: int) -> TypeGuard[int]:
-    """Whether it is a number at all, and one that can be."""
+    """Whether `number` is an integer between `least` and `most`."""
     if not isinstance(number, int) or isinstance(number, bool):
         return False
     return least <= number <= most

@@ -1,16 +1,15 @@
-"""From fork to exec: a runner, in a session and cgroup of its own, that becomes the job's program.
+"""The runner: a child in its own session and cgroup that execs the job's program.
 
-It is forked before it is needed and waits for orders: to look an account up, to take on the job's
-user and folder, to become a program. Whatever may hang (a directory server, a network folder) hangs
-it and not the shim; what may fail has failed before the gate opens; and at the gate nothing is left
-to do but the exec.
+The shim forks it ahead of need. It waits for orders: look up an account, take on the job's user and
+folder, become a program. If a directory server or a network folder hangs, it hangs the runner and
+not the shim. Steps that may fail are done before the gate opens, so that only the exec is left.
 
-Orders are marshalled packets. Each but the last is answered by one packet of JSON, a result or a
-failure, which is read with care: who answers may be the job's user already. After an exec the
-channel ends, which says that the program runs. A runner whose shim dies, ends.
+Orders are marshalled packets. The runner answers each but the last with one packet of JSON, a
+result or a failure. The shim parses it with care, because the runner may already be the job's user.
+The exec closes the channel, which shows that the program runs. If the shim dies, the runner ends.
 
-What a runner does before its exec it does with cold caches, and every page that it or its shim
-touches meanwhile is copied: it is to do little, and little of that in Python.
+Before its exec a runner works with cold caches, and each page that it or the shim touches is
+copied. So it does little, and little of that in Python.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-# Above every number a child's descriptors are moved to.
+# Above every number to which a child's descriptors are moved.
 _ASIDE = 200
 _RIGHTS_BYTES = socket.CMSG_SPACE(32 * array.array("i").itemsize)
 PACKET_BYTES_MAX = 65536
@@ -48,22 +47,22 @@ _BLOCKED = {
     signal.SIGPIPE,
     signal.SIGXFSZ,
 }
-# The format of marshal that interns no text, which would touch the page of every word.
+# This version of marshal interns no strings, which would touch the page of every string.
 _PLAIN = 0
 _DONE = b'{"result": true}'
-# A program that is larger than this comes in a file.
+# A larger program is sent in a memory file.
 _INLINE_BYTES_MAX = 32768
 EXIT_CANNOT_RUN = 126
 EXIT_NOT_FOUND = 127
 
 
 class Program:
-    """What a runner is to become.
+    """The program that a runner execs.
 
-    `candidates` are programs, the first that can be executed wins. Relative ones with a slash are
-    taken from the folder it stands in, bare ones from PATH of `env`. `fds`: its number to ours.
-    `python` is an interpreter or a prefix whose bin folder comes first on PATH; "" for none. Only
-    the runner looks for it: a file system that hangs must not hang the shim.
+    `candidates` are programs; the first that can be executed wins. A relative path with a slash is
+    relative to the current folder; a bare name is looked up in PATH of `env`. `fds`: the child's
+    number to ours. `python` is an interpreter or a prefix whose bin folder comes first on PATH; ""
+    for none. Only the runner looks it up, because a file system that hangs must not hang the shim.
     """
 
     __slots__ = ("arguments", "candidates", "env", "fds", "python")
@@ -84,8 +83,9 @@ class Program:
 
 
 class Failure:
-    """Why a runner could not do what it was told. `stage`: log, fork, look_up, hosts, user, folder,
-    program."""
+    """Why a runner could not carry out an order. `stage`: log, fork, look_up, hosts, user, folder,
+    program.
+    """
 
     __slots__ = ("code", "path", "stage", "text")
 
@@ -101,13 +101,13 @@ class Failure:
 
     @property
     def refusal(self) -> RefusalCode:
-        """The code of a refusal for it, where its stage has none of its own."""
+        """The refusal code for this failure, if its stage has none of its own."""
         full = self.stage == "log" and self.code in (errno.ENOSPC, errno.EDQUOT)
         return RefusalCode.NO_SPACE if full else RefusalCode.SPAWN_FAILED
 
 
 class Report:
-    """What a runner answered."""
+    """The answer of a runner."""
 
     __slots__ = ("failure", "result")
 
@@ -135,13 +135,13 @@ class Runner:
         self.channel = channel
 
     def look_up(self, name: str) -> None:
-        """Ask for the account of that name; the result is an Identity's fields."""
+        """Request the account of that name; the result is an Identity's fields."""
         self._send({"do": "look_up", "name": name})
 
     def enter(
         self, identity: Identity, cwd: str, no_new_privileges: bool, hosts: Hosts | None = None
     ) -> None:
-        """Have it see its own hosts file, take on the user and enter the folder."""
+        """Order: mount the task's hosts file, take on the user and enter the folder."""
         fields = {name: getattr(identity, name) for name in Identity.__slots__}
         order: dict[str, object] = {
             "identity": fields,
@@ -152,7 +152,7 @@ class Runner:
         self._send({"do": "enter", **order})
 
     def become(self, program: Program) -> None:
-        """Have it exec."""
+        """Order: exec `program`."""
         document = marshal.dumps(
             {
                 "candidates": list(program.candidates),
@@ -176,7 +176,9 @@ class Runner:
             os.close(fd)
 
     def _send(self, order: dict[str, object], fds: Sequence[int] = ()) -> None:
-        """One that is dead hears nothing; its end is told to whoever waits for it."""
+        """Send an order. If the runner is dead, nothing happens: its end is reported when it is
+        reaped.
+        """
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
             self.channel.sendmsg([marshal.dumps(order, _PLAIN)], rights)
@@ -185,8 +187,8 @@ class Runner:
 
 
 def fork_runner(cgroup: Cgroup | None, rehearsed: bool = False) -> Runner:
-    """Start one; `rehearsed`: it has time to make itself quick. Raises OSError (no memory, no
-    process number left).
+    """Fork a runner. `rehearsed`: it has time to warm up. Raises OSError (no memory, no process
+    number left).
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
@@ -202,11 +204,11 @@ def fork_runner(cgroup: Cgroup | None, rehearsed: bool = False) -> Runner:
 
 
 def _run(channel: socket.socket, rehearsed: bool) -> NoReturn:
-    """Never returns, whatever happens: two shims must not come of one."""
+    """Run the orders. Never returns, even after an error: otherwise there would be two shims."""
     code = EXIT_CANNOT_RUN
     try:
         _close_all_but([0, 1, 2, channel.fileno()])
-        # Whatever does not depend on whose job it will be.
+        # Everything that does not depend on the job.
         signal.set_wakeup_fd(-1)
         syscalls.unblock_signals()
         os.setsid()
@@ -221,19 +223,23 @@ def _run(channel: socket.socket, rehearsed: bool) -> NoReturn:
 
 
 def _rehearse() -> None:
-    """Use once what the orders will use: the first use after a fork copies memory, page by page."""
+    """Run the code paths of the orders once: the first use after a fork copies memory, page by
+    page.
+    """
     document = _read(marshal.dumps({"env": {"PATH": os.defpath}, "candidates": ["true"]}, _PLAIN))
     list(_paths(document["candidates"], document["env"]))
 
 
 def _read(order: bytes) -> dict[str, Any]:
-    """The other end of the channel is the shim's, and nobody else has it."""
+    """Parse an order. marshal is safe here: the other end of the channel belongs to the
+    shim alone.
+    """
     document: dict[str, Any] = marshal.loads(order)  # noqa: S302
     return document
 
 
 class _Orders:
-    """The runner's life. Whatever it was told, a failure is its last word."""
+    """Receive and carry out orders. After a failure the runner reports it and ends."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -241,7 +247,7 @@ class _Orders:
         self._stage, self._path = "", ""
 
     def obey(self) -> int:
-        """Carry out orders until the exec; returns an exit code where it does not come to that."""
+        """Carry out orders until the exec. Returns an exit code if the exec does not happen."""
         try:
             while True:
                 order, fds = self._next()
@@ -308,8 +314,9 @@ class _Orders:
 
 
 def arrange_fds(wanted: Mapping[int, int], pipe: int) -> int:
-    """Give the child the descriptors of `wanted` and the pipe, and close all others; returns the
-    pipe.
+    """Arrange the descriptors of `wanted` and the pipe for the child, and close all others.
+
+    Returns the pipe's new number.
     """
     aside = {}
     for target, fd in wanted.items():
@@ -320,8 +327,7 @@ def arrange_fds(wanted: Mapping[int, int], pipe: int) -> int:
             aside[target] = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for target, fd in aside.items():
         os.dup2(fd, target, inheritable=True)
-    # What stays is wanted; a descriptor of the agent or the lock of the shim would outlive both in
-    # a job.
+    # Otherwise a descriptor of the agent, or the lock of the shim, would outlive both in a job.
     _close_all_but([*aside, pipe])
     return pipe
 
@@ -341,15 +347,15 @@ def _close_all_but(wanted: Collection[int]) -> None:
 
 
 def ready_for_programs() -> None:
-    """Have what is inherited over fork and exec as programs want it, once for all runners.
+    """Set signals and limits that programs inherit over fork and exec, once for all runners.
 
-    Python ignores SIGPIPE and SIGXFSZ, and what is ignored survives an exec. So nothing is ignored
-    here but blocked, which a runner undoes for all at once.
+    Python ignores SIGPIPE and SIGXFSZ, and an ignored signal stays ignored after an exec. Therefore
+    the shim blocks signals instead, and a runner unblocks all at once.
     """
     for number in _BLOCKED:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
-    # RDMA pins its memory: with the 8 MiB that systemd gives, ibv_create_cq fails.
+    # RDMA pins memory: with systemd's default of 8 MiB, ibv_create_cq fails.
     _raise_limit(resource.RLIMIT_MEMLOCK, beyond_hard=True)
     _raise_limit(resource.RLIMIT_NOFILE, beyond_hard=False)
 
@@ -392,7 +398,7 @@ def _exec(candidates: Sequence[str], arguments: Sequence[str], env: dict[str, st
 
 
 def _bin_folder(python: str) -> str:
-    """Where the programs of a prefix, or those beside an interpreter are; "" if there are none."""
+    """The bin folder of a prefix, or the folder of an interpreter. Returns "" if neither exists."""
     if not python:
         return ""
     if os.path.isdir(f"{python}/bin"):
@@ -401,13 +407,16 @@ def _bin_folder(python: str) -> str:
 
 
 def _telling(error: OSError) -> int:
-    """Of the folders of a PATH: "not allowed" says more than "not there", and that more than a
-    folder which is none."""
+    """Rank an exec error by how informative it is.
+
+    "Not allowed" tells more than "not found", which tells more than a PATH entry that is not a
+    folder.
+    """
     return {errno.ENOTDIR: 0, errno.ENOENT: 1}.get(error.errno or 0, 2)
 
 
 def _paths(candidates: Sequence[str], env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Where the program may lie, and the name it is called by."""
+    """Possible paths of the program, each with the name for its argv[0]."""
     for candidate in candidates:
         if "/" in candidate:
             path = _absolute(candidate)
@@ -422,7 +431,7 @@ def _absolute(path: str) -> str:
 
 
 def describe(failure: Failure, user: str) -> str:
-    """One sentence for a person: what, which, what to do."""
+    """Describe the failure in one sentence: what failed, on which path, what to do."""
     match failure.stage:
         case "log":
             return f"{failure.path} cannot be made in the agent's state_dir: {failure.text}."

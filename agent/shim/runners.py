@@ -1,4 +1,4 @@
-"""The processes a shim starts itself, and the waiting for everything that becomes its child."""
+"""The processes that a shim forks, and the reaping of all its children, orphans included."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Ended = Callable[[Exit], None]
 
 
 class RunnerProcess:
-    """One runner, and what it has become. What each order comes to is told once.
+    """One runner or the program it has become. Reports the result of each order once.
 
-    `become` is told of an exec that succeeded as of one that failed. `ended` comes last, and may be
-    changed; an order that its death overtook is told of nothing else.
+    `become` reports success and failure of the exec. `ended` is called last, and may be changed. If
+    the process dies before an order is answered, only `ended` is called.
     """
 
     def __init__(self, runner: Runner, loop: Loop) -> None:
@@ -57,14 +57,14 @@ class RunnerProcess:
         self._runner.become(program)
 
     def receive(self) -> None:
-        """Take every answer that is there; the last ones after its death."""
+        """Receive all pending answers. Called again for the last ones after its death."""
         while self._open:
             try:
                 data = self._runner.channel.recv(PACKET_BYTES_MAX)
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                # It ended with an order unread; what it had said before can still be read.
+                # It ended with an order unread; earlier answers can still be read.
                 continue
             except OSError:
                 data = b""
@@ -75,7 +75,7 @@ class RunnerProcess:
     def _tell(self, report: Report, last: bool) -> None:
         becomes = self._becomes
         if report.failure is not None or last:
-            # It obeys no further.
+            # It carries out no further order.
             self._becomes = None
         if self._told and not last:
             self._told.popleft()(report)
@@ -91,7 +91,7 @@ class RunnerProcess:
 
 
 class Runners:
-    """Keeps children, and reaps those and every orphan of the tree."""
+    """Keeps children, and reaps them and every orphan of the tree."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Runners:
         runner: Runner | None,
         orphan_ended: Callable[[int, Exit], None],
     ) -> None:
-        """`runner`: one that was forked ahead, if there is one."""
+        """`runner`: one that was forked ahead, or None."""
         self._loop = loop
         self._cgroup = cgroup
         self._orphan_ended = orphan_ended
@@ -108,12 +108,12 @@ class Runners:
         self._spare = None if runner is None else self._keep(runner)
 
     def take(self) -> RunnerProcess:
-        """A child that waits for orders: the one at hand, else a new one. Raises OSError."""
+        """A child that waits for orders: the spare one, else a new one. Raises OSError."""
         spare, self._spare = self._spare, None
         return spare or self._keep(fork_runner(self._cgroup))
 
     def reap(self) -> bool:
-        """Wait for all who have died; True when no child is left, living or dead."""
+        """Reap all dead children. Returns True if no child is left, living or dead."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -132,7 +132,9 @@ class Runners:
             child.ended(ended)
 
     def close(self) -> None:
-        """All have ended, and what they said is of no use any more."""
+        """Close all channels. All processes have ended, and their answers are of no use
+        any more.
+        """
         for child in (*self._children.values(), *filter(None, [self._spare])):
             child.close()
 

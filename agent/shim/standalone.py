@@ -1,8 +1,8 @@
-"""A shim that no template forked: the main process of a unit of its own, for one task.
+"""A shim for one task that is started without a fork server, as the main process of its own unit.
 
-Run as `python -I -S -c "...; from agent.shim.standalone import main; main(sys.argv[1])" REQUEST`,
-the request being that of the template (agent/shim/fork_server.py) in hexadecimal JSON. Whoever is
-named by NOTIFY_SOCKET hears when the shim's socket can be connected to.
+Run as `python -I -S -c "...; from agent.shim.standalone import main; main(sys.argv[1])" REQUEST`.
+The request is that of the fork server (agent/shim/fork_server.py) in hexadecimal JSON. When the
+shim's socket accepts connections, it notifies the process behind NOTIFY_SOCKET.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEAF = "shim"
 
 
 def main(request: str) -> int:
-    """Be the shim of one task; returns the exit code, when nothing of the task is left."""
+    """Be the shim of one task. Returns the exit code when nothing of the task is left."""
     wish: dict[str, object] = json.loads(bytes.fromhex(request))
     syscalls.prctl(syscalls.PR_SET_NAME, b"muster-shim")
     os.chdir("/")
@@ -47,12 +47,12 @@ def main(request: str) -> int:
         socket.send_fds(ours, [json.dumps(wish).encode()], (folder_fd, lock, listener.fileno()))
     for fd in (folder_fd, lock):
         os.close(fd)
-    # After this one task the channel is at its end.
+    # The channel is closed after this one task.
     return run_shim(theirs, Options.of(wish), own, bootstrap, ahead=False)
 
 
 def _notify(state: bytes) -> None:
-    """The protocol of sd_notify(3)."""
+    """Send `state` by the protocol of sd_notify(3)."""
     address = os.environ.pop("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -63,8 +63,11 @@ def _notify(state: bytes) -> None:
 
 
 def _clear_own_cgroup() -> str | None:
-    """Step down, so that our cgroup can hand its controllers to the task's, which the kernel
-    refuses to one that holds processes itself. Returns its path, None where nothing changed.
+    """Move this process into a leaf cgroup, so that its cgroup can delegate controllers to the
+    task's.
+
+    The kernel refuses that for a cgroup that holds processes itself. Returns the cgroup's path, or
+    None if nothing changed.
     """
     base = own_cgroup()
     if base is None:

@@ -1,6 +1,4 @@
-"""What a shim says of its task: one document, always sent whole, so that a reader who missed any is
-right again.
-"""
+"""The status document of a task. A shim always sends it whole, so that readers may miss some."""
 
 from __future__ import annotations
 
@@ -9,12 +7,12 @@ import json
 import os
 from collections.abc import Mapping
 
-# 2: a signal may be for some ranks only. 3: it writes the host file.
+# 2: a signal may be for some ranks only. 3: the shim writes the host file.
 VERSION = 3
 
 
 class Phase(enum.StrEnum):
-    """How far a task is. STUCK: told to die, and the kernel will not let go of a process."""
+    """The phase of a task. STUCK: killed, but the kernel still holds a process."""
 
     NEW = "new"
     PREPARING = "preparing"
@@ -41,12 +39,12 @@ class RefusalCode(enum.StrEnum):
 
 
 class StoppedBy(enum.StrEnum):
-    """Why we ended a task. Null in the document: it ended by itself, whatever came after."""
+    """Why the shim ended a task. Null in the document if the task ended by itself first."""
 
     STOP = "stop"
     KILL = "kill"
     LEASE = "lease"
-    # No agent spoke to the shim before a program was started.
+    # No agent connected to the shim before a program was started.
     ABANDONED = "abandoned"
     # Written by the agent into the record of a shim that died before its task.
     SHIM_LOST = "shim_lost"
@@ -114,7 +112,7 @@ class Rank:
         self.oom = False
         self.disk_full = False
         self.kernel: str | None = None
-        # The number of the last warning that it was given; nobody else's affair.
+        # Number of the last warning it got. Internal, so not in the document.
         self.warned = 0
 
     @property
@@ -147,7 +145,8 @@ class Status:
         self.refusal: tuple[RefusalCode, str] | None = None
         self.complaint: str | None = None
         self.fingerprint: dict[str, str] | None = None
-        # From the start of the bootstrap to its hello: what importing torch took on this node.
+        # Seconds from the start of the bootstrap to its hello: the time to import torch on this
+        # node.
         self.boot_s: float | None = None
         self.listening = False
         self.log_dir = log_dir
@@ -199,7 +198,9 @@ class Status:
 
 
 def encoded(document: Mapping[str, object]) -> bytes:
-    """A document as UTF-8, in one line. What is no character (Python has halves of some for the
-    bytes of a file's name) is a question mark: readers would refuse all of it.
+    """The document as UTF-8, in one line.
+
+    Invalid characters become question marks, because readers would refuse the whole document.
+    Python uses lone surrogates for undecodable bytes of file names.
     """
     return json.dumps(document, ensure_ascii=False).encode(errors="replace")

@@ -1,6 +1,4 @@
-"""What Linux offers and the os module does not: prctl, a fork into a cgroup, and the facts of
-/proc.
-"""
+"""Linux calls that the os module lacks: prctl, fork into a cgroup, mounts, and readers of /proc."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ PR_SET_NO_NEW_PRIVS = 38
 _PF_EXITING = 0x4
 _SYS_CLONE3 = 435
 _SYS_CLOSE_RANGE = 436
-# The greatest that there may be.
+# The highest possible descriptor.
 FD_MAX = 2**31 - 1
 _CLONE_INTO_CGROUP = 0x200000000
 
@@ -36,9 +34,9 @@ _SIG_SETMASK = 2
 _NO_SIGNALS = ctypes.create_string_buffer(128)
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# Keeps the interpreter's lock over the call: the child must not wait for it.
+# PyDLL keeps the GIL during the call, so that the child does not wait for it.
 _libc_locked = ctypes.PyDLL(None, use_errno=True)
-# Looked up once: a child that did it would do it for itself alone, and copy fifty pages for it.
+# Looked up once: if each child did it, it would copy fifty pages for that.
 _before_fork = ctypes.pythonapi.PyOS_BeforeFork
 _after_fork_parent = ctypes.pythonapi.PyOS_AfterFork_Parent
 _after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Child
@@ -66,11 +64,11 @@ class _CloneArguments(ctypes.Structure):
 
 
 def fork_into(cgroup_fd: int) -> int:
-    """os.fork, the child born in the cgroup whose folder is `cgroup_fd`. Raises OSError (kernels
-    before 5.7).
+    """Like os.fork, but create the child in the cgroup whose folder is `cgroup_fd`.
 
-    Moving a child that lives already takes the kernel 10 to 20 ms on an idle machine (it waits for
-    an RCU grace period), this takes less than one. For single-threaded processes only.
+    Moving a running child takes the kernel 10 to 20 ms on an idle machine, because it waits for an
+    RCU grace period. This takes less than 1 ms. For single-threaded processes only. Raises OSError
+    (kernels before 5.7).
     """
     arguments = _CloneArguments(
         flags=_CLONE_INTO_CGROUP, exit_signal=signal.SIGCHLD, cgroup=cgroup_fd
@@ -92,22 +90,20 @@ def fork_into(cgroup_fd: int) -> int:
 
 
 def close_range(first: int, last: int) -> bool:
-    """Close all descriptors from `first` to `last`, both included; False where nothing was closed
-    (kernels before 5.9).
-    """
+    """Close descriptors `first` to `last`, both included. Returns False on kernels before 5.9."""
     return first > last or _close_range(_SYS_CLOSE_RANGE, first, last, 0) == 0
 
 
 def unblock_signals() -> None:
-    """All of them: signal.pthread_sigmask makes enums of those that were blocked."""
+    """Unblock all signals. signal.pthread_sigmask would also make enums of the blocked ones."""
     _sigprocmask(_SIG_SETMASK, _NO_SIGNALS, None)
 
 
 def bind_privately(source: str, target: str) -> None:
     """Give the calling thread a mount namespace in which `target` is `source`. Raises OSError.
 
-    What the machine mounts later appears there, too (home folders that are mounted when somebody
-    enters them); what is mounted there appears nowhere else.
+    Later mounts of the machine appear in it too, such as home folders that an automounter mounts.
+    Its own mounts appear nowhere else.
     """
     _check(_libc.unshare(ctypes.c_int(_CLONE_NEWNS)))
     _mount(None, "/", _MS_REC | _MS_SLAVE)
@@ -115,10 +111,10 @@ def bind_privately(source: str, target: str) -> None:
 
 
 def unmount(fd: int) -> None:
-    """Take away what is mounted where `fd` was opened, used or not. Raises OSError.
+    """Lazily unmount the mount in which `fd` was opened, even if in use. Raises OSError.
 
-    Made private first: what is mounted in it may be shared with the place that it was taken from,
-    and would go from there, too.
+    Made private first: mounts below it may be shared with their origin, and would be unmounted
+    there as well.
     """
     target = f"/proc/self/fd/{fd}"
     _mount(None, target, _MS_REC | _MS_PRIVATE)
@@ -137,7 +133,7 @@ def _check(result: int) -> None:
 
 
 def prctl(option: int, value: int | bytes) -> None:
-    """Raises OSError."""
+    """Call prctl. Raises OSError."""
     argument = value if isinstance(value, bytes) else ctypes.c_ulong(value)
     unused = ctypes.c_ulong(0)
     if _libc.prctl(option, argument, unused, unused, unused) != 0:
@@ -147,22 +143,23 @@ def prctl(option: int, value: int | bytes) -> None:
 
 @functools.cache
 def boot_id() -> str:
-    """One life of this kernel."""
+    """The kernel's boot id, which changes with each boot."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
 
 def stat_of(pid: int) -> tuple[str, int, int] | None:
-    """State letter, parent and start time (clock ticks since boot) of a process; None where it is
-    gone. One whose first thread has ended looks like a zombie as long as others of it live: it
-    is none, and its letter is L.
+    """State letter, parent and start time (clock ticks since boot) of a process.
+
+    Returns None if it is gone. A process whose first thread has ended looks like a zombie while
+    other threads live. It is not one, and its letter is L.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             line = file.read()
     except OSError:
         return None
-    # The name stands in brackets and may hold anything, brackets too.
+    # The name stands in brackets and may contain anything, brackets too.
     fields = line[line.rfind(b")") + 2 :].split()
     letter = fields[0].decode()
     if letter == "Z" and int(fields[17]) > 1:
@@ -171,7 +168,7 @@ def stat_of(pid: int) -> tuple[str, int, int] | None:
 
 
 def exiting(pid: int, start: int) -> bool:
-    """True when that process is gone or on its way: it runs no more of its program."""
+    """Whether that process is gone or exiting, and so runs no more of its program."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             line = file.read()
@@ -184,8 +181,9 @@ def exiting(pid: int, start: int) -> bool:
 
 
 def doomed(pid: int) -> bool:
-    """Whether no thread of a process will ever run its program again: it is gone, on its way, or
-    will see a SIGKILL as soon as the kernel lets go of it.
+    """Whether no thread of the process will ever run its program again.
+
+    Each thread is gone, exiting, or has a SIGKILL pending.
     """
     try:
         threads = os.listdir(f"/proc/{pid}/task")
@@ -209,10 +207,10 @@ def _is_doomed(thread: str) -> bool:
 
 
 def environment_of(pid: int) -> list[bytes]:
-    """What a process was started with, as NAME=VALUE; empty where it is gone or another user's.
+    """The environment with which a process was started, as NAME=VALUE.
 
-    A process can make the kernel show any part of its memory instead, so no more is read than an
-    environment can have.
+    Returns [] if the process is gone or another user's. A process can make the kernel show any part
+    of its memory instead, so the read is bounded by the size of an environment.
     """
     try:
         with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
@@ -225,7 +223,7 @@ def environment_of(pid: int) -> list[bytes]:
 
 
 def uids_of(pid: int) -> tuple[int, ...]:
-    """The real, effective, saved and file system user of a process; empty where it is gone."""
+    """The real, effective, saved and file system uid of a process. Returns () if it is gone."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             for line in file:
@@ -237,7 +235,7 @@ def uids_of(pid: int) -> tuple[int, ...]:
 
 
 def heeds(pid: int, number: int) -> bool:
-    """Whether a process does anything else about a signal than to die of it."""
+    """Whether a process blocks, ignores or catches a signal instead of dying of it at once."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             lines = dict(line.split(b":", 1) for line in file if line.startswith(b"Sig"))
@@ -248,7 +246,7 @@ def heeds(pid: int, number: int) -> bool:
 
 
 def processes() -> dict[int, tuple[str, int, int]]:
-    """Every process that can be seen: pid to state letter, parent, start time."""
+    """Every visible process: pid to state letter, parent, start time."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -261,7 +259,7 @@ def processes() -> dict[int, tuple[str, int, int]]:
 def descendants(root: int) -> dict[int, int]:
     """Living processes below `root`: pid to start time.
 
-    Zombies are left out, what is below them is not.
+    Zombies are left out; their descendants are not.
     """
     everyone = processes()
     children: dict[int, list[int]] = {}

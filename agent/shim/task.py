@@ -1,4 +1,4 @@
-"""One task: its phases, and what each command and each death does to them."""
+"""One task: its phases, and the effect of each command and each process end."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ TEXT_CHARS_MAX = 1024
 RECORD_RETRY_S = 1.0
 BEFORE_GATE = (Phase.NEW, Phase.PREPARING, Phase.PREPARED)
 ENDED = (Phase.CLEANED, Phase.REFUSED)
-# Of the versions those that are always there.
+# The versions that are always there.
 NAMED = {"python", "torch"}
 
 
 class Task(PreparationListener, ProgramListener):
-    """The task of one shim. `changed` is called when the document has another content."""
+    """The task of one shim. `changed` is called when the status document changes."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Task(PreparationListener, ProgramListener):
         cgroup: Cgroup | None,
         runner: Runner | None,
     ) -> None:
-        """`cgroup` is the task's own, `runner` was forked into it."""
+        """`cgroup` is the task's own; `runner` was forked into it."""
         self._folder_fd = folder_fd
         self._options = options
         self._own = own
@@ -64,7 +64,7 @@ class Task(PreparationListener, ProgramListener):
         self.changed: Callable[[], None] = lambda: None
         self.flush: Callable[[], None] = lambda: None
         self.alone: Callable[[], bool] = lambda: True
-        # A task's name is known to one coordinator only, and two may share this machine.
+        # The name is unique in one coordinator only, and two may share this machine.
         self.mark = f"{name}:{os.getpid()}:{time.monotonic_ns()}"
         self._cgroup = cgroup
         self._tree = Tree(cgroup)
@@ -81,7 +81,7 @@ class Task(PreparationListener, ProgramListener):
         self._start_seen = False
         # The signal of a stop that came while the program ran.
         self._stopped_with: int | None = None
-        # True once the whole tree is to go, whatever the reason.
+        # True once the whole tree is being ended, for any reason.
         self._ends = False
         self._leftovers = self._last_words = False
         loop.on_child(self._sweep)
@@ -91,7 +91,7 @@ class Task(PreparationListener, ProgramListener):
         return None if self._cgroup is None else self._cgroup.path
 
     def close(self) -> None:
-        """Nothing is left of the task, and nobody speaks of it."""
+        """Free the resources. Called when no process is left and no agent is connected."""
         self._children.close()
         if self._cgroup is not None:
             self._cgroup.close()
@@ -99,7 +99,7 @@ class Task(PreparationListener, ProgramListener):
     # --- commands -----------------------------------------------------------------------------
 
     def handle(self, document: dict[str, object]) -> None:
-        """Do what an agent says. What cannot be read is complained of in the document."""
+        """Carry out an agent's command. Malformed ones are reported in `complaint`."""
         try:
             command = commands.parse(document)
         except Malformed as error:
@@ -145,7 +145,7 @@ class Task(PreparationListener, ProgramListener):
     def _prepare(self, command: Prepare) -> None:
         if self.status.phase is not Phase.NEW:
             return
-        # Told with the next news: without set-up, it is prepared before anybody could read this.
+        # Not sent at once: without `setup`, the task is prepared before anybody could read this.
         self.status.phase = Phase.PREPARING
         self._preparation = Preparation(
             {"MUSTER_TASK": self.status.task, "MUSTER_SHIM": self.mark},
@@ -160,7 +160,7 @@ class Task(PreparationListener, ProgramListener):
         self._preparation.begin()
 
     def _write_hostfile(self, text: str) -> None:
-        """Without its host file a job must not start."""
+        """Write the host file. If that fails, refuse the task: it must not start without."""
         try:
             exit_record.write_hostfile(self._folder_fd, text)
         except OSError as error:
@@ -196,7 +196,7 @@ class Task(PreparationListener, ProgramListener):
             programs = Programs(preparation, self.ranks, self.status, self)
             self._main_pid = programs.start(command, env)
             if self._ends:
-                # None could be started: no death may come to wake us.
+                # No program could be started, so no process end may come to trigger the sweep.
                 self._watch_end()
             return
         self.status.refusal = (RefusalCode.SPAWN_FAILED, "The job has no command to run.")
@@ -209,7 +209,7 @@ class Task(PreparationListener, ProgramListener):
         self._phase(Phase.PREPARED)
 
     def fingerprint(self, versions: dict[str, object], boot_s: float) -> None:
-        """What is no text the job's own process has made up: readers would refuse the document."""
+        """Keep only versions that are texts, because readers would refuse the document."""
         said = {
             str(name): value[:TEXT_CHARS_MAX]
             for name, value in versions.items()
@@ -245,7 +245,7 @@ class Task(PreparationListener, ProgramListener):
                 text = str(message.get("text"))[:TEXT_CHARS_MAX]
                 self.status.refusal = self.status.refusal or (RefusalCode.PORT_TAKEN, text)
             case _:
-                pass  # of a newer bootstrap
+                pass  # sent by a newer bootstrap
         self.changed()
         if self._ends:
             self._watch_end()
@@ -288,15 +288,15 @@ class Task(PreparationListener, ProgramListener):
         if asked is None:
             self._complain("The launcher asks for the logs of more ranks than the job has here.")
         else:
-            # A kill that was meant for the ranks of the round before.
+            # A pending kill was meant for the ranks of the previous round.
             self._loop.cancel(_CLOSING)
         gate.give_files(fds)
         for fd in fds:
             os.close(fd)
 
     def _close_ranks(self) -> None:
-        """The ranks are to go, as one has failed: one signal and the job's own grace, under
-        torchrun too.
+        """End the ranks after one failed: one signal and the job's own grace, also
+        under torchrun.
         """
         if self._ends or self.ranks.signalled:
             return
@@ -309,11 +309,11 @@ class Task(PreparationListener, ProgramListener):
         self._loop.at(_CLOSING, now() + self._grace_s, late)
 
     def _main_ended(self, how: Exit) -> None:
-        """The program, or torchrun, has ended; what it left behind gets a little time."""
+        """Note the end of the program or torchrun. Its leftovers get a short grace."""
         self._main_pid = None
         status = self.status
         if how.failed:
-            # A launcher that was killed may have had no time to say which process is which rank.
+            # A launcher that was killed may not have reported which process is which rank.
             self.ranks.recognise(self._tree.members())
             if self._torchrun:
                 status.launcher_said = self._logs.tail(LAUNCHER_LOG, TAIL_BYTES) or None
@@ -329,12 +329,12 @@ class Task(PreparationListener, ProgramListener):
         self._ends = self._leftovers = True
         self._phase(Phase.EXITED)
         if how.failed:
-            # A gang is to stop before the disk has taken the record. Of a success the record is all
-            # that anybody waits for.
+            # After a failure, the gang is stopped before the record is on disk. After a success,
+            # everyone waits for the record only.
             self.flush()
 
     def _orphan_ended(self, pid: int, how: Exit) -> None:
-        """A rank whose launcher died before it is ours to wait for."""
+        """Note the end of a rank whose launcher died first, which made it a child of the shim."""
         rank = self.ranks.of_pid(pid)
         if rank is not None:
             self.ranks.ended(rank, how, None)
@@ -343,7 +343,7 @@ class Task(PreparationListener, ProgramListener):
     # --- the end --------------------------------------------------------------------------------
 
     def stop(self, why: StoppedBy, number: int, grace_s: float) -> None:
-        """Begin the ladder, or shorten it. Harmless once the task has ended."""
+        """Begin or shorten the stop of the task. Does nothing once the task has ended."""
         if self.status.phase in ENDED:
             return
         if self.status.phase in (Phase.NEW, Phase.PREPARING, Phase.PREPARED, Phase.RUNNING):
@@ -356,7 +356,7 @@ class Task(PreparationListener, ProgramListener):
         self._watch_end()
 
     def stop_as_asked(self, why: StoppedBy) -> None:
-        """With the signal and the grace that the job asked for."""
+        """Stop with the signal and the grace that the job asked for."""
         self.stop(why, self._stop_signal, self._grace_s)
 
     def _begin_stop(self, number: int) -> None:
@@ -378,7 +378,7 @@ class Task(PreparationListener, ProgramListener):
             self._ending.signal(pids, number)
 
     def _stop_late(self, pid: object) -> None:
-        """Torchrun starts one rank after the other, also while we stop those that there are."""
+        """Stop a rank that starts during the stop: torchrun starts ranks one by one."""
         if self._stopped_with is not None and pid in self.ranks.pids():
             self._ending.signal([pid], self._stopped_with)
 
@@ -394,14 +394,13 @@ class Task(PreparationListener, ProgramListener):
         return self._preparation is not None and self._preparation.gate is not None
 
     def _group(self, leader: int) -> list[int]:
-        """A program of its own session gets a signal as Ctrl-C would give it: its whole group
-        does. Ranks that we start get it alone, as under torchrun: the processes that load their
-        data are theirs to end.
+        """The process group of `leader`: a program in its own session gets a signal as from Ctrl-C.
+        Ranks that the shim starts get it alone, as under torchrun: they end their data loaders.
         """
         return [pid for pid in self._tree.members() if _group_of(pid) == leader]
 
     def _kill(self) -> None:
-        """SIGKILL for the tree; for the ranks a little before their launcher, which tells of it."""
+        """SIGKILL the tree. The ranks die before their launcher, so that it can report it."""
         if self._loop.pending(_LAST_WORDS) is not None:
             return
         pids = self.ranks.pids()
@@ -420,7 +419,7 @@ class Task(PreparationListener, ProgramListener):
             self._phase(Phase.STUCK)
 
     def _sweep(self) -> None:
-        """Reap; when nothing is left, close the books."""
+        """Reap processes. If none is left, write the exit record."""
         childless = self._children.reap()
         if not self._ends or self.status.phase in ENDED:
             return
@@ -436,14 +435,14 @@ class Task(PreparationListener, ProgramListener):
                 self._loop.at(_LAUNCHER, now() + LAUNCHER_GRACE_S, self._kill_launcher)
 
     def _kill_launcher(self) -> None:
-        """It alone: what the ranks left behind has the rest of the job's grace."""
+        """Kill the launcher alone: leftovers of the ranks have the rest of the job's grace."""
         if self._main_pid is not None:
             self._tree.signal([self._main_pid], signal.SIGKILL)
 
     def _end_leftovers(self) -> None:
         pids = self.ranks.pids()
         if pids:
-            # Their launcher has died over them: they have all the time that the job was promised.
+            # Their launcher has died, so the ranks have the full grace of the job.
             self.ranks.signalled = True
             self._ending.signal(pids, self._stop_signal)
             self._ending.within(self._grace_s, self._kill)
@@ -452,11 +451,11 @@ class Task(PreparationListener, ProgramListener):
             self._ending.within(LEFTOVER_GRACE_S, self._ending.kill)
 
     def _watch_end(self) -> None:
-        """No death may come to wake us: look once more."""
+        """Schedule a sweep, because no process end may come to trigger one."""
         self._loop.at("end", now(), self._sweep)
 
     def _close_books(self) -> None:
-        """The record is on disk before anyone hears of the end."""
+        """Write the exit record, and only then report the end."""
         self._ending.over()
         self._warnings.over()
         for timer in (_LEASE, _LISTEN, _CLOSING, _LAST_WORDS, _LAUNCHER):
@@ -477,7 +476,7 @@ class Task(PreparationListener, ProgramListener):
             exit_record.write_exit(self._folder_fd, status.document(now()))
         except OSError as error:
             if os.fstat(self._folder_fd).st_nlink == 0:
-                # Someone has removed the folder: only those who are here can be told.
+                # The folder has been removed: report to the agents that are connected now.
                 self.changed()
                 self.flush()
                 self._loop.stop()

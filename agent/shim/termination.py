@@ -1,4 +1,4 @@
-"""How a task ends: signal, grace, kill, until the kernel says that nothing of it is left."""
+"""End a task: signal, grace, kill, until the kernel reports that no process of it is left."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from collections.abc import Callable
 from agent.shim.event_loop import Loop, now
 from agent.shim.process_tree import Tree
 
-# What a program leaves behind when it ends by itself: time to flush, no more.
+# Leftovers of a program that ended by itself: time to flush, no more.
 LEFTOVER_GRACE_S = 2.0
-# torchrun has nothing to do once its ranks are gone, but to say so.
+# Once its ranks are gone, torchrun only has to report it.
 LAUNCHER_GRACE_S = 3.0
-# Between two rounds of SIGKILL, and between two looks at a cgroup whose last process is not our
-# child.
+# Interval between two rounds of SIGKILL, and between two checks of a cgroup whose last process is
+# not our child.
 ROUND_S = 0.05
-# The same once the kernel has held one for long: that may last for days.
+# The interval once the kernel has held a process for long, which may last for days.
 STUCK_ROUND_S = 1.0
 _DEADLINE = "ending"
 _ROUND = "kill-round"
 
 
 class Termination:
-    """The ladder of one task. It only ever gets shorter: a later, longer grace changes nothing."""
+    """The end of one task. Its deadline only ever gets earlier: a later, longer grace changes
+    nothing.
+    """
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class Termination:
         return self._killing_since is not None
 
     def signal(self, pids: list[int], number: int) -> None:
-        """The ladder's first step. A stopped process would not see its signal."""
+        """Send the first signal, and SIGCONT, without which a stopped process would not see it."""
         signalled = self._tree.signal(pids, number)
         if number != signal.SIGCONT:
             self._tree.signal(signalled, signal.SIGCONT)
@@ -53,7 +55,7 @@ class Termination:
         self._tree.signal(list(self._tree.members()), number)
 
     def within(self, grace_s: float, kill: Callable[[], None]) -> None:
-        """Call `kill` when `grace_s` are over, or sooner where that was said before."""
+        """Call `kill` after `grace_s`, or at an earlier deadline that was set before."""
         deadline = now() + grace_s
         pending = self._loop.pending(_DEADLINE)
         if not self.killing and (pending is None or deadline < pending):
@@ -61,7 +63,7 @@ class Termination:
         self._watch()
 
     def kill(self) -> None:
-        """SIGKILL, again and again until the tree is empty."""
+        """SIGKILL, repeatedly, until the tree is empty."""
         if self.killing:
             return
         self._killing_since = now()
@@ -69,7 +71,7 @@ class Termination:
         self._round()
 
     def over(self) -> None:
-        """The tree is empty: no timer is left."""
+        """Cancel all timers: the tree is empty."""
         self._loop.cancel(_DEADLINE)
         self._loop.cancel(_ROUND)
 
@@ -80,7 +82,7 @@ class Termination:
         self._watch()
 
     def _watch(self) -> None:
-        """Look again soon. The check may find the tree empty, and then this timer is cancelled."""
+        """Check again soon. The check may find the tree empty, and then this timer is cancelled."""
 
         def look() -> None:
             self._loop.at(_ROUND, now() + self._round_s(), look)

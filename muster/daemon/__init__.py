@@ -1,1 +1,3 @@
-"""What any daemon needs and that knows no domain: clock, config, logging, tasks, notify, TLS."""
+"""Code shared by the daemons, without domain knowledge: clock, config, logging, tasks,
+notify, TLS.
+"""

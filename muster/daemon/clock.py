@@ -1,4 +1,6 @@
-"""The one place that reads the clock, so that everything else can be given a time in a test."""
+"""The one place that reads the clock. Everything else gets the time as an input, so tests can set
+it.
+"""
 
 import time
 from typing import Protocol
@@ -7,7 +9,7 @@ from muster.protocol.instant import Instant
 
 
 class Clock(Protocol):
-    """Whatever tells the time: the system, or a simulation."""
+    """A source of time: the system, or a simulation."""
 
     def now(self) -> Instant:
         """The present moment."""
@@ -17,8 +19,8 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own clocks.
 
-    CLOCK_BOOTTIME, because CLOCK_MONOTONIC stands still while a machine is suspended: a lease
-    measured on it would outlive the coordinator's idea of it.
+    CLOCK_BOOTTIME, because CLOCK_MONOTONIC stops while a machine is suspended. A lease measured on
+    that would outlive the coordinator's estimate of it.
     """
 
     def now(self) -> Instant:

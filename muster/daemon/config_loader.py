@@ -1,7 +1,7 @@
-"""From a YAML file, the environment and flags to one frozen, checked configuration struct.
+"""Load one frozen, checked configuration struct from a YAML file, the environment and flags.
 
-A flag beats the environment, which beats the file, which beats the default. Each wrong value is
-reported with its path (`ports.first`), what it is and where it came from.
+A flag overrides the environment, which overrides the file, which overrides the default. Each error
+names the path (`ports.first`), the wrong value and its origin.
 """
 
 import difflib
@@ -31,12 +31,13 @@ from muster.protocol.tokens import without_secrets
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
-# Names the file itself, so it is no setting: MUSTER_AGENT_CONFIG=/etc/muster/agent.yaml.
+# The variable that names the file, so it is not a setting:
+# MUSTER_AGENT_CONFIG=/etc/muster/agent.yaml.
 FILE_VARIABLE: Final = "CONFIG"
 _FILE_BYTES_MAX: Final = 1 << 20
 _TEXT_TAG: Final = "tag:yaml.org,2002:str"
 _BOOL_TAG: Final = "tag:yaml.org,2002:bool"
-# YAML 1.1 takes them for booleans, YAML 1.2 and most who write them take them for text.
+# YAML 1.1 reads them as booleans. YAML 1.2, and most authors, mean text.
 _SWITCHES: Final = frozenset({"on", "off", "yes", "no"})
 
 
@@ -60,10 +61,9 @@ def load_config(
     """Read a configuration of type `kind`.
 
     `prefix` is that of its environment variables: with MUSTER_AGENT, `ports.first` is
-    MUSTER_AGENT_PORTS_FIRST; maps are written k=v,k=v, lists a,b. `file` falls back to the variable
-    <prefix>_CONFIG, then to no file at all. `flags` maps paths (`ports.first`) to values; a
-    value of None means that the flag was not given, a string is read as the variable would be.
-    Raises ConfigError.
+    MUSTER_AGENT_PORTS_FIRST. Maps are written k=v,k=v, lists a,b. `file` defaults to the variable
+    <prefix>_CONFIG, then to no file. `flags` maps paths (`ports.first`) to values. None means that
+    the flag was not given; a string is parsed like the variable. Raises ConfigError.
     """
     if file is None and environ.get(f"{prefix}_{FILE_VARIABLE}"):
         file = Path(environ[f"{prefix}_{FILE_VARIABLE}"])
@@ -93,7 +93,7 @@ def load_config(
 
 
 def settings(kind: type[msgspec.Struct], prefix: str, above: str = "") -> Iterator[Setting]:
-    """All the settings of a configuration type, depth first, in the order they are declared."""
+    """All settings of a configuration type, depth first, in the order of their declaration."""
     for name, hint in get_type_hints(kind, include_extras=True).items():
         path = f"{above}{name}"
         inner = _struct_in(hint)
@@ -104,9 +104,11 @@ def settings(kind: type[msgspec.Struct], prefix: str, above: str = "") -> Iterat
 
 
 def read_yaml(file: Path, kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """The mapping in a YAML file that is to become a `kind`, empty for an empty file. Where `kind`
-    has text or a choice of words, `on`, `off`, `yes` and `no` are text; what it has as Any is text
-    as it was written, whatever YAML takes it for. Raises ConfigError."""
+    """The mapping in a YAML file for a configuration of type `kind`. Returns {} for an empty file.
+
+    Where `kind` has text or a choice of words, `on`, `off`, `yes` and `no` are text. A value that
+    `kind` declares as Any is the text as written, whatever its YAML type. Raises ConfigError.
+    """
     try:
         with file.open("rb") as stream:
             raw = stream.read(_FILE_BYTES_MAX + 1)
@@ -142,7 +144,9 @@ def _load(text: str, kind: type[msgspec.Struct]) -> object:
 
 
 def _keep_text(node: yaml.Node, hint: Any) -> None:
-    """Make text of the scalars below `node` that `hint` takes as text and YAML takes for others."""
+    """Tag scalars below `node` as text where `hint` expects text and YAML would read
+    another type.
+    """
     if _has_any(hint):
         _leave_untyped(node)
         return
@@ -167,7 +171,7 @@ def _keep_text(node: yaml.Node, hint: Any) -> None:
 
 
 def _choices(hint: Any) -> Iterator[Any]:
-    """The types of which a value may be."""
+    """The possible types of a value."""
     if get_origin(hint) is Annotated:
         yield from _choices(get_args(hint)[0])
     elif get_origin(hint) in {Union, UnionType}:
@@ -187,7 +191,7 @@ def _takes_text(choices: list[Any]) -> bool:
 
 
 def _hint_below(choice: Any, name: object) -> Any:
-    """The type of what stands under a name; None for a name that there is not."""
+    """The type of the value under a name. Returns None for an unknown name."""
     if get_origin(choice) is dict:
         return get_args(choice)[1]
     if isinstance(choice, type) and issubclass(choice, msgspec.Struct):
@@ -196,7 +200,7 @@ def _hint_below(choice: Any, name: object) -> Any:
 
 
 def _leave_untyped(top: yaml.Node) -> None:
-    """Make text of all values below a node that are not left empty."""
+    """Tag all values below a node as text, except empty ones."""
     waiting, seen = [top], set()
     while waiting:
         node = waiting.pop()
@@ -215,7 +219,9 @@ def _leave_untyped(top: yaml.Node) -> None:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe, and refuses a key written twice: YAML keeps the last, a reader sees the first."""
+    """A safe loader that also refuses duplicate keys. YAML would keep the last, while readers see
+    the first.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
@@ -260,7 +266,9 @@ def _from_environ(
 
 
 def _from_text(setting: Setting, text: str, origin: str) -> object:
-    """Text, typed by its setting; a wrong one is left as it is for the check of the whole."""
+    """Parse text by the type of its setting. An invalid text is returned unchanged, for the later
+    check.
+    """
     if get_origin(setting.type) is dict:
         pairs = [pair.partition("=") for pair in text.split(",") if pair]
         for key, equals, _ in pairs:
@@ -304,7 +312,7 @@ def _refuse_unknown(kind: type[msgspec.Struct], tree: Mapping[str, Any], file: P
 def _unknown(
     kind: type[msgspec.Struct], tree: Mapping[str, Any], above: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Path of each setting that there is not, and what is said of it."""
+    """The path of each unknown setting, with a message."""
     hints = get_type_hints(kind, include_extras=True)
     for name, value in tree.items():
         if name not in hints:
@@ -321,8 +329,10 @@ def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
 
 
 def _place(file: Path | None, path: str) -> str:
-    """The file and the line where a setting, or what is nearest to it, stands. The file has been
-    read before; it is read again, as nobody needs lines until something is wrong."""
+    """The file and line of a setting, or of its nearest parent in the file.
+
+    Parses the file again, because line numbers are needed only for errors.
+    """
     try:
         with open(file or "") as stream:
             node = yaml.compose(stream.read(_FILE_BYTES_MAX), _StrictLoader)
@@ -345,7 +355,9 @@ def _is_pair(item: object, name: str) -> bool:
 def _explain(
     error: msgspec.ValidationError, tree: object, origin: Mapping[str, str], file: Path | None
 ) -> str:
-    """Msgspec's `Expected int, got str - at $.ports.first`, with the value and its origin."""
+    """Reword msgspec's `Expected int, got str - at $.ports.first`, with the value and
+    its origin.
+    """
     text, _, where = str(error).partition(" - at `$")
     path = re.sub(r"\[\.\.\.\]", "", where.removeprefix(".").rstrip("`"))
     text = text.replace("`", "")
@@ -380,7 +392,7 @@ def _below(value: object, part: str) -> object:
 
 
 def _show(value: object) -> str:
-    # A token may stand where something else is wanted, and what is told of that is logged.
+    # A token may stand in place of another value, and messages about that are logged.
     text = without_secrets(repr(value))
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -400,7 +412,9 @@ def _has_any(hint: Any) -> bool:
 
 
 def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
-    """The struct that a field holds, also where it may be None."""
+    """The struct type of a field, also of an optional one. Returns None if the field holds no
+    struct.
+    """
     choices = get_args(hint) if get_origin(hint) in {Union, UnionType} else (hint,)
     for choice in choices:
         if isinstance(choice, type) and issubclass(choice, msgspec.Struct):

@@ -1,6 +1,4 @@
-"""Files that survive a power cut, whose they are and whether they have changed; and holding a state
-folder alone.
-"""
+"""Files that survive a power failure, their owners and versions, and the lock of a state folder."""
 
 import contextlib
 import fcntl
@@ -19,11 +17,11 @@ FileVersion = tuple[int, int, int]
 def write_atomic(
     path: Path, data: bytes, mode: int, *, owner: tuple[int, int] | None = None
 ) -> None:
-    """Replace a file so that at every instant the old or the new content is there, whole.
+    """Replace a file atomically: at every instant either the old or the new content is complete.
 
-    When this returns, the new content is on disk. `mode` are the permission bits, whatever the
-    umask; `owner` is a user and a group, ours otherwise. The folder must exist, and if `path` is a
-    symbolic link the link is replaced. It waits for the disk: call it from an executor. Raises
+    When this returns, the new content is on disk. `mode` is the permission bits, independent of the
+    umask. `owner` is a user and a group, by default ours. The folder must exist. If `path` is a
+    symbolic link, the link is replaced. Waits for the disk, so call it from an executor. Raises
     FileError, and then the old content stands.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
@@ -47,7 +45,9 @@ def write_atomic(
 
 
 def sync_directory(path: Path) -> None:
-    """Put a folder's names on disk: without it a renamed file may be gone after a power cut."""
+    """Sync a folder's entries to disk. Otherwise a renamed file may be gone after a
+    power failure.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -56,7 +56,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Put what a file holds on disk."""
+    """Sync a file's content to disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -65,13 +65,16 @@ def sync_file(path: Path) -> None:
 
 
 def file_version(found: os.stat_result) -> FileVersion:
-    """Another one where a file was written or replaced since."""
+    """A value that changes when the file is written or replaced."""
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def give_to_owner(path: Path) -> None:
-    """Hand a file that root made over to the owner of its folder, whose daemon could not open it
-    otherwise. Where that cannot be done it stays root's, and the daemon says so."""
+    """Give a file that root created to the owner of its folder, whose daemon could not open it
+    otherwise.
+
+    If that fails, the file stays root's, and the daemon reports it.
+    """
     if os.geteuid() != 0:
         return
     with contextlib.suppress(OSError):
@@ -79,7 +82,7 @@ def give_to_owner(path: Path) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             found = os.fstat(fd)
-            # A second name may be that of a file which is nobody's to give away.
+            # A second hard link may be a file that must not change its owner.
             if found.st_nlink == 1 and found.st_uid != folder.st_uid:
                 os.fchown(fd, folder.st_uid, folder.st_gid)
         finally:
@@ -87,10 +90,10 @@ def give_to_owner(path: Path) -> None:
 
 
 class DirectoryLock:
-    """The hold on a folder, from `lock_directory` until `release`, or the end of the process.
+    """The lock of a folder, from `lock_directory` until `release` or the end of the process.
 
-    The kernel drops it when the last copy of its descriptor closes, so a crash leaves nothing to
-    clean up; a child made by fork without exec keeps a copy, and must close `fileno()`.
+    The kernel drops the lock when the last copy of its descriptor closes, so a crash leaves nothing
+    to clean up. A child made by fork without exec keeps a copy, and must close `fileno()`.
     """
 
     def __init__(self, path: Path, fd: int) -> None:
@@ -102,7 +105,9 @@ class DirectoryLock:
         return self._fd
 
     def release(self) -> None:
-        """Let go; the lock file stays, because removing it would race with the next holder."""
+        """Release the lock. The lock file stays, because removing it would race with the next
+        holder.
+        """
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -120,10 +125,10 @@ class DirectoryLock:
 
 
 def lock_directory(path: Path) -> DirectoryLock:
-    """Hold a daemon's state folder alone; it is made, with mode 0700, where it does not exist.
+    """Lock a daemon's state folder exclusively. Creates the folder with mode 0700 if missing.
 
-    Raises DirectoryLockedError, which names the process that holds it, and FileError where the
-    folder cannot be made or written.
+    Raises DirectoryLockedError, which names the process that holds it, and FileError if the folder
+    cannot be made or written.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -138,7 +143,7 @@ def lock_directory(path: Path) -> DirectoryLock:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(fd, 0)
-        with contextlib.suppress(OSError):  # on a full disk nobody learns our number
+        with contextlib.suppress(OSError):  # On a full disk the pid cannot be written.
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError as error:
         pid = _read_pid(fd)

@@ -1,4 +1,4 @@
-"""The errors that a daemon's shared parts raise.
+"""The errors that the daemons' shared code raises.
 
     DaemonError                 its text is a sentence for a person: what, which value, what to do
       ConfigError               a configuration that cannot be used
@@ -8,12 +8,12 @@
       DirectoryLockedError      a state folder that another process holds
       TaskEndedError            a task that keeps the daemon alive ended
 
-A daemon's `main` prints the text of a `DaemonError` on stderr and exits; no user sees a traceback.
+A daemon's `main` prints the text of a `DaemonError` on stderr and exits. Users see no traceback.
 """
 
 
 class DaemonError(Exception):
-    """The root. `str(error)` is complete: it needs no further context to be understood."""
+    """The root. `str(error)` is a complete message that needs no further context."""
 
 
 class ConfigError(DaemonError):
@@ -29,11 +29,11 @@ class TlsError(DaemonError):
 
 
 class FileError(DaemonError):
-    """A file that could not be written durably; the old content, if any, still stands."""
+    """A file that could not be written durably; the old content, if any, is unchanged."""
 
 
 class DirectoryLockedError(DaemonError):
-    """Another process holds the folder. `pid` is that process, or None where it is not known."""
+    """Another process holds the folder. `pid` is that process, or None if unknown."""
 
     def __init__(self, message: str, pid: int | None) -> None:
         super().__init__(message)
@@ -41,4 +41,4 @@ class DirectoryLockedError(DaemonError):
 
 
 class TaskEndedError(DaemonError):
-    """A task that was to run as long as its daemon ended; its error is `__cause__`."""
+    """A task that must run as long as its daemon ended; its error is `__cause__`."""

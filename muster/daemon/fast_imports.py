@@ -1,9 +1,9 @@
-"""Imported before all else of a daemon: aiohttp and structlog, without what costs a start most.
+"""Import aiohttp and structlog without their slowest steps. Daemons import this module first.
 
-As it is imported aiohttp makes two TLS contexts, and each reads every certificate of the machine;
-structlog imports rich where that is installed, to print tracebacks in colours. Together that is as
-much as all the rest. Here the one context reads its certificates when it is first used, the other,
-which verifies nothing, never, and rich stays out.
+On import, aiohttp makes two TLS contexts, and each reads every certificate of the machine.
+structlog imports rich, if installed, for coloured tracebacks. Together these take as long as the
+rest of a daemon's start. Here, one context reads its certificates at first use, the other, which
+verifies nothing, never reads any, and rich is not imported.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class LazySSLContext(ssl.SSLContext):
-    """As `ssl.create_default_context` makes it, but that certificates are read at first use."""
+    """Like `ssl.create_default_context`, but certificates are read at first use."""
 
     _read = False
 
@@ -37,7 +37,7 @@ def _without_certificates() -> Iterator[None]:
         return LazySSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
     ssl.create_default_context = make
-    # Only the context that verifies nothing is asked for that.
+    # Only the context that verifies nothing calls this.
     ssl.SSLContext.set_default_verify_paths = _read_nothing  # type: ignore[method-assign, assignment]
     try:
         yield

@@ -1,4 +1,4 @@
-"""Where a daemon listens and what it dials: is that this machine, or a network?"""
+"""Tell loopback addresses from network ones, and find the processes that listen on a port."""
 
 import ipaddress
 import os
@@ -10,9 +10,9 @@ _LISTEN: Final = "0A"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host`, an address or name, never leaves this machine.
+    """Whether traffic to `host`, an address or name, never leaves this machine.
 
-    A name other than localhost is taken to be outside: what it resolves to may change.
+    A name other than localhost counts as outside, because its address may change.
     """
     if host.lower() in {"localhost", "localhost."}:
         return True
@@ -23,7 +23,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listeners(port: int, proc: Path = Path("/proc")) -> list[str]:
-    """Who listens on a TCP port here, as `python (process 42)`: those that this user may see."""
+    """The visible processes that listen on a TCP port of this machine, as `python (process 42)`."""
     sockets = set(_listening(port, proc))
     if not sockets:
         return []
@@ -50,7 +50,7 @@ def _sockets_of(folder: Path) -> Iterator[str]:
     try:
         names = os.listdir(folder / "fd")
     except OSError:
-        return  # it has ended, or is another user's
+        return  # The process has ended, or is another user's.
     for name in names:
         try:
             yield os.readlink(folder / "fd" / name)

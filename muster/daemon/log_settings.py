@@ -1,4 +1,4 @@
-"""The settings that both daemons have."""
+"""The logging settings and setting types that both daemons share."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Log(msgspec.Struct, frozen=True, kw_only=True):
-    """What is logged and how; `auto` is console on a terminal and JSON elsewhere."""
+    """Log level and format; `auto` is console on a terminal and JSON elsewhere."""
 
     level: Level = "info"
     format: Format = "auto"

@@ -1,7 +1,7 @@
-"""One line an event, the same for our own code and for libraries that use the standard logging.
+"""One log line per event, for our own code and for libraries that use the standard logging.
 
-JSON where a machine reads, columns where a person does. What stands under a secret's name, or
-behind the word Bearer, is not printed; that is a net below code that should not log secrets.
+JSON for machines, columns for people. Values under a secret's name, or after the word Bearer, are
+not printed. That is a safety net: code should not log secrets in the first place.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ _BEARER = re.compile(r"(?i)\b(bearer)\s+[^\s\"',;]+")
 def configure(*, level: Level, fmt: Format, stream: TextIO | None = None) -> None:
     """Set up logging for this process; `auto` is console on a terminal and JSON elsewhere.
 
-    `stream` is standard error unless given, so that standard output stays free for results.
-    Calling it again replaces what was set up before.
+    `stream` defaults to standard error, so that standard output stays free for results. Another
+    call replaces the previous set-up.
     """
     out = sys.stderr if stream is None else stream
     as_json = fmt == "json" or (fmt == "auto" and not out.isatty())
@@ -55,7 +55,7 @@ def configure(*, level: Level, fmt: Format, stream: TextIO | None = None) -> Non
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
-    # What no line shows need not be found out for each.
+    # Do not collect for each record what no line shows.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     root = logging.getLogger()
     for old in root.handlers[:]:
@@ -74,14 +74,14 @@ def configure(*, level: Level, fmt: Format, stream: TextIO | None = None) -> Non
 
 
 class _Lines:
-    """Writes the lines of one logger as the handler writes those of libraries."""
+    """Writes the lines of one logger the way the handler writes those of libraries."""
 
     def __init__(self, handler: "logging.StreamHandler[TextIO]", name: str = "root") -> None:
         self.name = name
         self._handler = handler
 
     def _write(self, line: str) -> None:
-        # Nobody reads it any more, or its disk is full: neither is to end a daemon.
+        # A closed stream or a full disk must not end a daemon.
         with (
             self._handler.lock or contextlib.nullcontext(),
             contextlib.suppress(OSError, ValueError),
@@ -93,7 +93,7 @@ class _Lines:
 
 
 def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """The processor that takes secrets out of an event, at any depth."""
+    """The processor that removes secrets from an event, at any depth."""
     return {key: _redacted(key, value) for key, value in event.items()}
 
 
@@ -106,7 +106,7 @@ def _redacted(key: str, value: object) -> object:
     if _is_secret(key):
         return REDACTED
     if isinstance(value, str):
-        # Few texts hold the word, and every line of a busy coordinator comes through here.
+        # Few texts contain the word, and every line of a busy coordinator passes here.
         return _BEARER.sub(rf"\1 {REDACTED}", value) if "bearer" in value.lower() else value
     if isinstance(value, Mapping):
         return {str(inner): _redacted(str(inner), item) for inner, item in value.items()}

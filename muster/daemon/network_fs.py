@@ -1,4 +1,4 @@
-"""Whether a folder is on a network file system, where locks and shared memory fail in silence."""
+"""Detect network file systems, on which locks and shared memory fail silently."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ _MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
 def network_kind(folder: Path, mounts: Path = _MOUNTS) -> str:
-    """Which network file system the folder is on (`nfs4`); "" where it is on none, or nobody
-    knows."""
+    """The kind of network file system of the folder (`nfs4`). Returns "" if it is local
+    or unknown.
+    """
     try:
         device = os.stat(folder).st_dev
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()

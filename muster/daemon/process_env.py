@@ -1,4 +1,4 @@
-"""What a daemon finds around it when it is started, by systemd, a shell or a careless script."""
+"""Prepare the process of a daemon, whether systemd, a shell or a careless script started it."""
 
 import os
 import signal
@@ -6,30 +6,31 @@ import sys
 
 
 def prepare_process_env() -> None:
-    """Make them fit: call it before anything is opened or written.
+    """Prepare the standard streams and ignore SIGHUP, so that a terminal's hang-up does not end the
+    daemon.
 
-    A hang-up of the terminal ends nobody.
+    Call it before anything is opened or written.
     """
     prepare_streams()
-    # A handler and not SIG_IGN, which what we start would inherit.
+    # A handler and not SIG_IGN, which child processes would inherit.
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def prepare_streams() -> None:
-    """The standard streams as every program wants them: open, and able to write any text.
+    """Make sure that the standard streams are open and can write any text.
 
-    Of the descriptors 0 to 2 one that is closed would else be given to the next file that is
-    opened, and what is said to an operator would end in it.
+    If one of the descriptors 0 to 2 were closed, the next opened file would get it, and messages
+    for the operator would end up in that file.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
-    # Python has None for a stream that was closed when it began.
+    # Python has None for a stream that was closed at the start.
     sys.stdin = sys.stdin or os.fdopen(0, "r", closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # Where the locale is ASCII, or a file name no UTF-8, a line must be written all the
-            # same.
+            # Print non-ASCII text and file names that are not UTF-8 in escaped form instead of
+            # failing.
             stream.reconfigure(errors="backslashreplace")

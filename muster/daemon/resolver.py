@@ -1,8 +1,8 @@
-"""Names to addresses, for aiohttp, in threads that nobody waits for.
+"""A resolver for aiohttp that looks names up in threads of its own.
 
-Where no name server answers, the system's resolver is silent for a minute and cannot be
-interrupted. In the threads that the loop shares, a few such lookups would keep out all else that
-waits for a disk, and a daemon could not end before the last of them had.
+If no name server answers, the system's resolver blocks for a minute and cannot be interrupted. In
+the loop's shared executor, a few such lookups would block all disk work, and a daemon could not end
+before the last of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Asked(NamedTuple):
 
 
 class ThreadedResolver(AbstractResolver):
-    """The machine's own resolver. Who asks for what is being looked up already waits for that."""
+    """The machine's own resolver. Concurrent requests for the same name share one lookup."""
 
     def __init__(self) -> None:
         self._running: dict[_Asked, asyncio.Future[list[ResolveResult]]] = {}
@@ -36,11 +36,11 @@ class ThreadedResolver(AbstractResolver):
     ) -> list[ResolveResult]:
         """All addresses of a name. Raises OSError."""
         asked = _Asked(host, port, family)
-        # Who gives up leaves it to the next, who will ask for the same.
+        # If a caller gives up, the lookup goes on for the next caller with the same name.
         return await asyncio.shield(self._running.get(asked) or self._begin(asked))
 
     async def close(self) -> None:
-        """What runs ends by itself."""
+        """Do nothing: running lookups end by themselves."""
 
     def _begin(self, asked: _Asked) -> asyncio.Future[list[ResolveResult]]:
         loop = asyncio.get_running_loop()
@@ -52,7 +52,7 @@ class ThreadedResolver(AbstractResolver):
                 found.set_result(addresses)
             else:
                 found.set_exception(error)
-                found.exception()  # there may be nobody left to hear it
+                found.exception()  # Mark the error as retrieved, because no caller may be left.
 
         def look() -> None:
             addresses: list[ResolveResult] = []
@@ -61,9 +61,9 @@ class ThreadedResolver(AbstractResolver):
                 addresses = _addresses(asked)
             except OSError as error:
                 failure = error
-            except UnicodeError:  # a label that is too long
+            except UnicodeError:  # A label is too long.
                 failure = socket.gaierror(socket.EAI_NONAME, "no such name can be")
-            with contextlib.suppress(RuntimeError):  # the loop has ended
+            with contextlib.suppress(RuntimeError):  # The loop has ended.
                 loop.call_soon_threadsafe(tell, addresses, failure)
 
         threading.Thread(target=look, name="lookup", daemon=True).start()
@@ -75,7 +75,7 @@ def _addresses(asked: _Asked) -> list[ResolveResult]:
     return [
         ResolveResult(
             hostname=asked.host,
-            # With the interface, where an address needs one.
+            # Includes the interface if an address needs one.
             host=socket.getnameinfo(address, _AS_NUMBERS)[0],
             port=asked.port,
             family=family,

@@ -1,7 +1,7 @@
-"""Telling systemd how a daemon is (the protocol of sd_notify(3)): a datagram of KEY=VALUE lines.
+"""Notify systemd of a daemon's state (the protocol of sd_notify(3)): a datagram of KEY=VALUE lines.
 
-Own code because the protocol is stable and this small; the libraries for it are dormant or need C.
-Outside systemd, where NOTIFY_SOCKET is not set, every call does nothing.
+Our own code, because the protocol is stable and this is small. The libraries for it are dormant or
+need C. Outside systemd, where NOTIFY_SOCKET is not set, every call does nothing.
 """
 
 import os
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 
 class Notifier:
-    """Speaks to the service manager named by the environment, if there is one.
+    """Sends to the service manager named by the environment, if there is one.
 
-    `watchdog_s` is how often `WatchdogSec=` wants to hear `watchdog()`: half of what the unit
-    says, as sd_watchdog_enabled(3) advises; None where no watchdog waits for this process.
+    `watchdog_s` is the interval for `watchdog()`: half of `WatchdogSec=`, as sd_watchdog_enabled(3)
+    advises. It is None if no watchdog waits for this process.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ, *, pid: int | None = None) -> None:
@@ -23,19 +23,21 @@ class Notifier:
         self.watchdog_s = _watchdog_s(environ, os.getpid() if pid is None else pid)
 
     def ready(self, status: str) -> None:
-        """Start-up is complete: units that wait for this one may start."""
+        """Report that start-up is complete, so that units that wait for this one may start."""
         self._send(f"READY=1\nSTATUS={_one_line(status)}")
 
     def status(self, text: str) -> None:
-        """The one line that `systemctl status` shows."""
+        """Set the line that `systemctl status` shows."""
         self._send(f"STATUS={_one_line(text)}")
 
     def stopping(self) -> None:
-        """Shutdown has begun."""
+        """Report that shutdown has begun."""
         self._send("STOPPING=1")
 
     def watchdog(self) -> None:
-        """Say that the daemon's loop still turns; call it from that loop and not from a thread."""
+        """Report that the daemon's loop still turns. Call it from that loop and not
+        from a thread.
+        """
         self._send("WATCHDOG=1")
 
     def _send(self, state: str) -> None:
@@ -43,11 +45,11 @@ class Notifier:
             return
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-                # A full queue must never hold up the daemon that reports.
+                # A full queue must never block the daemon.
                 sock.setblocking(False)
                 sock.sendto(state.encode(), self._address)
         except OSError:
-            # Nobody listens any more: a daemon does not fail because it could not say it is well.
+            # Nobody listens any more. A daemon must not fail because it could not report.
             return
 
 

@@ -1,8 +1,7 @@
-"""Named asyncio tasks, each with an owner and a fate.
+"""Named asyncio tasks with an owner that ends them and reports their errors.
 
-A bare `asyncio.create_task` may be collected while it runs, and its error is seen only when the
-garbage collector finds it, if ever. Here an owner keeps every task, ends all of them together,
-and an error in one is never silent.
+A bare `asyncio.create_task` may be garbage collected while it runs, and its error may never be
+seen. An owner keeps every task, ends all of them together, and logs or raises each error.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ _log = structlog.get_logger("muster.tasks")
 
 
 class TaskOwner:
-    """Keeps tasks from `spawn` to their end, and ends those left in `close`.
+    """Keeps tasks from `spawn` to their end, and cancels the remaining ones in `close`.
 
     Use it as `async with TaskOwner("agent") as owner:` and wait in `owner.run_until(stop)`.
     """
@@ -36,9 +35,9 @@ class TaskOwner:
     ) -> asyncio.Task[_T]:
         """Start a task and keep it.
 
-        An `eternal` task is to run as long as the daemon: when it returns or raises, `run_until`
-        raises TaskEndedError. The error of any other task is logged, whoever else awaits it.
-        After `close` the coroutine is not started and RuntimeError is raised.
+        An `eternal` task must run as long as the daemon: if it returns or raises, `run_until`
+        raises TaskEndedError. The error of any other task is logged, even if another caller awaits
+        it. After `close` the coroutine is not started and RuntimeError is raised.
         """
         if self._closed:
             coro.close()
@@ -49,7 +48,7 @@ class TaskOwner:
         return task
 
     def __len__(self) -> int:
-        """How many tasks are running."""
+        """Number of running tasks."""
         return len(self._tasks)
 
     async def run_until(self, stop: asyncio.Event) -> None:
@@ -68,10 +67,10 @@ class TaskOwner:
             raise self._failure
 
     async def close(self, *, timeout_s: float = 10.0) -> None:
-        """Cancel every task and wait for all of them; no new ones start from now on.
+        """Cancel every task and wait for all of them. No new ones can be started afterwards.
 
-        A task that has not ended after `timeout_s` is named in the log and left behind: one that
-        swallows its cancellation must not keep a daemon from stopping. Safe to call twice.
+        A task that has not ended after `timeout_s` is logged and abandoned: one that swallows its
+        cancellation must not keep a daemon from stopping. Safe to call twice.
         """
         self._closed = True
         mine = self._tasks - {asyncio.current_task()}

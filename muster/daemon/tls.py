@@ -10,17 +10,17 @@ from muster.daemon.durable_files import FileVersion, file_version
 from muster.daemon.errors import TlsError
 
 BUFFER_BYTES: Final = 16 * 1024
-"""What a connection reads at once: a record of TLS."""
+"""Read buffer of a connection: one TLS record."""
 
 
 def server_context(cert: Path, key: Path) -> ssl.SSLContext:
-    """What a daemon listens with: TLS 1.2 or newer.
+    """The context with which a daemon listens: TLS 1.2 or newer.
 
     `cert` is a PEM file with the certificate first and its chain after it, `key` its private key
     without a passphrase. Raises TlsError.
 
-    From then on every TLS connection of this process reads through BUFFER_BYTES. asyncio
-    gives each 256 KiB for as long as it lasts: 1.2 GiB for the agents of a large cluster.
+    From then on every TLS connection of this process reads through BUFFER_BYTES. asyncio would give
+    each connection 256 KiB: 1.2 GiB for the agents of a large cluster.
     """
     sslproto.SSLProtocol.max_size = BUFFER_BYTES
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -36,14 +36,14 @@ def server_context(cert: Path, key: Path) -> ssl.SSLContext:
 
 
 def certificate_names(cert: Path, key: Path) -> tuple[str, ...]:
-    """The host names (subjectAltName) of the certificate; none if it is not valid now.
+    """The host names (subjectAltName) of the certificate. Returns () if it is not valid now.
 
     Raises TlsError.
     """
     server = server_context(cert, key)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    # The ssl module decodes only certificates that it has verified: this one vouches for itself.
+    # The ssl module decodes only verified certificates, so this certificate is trusted for itself.
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     client.load_verify_locations(cert)
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -60,8 +60,10 @@ def certificate_names(cert: Path, key: Path) -> tuple[str, ...]:
 
 
 class Renewed:
-    """What a daemon listens with, by the certificate that its files hold now: whoever renews one
-    need not know of the daemon. Connections that are open keep the one that they began with."""
+    """A server context that follows the certificate's files, so that renewal needs no restart.
+
+    Open connections keep the certificate with which they began.
+    """
 
     def __init__(self, cert: Path, key: Path) -> None:
         """As `server_context`. Raises TlsError."""
@@ -69,12 +71,14 @@ class Renewed:
         self._key = key
         self._version = self._versions()
         self._now = self.context = server_context(cert, key)
-        # Called in every handshake, also where the client names nobody.
+        # Called in every handshake, also if the client sends no server name.
         self.context.sni_callback = self._choose
 
     def look(self) -> bool:
-        """Whether the files have changed; what is new is shown from now on. Raises TlsError, and
-        what was shown before stays."""
+        """Whether the files have changed. If so, new connections get the new certificate.
+
+        Raises TlsError, and then the previous certificate stays in use.
+        """
         version = self._versions()
         if version == self._version:
             return False
@@ -90,7 +94,7 @@ class Renewed:
 
 
 def version_of(path: Path, name: str) -> FileVersion:
-    """Another one when the file has changed; `name` is its setting. Raises TlsError."""
+    """The version of the file, to detect changes; `name` is its setting. Raises TlsError."""
     try:
         found = path.stat()
     except OSError as error:
@@ -99,7 +103,8 @@ def version_of(path: Path, name: str) -> FileVersion:
 
 
 def client_context(ca: Path | None) -> ssl.SSLContext:
-    """What dials a daemon: TLS 1.2 or newer, certificate and host name checked.
+    """The context with which clients dial a daemon: TLS 1.2 or newer, certificate and host name
+    checked.
 
     `ca` is a PEM file of the authorities to trust instead of the system's. Raises TlsError.
     """
