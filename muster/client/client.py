@@ -74,7 +74,7 @@ class Client:
 
     @classmethod
     def of(cls, settings: Settings, on_trouble: OnTrouble | None = None) -> Self:
-        """The client that `settings` describe."""
+        """Create a client from `settings`."""
         client = cls.__new__(cls)
         client._begin(settings, on_trouble)
         return client
