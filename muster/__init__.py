@@ -1,4 +1,5 @@
-"""What users type and import, and what both daemons share. Imports neither daemon.
+"""The user-facing clients and command line, and code that both daemons share. Imports neither
+daemon.
 
 `from muster import Client, AsyncClient`: docs/client.md.
 """
@@ -12,7 +13,7 @@ __all__ = ["AsyncClient", "Client"]
 
 
 def __getattr__(name: str) -> Any:
-    """The clients when they are asked for: everything else in here is to start without them."""
+    """Import the clients on first access, so that other imports of this package stay fast."""
     if name in __all__:
         import muster.client
 

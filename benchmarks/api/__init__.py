@@ -1,1 +1,1 @@
-"""What the HTTP API costs where very many jobs have ended."""
+"""The cost of the HTTP API with very many ended jobs."""

@@ -1,4 +1,4 @@
-"""Very many jobs that have ended, written by the journal's own code: appended, then archived."""
+"""Generator of very many ended jobs, with the journal's own code: appended, then archived."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How well hangs are told from what is merely slow, and how soon; what watching costs."""
+"""Accuracy and delay of hang detection, and the cost of monitoring."""

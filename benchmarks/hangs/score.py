@@ -1,4 +1,4 @@
-"""What the rules make of the labelled traces: precision, recall and delay."""
+"""Precision, recall and delay of the hang rules on the labelled traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that hang and jobs that are merely slow, labelled: what their ranks do at each moment.
+"""Labelled traces of jobs that hang and jobs that are only slow.
 
 Made from a seed. Half of them speak gloo, whose ranks sleep while they wait, half NCCL, whose ranks
 spin.

@@ -1,1 +1,1 @@
-"""How fast a job gets going: `python -m benchmarks.launch`, or `./dev bench launch`."""
+"""Launch latency of a job: `python -m benchmarks.launch`, or `./dev bench launch`."""

@@ -1,4 +1,4 @@
-"""A cluster to measure, an open connection to it, and an end that leaves nothing behind."""
+"""A temporary cluster to measure, with an open connection; cleans up completely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The least that such a fan-out can cost: aiohttp websockets, and nothing of what Muster does."""
+"""The lower bound for a fan-out: bare aiohttp websockets, without Muster."""
 
 from __future__ import annotations
 

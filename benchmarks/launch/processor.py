@@ -1,4 +1,4 @@
-"""What processes have cost, and how fast the machine is today."""
+"""CPU time of processes, and the current speed of the machine."""
 
 from __future__ import annotations
 

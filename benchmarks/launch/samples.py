@@ -1,4 +1,4 @@
-"""What was measured, and the few numbers by which it is told."""
+"""Samples and their summary statistics."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How fast a log byte travels, how many do at a time, and what a storm of them does to the rest."""
+"""Latency and throughput of logs, and the effect of a log storm on other jobs."""

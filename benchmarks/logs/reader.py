@@ -1,4 +1,4 @@
-"""A follower of a job's logs that does as little as one can, so that others are measured."""
+"""A minimal follower of a job's logs, so that its own cost does not affect the measurement."""
 
 from __future__ import annotations
 

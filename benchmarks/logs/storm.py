@@ -1,4 +1,4 @@
-"""What a storm of bytes from one node costs a job on another one.
+"""The effect of a log storm on one node on a job on another node.
 
 On machines of their own the node that storms would have its cores and its disk to itself; so here
 it has, with the reader, a core that nobody else gets, and a state folder in memory.

@@ -1,1 +1,1 @@
-"""What the fabric plan of a large gang costs."""
+"""The cost of the fabric plan of a large gang."""

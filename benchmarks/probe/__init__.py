@@ -1,1 +1,1 @@
-"""What a probe of a node's fabric costs."""
+"""The cost of probing a node's fabric."""

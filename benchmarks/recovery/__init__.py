@@ -1,1 +1,1 @@
-"""What daemons, ranks and cancels cost when they end: figures beside Slurm and plain torchrun."""
+"""The cost of failing daemons and ranks, and of cancels, compared with Slurm and torchrun."""

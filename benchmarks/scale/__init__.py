@@ -1,1 +1,1 @@
-"""What a node of a gang costs the coordinator: `./dev bench scale`."""
+"""The coordinator's cost per node of a gang: `./dev bench scale`."""

@@ -1,1 +1,1 @@
-"""Shims: how soon one is there, and what it takes."""
+"""Start-up time and memory of shims."""

@@ -1,4 +1,4 @@
-"""Holds a rig, and takes it down when whoever made it is done, or dead.
+"""Holds a rig, and removes it when its creator exits or dies.
 
 It stands outside of the rig's namespaces. Its standard input is a pipe from the maker: the line
 `keep` means that the rig outlives the maker, until this process is sent SIGTERM; the end of the

@@ -1,4 +1,4 @@
-"""A machine of the rig: what a node is to those that run on it, and the hand on its plug."""
+"""A simulated machine of the rig, and control of its power."""
 
 from __future__ import annotations
 

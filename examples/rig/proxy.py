@@ -1,4 +1,4 @@
-"""A bad network between two programs that speak TCP, in the hand of a test.
+"""A TCP proxy that simulates a bad network under a test's control.
 
     with Proxy(("127.0.0.1", 7077), seed=7) as proxy:
         connect_to(proxy.port)

@@ -1,4 +1,4 @@
-"""Machines in namespaces on a private bridge, for what one machine's loopback cannot show.
+"""Machines in network namespaces on a private bridge, for tests that loopback does not allow.
 
     with Rig(tmp_path / "rig") as rig:
         a, b = rig.add("node-1"), rig.add("node-2")

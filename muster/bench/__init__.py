@@ -1,2 +1,2 @@
-"""Benchmarks that run as jobs: the programs that nodes run, and what their output means. Pure but
-for those programs, which the job's interpreter runs: they import the standard library and torch."""
+"""Benchmarks that run as jobs: their programs, and parsers of their output. Pure, except for the
+programs, which the job's interpreter runs with the standard library and torch."""

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-PERIOD = 1021  # a prime: what lands a power of two away is seen
+PERIOD = 1021  # a prime, so that data displaced by a power of two is detected
 CHUNK = PERIOD * 4096
 RANK_VALUES = 8
 ITERATIONS_MIN = 3
@@ -50,8 +50,8 @@ def main() -> int:
 
 
 def _join() -> tuple[torch.device, str]:
-    """Make the process group, of NCCL where every rank has a GPU, else of gloo; the device to
-    measure on, and why it is not NCCL."""
+    """Create the process group: NCCL if every rank has a GPU, otherwise gloo. Returns the device to
+    measure on, and why NCCL is not used."""
     local = int(os.environ["LOCAL_RANK"])
     store, rank, world = next(dist.rendezvous("env://"))
     if world > RANKS_MAX:
@@ -75,8 +75,8 @@ def _join() -> tuple[torch.device, str]:
 
 
 def _agree(store: Any, world: int, blind: str) -> tuple[int, list[str]]:
-    """How many ranks have no GPU, and some of their nodes. `blind`: the node of one that has none.
-    A few questions a rank, however many there are."""
+    """Return the number of ranks without a GPU, and some of their nodes. `blind`: this node's name
+    if it has none. Each rank sends a constant number of requests to the store."""
     if blind:
         store.set(f"bench/blind/{store.add('bench/blind', 1)}", blind.encode())
     if store.add("bench/seen", 1) == world:
@@ -94,7 +94,7 @@ def _own_name() -> str:
 
 
 class Bench:
-    """Measures on one rank, and prints on rank 0."""
+    """Measures on every rank, and prints on rank 0."""
 
     def __init__(
         self, device: torch.device, why: str, iters: int, warmups: int, seconds: float
@@ -133,7 +133,7 @@ class Bench:
         )
 
     def measure(self, size: int) -> int:
-        """One row; the number of wrong elements, over all ranks."""
+        """Measure and print one row. Returns the number of wrong elements over all ranks."""
         count = max(size // ELEMENT_BYTES, 1)
         size = count * ELEMENT_BYTES
         data = torch.zeros(count, device=self._device)
@@ -152,7 +152,8 @@ class Bench:
         return wrong
 
     def _warm_up(self, data: torch.Tensor) -> int:
-        """Warm-ups, and how many iterations the time is enough for: the same on every rank."""
+        """Warm up, and return the number of iterations that fit the time, the same on every
+        rank."""
         began = time.perf_counter()
         self._reduced(data)
         took = torch.tensor([time.perf_counter() - began], device=self._device)
@@ -164,7 +165,7 @@ class Bench:
         return min(self._iters, max(fit, ITERATIONS_MIN))
 
     def _times(self, data: torch.Tensor, iterations: int) -> list[float]:
-        """Seconds of each iteration on this rank."""
+        """Return the seconds of each iteration on this rank."""
         dist.barrier()
         if self._device.type == "cpu":
             marks = [time.perf_counter()]
@@ -181,7 +182,7 @@ class Bench:
         return [events[i].elapsed_time(events[i + 1]) / 1e3 for i in range(iterations)]
 
     def _average(self, times: list[float]) -> list[float]:
-        """Over the ranks, each iteration for itself."""
+        """Average each iteration over the ranks."""
         found = torch.tensor(times, device=self._device, dtype=torch.float32)
         dist.all_reduce(found)
         average: list[float] = (found / self._world).tolist()
@@ -204,7 +205,7 @@ class Bench:
 
 
 def fill(data: torch.Tensor, rank: int) -> None:
-    """What a rank gives to the sum: a pattern of its places, and a number of its own."""
+    """Fill `data` with this rank's summand: a pattern by position plus a number by rank."""
     pattern = _pattern(data)
     for begin in range(0, data.numel(), CHUNK):
         part = data[begin : begin + CHUNK]
@@ -212,7 +213,7 @@ def fill(data: torch.Tensor, rank: int) -> None:
 
 
 def count_wrong(data: torch.Tensor, world: int) -> int:
-    """How many elements are not the sum of what `fill` gave on `world` ranks."""
+    """Count the elements that are not the sum of what `fill` wrote on `world` ranks."""
     right = _pattern(data) * world + sum(rank % RANK_VALUES + 1 for rank in range(world))
     wrong = 0
     for begin in range(0, data.numel(), CHUNK):

@@ -1,4 +1,4 @@
-"""The all-reduce benchmark as a job like any other: its program travels inside the job."""
+"""The all-reduce benchmark as an ordinary job that carries its program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def allreduce_job(
     python: str | None = None,
     time_limit: str = "1h",
 ) -> dict[str, Any]:
-    """The mapping of a job file, for `Client.submit`. `rdma` is as in a job file."""
+    """Return the mapping of a job file, for `Client.submit`. `rdma` is as in a job file."""
     words = ["--sizes", ",".join(map(str, sizes)), "--iters", iterations, "--warmups", warmups]
     job: dict[str, Any] = {
         "name": NAME,

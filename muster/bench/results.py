@@ -1,4 +1,4 @@
-"""What the all-reduce program prints, read; and what the numbers mean."""
+"""Parsing and assessment of the all-reduce program's output."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from muster.http.fabric import PlanView
 from muster.protocol.traffic import Carrier
 
 PASS_FRACTION: Final = 0.8
-"""Of what a node's chosen HCAs could carry together: what a ring over them gives."""
+"""Fraction of the combined rate of a node's chosen HCAs that a ring over them must reach."""
 _FIELDS: Final = 11
 
 
 class About(msgspec.Struct, frozen=True):
-    """What was measured; `why` says in words why it is not NCCL, where it is not."""
+    """A description of the measurement. `why` is the reason for not using NCCL, if any."""
 
     ranks: int
     nodes: int
@@ -31,9 +31,8 @@ class About(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One size. Times are microseconds, means over the ranks; bandwidths are 1e9 bytes a second, of
-    the mean time. `wrong` counts elements of all ranks whose sum was not right.
-    """
+    """The result of one size. Times are microseconds, averaged over the ranks; bandwidths are 1e9
+    bytes/s, from the mean time. `wrong` counts elements with a wrong sum on all ranks."""
 
     size: int
     count: int
@@ -47,9 +46,8 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """The least bus bandwidth, in GB/s, that the largest size is to reach; None where nothing can
-    be asked of it. `passed` is None then, too. `text` says why.
-    """
+    """The pass line: the minimum bus bandwidth, in GB/s, of the largest size. `gb_s` and `passed`
+    are None if there is no pass line. `text` says why."""
 
     gb_s: float | None
     passed: bool | None
@@ -57,10 +55,9 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One job of the benchmark. `rdma` is what it asked for, `plan` what the gang was told to use,
-    `verdict` the coordinator's on what carried the bytes (of gloo always TCP), and `transport` the
-    line that says it.
-    """
+    """One job of the benchmark. `rdma` is the job's setting and `plan` the gang's fabric plan.
+    `verdict` is the coordinator's traffic verdict (for gloo always TCP), and `transport` its
+    text."""
 
     job: int
     rdma: str
@@ -82,7 +79,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def read_line(line: str) -> About | Row | None:
-    """What a line of the program's output says; None for one that is for people only."""
+    """Parse a line of the program's output. Returns None for lines that are for people only."""
     if line.startswith("# {"):
         try:
             return msgspec.json.decode(line[2:], type=About)
@@ -109,8 +106,8 @@ def read_line(line: str) -> About | Row | None:
 
 
 def rates_of(plan: PlanView | None) -> dict[str, float]:
-    """By node, what the HCAs that a plan has chosen carry together, in Gbit/s; empty where it has
-    none, or a rate is unknown."""
+    """Return the combined rate of each node's planned HCAs, in Gbit/s. Returns {} if the plan has
+    none or a rate is unknown."""
     if plan is None or plan.transport != "rdma":
         return {}
     rates: dict[str, float] = {}
@@ -126,9 +123,8 @@ def rates_of(plan: PlanView | None) -> dict[str, float]:
 def pass_line(
     about: About | None, rows: Iterable[Row], rates_gbps: Mapping[str, float], *, tcp: bool = False
 ) -> Line:
-    """What the chosen HCAs should give. `rates_gbps`: by node, the sum of theirs in Gbit/s, empty
-    where no plan names any. `tcp`: the transport is known to be TCP.
-    """
+    """Compute the pass line from the chosen HCAs. `rates_gbps`: combined rate of each node in
+    Gbit/s, empty if no plan names HCAs. `tcp`: the transport is known to be TCP."""
     largest = max(rows, key=lambda row: row.size, default=None)
     if about is None or largest is None:
         return Line(None, None, "nothing was measured")
@@ -152,7 +148,7 @@ def pass_line(
 
 
 def factors(fast: Iterable[Row], slow: Iterable[Row]) -> dict[int, float]:
-    """By size, how many times the bus bandwidth of `slow` that of `fast` is."""
+    """Return the ratio of `fast` to `slow` bus bandwidth, by size."""
     base = {row.size: row.busbw_gb_s for row in slow}
     return {
         row.size: row.busbw_gb_s / base[row.size] for row in fast if base.get(row.size, 0.0) > 0.0

@@ -1,4 +1,4 @@
-"""Payload sizes as nccl-tests takes them: K, M and G are powers of 1024."""
+"""Message sizes as in nccl-tests: K, M and G are powers of 1024."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 ELEMENT_BYTES: Final = 4
-"""Sizes are whole numbers of these: the program reduces 32-bit floats."""
+"""Sizes are multiples of this, because the program reduces 32-bit floats."""
 SIZE_MAX: Final = 1 << 40
 _SIZE: Final = re.compile(r"([0-9]{1,15})([KMGkmg]?)(?:i?[Bb])?")
 _UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30}
@@ -14,11 +14,11 @@ _EXAMPLE: Final = "write 1M..1G, which doubles from the one to the other, or 1M,
 
 
 class SizesError(ValueError):
-    """Text that names no sizes; the message says what to write."""
+    """The text is not a list of sizes. The message says what to write."""
 
 
 def read_sizes(text: str) -> tuple[int, ...]:
-    """The bytes that `1M..1G` or `1M,64M` names, each once, ascending. Raises SizesError."""
+    """Parse `1M..1G` or `1M,64M` to sizes in bytes, unique and ascending. Raises SizesError."""
     sizes: set[int] = set()
     for part in text.split(","):
         first, dots, last = part.strip().partition("..")
@@ -34,7 +34,7 @@ def read_sizes(text: str) -> tuple[int, ...]:
 
 
 def size_text(size: int) -> str:
-    """`64M`: the largest unit in which it is a whole number, else bytes."""
+    """Format a size as `64M`, in the largest unit that divides it, else in bytes."""
     for unit in ("G", "M", "K"):
         if size % (1 << _UNITS[unit]) == 0:
             return f"{size >> _UNITS[unit]}{unit}"

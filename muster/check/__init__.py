@@ -1,2 +1,2 @@
-"""Whether nodes agree and reach each other: the program that they run, and what its output means.
-Pure but for that program, which the job's interpreter runs: it imports the standard library."""
+"""The check of nodes against each other: its program, and parsers of the output. Pure, except for
+the program, which the job's interpreter runs with the standard library."""

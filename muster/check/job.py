@@ -1,5 +1,4 @@
-"""A check as a job like any other: one process on each node, whose program travels inside the
-job."""
+"""A check as an ordinary job: one process per node, which the job carries."""
 
 from __future__ import annotations
 
@@ -27,9 +26,9 @@ def check_job(
     python: str | None = None,
     time_limit: str = "4h",
 ) -> dict[str, Any]:
-    """The mapping of a job file. `size`: bytes from each node to each other on each network;
-    `timeout_s`: for a connection; `key`: what the nodes of this check know each other by.
-    """
+    """Return the mapping of a job file. `size`: bytes sent between each pair of nodes, in each
+    direction and on each network. `timeout_s`: connection timeout. `key`: the secret by which the
+    nodes of this check recognise each other."""
     plan = {"networks": networks, "bytes": size, "timeout_s": timeout_s, "key": key}
     text = msgspec.json.encode(plan).decode()
     job: dict[str, Any] = {
@@ -41,7 +40,7 @@ def check_job(
         "run": ["-m", program.__name__, _PLAN],
         "placement": {"include": list(nodes)},
         "pool": pool,
-        # A node that refuses is a finding, and the check goes on without it.
+        # Because a refusing node is a finding, do not retry: the check continues without that node.
         "retry": {"infra": 0},
         "time_limit": time_limit,
     }

@@ -1,4 +1,4 @@
-"""The networks on which nodes are to reach each other, from what their agents report."""
+"""The networks on which nodes should reach each other, from their agents' reports."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from muster.http.views import NodeView
 from muster.protocol.interfaces import InterfaceKind, NetworkRank, rank_of, usable_address
 
 PEERS: Final = "the cluster's addresses"
-"""A network that is no subnet: the addresses at which gangs meet, where those are in several."""
+"""A pseudo-network of the gangs' rendezvous addresses, if they are in several subnets."""
 
 Networks: TypeAlias = dict[str, dict[str, str]]
 
 
 def networks_of(nodes: Sequence[NodeView]) -> Networks:
-    """By network, the address of each node that has one there; networks that two nodes have or
-    more. Networks that end on their own machine are none, nor is one that a machine shares with
-    itself.
-    """
+    """Return each node's address by network, for networks that two or more nodes share. Leaves out
+    networks that never leave a machine, and networks of a machine with itself."""
     subnets: Networks = {}
     for node in nodes:
         for interface in node.interfaces:
@@ -34,13 +32,14 @@ def networks_of(nodes: Sequence[NodeView]) -> Networks:
     found = {subnet: _of_one_each(mine) for subnet, mine in subnets.items()}
     peers = _of_one_each({node.name: node.address for node in nodes if node.address})
     if not any(peers.keys() <= mine.keys() for mine in found.values()):
-        # Subnets of their own for each node or rack, with a way between them.
+        # Each node or rack has its own subnet, with routes between them.
         found[PEERS] = peers
     return {key: mine for key, mine in sorted(found.items()) if len(mine) > 1}
 
 
 def doubled(nodes: Sequence[NodeView]) -> dict[str, list[str]]:
-    """Addresses that several machines have, which no network can bear: their nodes, by address."""
+    """Return addresses that several machines have, with their nodes. No network can work with
+    them."""
     owners: dict[str, dict[str, str]] = {}
     for node in nodes:
         for interface in node.interfaces:
@@ -56,6 +55,7 @@ def doubled(nodes: Sequence[NodeView]) -> dict[str, list[str]]:
 
 
 def _of_one_each(mine: dict[str, str]) -> dict[str, str]:
-    """Without what two nodes have: whoever sends there may reach either."""
+    """Return the entries without addresses that two nodes have, because a sender may reach
+    either."""
     claims = Counter(mine.values())
     return {name: address for name, address in mine.items() if claims[address] == 1}

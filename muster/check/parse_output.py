@@ -1,4 +1,4 @@
-"""What the program of a check prints, read."""
+"""Parser of the check program's output."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import msgspec
 
 
 class Names(msgspec.Struct, frozen=True):
-    """What a node finds out by the names of others: `wrong` are sentences, `unknown` are names and
-    addresses of which nothing is known there, `late` were not looked up in time.
-    """
+    """A node's name lookups: `wrong` are sentences, `unknown` are names and addresses that the node
+    cannot resolve, and `late` counts lookups that did not finish in time."""
 
     wrong: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -18,7 +17,8 @@ class Names(msgspec.Struct, frozen=True):
 
 
 class NodeTold(msgspec.Struct, frozen=True):
-    """A node by its own account. `clock_s`: how far its clock is ahead of the first node's."""
+    """A node's report about itself. `clock_s`: seconds by which its clock is ahead of the first
+    node's."""
 
     node: str
     facts: dict[str, str]
@@ -27,7 +27,8 @@ class NodeTold(msgspec.Struct, frozen=True):
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """What one node has sent to another: GB/s of verified bytes over one connection, or why not."""
+    """A transfer from one node to another: GB/s of verified bytes over one connection, or the
+    error."""
 
     sender: str
     receiver: str
@@ -49,8 +50,8 @@ _line: Final = msgspec.json.Decoder(_Line)
 
 
 class Output:
-    """Takes the lines as they come. `end`: all of them have. `step`: of how many it was the last,
-    in words."""
+    """Parses lines as they arrive. `end`: all have arrived. `step`: the last step and the total, as
+    text."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, NodeTold] = {}
@@ -62,11 +63,11 @@ class Output:
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        """Of a pair that was tried again, the better."""
+        """The results by pair; for a pair that was tried again, the better one."""
         return tuple(self._pairs.values())
 
     def take(self, line: str) -> None:
-        """What is for people only is passed over, as is what this version cannot read."""
+        """Parse one line. Ignores lines for people, and lines that this version cannot read."""
         if not line.startswith("# {"):
             return
         try:

@@ -1,4 +1,4 @@
-"""What a check found, worst first: sentences that name nodes, pairs and networks."""
+"""The findings of a check, worst first: sentences that name nodes, pairs and networks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOW: Final = 1 / 3
 CLOCK_S: Final = 5.0
 NAMED_MAX: Final = 5
 PAIRS_MAX: Final = 20
-"""So many pairs of a network are told of by themselves."""
+"""Number of pairs per network that are reported individually."""
 _MUST_AGREE: Final = frozenset({"torch", "CUDA", "NCCL", "machine"})
 _NONE: Final = "none"
 _OPEN: Final = "open"
@@ -32,7 +32,7 @@ class Severity(Enum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that is not as it should be. `kind` is a stable word."""
+    """A problem that a check found. `kind` is a stable code."""
 
     severity: Severity
     kind: str
@@ -41,8 +41,8 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class NetworkFound(msgspec.Struct, frozen=True):
-    """One network: how many pairs have met there, how many sends of theirs (one each way) failed,
-    and how fast the others were."""
+    """A network: the number of pairs that share it, the number of failed transfers (one in each
+    direction), and the speed of the others."""
 
     network: str
     pairs: int
@@ -52,7 +52,8 @@ class NetworkFound(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A whole check. `skipped`: why, by node; `facts`: what each node told of itself."""
+    """The report of a check. `skipped`: reason by node; `facts`: each node's report about
+    itself."""
 
     nodes: tuple[str, ...]
     skipped: dict[str, str]
@@ -64,19 +65,19 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def exit_code(self) -> int:
-        """As `muster doctor`: 0, 1 (warnings), 2 (faults)."""
+        """The exit code, as for `muster doctor`: 0, 1 (warnings), 2 (faults)."""
         worst = {finding.severity for finding in self.findings}
         return 2 if Severity.FAULT in worst else 1 if Severity.WARNING in worst else 0
 
 
 def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """In the order of their severity, else as they are."""
+    """Sort the findings by severity, otherwise stable."""
     order = list(Severity)
     return tuple(sorted(findings, key=lambda finding: order.index(finding.severity)))
 
 
 def differences(told: Mapping[str, Mapping[str, str]]) -> list[Finding]:
-    """Facts that differ between nodes: who the odd ones are, and what most have."""
+    """Find facts that differ between nodes: the odd nodes, and the value of the majority."""
     found = []
     for fact in dict.fromkeys(fact for mine in told.values() for fact in mine):
         by_value: dict[str, list[str]] = defaultdict(list)
@@ -98,7 +99,7 @@ def differences(told: Mapping[str, Mapping[str, str]]) -> list[Finding]:
 
 
 def names_and_clocks(told: Mapping[str, NodeTold]) -> list[Finding]:
-    """What the nodes find by the names of the others, and what their clocks say."""
+    """Return findings on the nodes' name lookups and clocks."""
     found = []
     for node, its in told.items():
         found += [
@@ -127,8 +128,8 @@ def names_and_clocks(told: Mapping[str, NodeTold]) -> list[Finding]:
 
 
 def fabric(plan: PlanView | None) -> list[Finding]:
-    """What the coordinator's fabric plan for these very nodes says: what keeps them from RDMA, what
-    differs, which ports are missing."""
+    """Return findings from the coordinator's fabric plan for these nodes: obstacles to RDMA,
+    differences, and missing ports."""
     if plan is None or plan.transport == _OPEN:
         return []
     can = plan.transport == _RDMA
@@ -143,7 +144,7 @@ def fabric(plan: PlanView | None) -> list[Finding]:
 
 
 def networks_found(pairs: Sequence[Pair]) -> tuple[NetworkFound, ...]:
-    """By network; the worst pair is one that failed, if any did, else the slowest."""
+    """Summarise each network. The worst pair is a failed one, if any, else the slowest."""
     made = []
     for network, mine in _by_network(pairs).items():
         good = [pair.gb_s for pair in mine if pair.gb_s is not None]
@@ -155,8 +156,8 @@ def networks_found(pairs: Sequence[Pair]) -> tuple[NetworkFound, ...]:
 
 
 def between(pairs: Sequence[Pair]) -> list[Finding]:
-    """Pairs that do not reach each other, and slow ones. A node that reaches nobody on a network is
-    named once."""
+    """Find pairs that do not reach each other, and slow pairs. A node that reaches no peer on a
+    network is reported once."""
     found = []
     for network, mine in _by_network(pairs).items():
         found += _unreached(network, mine) + _slow(network, mine)
@@ -218,7 +219,7 @@ def _slow(network: str, pairs: Sequence[Pair]) -> list[Finding]:
 
 
 def named(nodes: Sequence[str]) -> str:
-    """`a, b and c`; of many, the first."""
+    """Join names as `a, b and c`; shortens long lists."""
     if len(nodes) > NAMED_MAX:
         return f"{', '.join(nodes[:NAMED_MAX])} and {len(nodes) - NAMED_MAX} more"
     return " and ".join(filter(None, [", ".join(nodes[:-1]), nodes[-1]])) if nodes else "none"
@@ -229,7 +230,7 @@ def _has(nodes: Sequence[str]) -> str:
 
 
 def _why(pairs: Sequence[Pair]) -> str:
-    """The commonest reason."""
+    """Return the most frequent reason."""
     return Counter(pair.why for pair in pairs).most_common(1)[0][0]
 
 

@@ -1,4 +1,4 @@
-"""`python -m muster.cli` is `muster`."""
+"""Run the command line as `python -m muster.cli`."""
 
 from muster.cli.main import main
 

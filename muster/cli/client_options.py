@@ -1,4 +1,4 @@
-"""How a verb reaches the coordinator: the options that say where, and the client they make."""
+"""The options that locate the coordinator, and the client made from them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ _URL: Final = "muster.url"
 _CONFIG: Final = "muster.config"
 _TOKEN_FILE: Final = "muster.token_file"  # noqa: S105 - the name of a setting
 
-# A shorter outage is over before anyone has read about it.
+# Shorter outages are over before the user has read a note about them.
 _WORTH_A_NOTE_S: Final = 5.0
 
 
 def connection_options(command: _F) -> _F:
-    """Give a verb the options that say where the coordinator is, which `connect` reads, and
-    `--no-color`.
-    """
+    """Add `--no-color` and the options that `connect` reads: `--config`, `--token-file` and
+    `--url`."""
 
     def keep(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
         def callback(context: click.Context, _parameter: click.Parameter, value: Any) -> None:
@@ -73,7 +72,8 @@ def connection_options(command: _F) -> _F:
 
 
 def connect() -> Client:
-    """The client that the running verb's options, the environment and the file describe."""
+    """Return the client for the running command's options, the environment and the client's
+    file."""
     meta = click.get_current_context().meta
     settings = load_settings(
         os.environ, url=meta.get(_URL), token_file=meta.get(_TOKEN_FILE), config=meta.get(_CONFIG)
@@ -90,7 +90,8 @@ def _trouble(error: ClientError, patience_s: float) -> None:
 
 @contextmanager
 def detaching(*jobs: int, doing: str = "logs -f") -> Iterator[None]:
-    """Ctrl-C inside leaves the jobs alone and says how to come back, and how to stop them."""
+    """Turn Ctrl-C into DetachedError. Its message names the commands that reattach to or cancel the
+    jobs."""
     try:
         yield
     except KeyboardInterrupt:

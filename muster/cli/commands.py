@@ -1,4 +1,4 @@
-"""The verbs of `muster`: names here, each one's code in a module that only its use imports."""
+"""The commands of `muster`. Each command's module is imported only when the command is used."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ VERBS: Final = {**JOBS, **CLUSTER, **{name: words[0] for name, words in DAEMONS.
 
 
 class Verbs(click.Group):
-    """Commands that are imported when used; the list of them is printed without."""
+    """A command group that imports a command on use and lists commands without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(VERBS)
@@ -85,7 +85,7 @@ class Verbs(click.Group):
         module = importlib.import_module(f"muster.cli.{package}.{cmd_name}")
         command: click.Command = module.command
         if not gc.isenabled():
-            # What was imported stays: it need not be looked through, now or at the end.
+            # Because imported modules stay alive, exclude them from garbage collection.
             gc.freeze()
             gc.enable()
         return command
@@ -137,15 +137,15 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
 def muster() -> None:
     """Run multi-node PyTorch jobs on bare-metal nodes.
 
-    A job is named by its id, by its name (your newest job of that name), or by `last` or `-`
-    (your newest job). The coordinator and your token are found by --url and --token-file, else
-    MUSTER_URL, MUSTER_TOKEN and MUSTER_CA, else in ~/.config/muster/client.yaml, for which
-    --config or MUSTER_CONFIG names another file.
+    JOB is an id, a name (your newest job of that name), or `last` or `-` (your newest job). Muster
+    finds the coordinator and your token by --url and --token-file, then by MUSTER_URL, MUSTER_TOKEN
+    and MUSTER_CA, then in ~/.config/muster/client.yaml. --config or MUSTER_CONFIG names another
+    file.
     """
 
 
 def invoke(arguments: Sequence[str]) -> int:
-    """Run a command line and return its exit code. Raises what the verb raises."""
+    """Run a command line and return its exit code. Raises what the command raises."""
     instruction = os.environ.get("_MUSTER_COMPLETE")
     if instruction:
         from click.shell_completion import shell_complete

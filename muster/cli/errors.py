@@ -1,4 +1,4 @@
-"""What a user is told when something failed, and with which code the command ends."""
+"""Error messages and exit codes for failed commands."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ if TYPE_CHECKING:
 
 EXIT_USAGE = 2
 EXIT_WARNED = 1
-"""Of a benchmark or a check that ran and found something; faults that it finds are 2, as usage."""
+"""Exit code of a benchmark or check that found something. Faults exit with 2, like usage errors."""
 _UNSATISFIABLE = "unsatisfiable"
-"""The code of a problem: a job that the nodes that are known can never run."""
-# The coordinator hints at a command and, for other clients, at its request.
+"""Problem code of a job that the known nodes can never run."""
+# Because hints name a command and, for other clients, an API request, remove the request.
 _OF_THE_API = re.compile(r" \((?:GET|POST|PATCH|PUT|DELETE) /[^)]*\)")
 
 
 class CliError(NamedTuple):
-    """A text of one or more lines, safe for a terminal, and the exit code."""
+    """A message of one or more lines, safe for a terminal, and the exit code."""
 
     text: str
     code: int
 
 
 class DetachedError(Exception):
-    """The user stopped watching; the message says what goes on without them."""
+    """The user detached. The message says what continues to run."""
 
 
 class RefusedError(Exception):
-    """A command that was not carried out; the message says why and what to do."""
+    """A command that was not carried out. The message says why, and what to do."""
 
 
 def explain_error(error: Exception) -> CliError:
-    """Turn any error into a complaint."""
+    """Return the message and exit code for any error."""
     from muster.client.errors import ApiError, ClientError
 
     match error:
@@ -56,7 +56,7 @@ def explain_error(error: Exception) -> CliError:
 def _refused_by_server(error: ApiError) -> CliError:
     problem = error.problem
     hint = _OF_THE_API.sub("", problem.hint)
-    # Where fields are named, `detail` says the same in one string.
+    # Because `detail` repeats the named fields in one string, leave it out.
     said = "the coordinator refuses this:" if problem.problems else safe(str(error))
     text = _with_hint(said, hint)
     for field in problem.problems:
@@ -99,7 +99,7 @@ def _unexpected(error: Exception) -> CliError:
 
 
 def _write_details(error: Exception) -> str | None:
-    """Where the traceback of `error` was written, for whoever mends it; None if nowhere."""
+    """Write the traceback of `error` to a file and return its path. Returns None if that fails."""
     import tempfile
     import traceback
 

@@ -1,4 +1,4 @@
-"""The verbs that run a daemon: they become it, and import nothing of it."""
+"""Commands that replace this process with a daemon, without importing it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 def daemon_command(verb: str, package: str, *before: str) -> click.Command:
-    """A verb that turns this process into `python -m package` with `before` and all of its own
+    """Return a command that executes `python -m package` with `before` and the command's own
     arguments."""
 
     @click.command(
@@ -20,7 +20,8 @@ def daemon_command(verb: str, package: str, *before: str) -> click.Command:
     )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def command(*, arguments: tuple[str, ...]) -> None:
-        # -P: a folder of the same name where the user happens to be must not become the daemon.
+        # -P: otherwise a folder of that name in the user's current directory would be run as the
+        # daemon.
         os.execv(sys.executable, [sys.executable, "-P", "-m", package, *before, *arguments])
 
     return command

@@ -1,4 +1,4 @@
-"""Every exit code of `muster`: the one table that `--help` and docs/cli.md print."""
+"""The exit codes of `muster`, as `--help` and docs/cli.md print them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The edge of the command line: whatever happens inside becomes a sentence and an exit code.
+"""Entry point of the command line: turns every error into a message and an exit code.
 
 Imports almost nothing at the top, so that even an interrupt during the start ends quietly.
 """
@@ -18,14 +18,14 @@ EXIT_DETACHED = 130
 
 def main() -> NoReturn:
     """The console script `muster`."""
-    # A start makes much and drops little: a quarter of it would be the collector's, which `verbs`
-    # lets go on.
+    # Because start-up allocates much and frees little, garbage collection would take a quarter of
+    # it. `commands` enables it again.
     gc.disable()
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; nothing is raised, no traceback is shown."""
+    """Run one command and return its exit code. Raises nothing and prints no traceback."""
     try:
         from muster.daemon.process_env import prepare_streams
 
@@ -37,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
         _say("interrupted")
         code = EXIT_DETACHED
     except BrokenPipeError:
-        code = 0  # `muster logs 42 | head` has what it wanted
+        code = 0  # `muster logs 42 | head` has all it needs
     except Exception as error:
         if os.environ.get("MUSTER_DEBUG"):
             raise
@@ -68,8 +68,8 @@ def _say(text: str) -> None:
 
 
 def _flushed(code: int) -> int:
-    """The code with which to end, once all that was printed has left. Python would try again, and
-    end with a code of its own."""
+    """Flush the standard streams and return the exit code. Python would flush them again on exit,
+    and fail with a code of its own."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

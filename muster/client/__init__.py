@@ -41,8 +41,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What is asked for: aiohttp takes longer to import than a command may run, and few commands
-    read logs."""
+    """Import clients on first access: aiohttp is slow to import, and few commands read logs."""
     if name == "AsyncClient":
         from muster.client.async_client import AsyncClient
 

@@ -1,4 +1,4 @@
-"""The client for programs that have an event loop. Importing it imports aiohttp."""
+"""The client for programs with an event loop. Importing it imports aiohttp."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ _T = TypeVar("_T")
 
 
 class AsyncClient:
-    """As `Client`, to be awaited: `async with AsyncClient() as client: await client.job(42)`.
+    """The async version of `Client`: `async with AsyncClient() as client: await client.job(42)`.
 
-    Connections are kept and shared by calls that run at once in one event loop; `close` ends those
-    of the loop that runs. A call that is cancelled is over at once.
+    Concurrent calls in one event loop share kept connections; `close` closes those of the running
+    loop. Cancelling a call ends it at once.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class AsyncClient:
 
     @classmethod
     def of(cls, settings: Settings, on_trouble: OnTrouble | None = None) -> Self:
-        """The client that `settings` describe."""
+        """Create a client from `settings`."""
         client = cls.__new__(cls)
         client._begin(settings, on_trouble)
         return client
@@ -95,7 +95,7 @@ class AsyncClient:
 
     @property
     def url(self) -> str:
-        """Where the coordinator is."""
+        """The coordinator's URL."""
         return self._exchange.url
 
     @property
@@ -271,7 +271,8 @@ class AsyncClient:
     ) -> AsyncGenerator[_T, None]:
         while True:
             lines = self._opened(feed, path, patience_s)
-            # Closed here and now also where the reader stops early: not when garbage is collected.
+            # Close explicitly, so that the connection ends even if the reader stops early, without
+            # waiting for garbage collection.
             async with contextlib.aclosing(_found(lines, feed)) as found:
                 async for item in found:
                     yield item
@@ -282,7 +283,7 @@ class AsyncClient:
     async def _opened(
         self, feed: ResumableStream[_T], path: str, patience_s: float
     ) -> AsyncGenerator[bytes, None]:
-        """Lines of a stream, the first of which was waited for with patience."""
+        """Yield the lines of a stream; retries until the first one arrives."""
         query = feed.parameters()
 
         async def connect() -> tuple[bytes, AsyncGenerator[bytes, None]]:
@@ -299,7 +300,7 @@ class AsyncClient:
                 yield line
 
     async def _run(self, steps: Steps[_T]) -> _T:
-        """Make the calls of a procedure, and return what it does."""
+        """Make the calls of a procedure and return its result."""
         try:
             call = next(steps)
             while True:
@@ -309,7 +310,7 @@ class AsyncClient:
             return result
 
     async def _call(self, call: Call[_T]) -> _T:
-        # A coroutine function, and not a lambda, of which tenacity would not await the result.
+        # A coroutine function, because tenacity would not await the result of a lambda.
         async def step() -> bytes:
             return await self._transport.request(call)
 
@@ -318,7 +319,7 @@ class AsyncClient:
         return self._exchange.decode(call, body)
 
     async def _persist(self, step: Callable[[], Coroutine[Any, Any, _T]], patience_s: float) -> _T:
-        """Do `step` again while it fails in passing, for `patience_s` seconds."""
+        """Run `step`, retrying transient failures for `patience_s` seconds."""
         try:
             result = await step()
         except ClientError as error:
@@ -333,7 +334,8 @@ class AsyncClient:
 async def _found(
     lines: AsyncGenerator[bytes, None], feed: ResumableStream[_T]
 ) -> AsyncGenerator[_T, None]:
-    """What one connection brings; that it was cut is for `feed` to judge."""
+    """Yield the items of one connection. A cut connection ends it without an error; `feed` decides
+    whether to resume."""
     opened = False
     try:
         async with contextlib.aclosing(lines):

@@ -1,7 +1,6 @@
-"""One HTTP request, or one stream of lines, over aiohttp: `muster.client.sync_transport`, to be
-awaited.
+"""HTTP requests and line streams over aiohttp, as `muster.client.sync_transport` does them.
 
-Connections are kept, since a program with an event loop makes many calls.
+Connections are kept, because a program with an event loop makes many calls.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ _LINE_BUFFER_BYTES: Final = 256 << 10
 
 
 class AsyncTransport:
-    """Speaks to one coordinator, until `close`."""
+    """Sends requests to one coordinator, until `close`."""
 
     def __init__(self, exchange: HttpContext) -> None:
         self._exchange = exchange
-        # Connections belong to the event loop that made them, and a program may have several: one
-        # after the other, or one in each thread.
+        # Because connections belong to one event loop, keep a session for each. A program may have
+        # several loops, in sequence or in threads.
         self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
             WeakKeyDictionary()
         )
 
     async def close(self) -> None:
-        """Close the connections of the event loop that runs."""
+        """Close the connections of the running event loop."""
         session = self._sessions.pop(asyncio.get_running_loop(), None)
         if session is not None:
             await session.close()
@@ -65,7 +64,7 @@ class AsyncTransport:
         answer = await self._answer("GET", target(path, query), None, headers or {}, None)
         lines = Lines(self._exchange.url)
         with _explained(self._exchange):
-            # Not `async with`: a reader that stops early must not be made to read the rest.
+            # Not `async with`, which would make a reader that stops early read the rest.
             try:
                 async for data in answer.content.iter_any():
                     for line in lines.take(data):
@@ -83,7 +82,7 @@ class AsyncTransport:
     ) -> aiohttp.ClientResponse:
         exchange = self._exchange
         with _explained(exchange):
-            # A stream begins at once, and may be silent then.
+            # The headers of a stream arrive at once; after that it may be silent.
             async with asyncio.timeout(READ_TIMEOUT_S if timeout_s is None else None):
                 answer = await self._opened_session().request(
                     method,
@@ -116,7 +115,7 @@ class AsyncTransport:
 
 
 async def _read(answer: aiohttp.ClientResponse, most: int) -> bytes:
-    """At most so many bytes of the body, of which one read may bring a part."""
+    """Read at most `most` bytes of the body. Repeats reads, because one may return only a part."""
     data = b""
     while len(data) < most and not answer.content.at_eof():
         data += await answer.content.read(most - len(data))
@@ -125,7 +124,7 @@ async def _read(answer: aiohttp.ClientResponse, most: int) -> bytes:
 
 @contextlib.contextmanager
 def _explained(exchange: HttpContext) -> Iterator[None]:
-    """What aiohttp raises inside, as our errors."""
+    """Convert aiohttp's exceptions to client errors."""
     try:
         yield
     except aiohttp.ClientConnectorCertificateError as error:

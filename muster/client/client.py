@@ -1,7 +1,7 @@
 """The coordinator's API as Python calls.
 
-`AsyncClient` in `muster.client.async_client` has the same methods; a test compares the two. What a
-call asks and how its answer is read is in `muster.client.endpoints`, for both.
+`AsyncClient` in `muster.client.async_client` has the same methods; a test compares the two.
+`muster.client.endpoints` defines requests and answers for both.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ _T = TypeVar("_T")
 
 
 class Client:
-    """Calls one coordinator, synchronously; safe to use from several threads.
+    """A synchronous client of one coordinator; thread-safe.
 
     Without arguments it finds the coordinator and the token as `muster` does: MUSTER_URL,
-    MUSTER_TOKEN and MUSTER_CA, else the client's file. `ca` is a PEM file. Raises SettingsError.
+    MUSTER_TOKEN and MUSTER_CA, then the client's file. `ca` is a PEM file. Raises SettingsError.
 
-    Every call raises a ClientError: ApiError where the coordinator refuses, UnreachableError where
-    it does not answer for as long as the call is worth waiting for (3 s for a question, 30 s for a
-    change, 15 min for `wait` and logs that are followed). `on_trouble(error, patience_s)` is told
-    once for each outage that a call tries to outlast.
+    Every call raises a ClientError: ApiError if the coordinator refuses, UnreachableError if it
+    does not answer within the call's retry time (3 s for reads, 30 s for changes, 15 min for `wait`
+    and followed logs). `on_trouble(error, patience_s)` is called once for each outage that a call
+    retries through.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Client:
 
     @classmethod
     def of(cls, settings: Settings, on_trouble: OnTrouble | None = None) -> Self:
-        """The client that `settings` describe."""
+        """Create a client from `settings`."""
         client = cls.__new__(cls)
         client._begin(settings, on_trouble)
         return client
@@ -86,37 +86,35 @@ class Client:
 
     @property
     def url(self) -> str:
-        """Where the coordinator is."""
+        """The coordinator's URL."""
         return self._exchange.url
 
     @property
     def server_time(self) -> datetime | None:
-        """The coordinator's clock at its last answer: ages are measured by it."""
+        """The coordinator's clock at its last answer, the reference for ages."""
         return self._exchange.server_time
 
     def submit(self, job: Mapping[str, Any], key: str | None = None) -> JobSummary:
-        """Submit a job file's mapping. Under the same `key` it is submitted once, however often
-        this is called; without one, each call is a job. Raises ApiError (422 names the fields).
-        """
+        """Submit a job file's mapping. Calls with the same `key` submit one job; without a key,
+        each call submits a job. Raises ApiError (422 names the fields)."""
         return self._call(
             endpoints.submit(with_variables(job, os.environ), key or os.urandom(16).hex())
         )
 
     def validate(self, job: Mapping[str, Any]) -> Validation:
-        """What `submit` would make of it, without submitting: does it fit the nodes, and why not?
+        """Check a job without submitting it: its defaults, whether it fits the nodes, and why not.
 
         Raises ApiError (422 names the fields).
         """
         return self._call(endpoints.validate(with_variables(job, os.environ)))
 
     def job(self, job: int) -> JobView:
-        """Everything about one job."""
+        """Return everything about one job."""
         return self._call(endpoints.job(job))
 
     def find_job(self, name: str) -> int:
-        """The id of a job that is named as on the command line: an id, the name of your newest job
-        of that name, or `last`. Raises NoSuchJobError.
-        """
+        """Return the id of a job named as on the command line: an id, the name of your newest job
+        of that name, or `last`. Raises NoSuchJobError."""
         return self._run(endpoints.find_job(name))
 
     def jobs(
@@ -129,7 +127,7 @@ class Client:
         limit: int | None = None,
         cursor: str | None = None,
     ) -> JobList:
-        """One page of jobs, newest first; `states` empty means any."""
+        """Return one page of jobs, newest first; empty `states` means any."""
         return self._call(endpoints.jobs(states, user, pool, name, limit, cursor))
 
     def all_jobs(
@@ -141,11 +139,11 @@ class Client:
         name: str | None = None,
         limit: int | None = None,
     ) -> JobList:
-        """The newest `limit` jobs, or all, over as many pages as it takes."""
+        """Return the newest `limit` jobs, or all, fetching as many pages as needed."""
         return self._run(endpoints.all_jobs(states, user, pool, name, limit))
 
     def wait(self, job: int, timeout_s: float | None = None) -> JobSummary:
-        """The job once it has ended, or as it is after `timeout_s` seconds."""
+        """Wait for the job's end. Returns the job as it is then, or after `timeout_s` seconds."""
         return self._run(endpoints.wait(job, timeout_s))
 
     def cancel(
@@ -156,47 +154,48 @@ class Client:
         grace_s: float | None = None,
         force: bool = False,
     ) -> CancelAnswer:
-        """Ask for the job to be stopped; returns before it is. `grace_s` replaces the job's own."""
+        """Request a stop and return before the job has stopped. `grace_s` replaces the job's
+        own."""
         return self._call(endpoints.cancel(job, reason, grace_s, force=force))
 
     def change(self, job: int, wanted: Mapping[str, Any]) -> ChangeAnswer:
-        """Change a job that has not ended: `priority`, `time_limit` (None: none), `name`, as in a
-        job file; `hold`, with a `reason`. Raises ApiError (409 says what is in the way).
-        """
+        """Change a job that has not ended: `priority`, `time_limit` (None: no limit) and `name` as
+        in a job file, or `hold` with a `reason`. Raises ApiError (409 names the conflict)."""
         return self._call(endpoints.change(job, wanted))
 
     def environment(self, job: int) -> EnvironmentView:
-        """The environment of the job's last attempt, by node, without secrets."""
+        """Return the environment of the job's last attempt, by node, without secrets."""
         return self._call(endpoints.environment(job))
 
     def explain(
         self, job: int, *, nodes: int | None = None, drained: Sequence[str] = ()
     ) -> Explanation:
-        """Why the job waits, and for what; or why it ran where it did, and what ended it.
+        """Explain why the job waits, or why it ran where it did and what ended it.
 
-        Of one that waits also what would be if it asked for so many `nodes`, or if the nodes
-        `drained` were out of service. Raises ApiError (409 for one that does not wait).
+        For a waiting job, also answers what-if questions: if it asked for `nodes` nodes, or if the
+        nodes `drained` were out of service. Raises ApiError (409 if the job does not wait).
         """
         return self._call(endpoints.explain(job, nodes, drained))
 
     def fabric(self, job: int) -> FabricView:
-        """The fabric plan of the job's last attempt, and why each value of it."""
+        """Return the fabric plan of the job's last attempt, with the reason for each value."""
         return self._call(endpoints.fabric(job))
 
     def stacks(self, job: int) -> StacksView:
-        """Where the ranks of a job that runs stand now, grouped by equal stacks."""
+        """Return the current stacks of a running job's ranks, grouped by equal stacks."""
         return self._call(endpoints.stacks(job))
 
     def evidence(self, job: int) -> Evidence:
-        """The verdicts on the job's attempts, each with what it rests on."""
+        """Return the verdicts on the job's attempts, each with its evidence."""
         return self._call(endpoints.evidence(job))
 
     def signal(
         self, job: int, signal: str, *, rank: int | None = None, node: str | None = None
     ) -> SignalAnswer:
-        """Signal the ranks of a job that runs (`USR1`, `SIGUSR1`, `10`), or some of them.
+        """Send a signal (`USR1`, `SIGUSR1`, `10`) to the ranks of a running job, or to some of
+        them.
 
-        Not made again where the answer is lost: the ranks may have it.
+        Not retried if the answer is lost, because the ranks may have received the signal.
         """
         return self._call(endpoints.signal(job, signal, rank, node))
 
@@ -209,21 +208,19 @@ class Client:
         exclude: Sequence[str] = (),
     ) -> JobSummary:
         """Submit a job again as it was submitted, changed by `sets` (`nodes=4`) and kept off the
-        nodes `exclude`. As `submit`, once under the same `key`.
-        """
+        nodes in `exclude`. As with `submit`, calls with the same `key` submit one job."""
         return self._call(endpoints.rerun(job, key or os.urandom(16).hex(), sets, exclude))
 
     def events(self, job: int, after: int | str = 0) -> EventList:
-        """One page of the facts of a job, oldest first, beginning behind sequence number `after`;
-        empty when there are no more.
-        """
+        """Return one page of a job's facts, oldest first, after sequence number `after`; empty if
+        there are no more."""
         return self._call(endpoints.events(job, after))
 
     def follow_events(self, job: int | None = None, after: int | str = 0) -> Iterator[EventView]:
-        """The events of a job, or (None) of everything, behind sequence number `after`: those that
-        there are, and then as they come, until the job has ended.
+        """Yield the events of a job (None: of everything) after sequence number `after`: past ones
+        first, then new ones until the job ends.
 
-        A stream that is cut goes on where it stopped: none is missing, none comes twice.
+        A cut stream resumes where it stopped: no event is missing or repeated.
         """
         from muster.client.event_stream import EventStream
 
@@ -231,22 +228,21 @@ class Client:
         return self._read(EventStream(after), path, WATCH_S)
 
     def nodes(self) -> NodeList:
-        """All nodes, over as many pages as it takes."""
+        """Return all nodes, fetching as many pages as needed."""
         return self._run(endpoints.all_nodes())
 
     def node(self, name: str) -> NodeView:
-        """The node of that name. Raises NoSuchNodeError."""
+        """Return the node of that name. Raises NoSuchNodeError."""
         return self._run(endpoints.node(name))
 
     def probe(self, name: str) -> NodeProbe:
-        """What the coordinator knows of a node's GPUs, networks and RDMA."""
+        """Return what the coordinator knows of a node's GPUs, networks and RDMA."""
         return self._call(endpoints.probe(name))
 
     def check(self, name: str, key: str | None = None, *, mib: int = 16) -> JobSummary:
-        """Submit a job that checks a node against the free ones of its pool; as `submit`, once
-        under the same `key`. Raises ApiError (409 where the node is not free). What it finds is in
-        the job's log; `muster check` reads that.
-        """
+        """Submit a job that checks a node against the free nodes of its pool. As with `submit`,
+        calls with the same `key` submit one job. Raises ApiError (409 if the node is not free). The
+        findings are in the job's log, which `muster check` reads."""
         from muster.http.node_probe import CheckRequest
 
         return self._call(endpoints.check(name, CheckRequest(mib), key or os.urandom(16).hex()))
@@ -260,35 +256,32 @@ class Client:
         now: bool = False,
         after_checkpoint: bool = False,
     ) -> NodeAnswer:
-        """Take a node out of service: it gets no job until it is resumed. What runs there goes on;
-        with `deadline_s` it is asked to end so many seconds from now, with `now` it ends at once,
-        with `after_checkpoint` once it has written a checkpoint.
-        Jobs that have to leave are tried again elsewhere, and it costs them no retry.
-        """
+        """Take a node out of service: it gets no jobs until it is resumed. Its jobs continue by
+        default. With `deadline_s` they are stopped after that many seconds, with `now` at once, and
+        with `after_checkpoint` when they have written a checkpoint. Jobs that have to leave are
+        retried elsewhere, without using up a retry."""
         wanted = DrainRequest(reason, deadline_s, now, after_checkpoint)
         return self._call(endpoints.drain(name, wanted))
 
     def resume(self, name: str, *, check: bool = True) -> NodeAnswer:
-        """Take a node back into service. Raises ApiError (409 says what speaks against it, unless
-        `check` is false).
-        """
+        """Return a node to service. Raises ApiError (409 lists the problems, unless `check` is
+        false)."""
         return self._call(endpoints.resume(name, check=check))
 
     def remove(self, name: str) -> NodeAnswer:
-        """Forget a node that is gone; the answer has it as it was. Raises ApiError (409 for one
-        that is connected, or may still run something).
-        """
+        """Forget a node that is gone, and return it as it was. Raises ApiError (409 if it is
+        connected or may still run something)."""
         return self._call(endpoints.remove(name))
 
     def version(self) -> VersionView:
-        """The coordinator's version, and who it takes us for."""
+        """Return the coordinator's version, and the user and role of the token."""
         return self._call(endpoints.version())
 
     def logs(self, job: int, query: LogQuery | None = None) -> Iterator[LogRecord | LogTrailer]:
-        """The records of a job's logs, and its trailer last.
+        """Yield the records of a job's logs, and a trailer last.
 
-        A stream that is cut goes on where it stopped: no byte is missing, none comes twice. It
-        ends by a trailer, or by an error.
+        A cut stream resumes where it stopped: no byte is missing or repeated. It ends with a
+        trailer or an error.
         """
         from muster.client.log_stream import LogQuery, LogStream
 
@@ -306,7 +299,7 @@ class Client:
         )
 
     def _run(self, steps: Steps[_T]) -> _T:
-        """Make the calls of a procedure, and return what it does."""
+        """Make the calls of a procedure and return its result."""
         try:
             call = next(steps)
             while True:
@@ -324,7 +317,7 @@ class Client:
         return self._exchange.decode(call, body)
 
     def _persist(self, step: Callable[[], _T], patience_s: float) -> _T:
-        """Do `step` again while it fails in passing, for `patience_s` seconds."""
+        """Run `step`, retrying transient failures for `patience_s` seconds."""
         try:
             result = step()
         except ClientError as error:

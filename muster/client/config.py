@@ -1,7 +1,7 @@
-"""Where the coordinator is and with which token to speak to it.
+"""The client's settings: the coordinator's URL and the token.
 
-A flag beats the environment, which beats the client's file, which beats the default. A token is
-sent only to the coordinator it was given for: the one in the file goes to no other address.
+A flag overrides the environment, which overrides the client's file, which overrides the default. A
+token is sent only to the coordinator it belongs to: the one in the file goes to no other address.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class ClientFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything needed to call the coordinator. `warnings` are sentences for the user; `url_from`
-    and `token_from` say what each is: `MUSTER_URL`, a file; empty for the caller's own.
-    """
+    """Everything needed to call the coordinator. `warnings` are sentences for the user. `url_from`
+    and `token_from` name the sources, such as `MUSTER_URL` or a file; empty if the caller gave the
+    value."""
 
     url: str
     token: str = field(repr=False)
@@ -51,7 +51,8 @@ class Settings:
 
 
 def client_file_path(environ: Mapping[str, str]) -> Path:
-    """Where the client's file is: MUSTER_CONFIG, else in the user's configuration folder."""
+    """Return the path of the client's file: MUSTER_CONFIG, or else in the user's configuration
+    folder."""
     if environ.get("MUSTER_CONFIG"):
         return Path(environ["MUSTER_CONFIG"])
     base = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME") or "~") / ".config")
@@ -61,7 +62,7 @@ def client_file_path(environ: Mapping[str, str]) -> Path:
 def given_settings(
     environ: Mapping[str, str], url: str | None, token: str | None, ca: Path | None
 ) -> Settings:
-    """As `load_settings`, where a program may have some of it already. Raises SettingsError."""
+    """Return the given settings, completed by `load_settings` if needed. Raises SettingsError."""
     if url is None or token is None:
         found = load_settings(environ, url=url, token=token)
         return replace(found, ca=ca or found.ca)
@@ -77,9 +78,8 @@ def load_settings(
     config: Path | None = None,
     token: str | None = None,
 ) -> Settings:
-    """Put the settings together; `url`, `token_file` and `config`, the client's file, are the
-    flags, and `token` is one that is known already. Raises SettingsError.
-    """
+    """Combine the settings. `url`, `token_file` and `config` (the client's file) are the flags;
+    `token` is a token that is already known. Raises SettingsError."""
     warnings: list[str] = []
     path = config or client_file_path(environ)
     named = "--config" if config else "MUSTER_CONFIG" if environ.get("MUSTER_CONFIG") else ""
@@ -104,7 +104,7 @@ def load_settings(
 def _url(
     environ: Mapping[str, str], flag: str | None, file: ClientFile, path: Path
 ) -> tuple[str, str]:
-    """The address, and where it is from."""
+    """Return the address and its source."""
     if flag:
         return flag, "--url"
     if environ.get("MUSTER_URL"):
@@ -122,7 +122,7 @@ def _token(
     url: str,
     warnings: list[str],
 ) -> tuple[str, str]:
-    """The token, and where it is from. Raises SettingsError."""
+    """Return the token and its source. Raises SettingsError."""
     if token_file is not None:
         return _checked(_read_token(token_file, warnings), str(token_file)), str(token_file)
     if environ.get("MUSTER_TOKEN"):
@@ -144,7 +144,7 @@ def _token(
 
 
 def check_url(text: str) -> SplitResult:
-    """Accept `http://` on this machine and `https://` anywhere. Raises SettingsError."""
+    """Accept `http://` for loopback addresses and `https://` for any. Raises SettingsError."""
     try:
         url = urlsplit(text)
         port = url.port
@@ -178,7 +178,7 @@ def is_loopback(host: str) -> bool:
 
 def _checked(text: str, origin: str) -> str:
     token = text.strip()
-    # It becomes a header: anything but visible ASCII would be an error there, or an injection.
+    # Because it becomes a header, refuse anything but visible ASCII.
     if not token or len(token) > _TOKEN_CHARS_MAX or not all("!" <= char <= "~" for char in token):
         raise SettingsError(
             f"what {origin} holds is no token",
@@ -201,9 +201,10 @@ def _read_client_file(path: Path, warnings: list[str], named: str) -> ClientFile
 
 
 def _read_plain(raw: bytes) -> ClientFile | None:
-    """A file as `muster init` writes it, a quoted text a line; None for all else that YAML can be.
+    """Parse a file as `muster init` writes it, one quoted string per line. Returns None for other
+    YAML.
 
-    A JSON string is the same text in YAML, and loading YAML takes a tenth of a command's start.
+    A JSON string is the same in YAML, and loading a YAML parser takes a tenth of a command's start.
     """
     fields: dict[str, str] = {}
     try:
@@ -227,7 +228,7 @@ def _read_yaml(path: Path, raw: bytes) -> ClientFile:
         tree = yaml.load(raw.decode(), loader)  # noqa: S506, TID251 - both are safe loaders
         return msgspec.convert({} if tree is None else tree, ClientFile)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        # Not the parser's own text, which may quote the line that holds the token.
+        # Omit the parser's own text, which may quote the line that holds the token.
         where = f" ({error})" if isinstance(error, msgspec.ValidationError) else ""
         raise SettingsError(
             f"{path} is not a client configuration{where}",

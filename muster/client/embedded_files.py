@@ -1,4 +1,4 @@
-"""Text files that travel inside a job: its `setup` writes them into the folder of each task."""
+"""Text files shipped inside a job: its `setup` writes them into the folder of each task."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ _WRITE: Final = (
     'while [ $# -gt 1 ]; do mkdir -p "$(dirname "$1")"; printf %s "$2" >>"$1"; shift 2; done'
 )
 _PIECE: Final = 30_000
-"""Characters, of four bytes at the most: Linux takes no word of 128 KiB."""
+"""Characters, of at most four bytes each, because Linux refuses arguments of 128 KiB."""
 
 
 def source_of(room: ModuleType, program: str) -> str:
-    """The text of a program of ours, which is not imported: it is for the job's interpreter."""
+    """Return the source of a program of ours. It is not imported, because the job's interpreter
+    runs it."""
     (folder,) = room.__path__
     return Path(folder, f"{program}.py").read_text()
 
 
 def package_of(room: ModuleType) -> dict[str, str]:
-    """The texts of a package of ours, by the places from which `python -m` finds it under the name
-    that it has here, whether Muster is installed there or not."""
+    """Return the sources of a package, keyed by the paths from which `python -m` finds it under the
+    same name, whether Muster is installed there or not."""
     parts = room.__name__.split(".")
     found = {"/".join([*parts[:depth], "__init__.py"]): "" for depth in range(1, len(parts))}
     (folder,) = room.__path__
@@ -32,8 +33,8 @@ def package_of(room: ModuleType) -> dict[str, str]:
 
 
 def shipped(files: Mapping[str, str]) -> list[str]:
-    """A `setup` that makes `files`, texts by name, where the job runs: 512 KiB in all, as the
-    command of a job may have."""
+    """Return a `setup` that writes `files` (text by name) where the job runs. A job's command may
+    have 512 KiB in all."""
     words = []
     for name, text in files.items():
         for begin in range(0, len(text) or 1, _PIECE):

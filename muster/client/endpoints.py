@@ -1,10 +1,10 @@
-"""The coordinator's API as values: what each call asks, and how its answer is read. No I/O.
+"""The coordinator's API as values: the request of each call, and the type of its answer. No I/O.
 
-`Client` and `AsyncClient` both carry these out. What takes more than one call is a generator that
-yields calls and is sent their answers, and returns the result.
+`Client` and `AsyncClient` both execute these. A procedure of several calls is a generator that
+yields calls, receives their answers and returns the result.
 
-What may be done twice without harm (reads, cancels, changes, submits with a key) is simply done
-again for `patience_s`, when it meets a coordinator in the middle of a restart.
+Calls that are safe to repeat (reads, cancels, changes, submits with a key) are retried for
+`patience_s`, to outlast a restart of the coordinator.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from muster.http.views import (
 from muster.protocol.states import ENDED_STATES, JobState
 
 if TYPE_CHECKING:
-    # With what these are made of they take longer to import than all other answers.
+    # Importing these types takes longer than importing all other answers.
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import CheckRequest, NodeProbe
@@ -52,12 +52,12 @@ _T = TypeVar("_T")
 Query: TypeAlias = Mapping[str, str | int | float | None]
 Steps: TypeAlias = Generator["Call[Any]", Any, _T]
 
-# How long a call keeps trying, in seconds. A question is asked by someone who waits for the
-# answer; a submit outlasts a restart; who waits for a job outlasts an upgrade of the machine.
+# Retry time in seconds: short for a question, because its user waits; long enough for a restart for
+# a submit; long enough for a machine upgrade for waiting on a job.
 ASK_S: Final = 3.0
 CHANGE_S: Final = 30.0
 WATCH_S: Final = 900.0
-# How long one answer may take, and how long the coordinator may hold back that of a long poll.
+# Time limit for one answer, and the longest time that the coordinator holds a long poll.
 READ_TIMEOUT_S: Final = 30.0
 LONG_POLL_S: Final = 30.0
 
@@ -68,7 +68,8 @@ _ID_DIGITS_MAX: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[_T]):
-    """One request, and `kind`, the type of a good answer. `patience_s` None: never made again."""
+    """One request, and `kind`, the type of a good answer. If `patience_s` is None, it is never
+    retried."""
 
     kind: type[_T]
     method: str
@@ -158,7 +159,7 @@ def explain(number: int, nodes: int | None, drained: Sequence[str]) -> Call[Expl
 
 def signal(number: int, name: str, rank: int | None, node: str | None) -> Call[SignalAnswer]:
     body = msgspec.json.encode(SignalRequest(name, rank, node))
-    # Once: where the answer is lost, the ranks may have it.
+    # Not retried: if the answer is lost, the ranks may have received the signal.
     return Call(SignalAnswer, "POST", f"/v1/jobs/{number}/signal", body=body, patience_s=None)
 
 
@@ -223,7 +224,7 @@ def version() -> Call[VersionView]:
 
 
 def wait(number: int, timeout_s: float | None) -> Steps[JobSummary]:
-    """Long polls until the job has ended, or the time is over."""
+    """Long-poll until the job has ended or the timeout has passed."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         left = LONG_POLL_S if deadline is None else deadline - time.monotonic()
@@ -236,7 +237,7 @@ def wait(number: int, timeout_s: float | None) -> Steps[JobSummary]:
             patience_s=WATCH_S,
             timeout_s=poll_s + READ_TIMEOUT_S,
         )
-        # Not by what was asked for: a coordinator that stops answers at once.
+        # Check the clock, because a coordinator that stops answers a long poll early.
         over = deadline is not None and time.monotonic() >= deadline
         if summary.state in ENDED_STATES or over:
             return summary
@@ -249,9 +250,9 @@ def all_jobs(
     name: str | None = None,
     limit: int | None = None,
 ) -> Steps[JobList]:
-    """As many pages as `limit` jobs take, or all; `cursor` is there where there are more.
+    """Fetch the pages for `limit` jobs, or all. `cursor` is set if there are more.
 
-    A page may have fewer jobs than were asked for, even none, and not be the last.
+    A page may have fewer jobs than requested, or none, without being the last.
     """
     found: list[JobSummary] = []
     cursor: str | None = None
@@ -265,7 +266,7 @@ def all_jobs(
 
 
 def all_nodes() -> Steps[NodeList]:
-    """As many pages as it takes."""
+    """Fetch all pages."""
     found: list[NodeView] = []
     cursor: str | None = None
     while True:
@@ -277,10 +278,10 @@ def all_nodes() -> Steps[NodeList]:
 
 
 def find_job(text: str) -> Steps[int]:
-    """The id that `text` stands for: an id, a name, or `last`. Raises NoSuchJobError.
+    """Return the id that `text` stands for: an id, a name, or `last`. Raises NoSuchJobError.
 
-    Names and `last` are looked up among the caller's own jobs only, so that nobody cancels
-    another's job by its name.
+    Names and `last` are resolved among the caller's own jobs only, so that nobody cancels another
+    user's job by its name.
     """
     if text.isascii() and text.isdecimal() and len(text) <= _ID_DIGITS_MAX:
         return int(text)
@@ -301,7 +302,7 @@ def find_job(text: str) -> Steps[int]:
 
 
 def node(name: str) -> Steps[NodeView]:
-    """The node of that name. Raises NoSuchNodeError."""
+    """Return the node of that name. Raises NoSuchNodeError."""
     found = yield from all_nodes()
     for known in found.nodes:
         if known.name == name:
@@ -315,7 +316,8 @@ def node(name: str) -> Steps[NodeView]:
 
 
 def _did_you_mean(text: str, known: Sequence[str]) -> str:
-    """Of those whose numbers are those of `text`: gpu-1 may mean gpu-01, but gpu-99 not gpu-91."""
+    """Suggest names with the same numbers as `text`: gpu-1 may mean gpu-01, but gpu-99 not
+    gpu-91."""
     import difflib
 
     alike = [name for name in known if _numbers(name) == _numbers(text)]

@@ -1,4 +1,4 @@
-"""Variables that a job takes from whoever submits it: the coordinator cannot see them."""
+"""Variables that a job takes from the submitter's environment, which the coordinator cannot see."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 
 def with_variables(job: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """`job` with the values of the bare names in its `env` and those of its roles. One that is not
-    set here stays bare, for the coordinator to refuse.
-    """
+    """Return `job` with values for the bare names in its `env` and in its roles' `env`. Names that
+    are not set here stay bare, so that the coordinator refuses them."""
     filled = _filled(job, environ)
     roles = job.get("roles")
     if isinstance(roles, Mapping):

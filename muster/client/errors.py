@@ -15,13 +15,13 @@ from typing import Final
 
 from muster.http.views import Problem
 
-# The coordinator is starting or in the middle of a restart (or a proxy before it says so), or it
-# asks us to slow down: the same request may well succeed in a moment.
+# Statuses of a coordinator that is starting or restarting (or of a proxy before it), or that asks
+# for fewer requests. The same request may succeed soon.
 _PASSING_STATUS: Final = frozenset({429, 502, 503, 504})
 
 
 class ClientError(Exception):
-    """The root. `passing`: the same call may succeed in a moment."""
+    """The base class. `passing`: the error is transient, and the same call may succeed soon."""
 
     def __init__(self, message: str, hint: str = "", *, passing: bool = False) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class ClientError(Exception):
 
 
 class SettingsError(ClientError):
-    """What the client was told of the coordinator cannot be used."""
+    """The client's settings for the coordinator cannot be used."""
 
 
 class UnreachableError(ClientError):
@@ -42,11 +42,11 @@ class UnreachableError(ClientError):
 
 
 class BadAnswerError(ClientError):
-    """An answer that is no answer of this API, or of a version of it that we do not know."""
+    """The answer does not belong to this API, or belongs to an unknown version of it."""
 
 
 class ApiError(ClientError):
-    """The coordinator understood and refused."""
+    """The coordinator understood the request and refused it."""
 
     def __init__(self, problem: Problem) -> None:
         message = problem.detail or problem.title
@@ -60,8 +60,8 @@ class ApiError(ClientError):
 
 
 class NoSuchJobError(ClientError):
-    """Nothing goes by that name."""
+    """No job has that name."""
 
 
 class NoSuchNodeError(ClientError):
-    """No node goes by that name."""
+    """No node has that name."""

@@ -1,4 +1,4 @@
-"""Events as they come: none is missing, none comes twice."""
+"""A resumable stream of events: none is missing or repeated."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _end: Final = msgspec.json.Decoder(EventsEnd)
 
 
 class EventStream(ResumableStream[EventView]):
-    """Where a reader of events is. `over`: the job has ended, and all of its events came."""
+    """The position of an event reader. `over`: the job has ended, and all of its events have
+    arrived."""
 
     what = "stream of events"
 
     def __init__(self, after: int | str = 0) -> None:
-        """Begin behind the event `after`: its sequence number or its id."""
+        """Start after the event `after`, its sequence number or its id."""
         super().__init__()
         self._after: int | str = after
         self._kind = ""
@@ -30,7 +31,7 @@ class EventStream(ResumableStream[EventView]):
         return self._after
 
     def query(self) -> Query:
-        """To `/v1/events` or `/v1/jobs/{id}/events`."""
+        """Return the query for `/v1/events` or `/v1/jobs/{id}/events`."""
         self._kind = ""
         return {"follow": 1, "after": self._after}
 
@@ -42,7 +43,7 @@ class EventStream(ResumableStream[EventView]):
             case b"data":
                 return self._data(value)
             case _:
-                pass  # a heartbeat, an id that the data have too, the end of an event
+                pass  # a heartbeat, an id that is in the data too, or the end of an event
         return None
 
     def _data(self, text: bytes) -> EventView | None:

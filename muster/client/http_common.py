@@ -1,5 +1,4 @@
-"""What both transports share: where requests go and what they carry, and what is said of answers
-and of failures on the way."""
+"""Code that both transports share: addresses, headers, decoding of answers, and error messages."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ BODY_BYTES_MAX: Final = 256 << 20
 PROBLEM_BYTES_MAX: Final = 1 << 20
 _LINE_BYTES_MAX: Final = 8 << 20
 
-# A stream may be silent for hours, so only the kernel can tell that the other end has gone.
+# Because a stream may be silent for hours, only the kernel can detect a dead peer.
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
@@ -46,15 +45,16 @@ _SERVER: Final = "muster/"
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Let the kernel find out that the other end has gone."""
+    """Enable TCP keepalive, so that the kernel detects a dead peer."""
     for level, option, value in _KEEPALIVE:
         sock.setsockopt(level, option, value)
 
 
 class HttpContext:
-    """The coordinator that `settings` describe, as requests and answers see it.
+    """The coordinator that `settings` describe, for building requests and decoding answers.
 
-    `server_time` is its clock at its last answer, None before; `server_version` its version.
+    `server_time` is the coordinator's clock at its last answer (None before), `server_version` its
+    version.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -72,7 +72,7 @@ class HttpContext:
         return headers | dict(extra)
 
     def note(self, date: str | None, server: str | None) -> None:
-        """Keep what an answer's headers say of the coordinator."""
+        """Record the coordinator's time and version from an answer's headers."""
         with contextlib.suppress(ValueError):
             self.server_time = parsedate_to_datetime(date or "")
         server = server or ""
@@ -80,7 +80,7 @@ class HttpContext:
             self.server_version = server.removeprefix(_SERVER)
 
     def decode(self, call: Call[_T], body: bytes) -> _T:
-        """The answer to `call`. Raises BadAnswerError."""
+        """Decode the answer to `call`. Raises BadAnswerError."""
         try:
             return msgspec.json.decode(body, type=call.kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -90,11 +90,11 @@ class HttpContext:
             ) from error
 
     def refused(self, status: int, reason: str, body: bytes) -> ApiError:
-        """An answer that is not good."""
+        """Convert an error answer to an ApiError."""
         try:
             problem = msgspec.json.decode(body, type=Problem)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            # Not of our making: a proxy, or another service on that port.
+            # Not from a coordinator: a proxy, or another service on that port.
             problem = Problem(
                 type="about:blank",
                 title=reason,
@@ -107,7 +107,8 @@ class HttpContext:
         return ApiError(msgspec.structs.replace(problem, hint=hint) if hint else problem)
 
     def _better_hint(self, problem: Problem) -> str:
-        """What the coordinator cannot know: where the token is from, and which version we are."""
+        """Return a hint with what the coordinator cannot know: the token's source, or a version
+        mismatch."""
         origin = self._settings.token_from
         if problem.status == 401 and origin:
             return f"your token is from {origin}; {self.url} does not know it (any more)"
@@ -124,7 +125,7 @@ class HttpContext:
         return BadAnswerError(f"the answer of {self.url} is larger than {BODY_BYTES_MAX} bytes")
 
     def closed(self) -> UnreachableError:
-        """The connection ended before the answer did."""
+        """Return the error for a connection that ended before the answer did."""
         return UnreachableError(self.url, f"{self._coordinator} closed the connection", _TRY_AGAIN)
 
     def not_http(self) -> BadAnswerError:
@@ -134,7 +135,7 @@ class HttpContext:
         )
 
     def explain(self, error: Exception) -> ClientError:
-        """What went wrong on the way, as a sentence."""
+        """Convert a connection error to a client error with a message."""
         said = self._coordinator
         match error:
             case ConnectionRefusedError():
@@ -191,14 +192,14 @@ class HttpContext:
 
 
 class Lines:
-    """Puts the lines of a stream together; one that was cut is never given out."""
+    """Assembles the lines of a stream; a line that was cut off is never returned."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._rest = b""
 
     def take(self, data: bytes) -> list[bytes]:
-        """The lines that `data` ends, without their ends. Raises BadAnswerError."""
+        """Return the lines completed by `data`, without line ends. Raises BadAnswerError."""
         *whole, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _LINE_BYTES_MAX:
             raise BadAnswerError(f"{self._url} sent a line of more than {_LINE_BYTES_MAX} bytes")

@@ -1,7 +1,7 @@
-"""A job's logs as one unbroken sequence, over as many connections as it takes.
+"""A job's logs as one unbroken sequence over as many connections as needed.
 
-The server ends every stream with a trailer. A stream without one was cut, and one whose trailer
-says that more will come was let go (a restart): both go on at the cursor of the last record.
+The server ends every stream with a trailer. A stream without one was cut; a trailer that announces
+more marks a restart of the server. In both cases, reading resumes at the cursor of the last record.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _trailer: Final = msgspec.json.Decoder(LogTrailer)
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """Which log bytes: None is all ranks, nodes, streams and attempts, as over HTTP (`muster logs`
-    shows the last attempt: it asks for its number).
+    """A selection of log bytes. None selects all ranks, nodes, streams and attempts, as over HTTP
+    (`muster logs` shows the last attempt by asking for its number).
 
-    `tail` is the number of last lines to begin with, None for everything; `since` leaves out what
-    was read before that time (RFC 3339, or a span like `10m` before the coordinator's now).
+    `tail` is the number of last lines to begin with, None for everything. `since` skips what was
+    read before that time (RFC 3339, or a span like `10m` before the coordinator's current time).
     `cursor`: begin after the record that carried it.
     """
 
@@ -42,7 +42,7 @@ class LogQuery:
     cursor: str | None = None
 
     def parameters(self, cursor: str | None) -> dict[str, str | int | float | None]:
-        """The query of the request, from the beginning or after `cursor`."""
+        """Return the query of the request, from the beginning or after `cursor`."""
         cursor = cursor or self.cursor
         return {
             "format": "ndjson",
@@ -58,9 +58,8 @@ class LogQuery:
 
 
 class LogStream(ResumableStream[Entry]):
-    """Where a reader of logs is. `over`: the trailer has come, or, without `follow`, all that there
-    was.
-    """
+    """The position of a log reader. `over`: the trailer has arrived or, without `follow`, all there
+    was."""
 
     what = "log stream"
 
@@ -75,8 +74,8 @@ class LogStream(ResumableStream[Entry]):
     def query(self) -> Query:
         wanted = self._query
         if wanted.follow and wanted.tail is not None and self._cursor is None:
-            # The last lines by themselves: their trailer says where they end, so that what comes
-            # after them is not counted among them when the stream is cut.
+            # Fetch the last lines in a request of their own. Their trailer has a cursor, so that a
+            # cut stream does not count later lines among them.
             wanted = replace(wanted, follow=wanted.cursor is not None)
         return wanted.parameters(self._cursor)
 
@@ -93,13 +92,14 @@ class LogStream(ResumableStream[Entry]):
 
 
 def _entry(line: bytes) -> Entry | None:
-    """A record, a trailer, or None for an empty line: with those a server may show life."""
+    """Decode a record or a trailer. Returns None for an empty line, which servers may send as a
+    heartbeat."""
     if not line.strip():
         return None
     try:
         return _record.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        # A trailer comes once, so it is cheaper to try it second than to look at every line.
+        # Try the trailer second, because it comes only once.
         try:
             return _trailer.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -110,5 +110,6 @@ def _entry(line: bytes) -> Entry | None:
 
 
 def _is_final(trailer: LogTrailer, query: LogQuery) -> bool:
-    """Whether all that was asked for came. A server that restarts gives a reason, no state."""
+    """Whether everything requested has arrived. A restarting server sends a reason without a
+    state."""
     return trailer.end or (not query.follow and trailer.state is not None)

@@ -1,7 +1,7 @@
-"""A stream of lines as one unbroken sequence, over as many connections as it takes.
+"""A stream of lines as one unbroken sequence over as many connections as needed.
 
-A `ResumableStream` does no I/O: it says what the next connection asks for and what its lines mean.
-`Client` and `AsyncClient` both read through one.
+A `ResumableStream` does no I/O: it provides the query of the next connection and interprets its
+lines. `Client` and `AsyncClient` both use one.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ Persist: TypeAlias = Callable[[Callable[[], Iterator[bytes]]], Iterator[bytes]]
 
 _PAUSE_S: Final = 0.05
 _PAUSE_MAX_S: Final = 3.0
-# Connections in a row that open and then bring nothing: that is no restart any more.
+# Successive connections that open and bring nothing; more than these are not a restart.
 _BARREN_MAX: Final = 20
 
 
 class ResumableStream(ABC, Generic[_T]):
-    """Where a reader is. `over`: all that was asked for has come."""
+    """The position of a reader. `over`: everything requested has arrived."""
 
-    what = "stream"  # as people call it
+    what = "stream"  # the name of the stream in messages
 
     def __init__(self) -> None:
         self.over = False
-        self.reason = ""  # of the server, for ending a connection
+        self.reason = ""  # the server's reason for ending a connection
         self._before: object = None
         self._barren = 0
 
     def parameters(self) -> Query:
-        """The query of the next connection."""
+        """Return the query of the next connection."""
         self._before, self.reason = self.place(), ""
         return self.query()
 
     @abstractmethod
     def place(self) -> object:
-        """What changes when something has come."""
+        """Return the current position, which changes whenever something arrives."""
 
     @abstractmethod
     def query(self) -> Query:
-        """What to ask for now, at the place that is reached."""
+        """Return the query for the current position."""
 
     @abstractmethod
     def take(self, line: bytes) -> _T | None:
-        """What a line means to the reader; None where nothing. Raises BadAnswerError."""
+        """Decode a line. Returns None if it has no item for the reader. Raises BadAnswerError."""
 
     def pause_s(self) -> float:
-        """How long to wait before the next connection, now that one has ended.
+        """Return the seconds to wait before the next connection.
 
-        Raises BadAnswerError when too many have brought nothing.
+        Raises BadAnswerError if too many successive connections have brought nothing.
         """
         self._barren = self._barren + 1 if self.place() == self._before else 0
         if self._barren > _BARREN_MAX:
@@ -72,7 +72,7 @@ class ResumableStream(ABC, Generic[_T]):
         return random.uniform(0, limit)  # noqa: S311 - spreads readers, keeps no secret
 
     def nothing(self) -> UnreachableError:
-        """A connection was made, and ended without a line."""
+        """Return the error for a connection that ended without a line."""
         return UnreachableError("", f"the coordinator closed the {self.what}", "try again")
 
 
@@ -82,9 +82,9 @@ def read_feed(
     persist: Persist,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[_T]:
-    """What `feed` makes of its lines. `persist` repeats what fails in passing.
+    """Yield the items that `feed` decodes. `persist` retries transient failures.
 
-    Raises ClientError once the coordinator stays away or answers nonsense.
+    Raises ClientError if the coordinator stays away or sends an invalid answer.
     """
     while True:
         parameters = feed.parameters()
@@ -103,7 +103,7 @@ def read_feed(
 
 
 def _opened(feed: ResumableStream[_T], open_stream: Open, parameters: Query) -> Iterator[bytes]:
-    """Connect now, so that a failure to connect is met by whoever repeats it, not by the reader."""
+    """Connect now, so that `persist` retries a failed connection; the reader never sees it."""
     lines = open_stream(parameters)
     first = next(lines, None)
     if first is None:

@@ -1,4 +1,4 @@
-"""How often a call is made again, and for how long: the same for both clients."""
+"""Retry rules, the same for both clients."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ _PAUSE_MAX_S: Final = 3.0
 
 
 class RetryPolicy:
-    """Knows whether the coordinator was ever reached. As long as it was not, the address is
-    probably wrong, and nobody wants to wait long to hear that.
-    """
+    """Tracks whether the coordinator was ever reached. Until then the address is probably wrong, so
+    the retry time is shorter."""
 
     def __init__(self, on_trouble: OnTrouble | None) -> None:
         self.reached = False
         self._on_trouble = on_trouble
 
     def rules(self, first: ClientError, patience_s: float) -> dict[str, Any]:
-        """The arguments of `tenacity.Retrying` and of `AsyncRetrying`, for a call that failed with
-        `first`. Raises `first` where trying again is of no use.
-        """
+        """Return the arguments of `tenacity.Retrying` and `AsyncRetrying` for a call that failed
+        with `first`. Raises `first` if it is not transient."""
         if not first.passing:
             raise first
-        # Loaded only now: a call that succeeds does not pay for it.
+        # Import it only now, so that successful calls do not pay for it.
         import tenacity
 
         if not self.reached:

@@ -1,8 +1,7 @@
-"""One HTTP request, or one stream of lines, over the standard library's client.
+"""HTTP requests and line streams over the standard library's client.
 
-A command makes one or two calls and is over, so every call has a connection of its own: nothing
-is shared between threads, and no kept connection can turn out to be dead. docs/decisions/0004 says
-why this is not aiohttp.
+A command makes one or two calls, so every call has its own connection: threads share nothing, and
+no kept connection can be dead. docs/decisions/0004 says why this is not aiohttp.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ _READ_BYTES: Final = 256 << 10
 
 
 class Transport:
-    """Speaks to one coordinator. Safe to use from several threads."""
+    """Sends requests to one coordinator. Thread-safe."""
 
     def __init__(self, exchange: HttpContext) -> None:
         self.exchange = exchange
 
     def request(self, call: Call[Any]) -> bytes:
-        """The body of a good answer. Raises ApiError, UnreachableError, BadAnswerError."""
+        """Return the body of a good answer. Raises ApiError, UnreachableError, BadAnswerError."""
         with self._answer(
             call.method, target(call.path, call.query), call.body, call.headers, call.timeout_s
         ) as answer:
@@ -46,7 +45,7 @@ class Transport:
     def lines(
         self, path: str, query: Query, headers: Mapping[str, str] | None = None
     ) -> Iterator[bytes]:
-        """The lines of an answer as they come, without their end.
+        """Yield the lines of an answer as they arrive, without line ends.
 
         A line that a cut connection left unfinished is not yielded. Raises as `request`.
         """
@@ -95,9 +94,8 @@ class Transport:
             connection.close()
 
     def _read(self, answer: http.client.HTTPResponse, most: int) -> bytes:
-        """At most so many bytes of the body. Raises UnreachableError where it was cut before, which
-        the standard library does not tell of a body whose length was said.
-        """
+        """Read at most `most` bytes of the body. Raises UnreachableError if the body was cut off,
+        which the standard library does not report for a body with a known length."""
         data = answer.read(most)
         if answer.length and len(data) < most:
             raise self.exchange.closed()

@@ -1,4 +1,4 @@
-"""What a job may not ask for together with its GPUs."""
+"""Checks of settings that conflict with a job's GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def check_gpus(spec: JobSpec, problems: Problems) -> None:
-    """Add what is wrong with a job that was read."""
+    """Add the problems of a parsed job."""
     if spec.resources.gpu:
         for where, env in (
             ("env", spec.env),

@@ -1,4 +1,4 @@
-"""What a job's own variables for NCCL say of RDMA, and where that contradicts the job."""
+"""RDMA settings in a job's own NCCL variables, and their conflicts with the job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from muster.spec.model import JobSpec, Rdma
 
 
 def named_plugin(env: Mapping[str, str]) -> str:
-    """The setting that gives NCCL another network than its own: `NCCL_NET_PLUGIN=ofi`; or ""."""
+    """Return the setting that gives NCCL an external network plugin, such as `NCCL_NET_PLUGIN=ofi`;
+    or ""."""
     if env.get("NCCL_NET_PLUGIN", "none").lower() not in ("", "none"):
         return f"NCCL_NET_PLUGIN={env['NCCL_NET_PLUGIN']}"
     if env.get("NCCL_NET", "").lower() not in ("", "ib", "socket"):
@@ -18,7 +19,7 @@ def named_plugin(env: Mapping[str, str]) -> str:
 
 
 def rdma_off(env: Mapping[str, str]) -> str:
-    """The setting by which NCCL leaves RDMA alone: `NCCL_NET=Socket`; or ""."""
+    """Return the setting that disables RDMA in NCCL, such as `NCCL_NET=Socket`; or ""."""
     if env.get("NCCL_NET", "").lower() == "socket":
         return f"NCCL_NET={env['NCCL_NET']}"
     if env.get("NCCL_IB_DISABLE", "0").strip() not in ("", "0") and not named_plugin(env):
@@ -27,7 +28,7 @@ def rdma_off(env: Mapping[str, str]) -> str:
 
 
 def check_rdma(spec: JobSpec, problems: Problems) -> None:
-    """Add what is wrong with a job that was read."""
+    """Add the problems of a parsed job."""
     if spec.rdma is not Rdma.REQUIRED:
         return
     for where, env in (

@@ -1,8 +1,8 @@
-"""What a job runs: the rules of `run` and `setup`, and a name made from them.
+"""Rules for `run` and `setup`, and job names made from them.
 
 Under torchrun the command is a Python script or `-m module` with arguments, because Muster writes
-the torchrun line itself. People paste whole torchrun and python lines there; those are corrected
-or refused with the exact line to write.
+the torchrun line itself. Users paste whole torchrun and python lines; these are corrected, or
+refused with the exact line to write.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _checked(command: Command) -> Command:
 
 
 def _training_words(words: list[str]) -> list[str]:
-    """The script or `-m module` and its arguments, of words that may begin with `python`."""
+    """Return the script or `-m module` with its arguments; removes a leading `python`."""
     first = words[0]
     program = base_name(first)
     if program == "torchrun":
@@ -171,7 +171,7 @@ def needs_interpreter(argv: Sequence[str]) -> bool:
 
 
 def is_python_script(word: str) -> bool:
-    """Whether torchrun can be meant to start this: `train.py`, or a path without a suffix."""
+    """Whether `word` can be a script for torchrun: `train.py`, or a path without a suffix."""
     if suffix(word) in _PYTHON_SUFFIXES:
         return True
     return "/" in word and not suffix(word) and base_name(word) not in _NOT_PYTHON
@@ -183,7 +183,8 @@ def is_python(word: str) -> bool:
 
 
 def python_words(words: Sequence[str]) -> list[str] | None:
-    """The script or `-m module` and arguments of `python ...`; None if `words` is no such line."""
+    """Return the script or `-m module` and arguments of `python ...`. Returns None for other
+    lines."""
     if not is_python(words[0]):
         return None
     # Ranks run unbuffered anyway.
@@ -219,7 +220,7 @@ def _module_words(words: list[str]) -> list[str]:
     return words
 
 
-# Of accelerate launch: what Muster says itself, and the key for it.
+# Options of accelerate launch that Muster sets, and the job's key for each.
 _ACCELERATE_KEYS: Final = {
     "--num-machines": "nodes",
     "--num-processes": "nproc_per_node",
@@ -232,7 +233,7 @@ _ACCELERATE_KEYS: Final = {
     "--max-restarts": "retry",
 }
 _ACCELERATE_SWITCHES: Final = frozenset({"--same-network"})
-# Of deepspeed: what stands alone, and what is a key here.
+# Options of deepspeed without a value, and those with a key in the job.
 _DEEPSPEED_SWITCHES: Final = frozenset(
     {
         "--module",
@@ -300,7 +301,7 @@ _MOST: Final = 1024  # as many as every key for a count takes
 
 
 def _of_accelerate(words: list[str]) -> tuple[list[str], dict[str, int]]:
-    """What remains of `accelerate WORDS` to run, and the keys that its options are here. Raises
+    """Return the rest of `accelerate WORDS` to run, and the job's keys for its options. Raises
     `RefusedError`."""
     if words[:1] != ["launch"]:
         raise RefusedError("starts no ranks")
@@ -351,7 +352,7 @@ def _count(text: str) -> int:
 
 
 class Torchrun(NamedTuple):
-    """A torchrun line: what it is to start, and its options that take a value."""
+    """A parsed torchrun line: the command to start, and the options that take a value."""
 
     rest: list[str]
     options: dict[str, str]

@@ -1,6 +1,6 @@
-"""The `env` of a job: which variables a user may set, and where a bare name comes from.
+"""The `env` of a job: the variables that a user may set, and values for bare names.
 
-Values are never repeated in a message, because people keep tokens there.
+Messages never repeat values, because they may be secrets.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ _OURS: Final = frozenset({"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"})
 
 
 def read_env(found: Found, caller: Mapping[str, str], problems: Problems) -> dict[str, str]:
-    """`env` in map or list form. A bare name (`KEY` in a list, `KEY:` in a map) is looked up in
-    `caller`, the environment of whoever submits.
-    """
+    """Parse `env` in map or list form. A bare name (`KEY` in a list, `KEY:` in a map) takes its
+    value from `caller`, the submitter's environment."""
     made: dict[str, str] = {}
     for path, name, value in _entries(found, problems):
         try:

@@ -1,7 +1,7 @@
-"""What is wrong with a job, said so that the user can mend it in one go.
+"""Problems of a job, reported all at once.
 
 Checking never stops at the first mistake: problems are collected, and one `SpecError` carries all
-of them. Values of `env` and of keys that hold secrets are never repeated in a message.
+of them. Messages never repeat values of `env` and of keys that hold secrets.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class SpecError(ValueError):
-    """The job is refused; `problems` holds every reason, in the order of the file. `notes` say how
-    the job was read, for whoever shows the refusal: what a batch script lost, for example."""
+    """The job is refused. `problems` holds every reason, in the order of the file. `notes` say how
+    the job was read, such as the parts of a batch script that were not taken over."""
 
     def __init__(self, problems: Sequence[Problem], notes: Sequence[str] = ()) -> None:
         self.problems: tuple[Problem, ...] = tuple(problems)
@@ -95,10 +95,10 @@ def each_refused(refused: RefusedError) -> Sequence[RefusedError]:
 
 
 class Problems:
-    """Collects problems, knows the line of each field, and keeps a hostile file from making many.
+    """Collects problems with the line of each field, and limits their number against hostile files.
 
-    `lines` maps field paths to lines of the user's file; empty where there was no file. `options`
-    maps those that the command line set to the option.
+    `lines` maps field paths to lines of the user's file; empty if there was no file. `options` maps
+    field paths to the command-line option that set them.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Single values of a job.
+"""Readers of single values of a job.
 
-Each reader takes text as typed and returns the value, or raises `RefusedError`.
+Each reader takes text as typed, and returns the value or raises `RefusedError`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def label(text: str) -> str:
 
 
 def spread(text: str) -> str:
-    """How near to each other the nodes of a gang are: `same-switch`, or any other label's name."""
+    """Parse the placement constraint of a gang: `same-switch`, or `same-` and another label's
+    name."""
     typed = text.strip()
     if not _SPREAD.fullmatch(typed):
         raise RefusedError(
@@ -118,8 +119,8 @@ def spread(text: str) -> str:
 
 
 def webhook(text: str) -> str:
-    """The address of a webhook. Which of them may be told is the coordinator's to say: so it has to
-    be one that no two programs read in different ways."""
+    """Parse a webhook URL. Because the coordinator has an allowlist of URLs, refuses URLs that two
+    programs could parse differently."""
     typed = text.strip()
     try:
         parts = urlsplit(typed)
@@ -140,7 +141,7 @@ def webhook(text: str) -> str:
 
 
 def preflight(text: str) -> Preflight:
-    """What is looked at before a start; there is one of them."""
+    """Parse the preflight mode. There is only one."""
     if text.strip() != Preflight.QUICK.value:
         raise RefusedError("is no preflight of this release", "write `preflight: quick`")
     return Preflight.QUICK
@@ -156,7 +157,7 @@ def schema_version(text: str) -> int:
 
 
 def launcher(text: str) -> Launcher | None:
-    """What starts the ranks."""
+    """Parse the launcher, which starts the ranks."""
     name = text.strip()
     known = [launcher.value for launcher in Launcher]
     if name not in known:
@@ -183,7 +184,7 @@ def nodes(text: str) -> tuple[int, int | None]:
 
 
 def rendezvous(text: str) -> Rendezvous:
-    """How torchruns meet."""
+    """Parse the rendezvous of the torchruns."""
     known = [known.value for known in Rendezvous]
     if text.strip() not in known:
         raise RefusedError("is no rendezvous of ours", f"write {' or '.join(known)}")
@@ -191,7 +192,7 @@ def rendezvous(text: str) -> Rendezvous:
 
 
 def numa_binding(text: str) -> NumaBinding:
-    """To which CPUs ranks are bound, in torchrun's words."""
+    """Parse the NUMA binding of ranks, in torchrun's terms."""
     name = text.strip()
     known = [known.value for known in NumaBinding]
     if name not in known:
@@ -202,7 +203,7 @@ def numa_binding(text: str) -> NumaBinding:
 
 
 def rdma(text: str) -> Rdma:
-    """Whether RDMA is to carry the traffic between nodes."""
+    """Parse the RDMA mode for the traffic between nodes."""
     name = text.strip()
     known = [known.value for known in Rdma]
     if name not in known:
@@ -217,7 +218,7 @@ MOST_LEASE_S: Final = 30 * DAY
 
 
 def hang(text: str) -> Hang:
-    """What is done when the job hangs."""
+    """Parse the action on a hang."""
     name = text.strip()
     known = [known.value for known in Hang]
     if name not in known:
@@ -231,7 +232,7 @@ LEAST_IDLE_S: Final = 60.0
 
 
 def idle_action(text: str) -> IdleAction:
-    """What is done when the job's GPUs are idle."""
+    """Parse the action on idle GPUs."""
     name = text.strip()
     known = [known.value for known in IdleAction]
     if name not in known:

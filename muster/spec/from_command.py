@@ -1,7 +1,7 @@
-"""A job from a bare command: what `muster submit -- COMMAND` means.
+"""A job from a bare command, as in `muster submit -- COMMAND`.
 
-The words are argv and are passed on as they are. A command that is no Python script cannot be
-started by torchrun, so it runs once per node instead, and the user is told.
+The words are argv, passed on unchanged. Because torchrun can start only Python scripts, any other
+command runs once per node, and the user gets a note.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from muster.spec.slurm.shell_words import base_name, suffix
 
 
 class FromCommand(msgspec.Struct, frozen=True):
-    """Keys of a job file (`run`, perhaps `launcher`), and what to tell the user, if anything."""
+    """Keys of a job file (`run`, possibly `launcher`), and a note for the user, if any."""
 
     mapping: dict[str, object]
     note: str | None = None

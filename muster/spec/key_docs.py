@@ -1,7 +1,7 @@
-"""What each key of a job file does, in a line: for its reference page and for the JSON Schema.
+"""One-line descriptions of a job file's keys, for the reference page and the JSON Schema.
 
-`tests/tools/test_job_file_keys.py` holds the paths against the schema, and every example against
-the reader. Values that can be counted, and defaults that are values, are the schema's.
+`tests/tools/test_job_file_keys.py` checks the paths against the schema, and every example against
+the parser. Enumerated values and literal defaults come from the schema.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What a job is once it has been checked: frozen records that the rest of Muster trusts.
+"""The checked job: frozen records that the rest of Muster trusts.
 
-`parse` makes them from what a user typed, and nothing else should build one from raw input. They
-are msgspec structs, so that they travel in messages and in the journal as they are; fields that
-an older reader does not know are ignored there, as everywhere on the wire.
+`parse` makes them from user input; nothing else should build one from raw input. They are msgspec
+structs, so that messages and the journal carry them unchanged. Older readers ignore unknown fields.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SAME = "same-"
 
 
 class Launcher(Enum):
-    """What starts the rank processes on a node."""
+    """The program that starts the ranks on a node."""
 
     TORCHRUN = "torchrun"
     ACCELERATE = "accelerate"
@@ -41,15 +40,15 @@ class Launcher(Enum):
 
 
 class Rendezvous(Enum):
-    """How the torchruns of a gang find each other, and whether their number may change."""
+    """The rendezvous of a gang's torchruns, and whether their number may change."""
 
     STATIC = "static"
     C10D = "c10d"
 
 
 class Rdma(Enum):
-    """Whether a job's traffic between nodes is to go by RDMA: or it does not start; where it can;
-    or by TCP, knowingly."""
+    """RDMA for a job's traffic between nodes: required to start, used if available, or off
+    (TCP)."""
 
     REQUIRED = "required"
     PREFERRED = "preferred"
@@ -57,7 +56,7 @@ class Rdma(Enum):
 
 
 class Preflight(Enum):
-    """What is looked at on each node before a start, beyond what always is."""
+    """Extra checks on each node before a start."""
 
     QUICK = "quick"
 
@@ -115,7 +114,7 @@ class Warn(msgspec.Struct, frozen=True):
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """How a job is asked to end: the signal's canonical name, then SIGKILL after `grace_s`."""
+    """How a job is stopped: the signal's canonical name, then SIGKILL after `grace_s` seconds."""
 
     signal: str = "SIGTERM"
     grace_s: float = 30.0
@@ -139,7 +138,7 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 class IdleAction(Enum):
-    """What is done about a job whose GPUs are idle. `STOP`: it is told of first, then cancelled."""
+    """The action on a job with idle GPUs. `STOP`: first report it, then cancel the job."""
 
     NOTIFY = "notify"
     STOP = "stop"
@@ -193,18 +192,17 @@ class Roles(msgspec.Struct, frozen=True):
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The job a user asked for, checked, with every default filled in.
+    """A checked job with every default filled in. Times are in seconds.
 
     A job with `max_nodes` starts with any number of nodes from `nodes` up to it, and may lose and
-    gain some while it runs. `nproc_on` is ranks by the name of a node, and goes before the role's,
-    which goes before `nproc_per_node`. `workdir` is an absolute path of a folder that exists on the
-    nodes. `python` is an interpreter, virtual environment or conda prefix; None leaves it to the
-    agent. `setup` runs once per node and attempt. `nccl_debug`: NCCL is to say what it chooses and
-    why. `notify` are the webhooks that are told how it goes. `preflight`:
-    nodes on which it finds something are refused before the start. `lease_s` is how long a node
-    that is cut off from the coordinator may go on with the job; None leaves it to the cluster.
-    `checkpoint_dir` is an absolute path of a folder on the nodes: files that change there are the
-    job's progress. `idle`: None where nobody minds whether its GPUs are used. Times are seconds.
+    gain some while it runs. `nproc_on` is ranks by node name; it overrides the role's, which
+    overrides `nproc_per_node`. `workdir` is the absolute path of an existing folder on the nodes.
+    `python` is an interpreter, virtual environment or conda prefix; None leaves it to the agent.
+    `setup` runs once per node and attempt. `nccl_debug`: NCCL logs its choices and the reasons.
+    `notify` are the job's webhooks. `preflight`: nodes that fail it are refused before the start.
+    `lease_s` is how long a node that is cut off from the coordinator may continue the job; None
+    leaves it to the cluster. `checkpoint_dir` is the absolute path of a folder on the nodes;
+    changed files there count as progress. `idle`: None if idle GPUs do not matter.
     """
 
     name: str

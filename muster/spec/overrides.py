@@ -1,7 +1,7 @@
-"""What the command line changes of a job file: `--set`, `-e` and the short options.
+"""Command-line overrides of a job file: `--set`, `-e` and the short options.
 
-Works on the tree as read, before it is checked, so that an override is checked like the rest. It
-takes the place of every spelling of its key: `--set nodes=4` wins over `num_nodes: 2` in the file.
+They apply to the unchecked tree, so that an override is checked like the rest. An override replaces
+every spelling of its key: `--set nodes=4` overrides `num_nodes: 2` in the file.
 """
 
 from __future__ import annotations

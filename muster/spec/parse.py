@@ -1,4 +1,4 @@
-"""From what a user typed to a `JobSpec`, or to the list of everything that is wrong with it."""
+"""Parsing of user input to a `JobSpec`, or to the list of all its problems."""
 
 from __future__ import annotations
 
@@ -136,8 +136,8 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
 
 
 def _check_size(spec: JobSpec, problems: Problems) -> None:
-    """What a node is told of a job is one message, and what it starts gets all of it at once. A
-    node would refuse what is too large; that is known now."""
+    """Refuse a job that is too large for the message to a node, or for the arguments of a process.
+    A node would refuse it later."""
     for node_rank, field in ((0, "launcher"), (1, "worker")):
         env, run = env_on_node(spec, node_rank), run_on_node(spec, node_rank)
         size = len(msgspec.json.encode((env, run, spec.setup)))
@@ -356,7 +356,7 @@ def _idle(job: Section) -> Idle | None:
 
 
 def _has_time_limit(job: Section) -> bool:
-    """Given, be it wrongly."""
+    """Whether a time limit was given, valid or not."""
     return any(key in job.raw for key in ("time_limit", "max_duration", "time"))
 
 
@@ -409,7 +409,7 @@ def _placement(job: Section, nodes: int, nproc: Nproc, roles: Roles) -> Placemen
                 path = f"nproc_per_node.{name}"
                 job.problems.add(path, None, "is not in `placement.include`", "add it there")
     elif nproc.by_node and not counted:
-        # Who counts the ranks of these nodes and of no others means these nodes.
+        # A user who counts ranks for certain nodes, and for no others, means these nodes.
         include = tuple(nproc.by_node)
         where, given = "nproc_per_node", None
     usable = set(include) - set(exclude)

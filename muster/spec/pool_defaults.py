@@ -1,5 +1,4 @@
-"""What a pool fills in where a job says nothing: below the job file and its options, above what is
-built in."""
+"""A pool's defaults for its jobs: below the job file and options, above the built-in defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from muster.spec.yaml.loader import Document
 Tree = Mapping[str, object]
 PoolDefaults = Mapping[str, Tree]
 
-# What makes a job the one that it is.
+# Keys that identify a job, so they cannot have a default.
 _OF_A_JOB: Final = ("run", "roles", "name", "pool", "schema_version")
 
 
@@ -38,8 +37,8 @@ def check_defaults(pool: str, tree: Tree) -> JobSpec:
 
 
 def fill_in(document: Document, defaults: PoolDefaults) -> Filled:
-    """The document with what its pool has for keys that it does not have, in any spelling. One that
-    is no map is left to be refused as it is."""
+    """Add the pool's defaults for keys that the document lacks, in any spelling. A document that is
+    not a map is left for the parser to refuse."""
     if not defaults or not isinstance(document.tree, dict):
         return Filled(document, ())
     found = defaults.get(str(document.tree.get("pool", DEFAULT_POOL)))
@@ -50,7 +49,7 @@ def fill_in(document: Document, defaults: PoolDefaults) -> Filled:
     for path, value in _leaves(found):
         if _given(tree, path):
             continue
-        # A section that is no map is the job's mistake, and told as such when it is read.
+        # A section that is not a map is the job's mistake; the parser reports it.
         if put(tree, path, value) is None:
             keys.append(path)
     return Filled(replace(document, tree=tree), tuple(keys))

@@ -1,4 +1,4 @@
-"""Where nodes of one job differ: `roles`, and `nproc_per_node` as a map."""
+"""Differences between the nodes of one job: `roles`, and `nproc_per_node` as a map."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A checked job in its canonical spelling: what we print, store for people, and send over HTTP.
+"""A checked job in its canonical spelling, for printing, storing and HTTP.
 
-`parse_mapping(to_mapping(spec)) == spec` for every spec that parsing made.
+`parse_mapping(to_mapping(spec)) == spec` for every parsed spec.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a user probably meant by a key that no job has.
+"""Suggestions for unknown keys of a job.
 
-Two sources: the spelling of other systems, which no edit distance finds, and then the nearest
+Two sources: the spellings of other systems, which no edit distance finds, and then the nearest
 known key.
 """
 

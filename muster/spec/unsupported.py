@@ -1,8 +1,8 @@
-"""What the job format has promised and this release does not do yet.
+"""Keys of the job format that this release does not support yet.
 
-Such a key is refused and never ignored: a job that asked for `preflight` and silently ran
-without would be worse than one that did not start. Each entry says what to do instead. A feature
-that arrives takes its line out here.
+Such a key is refused and never ignored, because a job that runs without what it asked for would be
+worse than one that does not start. Each entry names an alternative. When a feature arrives, its
+line is removed here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What may be changed of a job that was submitted, and what is wrong with other wishes."""
+"""Changes to a submitted job, and the problems of invalid ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ALIASES: Final = {"max_duration": "time_limit", "time": "time_limit"}
 
 
 class Amendment(NamedTuple):
-    """What is UNSET stays as it is; a time limit of None is none."""
+    """A change. UNSET keeps a value; a time limit of None removes the limit."""
 
     priority: int | UnsetType = UNSET
     time_limit_s: float | UnsetType | None = UNSET

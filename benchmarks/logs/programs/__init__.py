@@ -1,1 +1,1 @@
-"""What the benchmark runs in processes of their own."""
+"""Programs that the benchmark runs in their own processes."""

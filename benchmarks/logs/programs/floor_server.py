@@ -1,4 +1,4 @@
-"""The least that a log store over aiohttp can be: frames into a file, the file to a reader."""
+"""A minimal log store over aiohttp: writes frames to a file, and sends the file to a reader."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""A reader in a process of its own, so that whoever measures beside it has its own to itself."""
+"""A reader in its own process, so that it does not slow down the measuring process."""
 
 import http.client
 import os

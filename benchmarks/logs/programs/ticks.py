@@ -1,4 +1,4 @@
-"""A job that writes what time it is, a line at a time, as a training loop prints its steps."""
+"""A job that writes timestamps, one line at a time, as a training loop prints its steps."""
 
 import os
 import sys

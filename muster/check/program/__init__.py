@@ -1,10 +1,10 @@
-"""Every node of a gang against every other: what `muster check` runs, one process a node.
+"""The program of `muster check`: one process per node, which tests every node against every other.
 
-It is shipped inside the job under its own name: Python 3.8, the standard library, nothing else of
-Muster's. All connect to the first node's hub, which calls the rounds of a tournament and waits for
-all before the next: so a node sends to one other at a time and is sent to by one. In each round the
-one of a pair sends, then the other, on each network that both have: a connection, the bytes, their
-checksum.
+It is shipped inside the job under its own name, for Python 3.8, with the standard library and
+nothing else of Muster's. All nodes connect to the hub on the first node. It starts the rounds of a
+round-robin tournament and waits for all nodes between rounds, so a node sends to one peer and
+receives from one peer at a time. In each round, the nodes of a pair send in turn, on each network
+that both have: a connection, the bytes, their checksum.
 
-The first node prints what was found: JSON behind `# `, and sentences for what is wrong.
+The first node prints the results: JSON after `# `, and sentences for problems.
 """

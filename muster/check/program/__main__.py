@@ -1,4 +1,4 @@
-"""One node's part in a check; the first node's process calls the rounds, too."""
+"""Entry point of a check's process. On the first node it also runs the hub."""
 
 from __future__ import annotations
 

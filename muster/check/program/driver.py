@@ -1,4 +1,4 @@
-"""Calls the rounds of a check, on its first node, and prints what is found."""
+"""The hub of a check, on its first node: starts the rounds and prints the results."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from muster.check.program.name_lookup import NAMES_S
 from muster.check.program.round_robin import partner, rounds
 from muster.check.program.sockets import HELLO_S, LINE_BYTES_MAX, Message, Result, in_words, tell
 
-# A node on whose network so many others meet nothing is left out there: each costs a time-out.
+# Failed peers after which a node is left out on a network, because each failure costs a timeout.
 GIVE_UP = 3
 AGAIN_MAX = 64
 
 
 class Hub(threading.Thread):
-    """Calls the rounds and prints what is found."""
+    """Starts the rounds and prints the results."""
 
     def __init__(self, plan: Message, names: List[str], listener: socket.socket) -> None:
         super().__init__(daemon=True)
@@ -51,7 +51,7 @@ class Hub(threading.Thread):
             os._exit(1)
 
     def _gather(self) -> None:
-        """Until all are here; whoever knows the key is one of us."""
+        """Accept connections until all nodes have joined. The key authenticates them."""
         until = time.monotonic() + HELLO_S
         hellos: Dict[int, Message] = {}
         while len(hellos) < len(self._names):
@@ -94,7 +94,7 @@ class Hub(threading.Thread):
                 self._step("%d/%d" % (2 * number + turn + 1, 2 * rounds(count)), orders)
 
     def _slow_ones_again(self) -> None:
-        """One pair at a time: something else may have run there when it was slow."""
+        """Repeat slow pairs one at a time, because other traffic may have slowed them down."""
         slow = []
         for speeds in self._speeds.values():
             usual = statistics.median(speeds.values())
@@ -131,7 +131,8 @@ class Hub(threading.Thread):
             self._failing[this].add(other[0])
 
     def _leave_out(self) -> None:
-        """Who meets nobody on a network, though others do; or all, where nobody does."""
+        """Leave out nodes that reach no peer on a network, although others do; or all, if no node
+        does."""
         for this in sorted(set(self._failing) - self._well - self._without):
             node, network = this
             peers = self._failing[this]

@@ -1,4 +1,4 @@
-"""What the names and addresses of others lead to on a node, whoever decides that there."""
+"""Lookups of the gang's names and addresses on a node, through the system's resolver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES_S = 20.0
 
 
 class NameProof(threading.Thread):
-    """Looks every name and address of the gang up, as programs here do."""
+    """Looks up every name and address of the gang, as programs on this node do."""
 
     def __init__(self, plan: Message, names: List[str], rank: int) -> None:
         super().__init__(daemon=True)
@@ -37,7 +37,8 @@ class NameProof(threading.Thread):
             self._done += 1
 
     def problems(self) -> Message:
-        """`wrong` are sentences, `unknown` names and addresses that nothing is known of here."""
+        """Return `wrong`, sentences, and `unknown`, names and addresses that this node cannot
+        resolve."""
         late = len(self._names) - self._done
         return {"wrong": list(self._wrong), "unknown": list(self._unknown), "late": late}
 

@@ -1,4 +1,4 @@
-"""What a node is: what may differ between nodes, and should not."""
+"""Facts about a node that should not differ between nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Dict, List
 
 
 def facts() -> Dict[str, str]:
-    """What may differ between nodes and should not, by name; what is unknown is left out."""
+    """Return facts that should not differ between nodes, by name; unknown ones are left out."""
     found: Dict[str, str] = {
         "kernel": platform.release(),
         "machine": platform.machine(),
@@ -29,7 +29,7 @@ def facts() -> Dict[str, str]:
     if system:
         found["system"] = system[1]
     if memory:
-        # What firmware keeps for itself differs by a little.
+        # Round, because the memory that firmware reserves differs slightly.
         found["memory"] = "%d GiB" % float("%.2g" % (int(memory[1]) / 2**20))
     if driver:
         found["NVIDIA driver"] = driver[1]
@@ -43,7 +43,7 @@ def facts() -> Dict[str, str]:
 
 
 def _torch() -> Dict[str, str]:
-    """Read and not imported: that takes seconds."""
+    """Read versions from files, because importing torch takes seconds."""
     found = {}
     spec = importlib.util.find_spec("torch")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
@@ -69,7 +69,7 @@ def _gpus() -> Dict[str, str]:
 
 
 def _hcas() -> Dict[str, str]:
-    """Of InfiniBand and RoCE devices: how many of which kind, their firmware, rates of ports."""
+    """Return counts, firmware and port rates of InfiniBand and RoCE devices."""
     kinds, firmware, rates = [], set(), []
     for device in sorted(glob.glob("/sys/class/infiniband/*")):
         kind = _read(device + "/hca_type")
@@ -97,7 +97,7 @@ def _limit(number: int) -> str:
 
 
 def _read(path: str) -> str:
-    """A small file's text; empty where there is none to read."""
+    """Return the text of a small file, or "" if it cannot be read."""
     try:
         with open(path, errors="replace") as file:
             return file.read(1 << 16).strip()

@@ -1,4 +1,4 @@
-"""A node: it answers whoever sends to it, and sends to whom the hub says."""
+"""A node of a check: answers its peers, and sends to the peers that the hub names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRANSFER_S = 60.0
 
 
 class Node:
-    """One node's part: it answers whoever sends to it, and does what the hub says."""
+    """A node's part in a check: answers peers, and follows the hub's orders."""
 
     def __init__(self, plan: Message, names: List[str], rank: int) -> None:
         self._plan = plan
@@ -82,7 +82,7 @@ class Node:
         return found
 
     def _send(self, peer: int, own: str, other: str) -> Tuple[Optional[float], str]:
-        """GB/s, or why not."""
+        """Send the data. Returns GB/s, or None and the error."""
         sock = socket.socket(family_of(other), socket.SOCK_STREAM)
         sent = -1
         try:
@@ -103,7 +103,7 @@ class Node:
                 if time.monotonic() > until:
                     return None, "only %d of %d bytes in %g s" % (sent, len(view), TRANSFER_S)
                 sent += sock.send(view[sent : sent + CHUNK])
-            sock.settimeout(TRANSFER_S)  # what is on its way may take longer than the next byte
+            sock.settimeout(TRANSFER_S)  # data in flight may take longer than the next byte
             told = json.loads(lines.readline(LINE_BYTES_MAX))
             if told["crc"] != self._crc:
                 return None, "the bytes that arrive are not those that were sent"
@@ -138,10 +138,10 @@ class Node:
                     took = time.perf_counter() - began
                     tell(sock, {"crc": zlib.crc32(data), "s": took})
             except (OSError, ValueError, KeyError, TypeError):
-                pass  # whoever sent it says what it met
+                pass  # the sender reports the error
 
 
 def _pattern(size: int, rank: int) -> bytes:
-    """Bytes of which no two places a cache line apart are alike, others on each node."""
+    """Return bytes in which no two cache lines are equal, different on each node."""
     block = os.urandom(min(size, (1 << 20) - 1))
     return struct.pack("<I", rank) + (block * (size // len(block) + 1))[: size - 4]

@@ -1,4 +1,4 @@
-"""Who meets whom, and when: each pair once, nobody two at a time."""
+"""Round-robin schedule: each pair meets once, and no node has two peers at a time."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Optional
 
 
 def rounds(count: int) -> int:
-    """How many rounds `count` nodes take until each has met each other."""
+    """Return the number of rounds in which each of `count` nodes meets every other."""
     return 0 if count < 2 else count - 1 + count % 2
 
 
 def partner(count: int, number: int, index: int) -> Optional[int]:
-    """Whom a node meets in a round (the circle method); None where it has a pause.
+    """Return a node's partner in a round (the circle method). Returns None if it pauses.
 
-    All but the last sit on a circle of odd length: `i` meets `j` where `i + j` is the round's
-    number, and the last one meets whoever would meet itself.
+    All nodes but the last form a circle of odd length: `i` meets `j` if `i + j` is the round's
+    number modulo that length. The last node meets the one that would meet itself.
     """
     circle = rounds(count)
     last = circle

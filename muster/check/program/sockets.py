@@ -1,4 +1,4 @@
-"""Sockets, and a line of JSON for each thing that is said over them."""
+"""Sockets, and JSON messages over them, one per line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Result = List[Any]  # sender, receiver, network (indices), GB/s or None, why not
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """On one address, or on all of both families."""
+    """Listen on one address, or on all addresses of both families."""
     family = family_of(address) if address else socket.AF_INET6
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -47,7 +47,7 @@ def fill(sock: socket.socket, data: bytearray) -> None:
 
 
 def line_of(sock: socket.socket) -> bytes:
-    """One line, and not a byte more of what follows it."""
+    """Read one line, and no byte beyond it."""
     data = bytearray()
     while not data.endswith(b"\n") and len(data) < 4096:
         more = sock.recv(1)
@@ -71,7 +71,7 @@ def in_words(error: Exception) -> str:
 
 
 def connect_patiently(meeting: Tuple[str, int]) -> socket.socket:
-    """The hub's process may begin a little later than this one."""
+    """Connect to the hub, retrying because its process may start a little later."""
     until = time.monotonic() + HELLO_S
     while True:
         try:

@@ -1,1 +1,1 @@
-"""The commands about nodes, the cluster, its tokens and this client, one module each."""
+"""The commands for nodes, the cluster, its tokens and this client, one module each."""

@@ -1,4 +1,4 @@
-"""`muster bench`: what the cluster's network gives to a gang, measured by a job like any other."""
+"""`muster bench`: measure the network of a gang with an ordinary job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ROUNDS_MAX: Final = 1_000_000
 
 
 class Sizes(click.ParamType["tuple[int, ...]"]):
-    """`1M..1G`: bytes, ascending."""
+    """A parameter such as `1M..1G`, converted to sizes in bytes, ascending."""
 
     name = "sizes"
 
@@ -49,7 +49,7 @@ class Sizes(click.ParamType["tuple[int, ...]"]):
 
 
 class Names(click.ParamType["tuple[str, ...]"]):
-    """Names of nodes, separated by commas."""
+    """Node names, separated by commas."""
 
     name = "names"
 
@@ -66,7 +66,7 @@ class Names(click.ParamType["tuple[str, ...]"]):
 
 @click.group("bench")
 def command() -> None:
-    """Measure what nodes give to a job; each benchmark is a job like any other."""
+    """Measure the performance that nodes give a job. Each benchmark is an ordinary job."""
 
 
 @command.command("allreduce", short_help="Measure all-reduce over the nodes, by size.")
@@ -124,13 +124,15 @@ def allreduce(
     env: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Measure all-reduce over nodes, size by size, as nccl-tests does: NCCL on GPUs, else gloo.
+    """Measure all-reduce bandwidth between nodes by message size, as nccl-tests does (NCCL on GPUs,
+    otherwise gloo).
 
-    It waits its turn as any job. Ctrl-C cancels it. BUSBW is what to compare with the hardware: the
-    largest size of a run over HCAs is to reach 80% of what those of a node can carry together.
-    Sizes that take long get fewer iterations than --iters. Its numbers are in its logs, too.
+    The benchmark waits in the queue like any other job. Ctrl-C cancels it. Compare BUSBW with the
+    hardware: with RDMA, the largest size passes at 80% of the combined bandwidth of a node's HCAs.
+    Sizes that take long get fewer iterations than --iters. The results are in the job's logs, too.
 
-    Exits with 0, 1 where it stays below that line or a sum was wrong, or as `muster wait` does.
+    Exits with 0, with 1 if the result is below the pass line or a sum was wrong, or as `muster
+    wait` does.
 
     \b
     muster bench allreduce --nodes 4 --compare-tcp
@@ -171,18 +173,19 @@ def allreduce(
 
 @dataclass
 class _Bench:
-    """The runs of one call: followed, shown as they go, and cancelled by Ctrl-C."""
+    """The runs of one call. Prints each run as it proceeds; Ctrl-C cancels its job."""
 
     client: Client
     as_json: bool
 
     def run(self, job: Mapping[str, Any], rdma: str) -> tuple[Run, int]:
-        """One job to its end: what it measured, and its exit code."""
+        """Run one job to its end. Returns its measurements and its exit code."""
         key = os.urandom(16).hex()
         try:
             summary = self.client.submit(job, key)
         except KeyboardInterrupt:
-            # Perhaps it was: the same key finds it.
+            # Because the job may have been submitted, submit again: the same key returns the same
+            # job.
             raise self._cancelled(self.client.submit(job, key).id) from None
         try:
             return self._followed(summary, rdma)
@@ -190,7 +193,7 @@ class _Bench:
             raise self._cancelled(summary.id) from None
 
     def finish(self, runs: list[Run], code: int) -> int:
-        """Say what came of all runs; the exit code."""
+        """Print the summary of all runs and return the exit code."""
         if self.as_json:
             print_json({"runs": runs})
         elif len(runs) > 1 and not code:
@@ -233,7 +236,7 @@ class _Bench:
                 note(f"job {job} waits: {safe(view.reason.text)}")
 
     def _read(self, job: int) -> tuple[About | None, list[Row]]:
-        """The last attempt's numbers, shown as they come."""
+        """Read the last attempt's results, printing them as they arrive."""
         about: About | None = None
         rows: list[Row] = []
         attempt, rest = 0, b""

@@ -1,4 +1,4 @@
-"""`muster check`: whether nodes agree with each other and reach each other, by a job on all."""
+"""`muster check`: run a job that checks that nodes agree with and reach each other."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import JobState
 
 _BUSY_S: Final = 5.0
-"""A job of free nodes that does not start for so long waits for one that is not free any more."""
+"""If a job of free nodes has not started after this time, one of its nodes is no longer free."""
 _POLL_S: Final = 0.2
 _GONE_MAX: Final = 16
-"""After so many nodes have refused one after the other, something else is wrong."""
+"""Number of successive refusals by nodes after which the check gives up."""
 _NAMES: Final = "hosts_"
 
 
@@ -79,14 +79,14 @@ def command(
     python: str | None,
     as_json: bool,
 ) -> int:
-    """Check that nodes have the same versions, know each other's names, and reach each other.
+    """Check that nodes have the same versions, resolve each other's names and reach each other.
 
-    All nodes, or those that are named; each pool for itself. A job on the free ones compares
-    versions, firmware and limits, looks all names up both ways, and sends bytes from each node to
-    each other on every network that both have, and compares their checksums. Busy nodes are named
-    and left out. What is wrong is printed worst first; Ctrl-C cancels the job.
-
-    Exits with 0 (fine), 1 (warnings) or 2 (faults), as `muster doctor` does on one node.
+    Checks all nodes, or those that are named; each pool separately. A job on the free nodes
+    compares versions, firmware and limits, and resolves all names in both directions. It also sends
+    data between each pair of nodes, in both directions, on every network they share, and verifies
+    checksums. Busy nodes are listed and skipped. Problems are printed worst first. Ctrl-C cancels
+    the job. Exits with 0 (no problems), 1 (warnings) or 2 (faults), as `muster doctor` does on one
+    node.
 
     \b
     muster check
@@ -115,7 +115,7 @@ def command(
 
 @dataclass
 class _Check:
-    """One call: its jobs, and what they have found so far."""
+    """The jobs of one call and their findings so far."""
 
     client: Client
     waits: bool
@@ -130,7 +130,7 @@ class _Check:
     pairs: list[Pair] = field(default_factory=list)
 
     def leave_out(self, chosen: Sequence[NodeView]) -> None:
-        """Sort out what cannot be checked now, and what is wrong without looking."""
+        """Skip nodes that cannot be checked now, and record faults that need no job to find."""
         for node in chosen:
             if node.link != "connected" and node.drain is not None:
                 self.skipped[node.name] = node.state.text
@@ -146,7 +146,7 @@ class _Check:
             self._find(Severity.FAULT, "address", tuple(owners), text)
 
     def run(self, pool: str, nodes: list[NodeView]) -> None:
-        """Check the nodes of one pool, again without each that refuses."""
+        """Check the nodes of one pool. After a refusal, retry without the node that refused."""
         for _ in range(_GONE_MAX):
             if not nodes:
                 return
@@ -183,7 +183,8 @@ class _Check:
         self.findings.append(Finding(severity, kind, nodes, text))
 
     def _try(self, pool: str, nodes: Sequence[NodeView]) -> set[str]:
-        """One job; the nodes without which to try again, none where it is done."""
+        """Run one job. Returns the nodes to leave out of the next try; empty if the check is
+        done."""
         job = check_job(
             [node.name for node in nodes],
             networks_of(nodes),
@@ -201,7 +202,8 @@ class _Check:
             note(f"job {number} checks {len(nodes)} nodes; Ctrl-C cancels it")
             return self._followed(number)
         except KeyboardInterrupt:
-            # Perhaps it was submitted: the same key finds it.
+            # Because the job may have been submitted, submit again: the same key returns the same
+            # job.
             number = self.client.submit(job, key).id if number is None else number
             self.client.cancel(number, reason="Ctrl-C in muster check")
             raise DetachedError(f"interrupted; job {number} is cancelled") from None
@@ -233,8 +235,8 @@ class _Check:
         return self._failed(view, output)
 
     def _not_started(self, job: int) -> set[str]:
-        """Wait for the start; whoever is in its way once that takes too long, and the job is
-        cancelled."""
+        """Wait until the job starts. If it takes too long, cancel the job and return the nodes that
+        prevent it from starting."""
         until = time.monotonic() + _BUSY_S
         said = False
         while True:
@@ -262,7 +264,7 @@ class _Check:
         return set(taken)
 
     def _failed(self, view: JobView, output: Output) -> set[str]:
-        """What a job that did not get through says; without whom to try again."""
+        """Record why a job failed. Returns the node to leave out of the next try."""
         attempt = view.attempts[-1] if view.attempts else None
         cause = attempt.cause if attempt is not None else None
         if cause is None or cause.node is None or cause.outcome is Outcome.CANCELLED:
@@ -275,7 +277,7 @@ class _Check:
         kind = "tcp" if refusal == RefusalCode.UNREACHABLE else kind
         self._find(Severity.FAULT, kind, (cause.node,), cause.text)
         if output.nodes and not refusal:
-            # It had begun: what was seen until then is true all the same.
+            # Because the job had started, what it reported before the failure is still valid.
             self.told |= output.nodes
         note(f"{safe(cause.text)}; again without {safe(cause.node)}")
         return {cause.node}
@@ -287,7 +289,7 @@ class _Check:
 
 
 def _progress() -> Callable[[str], None]:
-    """Shows the step on a terminal's last line; "" takes it away."""
+    """Return a function that shows a step on the terminal's last line; "" clears it."""
     if not sys.stderr.isatty():
         return lambda _: None
 

@@ -1,4 +1,4 @@
-"""`muster completion`: what a shell needs to complete verbs, options, jobs and nodes."""
+"""`muster completion`: shell completion for commands, options, jobs and nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COMPLETE_VAR = "_MUSTER_COMPLETE"
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(context: click.Context, *, shell: str) -> None:
-    """Print the completion of a shell; ids and names are asked of the coordinator.
+    """Print the completion script of a shell. It queries the coordinator for ids and names.
 
     \b
     bash: muster completion bash > ~/.local/share/bash-completion/completions/muster

@@ -1,4 +1,4 @@
-"""`muster init`: the files with which a new cluster starts."""
+"""`muster init`: write the files of a new cluster."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
 
 
 class Listen(NamedTuple):
-    """Where the coordinator is to listen."""
+    """The coordinator's listen address."""
 
     host: str
     port: int
 
 
 class Tls(NamedTuple):
-    """PEM files. `ca` is what agents and clients trust, None for what their system trusts."""
+    """PEM files. `ca` is the CA for agents and clients; None uses the system's trust store."""
 
     cert: Path
     key: Path
@@ -47,7 +47,7 @@ class Tls(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """What the files are made of."""
+    """The values that go into the files."""
 
     folder: Path
     state: Path
@@ -59,7 +59,7 @@ class Cluster(NamedTuple):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """`muster init --json`: no token is in it, only the files that hold them."""
+    """The output of `muster init --json`. Contains no tokens, only the files that hold them."""
 
     url: str
     user: str
@@ -67,7 +67,7 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class File(NamedTuple):
-    """One file to write; `mode` are its permission bits."""
+    """A file to write; `mode` holds its permission bits."""
 
     path: Path
     text: str
@@ -120,7 +120,7 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write the configuration and the tokens of a new cluster, and say what to run next."""
+    """Write the configuration and tokens of a new cluster, and print the commands to run next."""
     tls = _tls(listen, tls_cert, tls_key, tls_ca)
     client_file = client_file_path(os.environ)
     folder = (folder or default_folder(client_file)).absolute()
@@ -148,7 +148,7 @@ def command(
 
 
 def cluster_files(cluster: Cluster) -> list[File]:
-    """The files of a new cluster, with fresh tokens in them."""
+    """Return the files of a new cluster, with fresh tokens in them."""
     admin, admin_record = new_token(TokenClass.ADMIN, cluster.user)
     join, join_record = new_token(TokenClass.JOIN, cluster.user)
     ca = cluster.tls.ca if cluster.tls else None
@@ -223,7 +223,7 @@ def _yaml(settings: Mapping[str, str]) -> str:
 
 
 def _scalar(text: str) -> str:
-    """A JSON string is a YAML scalar that nothing takes for a number, a date or a boolean."""
+    """Quote `text` as a JSON string, so that YAML does not read it as a number, date or boolean."""
     return json.dumps(text)
 
 
@@ -251,14 +251,14 @@ def default_folder(client_file: Path) -> Path:
 
 
 def this_user(environ: Mapping[str, str]) -> str:
-    """Who sits there: `sudo muster init` is for the one who typed it."""
+    """Return the user at the terminal: under sudo, the user who ran sudo."""
     if os.geteuid() == 0 and environ.get("SUDO_USER"):
         return environ["SUDO_USER"]
     return getpass.getuser()
 
 
 def user_named(text: str) -> str:
-    """The name of a user, if it can be one."""
+    """Return `text` if it is a valid user name; otherwise raise UsageError."""
     if not text or not text.isprintable() or text != text.strip():
         raise click.UsageError(f"{text!r} is no name of a user")
     return text
@@ -275,7 +275,7 @@ def _refuse_existing(files: list[File]) -> None:
 
 
 def _is_of(cluster: Cluster) -> bool:
-    """Whether the client's file that is there has a token of the cluster that is replaced."""
+    """Whether the existing client's file holds a token of the cluster that is being replaced."""
     try:
         text = cluster.client_file.read_text("utf-8")
         known = read_tokens(_tokens_path(cluster))
@@ -285,7 +285,7 @@ def _is_of(cluster: Cluster) -> bool:
 
 
 def _keep_copy(file: Path) -> Path:
-    """The file under a name that nothing has yet."""
+    """Copy the file to an unused name."""
     try:
         data = file.read_bytes()
     except OSError as error:

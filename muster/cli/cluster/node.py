@@ -1,4 +1,4 @@
-"""`muster node`: one node."""
+"""`muster node`: show and maintain single nodes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _GPUS = (
 
 @click.group("node")
 def command() -> None:
-    """One node: `muster nodes` lists them all."""
+    """Show and maintain single nodes; `muster nodes` lists all of them."""
 
 
 @command.command("show", short_help="Show all that is known of a node.")
@@ -51,8 +51,8 @@ def command() -> None:
 @json_option
 @connection_options
 def show(*, node: str, as_json: bool) -> None:
-    """Show all that is known of a node: its link, what it has, its addresses, the jobs on it and
-    which of its GPUs each has."""
+    """Show everything known about a node: its link, hardware, addresses and jobs, and which of its
+    GPUs each job has."""
     client = connect()
     view = client.node(node)
     if as_json:
@@ -137,7 +137,8 @@ def _print_job(client: Client, view: NodeView, number: int, attempt: int | None)
 
 
 def _gpu(found: GpuView) -> list[str]:
-    """One that no job is given says why in the place of its job."""
+    """Return the row of a GPU. If it is not available to jobs, the reason stands in the JOB
+    column."""
     return [
         found.pci,
         found.model or "-",

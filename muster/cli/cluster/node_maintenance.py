@@ -1,4 +1,4 @@
-"""`muster node drain`, `resume` and `remove`: nodes out of service, and back, or forgotten."""
+"""`muster node drain`, `resume` and `remove`."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def drain(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Take nodes out of service: they get no job until `muster node resume`.
+    """Take nodes out of service: they get no jobs until `muster node resume`.
 
-    What runs there goes on to its end, unless --deadline, --now or --after-checkpoint say otherwise
-    (the last with --deadline as its bound); a job that has to
-    leave is tried again elsewhere, and it costs none of its retries. Said again, the new reason and
-    deadline take the place of those before. A node stays drained through restarts and reboots.
+    By default, jobs already on the nodes run to their end; --deadline, --now and --after-checkpoint
+    end them earlier. With --after-checkpoint, --deadline sets the latest time. A job that has to
+    leave is retried elsewhere without using up its retries. Draining again replaces the reason and
+    the deadline. A node stays drained through restarts and reboots.
     """
     if now and after_checkpoint:
         raise click.UsageError("--now and --after-checkpoint cannot go together: give one of them")
@@ -82,9 +82,8 @@ def drain(
 @json_option
 @connection_options
 def resume(*, nodes: tuple[str, ...], no_check: bool, as_json: bool) -> int:
-    """Take nodes back into service, each once it is checked; what is found is told, and then the
-    node stays as it is. The failures for which one was quarantined are forgotten.
-    """
+    """Return nodes to service if their checks pass. If a check fails, its findings are printed and
+    the node stays out of service. Resuming clears the failures that led to a quarantine."""
     client = connect()
 
     def one(name: str) -> NodeView:
@@ -100,11 +99,11 @@ def resume(*, nodes: tuple[str, ...], no_check: bool, as_json: bool) -> int:
 @json_option
 @connection_options
 def remove(*, nodes: tuple[str, ...], as_json: bool) -> int:
-    """Forget nodes that are gone: `muster nodes` and `muster explain` name them no more.
+    """Forget nodes that are gone: `muster nodes` and `muster explain` no longer list them.
 
-    A node that is connected, or may still run a job, is refused. One of that name may come again,
-    and is in service then, whatever was said of the one before. With --json, the nodes as they
-    were.
+    The coordinator refuses to remove a node that is connected or may still run a job. A node that
+    joins later under the same name starts in service, without the settings of the old one. With
+    --json, prints the nodes as they were.
     """
     client = connect()
 
@@ -123,7 +122,8 @@ def _said(answer: NodeAnswer, unchanged: str) -> str:
 
 
 def _sure(client: Client, names: list[str]) -> bool:
-    """Ask, with what runs there; on stderr, as stdout is for programs."""
+    """Show what runs on the nodes and ask for confirmation, on stderr, as stdout is for
+    programs."""
     for name in names:
         note(f"{safe(name)}: {safe(client.node(name).state.text)}")
     return click.confirm("end what runs there now?", default=False, err=True)

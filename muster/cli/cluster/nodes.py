@@ -1,4 +1,4 @@
-"""`muster nodes`: what there is to run jobs on."""
+"""`muster nodes`: list the nodes."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ _COLOURS: Final = {"connected": "green", "suspect": "yellow", "lost": "red"}
 @json_option
 @connection_options
 def command(*, watched: bool, as_json: bool) -> None:
-    """List the nodes. SEEN is how long ago one was last heard of, GPUS how many of them are used.
+    """List nodes and what they are running. SEEN is the time since the agent's last message, GPUS
+    the number in use out of all.
 
-    With -w in a pipe they are printed when something has changed; with --json, a line each time.
+    With -w in a pipe, the list is printed again whenever it changes; with --json, as one line each
+    time.
     """
     client = connect()
     if watched:
@@ -73,5 +75,5 @@ def _row(node: NodeView) -> list[str | Cell]:
 
 
 def gpus_of(node: NodeView) -> str:
-    """`2/8 H100` where two of eight are used, or `0`."""
+    """Return the GPUs in use, such as `2/8 H100`, or `0` if the node has none."""
     return f"{node.gpus_used}/{node.gpus} {node.gpu_model}".rstrip() if node.gpus else "0"

@@ -1,4 +1,4 @@
-"""`muster schema`: the job file, for editors and other programs."""
+"""`muster schema`: the JSON Schema of the job file, for editors and other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`muster token`: who may use a coordinator, by its tokens file."""
+"""`muster token`: create, list and revoke access tokens in the coordinator's tokens file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _file = click.option(
 
 
 class Created(msgspec.Struct, frozen=True):
-    """`muster token create --json`: the only time that the token is shown."""
+    """The output of `muster token create --json`, the only time that the token is shown."""
 
     id: str
     token: str
@@ -49,7 +49,7 @@ class Created(msgspec.Struct, frozen=True):
 
 
 class TokenLine(msgspec.Struct, frozen=True):
-    """A token of `muster token list --json`, without its digest."""
+    """A token in the output of `muster token list --json`, without its digest."""
 
     id: str
     role: str
@@ -61,9 +61,9 @@ class TokenLine(msgspec.Struct, frozen=True):
 
 @click.group("token")
 def command() -> None:
-    """Make, list and revoke tokens, where the coordinator's tokens file is.
+    """Create, list and revoke tokens, on the machine that has the coordinator's tokens file.
 
-    The coordinator reads the file again within a second of a change.
+    The coordinator rereads the file within a second of a change.
     """
 
 
@@ -82,8 +82,8 @@ def command() -> None:
 def create(
     *, role: str, user: str | None, expires: float | None, file: Path | None, as_json: bool
 ) -> None:
-    """Make a token and print it, alone, on standard output. It cannot be shown again: the file
-    keeps only a digest.
+    """Create a token and print it, alone, on standard output. It cannot be shown again: the file
+    holds only a digest.
 
     \b
     muster token create --user bob --expires 30d
@@ -109,7 +109,7 @@ def create(
 @_file
 @json_option
 def list_(*, file: Path | None, as_json: bool) -> None:
-    """List the tokens of the file; their secrets are not in it."""
+    """List the tokens in the file. It does not contain their secrets."""
     now = SystemClock().now().wall
     lines = [_line(record, now) for record in read_tokens(_path(file))]
     if as_json:
@@ -124,8 +124,8 @@ def list_(*, file: Path | None, as_json: bool) -> None:
 @_file
 @json_option
 def revoke(*, ids: tuple[str, ...], file: Path | None, as_json: bool) -> None:
-    """Take tokens out of the file, all of them or none: requests with them are refused, and
-    streams and agents' connections cut, within a second."""
+    """Revoke tokens: all that are named, or none if one is unknown. Within a second, the
+    coordinator refuses requests with them and closes their streams and agent connections."""
     path = _path(file)
     with changing(path) as records:
         unknown = [each for each in ids if each not in {record.id for record in records}]

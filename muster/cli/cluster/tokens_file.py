@@ -1,4 +1,4 @@
-"""The tokens file, made and changed: the coordinator reads it again within a second."""
+"""Reading and changing the tokens file, which the coordinator rereads within a second."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _HEAD: Final = (
 
 
 def new_token(class_: TokenClass, user: str, expires: str = "") -> tuple[str, TokenRecord]:
-    """A token's text, and what the coordinator keeps of it: not the secret."""
+    """Create a token. Returns its text and its record for the tokens file, which lacks the
+    secret."""
     name, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SECRET_BYTES)
     record = TokenRecord(
         id=name,
@@ -44,23 +45,23 @@ def new_token(class_: TokenClass, user: str, expires: str = "") -> tuple[str, To
 
 
 def utc_text(seconds: float) -> str:
-    """Seconds since 1970 as RFC 3339, to the second."""
+    """Format seconds since 1970 as RFC 3339, to the second."""
     return timestamp(seconds).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def tokens_text(records: Sequence[TokenRecord]) -> str:
-    """The file with these tokens."""
+    """Return the content of a tokens file with these records."""
     text = f"{_HEAD}tokens:{'' if records else ' []'}\n"
     for record in records:
         fields: Mapping[str, str] = {k: v for k, v in msgspec.to_builtins(record).items() if v}
-        # A JSON string is a YAML scalar that nothing takes for a number or a date.
+        # Because a JSON string is a YAML scalar, YAML does not read it as a number or a date.
         first, *rest = [f"{name}: {json.dumps(value)}" for name, value in fields.items()]
         text += "\n".join([f"  - {first}", *(f"    {line}" for line in rest)]) + "\n"
     return text
 
 
 def read_tokens(path: Path) -> tuple[TokenRecord, ...]:
-    """Raises ConfigError."""
+    """Read the tokens of a file. Raises ConfigError."""
     if not path.exists():
         raise _no_file(path)
     try:
@@ -78,8 +79,9 @@ def _no_file(path: Path) -> ConfigError:
 
 @contextmanager
 def changing(path: Path) -> Iterator[list[TokenRecord]]:
-    """The tokens of a file, written back as they are left; two who do so wait for each other. Its
-    owner stays, and a link to it. Raises ConfigError and FileError."""
+    """Yield the tokens of a file for changing, and write them back at the end. A lock makes
+    concurrent writers wait. The file's owner and symlinks to it are preserved. Raises ConfigError
+    and FileError."""
     path = _target(path)
     fd = _locked(path)
     try:
@@ -94,7 +96,8 @@ def changing(path: Path) -> Iterator[list[TokenRecord]]:
 
 
 def _target(path: Path) -> Path:
-    """The file itself: in the place of a link another one would be made, and this one stay."""
+    """Resolve symlinks, because an atomic write would replace the link and leave its target
+    unchanged."""
     try:
         return path.resolve()
     except (OSError, RuntimeError) as error:  # a link to itself
@@ -102,7 +105,7 @@ def _target(path: Path) -> Path:
 
 
 def _locked(path: Path) -> int:
-    """The file as it is in the folder, locked: who had it before may have put another there."""
+    """Open and lock the file. Retries if the previous lock holder replaced it in the meantime."""
     while True:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""`muster version`: which software is on either side, and what that means."""
+"""`muster version`: the versions of client and coordinator, and whether they are compatible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DISTRIBUTION: Final = "muster-cluster"
 
 
 class Versions(msgspec.Struct, frozen=True):
-    """`muster version --json`. `coordinator` is None where it does not answer."""
+    """The output of `muster version --json`. `coordinator` is None if it does not answer."""
 
     client: str
     protocol_min: int
@@ -34,7 +34,7 @@ class Versions(msgspec.Struct, frozen=True):
 @json_option
 @connection_options
 def command(*, as_json: bool) -> None:
-    """Show the versions of client and coordinator, and warn where they differ too much."""
+    """Show the versions of client and coordinator, and warn if they differ too much."""
     own = own_version()
     if not as_json:
         print(own_line(), flush=True)
@@ -59,7 +59,7 @@ def command(*, as_json: bool) -> None:
 
 
 def own_version() -> str:
-    """The version that is installed here."""
+    """Return the version that is installed here."""
     try:
         return metadata.version(_DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -67,15 +67,15 @@ def own_version() -> str:
 
 
 def own_line() -> str:
-    """What `muster version` says of the client, and `muster --version` alone."""
+    """Return the line about the client, printed by `muster version` and `muster --version`."""
     return f"client       {own_version()}, protocol {_span(PROTOCOL_MIN, PROTOCOL_MAX)}"
 
 
 def skew(own: str, server: VersionView) -> str | None:
-    """What to do about versions that differ; None where they go together.
+    """Return advice on versions that differ, or None if they are compatible.
 
-    Versions whose first two numbers agree do; of others, the newer side may say what the older
-    does not know.
+    Versions with the same first two numbers are compatible. Otherwise the newer side may send what
+    the older one does not know.
     """
     if server.protocol_max < PROTOCOL_MIN or server.protocol_min > PROTOCOL_MAX:
         older = "client" if server.protocol_min > PROTOCOL_MAX else "coordinator"

@@ -1,4 +1,4 @@
-"""`muster whoami`: whom the coordinator takes you for."""
+"""`muster whoami`: the user and role of your token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from muster.cli.output.json_output import json_option, print_json
 
 
 class WhoAmI(msgspec.Struct, frozen=True):
-    """`muster whoami --json`."""
+    """The output of `muster whoami --json`."""
 
     user: str
     role: str
@@ -22,7 +22,7 @@ class WhoAmI(msgspec.Struct, frozen=True):
 @json_option
 @connection_options
 def command(*, as_json: bool) -> None:
-    """Print the user that your token stands for; jobs that you submit are this user's."""
+    """Print the user that your token belongs to. Jobs that you submit are this user's."""
     client = connect()
     known = client.version()
     if as_json:

@@ -1,2 +1,2 @@
-"""What users type: parameter types, references to jobs and nodes, and the job of `muster
+"""Command-line input: parameter types, references to jobs and nodes, and the job of `muster
 submit`."""

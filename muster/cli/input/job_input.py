@@ -1,4 +1,4 @@
-"""From what a user typed after `muster submit` to a checked job, before anything is sent."""
+"""Build and check a job from the arguments of `muster submit`, before anything is sent."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from muster.spec.yaml.loader import MAX_BYTES, Document, read_yaml
 STDIN: Final = "-"
 _OF_A_SHELL: Final = ";&|<>$`\"'\n"
 _NCCL_DEBUG: Final = "NCCL_DEBUG"
-# The level that names networks and transports, and the one above it.
+# The log level that names networks and transports, and the one above it.
 _NCCL_TALKATIVE: Final = ("INFO", "TRACE")
 
 
 class Typed(NamedTuple):
-    """What the command line holds. `options` maps paths of the job file to their text; `sbatch` is
-    a Slurm script in place of the job file.
-    """
+    """The arguments of the command line. `options` maps paths of the job file to their text;
+    `sbatch` is a Slurm script that replaces the job file."""
 
     file: str | None
     command: tuple[str, ...]
@@ -43,9 +42,9 @@ class Typed(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A job to submit: `mapping` is what travels, `notes` what the user should know of it.
+    """A job to submit: `mapping` is sent to the coordinator, `notes` are for the user.
 
-    What was not typed stays out of `mapping`, so that defaults remain the coordinator's to choose.
+    Values that were not given stay out of `mapping`, so that the coordinator chooses the defaults.
     """
 
     spec: JobSpec
@@ -54,12 +53,14 @@ class Job(NamedTuple):
 
 
 def read_job(typed: Typed, environ: Mapping[str, str]) -> Job:
-    """Read, override and check. Raises SpecError with every problem, UsageError for the file."""
+    """Read the job, apply overrides and check it. Raises SpecError with every problem, and
+    UsageError for the file."""
     notes: list[str] = []
     try:
         return _read(typed, environ, notes)
     except SpecError as refused:
-        # Of a batch script, what is missing may be the reason.
+        # Because parts of a batch script that were not taken over may explain the error, add the
+        # notes.
         raise SpecError(refused.problems, notes if typed.sbatch else ()) from None
 
 
@@ -81,17 +82,18 @@ def _read(typed: Typed, environ: Mapping[str, str], notes: list[str]) -> Job:
 
 
 def _script_not_here(spec: JobSpec) -> list[str]:
-    """A word on a script that the job's folder lacks, where that is the one we are in: a typing
-    mistake is told before the job has waited for its nodes. What `setup` brings nobody knows."""
+    """Return a note if the script does not exist in the job's folder, and that is the current one.
+    Catches typing errors before the job waits for nodes. With `setup`, which may create the script,
+    returns nothing."""
     if spec.setup is not None or spec.workdir is None or not isinstance(spec.run, Argv):
         return []
     script = spec.run.argv[0]
-    # Without a launcher it may be a program on the nodes' PATH.
+    # Without a launcher, the script may be a program on the nodes' PATH.
     if spec.launcher is Launcher.NONE or suffix(script) != ".py" or script.startswith("/"):
         return []
     try:
         here = str(Path.cwd())
-    except OSError:  # it was removed under us
+    except OSError:  # the folder was removed
         return []
     if here != spec.workdir or os.path.exists(script):
         return []
@@ -101,13 +103,13 @@ def _script_not_here(spec: JobSpec) -> list[str]:
 def with_variables(
     job: Mapping[str, object], env: tuple[str, ...], environ: Mapping[str, str]
 ) -> dict[str, object]:
-    """A job of ours with the variables that a user typed, checked. Raises SpecError."""
+    """Return a built-in job with the variables that a user gave, checked. Raises SpecError."""
     tree, document = override_document(Document(dict(job)), (), env)
     return _filled(tree, parse_document(document, environ))
 
 
 def _document(typed: Typed, notes: list[str]) -> Document:
-    """What the job begins as: a job file, a batch script, or nothing."""
+    """Return the base of the job: a job file, a batch script, or an empty document."""
     if typed.sbatch is not None:
         from muster.spec.slurm.sbatch import from_sbatch
 
@@ -118,8 +120,8 @@ def _document(typed: Typed, notes: list[str]) -> Document:
 
 
 def _filled(tree: dict[str, object], spec: JobSpec) -> dict[str, object]:
-    """`tree` with the variables that are taken from the caller: the coordinator cannot see our
-    environment."""
+    """Return `tree` with the values of passed-through variables, because the coordinator cannot see
+    the caller's environment."""
     filled = {**tree, "env": dict(spec.env)} if "env" in tree else dict(tree)
     roles = tree.get("roles")
     if isinstance(roles, dict):
@@ -151,7 +153,7 @@ def _with_command(
 def _in_this_folder(
     tree: dict[str, object], document: Document, notes: list[str]
 ) -> tuple[dict[str, object], Document]:
-    """What is typed here, and says no folder, runs in the folder of the same name."""
+    """Set `workdir` to the current folder if the job has none."""
     if "workdir" in tree:
         return tree, document
     here = str(Path.cwd())
@@ -185,7 +187,7 @@ def looks_like_a_file(command: tuple[str, ...]) -> bool:
 
 
 def meant_for_a_shell(command: tuple[str, ...]) -> str | None:
-    """What was meant by a whole line in quotes, which no program is called; None for all else."""
+    """Return the intended command if a whole command line was quoted as one argument, else None."""
     if len(command) != 1 or os.path.exists(command[0]):
         return None
     line = command[0].strip()

@@ -1,4 +1,4 @@
-"""What a user may call a job or a node: an id, a name, or `last`; and what the shell may offer."""
+"""References to jobs and nodes (an id, a name, or `last`) and their shell completion."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _OFFERED = 50
 
 
 def find_job(client: Client, text: str) -> int:
-    """The id meant by `text`. Raises NoSuchJobError."""
+    """Return the id of the job that `text` refers to. Raises NoSuchJobError."""
     return client.find_job(text)
 
 
 class _Reference(click.ParamType[str]):
-    """A text, completed by asking the coordinator: quickly or not at all."""
+    """A string parameter. Completion queries the coordinator, with a short timeout."""
 
     def __init__(self, name: str, offer: Callable[[Client, str], list[tuple[str, str]]]) -> None:
         self.name = name
@@ -59,7 +59,7 @@ def _jobs(client: Client, typed: str) -> list[tuple[str, str]]:
     by_id = [(str(job.id), f"{job.name} {job.state.value}") for job in jobs]
     by_name = {job.name: f"{job.id} {job.state.value}" for job in reversed(jobs)}
     names = [*by_name.items(), ("last", "your newest job")]
-    # Names only once a letter is typed: both lists at once say everything twice.
+    # Offer names only once a letter is typed, because each job would otherwise appear twice.
     return [item for item in (names if typed[:1].isalpha() else by_id) if item[0].startswith(typed)]
 
 
@@ -69,7 +69,7 @@ def _nodes(client: Client, typed: str) -> list[tuple[str, str]]:
 
 
 def _jobs_and_changes(client: Client, typed: str) -> list[tuple[str, str]]:
-    """What `muster set` takes: jobs, then what is to change of them."""
+    """Complete the arguments of `muster set`: jobs, then keys to change."""
     keys = [(f"{key}=", about) for key, about in CHANGES.items() if key.startswith(typed)]
     return [*_jobs(client, typed), *keys]
 

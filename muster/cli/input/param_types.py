@@ -1,4 +1,4 @@
-"""Kinds of arguments that several verbs take."""
+"""Parameter types that several commands share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 
 class Duration(click.ParamType[float]):
-    """`90m`, `1h`, `1d12h`: seconds as a float."""
+    """A time such as `90m`, `1h` or `1d12h`, converted to seconds."""
 
     name = "time"
 
@@ -53,12 +53,12 @@ class CountOrAll(click.ParamType[int | All]):
 
 
 def number_of(given: int | All | None) -> int | None:
-    """None for `all`, and for what was not given."""
+    """Return the number. Returns None for `all` and for an option that was not given."""
     return given if isinstance(given, int) else None
 
 
 class IdempotencyKey(click.ParamType[str]):
-    """What names one submit. An empty one, of a variable that is not set, would be none at all."""
+    """The key of one submit. Empty keys, such as from an unset variable, are refused."""
 
     name = "key"
 

@@ -1,4 +1,2 @@
-"""The commands about jobs, one module each; `muster.cli.commands` imports a module when its command
-is
-used.
-"""
+"""The commands for jobs, one module each. `muster.cli.commands` imports a module when its command
+is used."""

@@ -1,4 +1,4 @@
-"""`muster attach`: be there until the job ends, and end as it does."""
+"""`muster attach`: follow a job until it ends, and exit with its code."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from muster.protocol.outcome import EXIT_CLIENT
 def command(*, job: str, as_json: bool) -> int:
     """Follow a job's logs until it ends, and exit with its code: `logs -f --exit-status`.
 
-    Ctrl-C detaches (130) and leaves the job alone. With --json, records and a trailer as the API
-    has them, a line each.
+    Ctrl-C detaches (130) without stopping the job. With --json, prints the API's log records and a
+    trailer, one per line.
     """
     client = connect()
     query = LogQuery(follow=True, rank=0, tail=TAIL_WHEN_FOLLOWING)

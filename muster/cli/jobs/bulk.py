@@ -1,4 +1,4 @@
-"""One deed for each of several jobs or nodes: what cannot be done to one does not keep the rest."""
+"""Apply one action to several jobs or nodes. A failure on one does not stop the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ View = TypeVar("View")
 
 
 def find_jobs(client: Client, jobs: Sequence[str]) -> list[int]:
-    """The ids meant, none twice. All names first: what `last` means must not change half-way."""
+    """Return the ids of the jobs, without duplicates. Resolves all names before any action, because
+    the action may change what `last` refers to."""
     return list(dict.fromkeys(find_job(client, job) for job in jobs))
 
 
@@ -28,9 +29,11 @@ def for_each(
     *,
     as_json: bool,
 ) -> int:
-    """Do it to each, and complain of those to which it cannot be done; `as_json` prints the
-    `document` of what became of the others. Returns the exit code: 0, or that of the first
-    complaint, but a usage error only where all are one.
+    """Call `do` with each key and report the failures. `as_json` prints the `document` of the
+    results.
+
+    Returns the exit code: 0, or that of the first failure. The code of a usage error is returned
+    only if all failures are usage errors.
     """
     codes = []
     done = []

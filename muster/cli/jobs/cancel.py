@@ -1,4 +1,4 @@
-"""`muster cancel`: stop jobs, as often as one likes."""
+"""`muster cancel`: stop jobs. Repeating it does no harm."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def command(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Stop jobs that run, and take out of the queue those that wait.
+    """Stop running jobs, and remove waiting jobs from the queue.
 
-    Cancelling a job that has ended changes nothing and is no error. Of one that is being stopped
-    already --grace cuts what is left of its grace, and --force ends it. At a terminal several jobs
-    are asked about first.
+    Cancelling a job that has ended changes nothing and is not an error. If a job is already being
+    stopped, --grace shortens the rest of its grace period and --force ends it at once. At a
+    terminal, cancelling several jobs asks for confirmation.
     """
     client = connect()
     numbers = find_jobs(client, jobs)
@@ -70,7 +70,7 @@ def command(
 
 
 def _sure(client: Client, numbers: list[int]) -> bool:
-    """Ask, with the names of the jobs; on stderr, as stdout is for programs."""
+    """List the jobs and ask for confirmation, on stderr, as stdout is for programs."""
     views = [client.job(number) for number in numbers]
     for view in views:
         note(f"job {view.id} {safe(view.name)} of {safe(view.user)}: {view.state.value}")
@@ -80,7 +80,8 @@ def _sure(client: Client, numbers: list[int]) -> bool:
 def _cancel_each(
     client: Client, numbers: list[int], reason: str, grace_s: float | None, *, force: bool
 ) -> tuple[list[CancelAnswer], bool]:
-    """What was answered, and whether any could not be cancelled: one does not keep the rest."""
+    """Cancel each job. Returns the answers, and whether any cancel failed; a failure does not stop
+    the others."""
     answers: list[CancelAnswer] = []
     failed = False
     for number in numbers:

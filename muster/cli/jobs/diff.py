@@ -1,4 +1,4 @@
-"""`muster diff`: what is another in one job than in another."""
+"""`muster diff`: show what differs between two jobs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from muster.cli.output.json_output import json_option, print_json
 from muster.cli.output.table import Column, print_table
 from muster.http.views import EnvironmentView, JobView
 
-# Of every run its own: that they differ says nothing.
+# Variables that differ between any two runs, so they are not compared.
 _OF_THE_RUN: Final = ("MUSTER_", "MASTER_", "PET_MASTER_")
 _NOTHING: Final = "-"
 _ITS_FOLDER: Final = "/TASK/"
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """`what` is a key of the job file by dots, or of the run; "" is that it is not there."""
+    """`what` is a key of the job file or of the run, joined by dots; "" means that the value is
+    missing."""
 
     what: str
     first: str
@@ -31,7 +32,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Differences(msgspec.Struct, frozen=True):
-    """`muster diff --json`."""
+    """The output of `muster diff --json`."""
 
     jobs: tuple[int, int]
     differences: tuple[Difference, ...]
@@ -43,11 +44,11 @@ class Differences(msgspec.Struct, frozen=True):
 @json_option
 @connection_options
 def command(*, first: str, second: str, as_json: bool) -> None:
-    """Show what two jobs differ in: their job files with every default, the environment that the
-    launcher's processes had, and how and where they ran. Secrets are not compared.
+    """Show what differs between two jobs: their job files with all defaults, the environment of the
+    launcher's processes, and how and where they ran. Secrets are not compared.
 
     \b
-    muster diff 41 42        exit code 0, whether they differ or not
+    muster diff 41 42         exit code 0, whether they differ or not
     """
     client = connect()
     numbers = find_job(client, first), find_job(client, second)
@@ -82,7 +83,7 @@ def _differences(first: Mapping[str, str], second: Mapping[str, str]) -> Iterato
 def _of_environments(
     views: Sequence[EnvironmentView], specs: Sequence[Mapping[str, str]]
 ) -> Iterator[Difference]:
-    """Of jobs that both had one: else all of it would be a difference."""
+    """Compare environments only if both jobs had one; otherwise every variable would differ."""
     if all(view.nodes and view.nodes[0].env for view in views):
         pairs = zip(views, specs, strict=True)
         yield from _differences(*(_environment(view, spec) for view, spec in pairs))
@@ -98,8 +99,8 @@ def _flat(tree: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, str
 
 
 def _environment(view: EnvironmentView, spec: Mapping[str, str]) -> dict[str, str]:
-    """Of node rank 0, what is not the job file's own. Each task has a folder of its own: that is no
-    difference."""
+    """Return the environment of node rank 0, without variables from the job file. Replaces the path
+    of the task's folder, which differs in every run."""
     env = view.nodes[0].env if view.nodes else None
     folder = f"/{view.job}.{view.attempt}.0/"
     return {

@@ -33,7 +33,7 @@ _COLUMNS: Final = (
 def command(*, job: str, follow: bool, as_json: bool) -> None:
     """List what happened to a job, oldest first.
 
-    With -f, each event is printed as it comes; with --json too, a line each.
+    With -f, prints each event as it arrives; with --json, too, one per line.
     """
     client = connect()
     number = find_job(client, job)
@@ -53,6 +53,6 @@ def command(*, job: str, follow: bool, as_json: bool) -> None:
 
 
 def _print(event: EventView) -> None:
-    """A line of the list, without knowing what comes after it."""
+    """Print one line of the list. Column widths are fixed, because later events are unknown."""
     first = f"{event.seq:>4}  {moment(event.at)}  {safe(event.kind):<{_KIND_CELLS}}  "
     print(paragraph(safe(event.text), first=first), flush=True)

@@ -1,4 +1,4 @@
-"""`muster evidence`: all that is known of a job or a node, in one file that can be sent."""
+"""`muster evidence`: collect everything known about a job or a node in one file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MODE: Final = 0o600
 
 
 class Written(msgspec.Struct, frozen=True):
-    """`muster evidence --json`."""
+    """The output of `muster evidence --json`."""
 
     path: str
     files: tuple[str, ...]
@@ -52,12 +52,13 @@ class Written(msgspec.Struct, frozen=True):
 def command(
     *, job: str | None, node: str | None, output: Path | None, force: bool, as_json: bool
 ) -> None:
-    """Write all that is known of a job into one tar file that can be sent to somebody: its job
-    file, what happened, every verdict with the signals that it rests on, stacks, the last lines of
-    its logs, the fabric plan, its nodes and versions. Values of its command and environment that
-    look like secrets are left out. What the job itself has written is not searched for them: its
-    logs (logs.txt), and of each failure the last lines or one of them (job.json, events.json,
-    explain.json, verdicts, and the faults of nodes). See these before you send it.
+    """Write everything known about a job into one tar file to send to somebody.
+
+    It contains the job file, the events, every verdict with its signals, stacks, the last lines of
+    the logs, the fabric plan, the nodes and the versions. Values of the command and environment
+    that look like secrets are left out. The job's own output is not searched for secrets: check it
+    before you send the file. Output is in the logs (logs.txt), and the last lines of a failure are
+    quoted in job.json, events.json, explain.json, the verdicts, and the faults of nodes.
 
     \b
     muster evidence 42
@@ -130,7 +131,7 @@ def _verdicts(found: Evidence) -> bytes:
 
 
 def _logs(client: Client, number: int) -> bytes:
-    """The last lines of every stream, each with where it is from."""
+    """Return the last lines of every stream, each marked with its source."""
     found = io.BytesIO()
     try:
         for entry in client.logs(number, LogQuery(tail=_LINES)):
@@ -154,7 +155,7 @@ def _json(value: object) -> bytes:
 
 
 def _write(path: Path, name: str, files: dict[str, bytes], *, force: bool) -> Written:
-    """Whole or not at all. Raises OSError, and RefusedError where there is such a file."""
+    """Write the archive atomically. Raises OSError, and RefusedError if the file exists."""
     if not force and os.path.lexists(path):
         raise RefusedError(f"{safe(str(path))} exists: name another file, or use --force")
     whole = io.BytesIO()

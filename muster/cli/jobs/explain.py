@@ -1,4 +1,4 @@
-"""`muster explain`: why a job waits, and what would start it; why it ran where it did."""
+"""`muster explain`: why a job waits, when it starts, or why it ran where it did."""
 
 from __future__ import annotations
 
@@ -51,16 +51,17 @@ _AHEAD: Final = (
 def command(
     *, what: tuple[str, ...], nodes: int | None, changes: tuple[tuple[str, str], ...], as_json: bool
 ) -> None:
-    """Show why a job waits: its place in the queue, what each node says to it, when it starts at
-    the latest by the time limits of the others, and what would start it sooner.
+    """Show why a job waits: its place in the queue, each node's verdict, its latest start by the
+    time limits of other jobs, and what would start it sooner.
 
-    Of a job that runs or has ended: where it ran and why there, and what ended it.
+    For a job that runs or has ended, show where it ran and why, and what ended it.
 
     \b
-    muster explain 42 --nodes 3              would it start with three nodes?
-    muster explain 42 --after drain gpu-07   and what if that one were out of service?
+    muster explain 42 --nodes 3               what if it asked for three nodes?
+    muster explain 42 --after drain gpu-07    what if that node were drained?
 
-    `muster explain rdma JOB`: why it has RDMA or not, and why each setting of its network is so.
+    `muster explain rdma JOB`: show why the job has RDMA or not, and the reason for each network
+    setting.
     """
     *topic, job = what
     if topic not in ([], ["rdma"]):
@@ -166,7 +167,7 @@ def _print_attempt(story: AttemptStory) -> None:
 
 
 def _line(text: str, first: str = "  ") -> None:
-    """In as many lines as the terminal makes of it."""
+    """Print `text`, wrapped to the terminal."""
     print(paragraph(safe(text), first=first))
 
 

@@ -1,4 +1,4 @@
-"""`muster hold`: jobs that wait are not to start."""
+"""`muster hold`: keep waiting jobs from starting."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from muster.http.views import JobList, JobSummary
 @json_option
 @connection_options
 def command(*, jobs: tuple[str, ...], reason: str, as_json: bool) -> int:
-    """Keep jobs that wait from starting, until `muster release`.
+    """Keep waiting jobs from starting, until `muster release`.
 
-    They keep their place: released, they go before what was submitted after them. A job that runs
-    is not held, but refused: it would have to be stopped.
+    Held jobs keep their place in the queue. A running job cannot be held; the command refuses it.
     """
     client = connect()
 

@@ -1,8 +1,8 @@
-"""`muster logs --download`: every stream of a job in a file of its own, byte for byte.
+"""`muster logs --download`: write each stream of a job to its own file, byte for byte.
 
-One connection brings all streams merged; each record is written at its own offset in its own file.
-What was read so far is noted beside the files, so that the command, given again, goes on there; to
-write the same bytes to the same place twice does no harm.
+One connection brings all streams merged; each record is written at its offset in its stream's file.
+A resume file beside them holds the progress, so that a repeated command continues there. Writing
+the same bytes to the same offset twice does no harm.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KINDS: Final = frozenset(kind.value for kind in StreamKind)
 
 
 class _State(msgspec.Struct, frozen=True, kw_only=True):
-    """The note: of which job and choice the files are, their sizes, and where to go on."""
+    """The resume file: the job and query of the download, the file sizes, and the next cursor."""
 
     job: int
     submitted_at: str
@@ -42,9 +42,10 @@ class _State(msgspec.Struct, frozen=True, kw_only=True):
 def download(
     client: Client, view: JobView, query: LogQuery, folder: Path
 ) -> tuple[list[Path], str]:
-    """Write what `query` asks for into `folder`, which is made; returns the files, and what the
-    trailer says of bytes that did not come. Raises OSError, ClientError, and RefusedError where the
-    files there are of another job.
+    """Write the streams that `query` selects into `folder`, creating it if needed.
+
+    Returns the files, and the trailer's message about missing bytes. Raises OSError, ClientError,
+    and RefusedError if the folder holds the files of another job.
     """
     folder.mkdir(parents=True, exist_ok=True)
     query = replace(query, tail=None, since=None)
@@ -72,7 +73,7 @@ def download(
 
 @dataclass
 class _Files:
-    """The files of one download; all names are made here, of numbers and checked words."""
+    """The files of one download. All names are built from numbers and validated strings."""
 
     at: int
     folder: Path
@@ -85,7 +86,7 @@ class _Files:
         return f".job-{self.state.job}.resume"
 
     def resume(self) -> None:
-        """Take up the note of an earlier try, if its files are as it says."""
+        """Continue an earlier download if its resume file matches the files."""
         try:
             fd = os.open(self._note, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self.at)
         except FileNotFoundError:
@@ -103,7 +104,7 @@ class _Files:
             self.state = found
 
     def write(self, record: LogRecord) -> None:
-        """Put the record's bytes where they belong."""
+        """Write the record's bytes at their offset."""
         data = record_bytes(record)
         name = file_name(self.state.job, record)
         fd = self.open.get(name)
@@ -120,7 +121,7 @@ class _Files:
             self.save()
 
     def save(self) -> None:
-        """Note how far this is: after the bytes, so that it never says too much."""
+        """Save the progress. Runs after the bytes are written, so that it never claims too much."""
         self.unnoted = 0
         new = f"{self._note}.new"
         fd = os.open(new, _FLAGS | os.O_TRUNC, 0o600, dir_fd=self.at)
@@ -137,7 +138,8 @@ class _Files:
     def _open(self, name: str) -> int:
         if len(self.open) >= _OPEN_MAX:
             os.close(self.open.pop(next(iter(self.open))))
-        # What an older download of other bytes left has no place behind ours.
+        # Truncate files of an older download with another query, whose bytes could remain behind
+        # ours.
         fresh = 0 if name in self.state.sizes else os.O_TRUNC
         fd = self.open[name] = os.open(name, _FLAGS | fresh, 0o666, dir_fd=self.at)
         return fd
@@ -151,9 +153,9 @@ class _Files:
 
 
 def file_name(job: int, record: LogRecord) -> str:
-    """`job-42.attempt-1.node-0-gpu-03.rank-11.stdout`. Raises BadAnswerError for words that no
-    coordinator says: what is written must stay in its folder.
-    """
+    """Return a name such as `job-42.attempt-1.node-0-gpu-03.rank-11.stdout`. Raises
+    BadAnswerError for node or stream names that no coordinator sends, because files must stay
+    inside the folder."""
     if record.stream not in _KINDS or (record.node and not _NODE.fullmatch(record.node)):
         raise BadAnswerError(
             f"a log of node {record.node!r}, stream {record.stream!r} cannot be a file",

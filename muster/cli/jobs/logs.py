@@ -1,4 +1,4 @@
-"""`muster logs`: what a job writes, as it wrote it."""
+"""`muster logs`: print or follow the output of a job."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ from muster.spec.errors import RefusedError as SpanError
 
 TAIL_WHEN_FOLLOWING: Final = 10
 _TAIL_OF_ERRORS: Final = 30
-# What torchrun says of a gang that ends well is noise: the launcher that is first to leave takes
-# the store with it. Its lines are shown with --node, and where no rank said why a job failed.
+# Leave out torchrun's output by default: even if a gang ends well, the other nodes complain when
+# the launcher's node closes the store. It is shown with --node, or if no rank says why a job
+# failed.
 _OF_THE_JOB: Final = "stdout,stderr,setup"
 _OF_A_NODE: Final = "stdout,stderr,launcher,setup"
 _NOT_SOON: Final = frozenset({JobState.QUEUED, JobState.HELD, JobState.RETRYING})
@@ -52,7 +53,7 @@ class Pattern(click.ParamType["re.Pattern[str]"]):
 
 
 class Since(click.ParamType[str]):
-    """A time in RFC 3339, or a span before now; passed on as it was typed."""
+    """A time in RFC 3339, or a time span before now; passed to the coordinator as given."""
 
     name = "time"
 
@@ -140,14 +141,14 @@ def command(
     exit_status: bool,
     as_json: bool,
 ) -> int:
-    """Print what a job writes, standard error on standard error.
+    """Print the output of a job; its standard error goes to standard error.
 
-    With --rank all, or --node, each line of several ranks begins with `[node rN]`.
+    With --rank all or --node, each line of several ranks begins with `[node rN]`.
 
-    Into a pipe or a file go the very bytes of a single rank. On a terminal its colours and
-    carriage returns work; other escapes and control characters are spelled out (`\\x1b`), for a log
-    may hold what takes a terminal over. --raw passes everything. With --json, records and a trailer
-    as the API has them, a line each.
+    In a pipe or a file, the output of a single rank is byte-exact. On a terminal, colours and
+    carriage returns work; other escapes and control characters are spelled out (`\\x1b`), because a
+    log could take over the terminal. --raw passes everything. With --json, prints the API's log
+    records and a trailer, one per line.
     """
     if previous and attempt is not None:
         raise click.UsageError("--attempt and --previous exclude each other")
@@ -207,7 +208,8 @@ def _refuse_looks(**looks: object) -> None:
 
 
 def _last_attempt(client: Client, job: int, query: LogQuery) -> LogQuery:
-    """Without an attempt the coordinator gives all of them, which is right for following only."""
+    """Choose the last attempt. Without an attempt the coordinator returns all of them, which is
+    right for following only."""
     if query.follow or query.attempt is not None:
         return query
     return replace(query, attempt=client.job(job).attempt or None)
@@ -222,8 +224,8 @@ def _previous(view: JobView) -> int:
 def _download(
     client: Client, job: int, query: LogQuery, folder: Path, *, as_json: bool
 ) -> tuple[int | None, str]:
-    """Write the streams, print their files; the job's exit code, None if it has not ended, and what
-    the trailer says of bytes that did not come."""
+    """Write the streams and print the names of their files. Returns the job's exit code (None if it
+    has not ended) and the trailer's message about missing bytes."""
     from muster.cli.jobs.log_download import download
 
     view = client.job(job)
@@ -247,10 +249,11 @@ def show_logs(
     others: bool = True,
     strict: bool = False,
 ) -> int | None:
-    """Print the logs that `query` asks for, and with `others` the errors of the rank that ended
-    the job if it is another. Returns the job's exit code, None if it has not ended; Ctrl-C while
-    following raises DetachedError. Where not all could be had, a note says so, and with `strict`
-    RefusedError does.
+    """Print the logs that `query` selects. With `others`, also print the errors of the rank that
+    ended the job, if it is another one.
+
+    Returns the job's exit code, or None if it has not ended. Ctrl-C while following raises
+    DetachedError. If logs are missing, prints a note or, with `strict`, raises RefusedError.
     """
     view = client.job(job)
     refuse_rank(view, query.rank)
@@ -258,18 +261,19 @@ def show_logs(
         why = f" ({safe(view.reason.text)})" if view.reason.text else ""
         note(f"job {job} is {view.state.value}{why}; its logs begin when it starts")
     if query.follow and not view.attempt:
-        # All of it comes from now on, be the coordinator away when it begins.
+        # Because the job has not started, all of its output is new, even if the coordinator is away
+        # when it starts.
         query = replace(query, tail=None)
     if others and query.rank == 0 and sys.stderr.isatty() and has_more_ranks(view):
         note(f"rank 0 only; every rank: muster logs --rank all {job}")
     if query.since is not None and client.server_time is not None:
-        # Fixed now: a span would be another time after each reconnect.
+        # Resolve a span to a fixed time, because it would mean another time after a reconnect.
         since = moment(query.since, client.server_time.timestamp())
         query = replace(query, since=datetime.fromtimestamp(since, UTC).isoformat())
     alone = query.rank is not None or _one_rank(view)
     printer = _printer(look or LogStyle(), alone=alone)
     if not query.follow:
-        # Without an attempt the coordinator gives all of them, which is right for following only.
+        # Without an attempt the coordinator returns all of them, which is right for following only.
         query = replace(query, attempt=query.attempt or view.attempt or None)
         code = _print_all(client, job, query, printer, look or LogStyle(), others=others)
     else:
@@ -289,7 +293,7 @@ def _print_all(
 ) -> int | None:
     printed = _print_records(client, job, query, printer)
     if query.follow and query.attempt is None:
-        client.wait(job)  # the last byte may be there a moment before the end is
+        client.wait(job)  # the last byte may arrive just before the job ends
     view = client.job(job)
     if not printed:
         refuse_unknown(view, query)
@@ -305,7 +309,8 @@ def _print_all(
 
 
 def _print_records(client: Client, job: int, query: LogQuery, printer: LogPrinter) -> bool:
-    """Print what comes; False where there was nothing, and nothing is known to be missing."""
+    """Print records as they arrive. Returns False if there were none and none are known to be
+    missing."""
     attempt: int | None = None
     gap = False
     try:
@@ -327,7 +332,7 @@ def _print_records(client: Client, job: int, query: LogQuery, printer: LogPrinte
             attempt = entry.attempt
             printer.write(entry)
     except BaseException:
-        # Ctrl-C ends the reader of a pipe as well: what is said of it goes before that.
+        # Because Ctrl-C also ends the reader of a pipe, flush before the message about it.
         with suppress(OSError):
             printer.finish()
         raise
@@ -336,7 +341,7 @@ def _print_records(client: Client, job: int, query: LogQuery, printer: LogPrinte
 
 
 def _print_errors_of_others(client: Client, view: JobView, query: LogQuery, look: LogStyle) -> None:
-    """What the rank that ended the job had to say, or the launcher where no rank began to."""
+    """Print the errors of the rank that ended the job, or the launcher's if no rank did."""
     attempt = next((a for a in reversed(view.attempts) if a.cause is not None), None)
     if attempt is None or attempt.cause is None or query.stream == "stdout":
         return
@@ -345,7 +350,7 @@ def _print_errors_of_others(client: Client, view: JobView, query: LogQuery, look
         return
     for stream in ("setup", "launcher") if cause.rank is None else ("stderr",):
         about = LogQuery(False, cause.rank, cause.node, stream, attempt.number, _TAIL_OF_ERRORS)
-        # Whose they are has to be seen, whatever was asked for rank 0.
+        # Because these are lines of another rank, always show the prefix.
         _print_records(client, view.id, about, _printer(replace(look, prefix=True)))
 
 
@@ -355,7 +360,7 @@ def _where(record: LogRecord) -> str:
 
 
 def _one_rank(view: JobView) -> bool:
-    """Whether only one rank can have written: only then is no prefix needed."""
+    """Whether only one rank can have written, so that lines need no prefix."""
     if (view.max_nodes or view.nodes) > 1:
         return False
     ranks = [len(task.ranks) for attempt in view.attempts for task in attempt.tasks]

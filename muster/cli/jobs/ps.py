@@ -1,4 +1,4 @@
-"""`muster ps`: the jobs, newest first."""
+"""`muster ps`: list jobs, newest first."""
 
 from __future__ import annotations
 
@@ -65,12 +65,13 @@ def command(
     watched: bool,
     as_json: bool,
 ) -> None:
-    """List jobs: without options those that wait or run.
+    """List jobs; by default those that wait or run.
 
-    TIME is how long a job waits, runs, or ran. NODES of an elastic job is how many it has now, of
-    how many it can use; GPUS are those of all its nodes, `-` where it waits for whole nodes.
+    TIME is how long a job has waited, runs, or ran. For an elastic job, NODES shows its current
+    number and its range. GPUS counts the GPUs on all of its nodes; `-` if it waits for whole nodes.
 
-    With -w in a pipe they are printed when something has changed; with --json, a line each time.
+    With -w in a pipe, the list is printed again whenever it changes; with --json, as one line each
+    time.
     """
     client = connect()
     wanted = tuple(JobState(state) for state in states)
@@ -98,7 +99,7 @@ def command(
 
 
 def _nothing(user: str | None, pool: str | None, states: tuple[str, ...], *, ended: bool) -> str:
-    """What to say where no job is found; `ended`: those that ended were looked at, too."""
+    """Return the message for an empty list. `ended`: ended jobs were included in the search."""
     whose = f" of user {safe(user)}" if user is not None else ""
     where = f" in pool {safe(pool)}" if pool is not None else ""
     if states:
@@ -126,7 +127,7 @@ def _row(job: JobSummary, now: datetime | None) -> list[str | Cell]:
 
 
 def nodes_of(job: JobSummary) -> str:
-    """`4`; of an elastic job `3 of 2..4`, or `2..4` where it has none."""
+    """Return a number such as `4`; for an elastic job `3 of 2..4`, or `2..4` if it has no nodes."""
     if job.max_nodes is None:
         return str(job.nodes)
     bounds = f"{job.nodes}..{job.max_nodes}"
@@ -134,7 +135,7 @@ def nodes_of(job: JobSummary) -> str:
 
 
 def time_of(job: JobSummary, now: datetime | None) -> str:
-    """How long a job waits, runs or ran; `-` for what is not known."""
+    """Return how long a job has waited, runs or ran; `-` if unknown."""
     end = job.ended_at if job.ended_at is not None else now
     begin = job.started_at
     if begin is None:

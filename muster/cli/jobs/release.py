@@ -1,4 +1,4 @@
-"""`muster release`: jobs that were held may start."""
+"""`muster release`: let held jobs start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from muster.http.views import JobList, JobSummary
 @json_option
 @connection_options
 def command(*, jobs: tuple[str, ...], as_json: bool) -> int:
-    """Let jobs go that were held: they wait in their queue again, at their place."""
+    """Release held jobs: they return to their place in the queue."""
     client = connect()
 
     def release(number: int) -> JobSummary:

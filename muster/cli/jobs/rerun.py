@@ -1,4 +1,4 @@
-"""`muster rerun`: a job once more."""
+"""`muster rerun`: submit a job again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from muster.cli.output.json_output import json_option, print_json
 def command(
     *, job: str, exclude: tuple[str, ...], sets: tuple[str, ...], key: str | None, as_json: bool
 ) -> None:
-    """Submit a job again as it was submitted; the new id, alone, is printed on standard output.
+    """Submit a job again as it was submitted; prints the new id, alone, on standard output.
 
     \b
     muster rerun 42 --exclude gpu-07 --set time_limit=36h

@@ -1,4 +1,4 @@
-"""`muster set`: change a job that was submitted."""
+"""`muster set`: change a submitted job."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _TIME_LIMIT: Final = ("time_limit", "max_duration", "time")
 @json_option
 @connection_options
 def command(*, words: tuple[str, ...], as_json: bool) -> int:
-    """Change jobs that have not ended: priority, time_limit, and, while they wait, name.
+    """Change jobs that have not ended: priority, time_limit and, while they wait, name.
 
     \b
-    muster set 42 priority=80          the queue's order changes at once
-    muster set 42 time_limit=36h       of a running job too; `none` for no limit
+    muster set 42 priority=80       reorders the queue at once
+    muster set 42 time_limit=36h    also for a running job; `none` removes the limit
     """
     jobs = [word for word in words if "=" not in word]
     pairs = [word.split("=", 1) for word in words if "=" in word]

@@ -1,4 +1,4 @@
-"""`muster show`: one job, whole."""
+"""`muster show`: everything about one job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TASKS: Final = (
 _RANKS_NAMED: Final = 6
 _TAIL_LINES: Final = 20
 _RUN_CHARS: Final = 200
-# From here on a timeline has the date too; a sentence up to there may be said twice.
+# At this width or more, a timeline shows dates, too. Shorter sentences may be repeated.
 _WIDE: Final = 70
 _SHORT: Final = 40
 _AS_ABOVE: Final = "as above"
@@ -46,10 +46,10 @@ _WORDS_CHARS: Final = 60
 @json_option
 @connection_options
 def command(*, job: str, fabric: bool, as_json: bool) -> None:
-    """Show one job: its state and the reason, its attempts and nodes, and what happened when.
+    """Show one job: its state and the reason, its attempts and nodes, and its timeline.
 
-    EXIT of a node is the code of its first rank that failed; where no rank says why, it is that of
-    what started the ranks, and is marked so.
+    EXIT of a node is the exit code of its first rank that failed. If no rank reports one, it is the
+    code of the process that started the ranks, and is marked as such.
     """
     client = connect()
     if fabric:
@@ -106,12 +106,12 @@ def _print_head(view: JobView, now: datetime | None) -> None:
 
 
 def _line(text: str, label: str = "") -> None:
-    """A line below a heading, in as many as it takes."""
+    """Print an indented line, wrapped to the terminal."""
     print(paragraph(safe(text), first=f"  {label}"))
 
 
 def _what(spec: dict[str, Any]) -> list[tuple[str, str]]:
-    """What it runs, as in its job file; a long command is cut."""
+    """Return the job's command and folder from its job file; a long command is cut."""
     run = spec.get("run")
     text = shlex.join(map(str, run)) if isinstance(run, list) else " ".join(str(run).split())
     if not run:
@@ -153,7 +153,7 @@ def _waited(view: JobView, now: datetime | None) -> str:
 
 
 def _print_attempt(attempt: AttemptView, launcher: str, told: set[str]) -> None:
-    """`told` are the sentences that stand above already."""
+    """Print one attempt. `told` holds the sentences that were already printed."""
     master = f", master {safe(attempt.master)}" if attempt.master else ""
     print(f"\nattempt {attempt.number}  {safe(attempt.state)}{master}")
     if attempt.network:
@@ -169,7 +169,7 @@ def _print_attempt(attempt: AttemptView, launcher: str, told: set[str]) -> None:
         _line(cause.text, "first cause: ")  # it names the rank and the node
         told.add(cause.text)
     if attempt.tasks:
-        # A time limit or a cancel ends all nodes, whatever became of the process that starts ranks.
+        # After a time limit or a cancel, all nodes were stopped, whatever the launcher's exit code.
         ended = cause is not None and cause.node is None and cause.code is not CauseCode.COMPLETED
         rows = [_task_row(task, launcher, told, ended=ended) for task in attempt.tasks]
         columns = _TASKS if any(row[-1] for row in rows) else _TASKS[:-1]
@@ -180,8 +180,8 @@ def _print_attempt(attempt: AttemptView, launcher: str, told: set[str]) -> None:
 
 
 def _print_tail(cause: Cause) -> None:
-    """The last words of whatever failed first; they come from a program, so nothing in them may
-    move the cursor."""
+    """Print the last output of the process that failed first. Escaped, because it must not move the
+    cursor."""
     lines = cause.tail.splitlines()
     if not lines:
         return
@@ -205,10 +205,10 @@ def _task_row(task: TaskView, launcher: str, told: set[str], *, ended: bool) -> 
 
 
 def _exit(task: TaskView, launcher: str, *, ended: bool) -> str:
-    """The code of the node's first rank that failed by itself.
+    """Return the exit code of the node's first rank that failed by itself.
 
-    torchrun's own is 1 whatever its ranks returned, so it is named where nothing better is known.
-    `ended`: Muster has ended the whole gang.
+    torchrun's own code is 1 whatever its ranks returned, so it is shown only if there is none of a
+    rank, and marked as such. `ended`: Muster ended the whole gang.
     """
     if task.exit is None:
         return "-"
@@ -222,7 +222,7 @@ def _exit(task: TaskView, launcher: str, *, ended: bool) -> str:
 
 
 def _why_not(task: TaskView, told: set[str]) -> str:
-    """What many nodes say alike is said once."""
+    """Return why the task was refused or left. A repeated reason is replaced by "as above"."""
     text = headline(task.refusal.text) if task.refusal is not None else task.left or ""
     if text in told and len(text) > len(_AS_ABOVE):
         return _AS_ABOVE
@@ -231,7 +231,7 @@ def _why_not(task: TaskView, told: set[str]) -> str:
 
 
 def _ranks(task: TaskView) -> str:
-    """Which ranks ran there; those that failed by name, as many as there is room for."""
+    """Return the ranks that ran on the node, and the first few that failed."""
     if not task.ranks:
         return "-"
     numbers = [rank.rank for rank in task.ranks]
@@ -255,14 +255,15 @@ def _ended(status: ExitStatus) -> str:
 
 
 def exit_text(status: ExitStatus) -> str:
-    """`0`, `17`, or `signal 9`."""
+    """Return an exit status as `0`, `17`, or `signal 9`."""
     if status.signal is not None:
         return f"signal {status.signal}"
     return "-" if status.code is None else str(status.code)
 
 
 def _shorter(lead: str, rest: str, sentence: str) -> str:
-    """What stands above already, by its first words where nothing else says what it is about."""
+    """Replace a sentence that was already printed. Without a lead, keep its first words, so that
+    the line still has a subject."""
     if lead:
         return f"{lead}{_AS_ABOVE}{rest}"
     first = re.split("[:;] ", sentence, maxsplit=1)[0]
@@ -272,7 +273,7 @@ def _shorter(lead: str, rest: str, sentence: str) -> str:
 
 
 def _print_timeline(view: JobView, told: set[str]) -> None:
-    """What stands above in full is not said again."""
+    """Print the timeline. Sentences that were already printed are shortened."""
     if not view.timeline:
         return
     print("\ntimeline (+ since the line before)")

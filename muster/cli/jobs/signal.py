@@ -1,4 +1,4 @@
-"""`muster signal`: a signal to the ranks of a job that runs."""
+"""`muster signal`: send a signal to the ranks of a running job."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from muster.protocol.text import named
 def command(*, job: str, signal: str, rank: int | None, node: str | None, as_json: bool) -> None:
     """Send a signal (USR1, SIGUSR1, 10) to the rank processes on all nodes.
 
-    It stops nothing by itself, but a rank without a handler for it may die of it. To end a job:
-    muster cancel.
+    Muster does not stop the job, but the signal may end a rank that has no handler for it. To end a
+    job, use `muster cancel`.
     """
     client = connect()
     number = find_job(client, job)

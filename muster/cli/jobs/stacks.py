@@ -1,4 +1,4 @@
-"""`muster stacks`: where the ranks of a job stand now."""
+"""`muster stacks`: show the current stacks of a job's ranks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from muster.cli.output.stacks_view import heading, stack_lines
 @json_option
 @connection_options
 def command(*, job: str, as_json: bool) -> None:
-    """Show where the ranks of a job that runs stand, line by line, ranks at the same lines
-    together, those with the fewest first. It stops nobody.
+    """Show the Python stacks of a running job's ranks, without stopping them. Ranks with the same
+    stack form one group; the smallest groups come first.
 
-    The nodes need py-spy for it: `muster doctor` there says whether they have it.
+    The nodes need py-spy: `muster doctor` shows whether a node has it.
     """
     client = connect()
     found = client.stacks(find_job(client, job))

@@ -1,4 +1,4 @@
-"""`muster submit`: check a job here, hand it over, and perhaps stay to watch it."""
+"""`muster submit`: check a job, submit it, and optionally wait for it or follow it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from muster.http.views import JobSummary
 from muster.protocol.outcome import EXIT_CLIENT, EXIT_NEVER_STARTED
 from muster.spec.serialize import to_mapping
 
-# Answers that are about the job, and not about the coordinator or the way to it.
+# Statuses that concern the job, not the coordinator or the connection.
 _REFUSED: Final = frozenset({400, 413, 422})
 
 
-# Options of ours that a program has seldom: `--config` and `--name` many have.
+# Options of ours that programs rarely have; `--config` and `--name` are common.
 _OURS: Final = frozenset(
     {
         "--dry-run",
@@ -46,8 +46,8 @@ _OURS: Final = frozenset(
 
 
 class _Submit(click.Command):
-    """Refuses options of ours behind a command without `--`: they would be the command's, and a
-    `--dry-run` among them would start it."""
+    """Refuses Muster's options after a command without `--`. They would go to the command, so a
+    misplaced `--dry-run` would start the job."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         typed = list(args)
@@ -156,7 +156,7 @@ def command(
     command: tuple[str, ...],
     **options: str | None,
 ) -> int:
-    """Submit a job; its id, alone, is printed on standard output.
+    """Submit a job; prints its id, alone, on standard output.
 
     \b
     muster submit -f job.yaml --set nodes=4
@@ -175,7 +175,7 @@ def command(
         return _check_only(job, as_json=as_json)
     client = connect()
     summary = _hand_over(client, job, key)
-    # First: it is submitted, whatever becomes of what is printed.
+    # Note this first: the job is submitted even if the following output cannot be printed.
     note(f"submitted job {summary.id} ({safe(summary.name)}), {summary.state.value}")
     with suppress(BrokenPipeError):
         if not as_json:
@@ -207,7 +207,7 @@ def _check_usage(file: str | None, sbatch: str | None, command: tuple[str, ...])
 
 
 def _check_only(job: Job, *, as_json: bool) -> int:
-    """Print the job as it would be. It is checked here, and by the coordinator if there is one."""
+    """Check the job here and, if it answers, by the coordinator; print it with its defaults."""
     try:
         found = connect().validate(job.mapping)
     except ClientError as error:
@@ -243,7 +243,7 @@ def _stay(client: Client, summary: JobSummary, *, waits: bool, follow: bool) -> 
         from muster.cli.jobs.logs import show_logs
         from muster.client import LogQuery
 
-        # From the first byte: nothing of it has been seen yet.
+        # Start at the first byte, because none of the output has been shown yet.
         query = LogQuery(follow=True, rank=0)
         code = code_though_unread(client, summary.id, lambda: show_logs(client, summary.id, query))
         return EXIT_CLIENT if code is None else code

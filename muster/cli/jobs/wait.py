@@ -1,4 +1,4 @@
-"""`muster wait`: the end of jobs, as an exit code."""
+"""`muster wait`: wait until jobs end, and exit with their code."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ def command(*, jobs: tuple[str, ...], timeout_s: float | None, first: bool, as_j
     client = connect()
     numbers = [find_job(client, job) for job in jobs]
     for number in numbers[1:]:
-        client.job(number)  # one that is not there is told now, and not once the others have ended
+        client.job(number)  # report a missing job now, not after the others have ended
     with detaching(*numbers, doing="wait"):
         if first and len(numbers) > 1:
             ended = [_told(_first_ended(client, numbers, timeout_s))]
         else:
             ended = list(_each_ended(client, numbers, timeout_s))
     if as_json:
-        with suppress(BrokenPipeError):  # the code is told all the same
+        with suppress(BrokenPipeError):  # the exit code is returned even if nobody reads the output
             print_json(JobList(tuple(ended)))
     return first_code(ended)
 
 
 def wait_for_all(client: Client, jobs: list[int]) -> int:
-    """Wait for all and tell of each; the first code that is not 0."""
+    """Wait for all jobs, print how each ended, and return the first exit code that is not 0."""
     return first_code(list(_each_ended(client, jobs, None)))
 
 
 def _each_ended(client: Client, jobs: list[int], timeout_s: float | None) -> Iterator[JobSummary]:
-    """The jobs as they have ended, in their order. Raises RefusedError when the time is over."""
+    """Yield the ended jobs in their order. Raises RefusedError at the timeout."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     for job in jobs:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
@@ -71,7 +71,7 @@ def _each_ended(client: Client, jobs: list[int], timeout_s: float | None) -> Ite
 
 
 def first_code(ended: list[JobSummary]) -> int:
-    """The first code that is not 0."""
+    """Return the first exit code that is not 0, or 0."""
     return next((code for code in map(exit_code, ended) if code), 0)
 
 
@@ -81,21 +81,21 @@ def _told(summary: JobSummary) -> JobSummary:
 
 
 def ending(summary: JobSummary) -> str:
-    """How a job ended, in a sentence."""
+    """Describe how a job ended, in one sentence."""
     reason = f": {safe(summary.reason.text)}" if summary.reason.text else ""
     code = f" (exit code {summary.exit_code})" if summary.exit_code else ""
     return f"job {summary.id} {summary.state.value}{reason}{code}"
 
 
 def exit_code(summary: JobSummary) -> int:
-    """The code for the shell. An ended job has one; without it the answer cannot be trusted."""
+    """Return the job's exit code; EXIT_CLIENT if the answer lacks it, which is a coordinator
+    error."""
     return EXIT_CLIENT if summary.exit_code is None else summary.exit_code
 
 
 def code_though_unread(client: Client, job: int, show: Callable[[], int | None]) -> int | None:
-    """What `show` returns, which prints what the job writes. Where nobody reads that any more, the
-    code of the job all the same; raises DetachedError if it goes on.
-    """
+    """Return the result of `show`, which prints the job's output. If nobody reads that any more,
+    return the job's exit code, or raise DetachedError if the job still runs."""
     try:
         return show()
     except BrokenPipeError:
@@ -113,7 +113,8 @@ def _timed_out(jobs: list[int], timeout_s: float | None) -> RefusedError:
 
 
 def _first_ended(client: Client, jobs: list[int], timeout_s: float | None) -> JobSummary:
-    """Long polls side by side, one thread each: threads end with the process."""
+    """Return the job that ends first. Long-polls each job in a daemon thread, which ends with the
+    process."""
     ended = [(view.ended_at, view) for view in map(client.job, jobs) if view.ended_at is not None]
     if ended:
         return min(ended, key=lambda pair: pair[0])[1]

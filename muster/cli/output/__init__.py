@@ -1,3 +1,2 @@
-"""What users see: tables, text, JSON, log lines and views. Nothing here calls the coordinator
-unless it is given a client.
-"""
+"""Output for users: tables, text, JSON, log lines and views. Code here calls the coordinator only
+if it is given a client."""

@@ -1,4 +1,4 @@
-"""The benchmark for people: rows as they come, then what they mean, and bars on a terminal."""
+"""Benchmark results for people: rows as they arrive, a summary, and bars on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from muster.cli.output.format import painted, safe
 from muster.cli.output.table import Cell, Column, print_table, table_lines
 from muster.cli.output.text_width import on_terminal, paragraph, terminal_width, use_colour
 
-# The titles are as wide as what comes below them, as rows are printed one by one.
+# Because rows are printed one by one, the titles have the width of the values below.
 _COLUMNS: Final = (
     Column(" SIZE", right=True),
     Column("ITERS", right=True, drop=2),
@@ -33,7 +33,7 @@ _NUMBER: Final = 9
 
 
 def row_printer(*, silent: bool) -> Callable[[About | Row], None]:
-    """Prints what is measured as it comes: what it is about, the titles, each row."""
+    """Return a function that prints results as they arrive: a description, the titles, each row."""
 
     def show(found: About | Row) -> None:
         if silent:
@@ -52,7 +52,7 @@ def row_printer(*, silent: bool) -> Callable[[About | Row], None]:
 
 
 def print_run(run: Run) -> None:
-    """What a run came to, below its rows."""
+    """Print the summary below the rows of a run."""
     if run.plan:
         print(paragraph(safe(run.plan), first="planned:   "))
     print(paragraph(safe(run.transport), first="transport: "))
@@ -66,7 +66,7 @@ def print_run(run: Run) -> None:
 
 
 def print_comparison(fast: Run, slow: Run) -> None:
-    """Both runs side by side, and by what factor they differ."""
+    """Print both runs side by side, with the factor between them."""
     times = factors(fast.rows, slow.rows)
     other = {row.size: row for row in slow.rows}
     columns = (
@@ -99,7 +99,7 @@ def print_comparison(fast: Run, slow: Run) -> None:
 
 
 def print_plot(runs: Sequence[Run]) -> None:
-    """Bars of the bus bandwidth by size; on a terminal only, and as wide as that is."""
+    """Draw bars of the bus bandwidth by size, on a terminal only, in its full width."""
     width = terminal_width()
     if width is None or not on_terminal():
         return
@@ -123,7 +123,7 @@ def print_plot(runs: Sequence[Run]) -> None:
 
 
 def bar(share: float, room: int, *, unicode: bool) -> str:
-    """`share` (0 to 1) of `room` cells; something for all that is not nothing."""
+    """Draw `share` (0 to 1) of `room` cells; values above zero are always visible."""
     if not unicode:
         return _PLAIN_BAR * max(round(share * room), 1 if share > 0 else 0)
     eighths = max(round(share * room * 8), 1 if share > 0 else 0)
@@ -131,7 +131,7 @@ def bar(share: float, room: int, *, unicode: bool) -> str:
 
 
 def time_text(us: float) -> str:
-    """Three figures in the unit that suits."""
+    """Format a time with three significant figures in a suitable unit."""
     for limit, unit, scale in ((999.5, "us", 1.0), (999.5e3, "ms", 1e3)):
         if us < limit:
             return f"{us / scale:.3g} {unit}"
@@ -139,7 +139,7 @@ def time_text(us: float) -> str:
 
 
 def bandwidth_text(gb_s: float) -> str:
-    """Three figures; of what is next to nothing, two."""
+    """Format a bandwidth with three significant figures; two below 0.01."""
     if gb_s < 0.01:
         return f"{gb_s:.2g}"
     places = 0 if gb_s >= 100 else 1 if gb_s >= 10 else 2 if gb_s >= 1 else 3

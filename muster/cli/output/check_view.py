@@ -1,4 +1,4 @@
-"""A check for people: what is wrong, worst first, then each network and its worst pair."""
+"""The report of a check for people: findings, worst first, then each network and its worst pair."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a program wrote, made safe for a terminal: it may colour its text, and do nothing else.
+"""Make a program's output safe for a terminal: only colours remain active.
 
-A log is written by a job, and read by whoever has its number: a sequence that sets the title, moves
-the cursor, answers questions or fills the clipboard is shown, not obeyed. Line ends, tabs,
-carriage returns (progress bars), colours and the erasing of the current line stay as they are.
+A user may read logs that another user's job has written. Sequences that set the title, move the
+cursor, query the terminal or write the clipboard are printed as text. Line ends, tabs, carriage
+returns (progress bars), colours and erasing the current line still work.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final
 
 RESET: Final = b"\x1b[0m"
 _HELD_MAX: Final = 64
-# Erase in line and SGR, or one character of all that a terminal could obey (C0 but \b\t\n\r, DEL,
-# C1), or a byte that is no UTF-8.
+# Erase-in-line and SGR, or any single character that a terminal could act on (C0 except \b\t\n\r,
+# DEL, C1), or a byte that is not UTF-8.
 _SPECIAL: Final = re.compile(
     r"(\x1b\[[0-9;:]{0,48}m|\x1b\[[0-2]?K)|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\udc80-\udcff]"
 )
-# The beginning of what may become an allowed sequence, at the end of the text.
+# The beginning of a possible allowed sequence, at the end of the text.
 _BEGUN: Final = re.compile(rb"\x1b(?:\[[0-9;:]{0,48})?\Z")
 _UTF8_BEGUN: Final = re.compile(
     rb"(?:[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2})\Z"
@@ -25,7 +25,7 @@ _UTF8_BEGUN: Final = re.compile(
 
 
 def spelled(data: bytes) -> bytes:
-    """`data` with everything spelled out (`\\x1b`) that is not plain text, colour or line end."""
+    """Return `data` with everything but plain text, colours and line ends spelled out (`\\x1b`)."""
     text = data.decode(errors="surrogateescape")
     return _SPECIAL.sub(_spell, text).encode()
 
@@ -38,7 +38,7 @@ def _spell(found: re.Match[str]) -> str:
 
 
 class Spelling:
-    """`spelled` for a stream that comes in pieces: what a piece cuts in two is held back."""
+    """`spelled` for a stream in pieces; holds back a sequence that is split between two pieces."""
 
     def __init__(self) -> None:
         self._held = b""

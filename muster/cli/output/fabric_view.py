@@ -31,7 +31,7 @@ _NAMES: Final = 4
 
 
 def print_fabric(view: FabricView) -> None:
-    """The whole plan. Nodes that are told the same are shown together."""
+    """Print the whole plan. Nodes with the same plan are shown together."""
     attempt = "" if view.attempt is None else f", attempt {view.attempt}"
     print(f"job {view.job}{attempt}  rdma: {view.rdma}")
     if view.plan is None and view.refused is not None:

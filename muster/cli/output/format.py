@@ -1,4 +1,4 @@
-"""Text for people: nothing in it moves their cursor, and numbers are as short as they are clear."""
+"""Text for people: escaped for terminals, with short numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BAD = {JobState.FAILED, JobState.LOST, JobState.TIMEOUT}
 
 
 def safe(text: str) -> str:
-    """`text` with control characters, terminal escapes among them, spelled out."""
+    """Return `text` with control characters, including terminal escapes, spelled out."""
     if text.isprintable():
         return text
     return "".join(
@@ -28,16 +28,16 @@ def safe(text: str) -> str:
 
 
 def note(text: str) -> None:
-    """Tell the user something; never on stdout, where programs read.
+    """Print a message to stderr, because stdout is for programs.
 
-    On a terminal lines are broken between words; what is indented stays so. Where nobody reads it,
-    or it finds no room, that changes nothing of what is done.
+    On a terminal, lines wrap between words and keep their indentation. If nobody reads stderr or
+    its disk is full, the command continues unaffected.
     """
     _print(f"muster: {text}")
 
 
 def show_usage(error: click.ClickException) -> None:
-    """What click says of wrong usage, its lines broken as those of a note."""
+    """Print click's usage error, wrapped like a note."""
     text = io.StringIO()
     error.show(text)
     _print(text.getvalue().rstrip("\n"))
@@ -51,7 +51,7 @@ def _print(text: str) -> None:
 
 
 def give_up(stream: TextIO) -> None:
-    """What is written to a standard stream goes nowhere from now on, what it holds back as well."""
+    """Redirect a standard stream to /dev/null, including what is still in its buffer."""
     nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -73,7 +73,7 @@ def _wrapped(text: str) -> str:
 
 
 def span(time: float | timedelta) -> str:
-    """A length of time (seconds) in at most two units: `3s`, `4m10s`, `2h05m`, `3d04h`."""
+    """Format a time span (seconds) in at most two units: `3s`, `4m10s`, `2h05m`, `3d04h`."""
     whole = max(int(_seconds(time)), 0)
     if whole < 60:
         return f"{whole}s"
@@ -85,7 +85,8 @@ def span(time: float | timedelta) -> str:
 
 
 def length(time: float | timedelta) -> str:
-    """As `span`, for times of the coordinator's own: below ten seconds, tenths matter."""
+    """Format a time span as `span` does, but with tenths below ten seconds, for the coordinator's
+    times."""
     seconds = _seconds(time)
     return f"{max(seconds, 0.0):.1f}s" if seconds < 10 else span(seconds)
 
@@ -95,17 +96,17 @@ def _seconds(time: float | timedelta) -> float:
 
 
 def moment(at: datetime) -> str:
-    """RFC 3339 with `Z`, to the second."""
+    """Format a time as RFC 3339 with `Z`, to the second."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def gib(size: int) -> str:
-    """Bytes in the unit in which memory is sold."""
+    """Format bytes in GiB."""
     return f"{size / 2**30:.0f}GiB"
 
 
 def coloured(state: JobState, text: str) -> str:
-    """`text` in the colour of a state, for where colour is wanted."""
+    """Return `text` in the colour of a state."""
     if state in _GOOD:
         return click.style(text, fg="green")
     if state in _BAD:
@@ -114,5 +115,5 @@ def coloured(state: JobState, text: str) -> str:
 
 
 def painted(colour: str | None) -> Callable[[str], str] | None:
-    """What makes a text of that colour; None where it stays plain."""
+    """Return a function that colours a text. Returns None if there is no colour."""
     return None if colour is None else lambda text: click.style(text, fg=colour)

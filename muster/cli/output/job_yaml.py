@@ -1,4 +1,4 @@
-"""A job as a job file that people can read on; apart, for what it costs to load YAML."""
+"""A job as a readable job file. A separate module, because loading YAML is slow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import yaml
 
 
 class _Dumper(yaml.SafeDumper):
-    """A script keeps its lines: in quotes it would be one word full of escapes."""
+    """Writes scripts as block scalars, because in quotes they would be one line full of escapes."""
 
 
 def _string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -20,7 +20,7 @@ _Dumper.add_representer(str, _string)
 
 
 def job_text(mapping: Mapping[str, object], encoding: str) -> str:
-    """The YAML of a job, its keys in the order in which they are given. Where `encoding` has not
-    all characters, YAML's own escapes mean the same job."""
+    """Return the YAML of a job, its keys in the given order. Characters that `encoding` lacks
+    become YAML escapes, so the job is the same."""
     whole = encoding.lower() == "utf-8"
     return yaml.dump(dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=whole)

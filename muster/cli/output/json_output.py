@@ -1,4 +1,4 @@
-"""Machine-readable output: the API's own objects on stdout, and nothing else there."""
+"""Machine-readable output: the API's own objects on stdout, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def print_json(value: object) -> None:
 
 
 def print_json_line(value: object) -> None:
-    """Print `value` as one line: for documents that follow each other."""
+    """Print `value` as one line, for a sequence of documents."""
     _write(msgspec.json.encode(value))
     sys.stdout.buffer.flush()
 
 
 def _write(document: bytes) -> None:
-    # JSON is UTF-8, whatever the locale makes of text.
+    # Because JSON is UTF-8, bypass the locale's encoding.
     sys.stdout.flush()
     sys.stdout.buffer.write(document + b"\n")

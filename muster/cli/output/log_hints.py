@@ -1,4 +1,4 @@
-"""Where `muster logs` printed nothing: whether what was asked for exists, and where to look."""
+"""Hints if `muster logs` printed nothing: whether the requested logs exist, and where to look."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from muster.protocol.states import ENDED_STATES
 
 
 def refuse_rank(view: JobView, rank: int | None) -> None:
-    """Raises RefusedError for a rank that no attempt of the job can have; where only the nodes
-    know how many there are, none is refused."""
+    """Raise RefusedError for a rank that no attempt of the job can have. Accepts any rank if the
+    number of ranks depends on the nodes."""
     each = _ranks_each(view)
     if rank is None or each is None:
         return
@@ -23,8 +23,8 @@ def refuse_rank(view: JobView, rank: int | None) -> None:
 
 
 def has_more_ranks(view: JobView) -> bool:
-    """Whether others than rank 0 may have written. False where only the one node's GPUs say how
-    many there are, and the job has not ended."""
+    """Whether ranks other than 0 may have written. False if the job has not ended and the number
+    depends on the GPUs of its only node."""
     if view.state in ENDED_STATES and view.started_at is None:
         return False
     if (view.max_nodes or view.nodes) > 1 or (_ranks_each(view) or 1) > 1:
@@ -34,8 +34,8 @@ def has_more_ranks(view: JobView) -> bool:
 
 
 def refuse_unknown(view: JobView, query: LogQuery) -> None:
-    """Raises RefusedError for an attempt, a rank or a node that the job does not have, and for a
-    rank that was on another node."""
+    """Raise RefusedError for an attempt, rank or node that the job does not have, or for a rank
+    that ran on another node."""
     last = max((attempt.number for attempt in view.attempts), default=0)
     if query.attempt is not None and 0 < last < query.attempt:
         raise RefusedError(f"job {view.id} has no attempt {query.attempt}: {last} was the last")
@@ -58,7 +58,7 @@ def _no_rank(view: JobView, rank: int, last: int) -> RefusedError:
 
 
 def _refuse_elsewhere(view: JobView, rank: int, node: str, number: int) -> None:
-    """The rank is the job's and the node is, but it was not there."""
+    """Raise RefusedError if the rank ran on another node of the job."""
     tasks = [t for a in view.attempts if a.number == number for t in a.tasks if t.node == node]
     ranks = [rank for task in tasks for rank in _ranks_of(view, task)]
     if ranks and rank not in ranks:
@@ -70,7 +70,8 @@ def _refuse_elsewhere(view: JobView, rank: int, node: str, number: int) -> None:
 
 
 def _ranks_of(view: JobView, task: TaskView) -> Sequence[int]:
-    """As they were reported at the end, else as a gang that cannot change numbers them."""
+    """Return the ranks of a task as reported at its end, otherwise as a fixed-size gang numbers
+    them."""
     if task.ranks:
         return sorted(rank.rank for rank in task.ranks)
     each = _ranks_each(view) if view.max_nodes is None else None
@@ -78,7 +79,8 @@ def _ranks_of(view: JobView, task: TaskView) -> Sequence[int]:
 
 
 def _ranks_each(view: JobView) -> int | None:
-    """The ranks on each node; None where that differs, or is the number of a node's GPUs."""
+    """Return the number of ranks per node. Returns None if nodes differ, or if it is their GPU
+    count."""
     spec = view.spec
     if spec.get("launcher") == "none":
         return 1
@@ -89,7 +91,7 @@ def _ranks_each(view: JobView) -> int | None:
 
 
 def nothing_written(view: JobView, query: LogQuery) -> str:
-    """What to say where nothing came of what exists."""
+    """Return the message for logs that exist but are empty."""
     job, over = view.id, view.state in ENDED_STATES
     said = f"job {job} has written nothing"
     if view.started_at is None:

@@ -1,4 +1,4 @@
-"""Logs for programs: the records as the coordinator's API has them, a line each."""
+"""Logs for programs: the API's records, one per line."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from muster.protocol.states import ENDED_STATES
 
 
 def print_records(client: Client, job: int, query: LogQuery) -> tuple[int | None, str]:
-    """Print what `query` asks for and the trailer. Returns the job's exit code, None where it has
-    not ended, and what the trailer says of bytes that did not come. Ctrl-C while following raises
-    DetachedError.
-    """
+    """Print the records that `query` selects, and the trailer. Returns the job's exit code (None if
+    it has not ended) and the trailer's message about missing bytes. Ctrl-C while following raises
+    DetachedError."""
     missing = ""
     with detaching(job) if query.follow else nullcontext():
         for entry in client.logs(job, query):
@@ -24,6 +23,6 @@ def print_records(client: Client, job: int, query: LogQuery) -> tuple[int | None
             if isinstance(entry, LogTrailer):
                 missing = entry.reason or ""
         if query.follow and query.attempt is None:
-            client.wait(job)  # the last byte may be there a moment before the end is
+            client.wait(job)  # the last byte may arrive just before the job ends
     view = client.job(job)
     return (exit_code(view) if view.state in ENDED_STATES else None), missing

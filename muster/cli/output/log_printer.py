@@ -1,8 +1,8 @@
-"""Log records to the terminal: one source as its raw bytes, several as whole lines with a prefix.
+"""Log records on the terminal: raw bytes of a single source, prefixed lines of several.
 
-Ranks write as they like: half lines, progress bars, bytes that are no text. A single source is
-passed through untouched. Of several, each line is put together before it is written, so that two
-ranks never share one. What goes to a terminal is spelled out where a terminal would obey it.
+Ranks write partial lines, progress bars and bytes that are not text. A single source is passed
+through unchanged. With several sources, lines are assembled before they are written, so that two
+ranks never share one. On a terminal, control sequences are spelled out.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ _Source: TypeAlias = tuple[int, str, int | None, str]
 
 @dataclass(frozen=True, slots=True)
 class LogStyle:
-    """How lines are shown. `prefix`: several ranks are told apart by `[node rN]`. `raw`: a
-    terminal gets the job's own bytes. `grep`: lines in which it is not found are left out.
-    """
+    """Options for printing lines. `prefix`: mark the lines of several ranks with `[node rN]`.
+    `raw`: send the job's own bytes to a terminal. `grep`: skip lines that do not match."""
 
     prefix: bool = True
     timestamps: bool = False
@@ -36,23 +35,23 @@ class LogStyle:
 
     @property
     def by_line(self) -> bool:
-        """Whether even a single rank's output is to be taken apart."""
+        """Whether the output must be split into lines even for a single rank."""
         return self.timestamps or self.grep is not None
 
 
 def record_bytes(record: LogRecord) -> bytes:
-    """What the process wrote, byte for byte."""
+    """Return what the process wrote, byte for byte."""
     if record.data_b64 is not None:
         return base64.b64decode(record.data_b64)
     return (record.data or "").encode()
 
 
 class LogPrinter:
-    """Writes records to `out` and, of all streams but stdout, to `err`.
+    """Writes the records of stdout to `out`, and those of all other streams to `err`.
 
-    `alone`: there is one rank only, whose bytes are passed through. The launcher's and the set-up's
-    own lines always have their `[node launcher]`. `missing` is what the trailer said of bytes that
-    did not come, if it did.
+    `alone`: there is only one rank, whose bytes are passed through. Lines of the launcher and of
+    the set-up are always prefixed, as in `[node launcher]`. `missing` is the trailer's message
+    about missing bytes.
     """
 
     def __init__(self, out: BinaryIO, err: BinaryIO, *, alone: bool, look: LogStyle) -> None:
@@ -60,16 +59,17 @@ class LogPrinter:
         self._err = err
         self._alone = alone
         self._look = look
-        # What has no end of line yet, and when its first byte was read.
+        # Bytes without an end of line yet, and when the first of them was read.
         self._unfinished: dict[_Source, tuple[bytes, datetime]] = {}
         self._spelling: dict[_Source, Spelling] = {}
         self._open_line: BinaryIO | None = None  # a terminal on which a line has not ended
-        self._updating: tuple[BinaryIO, _Source] | None = None  # whose line has only had a \r
+        # the source whose last line ended with \r only
+        self._updating: tuple[BinaryIO, _Source] | None = None
         self._coloured = False
         self.missing = ""
 
     def write(self, record: LogRecord) -> None:
-        """Write what can be written now. Raises OSError as the streams do."""
+        """Write the lines that are complete. Raises OSError as the streams do."""
         data = record_bytes(record)
         source = (record.attempt, record.node, record.rank, record.stream)
         if record.rank is not None and self._alone and not self._look.by_line:
@@ -84,7 +84,7 @@ class LogPrinter:
             self._print(source, lines[1:], record.ts)
 
     def finish(self) -> None:
-        """Write what never got its end of line."""
+        """Write the lines that never ended."""
         self._write_unfinished([*self._unfinished], [*self._spelling])
         if self._coloured:
             self._coloured = False
@@ -95,7 +95,7 @@ class LogPrinter:
         self.end_line()
 
     def begin_attempt(self, attempt: int) -> None:
-        """Write what the attempts before this one left without an end of line: none will come."""
+        """Write the unfinished lines of earlier attempts, which no record can complete any more."""
         self._write_unfinished(
             [source for source in self._unfinished if source[0] < attempt],
             [source for source in self._spelling if source[0] < attempt],
@@ -103,8 +103,8 @@ class LogPrinter:
         self.end_line()
 
     def end_line(self) -> None:
-        """What is said next is not to stand in the middle of a line. A file gets what was written
-        and no more."""
+        """End an open line on a terminal, so that a message starts on its own line. Files get only
+        what was written."""
         if self._open_line is not None:
             self._open_line.write(b"\n")
             self._open_line.flush()
@@ -147,7 +147,7 @@ class LogPrinter:
             else ""
         )
         if rank is None and stream == _NCCL and not self._look.prefix:
-            # Its lines say where they come from.
+            # NCCL's lines name their own source.
             return when.encode()
         if rank is None:
             return f"{when}[{node} {stream}] ".encode()
@@ -172,7 +172,7 @@ class LogPrinter:
 
 
 def _closed(line: bytes) -> bytes:
-    """A line that coloured something leaves no colour behind."""
+    """Reset colours at the end of a line that used them."""
     if b"\x1b[" not in line:
         return line
     text = line.rstrip(b"\r\n")
@@ -180,10 +180,10 @@ def _closed(line: bytes) -> bytes:
 
 
 def _whole_lines(data: bytes) -> tuple[list[bytes], bytes]:
-    """Complete lines, each with its end, and the beginning of the next one. An update that ends
-    with a carriage return is a line, too, once it is seen that no newline follows.
+    """Split data into complete lines and the beginning of the next one. An update that ends with a
+    carriage return counts as a line once the next byte is not a newline.
 
-    A line too long to keep is cut; it would be held back for ever otherwise.
+    Lines that are too long to buffer are cut, because they would be held back indefinitely.
     """
     whole = data.splitlines(keepends=True)
     rest = whole.pop() if whole and not whole[-1].endswith(b"\n") else b""

@@ -1,4 +1,4 @@
-"""Stacks as text: one block for each group of ranks."""
+"""Stacks as text: one block per group of ranks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _RANKS = 16
 
 
 def heading(view: StacksView) -> str:
-    """The job, and how many of its ranks are seen."""
+    """Return the job and the number of its ranks with a stack."""
     ranks = sum(len(group.ranks) for group in view.groups)
     return f"job {view.job}, attempt {view.attempt}  {count(ranks, 'rank')}"
 
 
 def stack_lines(groups: Sequence[StackGroup]) -> Iterator[str]:
-    """The innermost frame comes first."""
+    """Yield the lines of each group, the innermost frame first."""
     for group in groups:
         where = f" on {', '.join(safe(node) for node in group.nodes)}" if group.nodes else ""
         place = f"  {safe(group.place)}" if group.place else ""
@@ -32,7 +32,7 @@ def stack_lines(groups: Sequence[StackGroup]) -> Iterator[str]:
 
 
 def verdict_lines(verdict: HangVerdict) -> Iterator[str]:
-    """A verdict with what it rests on."""
+    """Yield the lines of a verdict with its evidence."""
     yield safe(verdict.text)
     yield f"  nothing moved for {verdict.quiet_s:.0f} s; that is told after {verdict.limit_s:.0f} s"
     for rank in verdict.ranks:

@@ -1,6 +1,7 @@
-"""Columns that fit the terminal: some give way, some wrap, the least important ones go.
+"""Tables that fit the terminal: columns are cut, wrapped or dropped, the least important ones
+first.
 
-Our own, because the start of rich costs a third of what a whole command may take.
+Used instead of rich, whose import would take a third of a command's start-up time.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ _NAME_MIN: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`right`: numbers. On a terminal that is too narrow, in this order:
+    """A column. `right`: align right, for numbers. On a terminal that is too narrow, in this order:
 
-    `elastic`: gives way first, cut at an ellipsis or, with `wraps`, in as many lines as it takes.
-    `name`: may be any length, so it is cut where it takes more than a quarter of the line.
-    `drop`: left out, the highest number first; 0 is never left out.
+    `elastic`: shrunk first, cut with an ellipsis or, with `wraps`, wrapped over several lines.
+    `name`: may have any length, so it is cut beyond a quarter of the line. `drop`: dropped, the
+    highest number first; 0 is never dropped.
     """
 
     title: str
@@ -37,7 +38,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A text and how to colour it once its width is known."""
+    """A text and a function that colours it once its width is known."""
 
     text: str
     paint: Callable[[str], str] | None = None
@@ -47,7 +48,7 @@ Row = Sequence[str | Cell]
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Row], indent: str = "") -> None:
-    """Print to stdout: fitted to a terminal's width and coloured, elsewhere whole and plain."""
+    """Print to stdout: fitted to a terminal's width and coloured, otherwise whole and plain."""
     width = terminal_width()
     room = None if width is None else max(width - len(indent), 1)
     for line in table_lines(columns, rows, room, colour=use_colour()):
@@ -57,7 +58,8 @@ def print_table(columns: Sequence[Column], rows: Sequence[Row], indent: str = ""
 def table_lines(
     columns: Sequence[Column], rows: Sequence[Row], width: int | None, *, colour: bool
 ) -> list[str]:
-    """The lines of a table, at most `width` cells wide as far as its columns can give way."""
+    """Return the lines of a table, at most `width` cells wide if its columns can shrink that
+    far."""
     made = [[_cell(item) for item in row] for row in rows]
     sizes = [
         max([cells(column.title), *(cells(row[at].text) for row in made)])
@@ -75,7 +77,7 @@ def _title(column: Column, size: int) -> Cell:
 
 
 def _fit(columns: Sequence[Column], sizes: list[int], width: int) -> list[int]:
-    """Which columns stay; changes the sizes of those that give way."""
+    """Return the columns that remain, and shrink their sizes in place."""
     kept = list(range(len(columns)))
 
     def excess() -> int:
@@ -107,7 +109,7 @@ def _fit(columns: Sequence[Column], sizes: list[int], width: int) -> list[int]:
 
 
 def _lines(row: Sequence[tuple[Column, int, Cell]], *, colour: bool = False) -> list[str]:
-    """The lines of a row: one, but where a column wraps."""
+    """Return the lines of a row: one, unless a column wraps."""
     parts = [
         wrap(cell.text, size) if column.wraps else [cut(cell.text, size)]
         for column, size, cell in row

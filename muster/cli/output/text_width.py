@@ -1,5 +1,4 @@
-"""Text in the cells of a terminal: how wide it is, cut or wrapped to a width, and whether anybody
-looks at all."""
+"""Text in terminal cells: its width, cutting and wrapping, and whether stdout is a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +19,8 @@ def on_terminal() -> bool:
 
 
 def use_colour() -> bool:
-    """Whether what is printed may be coloured: on a terminal, unless somebody said no."""
+    """Whether output may be coloured: stdout is a terminal, and the user has not disabled
+    colours."""
     context = click.get_current_context(silent=True)
     refused = context is not None and context.meta.get(NO_COLOUR, False)
     plain = refused or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
@@ -28,15 +28,16 @@ def use_colour() -> bool:
 
 
 def terminal_width() -> int | None:
-    """The width to lay out for; None where whole lines are wanted: in a pipe or a file.
+    """Return the width to fit output to. Returns None in a pipe or a file, where lines stay whole.
 
-    As shutil.get_terminal_size, whose module brings four compressors with it.
+    Replaces shutil.get_terminal_size, because shutil imports four compression modules.
     """
     return terminal_size()[0] if on_terminal() else None
 
 
 def terminal_size(stream: TextIO | None = None) -> tuple[int | None, int | None]:
-    """Columns and lines of the terminal on `stream`, stdout else; None for what nobody knows."""
+    """Return columns and lines of the terminal on `stream` (default stdout); None for each unknown
+    one."""
     try:
         size = os.get_terminal_size((stream or sys.stdout).fileno())
         columns, lines = size.columns, size.lines
@@ -49,7 +50,7 @@ def terminal_size(stream: TextIO | None = None) -> tuple[int | None, int | None]
 
 
 def cells(text: str) -> int:
-    """How many cells of a terminal `text` takes."""
+    """Return the number of terminal cells that `text` takes."""
     if text.isascii():
         return len(text)
     return sum(_char_cells(char) for char in text)
@@ -62,14 +63,14 @@ def _char_cells(char: str) -> int:
 
 
 def cut(text: str, size: int) -> str:
-    """`text` in at most `size` cells, an ellipsis where something is missing."""
+    """Return `text` in at most `size` cells, with an ellipsis if it is cut."""
     if cells(text) <= size:
         return text
     return _head(text, size - 1) + ELLIPSIS if size > 0 else ""
 
 
 def _head(text: str, size: int) -> str:
-    """As much of the beginning of `text` as `size` cells hold."""
+    """Return as much of the beginning of `text` as fits in `size` cells."""
     used = 0
     for at, char in enumerate(text):
         used += _char_cells(char)
@@ -79,9 +80,9 @@ def _head(text: str, size: int) -> str:
 
 
 def wrap(text: str, width: int | None) -> list[str]:
-    """`text` in lines of at most `width` cells, broken between words.
+    """Wrap `text` between words into lines of at most `width` cells.
 
-    A word that is wider than a line is broken where it must be, and the break is marked.
+    A word that is wider than a line is split, with an ellipsis at the split.
     """
     if width is None or cells(text) <= width:
         return [text]
@@ -105,9 +106,8 @@ def wrap(text: str, width: int | None) -> list[str]:
 
 
 def paragraph(text: str, *, first: str = "", rest: str | None = None) -> str:
-    """`text` for stdout, wrapped on a terminal: `first` before its first line, `rest` (as many
-    blanks, if not given) before the others.
-    """
+    """Return `text` for stdout, wrapped on a terminal. `first` precedes its first line, `rest` the
+    others (default: as many blanks)."""
     rest = " " * cells(first) if rest is None else rest
     width = terminal_width()
     room = None if width is None else max(width - max(cells(first), cells(rest)), _WORD_MIN)

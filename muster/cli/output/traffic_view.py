@@ -1,4 +1,4 @@
-"""What carried a job's traffic, for people: the second half of `muster show --fabric`."""
+"""Traffic evidence of a job for people: the second half of `muster show --fabric`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _PORTS: Final = (
     Column("FAULTS", elastic=True, wraps=True),
 )
 _UNEVEN: Final = 0.2
-"""Rails that carry so much less than the mean are worth a word."""
+"""Imbalance from which it is reported: the share by which the least busy rail is below the mean."""
 
 
 def print_traffic(proof: JobProof) -> None:
-    """The verdict, then each node's figures."""
+    """Print the verdict, then each node's figures."""
     print("\ntraffic")
     _line(proof.text)
     for node in proof.nodes:
@@ -84,7 +84,7 @@ def _or_dash(value: int | None) -> str:
 
 
 def amount(count: float) -> str:
-    """Bytes in the units of the field: 1 GB is 10^9."""
+    """Format bytes in decimal units: 1 GB is 10^9."""
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= size:
             return f"{count / size:.1f} {unit}"

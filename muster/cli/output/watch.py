@@ -1,5 +1,4 @@
-"""`-w`: a view that is drawn again and again, in place on a terminal, and only its changes
-elsewhere."""
+"""`-w`: redraw a view in place on a terminal; elsewhere, print it when it changes."""
 
 from __future__ import annotations
 
@@ -25,24 +24,23 @@ from muster.protocol.outcome import EXIT_DETACHED
 _T = TypeVar("_T")
 
 _PERIOD_S: Final = 1.0
-# The other screen, as an editor uses it: what was there before comes back, and a terminal whose
-# width changes is no trouble.
+# Use the alternate screen, as editors do: it restores the previous content, and copes with changes
+# of the width.
 _ENTER: Final = "\x1b[?1049h\x1b[?25l"
 _LEAVE: Final = "\x1b[?25h\x1b[?1049l"
 _HOME: Final = "\x1b[H"
 _REST_OF_LINE: Final = "\x1b[K"
-# The last line may fill the width, too, so what is below is erased from a line of its own.
+# Because the last line may fill the width, erase the rest from a line of its own.
 _REST_OF_SCREEN: Final = "\n\x1b[J"
-# Terminals that know these show what is between them at once; others pass over them.
+# Synchronized output: terminals that support it show the frame at once; others ignore it.
 _BEGIN: Final = "\x1b[?2026h"
 _SHOW: Final = "\x1b[?2026l"
 
 
 @dataclass(frozen=True, slots=True)
 class View(Generic[_T]):
-    """What to watch. `fetch` asks for it; `show` prints it; `same` is the part whose change is
-    worth a new print in a pipe; `over`: nothing in it can change any more.
-    """
+    """A view to watch. `fetch` gets the data and `show` prints it. `same` returns the part whose
+    change triggers a new print in a pipe. `over`: whether nothing in it can change any more."""
 
     fetch: Callable[[], _T]
     show: Callable[[_T], None]
@@ -53,8 +51,8 @@ class View(Generic[_T]):
 def watch(view: View[_T]) -> None:
     """Show `view` until it is over, or until Ctrl-C, which ends the command with 130.
 
-    A coordinator that does not answer is said, and asked again. Raises its ClientError after a
-    quarter of an hour, or at once where the first answer does not come.
+    If the coordinator does not answer, reports that and retries. Raises its ClientError after a
+    quarter of an hour, or at once if the first call fails.
     """
     found = view.fetch()
     try:
@@ -94,7 +92,7 @@ def _tell_once(text: str, told: list[str]) -> None:
 
 
 def _again(view: View[_T], trouble: Callable[[str], None]) -> _T:
-    """The next answer; what is in its way is told to `trouble`."""
+    """Return the next answer, retrying failed calls. Failures are reported to `trouble`."""
     failing = 0.0
     while True:
         try:
@@ -108,7 +106,7 @@ def _again(view: View[_T], trouble: Callable[[str], None]) -> _T:
 
 
 def _rendered(view: View[_T], found: _T) -> list[str]:
-    """What `view.show` prints, as lines."""
+    """Return the output of `view.show` as lines."""
     held = _Held(sys.stdout)
     with contextlib.redirect_stdout(held):
         view.show(found)
@@ -116,7 +114,7 @@ def _rendered(view: View[_T], found: _T) -> list[str]:
 
 
 class _Held(io.StringIO):
-    """Keeps what is printed, and is as much of a terminal as the stream it stands for."""
+    """A buffer that reports the terminal properties of the stream it replaces."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -130,18 +128,18 @@ class _Held(io.StringIO):
 
 
 class _Screen:
-    """The terminal on stdout while something is watched."""
+    """The terminal on stdout while a view is watched."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
 
     def draw(self, lines: list[str]) -> None:
-        """Each line over the one before, so that nothing is ever blank."""
+        """Draw each line over the old one, so that the screen never flickers blank."""
         self._lines = lines
         self._write()
 
     def trouble(self, text: str) -> None:
-        """Say something below what is there."""
+        """Show a message below the view."""
         self._write(text)
 
     def _write(self, below: str = "") -> None:
@@ -153,13 +151,14 @@ class _Screen:
             lines = [*lines[: room - 1], cut(f"... and {hidden} more", columns or 80)]
         if below:
             lines = [*lines, cut(below, columns or 80)]
-        # First the old line goes: behind a line that fills the width, it would take the last cell.
+        # Erase a line before drawing it: after a line that fills the width, it would erase the last
+        # cell.
         frame = "\n".join(_REST_OF_LINE + line for line in lines)
         _put(_BEGIN + _HOME + frame + _REST_OF_SCREEN + _SHOW)
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """Take the terminal, and give it back whole whatever happens: Ctrl-C, SIGTERM, Ctrl-Z."""
+        """Take over the terminal, and restore it in any case: Ctrl-C, SIGTERM, Ctrl-Z."""
         kept = {
             number: signal.signal(number, handler)
             for number, handler in (
@@ -190,7 +189,7 @@ def _end(number: int, _frame: FrameType | None) -> None:
 
 
 def _put(text: str) -> None:
-    # In one piece and past Python's buffer: half a frame is a flicker.
+    # Write in one piece, bypassing Python's buffer, because partial frames flicker.
     sys.stdout.flush()
     data = text.encode(sys.stdout.encoding or "utf-8", "backslashreplace")
     while data:

@@ -1,8 +1,8 @@
-"""A Slurm batch script as a job: what `muster submit --from-sbatch` makes of it.
+"""Conversion of a Slurm batch script to a job, for `muster submit --from-sbatch`.
 
-The `#SBATCH` lines become keys of the job. The body becomes `run` where it does one thing that
-Muster does too (`srun torchrun ... train.py`, `srun python train.py`), and is a script for bash on
-every node otherwise. Whatever is not taken over is said: nothing is dropped in silence.
+The `#SBATCH` lines become keys of the job. If the body only starts the training (`srun torchrun ...
+train.py`, `srun python train.py`), it becomes `run`; otherwise it is a bash script on every node.
+Everything that is not taken over is reported.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _WARN_S: Final = 60  # Slurm's default of --signal
 
 
 class FromSbatch(msgspec.Struct, frozen=True):
-    """Keys of a job file, and what to tell the user, a sentence each."""
+    """Keys of a job file, and notes for the user, one sentence each."""
 
     mapping: dict[str, object]
     notes: tuple[str, ...]

@@ -71,7 +71,7 @@ _MATTERS: Final = frozenset(
         "--cpus-per-task",
     }
 ) | {_TASKS_PER_NODE}
-# What torchrun is told of the gang, which Muster tells it.
+# Options about the gang, which Muster sets.
 _OF_THE_GANG: Final = re.compile(r"--(nnodes|node-rank|local-addr|rdzv-.*|master-.*)")
 _RANKS_PER_NODE: Final = "--nproc-per-node"
 _ONE_PER_GPU: Final = ("gpu", "auto")

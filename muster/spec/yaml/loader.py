@@ -33,7 +33,8 @@ TOO_MANY: Final = (f"holds more than {MAX_VALUES} values", "a job is short; ship
 
 
 class Document(msgspec.Struct, frozen=True):
-    """What was read: the tree, the line of each field path, and mistakes that did not stop us.
+    """A parsed document: the tree, the line of each field path, and mistakes that did not stop
+    parsing.
 
     `options` are the field paths that the command line set, each with its option.
     """

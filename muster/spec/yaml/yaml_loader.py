@@ -1,6 +1,6 @@
-"""YAML as the spec takes it: its structure and none of its typing. `scalars.read_yaml` is the door.
+"""YAML's structure without its types. Use `loader.read_yaml` from outside.
 
-A module of its own, so that who reads no YAML does not load its parser.
+A separate module, so that programs that read no YAML do not load the parser.
 """
 
 from __future__ import annotations
