@@ -46,6 +46,8 @@ _log = structlog.get_logger("muster.coordinator")
 
 def main(argv: Sequence[str] | None = None) -> int:
     prepare_process_env()
+    # The journal, its backups and logs have secrets of jobs, also while they are written.
+    os.umask(0o077)
     arguments = _parse(sys.argv[1:] if argv is None else list(argv))
     verb = arguments.verb
     try:

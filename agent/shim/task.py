@@ -270,13 +270,14 @@ class Task(PreparationListener, ProgramListener):
     # --- the run --------------------------------------------------------------------------------
 
     def _started(self) -> None:
-        if self.status.phase is Phase.PREPARED:
+        # A launcher that lies may report this before its start.
+        if self.status.phase is Phase.PREPARED and self._start_seen:
             self.status.started_at = now()
             self._phase(Phase.RUNNING)
 
     def _give_files(self, message: dict[str, object]) -> None:
         gate = self._preparation.gate if self._preparation else None
-        if gate is None:
+        if gate is None or not self._start_seen:
             return
         fds: tuple[int, ...] = ()
         asked = self.ranks.asked(message)
@@ -379,7 +380,7 @@ class Task(PreparationListener, ProgramListener):
 
     def _stop_late(self, pid: object) -> None:
         """Stop a rank that starts during the stop: torchrun starts ranks one by one."""
-        if self._stopped_with is not None and pid in self.ranks.pids():
+        if self._stopped_with is not None and type(pid) is int and pid in self.ranks.pids():
             self._ending.signal([pid], self._stopped_with)
 
     def _warn(self, command: Signal) -> None:

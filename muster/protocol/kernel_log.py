@@ -1,6 +1,6 @@
 """Reads lines of a kernel's log that tell of a failure: a process that it killed for memory, an
 error of NVIDIA's driver. What either means is for the reader to say: the agent, which follows the
-log (agent/hardware), and the coordinator, which gets a rank's own lines with its end.
+log (agent/monitors/hardware), and the coordinator, which gets a rank's own lines with its end.
 
 Users choose names that the kernel writes: of processes, which may begin a line (15 characters), of
 files and cgroups. So a line counts from its beginning, and a name ends at the last bracket.

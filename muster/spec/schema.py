@@ -84,7 +84,7 @@ def _parts(schema: Schema) -> dict[str, Schema] | None:
 
 
 def _described(properties: dict[str, Schema], section: str = "") -> dict[str, Schema]:
-    """With what `keys` says of each, in the place of what says it of a part of it."""
+    """Add the descriptions of `key_docs`, which replace those of a part."""
     made: dict[str, Schema] = {}
     for name, schema in properties.items():
         path = f"{section}{name}"

@@ -95,7 +95,7 @@ def _text(job: Job | None, fact: f.Durable) -> str:
             | f.GraceShortened()
             | f.TrafficJudged()
             | f.HangJudged()
-            | f.HangOver()
+            | f.HangCleared()
             | f.IdleJudged()
             | f.IdleOver()
             | f.AttemptClosed()
@@ -135,7 +135,7 @@ def _attempt_text(
     | f.GraceShortened
     | f.TrafficJudged
     | f.HangJudged
-    | f.HangOver
+    | f.HangCleared
     | f.IdleJudged
     | f.IdleOver
     | f.AttemptClosed,
@@ -160,7 +160,7 @@ def _attempt_text(
             return proof.text
         case f.HangJudged(_, _, verdict):
             return verdict.text
-        case f.HangOver():
+        case f.HangCleared():
             return "it moves again"
         case f.IdleJudged(_, _, text):
             return text

@@ -3,7 +3,7 @@
 The id of an event is its place in the journal, so a reader that was cut off goes on behind the last
 one it saw, also at another life of the coordinator; and when it was, so that a reader of a journal
 that was replaced by a backup is told. Every reader reads the journal at its own pace: nothing is
-kept for it. `OpenRequests` cuts a stream whose token is good no longer.
+kept for it. `StreamRevocation` cuts a stream whose token is good no longer.
 """
 
 import re

@@ -20,6 +20,7 @@ from orchestrator.journal.loss import (
     last_with_logs,
     refuse_loss,
     remove_leftovers,
+    size,
 )
 from orchestrator.journal.mark import unmark
 from orchestrator.journal.reader_pool import frozen, read_only
@@ -109,6 +110,13 @@ def examined_copy(copy: Path) -> Iterator[Examined]:
     try:
         if not copy.is_file():
             raise JournalError(f"{copy}: there is no such file")
+        log = copy.with_name(f"{copy.name}-wal")
+        if size(log):
+            raise JournalError(
+                f"{copy} is a journal with a log beside it, and no backup: {log} has what was "
+                f"committed last. Take it in first: sqlite3 {copy} "
+                "'PRAGMA wal_checkpoint(TRUNCATE)'; or move it away to go without"
+            )
         with contextlib.closing(frozen(copy)) as database:
             found = _examine(database, copy)
             if found is None:

@@ -67,7 +67,7 @@ class JournalWriter:
         return await future
 
     async def events(self, *, job: int | None, after_seq: int, limit: int) -> list[Recorded]:
-        """As `journal.sqlite.events`, beside the writer."""
+        """As `orchestrator.journal.journal.events`, beside the writer."""
         return await asyncio.to_thread(events, self.path, job=job, after_seq=after_seq, limit=limit)
 
     async def read(self, look: Callable[[sqlite3.Connection], _T]) -> _T:

@@ -156,7 +156,7 @@ class WebhookSender:
         return ""
 
     async def _once(self, http: aiohttp.ClientSession, url: str, place: _Place) -> None:
-        """Raises NotToldError and RefusedError."""
+        """Raises DeliveryError and RefusedError."""
         name, number, hook = place
         state = await self._coordinator.settled()
         job = state.jobs[name]

@@ -43,7 +43,7 @@ class Stuck:
     def _turned(self, state: State, facts: list[f.Fact]) -> None:
         for fact in facts:
             match fact:
-                case f.SurvivorsSeen(node, _, pids) if pids:
+                case f.SurvivorsReported(node, _, pids) if pids:
                     self._resumed.discard(node)
                 case sf.NodeResumed(node):
                     self._resumed.add(node)

@@ -25,7 +25,7 @@ from tests.storm.rogue import Rogue, Rogues
 Undo = Callable[[], None]
 Until = Callable[[float, str, Undo], None]
 
-LIES: Final = ("endless", "pids", "garbage", "huge", "silent", "twice", "ghosts")
+LIES: Final = ("endless", "pids", "garbage", "huge", "silent", "twice", "early", "ghosts")
 SUBMITS: Final = 40
 START_S: Final = 3.0
 STREAMS: Final = 2000

@@ -167,6 +167,15 @@ def twice(liar: Liar) -> None:
     liar.note("said")
 
 
+def early(liar: Liar) -> None:
+    """Runs before it was started, with a rank of its own."""
+    liar.say({"t": "hello", "versions": {}})
+    liar.say({"t": "running"})
+    liar.say({"t": "open", "rank": 0, "local_rank": 0})
+    liar.say({"t": "rank", "rank": 0, "pid": float(os.getpid())})
+    liar.note("said")
+
+
 def ghosts(liar: Liar) -> None:
     """Ends of ranks that there never were."""
     liar.begin()
@@ -190,7 +199,7 @@ def thief(liar: Liar) -> None:
 
 
 LIES: dict[str, Callable[[Liar], None]] = {
-    lie.__name__: lie for lie in (endless, pids, garbage, huge, silent, twice, ghosts, thief)
+    lie.__name__: lie for lie in (endless, pids, garbage, huge, silent, twice, early, ghosts, thief)
 }
 
 

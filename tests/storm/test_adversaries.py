@@ -178,7 +178,9 @@ def scene(ground: Scene) -> Iterator[Scene]:
 # --- jobs that lie to their shim ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["endless", "garbage", "huge", "silent", "twice", "ghosts"])
+@pytest.mark.parametrize(
+    "kind", ["endless", "garbage", "huge", "silent", "twice", "early", "ghosts"]
+)
 def test_a_launcher_that_lies_harms_its_own_job_alone(scene: Scene, kind: str) -> None:
     with scene.watched():
         job, folder = scene.lie(kind)

@@ -1,4 +1,4 @@
-"""docs/job-file-keys.md, made from the schema and what `keys` says of it:
+"""Generator of docs/job-file-keys.md from the schema and `muster.spec.key_docs`:
 `python -m tools.docs.job_file_keys > docs/job-file-keys.md`."""
 
 from __future__ import annotations

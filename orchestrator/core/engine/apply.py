@@ -55,13 +55,13 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         case (
             f.NodeHeard()
             | f.NodeConnected()
-            | f.NameClaimed()
+            | f.DuplicateNameSeen()
             | f.NodeSynced()
             | f.FailureSuspected()
-            | f.PortsSeen()
-            | f.PeersSeen()
-            | f.DisksSeen()
-            | f.SurvivorsSeen()
+            | f.PortsReported()
+            | f.PeersReported()
+            | f.DisksReported()
+            | f.SurvivorsReported()
             | f.NodeDisconnected()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()
@@ -104,7 +104,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             apply_notice(state, fact, at)
         case f.JobHeld() | f.JobReleased() | f.JobChanged():
             apply_change(state, fact, at)
-        case f.JudgementPut() | f.BrakeSet() | f.BrakeReleased():
+        case f.LivenessPaused() | f.MassOutageDeclared() | f.MassOutageCleared():
             apply_judgement(state, fact)
         case f.JobForgotten(number):
             forget(state, number)

@@ -60,20 +60,20 @@ def apply_link(state: State, fact: f.OfLink) -> None:
             # The agent reports them again on each connection.
             node.survivors.clear()
             state.sessions[session] = name
-        case f.PortsSeen(_, ports):
+        case f.PortsReported(_, ports):
             node.ports = ports
-        case f.DisksSeen(_, disks):
+        case f.DisksReported(_, disks):
             node.disks = disks
-        case f.SurvivorsSeen(_, name, pids):
+        case f.SurvivorsReported(_, name, pids):
             if pids:
                 node.survivors[name] = pids
             else:
                 node.survivors.pop(name, None)
-        case f.PeersSeen(_, name, silent):
+        case f.PeersReported(_, name, silent):
             task = state.task(name)
             if task is not None:
                 task.silent = silent
-        case f.NameClaimed(_, peer, claimed_at):
+        case f.DuplicateNameSeen(_, peer, claimed_at):
             node.claimed = (peer, claimed_at)
         case f.NodeSynced():
             pass
@@ -100,11 +100,11 @@ def apply_link(state: State, fact: f.OfLink) -> None:
 
 def apply_judgement(state: State, fact: f.OfJudgement) -> None:
     match fact:
-        case f.JudgementPut(until):
+        case f.LivenessPaused(until):
             state.judged_from = until
-        case f.BrakeSet():
+        case f.MassOutageDeclared():
             state.brake = MassOutage(fact.at, fact.lasts_s, fact.gone, fact.of)
-        case f.BrakeReleased(until):
+        case f.MassOutageCleared(until):
             state.judged_from, state.brake = until, None
         case _:
             assert_never(fact)

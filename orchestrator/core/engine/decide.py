@@ -191,7 +191,7 @@ def _hello(
     refused = refuse(state, hello, peer, VERSION, foreign)
     if refused is not None:
         claimed = refused.code in NAME_CODES and not refused.soon
-        facts: list[f.Fact] = [f.NameClaimed(hello.node, peer, now.mono)] if claimed else []
+        facts: list[f.Fact] = [f.DuplicateNameSeen(hello.node, peer, now.mono)] if claimed else []
         return Decision(facts, [a.RefuseSession(session, refused)])
     node = state.nodes.get(hello.node)
     decision = Decision()
@@ -315,14 +315,14 @@ def _report(
 
 def _ports_seen(state: State, name: NodeName, ports: tuple[PortHealth, ...] | None) -> list[f.Fact]:
     known = state.nodes[name].ports if name in state.nodes else ()
-    return [] if ports is None or ports == known else [f.PortsSeen(name, ports)]
+    return [] if ports is None or ports == known else [f.PortsReported(name, ports)]
 
 
 def _disks_seen(state: State, name: NodeName, disks: tuple[DiskHealth, ...] | None) -> list[f.Fact]:
     known = state.nodes[name].disks if name in state.nodes else ()
     if disks is None or disks == known:
         return []
-    return [f.DisksSeen(name, tuple(disk for disk in disks[:_DISKS_MAX] if sound(disk)))]
+    return [f.DisksReported(name, tuple(disk for disk in disks[:_DISKS_MAX] if sound(disk)))]
 
 
 def _changed(
@@ -351,7 +351,7 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     job = state.jobs[task.job]
     attempt = job.attempts[task.attempt - 1]
     if report.silent != task.silent:
-        peers: list[f.Fact] = [f.PeersSeen(task.node, task.id, report.silent[:_SILENT_MAX])]
+        peers: list[f.Fact] = [f.PeersReported(task.node, task.id, report.silent[:_SILENT_MAX])]
         return [*peers, *_take_report(state, task, replace(report, silent=task.silent), now)]
     measured, by_tcp = traffic.traffic_facts(job, attempt, task, report.traffic)
     seen = checkpoint_facts(attempt, task, report.checkpoint)

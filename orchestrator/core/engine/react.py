@@ -77,14 +77,14 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             | f.NodeRegistered()
             | f.TaskUnreachable()
             | f.TaskReachable()
-            | f.NameClaimed()
-            | f.PortsSeen()
-            | f.DisksSeen()
-            | f.SurvivorsSeen()
+            | f.DuplicateNameSeen()
+            | f.PortsReported()
+            | f.DisksReported()
+            | f.SurvivorsReported()
             | f.TrafficMeasured()
             | f.LeaseExtended()
-            | f.JudgementPut()
-            | f.BrakeSet()
+            | f.LivenessPaused()
+            | f.MassOutageDeclared()
             | f.SpaceChanged()
             | f.JobSubmitted()
             | f.JobHeld()
@@ -146,7 +146,7 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             told: list[f.Fact] = [f.TaskUnreachable(t.job, t.attempt, t.rank) for t in cut]
             told += apply_peer_reports(state, name, now, limits)
             return Decision(told, silent_timer(state, state.nodes[name], now, limits))
-        case f.PeersSeen(_, task, _):
+        case f.PeersReported(_, task, _):
             return Decision(on_peers_unreachable(state, task, now, limits))
         case f.NodeConnected(name):
             return Decision(released(state, now, limits), word_timer(state, name))
@@ -155,7 +155,7 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             return Decision(released(state, now, limits))
         case f.TaskCheckpointed():
             return Decision(leaves_after_checkpoint(state, fact))
-        case f.BrakeReleased():
+        case f.MassOutageCleared():
             return Decision([], timers_of_the_silent(state))
         case f.RetryScheduled(job_id, _, delay_s, _):
             timer = a.Timer(a.TimerKind.RETRY, job=job_id)

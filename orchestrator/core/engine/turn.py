@@ -60,7 +60,7 @@ def _apply_with_reactions(
     pending = deque(facts)
     while pending:
         fact = pending.popleft()
-        if isinstance(fact, AttemptStarted | StopRequested) and _has_ended(state, fact):
+        if isinstance(fact, AttemptStarted | StopRequested) and _is_void(state, fact):
             continue
         apply(state, fact, now.wall)
         done.facts.append(fact)
@@ -77,11 +77,14 @@ def _apply_with_reactions(
         done.effects += followed.effects
 
 
-def _has_ended(state: State, fact: AttemptStarted | StopRequested) -> bool:
-    """Whether the attempt is stopping or closed already, so that the fact is void.
+def _is_void(state: State, fact: AttemptStarted | StopRequested) -> bool:
+    """Whether the attempt is past the fact already: started twice, stopping, or closed.
 
     A gang that becomes ready and loses its node in the same turn does not start. If an attempt gets
-    two causes in one turn, the first one counts.
+    two causes in one turn, the first one counts. A node of a gang of one may report a start
+    together with being ready, and both start the attempt.
     """
     phase = state.jobs[fact.job].attempts[fact.attempt - 1].phase
+    if phase is AttemptPhase.RUNNING and isinstance(fact, AttemptStarted):
+        return True
     return phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)

@@ -398,25 +398,25 @@ class JobForgotten(_Fact, frozen=True):
 
 
 NodeConnected = of_link.NodeConnected
-NameClaimed = of_link.DuplicateNameSeen
+DuplicateNameSeen = of_link.DuplicateNameSeen
 NodeSynced = of_link.NodeSynced
 FailureSuspected = of_link.FailureSuspected
 NodeHeard = of_link.NodeHeard
-PortsSeen = of_link.PortsReported
-PeersSeen = of_link.PeersReported
-DisksSeen = of_link.DisksReported
-SurvivorsSeen = of_link.SurvivorsReported
+PortsReported = of_link.PortsReported
+PeersReported = of_link.PeersReported
+DisksReported = of_link.DisksReported
+SurvivorsReported = of_link.SurvivorsReported
 NodeDisconnected = of_link.NodeDisconnected
 LeaseExtended = of_link.LeaseExtended
 NodeLeaseExpired = of_link.NodeLeaseExpired
-JudgementPut = of_link.LivenessPaused
-BrakeSet = of_link.MassOutageDeclared
-BrakeReleased = of_link.MassOutageCleared
+LivenessPaused = of_link.LivenessPaused
+MassOutageDeclared = of_link.MassOutageDeclared
+MassOutageCleared = of_link.MassOutageCleared
 OfLink = of_link.OfLink
 OfJudgement = of_link.OfJudgement
 
 HangJudged = of_hang.HangJudged
-HangOver = of_hang.HangCleared
+HangCleared = of_hang.HangCleared
 Looking = of_hang.Looking
 IdleJudged = of_idle.IdleJudged
 IdleOver = of_idle.IdleOver
@@ -467,7 +467,7 @@ Durable = (
     | TrafficJudged
     | TaskCheckpointed
     | HangJudged
-    | HangOver
+    | HangCleared
     | IdleJudged
     | IdleOver
     | HardwareNoted

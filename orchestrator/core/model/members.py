@@ -6,6 +6,7 @@ from muster.protocol.control_channel import Prepared
 from muster.protocol.ids import TaskId, parse_task_id
 from muster.protocol.log_channel import STREAMS_PER_TASK_MAX, streams_max
 from muster.spec.model import Seat, ranks_on_node
+from muster.spec.roles import MAX_NPROC
 from orchestrator.core.model.state import Attempt, State, Task
 
 
@@ -19,8 +20,12 @@ def seat(task: Task) -> Seat:
 
 
 def gpus_of(task: Task) -> int:
-    """The number of GPUs given to the task, else of all GPUs of its node."""
-    return len(task.gpus) or require_prepared(task).gpus
+    """The number of GPUs given to the task, else of all GPUs of its node.
+
+    The number is the agent's and sizes loops, so that it is bounded here as well: a journal may
+    hold one from before admission refused it.
+    """
+    return len(task.gpus) or min(max(require_prepared(task).gpus, 0), MAX_NPROC)
 
 
 def streams_of(state: State, name: TaskId) -> int:

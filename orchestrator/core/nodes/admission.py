@@ -12,6 +12,7 @@ from muster.protocol.instant import Instant
 from muster.protocol.interfaces import problem
 from muster.protocol.states import TaskState
 from muster.protocol.text import count
+from muster.spec.roles import MAX_NPROC
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Node, State, Task
 from orchestrator.core.model.task import OVER
@@ -52,6 +53,12 @@ def refuse(
         check_address(hello.inventory.address)
     except BadHost as error:
         return Refused("bad_address", f"{error}; set `address` in the agent's configuration")
+    if not 0 <= hello.inventory.gpus <= MAX_NPROC:
+        return Refused(
+            "bad_gpus",
+            f"{hello.node} reports a number of GPUs that no node has (0 to {MAX_NPROC}); set "
+            "`gpus` in the agent's configuration",
+        )
     unknown = gpu_problem(hello.inventory.devices)
     if unknown is not None:
         return Refused("bad_gpus", f"{hello.node} reports GPUs that no job can be given: {unknown}")

@@ -47,7 +47,7 @@ def node_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits)
     if now.mono > due + limits.heartbeat_s:
         # Only a process that was not running is so late.
         until = now.mono + limits.silence_s
-        return Decision([f.JudgementPut(until)], [a.SetTimer(timer, until)])
+        return Decision([f.LivenessPaused(until)], [a.SetTimer(timer, until)])
     if node.link is LinkState.CONNECTED and node.session is not None:
         why = f"nothing heard for {limits.silence_s:g} s"
         return Decision(
@@ -74,7 +74,7 @@ def released(state: State, now: Instant, limits: Limits) -> list[f.Fact]:
     away = [node for node in state.nodes.values() if node.link is LinkState.SUSPECT]
     if len(away) > MANY * (len(away) + _connected(state)):
         return []
-    return [f.BrakeReleased(now.mono + limits.silence_s)]
+    return [f.MassOutageCleared(now.mono + limits.silence_s)]
 
 
 def timers_of_the_silent(state: State) -> list[a.Effect]:
@@ -111,7 +111,7 @@ def _lost(state: State, node: Node, now: Instant, limits: Limits) -> Decision:
     gone = _fell_silent_together(state, node, limits)
     if state.brake is None and gone is not None and limits.brake_s > 0:
         until = now.mono + limits.brake_s
-        brake = f.BrakeSet(now.mono, limits.brake_s, *gone)
+        brake = f.MassOutageDeclared(now.mono, limits.brake_s, *gone)
         return Decision([brake], [a.SetTimer(timer, until)])
     tasks = tasks_on(state, node.name)
     lost = [task for task in tasks if gone_at(state, node, task, limits) <= now.mono + ROUNDING_S]

@@ -48,7 +48,7 @@ def survivor_facts(node: Node | None, name: NodeName, report: TaskReport) -> lis
         return []
     if report.survivors and len(known) >= TASKS_KEPT:
         return []
-    return [f.SurvivorsSeen(name, report.task, report.survivors)]
+    return [f.SurvivorsReported(name, report.task, report.survivors)]
 
 
 def declare_task_lost(task: Task, report: TaskReport) -> list[f.Fact]:

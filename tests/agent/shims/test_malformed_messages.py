@@ -143,7 +143,9 @@ def begin(rank):
 first = begin(0)
 while os.pread(62, 1, 0) != b"1":
     time.sleep(0.01)
-for rank, process in enumerate([first, begin(1)]):
+second = begin(1)
+tell(t="rank", rank=1, pid=float(second.pid))
+for rank, process in enumerate([first, second]):
     tell(t="exit", rank=rank, signal=-process.wait())
 """
 
@@ -194,6 +196,34 @@ signal.pause()
         assert "more ranks than the job has" in (status.complaint or "")
         await task.send(ShimKill())
         await task.ended()
+
+    any_stage.play(story)
+
+
+EARLY = """#!{python}
+import json, signal, socket
+channel = socket.socket(fileno=60)
+for message in {messages}:
+    channel.send(json.dumps(message).encode())
+channel.recv(65536)
+signal.pause()
+"""
+
+
+def test_a_launcher_does_not_run_before_it_is_started(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        script = Path(node.state_dir) / "early"
+        open_one = {"t": "open", "rank": 0, "local_rank": 0}
+        messages = [{"t": "hello", "versions": VERSIONS}, {"t": "running"}, open_one]
+        script.write_text(EARLY.format(python=PYTHON, messages=messages))
+        script.chmod(0o755)
+        task = await node.task()
+        status = await task.prepared(launcher="torchrun", python=str(script))
+        assert status.phase is ShimPhase.PREPARED
+        await task.send(ShimKill())
+        status = await task.ended()
+        assert status.running_s is None
+        assert not status.ranks
 
     any_stage.play(story)
 

@@ -264,6 +264,13 @@ def test_what_is_no_backup_is_not_restored(
         pass
 
 
+def test_a_journal_with_its_log_beside_it_is_no_backup(tmp_path: Path) -> None:
+    back_up(made(tmp_path), tmp_path / "copy")
+    (tmp_path / "copy-wal").write_bytes(b"what was committed last")
+    with pytest.raises(JournalError, match="wal_checkpoint"), examined_copy(tmp_path / "copy"):
+        pass
+
+
 def test_a_backup_of_a_newer_muster_is_not_restored(tmp_path: Path) -> None:
     back_up(made(tmp_path), tmp_path / "copy")
     with sqlite3.connect(tmp_path / "copy") as database:

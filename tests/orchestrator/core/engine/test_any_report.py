@@ -18,7 +18,8 @@ from muster.protocol.control_channel import (
 from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.hosts_file import check_address, check_name
 from muster.protocol.ids import NodeName, SessionId, TaskId
-from muster.protocol.states import TaskState
+from muster.protocol.states import JobState, TaskState
+from muster.spec.model import Launcher
 from orchestrator.core.engine.turn import Turn
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
@@ -98,6 +99,25 @@ def test_a_node_that_says_it_has_started_beside_one_that_never_was_ready() -> No
     cluster = made("prepared")
     cluster.report(task(1, 1, 1), TaskState.CLEANED)
     cluster.report(task(1, 1, 0), TaskState.STARTED)
+    look(cluster)
+
+
+def test_a_gang_of_one_that_is_ready_and_has_started_at_once_starts_once() -> None:
+    cluster = Cluster()
+    cluster.join("n0")
+    cluster.submit(spec(nodes=1))
+    cluster.report(task(1, 1, 0), TaskState.STARTED, prepared=prepared())
+    assert cluster.shown(1) is JobState.RUNNING
+    look(cluster)
+
+
+@pytest.mark.parametrize("gpus", [10**9, 10**400, -(10**9)])
+def test_a_number_of_gpus_that_no_node_has_sizes_nothing(gpus: int) -> None:
+    cluster = Cluster()
+    cluster.join("n0")
+    cluster.submit(spec(nodes=1, launcher=Launcher.PROCESSES))
+    absurd = msgspec.structs.replace(prepared(), gpus=gpus)
+    cluster.report(task(1, 1, 0), TaskState.STARTED, prepared=absurd)
     look(cluster)
 
 

@@ -155,7 +155,7 @@ def test_it_is_over_when_it_moves() -> None:
     hang(cluster, idle(0), idle(1))
     says(cluster, 1, active(1))
     assert cluster.job(1).attempts[0].hang is None
-    assert any(isinstance(fact, f.HangOver) for fact in cluster.facts)
+    assert any(isinstance(fact, f.HangCleared) for fact in cluster.facts)
 
 
 def test_who_is_to_be_looked_at_in_a_hair_is_not_looked_for_at_this_very_moment() -> None:

@@ -142,6 +142,16 @@ def test_an_agent_whose_names_would_spoil_a_hosts_file_is_refused(
     assert not cluster.state.nodes
 
 
+@pytest.mark.parametrize("gpus", [-1, 1025, 10**400])
+def test_an_agent_with_a_number_of_gpus_that_no_node_has_is_refused(gpus: int) -> None:
+    cluster = Cluster()
+    inventory = msgspec.structs.replace(INVENTORY, gpus=gpus)
+    hello = Hello(NodeName("n0"), "id", "boot", "0.1.0", inventory)
+    turn = cluster.turn(s.HelloReceived(SessionId(77), hello, "10.9.9.9"))
+    (refused,) = [x for x in turn.effects if isinstance(x, a.RefuseSession)]
+    assert refused.refused.code == "bad_gpus"
+
+
 def test_a_host_name_that_is_merely_odd_is_no_reason_to_refuse() -> None:
     cluster = Cluster()
     cluster.join("n0", hostname="My_Machine.LOCAL")
