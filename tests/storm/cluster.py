@@ -93,12 +93,14 @@ class StormCluster(NamespaceCluster):
 
 
 def _no_files(folder: str, names: list[str]) -> set[str]:
-    """What nobody reads afterwards: sockets, pipes, and the room that a journal keeps."""
+    """Sockets, pipes, the room that a journal keeps, and files with holes larger than the disk: a
+    copy would write the holes."""
     return {
         name
         for name in names
         if name.endswith(".reserve")
         or not ((path := Path(folder, name)).is_symlink() or path.is_file() or path.is_dir())
+        or path.lstat().st_size > DISK_BYTES
     }
 
 

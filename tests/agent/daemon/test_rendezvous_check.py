@@ -188,8 +188,8 @@ def test_an_address_that_this_node_has_no_more(port: int) -> None:
 
 NAMESPACE = """
 import asyncio, subprocess, sys
-from agent.gang.rendezvous_check import Meetings
-from muster.protocol.control_channel import Meeting
+from agent.gang.rendezvous_check import RendezvousChecks
+from muster.protocol.control_channel import RendezvousCheck
 def ip(*words): subprocess.run(["ip", *words], check=True)
 ip("link", "set", "lo", "up")
 ip("link", "add", "eth0", "type", "veth", "peer", "name", "far")
@@ -197,8 +197,8 @@ ip("link", "set", "far", "up")
 ip("link", "set", "eth0", "up")
 ip("addr", "add", "10.7.0.1/24", "dev", "eth0")
 ip("route", "add", *sys.argv[2:]) if sys.argv[2:] else None
-plan = Meeting("7.1.0", "gpu-1", sys.argv[1], 20000, "10.7.0.1", 0.3)
-print(asyncio.run(Meetings().prove("7.1.1", plan)).text)
+plan = RendezvousCheck("7.1.0", "gpu-1", sys.argv[1], 20000, "10.7.0.1", 0.3)
+print(asyncio.run(RendezvousChecks().prove("7.1.1", plan)).text)
 """
 
 

@@ -49,7 +49,7 @@ def about(
     age_s: float = 0.0,
 ) -> list[str]:
     now = time.monotonic() - age_s
-    monkeypatch.setattr(os, "update", Records(*((now, line) for line in lines)))
+    monkeypatch.setattr(os, "read", Records(*((now, line) for line in lines)))
     found = log.about(pid, said)
     monkeypatch.undo()
     return found.splitlines()

@@ -47,7 +47,7 @@ def test_they_are_named_and_ended(
         assert f"process {found[0].pid} (python" in problem.what
         assert str(marked[-1]) in problem.fix
 
-        monkeypatch.setattr("agent.daemon.remains", lambda: found)
+        monkeypatch.setattr("agent.daemon.leftover_processes", lambda: found)
         shared = AgentConfig(node="n1", shared_host=True)
         await asyncio.to_thread(_end_remains, shared)
         assert sorted(carriers(task)) == marked

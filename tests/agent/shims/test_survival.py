@@ -39,10 +39,10 @@ import asyncio, sys
 from pathlib import Path
 from agent.shims.connection import connect
 from agent.core.shim_protocol import ShimPhase, ShimPrepare, ShimStart
-from agent.shims.forked import Template
+from agent.shims.forked import ForkServer
 
 async def main(folder):
-    template = Template()
+    template = ForkServer()
     await template.spawn(folder)
 
     def heard(status):

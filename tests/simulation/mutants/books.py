@@ -90,7 +90,7 @@ def _cause_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
         return [f.StopRequested(task.job, task.attempt, cause), *found]
 
     monkeypatch.setattr(decide, "_take_report", take)
-    monkeypatch.setattr(turns, "_has_ended", lambda *_: False)
+    monkeypatch.setattr(turns, "_is_void", lambda *_: False)
 
 
 def _cancel_forgotten(job: Job, attempt: Attempt, *, spare: bool) -> f.JobEnded | f.RetryScheduled:

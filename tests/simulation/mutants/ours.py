@@ -139,7 +139,7 @@ MUTANTS = (
         "one that has left its gang may end it well, twice",
         _both(
             _wrap(react, "task_moved", _judges_who_left),
-            _put(turn, "_has_ended", lambda *_: False),
+            _put(turn, "_is_void", lambda *_: False),
         ),
         ("raised: InvalidTransition",),
         seed=355,
