@@ -30,7 +30,7 @@ def verb(process: CoordinatorProcess, *words: str) -> tuple[int, str]:
     with (
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(said),
-        mock.patch("orchestrator.__main__.prepare_surroundings"),
+        mock.patch("orchestrator.__main__.prepare_process_env"),
     ):
         config = ["--config", str(process.config)]
         code = main([*words, *config])
