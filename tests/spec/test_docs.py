@@ -1,4 +1,4 @@
-"""The examples of docs/job-file.md are true."""
+"""The examples of docs/reference/job-file.md are true."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from muster.spec.parse import parse_job
 
-PAGE = (Path(__file__).parents[2] / "docs" / "job-file.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/reference/job-file.md").read_text()
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 
 
