@@ -24,17 +24,17 @@ from orchestrator.journal.mark import Marked, Note
 from orchestrator.journal.reader_pool import frozen, read_only
 from orchestrator.journal.wal import Log, examine_log
 
-# Of a restore that was killed.
+# Left by a restore that was killed.
 RESTORED: Final = "restored"
 SALVAGED: Final = "salvaged"
-# The log is begun anew after a checkpoint, and its salt goes up by one each time.
+# Each checkpoint restarts the log and increments its salt.
 _SALTS_AHEAD: Final = 1 << 16
 _DATABASE_NAME: Final = "SELECT value FROM meta WHERE name = 'database'"
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What a database says of itself; `seq` is its last record. `blank`: it has no tables."""
+    """Identity of a database. `seq` is its last record; `blank` means that it has no tables."""
 
     name: str = ""
     epoch: int = 0
@@ -43,11 +43,11 @@ class _View:
 
 
 def refuse_loss(path: Path, logs: Path | None = None, *, at_rest: bool = True) -> str:
-    """Never start empty, or with less than there was, without a word. Returns a sentence where the
-    last transaction was cut off, "" else. Raises JournalError.
+    """Refuse to start with an empty or shorter journal than there was. Returns a sentence if the
+    last transaction was cut off, else "". Raises JournalError.
 
-    `at_rest`: nobody else has the journal at `path` open, so that its log can be looked at. `logs`
-    is as in `last_with_logs`.
+    `at_rest` means that no other process has the journal at `path` open, so that its log can be
+    read. `logs` is as in `last_with_logs`.
     """
     log = path.with_name(f"{path.name}-wal")
     marked = Marked.read(path)
@@ -80,22 +80,22 @@ def refuse_loss(path: Path, logs: Path | None = None, *, at_rest: bool = True) -
 
 
 def last_with_logs(path: Path, logs: Path | None) -> int:
-    """The greatest number of a job that has output in the folder `logs` (None: in `logs` beside the
-    journal at `path`); 0: none has. Each job that was placed has, unless it wrote nothing. Raises
-    JournalError."""
+    """Return the greatest number of a job with output in `logs` (None: `logs` beside the journal at
+    `path`), or 0. Every placed job has output, unless it wrote nothing. Raises JournalError.
+    """
     folder = logs or path.parent / "logs"
     return max((int(name) for name in _names(folder) if name.isdecimal()), default=0)
 
 
 def remove_leftovers(state_dir: Path, journal: str) -> None:
-    """What a restore that was killed has left: it takes room. Raises OSError."""
+    """Remove the files that a killed restore left, because they use space. Raises OSError."""
     for what in (RESTORED, SALVAGED):
         for part in ("", "-journal"):
             (state_dir / f".{journal}.{what}{part}").unlink(missing_ok=True)
 
 
 def size(path: Path) -> int:
-    """Bytes of a file; 0 where there is none. Raises JournalError."""
+    """Return the size of a file in bytes; 0 if it does not exist. Raises JournalError."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -108,13 +108,13 @@ def size(path: Path) -> int:
 
 
 def database_name(path: Path) -> str:
-    """The name that the database file has without its log; "" where it has none yet."""
+    """Return the name stored in the database file without its log; "" if it has none yet."""
     view = _view(frozen(path))
     return "" if view is None else view.name
 
 
 def _refuse_traces(path: Path, logs: Path | None, more: list[Path]) -> None:
-    """There is no database; raises where anything shows that there was one."""
+    """Raise if there is no database but something shows that there was one."""
     had = [one for one in (path.with_name(mark.FILE_NAME), *more) if one.exists()]
     kept = (f"{path.name}.replaced-", f"{path.name}.layout-", f".{path.name}.{RESTORED}")
     names = sorted(_names(path.parent))
@@ -144,7 +144,9 @@ def _examined(log: Path) -> Log:
 def _refuse_stranger(
     path: Path, log: Path, marked: Marked | None, found: Log, logs: Path | None
 ) -> None:
-    """Database, log and mark are of one journal, and all that the mark knows of is there."""
+    """Raise unless database, log and mark belong to one journal and hold all that the mark
+    records.
+    """
     note = None if marked is None else marked.note
     alone = _view(frozen(path))
     whole = alone if found.salt is None else _view(read_only(path))
@@ -182,7 +184,9 @@ def _is_strange(note: Note, found: Log) -> bool:
 
 
 def _view(database: sqlite3.Connection) -> _View | None:
-    """None where it cannot be read: what is wrong with it is found by the checks of an opening."""
+    """Return the identity of a database. None if it is unreadable: the checks of opening report
+    why.
+    """
     try:
         with contextlib.closing(database):
             (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
