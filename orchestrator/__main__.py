@@ -27,8 +27,20 @@ from muster.daemon.tls import server_context
 from orchestrator.api.http.tokens import TokenStore
 from orchestrator.config import CoordinatorConfig, load, webhook_secret
 from orchestrator.core.engine.decide import VERSION
-from orchestrator.journal.backup import back_up, examined, examined_copy, restore, salvaged
-from orchestrator.journal.errors import CorruptJournalError, LostLogError, LostTailError
+from orchestrator.journal.backup import (
+    back_up,
+    examined,
+    examined_copy,
+    restore,
+    salvaged,
+    undo_interrupted_restore,
+)
+from orchestrator.journal.errors import (
+    CorruptJournalError,
+    HalfRestoredError,
+    LostLogError,
+    LostTailError,
+)
 from orchestrator.server import serve
 from orchestrator.shell.coordinator import replay
 
@@ -57,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if verb == BACKUP:
             return _back_up(config, arguments.file)
         if verb == RESTORE:
+            undo_interrupted_restore(config.state_dir)
             if not arguments.salvage:
                 return _restore(config, arguments.file)
             with salvaged(config.state_dir, config.job_logs_path, replay) as copy:
@@ -80,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"go on with what can be read, without what came after it, with `muster "
             f"restore{given} --salvage`, or "
             if isinstance(error, LostTailError)
+            else f"if it was a salvage, run `muster restore{given} --salvage` again, or "
+            if isinstance(error, HalfRestoredError)
             else ""
         )
         return _complain(

@@ -30,6 +30,10 @@ class LostLogError(LostTailError):
     written it into the database, so to go on without it is the last way out."""
 
 
+class HalfRestoredError(CorruptJournalError):
+    """A restore was killed between its renames. The next one undoes it first."""
+
+
 class JournalFullError(JournalError):
     """There is no room on its disk to open it."""
 

@@ -16,6 +16,7 @@ from orchestrator.journal import mark
 from orchestrator.journal.disk_reserve import FILE_NAME as RESERVE
 from orchestrator.journal.errors import (
     CorruptJournalError,
+    HalfRestoredError,
     JournalError,
     LostLogError,
     LostTailError,
@@ -27,6 +28,10 @@ from orchestrator.journal.wal import Log, examine_log
 # Of a restore that was killed.
 RESTORED: Final = "restored"
 SALVAGED: Final = "salvaged"
+# A journal with this word and a number in its name is put in place. What was there has the other
+# word and the same number.
+RESTORING: Final = "restoring"
+REPLACED: Final = "replaced"
 # The log is begun anew after a checkpoint, and its salt goes up by one each time.
 _SALTS_AHEAD: Final = 1 << 16
 _DATABASE_NAME: Final = "SELECT value FROM meta WHERE name = 'database'"
@@ -49,6 +54,12 @@ def refuse_loss(path: Path, logs: Path | None = None, *, at_rest: bool = True) -
     `at_rest`: nobody else has the journal at `path` open, so that its log can be looked at. `logs`
     is as in `last_with_logs`.
     """
+    half = half_restored(path)
+    if half is not None:
+        raise HalfRestoredError(
+            f"a restore of {path} was interrupted and left {half}; the next restore first puts "
+            "the old journal back, then does its own work"
+        )
     log = path.with_name(f"{path.name}-wal")
     marked = Marked.read(path)
     if size(path) == 0:
@@ -87,6 +98,14 @@ def last_with_logs(path: Path, logs: Path | None) -> int:
     return max((int(name) for name in _names(folder) if name.isdecimal()), default=0)
 
 
+def half_restored(path: Path) -> Path | None:
+    """The file that an interrupted restore was about to rename to `path`. Returns None if there
+    was none. Raises JournalError."""
+    start = f"{path.name}.{RESTORING}-"
+    found = (name for name in _names(path.parent) if name.startswith(start))
+    return next((path.with_name(name) for name in found), None)
+
+
 def remove_leftovers(state_dir: Path, journal: str) -> None:
     """What a restore that was killed has left: it takes room. Raises OSError."""
     for what in (RESTORED, SALVAGED):
@@ -116,7 +135,7 @@ def database_name(path: Path) -> str:
 def _refuse_traces(path: Path, logs: Path | None, more: list[Path]) -> None:
     """There is no database; raises where anything shows that there was one."""
     had = [one for one in (path.with_name(mark.FILE_NAME), *more) if one.exists()]
-    kept = (f"{path.name}.replaced-", f"{path.name}.layout-", f".{path.name}.{RESTORED}")
+    kept = (f"{path.name}.{REPLACED}-", f"{path.name}.layout-", f".{path.name}.{RESTORED}")
     names = sorted(_names(path.parent))
     had += [path.with_name(name) for name in names if name.startswith(kept) or name == RESERVE]
     if not had and last_with_logs(path, logs):
