@@ -169,11 +169,16 @@ def _restore(config: CoordinatorConfig, copy: Path) -> int:
     with examined_copy(copy) as found:
         state = replay(found)
     next_job = max(state.next_job, found.first_job)
-    aside = restore(config.state_dir, copy, next_job, config.job_logs_path)
+    replaced = restore(config.state_dir, copy, next_job, config.job_logs_path)
+    later = (
+        f"later jobs, up to number {replaced.last_job} at most, are unknown; "
+        if replaced.last_job >= next_job
+        else ""
+    )
     _say(
         RESTORE,
-        f"restored {len(state.jobs) + found.archived} jobs, the last is {next_job - 1}; the "
-        f"journal that was there is {aside}. Tasks that nodes have and this backup does not know "
+        f"restored {len(state.jobs) + found.archived} jobs, the last is {next_job - 1}; "
+        f"{later}the journal that was there is {replaced.journal}. Tasks that nodes have and this backup does not know "
         "are stopped when the coordinator starts",
     )
     return 0

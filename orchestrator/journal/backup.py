@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from muster.daemon.durable_files import give_to_owner, lock_directory, sync_directory, sync_file
 from muster.daemon.errors import DirectoryLockedError, FileError
@@ -15,6 +15,7 @@ from orchestrator.journal.archive import check_archive
 from orchestrator.journal.errors import CorruptJournalError, JournalError, LostTailError
 from orchestrator.journal.journal import last_seq, records, refuse_network
 from orchestrator.journal.loss import (
+    LAST_JOB,
     REPLACED,
     RESTORED,
     RESTORING,
@@ -25,7 +26,8 @@ from orchestrator.journal.loss import (
     remove_leftovers,
     size,
 )
-from orchestrator.journal.mark import FILE_NAME as MARK
+from orchestrator.journal.mark import CLOSED_NAME
+from orchestrator.journal.mark import FILE_NAME as OPEN_NAME
 from orchestrator.journal.reader_pool import frozen, read_only
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.schema import FILE_NAME, LAYOUT, check, upgrade
@@ -33,13 +35,6 @@ from orchestrator.journal.schema import FILE_NAME, LAYOUT, check, upgrade
 # Lives and jobs that the backup knows nothing of may have been: numbers are left out for them.
 _EPOCHS_LEFT_OUT: Final = 1_000_000
 _JOBS_LEFT_OUT: Final = 1000
-# Jobs that went to the archive are below `first_job`.
-_LAST_JOB: Final = """
-SELECT max(
-    coalesce((SELECT max(job) FROM fact), 0),
-    coalesce((SELECT value - 1 FROM meta WHERE name = 'first_job'), 0)
-)
-"""
 # The log first: a database that stays behind without it is noticed at the next start.
 _PARTS: Final = ("-shm", "-wal", "")
 
@@ -146,9 +141,16 @@ def _examine(database: sqlite3.Connection, path: Path) -> Examined | None:
     return Examined(records(database, path), archived, 0 if row is None else int(row[0]))
 
 
-def restore(state_dir: Path, copy: Path, next_job: int, logs: Path | None = None) -> Path:
-    """Put a backup that was examined in the place of the journal; returns what the old one is
-    called now.
+class Replaced(NamedTuple):
+    """The new name of the journal that was in place, and the last job that is known to have been
+    there or whose number was left out for one that may have been."""
+
+    journal: Path
+    last_job: int
+
+
+def restore(state_dir: Path, copy: Path, next_job: int, logs: Path | None = None) -> Replaced:
+    """Put a backup that was examined in the place of the journal.
 
     `next_job` follows the last job that the backup knows. Jobs and lives that came after it may
     have left traces on nodes, so that their numbers are not used again: the journal in place and
@@ -178,7 +180,7 @@ def restore(state_dir: Path, copy: Path, next_job: int, logs: Path | None = None
             with contextlib.suppress(FileError):
                 _undo(path)
             raise FileError(f"{copy} cannot be restored to {path}: {error}") from error
-    return aside
+    return Replaced(aside, last_job)
 
 
 def undo_interrupted_restore(state_dir: Path) -> None:
@@ -296,7 +298,7 @@ def _last(path: Path, logs: Path | None) -> tuple[int | None, int]:
         with contextlib.closing(_in_place(path)) as database:
             check(database, path)
             (epoch,) = database.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
-            (job,) = database.execute(_LAST_JOB).fetchone()
+            (job,) = database.execute(LAST_JOB).fetchone()
             return int(epoch) if complete else None, int(job)
     except (sqlite3.Error, JournalError, OSError, TypeError, ValueError):
         return None, 0
@@ -352,7 +354,8 @@ def _files(path: Path, number: int) -> Iterator[tuple[Path, Path]]:
     replaced = _replaced(path, number)
     for part in _PARTS:
         yield Path(f"{path}{part}"), Path(f"{replaced}{part}")
-    yield path.with_name(MARK), Path(f"{replaced}-mark")
+    yield path.with_name(OPEN_NAME), Path(f"{replaced}-open")
+    yield path.with_name(CLOSED_NAME), Path(f"{replaced}-closed")
 
 
 def _replaced(path: Path, number: int) -> Path:

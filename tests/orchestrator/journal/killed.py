@@ -39,7 +39,7 @@ class Moments:
             (os, ("rename", "replace", "unlink", "fsync")),
             (shutil, ("copyfile",)),
             (backup, ("sync_file", "sync_directory")),
-            (mark, ("sync_directory",)),
+            (mark, ("sync_file", "sync_directory")),
             (schema, ("sync_file", "sync_directory")),
             (durable_files, ("sync_file", "sync_directory")),
         ):

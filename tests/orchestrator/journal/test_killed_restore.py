@@ -1,7 +1,5 @@
 """A restore that was killed at any instant: the next one gives what the first would have given."""
 
-import contextlib
-import io
 import shutil
 from pathlib import Path
 from typing import Final
@@ -10,30 +8,15 @@ from unittest import mock
 import pytest
 
 from muster.daemon.errors import FileError
-from orchestrator.__main__ import main
 from orchestrator.journal import backup
 from orchestrator.journal.backup import back_up, examined, restore
 from orchestrator.journal.errors import HalfRestoredError, JournalError
 from orchestrator.journal.schema import FILE_NAME
+from tests.orchestrator.journal.commands import command
 from tests.orchestrator.journal.killed import FAR, killed_at
 from tests.orchestrator.journal.test_loss import COMMITS, LOG, all_of, contents, jobs, killed
 
 WORDS: Final = {"salvage": ["--salvage"], "backup": ["BACKUP"], "without a mark": ["BACKUP"]}
-
-
-def command(folder: Path, *words: str) -> tuple[int, str]:
-    """`muster restore WORDS` for the coordinator of `folder/state`; its code and its output."""
-    config = folder / "config.yaml"
-    config.write_text(f"state_dir: {folder}/state\ntokens_file: {folder}/tokens\n")
-    said = io.StringIO()
-    given = [str(folder / "backup") if word == "BACKUP" else word for word in words]
-    with (
-        contextlib.redirect_stdout(said),
-        contextlib.redirect_stderr(said),
-        mock.patch("orchestrator.__main__.prepare_process_env"),
-    ):
-        code = main([*given, "--config", str(config)])
-    return code, said.getvalue()
 
 
 @pytest.fixture(scope="module")
