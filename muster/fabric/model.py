@@ -1,11 +1,5 @@
-<<<<<<< HEAD
-"""The report of a probe of one node. docs/reference/probe.md explains each field,
-docs/reference/probe.schema.json is made
-of these types.
-=======
-"""Types of a node's probe. docs/probe.md explains each field; docs/probe.schema.json is generated
-from these types.
->>>>>>> prose1
+"""Types of a node's probe. docs/reference/probe.md explains each field;
+docs/reference/probe.schema.json is generated from these types.
 
 None means unknown; `unknown` then has the reason by field name.
 """

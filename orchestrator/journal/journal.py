@@ -24,7 +24,7 @@ from orchestrator.journal.errors import (
     JournalWriteError,
 )
 from orchestrator.journal.loss import database_name, refuse_loss, remove_leftovers
-from orchestrator.journal.mark import Mark, Note, unmark
+from orchestrator.journal.mark import Mark, Note, close_mark
 from orchestrator.journal.reader_pool import read_only
 from orchestrator.journal.records import COLUMNS, Recorded, from_row, to_row
 from orchestrator.journal.schema import FILE_NAME, open_database, take_in_log
@@ -243,7 +243,7 @@ class Journal:
         self._database.close()
         if not self.path.with_name(f"{self.path.name}-wal").exists():
             with contextlib.suppress(OSError):
-                unmark(self.path)
+                close_mark(self.path)
         self._lock.release()
 
     def _write(self, work: Callable[[], _T]) -> _T:

@@ -15,7 +15,7 @@ from orchestrator.journal.errors import (
     NewerJournalError,
 )
 from orchestrator.journal.loss import size
-from orchestrator.journal.mark import unmark
+from orchestrator.journal.mark import close_mark
 
 FILE_NAME: Final = "journal.sqlite"
 LAYOUT: Final = 3
@@ -181,7 +181,7 @@ def take_in_log(database: sqlite3.Connection, path: Path) -> None:
     if not busy and pages == taken:
         # Before the log is emptied: an empty log beside a mark means that another program emptied
         # it.
-        unmark(path)
+        close_mark(path)
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
 
