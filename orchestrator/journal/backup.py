@@ -35,19 +35,8 @@ from orchestrator.journal.schema import FILE_NAME, LAYOUT, check, upgrade
 # Epochs and jobs that the backup does not know may have existed: skip these numbers.
 _EPOCHS_LEFT_OUT: Final = 1_000_000
 _JOBS_LEFT_OUT: Final = 1000
-<<<<<<< HEAD
-# Archived jobs have numbers below `first_job`.
-_LAST_JOB: Final = """
-SELECT max(
-    coalesce((SELECT max(job) FROM fact), 0),
-    coalesce((SELECT value - 1 FROM meta WHERE name = 'first_job'), 0)
-)
-"""
-_PARTS: Final = ("", "-wal", "-shm")
-=======
 # The log first: a database that stays behind without it is noticed at the next start.
 _PARTS: Final = ("-shm", "-wal", "")
->>>>>>> fixc2
 
 Connect = Callable[[Path], sqlite3.Connection]
 
@@ -154,10 +143,6 @@ def _examine(database: sqlite3.Connection, path: Path) -> Examined | None:
     return Examined(records(database, path), archived, 0 if row is None else int(row[0]))
 
 
-<<<<<<< HEAD
-def restore(state_dir: Path, copy: Path, next_job: int, logs: Path | None = None) -> Path:
-    """Replace the journal by a verified backup. Returns the new path of the old journal.
-=======
 class Replaced(NamedTuple):
     """The new name of the journal that was in place, and the last job that is known to have been
     there or whose number was left out for one that may have been."""
@@ -167,8 +152,7 @@ class Replaced(NamedTuple):
 
 
 def restore(state_dir: Path, copy: Path, next_job: int, logs: Path | None = None) -> Replaced:
-    """Put a backup that was examined in the place of the journal.
->>>>>>> fixc2
+    """Replace the journal by a verified backup.
 
     `next_job` follows the last job in the backup. Later jobs and epochs may have left traces on
     nodes, so their numbers are not reused. They are found in the current journal and in `logs` (as
@@ -335,16 +319,10 @@ def _swap(path: Path, made: Path) -> Path:
     number = 1
     while any(old.exists() for _, old in _files(path, number)):
         number += 1
-<<<<<<< HEAD
-    aside = path.with_name(f"{path.name}.replaced-{number}")
-    # The log goes first: the next start notices a database without its log.
-    for part in reversed(_PARTS):
-=======
     restoring = Path(f"{path}.{RESTORING}-{number}")
     os.rename(made, restoring)
     sync_directory(path.parent)
     for file, old in _files(path, number):
->>>>>>> fixc2
         with contextlib.suppress(FileNotFoundError):
             os.rename(file, old)
     sync_directory(path.parent)

@@ -28,15 +28,11 @@ from orchestrator.journal.wal import Log, examine_log
 # Left by a restore that was killed.
 RESTORED: Final = "restored"
 SALVAGED: Final = "salvaged"
-<<<<<<< HEAD
-# Each checkpoint restarts the log and increments its salt.
-=======
 # A journal with this word and a number in its name is put in place. What was there has the other
 # word and the same number.
 RESTORING: Final = "restoring"
 REPLACED: Final = "replaced"
-# The log is begun anew after a checkpoint, and its salt goes up by one each time.
->>>>>>> fixc2
+# Each checkpoint restarts the log and increments its salt.
 _SALTS_AHEAD: Final = 1 << 16
 # Jobs that went to the archive are below `first_job`.
 LAST_JOB: Final = """
@@ -50,12 +46,8 @@ _DATABASE_NAME: Final = "SELECT value FROM meta WHERE name = 'database'"
 
 @dataclass(frozen=True, slots=True)
 class _View:
-<<<<<<< HEAD
-    """Identity of a database. `seq` is its last record; `blank` means that it has no tables."""
-=======
-    """What a database says of itself; `seq` is its last record, `job` its last job. `blank`: it has no
-    tables."""
->>>>>>> fixc2
+    """Identity of a database. `seq` is its last record, `job` its last job; `blank` means that it
+    has no tables."""
 
     name: str = ""
     epoch: int = 0
@@ -150,16 +142,10 @@ def database_name(path: Path) -> str:
 
 
 def _refuse_traces(path: Path, logs: Path | None, more: list[Path]) -> None:
-<<<<<<< HEAD
     """Raise if there is no database but something shows that there was one."""
-    had = [one for one in (path.with_name(mark.FILE_NAME), *more) if one.exists()]
-    kept = (f"{path.name}.replaced-", f"{path.name}.layout-", f".{path.name}.{RESTORED}")
-=======
-    """There is no database; raises where anything shows that there was one."""
     marks = (path.with_name(mark.FILE_NAME), path.with_name(mark.CLOSED_NAME))
     had = [one for one in (*marks, *more) if one.exists()]
     kept = (f"{path.name}.{REPLACED}-", f"{path.name}.layout-", f".{path.name}.{RESTORED}")
->>>>>>> fixc2
     names = sorted(_names(path.parent))
     had += [path.with_name(name) for name in names if name.startswith(kept) or name == RESERVE]
     if not had and last_with_logs(path, logs):
@@ -187,21 +173,16 @@ def _examined(log: Path) -> Log:
 def _refuse_stranger(
     path: Path, log: Path, marked: Marked | None, found: Log, logs: Path | None
 ) -> None:
-<<<<<<< HEAD
-    """Raise unless database, log and mark belong to one journal and hold all that the mark
-    records.
-    """
-=======
-    """Database, log and marks are of one journal, and all that the marks and the output of jobs
-    prove is there."""
+    """Raise unless database, log and marks belong to one journal and hold all that the marks and
+    the output of jobs prove."""
     closed = closed_note(path)
->>>>>>> fixc2
     note = None if marked is None else marked.note
     alone = _view(frozen(path))
     whole = alone if found.salt is None else _view(read_only(path))
     if whole is not None and whole.blank:
         _refuse_traces(path, logs, [])
     names = [view.name for view in (alone, whole) if view is not None]
+    strange: Path | None
     if _is_of_another(note, names):
         strange = path.with_name(mark.FILE_NAME)
     elif _is_of_another(closed, names):

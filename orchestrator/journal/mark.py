@@ -1,15 +1,10 @@
 """The file `journal.open`, which exists while the write-ahead log may hold data that the database
 lacks.
 
-<<<<<<< HEAD
 It names the database and a lower bound of the commits. So the next start notices a removed,
-truncated or emptied log, and a replaced database.
-=======
-It says which database that is and what was committed at least, so that a log that was removed, cut
-or emptied, and a database that was exchanged, are noticed at the next start. Once all of the log is
-in the database the file is renamed to `journal.closed`. What it says stays true, so that an older
-copy of the database is noticed.
->>>>>>> fixc2
+truncated or emptied log, and a replaced database. Once the database holds all of the log, the file
+is renamed to `journal.closed`. Its bound still holds, so that an older copy of the database is
+noticed.
 """
 
 import contextlib
@@ -109,10 +104,7 @@ class Marked:
 
     @classmethod
     def read(cls, journal: Path) -> Self | None:
-<<<<<<< HEAD
         """Read the mark. Returns None if there is no file. Raises JournalError."""
-=======
-        """None: there is no such file. Raises JournalError."""
         line = _read(journal.with_name(FILE_NAME))
         return None if line is None else cls(_parse(line))
 
@@ -127,7 +119,6 @@ def closed_note(journal: Path) -> Note | None:
 def close_mark(journal: Path) -> None:
     """Record that all is in the database itself. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
->>>>>>> fixc2
         mark = journal.with_name(FILE_NAME)
         sync_file(mark)
         os.rename(mark, journal.with_name(CLOSED_NAME))
@@ -151,29 +142,7 @@ def _parse(line: bytes) -> Note | None:
         first, database, epoch, seq, salt = text.split()
         if first != _FIRST or zlib.crc32(text.encode()) != int(crc, 16):
             return None
-<<<<<<< HEAD
-        except OSError as error:
-            raise JournalError(
-                f"{mark} cannot be read ({error.strerror}); give it to the user of this daemon"
-            ) from error
-        try:
-            text, _, crc = line.decode().rstrip("\n").rpartition(" ")
-            first, database, epoch, seq, salt = text.split()
-            if first != _FIRST or zlib.crc32(text.encode()) != int(crc, 16):
-                return cls(None)
-            name = "" if database == _NO_DATABASE else database
-            return cls(Note(name, int(epoch), int(seq), int(salt, 16)))
-        except ValueError:
-            return cls(None)
-
-
-def unmark(journal: Path) -> None:
-    """Remove the mark: the database itself holds everything. Raises OSError."""
-    journal.with_name(FILE_NAME).unlink(missing_ok=True)
-    sync_directory(journal.parent)
-=======
         name = "" if database == _NO_DATABASE else database
         return Note(name, int(epoch), int(seq), int(salt, 16))
     except ValueError:
         return None
->>>>>>> fixc2

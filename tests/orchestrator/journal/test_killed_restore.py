@@ -129,7 +129,7 @@ def test_a_file_made_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
     (folder / FILE_NAME).rename(folder / f"{FILE_NAME}.replaced-1")
     (folder / f"{FILE_NAME}.restoring-1").write_bytes(b"made by the restore")
     (folder / FILE_NAME).write_bytes(b"by a tool")
-    with pytest.raises(FileError, match="move .* away and run it again"):
+    with pytest.raises(FileError, match=r"move .* away and run it again"):
         restore(folder, tmp_path / "backup", COMMITS)
     assert (folder / FILE_NAME).read_bytes() == b"by a tool"
     (folder / FILE_NAME).unlink()
