@@ -25,7 +25,6 @@ from orchestrator.journal.errors import (
 )
 from orchestrator.journal.loss import database_name, refuse_loss, remove_leftovers
 from orchestrator.journal.mark import Mark, Note, close_mark
-from orchestrator.journal.reader_pool import read_only
 from orchestrator.journal.records import COLUMNS, Recorded, from_row, to_row
 from orchestrator.journal.schema import FILE_NAME, open_database, take_in_log
 
@@ -301,22 +300,25 @@ def refuse_network(state_dir: Path) -> None:
         )
 
 
-def events(path: Path, *, job: int | None, after_seq: int, limit: int) -> list[Recorded]:
-    """Return facts after `after_seq` in order, of one job or (None) of all; at most `limit` <=
-    1000.
+def events(
+    database: sqlite3.Connection, *, job: int | None, after_seq: int, limit: int, bytes_max: int
+) -> list[Recorded]:
+    """Return facts after `after_seq`, in order, of one job or (None) of all; at most `limit` <=
+    1000. The first one is always among them, and the last is the one that reaches `bytes_max`.
 
-    Uses a connection of its own, so that a long read never delays a commit, and sees only committed
-    facts. Raises JournalError.
+    Raises sqlite3.Error and JournalError.
     """
     limit = max(0, min(limit, _EVENTS_MAX))
     query = _EVENTS if job is None else _EVENTS_OF_JOB
-    try:
-        with contextlib.closing(read_only(path)) as database:
-            given = {"job": job, "after": after_seq, "limit": limit}
-            rows = database.execute(query, given).fetchall()
-    except sqlite3.Error as error:
-        raise JournalError(f"{path} cannot be read ({error})") from error
-    return [from_row(*row) for row in rows]
+    given = {"job": job, "after": after_seq, "limit": limit}
+    found, size = [], 0
+    with contextlib.closing(database.execute(query, given)) as rows:
+        for row in rows:
+            found.append(from_row(*row))
+            size += len(row[5])
+            if size >= bytes_max:
+                break
+    return found
 
 
 def records(database: sqlite3.Connection, path: Path) -> Iterator[Recorded]:
