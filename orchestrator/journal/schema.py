@@ -25,8 +25,9 @@ _SMALL_BYTES: Final = 64 << 20
 _APPLICATION_ID: Final = 0x4D555354  # "MUST"
 
 # `fact` is what a start reads: those of no job, and of jobs that are not in the archive. A job that
-# goes there takes its facts to `history`, and `moved` counts them. The indexes have all that a list
-# can ask for, so that it looks at no other page of a job that it leaves out.
+# goes there takes its facts to `history`, and `moved` counts them, and the registrations of nodes
+# that newer ones have replaced. The indexes have all that a list can ask for, so that it looks at
+# no other page of a job that it leaves out.
 _ARCHIVE: Final = """
 CREATE TABLE history (
     seq INTEGER PRIMARY KEY, at REAL NOT NULL, schema INTEGER NOT NULL,
