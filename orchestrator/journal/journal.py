@@ -13,7 +13,8 @@ from typing import Final, Self, TypeVar
 from muster.daemon.durable_files import DirectoryLock, lock_directory
 from muster.daemon.errors import FileError
 from muster.daemon.network_fs import network_kind
-from orchestrator.core.facts.jobs import Durable
+from orchestrator.core.facts.jobs import Durable, NodeRegistered
+from orchestrator.core.facts.service import NodeRemoved
 from orchestrator.journal import archive
 from orchestrator.journal.archive import Archived
 from orchestrator.journal.disk_reserve import DiskReserve, is_full
@@ -76,6 +77,8 @@ class Journal:
         self._log_pages = 0  # approximate number of pages in the log
         self._last_seq = last_seq(database)
         self._mark: Mark | None = None
+        self._registrations: dict[str, int | None] = {}
+        """The newest of each node in this process that the next one replaces; None: it stays."""
         self.doubt = ""
         """A sentence if the last transaction of the previous process was incomplete, else ""."""
 
@@ -163,11 +166,14 @@ class Journal:
         """
         first = self._last_seq + 1
         rows = [to_row(seq, fact, at) for seq, (fact, at) in enumerate(facts, first)]
-        self._write(
-            lambda: self._database.executemany(
-                "INSERT INTO fact VALUES (?, ?, ?, ?, ?, ?, ?)", rows
-            )
-        )
+        replaced = self._replaced(facts, first)
+
+        def write() -> None:
+            self._database.executemany("INSERT INTO fact VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            if replaced:
+                archive.drop(self._database, replaced)
+
+        self._write(write)
         self._last_seq += len(rows)
         if self._mark is not None:
             self._mark.committed(self._last_seq)
@@ -175,6 +181,27 @@ class Journal:
         if self._log_pages >= _LOG_PAGES_MAX:
             self._checkpoint()
         return range(first, first + len(rows))
+
+    def _replaced(self, facts: Sequence[tuple[Durable, float]], first: int) -> list[int]:
+        """The seqs of registrations that say nothing any more once `facts` are written.
+
+        The first one of a node in this process stays, as facts after it rest on the node's being
+        there. No fact of this process rests on what a later one says.
+        """
+        found: list[int] = []
+        for seq, (fact, _) in enumerate(facts, first):
+            match fact:
+                case NodeRegistered(node) if node in self._registrations:
+                    older = self._registrations[node]
+                    found += [] if older is None else [older]
+                    self._registrations[node] = seq
+                case NodeRegistered(node):
+                    self._registrations[node] = None
+                case NodeRemoved(node):
+                    self._registrations.pop(node, None)
+                case _:
+                    pass
+        return found
 
     def archive(self, jobs: Sequence[Archived]) -> bool:
         """Move ended jobs and their facts to the archive in one transaction, on disk on return.

@@ -7,6 +7,7 @@ from typing import assert_never
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.node import LINK_TRANSITIONS, LinkState, MassOutage
+from orchestrator.core.model.registrations import NewNodes, one_more_new_node, registration_due
 from orchestrator.core.model.state import Node, State, Suspect
 from orchestrator.core.nodes.crash_loops import LIVES_KEPT, another_life
 
@@ -31,8 +32,9 @@ def apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.Spac
                 node.heard_at = node.lease_until = node.ahead_s = 0.0
                 node.instance, node.lives, node.claimed, node.ports = "", (), None, ()
                 node.disks = ()
+                node.unrecorded, node.record_due = False, 0.0
                 node.survivors.clear()
-            state.judged_from, state.brake = 0.0, None
+            state.judged_from, state.brake, state.new_nodes = 0.0, None, NewNodes()
         case f.NodeRegistered(name, agent_id, boot_id, version, inventory):
             known = state.nodes.get(name)
             if known is None:
@@ -75,6 +77,8 @@ def apply_link(state: State, fact: f.OfLink) -> None:
                 task.silent = silent
         case f.DuplicateNameSeen(_, peer, claimed_at):
             node.claimed = (peer, claimed_at)
+        case f.NodeDescribed():
+            _describe(state, node, fact)
         case f.NodeSynced():
             pass
         case f.FailureSuspected(_, task, cause, ended_at):
@@ -108,6 +112,15 @@ def apply_judgement(state: State, fact: f.OfJudgement) -> None:
             state.judged_from, state.brake = until, None
         case _:
             assert_never(fact)
+
+
+def _describe(state: State, node: Node, fact: f.NodeDescribed) -> None:
+    node.version, node.inventory = fact.version, fact.inventory
+    node.unrecorded = fact.unrecorded
+    if fact.recorded_at is not None:
+        node.record_due = registration_due(node.record_due, fact.recorded_at)
+        if fact.new:
+            state.new_nodes = one_more_new_node(state.new_nodes, fact.recorded_at)
 
 
 def _link_to(node: Node, link: LinkState) -> None:
