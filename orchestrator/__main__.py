@@ -178,8 +178,8 @@ def _restore(config: CoordinatorConfig, copy: Path) -> int:
     _say(
         RESTORE,
         f"restored {len(state.jobs) + found.archived} jobs, the last is {next_job - 1}; "
-        f"{later}the journal that was there is {replaced.journal}. Tasks that nodes have and this backup does not know "
-        "are stopped when the coordinator starts",
+        f"{later}the journal that was there is {replaced.journal}. Tasks that nodes have and this "
+        "backup does not know are stopped when the coordinator starts",
     )
     return 0
 

@@ -46,7 +46,7 @@ _DATABASE_NAME: Final = "SELECT value FROM meta WHERE name = 'database'"
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What a database says of itself; `seq` is its last record, `job` its last job. `blank`: it has no
+    """A database's own account: `seq` is its last record, `job` its last job. `blank`: it has no
     tables."""
 
     name: str = ""
@@ -182,6 +182,7 @@ def _refuse_stranger(
     if whole is not None and whole.blank:
         _refuse_traces(path, logs, [])
     names = [view.name for view in (alone, whole) if view is not None]
+    strange: Path | None
     if _is_of_another(note, names):
         strange = path.with_name(mark.FILE_NAME)
     elif _is_of_another(closed, names):
