@@ -1,5 +1,6 @@
 """A restore that was killed at any instant: the next one gives what the first would have given."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Final
@@ -8,7 +9,6 @@ from unittest import mock
 import pytest
 
 from muster.daemon.errors import FileError
-from orchestrator.journal import backup
 from orchestrator.journal.backup import back_up, examined, restore
 from orchestrator.journal.errors import HalfRestoredError, JournalError
 from orchestrator.journal.schema import FILE_NAME
@@ -106,7 +106,7 @@ def test_a_restore_that_fails_between_its_renames_is_undone(tmp_path: Path) -> N
     killed(tmp_path, "ann")
     back_up(tmp_path / "ann", tmp_path / "backup")
     before = contents(tmp_path / "ann")
-    rename = backup.os.rename
+    rename = os.rename
 
     def fail(source: Path, target: Path) -> None:
         if Path(source).name == FILE_NAME:
@@ -114,7 +114,7 @@ def test_a_restore_that_fails_between_its_renames_is_undone(tmp_path: Path) -> N
         rename(source, target)
 
     with (
-        mock.patch.object(backup.os, "rename", fail),
+        mock.patch("os.rename", fail),
         pytest.raises(FileError, match="cannot be restored"),
     ):
         restore(tmp_path / "ann", tmp_path / "backup", COMMITS)
