@@ -23,7 +23,7 @@ Made by `python -m tools.docs.job_file_keys > docs/job-file-keys.md` from the ty
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     schema = flat_keys()
     rows = [_row(key, about, schema[key]) for key, about in KEYS.items()]
     return _HEAD + "\n".join(rows) + "\n\n" + "\n".join(_later()) + "\n"
