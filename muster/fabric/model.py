@@ -1,5 +1,5 @@
-"""Types of a node's probe. docs/probe.md explains each field; docs/probe.schema.json is generated
-from these types.
+"""Types of a node's probe. docs/reference/probe.md explains each field;
+docs/reference/probe.schema.json is generated from these types.
 
 None means unknown; `unknown` then has the reason by field name.
 """

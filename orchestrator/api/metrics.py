@@ -1,6 +1,7 @@
 """Prometheus metrics, computed from the state and from counters on each scrape.
 
-`FAMILIES` lists them all; docs/metrics.md and the shipped dashboard are checked against it.
+`FAMILIES` lists them all; docs/reference/metrics.md and the shipped dashboard are
+checked against it.
 """
 
 from collections import Counter
@@ -189,7 +190,7 @@ FAMILIES: Final = {
 
 
 def reference() -> str:
-    """Return the table of docs/metrics.md."""
+    """Return the table of docs/reference/metrics.md."""
     lines = ["| metric | type | labels | what it is |", "|---|---|---|---|"]
     for family in FAMILIES.values():
         labels = ", ".join(f"`{label}`" for label in family.labels)

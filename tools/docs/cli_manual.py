@@ -1,4 +1,4 @@
-"""Generator of docs/cli.md from the commands: `python -m tools.docs.cli_manual > docs/cli.md`."""
+"""Generator of docs/reference/cli.md: `python -m tools.docs.cli_manual > docs/reference/cli.md`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _CONNECTION = ("--url", "--token-file", "--config", "--no-color", "--json")
 _BEGIN = """\
 # The command line
 
-Made by `python -m tools.docs.cli_manual > docs/cli.md`; `muster VERB --help` says the same.
+Made by `python -m tools.docs.cli_manual > docs/reference/cli.md`.
+`muster VERB --help` prints the same.
 
 {intro}
 
