@@ -1,8 +1,7 @@
 """Splitting of a command into words by shell rules, without expansion.
 
-Written out, because `shlex` keeps the newline of a continued line and the backslash of `"\\$"`.
-What a shell would take for an operator, a second command or a comment is refused, since no shell
-runs.
+Own code, because `shlex` keeps the newline of a continued line and the backslash of `"\\$"`.
+Operators, further commands and comments are refused, because no shell runs.
 """
 
 from __future__ import annotations
