@@ -49,19 +49,8 @@ def apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.Spac
 def apply_link(state: State, fact: f.OfLink) -> None:
     node = state.nodes[fact.node]
     match fact:
-        case f.NodeConnected(name, session, peer, heard_at, lease_until, protocol, ahead_s, life):
-            if node.session is not None:
-                state.sessions.pop(node.session, None)
-            _link_to(node, LinkState.CONNECTED)
-            node.session, node.peer, node.protocol = session, peer, protocol
-            node.heard_at, node.lease_until = heard_at, lease_until
-            if another_life(node, life):
-                node.lives = (*node.lives, heard_at)[-LIVES_KEPT:]
-            node.ahead_s, node.instance = ahead_s, life
-            node.connected_at = heard_at
-            # The agent reports them again on each connection.
-            node.survivors.clear()
-            state.sessions[session] = name
+        case f.NodeConnected():
+            _connect(state, node, fact)
         case f.PortsReported(_, ports):
             node.ports = ports
         case f.DisksReported(_, disks):
@@ -112,6 +101,21 @@ def apply_judgement(state: State, fact: f.OfJudgement) -> None:
             state.judged_from, state.brake = until, None
         case _:
             assert_never(fact)
+
+
+def _connect(state: State, node: Node, fact: f.NodeConnected) -> None:
+    if node.session is not None:
+        state.sessions.pop(node.session, None)
+    _link_to(node, LinkState.CONNECTED)
+    node.session, node.peer, node.protocol = fact.session, fact.peer, fact.protocol
+    node.heard_at, node.lease_until = fact.heard_at, fact.lease_until
+    if another_life(node, fact.instance):
+        node.lives = (*node.lives, fact.heard_at)[-LIVES_KEPT:]
+    node.ahead_s, node.instance = fact.ahead_s, fact.instance
+    node.connected_at = fact.heard_at
+    # The agent reports them again on each connection.
+    node.survivors.clear()
+    state.sessions[fact.session] = fact.node
 
 
 def _describe(state: State, node: Node, fact: f.NodeDescribed) -> None:
