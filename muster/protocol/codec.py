@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, TypeVar, get_args
 
 import msgspec
@@ -66,6 +67,10 @@ _KNOWN: Final = {
     str(kind.__struct_config__.tag) for kind in (*get_args(Report), *get_args(Command))
 }
 
+# Outside of strings, and no digits of a fraction.
+_LONG_NUMBER: Final = re.compile(r'"(?:[^"\\]|\\.)*+"|(?<![.\d])(\d{20,})')
+_DIGITS: Final = re.compile(r"\d{20}")
+
 
 def encode(frame: ReportFrame | CommandFrame) -> bytes:
     """Encode a frame as UTF-8 JSON. Raises FrameTooLarge."""
@@ -90,10 +95,25 @@ def _decode(decoder: msgspec.json.Decoder[_Frame], data: bytes | str, most: int)
     if len(data) > most:
         raise ProtocolError(f"a frame of {len(data)} bytes is over the limit of {most}")
     try:
+        refuse_long_numbers(data)
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         _raise_if_unknown(data)
         raise ProtocolError(f"not a message of this protocol: {error}") from error
+
+
+def refuse_long_numbers(data: bytes | str) -> None:
+    """Raise ProtocolError if a message has a number of more than 19 digits.
+
+    Python counts without end: such a number is kept, and later it fits into no file offset, no
+    database and no text of a number.
+    """
+    text = data if isinstance(data, str) else data.decode()
+    if _DIGITS.search(text) is None:
+        return
+    for found in _LONG_NUMBER.finditer(text):
+        if found[1] is not None:
+            raise ProtocolError(f"a number of {len(found[1])} digits; 19 are the most")
 
 
 def unknown_type(data: bytes | str, known: set[str]) -> str | None:
