@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from typing import assert_never
 
 from msgspec import UNSET, structs
@@ -97,7 +97,8 @@ def enqueue(state: State, job: Job) -> None:
 
 
 def dequeue(state: State, job: Job) -> None:
-    state.queues[job.spec.pool].remove((-job.spec.priority, job.id))
+    queue = state.queues[job.spec.pool]
+    del queue[bisect_left(queue, (-job.spec.priority, job.id))]
 
 
 def _leave_line(state: State, job: Job) -> None:

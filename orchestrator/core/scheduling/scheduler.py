@@ -6,6 +6,7 @@ starve a large gang.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import assert_never
 
 from muster.spec.model import JobSpec
@@ -159,22 +160,41 @@ def _enough_free(state: State, spec: JobSpec) -> bool:
     return False
 
 
+class WaitingReasons:
+    """Sentences on why queued jobs have not been placed, from the scheduler's own reasons.
+
+    Use one for all jobs of a list: the first job of each queue is judged once, however many jobs
+    wait behind it. The state must not change meanwhile.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._first: dict[str, str] = {}
+
+    def why(self, job: Job) -> str:
+        """Return the sentence on one job."""
+        state, pool = self._state, job.spec.pool
+        if state.disk_full:
+            return f"nothing is started: {state.disk_full}"
+        queue = state.queues[pool]
+        ahead = bisect_left(queue, (-job.spec.priority, job.id))
+        if ahead == 0:
+            return _why_not(state, job) or "is being placed"
+        if pool not in self._first:
+            self._first[pool] = _first_of(state, state.jobs[queue[0][1]])
+        return f"{ahead} ahead in pool {pool}; first is {self._first[pool]}"
+
+
 def why_waiting(state: State, job: Job) -> str:
-    """A sentence on why a queued job has not been placed, from the scheduler's own reasons."""
-    if state.disk_full:
-        return f"nothing is started: {state.disk_full}"
-    queue = state.queues[job.spec.pool]
-    place_in_queue = queue.index((-job.spec.priority, job.id))
-    if place_in_queue > 0:
-        head = state.jobs[queue[0][1]]
-        way_on = f"it is held (muster hold {head.id}), cancelled, or fits again"
-        why = _why_not(state, head, f"; the others wait until {way_on}")
-        because = f", which {why}" if why else ""
-        return (
-            f"{place_in_queue} ahead in pool {job.spec.pool}; first is job {head.id} "
-            f"(priority {head.spec.priority}){because}"
-        )
-    return _why_not(state, job) or "is being placed"
+    """Return the sentence on why one queued job has not been placed."""
+    return WaitingReasons(state).why(job)
+
+
+def _first_of(state: State, head: Job) -> str:
+    way_on = f"it is held (muster hold {head.id}), cancelled, or fits again"
+    why = _why_not(state, head, f"; the others wait until {way_on}")
+    because = f", which {why}" if why else ""
+    return f"job {head.id} (priority {head.spec.priority}){because}"
 
 
 def _why_not(state: State, job: Job, then: str = "") -> str:

@@ -37,20 +37,23 @@ from orchestrator.core.nodes.service_state import deadline_text
 from orchestrator.core.nodes.warnings import node_warnings
 from orchestrator.core.scheduling.gpus import gpus_used
 from orchestrator.core.scheduling.reasons import jobs_named
-from orchestrator.core.scheduling.scheduler import why_waiting
+from orchestrator.core.scheduling.scheduler import WaitingReasons
 from orchestrator.core.views.gpus import gpu_views, job_gpus
 from orchestrator.core.views.timeline import timeline
 from orchestrator.core.webhooks.outbox import host_of
 
 
-def job_summary(state: State, job: Job, now: Instant) -> h.JobSummary:
-    """Return one line of the job list. `now` gives the age of outages."""
+def job_summary(
+    state: State, job: Job, now: Instant, waiting: WaitingReasons | None = None
+) -> h.JobSummary:
+    """Return one line of the job list. `now` gives the age of outages. Pass one `waiting` for all
+    jobs of a list."""
     return h.JobSummary(
         id=job.id,
         name=job.spec.name,
         user=job.user,
         state=job_state(job),
-        reason=_reason(state, job, now),
+        reason=_reason(state, job, now, waiting or WaitingReasons(state)),
         nodes=job.spec.nodes,
         pool=job.spec.pool,
         priority=job.spec.priority,
@@ -206,10 +209,10 @@ def _kill_at(job: Job) -> float | None:
     return None if grace_s is None else attempt.stopping_at + grace_s
 
 
-def _reason(state: State, job: Job, now: Instant) -> h.Reason:
+def _reason(state: State, job: Job, now: Instant, waiting: WaitingReasons) -> h.Reason:
     match job.phase:
         case JobPhase.QUEUED:
-            return h.Reason("waiting", why_waiting(state, job))
+            return h.Reason("waiting", waiting.why(job))
         case JobPhase.HELD:
             return h.Reason("held", _why_held(job))
         case JobPhase.BACKOFF:
