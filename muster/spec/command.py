@@ -34,8 +34,18 @@ _NOT_PYTHON: Final = frozenset(
 )
 
 # torchrun's options that stand alone; every other one takes a value.
+# Of torch.distributed.launch alone, which else gives each rank `--local-rank`.
+USE_ENV: Final = "--use-env"
 _TORCHRUN_SWITCHES: Final = frozenset(
-    {"--standalone", "-m", "--module", "--no-python", "--run-path", "--virtual-local-rank"}
+    {
+        "--standalone",
+        "-m",
+        "--module",
+        "--no-python",
+        "--run-path",
+        "--virtual-local-rank",
+        USE_ENV,
+    }
 )
 _TORCHRUN_KEYS: Final = {"--nnodes": "nodes", "--nproc-per-node": "nproc_per_node"}
 
