@@ -1,4 +1,5 @@
-"""What a probe of one node says; docs/probe.md explains each field, docs/probe.schema.json is made
+"""The report of a probe of one node. docs/reference/probe.md explains each field,
+docs/reference/probe.schema.json is made
 of these types.
 
 None is "unknown"; `unknown` then says why, by the name of the field.

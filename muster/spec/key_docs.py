@@ -238,7 +238,7 @@ KEYS: Final[dict[str, About]] = {
     ),
     "notify": About(
         "Webhooks that are told of each start and retry, of a hang, and the end; see "
-        "[webhooks.md](webhooks.md).",
+        "[webhooks.md](../how-to/webhooks.md).",
         "notify: [https://hooks.example.com/team]",
         "up to 8 addresses that the coordinator's configuration allows",
         "none",

@@ -1,6 +1,7 @@
 """Figures for Prometheus, read off the state and the parts' own counters when they are asked for.
 
-`FAMILIES` names each once; docs/metrics.md and the shipped dashboard are checked against it.
+`FAMILIES` names each once; docs/reference/metrics.md and the shipped dashboard are checked
+against it.
 """
 
 from collections import Counter
@@ -189,7 +190,7 @@ FAMILIES: Final = {
 
 
 def reference() -> str:
-    """The table of docs/metrics.md."""
+    """The table of docs/reference/metrics.md."""
     lines = ["| metric | type | labels | what it is |", "|---|---|---|---|"]
     for family in FAMILIES.values():
         labels = ", ".join(f"`{label}`" for label in family.labels)

@@ -1,5 +1,4 @@
-"""docs/cli.md, made from the commands themselves: `python -m tools.docs.cli_manual >
-docs/cli.md`."""
+"""Generator of docs/reference/cli.md: `python -m tools.docs.cli_manual > docs/reference/cli.md`."""
 
 from __future__ import annotations
 
@@ -16,7 +15,8 @@ _CONNECTION = ("--url", "--token-file", "--config", "--no-color", "--json")
 _BEGIN = """\
 # The command line
 
-Made by `python -m tools.docs.cli_manual > docs/cli.md`; `muster VERB --help` says the same.
+Made by `python -m tools.docs.cli_manual > docs/reference/cli.md`.
+`muster VERB --help` prints the same.
 
 {intro}
 

@@ -1,5 +1,5 @@
-"""docs/failures.md, made from the taxonomy of failures and from what is judged without it:
-`python -m tools.docs.failures_page > docs/failures.md`."""
+"""Generator of docs/reference/failures.md from the taxonomy of failures and the other verdicts:
+`python -m tools.docs.failures_page > docs/reference/failures.md`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from orchestrator.core.failures.taxonomy import RULES, Rule
 _HEAD: Final = """\
 # What a job can fail of
 
-Made by `python -m tools.docs.failures_page > docs/failures.md` from the table that judges.
+Made by `python -m tools.docs.failures_page > docs/reference/failures.md` from the table of
+verdicts.
 
 `muster show` says which rank failed first, on which node, how it ended, what it said last, and what
 to do. The class is a stable word: `kind` in `--json`, and what `retry.never_on` takes. What a

@@ -123,7 +123,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         metavar="DIR",
         help="read sys, proc, dev and etc below DIR; nothing is asked of this machine",
     )
-    parser.add_argument("--json", action="store_true", help="docs/probe.md explains it")
+    parser.add_argument("--json", action="store_true", help="docs/reference/probe.md explains it")
     parser.add_argument(
         "--nccl", metavar="VERSION", help="of the jobs' torch; default: what is installed"
     )

@@ -262,7 +262,9 @@ class _Reader:
             )
         for word in ("srun", "scontrol", "SLURM_"):
             if any(word in line for line in lines):
-                self.notes.append(f"there is no {word} here: docs/from-slurm.md has what to write")
+                self.notes.append(
+                    f"there is no {word} here: docs/how-to/from-slurm.md has what to write"
+                )
 
     def _training(self, start: Start) -> None:
         self._set("run", start.rest)
