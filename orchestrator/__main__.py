@@ -1,7 +1,7 @@
-"""`python -m orchestrator --config FILE`: the coordinator as a process; `backup` and `restore` as
-the first word are what is done to its journal from outside.
+"""Entry point of the coordinator: `python -m orchestrator --config FILE`. With `backup` or
+`restore` as the first word, it works on the journal instead.
 
-Exit codes: 0 after SIGTERM or SIGINT, 2 for a configuration that cannot be used, 1 for the rest.
+Exit codes: 0 after SIGTERM or SIGINT, 2 for an unusable configuration, 1 for other errors.
 """
 
 import muster.daemon.fast_imports  # noqa: F401  before whatever imports aiohttp
@@ -58,7 +58,7 @@ _log = structlog.get_logger("muster.coordinator")
 
 def main(argv: Sequence[str] | None = None) -> int:
     prepare_process_env()
-    # The journal, its backups and logs have secrets of jobs, also while they are written.
+    # Because journal, backups and logs contain secrets of jobs, also while they are written.
     os.umask(0o077)
     arguments = _parse(sys.argv[1:] if argv is None else list(argv))
     verb = arguments.verb
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, TlsError) as error:
         return _complain(verb, str(error), 2)
     except TaskEndedError as error:
-        # What is in memory is no longer to be trusted: end now, and begin anew from the disk.
+        # The state in memory may differ from the disk: exit, and start again from the disk.
         _log.critical("coordinator_failed", why=str(error), exc_info=error.__cause__)
         sys.stderr.flush()
         os._exit(1)
@@ -194,7 +194,7 @@ def _say(verb: str, text: str) -> None:
 
 
 def _raise_file_limit() -> None:
-    """A connection of an agent is a descriptor, and the usual soft limit of 1024 is soon met."""
+    """Raise the limit of open files: each agent connection is one, and the usual limit is 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

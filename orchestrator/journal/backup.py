@@ -1,4 +1,4 @@
-"""Copies of a journal: made beside a coordinator that runs, looked at, and put in its place."""
+"""Backup and restore of a journal: copy it beside a running coordinator, verify, replace."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ from orchestrator.journal.reader_pool import frozen, read_only
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.schema import FILE_NAME, LAYOUT, check, upgrade
 
-# Lives and jobs that the backup knows nothing of may have been: numbers are left out for them.
+# Epochs and jobs that the backup does not know may have existed: skip these numbers.
 _EPOCHS_LEFT_OUT: Final = 1_000_000
 _JOBS_LEFT_OUT: Final = 1000
 # The log first: a database that stays behind without it is noticed at the next start.
@@ -43,8 +43,8 @@ Connect = Callable[[Path], sqlite3.Connection]
 
 
 def back_up(state_dir: Path, copy: Path, logs: Path | None = None) -> None:
-    """Write the journal as it is now to the new file `copy`; a running coordinator goes on. `logs`
-    is as in `Journal.open`.
+    """Write the current journal to the new file `copy` while the coordinator runs. `logs` is as in
+    `Journal.open`.
 
     Raises JournalError and FileError.
     """
@@ -70,8 +70,9 @@ def back_up(state_dir: Path, copy: Path, logs: Path | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A journal that is whole: its records that are not in the archive, how many jobs are there,
-    and the least number that a new job has because of them."""
+    """A verified journal: its records outside the archive, the number of archived jobs, and the
+    smallest number for a new job.
+    """
 
     records: Iterator[Recorded]
     archived: int = 0
@@ -83,8 +84,9 @@ class Examined:
 
 @contextlib.contextmanager
 def examined(state_dir: Path, logs: Path | None = None) -> Iterator[Examined]:
-    """The journal of a state folder, after the checks of a start and a look at every record;
-    nothing is changed. `logs` is as in `Journal.open`. Raises JournalError."""
+    """Verify the journal of a state directory: the checks of a start, and every record. Changes
+    nothing. `logs` is as in `Journal.open`. Raises JournalError.
+    """
     path = state_dir / FILE_NAME
     if not path.exists():
         refuse_loss(path, logs)
@@ -109,7 +111,7 @@ def examined(state_dir: Path, logs: Path | None = None) -> Iterator[Examined]:
 
 @contextlib.contextmanager
 def examined_copy(copy: Path) -> Iterator[Examined]:
-    """A backup, looked at whole. Raises JournalError."""
+    """Verify every record of a backup. Raises JournalError."""
     try:
         _refuse_no_file(copy)
         log = copy.with_name(f"{copy.name}-wal")
@@ -142,13 +144,13 @@ def _refuse_no_file(copy: Path) -> None:
 
 
 def _examine(database: sqlite3.Connection, path: Path) -> Examined | None:
-    """None: there is nothing in it."""
+    """Verify a database. Returns None if it is empty."""
     layout = check(database, path)
     if layout == 0:
         return None
-    database.execute("BEGIN")  # one view of it all: a coordinator may be at work
+    database.execute("BEGIN")  # one consistent snapshot, because a coordinator may be running
     if layout < LAYOUT:
-        # In a file of its own, which nobody else sees.
+        # Upgrade a private copy, which nobody else sees.
         older, database = database, sqlite3.connect("", isolation_level=None)
         older.backup(database)
         upgrade(database, layout)
@@ -166,12 +168,11 @@ class Replaced(NamedTuple):
 
 
 def restore(state_dir: Path, copy: Path, next_job: int, logs: Path | None = None) -> Replaced:
-    """Put a backup that was examined in the place of the journal.
+    """Replace the journal by a verified backup.
 
-    `next_job` follows the last job that the backup knows. Jobs and lives that came after it may
-    have left traces on nodes, so that their numbers are not used again: the journal in place and
-    `logs`, as in `Journal.open`, tell of them. Raises DirectoryLockedError, FileError and
-    JournalError.
+    `next_job` follows the last job in the backup. Later jobs and epochs may have left traces on
+    nodes, so their numbers are not reused. They are found in the current journal and in `logs` (as
+    in `Journal.open`). Raises DirectoryLockedError, FileError and JournalError.
     """
     path = state_dir / FILE_NAME
     temporary = state_dir / f".{FILE_NAME}.{RESTORED}"
@@ -212,12 +213,12 @@ def undo_interrupted_restore(state_dir: Path) -> None:
 def salvaged(
     state_dir: Path, logs: Path | None, judge: Callable[[Examined], object]
 ) -> Iterator[Path]:
-    """A backup of what can be read of a journal that has lost what was written last; it is gone
-    when this ends. `judge` raises JournalError at records that do not follow from each other.
+    """Yield a backup of the readable part of a journal that lost its last writes. The file is
+    deleted at the end. `judge` raises JournalError if records contradict each other.
 
-    Pages that a damaged log has may be in the database already, newer ones than those in front of
-    the damage: of what both give together and what the database alone gives, this is what is whole
-    and goes further. Raises DirectoryLockedError, FileError and JournalError.
+    A checkpoint may have copied pages behind the damage into the database already. So both readings
+    are tried, the database with its log and the database alone; the intact one that reaches further
+    wins. Raises DirectoryLockedError, FileError and JournalError.
     """
     path = state_dir / FILE_NAME
     copy = state_dir / f".{FILE_NAME}.{SALVAGED}"
@@ -251,7 +252,9 @@ def salvaged(
 
 
 def _whole_to(look: Connect, path: Path, judge: Callable[[Examined], object]) -> int:
-    """The last record of what is read so. Raises JournalError and sqlite3.Error."""
+    """Return the number of the last record read in this way. Raises JournalError and
+    sqlite3.Error.
+    """
     with contextlib.closing(look(path)) as database:
         found = _examine(database, path)
         if found is None:
@@ -261,7 +264,9 @@ def _whole_to(look: Connect, path: Path, judge: Callable[[Examined], object]) ->
 
 
 def _write_copy(database: sqlite3.Connection, copy: Path) -> None:
-    """Write a new file. It has no name of its own, so that it is never taken for the original."""
+    """Write a new file. Its database name is removed, so that it is never taken for the
+    original.
+    """
     copy.touch(mode=0o600)  # an error of this names its cause, and one of SQLite does not
     database.execute("VACUUM INTO ?", (str(copy),))
     copy.chmod(0o600)
@@ -271,7 +276,7 @@ def _write_copy(database: sqlite3.Connection, copy: Path) -> None:
 
 @contextlib.contextmanager
 def _removed(temporary: Path) -> Iterator[None]:
-    """No such file before, and none after, unless it was renamed. Raises OSError."""
+    """Remove the file before and after, unless it was renamed. Raises OSError."""
     made = (temporary, temporary.with_name(f"{temporary.name}-journal"))
     for one in made:
         one.unlink(missing_ok=True)
@@ -284,7 +289,7 @@ def _removed(temporary: Path) -> Iterator[None]:
 
 
 def _hold(state_dir: Path, held: contextlib.ExitStack) -> bool:
-    """Lock the folder until `held` ends; whether nobody else has it, such as a coordinator."""
+    """Lock the directory until `held` ends. Returns False if another process holds it."""
     try:
         held.enter_context(lock_directory(state_dir))
     except DirectoryLockedError:
@@ -304,8 +309,9 @@ def _leave_out(database: sqlite3.Connection, last_epoch: int | None, last_job: i
 
 
 def _last(path: Path, logs: Path | None) -> tuple[int | None, int]:
-    """How many lives the journal in place has had, and its last job; None and 0 where nobody can
-    tell any more."""
+    """Return the number of epochs and the last job of the current journal; None and 0 if
+    unknown.
+    """
     try:
         refuse_loss(path, logs)
         complete = True
@@ -381,7 +387,7 @@ def _replaced(path: Path, number: int) -> Path:
 
 def _existing(state_dir: Path, logs: Path | None) -> sqlite3.Connection:
     path = state_dir / FILE_NAME
-    # A reader makes a log where there is none, and the next start would not miss the lost one.
+    # A reader creates a log if there is none, and the next start would not notice the lost one.
     refuse_loss(path, logs, at_rest=False)
     if not path.is_file():
         raise JournalError(f"{path}: there is no journal in this state folder")
@@ -392,5 +398,5 @@ def _existing(state_dir: Path, logs: Path | None) -> sqlite3.Connection:
 
 
 def _in_place(path: Path) -> sqlite3.Connection:
-    """The journal of a folder that is locked; where it has no log, none is made."""
+    """Open the journal of a locked directory without creating a log."""
     return read_only(path) if Path(f"{path}-wal").exists() else frozen(path)

@@ -25,14 +25,14 @@ from orchestrator.journal.mark import Marked, Note, closed_note
 from orchestrator.journal.reader_pool import frozen, read_only
 from orchestrator.journal.wal import Log, examine_log
 
-# Of a restore that was killed.
+# Left by a restore that was killed.
 RESTORED: Final = "restored"
 SALVAGED: Final = "salvaged"
 # A journal with this word and a number in its name is put in place. What was there has the other
 # word and the same number.
 RESTORING: Final = "restoring"
 REPLACED: Final = "replaced"
-# The log is begun anew after a checkpoint, and its salt goes up by one each time.
+# Each checkpoint restarts the log and increments its salt.
 _SALTS_AHEAD: Final = 1 << 16
 # Jobs that went to the archive are below `first_job`.
 LAST_JOB: Final = """
@@ -46,8 +46,8 @@ _DATABASE_NAME: Final = "SELECT value FROM meta WHERE name = 'database'"
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A database's own account: `seq` is its last record, `job` its last job. `blank`: it has no
-    tables."""
+    """Identity of a database. `seq` is its last record, `job` its last job; `blank` means that it
+    has no tables."""
 
     name: str = ""
     epoch: int = 0
@@ -57,11 +57,11 @@ class _View:
 
 
 def refuse_loss(path: Path, logs: Path | None = None, *, at_rest: bool = True) -> str:
-    """Never start empty, or with less than there was, without a word. Returns a sentence where the
-    last transaction was cut off, "" else. Raises JournalError.
+    """Refuse to start with an empty or shorter journal than there was. Returns a sentence if the
+    last transaction was cut off, else "". Raises JournalError.
 
-    `at_rest`: nobody else has the journal at `path` open, so that its log can be looked at. `logs`
-    is as in `last_with_logs`.
+    `at_rest` means that no other process has the journal at `path` open, so that its log can be
+    read. `logs` is as in `last_with_logs`.
     """
     half = half_restored(path)
     if half is not None:
@@ -100,9 +100,9 @@ def refuse_loss(path: Path, logs: Path | None = None, *, at_rest: bool = True) -
 
 
 def last_with_logs(path: Path, logs: Path | None) -> int:
-    """The greatest number of a job that has output in the folder `logs` (None: in `logs` beside the
-    journal at `path`); 0: none has. Each job that was placed has, unless it wrote nothing. Raises
-    JournalError."""
+    """Return the greatest number of a job with output in `logs` (None: `logs` beside the journal at
+    `path`), or 0. Every placed job has output, unless it wrote nothing. Raises JournalError.
+    """
     folder = logs or path.parent / "logs"
     return max((int(name) for name in _names(folder) if name.isdecimal()), default=0)
 
@@ -116,14 +116,14 @@ def half_restored(path: Path) -> Path | None:
 
 
 def remove_leftovers(state_dir: Path, journal: str) -> None:
-    """What a restore that was killed has left: it takes room. Raises OSError."""
+    """Remove the files that a killed restore left, because they use space. Raises OSError."""
     for what in (RESTORED, SALVAGED):
         for part in ("", "-journal"):
             (state_dir / f".{journal}.{what}{part}").unlink(missing_ok=True)
 
 
 def size(path: Path) -> int:
-    """Bytes of a file; 0 where there is none. Raises JournalError."""
+    """Return the size of a file in bytes; 0 if it does not exist. Raises JournalError."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -136,13 +136,13 @@ def size(path: Path) -> int:
 
 
 def database_name(path: Path) -> str:
-    """The name that the database file has without its log; "" where it has none yet."""
+    """Return the name stored in the database file without its log; "" if it has none yet."""
     view = _view(frozen(path))
     return "" if view is None else view.name
 
 
 def _refuse_traces(path: Path, logs: Path | None, more: list[Path]) -> None:
-    """There is no database; raises where anything shows that there was one."""
+    """Raise if there is no database but something shows that there was one."""
     marks = (path.with_name(mark.FILE_NAME), path.with_name(mark.CLOSED_NAME))
     had = [one for one in (*marks, *more) if one.exists()]
     kept = (f"{path.name}.{REPLACED}-", f"{path.name}.layout-", f".{path.name}.{RESTORED}")
@@ -173,8 +173,8 @@ def _examined(log: Path) -> Log:
 def _refuse_stranger(
     path: Path, log: Path, marked: Marked | None, found: Log, logs: Path | None
 ) -> None:
-    """Database, log and marks are of one journal, and all that the marks and the output of jobs
-    prove is there."""
+    """Raise unless database, log and marks belong to one journal and hold all that the marks and
+    the output of jobs prove."""
     closed = closed_note(path)
     note = None if marked is None else marked.note
     alone = _view(frozen(path))
@@ -235,7 +235,9 @@ def _is_strange(note: Note, found: Log) -> bool:
 
 
 def _view(database: sqlite3.Connection) -> _View | None:
-    """None where it cannot be read: what is wrong with it is found by the checks of an opening."""
+    """Return the identity of a database. None if it is unreadable: the checks of opening report
+    why.
+    """
     try:
         with contextlib.closing(database):
             (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()

@@ -1,9 +1,10 @@
-"""`journal.open`: there while the write-ahead log may hold what the database does not.
+"""The file `journal.open`, which exists while the write-ahead log may hold data that the database
+lacks.
 
-It says which database that is and what was committed at least, so that a log that was removed, cut
-or emptied, and a database that was exchanged, are noticed at the next start. Once all of the log is
-in the database the file is renamed to `journal.closed`. What it says stays true, so that an older
-copy of the database is noticed.
+It names the database and a lower bound of the commits. So the next start notices a removed,
+truncated or emptied log, and a replaced database. Once the database holds all of the log, the file
+is renamed to `journal.closed`. Its bound still holds, so that an older copy of the database is
+noticed.
 """
 
 import contextlib
@@ -25,8 +26,9 @@ _NO_DATABASE: Final = "-"
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """`database` names the file ("": not known), `epoch` and `seq` were committed at least, `salt`
-    was that of the log then (0: not known)."""
+    """Contents of the mark. `database` names the file ("": unknown). At least `epoch` and `seq`
+    were committed. `salt` was that of the log at that time (0: unknown).
+    """
 
     database: str
     epoch: int
@@ -34,21 +36,21 @@ class Note:
     salt: int
 
     def line(self) -> bytes:
-        """Of one length, however great the numbers: an older one leaves nothing behind it."""
+        """Return a line of fixed length, so that overwriting an older line leaves no rest of it."""
         name = self.database or _NO_DATABASE
         text = f"{_FIRST} {name:<32} {self.epoch:020} {self.seq:020} {self.salt:08x}"
         return f"{text} {zlib.crc32(text.encode()):08x}\n".encode()
 
 
 class Mark:
-    """The file, kept open: a note is one write of a few bytes into one sector.
+    """The file, kept open: an update is one write of a few bytes into one sector.
 
-    It is not synced with each commit. What it says is true whenever it reaches the disk: it is
-    written after the commit.
+    It is not synced with each commit. Because it is written after the commit, it is true whenever
+    it reaches the disk.
     """
 
     def __init__(self, journal: Path, note: Note) -> None:
-        """Durable on return. Raises OSError."""
+        """Write the file; durable on return. Raises OSError."""
         self._log = journal.with_name(f"{journal.name}-wal")
         self._note = note
         self._stale = True
@@ -66,17 +68,17 @@ class Mark:
     def committed(self, seq: int) -> None:
         """The records up to `seq` are on disk."""
         self._note = Note(self._note.database, self._note.epoch, seq, self._note.salt)
-        with contextlib.suppress(OSError):  # what it says already stays true
+        with contextlib.suppress(OSError):  # the older contents stay true
             self._write()
 
     def checkpointed(self) -> None:
-        """The log may be begun anew by the next commit; what was noted is to be on disk."""
+        """Sync the mark, because the next commit may restart the log."""
         self._stale = True
         with contextlib.suppress(OSError):
             os.fdatasync(self._fd)
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Close the file. Safe to call twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -96,14 +98,13 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """The file is there. `note` is None where it says nothing that can be read, as that of an
-    older release."""
+    """A mark that exists. `note` is None if it is unreadable, like that of an older release."""
 
     note: Note | None
 
     @classmethod
     def read(cls, journal: Path) -> Self | None:
-        """None: there is no such file. Raises JournalError."""
+        """Read the mark. Returns None if there is no file. Raises JournalError."""
         line = _read(journal.with_name(FILE_NAME))
         return None if line is None else cls(_parse(line))
 

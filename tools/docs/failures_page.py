@@ -46,7 +46,7 @@ _ASK: Final = "only its author can know: its last words are shown, `muster logs`
 
 
 def page() -> str:
-    """The whole of it."""
+    """Return the whole page."""
     return "\n".join([_HEAD, *_by_words(), "", *_by_end(), "", _KERNEL + "\n".join(_xids()), ""])
 
 
@@ -76,7 +76,7 @@ def _xids() -> Iterator[str]:
 
 
 def advice_of(rule: Rule) -> str:
-    """What is said to do about the rule's own sign."""
+    """Return the hint for the rule's own sign."""
     found = rule.search(rule.sign)
     return rule.advice.format(*found.groups("?") if found else ())
 
@@ -87,7 +87,7 @@ def _row(kind: FailureKind, example: str, infra: bool, advice: str) -> str:
 
 
 def _code(text: str) -> str:
-    """One that has a backtick in it is fenced by two."""
+    """Quote as code; text with a backtick is fenced by two."""
     return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 

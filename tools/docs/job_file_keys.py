@@ -23,7 +23,7 @@ read a job; `muster schema` prints them as a JSON Schema. [job-file.md](job-file
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     schema = flat_keys()
     rows = [_row(key, about, schema[key]) for key, about in KEYS.items()]
     return _HEAD + "\n".join(rows) + "\n\n" + "\n".join(_later()) + "\n"

@@ -2,7 +2,7 @@
 
 The `#SBATCH` lines become keys of the job. If the body only starts the training (`srun torchrun ...
 train.py`, `srun python train.py`), it becomes `run`; otherwise it is a bash script on every node.
-Everything that is not taken over is reported.
+Everything that is not converted is reported.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SHORT: Final = {
 _SWITCHES: Final = frozenset(
     {"--requeue", "--no-requeue", "--exclusive", "--overcommit", "--parsable", "--wait", "--hold"}
 )
-# Headers that we know and do not take over, and what to do instead.
+# Known headers that are not converted, and alternatives.
 _INSTEAD: Final = {
     "--partition": "name a pool with --pool",
     "--nodelist": "name nodes with --set 'placement.include=[...]'",
@@ -56,7 +56,7 @@ _INSTEAD: Final = {
     "--export": "nothing is inherited; name what is needed with -e",
 }
 _VARIABLE: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-# What follows such a word is done under a condition, often or later; what follows a `<<` is text.
+# Commands after such a word run conditionally, repeatedly or later; lines after `<<` are text.
 _CONTROL: Final = re.compile(
     r"(if|for|while|until|case|select|function|trap|exec)\b|[({]|.*<<"
     # A function, or a line whose rest is the next one.
@@ -65,7 +65,7 @@ _CONTROL: Final = re.compile(
 _TIME: Final = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}")
 _TIME_OF_BOTH: Final = re.compile(r"([0-9]+-)?[0-9]{1,4}:[0-5][0-9]:[0-5][0-9]")
 _SHELLS: Final = ("bash", "sh", "dash")
-# Slurm does not stop at the first error of a script, and `run` as a script does.
+# Under Slurm a script continues after an error. A script in `run` stops.
 _AS_UNDER_SLURM: Final = "set +euo pipefail"
 _WARN_S: Final = 60  # Slurm's default of --signal
 
@@ -78,13 +78,13 @@ class FromSbatch(msgspec.Struct, frozen=True):
 
 
 def from_sbatch(text: str) -> FromSbatch:
-    """The job that a batch script stands for. Raises `SpecError` where it has no command at all."""
+    """Convert a batch script. Raises `SpecError` if it has no command."""
     _refuse_interpreter(text)
     reader = _Reader()
     body: list[str] = []
     for line in _joined(text.splitlines()):
         header = _HEADER.match(line)
-        # Slurm, too, stops looking for headers at the first command.
+        # Slurm, too, ignores headers after the first command.
         if header is not None and not body:
             reader.header(header[1].rstrip("\\ "))
         elif line.strip() and not line.lstrip().startswith("#"):
@@ -96,7 +96,7 @@ def from_sbatch(text: str) -> FromSbatch:
 
 
 def _joined(lines: Sequence[str]) -> list[str]:
-    """Lines that go on in the next one are one; a comment never does."""
+    """Join continued lines; comments are never continued."""
     made: list[str] = []
     begun = ""
     for line in lines:
@@ -109,7 +109,7 @@ def _joined(lines: Sequence[str]) -> list[str]:
 
 
 def _refuse_interpreter(text: str) -> None:
-    """Raises SpecError for a script that is no shell's."""
+    """Raise SpecError for a script of another interpreter than a shell."""
     first = text.partition("\n")[0]
     words = first.removeprefix("#!").split() if first.startswith("#!") else []
     if words and base_name(words[0]) == "env":
@@ -135,14 +135,14 @@ class _Reader:
             "--output": self._output,
             "--error": self._output,
             "--chdir": lambda value: self._set("workdir", value),
-            "--requeue": lambda _: None,  # as retry.infra does anyway
+            "--requeue": lambda _: None,  # retry.infra does so anyway
             "--no-requeue": lambda _: self._set("retry", {"infra": "0"}),
             "--signal": self._signal,
             "--ntasks-per-node": self._ntasks,
         }
 
     def header(self, text: str) -> None:
-        """One `#SBATCH` line, which may hold several options."""
+        """Convert a `#SBATCH` line, which may have several options."""
         try:
             words = shlex.split(text, comments=True)
         except ValueError:
@@ -185,7 +185,7 @@ class _Reader:
         self._set("nodes", value.replace("-", "..") if re.fullmatch(r"\d+-\d+", value) else value)
 
     def _gpus(self, value: str) -> None:
-        value = value.partition("(")[0]  # `8(S:0-1)`: on which sockets they are
+        value = value.partition("(")[0]  # `8(S:0-1)` includes their sockets
         counted = value.isdecimal() or ":" in value
         self._set("resources", {"gpu": value if counted else f"{value}:1"})
 
@@ -219,7 +219,7 @@ class _Reader:
         self._tasks = value
 
     def body(self, lines: Sequence[str], text: str) -> None:
-        """The commands: one that starts the training, or a script."""
+        """Convert the commands: one that starts the training, or a script."""
         env: dict[str, str] = {}
         place: dict[str, object] = {}
         starts: list[Start] = []
@@ -276,7 +276,7 @@ class _Reader:
         self.notes += start.notes
 
     def _env(self, given: dict[str, str]) -> None:
-        """The variables that a job may set."""
+        """Add the variables that a job may set."""
         env = {}
         for name, value in given.items():
             try:
@@ -306,7 +306,7 @@ def _duration(value: str) -> str:
 
 
 def _whole(text: str) -> str:
-    """The script as one that goes on after an error, but where it says otherwise itself."""
+    """Return the script with Slurm's error handling, unless it sets its own."""
     first, newline, rest = text.partition("\n")
     if not first.startswith("#!"):
         first, newline, rest = "#!/bin/bash", "\n", text
@@ -314,8 +314,9 @@ def _whole(text: str) -> str:
 
 
 def _place(words: Sequence[str], folder: str) -> dict[str, str]:
-    """The key of a job that `cd /abs`, `conda activate /abs` or, in a folder,
-    `source venv/bin/activate` is; none if it is something else."""
+    """Return the job's key for `cd /abs`, `conda activate /abs` or, in a directory, `source
+    venv/bin/activate`; {} for other commands.
+    """
     match words:
         case ["cd", there] if there.startswith("/") and not _expands(words):
             return {"workdir": there}
@@ -329,7 +330,9 @@ def _place(words: Sequence[str], folder: str) -> dict[str, str]:
 
 
 def _key_for(line: str) -> str:
-    """What to write for a line that changes the environment of those after it; "" for others."""
+    """Return the replacement for a line that changes the environment of later ones; "" for other
+    lines.
+    """
     match line.split():
         case ["conda" | "mamba" | "micromamba", "activate", *_]:
             return "; name the folder of the environment with `python`"
@@ -340,8 +343,9 @@ def _key_for(line: str) -> str:
 
 
 def _prefix(script: str, folder: str) -> str:
-    """The virtual environment that `source SCRIPT` in a folder activates; "" if it is none that
-    has the same path on every node."""
+    """Return the virtual environment that `source SCRIPT` activates in a directory; "" unless its
+    path is the same on every node.
+    """
     if base_name(script) != "activate":
         return ""
     path = posixpath.normpath(posixpath.join(folder, script))
@@ -350,7 +354,7 @@ def _prefix(script: str, folder: str) -> str:
 
 
 def _words(line: str) -> list[str]:
-    """The words of a plain command; none where a shell is needed to read it."""
+    """Return the words of a plain command; none if it needs a shell."""
     try:
         return script_words(line)
     except RefusedError:
@@ -358,12 +362,12 @@ def _words(line: str) -> list[str]:
 
 
 def _expands(words: Sequence[str]) -> bool:
-    """Whether a shell would put something else there."""
+    """Whether a shell would expand a word."""
     return any(set(word) & set("$`*?~") for word in words)
 
 
 def _variables(words: Sequence[str]) -> dict[str, str]:
-    """Of `export A=1 B=2`, or without the export; empty if it is something else."""
+    """Return the variables of `export A=1 B=2`, or without the export; empty for other commands."""
     given = words[1:] if words[:1] == ["export"] else words
     pairs = [_VARIABLE.fullmatch(word) for word in given]
     if _expands(given) or any(pair and pair[2].startswith("(") for pair in pairs):
