@@ -33,9 +33,19 @@ _NOT_PYTHON: Final = frozenset(
     {"bash", "conda", "env", "mpirun", "nsys", "poetry", "sh", "srun", "sudo", "uv", "zsh"}
 )
 
+# Of torch.distributed.launch alone, which else gives each rank `--local-rank`.
+USE_ENV: Final = "--use-env"
 # torchrun's options without a value; all others take one.
 _TORCHRUN_SWITCHES: Final = frozenset(
-    {"--standalone", "-m", "--module", "--no-python", "--run-path", "--virtual-local-rank"}
+    {
+        "--standalone",
+        "-m",
+        "--module",
+        "--no-python",
+        "--run-path",
+        "--virtual-local-rank",
+        USE_ENV,
+    }
 )
 _TORCHRUN_KEYS: Final = {"--nnodes": "nodes", "--nproc-per-node": "nproc_per_node"}
 

@@ -29,10 +29,13 @@ from orchestrator.shell.logs.reader import (
     take,
 )
 from orchestrator.shell.logs.store import LogStore, log_key
-from orchestrator.shell.logs.stream_file import Late, LogStoreError, StreamKey
+from orchestrator.shell.logs.stream_file import Late, LogStoreError, StreamFile, StreamKey
 
 # How long after its job has ended, or since the last byte came, the next may take to come.
 DELIVERY_S: Final = 5.0
+_UNREADABLE: Final = (
+    "the logs cannot be read; log_read_failed in the coordinator's log names the file"
+)
 _LOOK_EVERY_S: Final = 10.0  # whether the reader is still there
 # A batch is in memory up to three times while its reader takes it, and there may be many readers.
 _BATCH_BYTES: Final = 64 * 1024
@@ -144,7 +147,7 @@ class LogReader:
             return LogTrailer(end=True, reason=removed.text(self._name))
         _log.error("log_read_failed", job=self._name, why=str(error))
         cursor = None if self._last is None else str(self._last)
-        return LogTrailer(end=False, reason="the logs cannot be read", cursor=cursor)
+        return LogTrailer(end=False, reason=_UNREADABLE, cursor=cursor)
 
     async def _history(
         self, response: web.StreamResponse, place: Place | None, tail: int | None
@@ -239,10 +242,16 @@ class LogReader:
         chosen = self._selection
         streams = list(self._store.job(self._name).streams.items())
         return (
-            Source(key, stream.path, stream.last_seq, chosen.since, chosen.offset)
+            self._source(key, stream)
             for key, stream in streams
             if chosen.takes(key, self._node(key))
         )
+
+    def _source(self, key: StreamKey, stream: StreamFile) -> Source:
+        # Read before the newest arrival, as the store writes it after that.
+        indexed = stream.indexed
+        chosen = self._selection
+        return Source(key, stream.path, stream.last_seq, chosen.since, chosen.offset, indexed)
 
     def _node(self, key: StreamKey) -> str:
         task = self._job.task(key.attempt, key.node_rank)

@@ -224,3 +224,22 @@ def test_the_folder_of_logs_that_is_configured_is_looked_at(tmp_path: Path) -> N
     assert verb(process, "restore", backup)[0] == 0
     with contextlib.closing(Journal.open(process.state_dir)) as journal:
         assert journal.first_job > 2000
+
+
+def test_whatever_a_command_makes_is_its_owners_alone(tmp_path: Path) -> None:
+    """Also what SQLite makes while a backup is written, whatever umask the shell has."""
+    modes = []
+
+    def probe(*_: object) -> None:
+        (tmp_path / "made").touch()
+        modes.append((tmp_path / "made").stat().st_mode & 0o777)
+
+    process = CoordinatorProcess(tmp_path)
+    process.config.write_text(f"state_dir: {tmp_path}/s\ntokens_file: {tmp_path}/tokens\n")
+    before = os.umask(0)
+    try:
+        with mock.patch("orchestrator.__main__.back_up", probe):
+            verb(process, "backup", str(tmp_path / "none"))
+    finally:
+        os.umask(before)
+    assert modes == [0o600]

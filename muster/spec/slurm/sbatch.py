@@ -57,7 +57,13 @@ _INSTEAD: Final = {
 }
 _VARIABLE: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 # Commands after such a word run conditionally, repeatedly or later; lines after `<<` are text.
-_CONTROL: Final = re.compile(r"(if|for|while|until|case|select|function|trap|exec)\b|[({]|.*<<")
+_CONTROL: Final = re.compile(
+    r"(if|for|while|until|case|select|function|trap|exec)\b|[({]|.*<<"
+    # A function, or a line whose rest is the next one.
+    r"|[^\s()]+\s*\(\s*\)|.*(&&|\||[({])\s*$"
+)
+_TIME: Final = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}")
+_TIME_OF_BOTH: Final = re.compile(r"([0-9]+-)?[0-9]{1,4}:[0-5][0-9]:[0-5][0-9]")
 _SHELLS: Final = ("bash", "sh", "dash")
 # Under Slurm a script continues after an error. A script in `run` stops.
 _AS_UNDER_SLURM: Final = "set +euo pipefail"
@@ -194,13 +200,7 @@ class _Reader:
     def _time(self, value: str) -> None:
         if value.upper() in ("UNLIMITED", "INFINITE") or not value.strip("0:-"):
             return
-        # In Slurm, a bare number is minutes, and M:SS is minutes and seconds.
-        if value.isdecimal():
-            value = f"{value}m"
-        elif re.fullmatch(r"\d+:\d\d", value):
-            minutes, seconds = value.split(":")
-            value = f"{int(minutes)}m{int(seconds)}s"
-        self._set("time_limit", value)
+        self._set("time_limit", _duration(value))
 
     def _output(self, value: str) -> None:
         self.notes.append(
@@ -293,6 +293,18 @@ class _Reader:
             self._set("env", env)
 
 
+def _duration(value: str) -> str:
+    """A time of Slurm as a job file has it; what is no time stays as it is."""
+    if not _TIME.fullmatch(value) or _TIME_OF_BOTH.fullmatch(value):
+        return value
+    days, dash, clock = value.rpartition("-")
+    numbers = clock.split(":")
+    # Without days a lone number is minutes, and two are minutes and seconds.
+    units = "hms" if dash or len(numbers) == 3 else "ms"
+    parts = [f"{int(number)}{unit}" for number, unit in zip(numbers, units, strict=False)]
+    return "".join([f"{days}d" if dash else "", *parts])
+
+
 def _whole(text: str) -> str:
     """Return the script with Slurm's error handling, unless it sets its own."""
     first, newline, rest = text.partition("\n")
@@ -358,6 +370,6 @@ def _variables(words: Sequence[str]) -> dict[str, str]:
     """Return the variables of `export A=1 B=2`, or without the export; empty for other commands."""
     given = words[1:] if words[:1] == ["export"] else words
     pairs = [_VARIABLE.fullmatch(word) for word in given]
-    if _expands(given):
+    if _expands(given) or any(pair and pair[2].startswith("(") for pair in pairs):
         return {}
     return {pair[1]: pair[2] for pair in pairs if pair} if all(pairs) else {}

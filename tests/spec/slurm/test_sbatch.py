@@ -318,3 +318,77 @@ def test_a_substitution_among_the_arguments_is_for_a_shell(word: str) -> None:
 def test_a_substitution_that_is_never_closed_is_a_script() -> None:
     found = made(body="srun torchrun --role $(hostname -s x.py")
     assert found.mapping["launcher"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("1:2:3", 3723),
+        ("1:2", 62),
+        ("90:5", 5405),
+        ("0:90", 90),
+        ("1-2", 93600),
+        ("1-2:3", 93780),
+        ("1-2:3:4", 93784),
+        ("0-0:5", 300),
+        ("5-0", 432000),
+        ("01:02:03", 3723),
+        ("1-02:03:04", 93784),
+        ("100:00:00", 360000),
+    ],
+)
+def test_every_form_of_slurm_s_times_is_read(time: str, seconds: int) -> None:
+    """The forms of sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, days-hours,
+    days-hours:minutes and days-hours:minutes:seconds."""
+    found = made(f"-t {time}")
+    assert parse_mapping({"name": "x", **found.mapping}).time_limit_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("line", "run"),
+    [
+        ("python -m torch.distributed.launch --use_env x.py", ("x.py",)),
+        ("srun python -m torch.distributed.launch --use-env x.py --a 1", ("x.py", "--a", "1")),
+        ("python -u -m torch.distributed.launch --use_env x.py", ("x.py",)),
+        ("python3 -m torch.distributed.launch --use_env -m pkg.mod", ("-m", "pkg.mod")),
+        ("python -m torch.distributed.launch --use_env --nnodes=2 x.py", ("x.py",)),
+        ("torchrun --virtual_local_rank --standalone x.py", ("x.py",)),
+        ("python -m torch.distributed.launch x.py", ("x.py",)),
+    ],
+)
+def test_a_switch_of_a_launcher_takes_no_word_of_the_program(
+    line: str, run: tuple[str, ...]
+) -> None:
+    found = made(body=line)
+    assert parse_mapping({"name": "x", **found.mapping}).run == Argv(run)
+    assert any("--local-rank" in note for note in found.notes) == (
+        "launch" in line and "use" not in line
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "f() {\n  srun python x.py\n}\nf",
+        "f () {\n  srun python x.py\n}\nf",
+        "my-f() {\n  srun python x.py\n}\nmy-f",
+        "f() (\n  srun python x.py\n)\nf",
+        "f()\n{\n  srun python x.py\n}\nf",
+        "function f {\n  srun python x.py\n}\nf",
+        "[[ -n $X ]] && {\n  srun python x.py\n}",
+        "test -d /data &&\nsrun python x.py",
+        "test -d /data ||\nsrun python x.py",
+        "cat list |\nsrun python x.py",
+        "time {\n  srun python x.py\n}",
+    ],
+)
+def test_a_start_in_a_function_or_behind_a_condition_stays_in_the_script(body: str) -> None:
+    found = made(body=body)
+    assert found.mapping["launcher"] == "none"
+    assert body in str(found.mapping["run"])
+
+
+def test_an_array_of_several_lines_is_no_variable() -> None:
+    found = made(body="a=(1\n2)\nsrun python x.py")
+    assert "env" not in found.mapping
+    assert any("a=(1" in note for note in found.notes)

@@ -53,7 +53,10 @@ class Rig:
         self.acks[stream] = offset
 
     def sources(self) -> list[Source]:
-        return [Source(k, s.path, s.last_seq) for k, s in self.store.job(JOB).streams.items()]
+        return [
+            Source(k, s.path, s.last_seq, indexed=s.indexed)
+            for k, s in self.store.job(JOB).streams.items()
+        ]
 
     def pieces(self) -> list[Piece]:
         boundary = self.store.job(JOB).next_seq

@@ -60,7 +60,10 @@ class Log:
         return self.store.job(JOB).next_seq
 
     def sources(self) -> list[Source]:
-        return [Source(key, s.path, s.last_seq) for key, s in self.store.job(JOB).streams.items()]
+        return [
+            Source(key, s.path, s.last_seq, indexed=s.indexed)
+            for key, s in self.store.job(JOB).streams.items()
+        ]
 
 
 def by_stream(pieces: list[Piece]) -> dict[tuple[int, int], bytes]:
