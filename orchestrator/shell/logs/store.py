@@ -12,6 +12,7 @@ import resource
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -88,6 +89,8 @@ class LogStore:
         self._work = asyncio.Event()
         self._hurry = asyncio.Event()
         self._rounds: list[asyncio.Future[None]] = []
+        # Acknowledgements of log bytes wait for it, and for no thread that others use.
+        self._syncing = ThreadPoolExecutor(1, thread_name_prefix="log-sync")
         self.stored_bytes = self.dropped_bytes = self.stalls = 0
 
     def prepare(self) -> None:
@@ -125,7 +128,9 @@ class LogStore:
         rounds, self._rounds = self._rounds, []
         sizes = {stream: stream.size for stream in dirty}
         try:
-            await asyncio.to_thread(sync_files, [stream.path for stream in dirty], folders)
+            paths = [stream.path for stream in dirty]
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._syncing, sync_files, paths, folders)
         except LogStoreError as error:
             self._dirty = dirty | self._dirty
             self._new_folders |= folders
