@@ -47,6 +47,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     queued_jobs_max: Count = 100_000
     connections_per_token_max: Count = 1000
     pending_connections_per_address_max: Count = 4096
+    streams_per_user_max: Count = 256
+    streams_max: Count = 1024
     submits_per_s: Rate = 1000
     refusals_per_s: Rate = 100
     disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=1 << 20, le=1 << 36)] = 16 << 20
