@@ -45,6 +45,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     agent_message_bytes_max: Count = 1 << 20
     agents_max: Count = 10_000
     queued_jobs_max: Count = 100_000
+    spec_bytes_per_user_max: Count = 128 << 20
+    spec_bytes_max: Count = 256 << 20
     connections_per_token_max: Count = 1000
     pending_connections_per_address_max: Count = 4096
     streams_per_user_max: Count = 256

@@ -63,6 +63,9 @@ class Limits(msgspec.Struct, frozen=True):
     `brake_s` is how long nothing is called lost in a mass outage, when most agents fall silent at
     once (0: no special case).
 
+    `spec_bytes_max` is the most bytes that the specifications of all jobs that have not ended may
+    have together, because they are in memory, and `user_spec_bytes_max` those of one user's jobs.
+
     `own_names` are names of the coordinator's own machine, in lower case. No other machine may join
     under one of them.
     """
@@ -80,4 +83,6 @@ class Limits(msgspec.Struct, frozen=True):
     start_timeout_s: float = 120.0
     quarantine: Quarantine = Quarantine()
     hangs: HangLimits = msgspec.field(default_factory=HangLimits)
+    spec_bytes_max: int = 256 << 20
+    user_spec_bytes_max: int = 128 << 20
     own_names: frozenset[str] = frozenset()
