@@ -51,7 +51,7 @@ from tests.orchestrator.process import CoordinatorProcess
 from tests.orchestrator.user import JOB, User, user_of
 
 # For a machine of two cores that runs other tests, too.
-ANSWER_S_MAX = 4.0
+ANSWER_S_MAX = 1.0
 TAILS = 200
 STREAMS = 900
 
