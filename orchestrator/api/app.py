@@ -1,4 +1,4 @@
-"""The web application: its routes, who may use each, and what surrounds every request."""
+"""The web application: its routes, their access rules, and the middleware of every request."""
 
 from typing import Final
 
@@ -43,7 +43,7 @@ def make_app(
     limits: Limits,
     rules: SubmitRules,
 ) -> web.Application:
-    """The application, complete; nothing can be reached that is not in `routes`."""
+    """Build the application. Only routes in `routes` are reachable."""
     jobs = JobsApi(
         coordinator,
         queued_max=limits.queued_jobs_max,

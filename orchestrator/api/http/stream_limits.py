@@ -12,7 +12,7 @@ _HINT = "close streams that nobody reads (logs -f, events -f), or raise {} in th
 
 
 def lasts(request: web.Request) -> bool:
-    """Whether a user asks for a stream that goes on until something ends."""
+    """Whether the user asks for a stream that stays open."""
     about = request.get(ABOUT)
     if about is None or not about.items:
         return False

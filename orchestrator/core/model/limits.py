@@ -66,6 +66,9 @@ class Limits(msgspec.Struct, frozen=True):
     `spec_bytes_max` is the most bytes that the specifications of all jobs that have not ended may
     have together, because they are in memory, and `user_spec_bytes_max` those of one user's jobs.
 
+    `nodes_max` is how many nodes are known, and `new_nodes_per_hour` how many new names join within
+    an hour.
+
     `own_names` are names of the coordinator's own machine, in lower case. No other machine may join
     under one of them.
     """
@@ -85,4 +88,6 @@ class Limits(msgspec.Struct, frozen=True):
     hangs: HangLimits = msgspec.field(default_factory=HangLimits)
     spec_bytes_max: int = 256 << 20
     user_spec_bytes_max: int = 128 << 20
+    nodes_max: int = 10_000
+    new_nodes_per_hour: int = 2000
     own_names: frozenset[str] = frozenset()

@@ -16,6 +16,7 @@ from muster.protocol.ids import JobId, NodeName
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.model import JobSpec, Shell
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import service as sf
 from orchestrator.journal.errors import (
     CorruptJournalError,
     ForeignJournalError,
@@ -219,3 +220,36 @@ def test_a_commit_waits_for_the_disk(tmp_path: Path) -> None:
     assert pragma("PRAGMA journal_mode").fetchone() == ("wal",)
     assert pragma("PRAGMA synchronous").fetchone() == (2,), "FULL"
     journal.close()
+
+
+def registration(node: str, boot: str) -> f.NodeRegistered:
+    return f.NodeRegistered(NodeName(node), "a", boot, "0.1.0", Inventory("10.0.0.1", "m"))
+
+
+def boots(journal: Journal) -> list[tuple[str, str]]:
+    facts = [recorded.fact for recorded in journal.replay()]
+    return [(x.node, x.boot_id) for x in facts if isinstance(x, f.NodeRegistered)]
+
+
+def test_of_a_nodes_registrations_the_first_and_the_newest_stay(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    journal.append([(registration("n1", "b0"), 1.0), (registration("n2", "b0"), 1.0)])
+    for number in range(1, 9):
+        journal.append([(registration("n1", f"b{number}"), 1.0)])
+    journal.append([(registration("n1", "b9"), 1.0), (registration("n1", "b10"), 1.0)])
+    assert boots(journal) == [("n1", "b0"), ("n2", "b0"), ("n1", "b10")]
+    # A node that comes back after its removal has a first registration again.
+    journal.append([(sf.NodeRemoved(NodeName("n1"), "ann"), 1.0)])
+    for number in range(20, 24):
+        journal.append([(registration("n1", f"b{number}"), 1.0)])
+    kept = [("n1", "b0"), ("n2", "b0"), ("n1", "b10"), ("n1", "b20"), ("n1", "b23")]
+    assert boots(journal) == kept
+    journal.close()
+
+    again = Journal.open(tmp_path)
+    assert boots(again) == kept
+    assert list(again.append([(registration("n1", "b24"), 1.0)])) == [18]
+    again.append([(registration("n1", "b25"), 1.0)])
+    again.append([(registration("n1", "b26"), 1.0)])
+    assert boots(again) == [*kept, ("n1", "b24"), ("n1", "b26")]
+    again.close()
