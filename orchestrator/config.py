@@ -47,8 +47,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     agents_max: Count = 10_000
     new_nodes_per_hour: Count = 2000
     queued_jobs_max: Count = 100_000
+    spec_bytes_per_user_max: Count = 128 << 20
+    spec_bytes_max: Count = 256 << 20
     connections_per_token_max: Count = 1000
     pending_connections_per_address_max: Count = 4096
+    streams_per_user_max: Count = 256
+    streams_max: Count = 1024
     submits_per_s: Rate = 1000
     refusals_per_s: Rate = 100
     disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=1 << 20, le=1 << 36)] = 16 << 20

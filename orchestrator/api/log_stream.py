@@ -1,6 +1,5 @@
 """One reader of one job's logs, at its own pace: bytes come from files, never from a queue."""
 
-import asyncio
 import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +16,10 @@ from orchestrator.core.gangs.log_delivery import tasks_with_pending_logs
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.state import Job
 from orchestrator.core.model.status import job_state
+from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.reader import (
+    History,
     Live,
     Piece,
     Place,
@@ -72,6 +73,8 @@ class LogReader:
         self,
         coordinator: Coordinator,
         store: LogStore,
+        reads: BulkReads,
+        user: str,
         job: Job,
         selection: Selection,
         *,
@@ -79,6 +82,8 @@ class LogReader:
     ) -> None:
         self._coordinator = coordinator
         self._store = store
+        self._reads = reads
+        self._user = user
         self._job = job  # it changes until it has ended
         self._name = job.id
         self._selection = selection
@@ -107,7 +112,8 @@ class LogReader:
         try:
             after = await self._history(response, place, tail)
             while True:
-                await self._store.load(self._name)
+                async with self._reads.turn(self._user):
+                    await self._store.load(self._name)
                 changes = self._coordinator.changes
                 seen = {key: changes.count(key) for key in (self._name, log_key(self._name))}
                 # Looked at before reading: what makes it final was stored before.
@@ -159,9 +165,15 @@ class LogReader:
         if tail == 0 and place is None:
             return Live(boundary, 0)
         if tail is not None and place is None:
-            start = await asyncio.to_thread(last_lines, self._sources(), boundary, tail)
+            start = await self._tail(last_lines(self._sources(), boundary, tail))
         await self._send(response, history(self._sources(), boundary, start))
         return Live(boundary, 0)
+
+    async def _tail(self, search: Iterator[History | None]) -> History | None:
+        found: list[History | None] = [None]
+        while found == [None]:
+            found = await self._reads.slice(self._user, lambda: list(islice(search, 1)))
+        return found[0] if found else None
 
     async def _live(self, response: web.StreamResponse, after: Live) -> Live:
         until = self._store.job(self._name).next_seq
@@ -172,7 +184,7 @@ class LogReader:
 
     async def _send(self, response: web.StreamResponse, pieces: Iterator[Piece]) -> None:
         while True:
-            payload, last = await asyncio.to_thread(self._next, pieces)
+            payload, last = await self._reads.slice(self._user, lambda: self._next(pieces))
             if last is None:
                 return
             if len(payload) >= _BATCH_BYTES:

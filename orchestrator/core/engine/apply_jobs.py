@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import assert_never
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, json, structs
 
 from muster.protocol.ids import JobId
+from muster.spec.model import JobSpec
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.job import JOB_TRANSITIONS, JobPhase
@@ -29,7 +30,9 @@ def apply_job(
 ) -> None:
     match fact:
         case f.JobSubmitted(job_id, spec, user, key, digest, rerun_of):
-            job = Job(job_id, spec, user, at, rerun_of=rerun_of, key=key)
+            size = bytes_of(spec)
+            job = Job(job_id, spec, user, at, rerun_of=rerun_of, key=key, spec_bytes=size)
+            state.spec_bytes[user] = state.spec_bytes.get(user, 0) + size
             state.jobs[job_id] = job
             state.next_job = max(state.next_job, job_id + 1)
             if key:
@@ -57,6 +60,7 @@ def apply_job(
             _leave_line(state, job)
             job_to(job, JobPhase.ENDED)
             job.cause, job.ended_at = cause, at
+            _release_bytes(state, job)
         case _:
             assert_never(fact)
 
@@ -90,6 +94,17 @@ def apply_change(state: State, fact: f.JobHeld | f.JobReleased | f.JobChanged, a
             job.notes.add(at, f"changed by {user}: {fact.text}")
         case _:
             assert_never(fact)
+
+
+def bytes_of(spec: JobSpec) -> int:
+    """Return the size of a specification in bytes, as JSON."""
+    return len(json.encode(spec))
+
+
+def _release_bytes(state: State, job: Job) -> None:
+    left = state.spec_bytes.pop(job.user) - job.spec_bytes
+    if left:
+        state.spec_bytes[job.user] = left
 
 
 def enqueue(state: State, job: Job) -> None:

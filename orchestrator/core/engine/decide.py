@@ -32,6 +32,7 @@ from muster.protocol.interfaces import Interface, problem
 from muster.protocol.inventory_bounds import inventory_problem
 from muster.protocol.states import TaskState
 from muster.protocol.traffic import PortHealth
+from orchestrator.core.engine.apply_jobs import bytes_of
 from orchestrator.core.engine.timers import decide_timer, restart_timers
 from orchestrator.core.engine.user_requests import cancel, change, signal
 from orchestrator.core.facts import effects as a
@@ -78,7 +79,7 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
         case s.CoordinatorStarted():
             return _started(state, received, now, limits)
         case s.SubmitReceived():
-            return _submit(state, received)
+            return _submit(state, received, limits)
         case s.CancelReceived():
             return cancel(state, received)
         case s.ChangeReceived():
@@ -129,7 +130,7 @@ def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: 
     return decision
 
 
-def _submit(state: State, received: s.SubmitReceived) -> Decision:
+def _submit(state: State, received: s.SubmitReceived, limits: Limits) -> Decision:
     request, spec = received.request, received.spec
     if received.key:
         known = state.keys.get((received.user, received.key))
@@ -147,6 +148,9 @@ def _submit(state: State, received: s.SubmitReceived) -> Decision:
             "make room there and submit again; jobs run on and can be cancelled",
         )
         return Decision([], [a.Answer(request, declined)])
+    too_many = _too_many_bytes(state, received, limits)
+    if too_many is not None:
+        return Decision([], [a.Answer(request, too_many)])
     impossible = never_fits(state, spec)
     if impossible is not None:
         declined = a.Declined(
@@ -160,6 +164,27 @@ def _submit(state: State, received: s.SubmitReceived) -> Decision:
         job, spec, received.user, received.key, received.digest, received.rerun_of
     )
     return Decision([fact], [a.Answer(request, a.Submitted(job, created=True))])
+
+
+def _too_many_bytes(state: State, received: s.SubmitReceived, limits: Limits) -> a.Declined | None:
+    size, user = bytes_of(received.spec), received.user
+    hint = (
+        "wait until some have ended or cancel some (muster ps, muster cancel); keep large scripts "
+        "and values in files that the job reads"
+    )
+    if state.spec_bytes.get(user, 0) + size > limits.user_spec_bytes_max:
+        text = (
+            f"the jobs of {user} that have not ended have {limits.user_spec_bytes_max} bytes of "
+            "specifications, which is the limit of one user (limits.spec_bytes_per_user_max)"
+        )
+        return a.Declined(a.TOO_MANY_BYTES, text, hint)
+    if sum(state.spec_bytes.values()) + size > limits.spec_bytes_max:
+        text = (
+            f"the jobs that have not ended have {limits.spec_bytes_max} bytes of specifications, "
+            "which is the limit of all users together (limits.spec_bytes_max)"
+        )
+        return a.Declined(a.TOO_MANY_BYTES, text, hint)
+    return None
 
 
 def submitted_before(key: str, again: str, job: JobId, digest: str) -> a.Result:

@@ -28,6 +28,8 @@ from orchestrator.shell.logs.stream_file import LogStoreError, StreamKey, key_of
 PIECE_BYTES: Final = 64 * 1024
 _TAIL_BYTES_MAX: Final = 64 << 20
 _FILES_OPEN_MAX: Final = 16
+_SLICE_RECORDS: Final = 512
+_SLICE_BYTES: Final = 1 << 20
 _HISTORY: Final = re.compile(
     r"h([0-9]{1,18})\.(-?0x[01]\.[0-9a-f]{1,13}p-?[0-9]{1,4})\.([0-9]{1,9})\.([0-9]{1,9})"
     r"\.([a-z]+(?:\.[0-9]{1,9})?)\.([0-9]{1,18})"
@@ -141,15 +143,21 @@ def live(sources: Iterable[Source], after: Live, until: int) -> Iterator[Piece]:
                 yield Piece(key, offset, entry.ts, data, Live(seq, offset + len(data)))
 
 
-def last_lines(sources: Iterable[Source], boundary: int, lines: int) -> History | None:
-    """Return the position in history that `lines` lines follow. Reads back at most 64 MiB.
+def last_lines(sources: Iterable[Source], boundary: int, lines: int) -> Iterator[History | None]:
+    """Yield the position in history that `lines` lines follow. Reads back at most 64 MiB.
 
-    Returns None if the history has no more lines than that.
+    Yields None after each slice of the search, so that readers can take turns. Yields no position
+    if the history has no more lines than that.
     """
     found = (_by_time(source, boundary, None, backward=True) for source in sources)
     newlines, seen = 0, 0
+    records, slice_ends = 0, _SLICE_BYTES
     with _Files() as files:
         for ts, key, _, source, entry in heapq.merge(*found, reverse=True):
+            records += 1
+            if records % _SLICE_RECORDS == 0 or seen >= slice_ends:
+                slice_ends = seen + _SLICE_BYTES
+                yield None
             for offset, data in reversed(list(files.read(source, entry, 0))):
                 # The log's final newline does not begin another line.
                 end = len(data) - 1 if seen == 0 and data.endswith(b"\n") else len(data)
@@ -157,11 +165,12 @@ def last_lines(sources: Iterable[Source], boundary: int, lines: int) -> History 
                 while (at := data.rfind(b"\n", 0, end)) >= 0:
                     newlines += 1
                     if newlines >= lines:
-                        return History(boundary, ts, key, offset + at + 1)
+                        yield History(boundary, ts, key, offset + at + 1)
+                        return
                     end = at
                 if seen >= _TAIL_BYTES_MAX:
-                    return History(boundary, ts, key, offset)
-    return None
+                    yield History(boundary, ts, key, offset)
+                    return
 
 
 def take(pieces: Iterator[Piece], bytes_max: int) -> list[Piece]:

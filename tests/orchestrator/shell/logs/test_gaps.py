@@ -127,7 +127,7 @@ def test_a_reader_who_comes_back_sees_a_gap_once(tmp_path: Path) -> None:
         assert isinstance(piece.place, Live)
         rest = list(live(rig.sources(), piece.place, boundary))
         assert shown(rest) == shown(arrived[number + 1 :])
-    tail = last_lines(rig.sources(), boundary, 1)
+    (tail,) = last_lines(rig.sources(), boundary, 1)
     assert shown(list(history(rig.sources(), boundary, tail))) == shown(pieces[1:])
     rig.store.close()
 
