@@ -161,7 +161,7 @@ def _enough_free(state: State, spec: JobSpec) -> bool:
 def why_waiting(state: State, job: Job) -> str:
     """A sentence on why a queued job has not been placed, from the scheduler's own reasons."""
     if state.disk_full:
-        return f"nothing is started: {state.disk_full}"
+        return f"no job is started: {state.disk_full}"
     queue = state.queues[job.spec.pool]
     place_in_queue = queue.index((-job.spec.priority, job.id))
     if place_in_queue > 0:
