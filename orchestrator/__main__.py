@@ -27,8 +27,20 @@ from muster.daemon.tls import server_context
 from orchestrator.api.http.tokens import TokenStore
 from orchestrator.config import CoordinatorConfig, load, webhook_secret
 from orchestrator.core.engine.decide import VERSION
-from orchestrator.journal.backup import back_up, examined, examined_copy, restore, salvaged
-from orchestrator.journal.errors import CorruptJournalError, LostLogError, LostTailError
+from orchestrator.journal.backup import (
+    back_up,
+    examined,
+    examined_copy,
+    restore,
+    salvaged,
+    undo_interrupted_restore,
+)
+from orchestrator.journal.errors import (
+    CorruptJournalError,
+    HalfRestoredError,
+    LostLogError,
+    LostTailError,
+)
 from orchestrator.server import serve
 from orchestrator.shell.coordinator import replay
 
@@ -57,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if verb == BACKUP:
             return _back_up(config, arguments.file)
         if verb == RESTORE:
+            undo_interrupted_restore(config.state_dir)
             if not arguments.salvage:
                 return _restore(config, arguments.file)
             with salvaged(config.state_dir, config.job_logs_path, replay) as copy:
@@ -80,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"go on with what can be read, without what came after it, with `muster "
             f"restore{given} --salvage`, or "
             if isinstance(error, LostTailError)
+            else f"if it was a salvage, run `muster restore{given} --salvage` again, or "
+            if isinstance(error, HalfRestoredError)
             else ""
         )
         return _complain(
@@ -154,12 +169,17 @@ def _restore(config: CoordinatorConfig, copy: Path) -> int:
     with examined_copy(copy) as found:
         state = replay(found)
     next_job = max(state.next_job, found.first_job)
-    aside = restore(config.state_dir, copy, next_job, config.job_logs_path)
+    replaced = restore(config.state_dir, copy, next_job, config.job_logs_path)
+    later = (
+        f"later jobs, up to number {replaced.last_job} at most, are unknown; "
+        if replaced.last_job >= next_job
+        else ""
+    )
     _say(
         RESTORE,
-        f"restored {len(state.jobs) + found.archived} jobs, the last is {next_job - 1}; the "
-        f"journal that was there is {aside}. Tasks that nodes have and this backup does not know "
-        "are stopped when the coordinator starts",
+        f"restored {len(state.jobs) + found.archived} jobs, the last is {next_job - 1}; "
+        f"{later}the journal that was there is {replaced.journal}. Tasks that nodes have and this "
+        "backup does not know are stopped when the coordinator starts",
     )
     return 0
 

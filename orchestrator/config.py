@@ -45,6 +45,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     http_body_bytes_max: Count = 1 << 20
     agent_message_bytes_max: Count = 1 << 20
     agents_max: Count = 10_000
+    new_nodes_per_hour: Count = 2000
     queued_jobs_max: Count = 100_000
     connections_per_token_max: Count = 1000
     pending_connections_per_address_max: Count = 4096

@@ -359,6 +359,8 @@ def _limits(config: CoordinatorConfig) -> Limits:
             pool_share=config.quarantine.pool_share,
             restarts=config.quarantine.restarts,
         ),
+        nodes_max=config.limits.agents_max,
+        new_nodes_per_hour=config.limits.new_nodes_per_hour,
         own_names=_own_names(config),
     )
 

@@ -13,8 +13,9 @@ import contextlib
 import errno
 import os
 import pwd
+import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -59,7 +60,11 @@ def is_being_created(name: str) -> bool:
 def has_tasks(state_dir: Path) -> bool:
     """Whether a state directory has tasks of an earlier agent process. Raises FileError."""
     try:
-        return any(not is_being_created(name) for name in os.listdir(state_dir / TASKS))
+        with os.scandir(state_dir / TASKS) as entries:
+            return any(
+                entry.is_dir(follow_symlinks=False) and not is_being_created(entry.name)
+                for entry in entries
+            )
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -249,8 +254,14 @@ class TaskDirs:
                 if is_being_created(name):
                     self._remove_left(name)
                 continue
-            tasks.append(TaskId(name))
+            if _is_folder(self._tasks / name):
+                tasks.append(TaskId(name))
         return tasks
+
+    def others(self, tasks: Collection[TaskId]) -> list[str]:
+        """The names of entries beside those of `tasks`, made by no agent. Raises OSError."""
+        names = set(os.listdir(self._tasks)).difference(tasks)
+        return sorted(name for name in names if not is_being_created(name))
 
     def remove(self, task: TaskId) -> None:
         """Remove the task's directory, following no link. Does nothing if it has gone.
@@ -261,8 +272,9 @@ class TaskDirs:
         away = f"{_GONE}{task}"
         try:
             # It stops being a task at once, however long the rest takes.
-            with _opened(self._tasks) as tasks, contextlib.suppress(FileNotFoundError):
-                os.rename(task, away, src_dir_fd=tasks, dst_dir_fd=tasks)
+            if _is_folder(self.path(task)):
+                with _opened(self._tasks) as tasks:
+                    os.rename(task, away, src_dir_fd=tasks, dst_dir_fd=tasks)
             for name in (away, f"{_NEW}{task}"):
                 self._remove_entry(name)
             with (
@@ -317,6 +329,14 @@ class TaskDirs:
         if self._owner is not None:
             with _opened(name, above) as folder:
                 os.chown(folder, self._owner.uid, self._owner.gid)
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether `path` is a folder and no link to one. Raises OSError."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager

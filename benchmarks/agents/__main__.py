@@ -162,6 +162,7 @@ def _coordinator(*, tls: bool) -> Iterator[tuple[LocalCluster, Path | None]]:
     """Start a coordinator without agents of its own, and return its CA."""
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
         local = LocalCluster(Path(folder), agents=0)
+        _set(local, limits={"new_nodes_per_hour": 10_000})
         ca = _with_tls(local) if tls else None
         local.coordinator.start()
         try:
@@ -180,11 +181,13 @@ def _with_tls(local: LocalCluster) -> Path:
     issued.private_key_pem.write_to_path(key)
     authority.cert_pem.write_to_path(ca)
     key.chmod(0o600)
-    path = local.root / "config" / "coordinator.yaml"
-    settings = yaml.safe_load(path.read_text())
-    settings["tls"] = {"cert": str(cert), "key": str(key)}
-    path.write_text(yaml.safe_dump(settings))
+    _set(local, tls={"cert": str(cert), "key": str(key)})
     return ca
+
+
+def _set(local: LocalCluster, **settings: object) -> None:
+    path = local.root / "config" / "coordinator.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **settings}))
 
 
 def _until_it_listens(local: LocalCluster) -> None:

@@ -22,6 +22,7 @@ _INSERT: Final = f"INSERT INTO archived ({_ROW}, crc) VALUES (?, ?, ?, ?, ?, ?, 
 _TALLY: Final = """
 INSERT INTO tally VALUES (?, 1) ON CONFLICT (state) DO UPDATE SET jobs = jobs + 1
 """
+_MOVED: Final = "UPDATE meta SET value = value + ? WHERE name = 'moved'"
 _NEXT_JOB: Final = """
 INSERT INTO meta VALUES ('first_job', :next)
 ON CONFLICT (name) DO UPDATE SET value = max(value, :next)
@@ -88,9 +89,15 @@ def move(database: sqlite3.Connection, jobs: Sequence[Archived]) -> int:
         database.execute("INSERT INTO history SELECT * FROM fact WHERE job = ?", given)
         moved += database.execute("DELETE FROM fact WHERE job = ?", given).rowcount
     if jobs:
-        database.execute("UPDATE meta SET value = value + ? WHERE name = 'moved'", (moved,))
+        database.execute(_MOVED, (moved,))
         database.execute(_NEXT_JOB, {"next": 1 + max(row.job for row in jobs)})
     return moved
+
+
+def drop(database: sqlite3.Connection, seqs: Sequence[int]) -> None:
+    """Within a transaction: remove facts that later ones replace. They count as moved."""
+    database.executemany("DELETE FROM fact WHERE seq = ?", [(seq,) for seq in seqs])
+    database.execute(_MOVED, (len(seqs),))
 
 
 def forget(database: sqlite3.Connection, jobs: Sequence[int]) -> dict[str, int]:

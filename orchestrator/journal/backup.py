@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from muster.daemon.durable_files import give_to_owner, lock_directory, sync_directory, sync_file
 from muster.daemon.errors import DirectoryLockedError, FileError
@@ -15,14 +15,19 @@ from orchestrator.journal.archive import check_archive
 from orchestrator.journal.errors import CorruptJournalError, JournalError, LostTailError
 from orchestrator.journal.journal import last_seq, records, refuse_network
 from orchestrator.journal.loss import (
+    LAST_JOB,
+    REPLACED,
     RESTORED,
+    RESTORING,
     SALVAGED,
+    half_restored,
     last_with_logs,
     refuse_loss,
     remove_leftovers,
     size,
 )
-from orchestrator.journal.mark import unmark
+from orchestrator.journal.mark import CLOSED_NAME
+from orchestrator.journal.mark import FILE_NAME as OPEN_NAME
 from orchestrator.journal.reader_pool import frozen, read_only
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.schema import FILE_NAME, LAYOUT, check, upgrade
@@ -30,14 +35,8 @@ from orchestrator.journal.schema import FILE_NAME, LAYOUT, check, upgrade
 # Epochs and jobs that the backup does not know may have existed: skip these numbers.
 _EPOCHS_LEFT_OUT: Final = 1_000_000
 _JOBS_LEFT_OUT: Final = 1000
-# Archived jobs have numbers below `first_job`.
-_LAST_JOB: Final = """
-SELECT max(
-    coalesce((SELECT max(job) FROM fact), 0),
-    coalesce((SELECT value - 1 FROM meta WHERE name = 'first_job'), 0)
-)
-"""
-_PARTS: Final = ("", "-wal", "-shm")
+# The log first: a database that stays behind without it is noticed at the next start.
+_PARTS: Final = ("-shm", "-wal", "")
 
 Connect = Callable[[Path], sqlite3.Connection]
 
@@ -144,8 +143,16 @@ def _examine(database: sqlite3.Connection, path: Path) -> Examined | None:
     return Examined(records(database, path), archived, 0 if row is None else int(row[0]))
 
 
-def restore(state_dir: Path, copy: Path, next_job: int, logs: Path | None = None) -> Path:
-    """Replace the journal by a verified backup. Returns the new path of the old journal.
+class Replaced(NamedTuple):
+    """The new name of the journal that was in place, and the last job that is known to have been
+    there or whose number was left out for one that may have been."""
+
+    journal: Path
+    last_job: int
+
+
+def restore(state_dir: Path, copy: Path, next_job: int, logs: Path | None = None) -> Replaced:
+    """Replace the journal by a verified backup.
 
     `next_job` follows the last job in the backup. Later jobs and epochs may have left traces on
     nodes, so their numbers are not reused. They are found in the current journal and in `logs` (as
@@ -154,6 +161,7 @@ def restore(state_dir: Path, copy: Path, next_job: int, logs: Path | None = None
     path = state_dir / FILE_NAME
     temporary = state_dir / f".{FILE_NAME}.{RESTORED}"
     with lock_directory(state_dir):
+        _undo(path)
         try:
             with _removed(temporary):
                 shutil.copyfile(copy, temporary)
@@ -166,14 +174,23 @@ def restore(state_dir: Path, copy: Path, next_job: int, logs: Path | None = None
                     _leave_out(database, epoch, last_job)
                 give_to_owner(temporary)
                 sync_file(temporary)
-                aside = _move_aside(path)
-                unmark(path)
-                os.replace(temporary, path)
+                aside = _swap(path, temporary)
                 remove_leftovers(state_dir, FILE_NAME)
                 sync_directory(state_dir)
         except (OSError, sqlite3.Error) as error:
+            with contextlib.suppress(FileError):
+                _undo(path)
             raise FileError(f"{copy} cannot be restored to {path}: {error}") from error
-    return aside
+    return Replaced(aside, last_job)
+
+
+def undo_interrupted_restore(state_dir: Path) -> None:
+    """Put the old journal back where a restore was killed between its renames. Raises
+    DirectoryLockedError, FileError and JournalError."""
+    path = state_dir / FILE_NAME
+    if half_restored(path) is not None:
+        with lock_directory(state_dir):
+            _undo(path)
 
 
 @contextlib.contextmanager
@@ -190,6 +207,7 @@ def salvaged(
     path = state_dir / FILE_NAME
     copy = state_dir / f".{FILE_NAME}.{SALVAGED}"
     with lock_directory(state_dir):
+        _undo(path)
         try:
             refuse_loss(path, logs)
         except LostTailError:
@@ -286,22 +304,68 @@ def _last(path: Path, logs: Path | None) -> tuple[int | None, int]:
         with contextlib.closing(_in_place(path)) as database:
             check(database, path)
             (epoch,) = database.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
-            (job,) = database.execute(_LAST_JOB).fetchone()
+            (job,) = database.execute(LAST_JOB).fetchone()
             return int(epoch) if complete else None, int(job)
     except (sqlite3.Error, JournalError, OSError, TypeError, ValueError):
         return None, 0
 
 
-def _move_aside(path: Path) -> Path:
+def _swap(path: Path, made: Path) -> Path:
+    """Rename the old journal and put `made` in its place; returns the new name of the old one.
+
+    From the first rename to the last one the folder has a file of the name `restoring-N`, so that
+    the next restore can undo what a kill in between left. Raises OSError.
+    """
     number = 1
-    while any(Path(f"{path}.replaced-{number}{part}").exists() for part in _PARTS):
+    while any(old.exists() for _, old in _files(path, number)):
         number += 1
-    aside = path.with_name(f"{path.name}.replaced-{number}")
-    # The log goes first: the next start notices a database without its log.
-    for part in reversed(_PARTS):
+    restoring = Path(f"{path}.{RESTORING}-{number}")
+    os.rename(made, restoring)
+    sync_directory(path.parent)
+    for file, old in _files(path, number):
         with contextlib.suppress(FileNotFoundError):
-            os.rename(f"{path}{part}", f"{aside}{part}")
-    return aside
+            os.rename(file, old)
+    sync_directory(path.parent)
+    os.rename(restoring, path)
+    return _replaced(path, number)
+
+
+def _undo(path: Path) -> None:
+    """Undo a restore that ended between its renames. Raises FileError and JournalError."""
+    restoring = half_restored(path)
+    if restoring is None:
+        return
+    try:
+        for file, old in _files(path, int(restoring.name.rpartition("-")[2])):
+            if not old.exists():
+                continue
+            if file.exists():
+                raise FileError(
+                    f"{old} is to be put back after a restore that was interrupted, and {file} "
+                    f"has been made since: move {file} away and run it again"
+                )
+            os.rename(old, file)
+        sync_directory(path.parent)
+        restoring.unlink()
+        sync_directory(path.parent)
+    except (OSError, ValueError) as error:
+        raise FileError(
+            f"the restore that left {restoring} cannot be undone ({error}); see that {path.parent} "
+            "may be written"
+        ) from error
+
+
+def _files(path: Path, number: int) -> Iterator[tuple[Path, Path]]:
+    """The files of a journal, each with its name once the journal is replaced."""
+    replaced = _replaced(path, number)
+    for part in _PARTS:
+        yield Path(f"{path}{part}"), Path(f"{replaced}{part}")
+    yield path.with_name(OPEN_NAME), Path(f"{replaced}-open")
+    yield path.with_name(CLOSED_NAME), Path(f"{replaced}-closed")
+
+
+def _replaced(path: Path, number: int) -> Path:
+    return Path(f"{path}.{REPLACED}-{number}")
 
 
 def _existing(state_dir: Path, logs: Path | None) -> sqlite3.Connection:

@@ -33,6 +33,10 @@ class LostLogError(LostTailError):
     """
 
 
+class HalfRestoredError(CorruptJournalError):
+    """A restore was killed between its renames. The next one undoes it first."""
+
+
 class JournalFullError(JournalError):
     """The disk has no room to open the journal."""
 

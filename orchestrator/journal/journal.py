@@ -13,7 +13,8 @@ from typing import Final, Self, TypeVar
 from muster.daemon.durable_files import DirectoryLock, lock_directory
 from muster.daemon.errors import FileError
 from muster.daemon.network_fs import network_kind
-from orchestrator.core.facts.jobs import Durable
+from orchestrator.core.facts.jobs import Durable, NodeRegistered
+from orchestrator.core.facts.service import NodeRemoved
 from orchestrator.journal import archive
 from orchestrator.journal.archive import Archived
 from orchestrator.journal.disk_reserve import DiskReserve, is_full
@@ -24,8 +25,7 @@ from orchestrator.journal.errors import (
     JournalWriteError,
 )
 from orchestrator.journal.loss import database_name, refuse_loss, remove_leftovers
-from orchestrator.journal.mark import Mark, Note, unmark
-from orchestrator.journal.reader_pool import read_only
+from orchestrator.journal.mark import Mark, Note, close_mark
 from orchestrator.journal.records import COLUMNS, Recorded, from_row, to_row
 from orchestrator.journal.schema import FILE_NAME, open_database, take_in_log
 
@@ -77,6 +77,8 @@ class Journal:
         self._log_pages = 0  # approximate number of pages in the log
         self._last_seq = last_seq(database)
         self._mark: Mark | None = None
+        self._registrations: dict[str, int | None] = {}
+        """The newest of each node in this process that the next one replaces; None: it stays."""
         self.doubt = ""
         """A sentence if the last transaction of the previous process was incomplete, else ""."""
 
@@ -164,11 +166,14 @@ class Journal:
         """
         first = self._last_seq + 1
         rows = [to_row(seq, fact, at) for seq, (fact, at) in enumerate(facts, first)]
-        self._write(
-            lambda: self._database.executemany(
-                "INSERT INTO fact VALUES (?, ?, ?, ?, ?, ?, ?)", rows
-            )
-        )
+        replaced = self._replaced(facts, first)
+
+        def write() -> None:
+            self._database.executemany("INSERT INTO fact VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            if replaced:
+                archive.drop(self._database, replaced)
+
+        self._write(write)
         self._last_seq += len(rows)
         if self._mark is not None:
             self._mark.committed(self._last_seq)
@@ -176,6 +181,27 @@ class Journal:
         if self._log_pages >= _LOG_PAGES_MAX:
             self._checkpoint()
         return range(first, first + len(rows))
+
+    def _replaced(self, facts: Sequence[tuple[Durable, float]], first: int) -> list[int]:
+        """The seqs of registrations that say nothing any more once `facts` are written.
+
+        The first one of a node in this process stays, as facts after it rest on the node's being
+        there. No fact of this process rests on what a later one says.
+        """
+        found: list[int] = []
+        for seq, (fact, _) in enumerate(facts, first):
+            match fact:
+                case NodeRegistered(node) if node in self._registrations:
+                    older = self._registrations[node]
+                    found += [] if older is None else [older]
+                    self._registrations[node] = seq
+                case NodeRegistered(node):
+                    self._registrations[node] = None
+                case NodeRemoved(node):
+                    self._registrations.pop(node, None)
+                case _:
+                    pass
+        return found
 
     def archive(self, jobs: Sequence[Archived]) -> bool:
         """Move ended jobs and their facts to the archive in one transaction, on disk on return.
@@ -243,7 +269,7 @@ class Journal:
         self._database.close()
         if not self.path.with_name(f"{self.path.name}-wal").exists():
             with contextlib.suppress(OSError):
-                unmark(self.path)
+                close_mark(self.path)
         self._lock.release()
 
     def _write(self, work: Callable[[], _T]) -> _T:
@@ -301,22 +327,25 @@ def refuse_network(state_dir: Path) -> None:
         )
 
 
-def events(path: Path, *, job: int | None, after_seq: int, limit: int) -> list[Recorded]:
-    """Return facts after `after_seq` in order, of one job or (None) of all; at most `limit` <=
-    1000.
+def events(
+    database: sqlite3.Connection, *, job: int | None, after_seq: int, limit: int, bytes_max: int
+) -> list[Recorded]:
+    """Return facts after `after_seq`, in order, of one job or (None) of all; at most `limit` <=
+    1000. The first one is always among them, and the last is the one that reaches `bytes_max`.
 
-    Uses a connection of its own, so that a long read never delays a commit, and sees only committed
-    facts. Raises JournalError.
+    Raises sqlite3.Error and JournalError.
     """
     limit = max(0, min(limit, _EVENTS_MAX))
     query = _EVENTS if job is None else _EVENTS_OF_JOB
-    try:
-        with contextlib.closing(read_only(path)) as database:
-            given = {"job": job, "after": after_seq, "limit": limit}
-            rows = database.execute(query, given).fetchall()
-    except sqlite3.Error as error:
-        raise JournalError(f"{path} cannot be read ({error})") from error
-    return [from_row(*row) for row in rows]
+    given = {"job": job, "after": after_seq, "limit": limit}
+    found, size = [], 0
+    with contextlib.closing(database.execute(query, given)) as rows:
+        for row in rows:
+            found.append(from_row(*row))
+            size += len(row[5])
+            if size >= bytes_max:
+                break
+    return found
 
 
 def records(database: sqlite3.Connection, path: Path) -> Iterator[Recorded]:

@@ -2,7 +2,9 @@
 lacks.
 
 It names the database and a lower bound of the commits. So the next start notices a removed,
-truncated or emptied log, and a replaced database.
+truncated or emptied log, and a replaced database. Once the database holds all of the log, the file
+is renamed to `journal.closed`. Its bound still holds, so that an older copy of the database is
+noticed.
 """
 
 import contextlib
@@ -12,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from muster.daemon.durable_files import sync_directory
+from muster.daemon.durable_files import sync_directory, sync_file
 from orchestrator.journal.errors import JournalError
 from orchestrator.journal.wal import salt_of
 
 FILE_NAME: Final = "journal.open"
+CLOSED_NAME: Final = "journal.closed"
 _FIRST: Final = "muster-journal-1"
 _NO_DATABASE: Final = "-"
 
@@ -102,27 +105,44 @@ class Marked:
     @classmethod
     def read(cls, journal: Path) -> Self | None:
         """Read the mark. Returns None if there is no file. Raises JournalError."""
+        line = _read(journal.with_name(FILE_NAME))
+        return None if line is None else cls(_parse(line))
+
+
+def closed_note(journal: Path) -> Note | None:
+    """The note of the last time that all of the log was in the database. Returns None if there is
+    none that can be read. Raises JournalError."""
+    line = _read(journal.with_name(CLOSED_NAME))
+    return None if line is None else _parse(line)
+
+
+def close_mark(journal: Path) -> None:
+    """Record that all is in the database itself. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
         mark = journal.with_name(FILE_NAME)
-        try:
-            line = mark.read_bytes()
-        except FileNotFoundError:
+        sync_file(mark)
+        os.rename(mark, journal.with_name(CLOSED_NAME))
+        sync_directory(journal.parent)
+
+
+def _read(mark: Path) -> bytes | None:
+    try:
+        return mark.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise JournalError(
+            f"{mark} cannot be read ({error.strerror}); give it to the user of this daemon"
+        ) from error
+
+
+def _parse(line: bytes) -> Note | None:
+    try:
+        text, _, crc = line.decode().rstrip("\n").rpartition(" ")
+        first, database, epoch, seq, salt = text.split()
+        if first != _FIRST or zlib.crc32(text.encode()) != int(crc, 16):
             return None
-        except OSError as error:
-            raise JournalError(
-                f"{mark} cannot be read ({error.strerror}); give it to the user of this daemon"
-            ) from error
-        try:
-            text, _, crc = line.decode().rstrip("\n").rpartition(" ")
-            first, database, epoch, seq, salt = text.split()
-            if first != _FIRST or zlib.crc32(text.encode()) != int(crc, 16):
-                return cls(None)
-            name = "" if database == _NO_DATABASE else database
-            return cls(Note(name, int(epoch), int(seq), int(salt, 16)))
-        except ValueError:
-            return cls(None)
-
-
-def unmark(journal: Path) -> None:
-    """Remove the mark: the database itself holds everything. Raises OSError."""
-    journal.with_name(FILE_NAME).unlink(missing_ok=True)
-    sync_directory(journal.parent)
+        name = "" if database == _NO_DATABASE else database
+        return Note(name, int(epoch), int(seq), int(salt, 16))
+    except ValueError:
+        return None

@@ -15,7 +15,7 @@ from orchestrator.journal.errors import (
     NewerJournalError,
 )
 from orchestrator.journal.loss import size
-from orchestrator.journal.mark import unmark
+from orchestrator.journal.mark import close_mark
 
 FILE_NAME: Final = "journal.sqlite"
 LAYOUT: Final = 3
@@ -25,8 +25,9 @@ _SMALL_BYTES: Final = 64 << 20
 _APPLICATION_ID: Final = 0x4D555354  # "MUST"
 
 # A start reads `fact`: the facts of no job, and of jobs outside the archive. Archiving a job moves
-# its facts to `history` and counts them in `moved`. The indexes hold every column that lists filter
-# by, so that a list reads no other page of a job that it skips.
+# its facts to `history` and counts them in `moved`, which also counts the registrations of nodes
+# that newer ones have replaced. The indexes hold every column that lists filter by, so that a list
+# reads no other page of a job that it skips.
 _ARCHIVE: Final = """
 CREATE TABLE history (
     seq INTEGER PRIMARY KEY, at REAL NOT NULL, schema INTEGER NOT NULL,
@@ -181,7 +182,7 @@ def take_in_log(database: sqlite3.Connection, path: Path) -> None:
     if not busy and pages == taken:
         # Before the log is emptied: an empty log beside a mark means that another program emptied
         # it.
-        unmark(path)
+        close_mark(path)
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
 

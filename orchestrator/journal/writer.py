@@ -11,6 +11,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,8 @@ class JournalWriter:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._readers = ReaderPool(journal.path)
+        # Of their own, as submits wait for the readers of the archive.
+        self._event_readers = ReaderPool(journal.path)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
         self._thread.start()
@@ -66,9 +69,15 @@ class JournalWriter:
         self._jobs.put((lambda: self._journal.forget(jobs), loop, future))
         return await future
 
-    async def events(self, *, job: int | None, after_seq: int, limit: int) -> list[Recorded]:
-        """Call `orchestrator.journal.journal.events` beside the writer."""
-        return await asyncio.to_thread(events, self.path, job=job, after_seq=after_seq, limit=limit)
+    async def events(
+        self, *, job: int | None, after_seq: int, limit: int, bytes_max: int
+    ) -> list[Recorded]:
+        """As `orchestrator.journal.journal.events`, in a thread and beside the writer.
+
+        Raises JournalError.
+        """
+        look = partial(events, job=job, after_seq=after_seq, limit=limit, bytes_max=bytes_max)
+        return await self._event_readers.read(look)
 
     async def read(self, look: Callable[[sqlite3.Connection], _T]) -> _T:
         """Return the result of `look`, called in a thread beside the writer. Raises
@@ -81,6 +90,7 @@ class JournalWriter:
         self._jobs.put(None)
         self._thread.join()
         self._readers.close()
+        self._event_readers.close()
         self._journal.close()
 
     def _work(self) -> None:
