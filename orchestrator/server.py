@@ -264,7 +264,7 @@ async def _renew(certificate: Renewed) -> Never:
         except TlsError as error:
             problem = str(error)
         if problem and problem != told:
-            _log.error("certificate_unreadable", why=problem, done="the one of before is shown")
+            _log.error("certificate_unreadable", why=problem, done="the previous one stays in use")
         told = problem
 
 
@@ -332,7 +332,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> str:
                 "address` shows, or to 0.0.0.0 for all of them"
             )
         case errno.EACCES | errno.EPERM:
-            return f"{where}: this user may not listen there; set listen.port above 1023"
+            return f"{where}: this user is not allowed to listen there; set listen.port above 1023"
         case _:
             why = error.strerror or str(error)
             return f"{where} ({why}); set another listen.host or listen.port"

@@ -97,7 +97,7 @@ def problem(interfaces: tuple[Interface, ...]) -> str | None:
             return f"{interface.name} has more than {ADDRESSES_MAX} addresses"
         for address in interface.addresses:
             if not usable_address(address):
-                return f"{interface.name} has {address[:60]!r}, at which no peer can reach it"
+                return f"{interface.name} has {address[:60]!r}, which peers cannot reach"
     return None
 
 

@@ -75,12 +75,12 @@ def _text(job: Job | None, fact: f.Durable) -> str:
         case f.JobRequeued():
             return "queued again"
         case f.RetryScheduled(_, budget, delay_s):
-            return f"will be tried again in {delay_s:g} s ({budget} budget)"
+            return f"will be retried in {delay_s:g} s ({budget} budget)"
         case nf.WebhookQueued(_, _, event):
-            return f"webhooks are to be told: {event.value}"
+            return f"webhooks to notify: {event.value}"
         case nf.WebhookSettled(_, _, hook, problem):
             where = f"webhook {hook + 1}" if job is None else f"webhook {host_of(job, hook)}"
-            return f"{where} was not told: {problem}" if problem else f"{where} was told"
+            return f"{where} failed: {problem}" if problem else f"{where} was notified"
         case f.JobEnded(_, cause):
             return f"ended: {cause.text}"
         case sf.HardwareNoted(_, number, text):
@@ -146,7 +146,7 @@ def _attempt_text(
             return f"placed on {', '.join(nodes)}"
         case f.AttemptArranged(_, _, address, port, _, network):
             over = f", network {network}" if network else ""
-            return f"meets at {host_port(address, port)}{over}" if address else "arranged"
+            return f"rendezvous at {host_port(address, port)}{over}" if address else "arranged"
         case f.AttemptStarted():
             return "all nodes are ready, starting"
         case f.AttemptWarned():
@@ -156,7 +156,7 @@ def _attempt_text(
         case f.StopRequested(_, _, cause):
             return f"stopping: {cause.text}"
         case f.GraceShortened(_, _, user, grace_s):
-            return f"grace cut to {duration_text(grace_s)} by {user}"
+            return f"grace period cut to {duration_text(grace_s)} by {user}"
         case f.TrafficJudged(_, _, proof):
             return proof.text
         case f.HangJudged(_, _, verdict):
@@ -168,7 +168,7 @@ def _attempt_text(
         case f.IdleOver():
             return OVER_TEXT
         case f.StopForced():
-            return "grace is over, killing"
+            return "grace period is over, killing"
         case f.AttemptClosed():
             return "closed, its nodes are free"
         case _:
@@ -216,7 +216,7 @@ def _task_text(
         case f.TaskReachable():
             return "is back"
         case f.TaskLeft(_, _, _, reason):
-            return f"the gang goes on without it: {reason}"
+            return f"the gang continues without it: {reason}"
         case _:
             assert_never(fact)
 
@@ -224,7 +224,7 @@ def _task_text(
 def _exit_text(status: ExitStatus) -> str:
     if status.signal is not None:
         return f"ended by signal {status.signal}"
-    return "ended, nobody knows how" if status.code is None else f"ended with code {status.code}"
+    return "ended, exit status unknown" if status.code is None else f"ended with code {status.code}"
 
 
 def _count(number: int | str, noun: str) -> str:

@@ -56,7 +56,7 @@ QUIET_S: Final = 0.005
 """Wait this long after a commit, because the next one of the same job often follows."""
 GIVE_WAY_MAX_S: Final = 0.05
 SPACE_EVERY_S: Final = 2.0
-FORGOTTEN_HINT: Final = "ended_jobs in the coordinator's configuration says how many are kept"
+FORGOTTEN_HINT: Final = "ended_jobs in the coordinator's configuration limits their number"
 
 _log = structlog.get_logger("muster.coordinator")
 _MILESTONES: Final = frozenset(
@@ -188,7 +188,7 @@ class Coordinator:
                 if problem:
                     _log.error("disk_full", why=problem)
                 else:
-                    _log.warning("disk_has_room", why="submits are taken again")
+                    _log.warning("disk_has_room", why="submits are accepted again")
                 await self._inbox.put(DiskSpaceChecked(problem))
             await asyncio.sleep(SPACE_EVERY_S)
 
@@ -468,7 +468,7 @@ def _numbered(submit: SubmitReceived, request: a.RequestId) -> SubmitReceived:
 
 
 def _stopped() -> CoordinatorStoppedError:
-    return CoordinatorStoppedError("the coordinator is stopping; ask again with the same key")
+    return CoordinatorStoppedError("the coordinator is stopping; retry with the same key")
 
 
 def _touched(facts: list[f.Fact]) -> set[Hashable]:

@@ -201,7 +201,7 @@ def _apply_attempt(
             attempt.forced = True
         case f.GraceShortened(_, _, user, grace_s):
             attempt.shortened = at, grace_s
-            job.notes.add(at, f"grace cut to {duration_text(grace_s)} by {user}")
+            job.notes.add(at, f"grace period cut to {duration_text(grace_s)} by {user}")
         case f.AttemptClosed():
             _attempt_to(attempt, AttemptPhase.CLOSED)
             attempt.closed_at = at

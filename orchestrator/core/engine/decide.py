@@ -144,8 +144,8 @@ def _submit(state: State, received: s.SubmitReceived, limits: Limits) -> Decisio
     if state.disk_full:
         declined = a.Declined(
             a.DISK_FULL,
-            f"no job is taken now: {state.disk_full}",
-            "make room there and submit again; jobs run on and can be cancelled",
+            f"no job is accepted now: {state.disk_full}",
+            "make room there and submit again; jobs continue and can be cancelled",
         )
         return Decision([], [a.Answer(request, declined)])
     too_many = _too_many_bytes(state, received, limits)
@@ -155,8 +155,8 @@ def _submit(state: State, received: s.SubmitReceived, limits: Limits) -> Decisio
     if impossible is not None:
         declined = a.Declined(
             "unsatisfiable",
-            f"job {spec.name!r} cannot start on the nodes that are known: {impossible}",
-            "see what there is with: muster nodes",
+            f"job {spec.name!r} cannot start on the known nodes: {impossible}",
+            "list the nodes with: muster nodes",
         )
         return Decision([], [a.Answer(request, declined)])
     job = JobId(state.next_job)
@@ -226,7 +226,7 @@ def _hello(
     node = state.nodes.get(hello.node)
     decision = Decision(registered(state, hello, now))
     if node is not None and node.session is not None:
-        decision.effects.append(a.CloseSession(node.session, "the agent has connected anew"))
+        decision.effects.append(a.CloseSession(node.session, "the agent has connected again"))
     lease_until = now.mono + limits.lease_s + limits.lease_margin_s
     protocol = min(hello.protocol_max, PROTOCOL_MAX)
     ahead_s = clock_ahead_s(hello.wall_s, now)

@@ -21,7 +21,7 @@ from orchestrator.core.model.state import Attempt, Job, Task
 
 _WITNESSES_MAX: Final = 32
 _NOTHING: Final = NodeFabric()
-_UNTOLD: Final = NodeFabric(unseen="its agent does not tell")
+_UNTOLD: Final = NodeFabric(unseen="its agent does not report it")
 
 
 def plan_for(job: Job, attempt: Attempt) -> FabricPlan | Refused | None:

@@ -215,7 +215,7 @@ def _unexpected_end(job: Job, attempt: Attempt, task: Task) -> list[f.Fact]:
     by_itself = task.exit is not None and task.stopped_by not in {"stop", "kill"}
     if by_itself or task.refusal is not None:
         return []
-    text = f"{task.node} ended its part of the job without being asked"
+    text = f"{task.node} ended its part of the job by itself"
     return _vanished(job, attempt, task, text, CauseCode.TASK_VANISHED)
 
 

@@ -132,7 +132,7 @@ def apply_idle(state: State, fact: idf.OfIdle, at: float) -> None:
             assert_never(fact)
 
 
-OVER_TEXT: Final = "its GPUs are not idle any more, or cannot be read"
+OVER_TEXT: Final = "its GPUs are no longer idle, or unreadable"
 
 
 def _idle_since(state: State, job: Job, attempt: Attempt) -> float | None:
@@ -157,7 +157,7 @@ def _words(idle: Idle) -> str:
         return f"{text} {duration_text(idle.for_s)}"
     first_s = idle.for_s * WARNED
     rest = duration_text(idle.for_s - first_s)
-    return f"{text} {duration_text(first_s)}: it is stopped if they are for {rest} more"
+    return f"{text} {duration_text(first_s)}: it is stopped if they stay idle for {rest} more"
 
 
 def _cause(idle: Idle) -> Cause:

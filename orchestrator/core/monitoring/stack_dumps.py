@@ -50,7 +50,7 @@ RECORDS_KEPT: Final = 64
 ROUNDING_S: Final = 0.01
 """Tolerance for a timer that fires early, in seconds."""
 _TOLD: Final = {HangKind.HUNG: WebhookEvent.HUNG, HangKind.SLOW: WebhookEvent.SLOW}
-TOO_OLD: Final = "the agent of {} is of a release that cannot tell stacks: upgrade it"
+TOO_OLD: Final = "the agent of {} is of a release without stack dumps: upgrade it"
 
 
 def ask(state: State, asked: s.StacksReceived, now: Instant, limits: Limits) -> Decision:
@@ -61,8 +61,8 @@ def ask(state: State, asked: s.StacksReceived, now: Instant, limits: Limits) -> 
     attempt = job.current
     running = attempt is not None and attempt.phase is AttemptPhase.RUNNING
     if attempt is None or not running or job_state(job) is not JobState.RUNNING:
-        text = f"job {job.id} is {job_state(job).value}: only ranks that run have stacks"
-        hint = f"how far it is: muster show {job.id}; what it left: muster evidence {job.id}"
+        text = f"job {job.id} is {job_state(job).value}: only running ranks have stacks"
+        hint = f"its progress: muster show {job.id}; its data: muster evidence {job.id}"
         return Decision([], [a.Answer(asked.request, a.Declined("not_running", text, hint))])
     if (job.id, attempt.number) in state.looks:
         return Decision([hf.StackDumpJoined(job.id, attempt.number, asked.request)])
@@ -241,7 +241,7 @@ def _begin(
     for task in attempt.present:
         node = state.nodes[task.node]
         if task.state is not TaskState.STARTED:
-            notes.append(f"{task.node}: nothing of the job runs there now")
+            notes.append(f"{task.node}: the job has no process there now")
         elif node.session is None:
             notes.append(f"{task.node} cannot be reached now")
         elif node.protocol < LOOKS:

@@ -81,7 +81,7 @@ def remove(state: State, asked: s.RemoveReceived) -> Decision:
     if node.session is not None or node.link is LinkState.CONNECTED:
         declined = a.Declined(
             "node_connected",
-            f"{node.name} is connected, and would be back at once",
+            f"{node.name} is connected, and would come back at once",
             f"stop its agent there (systemctl disable --now muster-agent), then: muster node "
             f"remove {node.name}",
         )
@@ -91,7 +91,7 @@ def remove(state: State, asked: s.RemoveReceived) -> Decision:
         declined = a.Declined(
             "node_busy",
             f"{node.name} cannot be reached, and may still run {held}",
-            "wait until its lease is over (muster nodes says when), or start its agent",
+            "wait until its lease has expired (muster nodes says when), or start its agent",
         )
         return _answer(asked.request, declined)
     fact = sf.NodeRemoved(node.name, asked.user)
@@ -106,9 +106,9 @@ def resume_problems(state: State, node: Node, now: Instant) -> tuple[str, ...]:
     Its agent reports changes of RDMA ports and GPUs as they happen.
     """
     if node.link is not LinkState.CONNECTED:
-        return (f"{node.name} is not connected: see that its agent runs",)
+        return (f"{node.name} is not connected: check that its agent runs",)
     left = [
-        f"what job {job} left there is not gone yet"
+        f"processes or files of job {job} are still there"
         for job, number in sorted(node.holders)
         if state.jobs[job].attempts[number - 1].phase is AttemptPhase.STOPPING
     ]
@@ -124,7 +124,7 @@ def unfit_to_resume(node: Node, found: tuple[str, ...]) -> a.Declined:
     return a.Declined(
         "check_failed",
         f"{node.name} stays out of service: {'; '.join(found)}",
-        f"mend that and resume it again, or take it as it is: "
+        f"fix that and resume it again, or skip the checks: "
         f"muster node resume {node.name} --no-check",
     )
 

@@ -116,7 +116,7 @@ def hardware_problems(node: Node) -> tuple[str, ...]:
         for _, event in node.hardware
         if event.grade is Grade.CRITICAL and event.uuid and event.pci not in there
     }
-    return tuple(f"{text}; it is not there any more" for text in lost.values())
+    return tuple(f"{text}; it has gone" for text in lost.values())
 
 
 def hardware_warnings(node: Node) -> tuple[str, ...]:

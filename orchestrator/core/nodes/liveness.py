@@ -49,7 +49,7 @@ def node_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits)
         until = now.mono + limits.silence_s
         return Decision([f.LivenessPaused(until)], [a.SetTimer(timer, until)])
     if node.link is LinkState.CONNECTED and node.session is not None:
-        why = f"nothing heard for {limits.silence_s:g} s"
+        why = f"no message for {limits.silence_s:g} s"
         return Decision(
             [f.NodeDisconnected(node.name, node.session)], [a.CloseSession(node.session, why)]
         )
@@ -92,8 +92,8 @@ def brake_text(state: State) -> str:
     if brake is None:
         return ""
     return (
-        f"{brake.gone} of {brake.of} agents fell silent at once, so it may be the coordinator that "
-        f"is cut off: nothing there is called lost before {duration_text(brake.lasts_s)} are over"
+        f"{brake.gone} of {brake.of} agents fell silent at once, so the coordinator may be cut "
+        f"off: none of them is declared lost before {duration_text(brake.lasts_s)} have passed"
     )
 
 

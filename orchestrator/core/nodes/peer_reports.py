@@ -89,7 +89,7 @@ def silent_one(state: State, attempt: Attempt, cause: Cause, now: Instant, limit
     gone = [t.node for t in attempt.present if is_silent(state, t, now, limits)]
     if not gone or cause.node in gone:
         return cause
-    text = f"{gone[0]} was lost: nothing has been heard of it, and {cause.text}"
+    text = f"{gone[0]} was lost: it has sent nothing, and {cause.text}"
     return replace(
         cause,
         code=CauseCode.NODE_LOST,
@@ -125,8 +125,8 @@ def _gone(state: State, attempt: Attempt, task: Task, now: Instant, limits: Limi
         return []
     get = "gets" if len(witnesses) == 1 else "get"
     text = (
-        f"{task.node} was lost: nothing has been heard of it for {limits.silence_s:g} s, and "
-        f"{named(witnesses)} {get} no answer from {address} any more"
+        f"{task.node} was lost: it has sent nothing for {limits.silence_s:g} s, and "
+        f"{named(witnesses)} no longer {get} an answer from {address}"
     )
     cause = Cause(CauseCode.NODE_LOST, Outcome.INFRA, text, node=task.node, node_fault=True)
     if survives_without(job, attempt, task, cause):

@@ -62,10 +62,10 @@ def service_event(fact: sf.OfService) -> str:
             ends = "; jobs there leave after their next checkpoint" if after else ""
             if deadline_s is not None:
                 when = f"in {duration_text(deadline_s)}" if deadline_s else "at once"
-                ends += f"; what runs there ends {when}"
+                ends += f"; running jobs end {when}"
             return f"drained by {user}: {reason}{ends}"
         case sf.DrainTimed(_, left_s):
-            return f"is drained: what runs there has {duration_text(left_s)} left"
+            return f"is drained: running jobs have {duration_text(left_s)} left"
         case sf.NodeRemoved(_, user):
             return f"removed by {user}"
         case sf.NodeResumed(_, user):
@@ -73,8 +73,8 @@ def service_event(fact: sf.OfService) -> str:
         case sf.NodeFaultRecorded(_, job, attempt, text):
             return f"is at fault for attempt {attempt} of job {job}: {text}"
         case sf.NodeFaultsDecayed(_, forgets):
-            return "has done well again" + (
-                f", {forgets} of its faults forgotten" if forgets else ""
+            return "has succeeded again" + (
+                f", {forgets} of its faults forgiven" if forgets else ""
             )
         case sf.QuarantineSkipped(_, reason):
             return f"is not quarantined: {reason}"
@@ -88,8 +88,10 @@ def deadline_text(drain: Drain, now: Instant) -> str:
     """The time that running jobs still have, in words; "" if they may continue."""
     left_s = deadline_left_s(drain, now)
     if left_s is None:
-        return "what runs leaves after its next checkpoint" if drain.after_checkpoint else ""
-    return f"ends what runs in {rounded_down(left_s)}" if left_s else "what runs is being ended"
+        return "running jobs leave after their next checkpoint" if drain.after_checkpoint else ""
+    return (
+        f"ends running jobs in {rounded_down(left_s)}" if left_s else "running jobs are being ended"
+    )
 
 
 def deadline_left_s(drain: Drain, now: Instant) -> float | None:

@@ -32,7 +32,7 @@ def drain_for_unkillable(node: Node | None, name: NodeName, report: TaskReport) 
         job = ""
     reason = (
         f"unkillable: SIGKILL does not end {_pids(report.survivors)}{job}, "
-        "which the kernel holds, as it does for a hung disk or GPU driver; "
+        "which the kernel holds, as for a hung disk or GPU driver; "
         "reboot it, then resume it"
     )
     return [sf.NodeDrained(name, ITSELF, reason)]

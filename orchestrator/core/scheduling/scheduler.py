@@ -175,7 +175,7 @@ class WaitingReasons:
         """Return the sentence on one job."""
         state, pool = self._state, job.spec.pool
         if state.disk_full:
-            return f"nothing is started: {state.disk_full}"
+            return f"no job is started: {state.disk_full}"
         queue = state.queues[pool]
         ahead = bisect_left(queue, (-job.spec.priority, job.id))
         if ahead == 0:

@@ -254,7 +254,7 @@ def test_a_job_after_the_backup_keeps_its_number(tmp_path: Path, told_by: str) -
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "no such file"), (b"", "is empty"), (b"text" * 999, "no journal of Muster")],
+    [(None, "no such file"), (b"", "is empty"), (b"text" * 999, "not a journal of Muster")],
 )
 def test_what_is_no_backup_is_not_restored(
     tmp_path: Path, content: bytes | None, said: str

@@ -132,7 +132,7 @@ def test_only_one_process_has_it(tmp_path: Path) -> None:
 def test_a_text_file_is_no_journal(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text("dear diary, this is long enough to be looked at\n" * 50)
     before = (tmp_path / FILE_NAME).read_bytes()
-    with pytest.raises(ForeignJournalError, match="no journal of Muster"):
+    with pytest.raises(ForeignJournalError, match="not a journal of Muster"):
         Journal.open(tmp_path)
     assert (tmp_path / FILE_NAME).read_bytes() == before
 

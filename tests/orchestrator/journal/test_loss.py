@@ -293,7 +293,7 @@ def test_a_journal_that_lacks_nothing_is_not_salvaged(
     clusters: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = spoiled(clusters, tmp_path / "state", marked=True).parent
-    with pytest.raises(JournalError, match="lacks nothing"), salvaged(folder, None, replay):
+    with pytest.raises(JournalError, match="is complete"), salvaged(folder, None, replay):
         pass
 
 

@@ -134,7 +134,7 @@ def test_webhooks_are_told_of_it_and_whoever_looks_at_the_job_sees_it() -> None:
         assert (said.event, said.attempt, said.cause) == ("hung", 1, None)
         assert said.text == "hung: rank 1 at data.py:17"
         if what is Hang.NOTIFY:
-            assert "; hung: rank 1 at data.py:17; nothing of it moved for" in said.job.reason.text
+            assert "; hung: rank 1 at data.py:17; no progress for" in said.job.reason.text
             says(cluster, 1, active(1))
             # It is over before the webhook has heard of it: what is told is still what was found.
             assert "hung" not in message(cluster.state, job, 2, notice, cluster.now).job.reason.text

@@ -107,7 +107,7 @@ def test_the_verdict_is_a_fact_and_a_line_of_the_timeline_and_no_sample_is() -> 
     tell(cluster, first, report(lines.IB_2_18))
     assert proof(cluster) == (
         Carrier.UNKNOWN,
-        "unknown, because NCCL has said nothing of its network on n1",
+        "unknown, because NCCL has logged no network on n1",
     )
     for task in (first, second):
         tell(cluster, task, report(lines.IB_2_18, 100 * GB))
@@ -165,7 +165,7 @@ def test_all_nodes_on_sockets_end_it_at_once_for_good() -> None:
     cause = cluster.cause(1)
     assert (cause.code, cause.exit_code) == (CauseCode.RDMA_NOT_USED, 122)
     assert cause.text == (
-        "the job requires RDMA, and its traffic goes by TCP: NCCL used NET/Socket on all 2 "
+        "the job requires RDMA, but its traffic uses TCP: NCCL used NET/Socket on all 2 "
         "nodes (NET/IB found no device)"
     )
     assert len(cluster.job(1).attempts) == 1
@@ -226,7 +226,7 @@ def test_who_does_not_require_it_goes_on(rdma: Rdma) -> None:
     found = proof(cluster)
     assert found is not None
     assert found[0] is Carrier.TCP
-    assert found[1].endswith("(as the job asks: rdma: off)") is (rdma is Rdma.OFF)
+    assert found[1].endswith("(as set in the job: rdma: off)") is (rdma is Rdma.OFF)
 
 
 def test_a_rank_that_failed_first_is_the_cause() -> None:
@@ -261,7 +261,7 @@ def test_of_nodes_without_devices_it_is_said_that_nobody_looks() -> None:
     assert proof(cluster) is None
     found = fabric_view(cluster.job(1)).proof
     assert found is not None
-    assert found.text.startswith("not watched, because no node has an RDMA device or a GPU")
+    assert found.text.startswith("not monitored, because no node has an RDMA device or a GPU")
 
 
 def test_a_port_that_went_down_is_a_warning_of_its_node() -> None:

@@ -258,7 +258,7 @@ def test_a_coordinator_of_another_journal_leaves_an_agents_tasks_alone() -> None
     (refused,) = done.effects
     assert isinstance(refused, a.RefuseSession)
     assert refused.refused.code == "other_cluster"
-    assert "start it with the one that it had" in refused.refused.text
+    assert "start it with the original one" in refused.refused.text
 
 
 def test_an_agent_without_tasks_may_change_its_cluster() -> None:

@@ -299,7 +299,7 @@ def test_resume_looks_whether_the_gpu_is_there(cluster: Cluster) -> None:
     cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, devices=rest)))
     declined = cluster.resume("b")
     assert isinstance(declined, Declined)
-    assert "it is not there any more" in declined.text
+    assert "it has gone" in declined.text
     everything = tuple(gpu(at, "b") for at in range(8))
     cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, devices=everything)))
     cluster.resume("b")

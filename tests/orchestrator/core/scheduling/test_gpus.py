@@ -356,7 +356,7 @@ def test_explain_says_which_job_has_to_end() -> None:
     # Two are free; those of job 2 come first.
     verdict = explain(cluster.state, cluster.job(4), cluster.now, cluster.limits).nodes[0]
     assert verdict.reason.text == (
-        "has 2 of 8 GPUs free: jobs 1, 2 and 3 have the rest; it can be taken when job 2 ends"
+        "has 2 of 8 GPUs free: jobs 1, 2 and 3 have the rest; it is available when job 2 ends"
     )
     assert verdict.job == 2
     assert verdict.free_by is not None

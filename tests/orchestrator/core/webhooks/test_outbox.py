@@ -88,7 +88,7 @@ def test_one_that_was_never_told_is_in_the_timeline_without_its_secret() -> None
     tell(cluster, "it answered 404")
     view = job_view(cluster.state, cluster.job(1), cluster.now)
     (step,) = [step.text for step in view.timeline if "webhook" in step.text]
-    assert step == "webhook a.example.com was not told of the end: it answered 404"
+    assert step == "webhook a.example.com was not notified of the end: it answered 404"
     assert "secret" not in step
     facts = [x for x in cluster.facts if getattr(x, "job", None) == 1]
     kept = [(x, 1.0) for x in facts if durability_of(x) is not Durability.EPHEMERAL]
