@@ -14,7 +14,7 @@ from typing import Final, Self, TypeVar
 from muster.daemon.durable_files import DirectoryLock, lock_directory
 from muster.daemon.errors import FileError
 from muster.daemon.network_fs import network_kind
-from orchestrator.core.facts.jobs import Durable
+from orchestrator.core.facts.jobs import Fact
 from orchestrator.journal import archive
 from orchestrator.journal.archive import Archived
 from orchestrator.journal.disk_reserve import DiskReserve, is_full
@@ -156,7 +156,7 @@ class Journal:
                 ) from error
         return epoch
 
-    def append(self, facts: Sequence[tuple[Durable, float]]) -> range:
+    def append(self, facts: Sequence[tuple[Fact, float]]) -> range:
         """Write facts, each with its moment (UTC seconds), in one transaction.
 
         Returns their seqs; everything is on disk then. Raises JournalWriteError, and then nothing

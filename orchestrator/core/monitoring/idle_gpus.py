@@ -96,7 +96,7 @@ def evaluate_idle(state: State, job: Job, attempt: Attempt, now: Instant) -> Dec
             assert_never(idle.action)
 
 
-def react_to_idle(state: State, fact: idf.OfIdle, now: Instant) -> Decision:
+def react_to_idle(state: State, fact: idf.GpusReported | idf.IdleJudged, now: Instant) -> Decision:
     """The immediate consequences of a fact about idleness."""
     match fact:
         case idf.GpusReported(name, since):
@@ -105,8 +105,6 @@ def react_to_idle(state: State, fact: idf.OfIdle, now: Instant) -> Decision:
         case idf.IdleJudged(job, number):
             told = queue_webhooks(state.jobs[job], nf.WebhookEvent.IDLE)
             return Decision(told, [_timer(job, number, now.mono)])
-        case idf.IdleTimed() | idf.IdleOver():
-            return Decision()
         case _:
             assert_never(fact)
 
@@ -126,13 +124,10 @@ def apply_idle(state: State, fact: idf.OfIdle, at: float) -> None:
         case idf.IdleOver(job, number):
             attempt = state.jobs[job].attempts[number - 1]
             attempt.idle = ""
-            attempt.changes.add(at, OVER_TEXT)
+            attempt.changes.add(at, fact.describe())
             state.idle_told.pop(job, None)
         case _:
             assert_never(fact)
-
-
-OVER_TEXT: Final = "its GPUs are not idle any more, or cannot be read"
 
 
 def _idle_since(state: State, job: Job, attempt: Attempt) -> float | None:

@@ -135,25 +135,11 @@ def unknown_node(name: NodeName) -> a.Declined:
     )
 
 
-def react_to_service(
-    state: State,
-    fact: sf.NodeDrained
-    | sf.DrainTimed
-    | sf.NodeResumed
-    | sf.NodeFaultsDecayed
-    | sf.QuarantineSkipped,
-    now: Instant,
-) -> Decision:
+def react_to_drain(state: State, fact: sf.NodeDrained | sf.DrainTimed, now: Instant) -> Decision:
     """Return the consequences for the jobs on the node."""
-    match fact:
-        case sf.NodeDrained() | sf.DrainTimed():
-            node = state.nodes[fact.node]
-            assert node.drain is not None
-            return Decision(_leave(state, node, node.drain), drain_timer(node, now))
-        case sf.NodeResumed() | sf.NodeFaultsDecayed() | sf.QuarantineSkipped():
-            return Decision()
-        case _:
-            assert_never(fact)
+    node = state.nodes[fact.node]
+    assert node.drain is not None
+    return Decision(_leave(state, node, node.drain), drain_timer(node, now))
 
 
 def drain_timer(node: Node, now: Instant) -> list[a.Effect]:

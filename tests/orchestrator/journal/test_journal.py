@@ -13,6 +13,7 @@ from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.model import JobSpec, Shell
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
 from orchestrator.journal.errors import (
     CorruptJournalError,
@@ -35,9 +36,9 @@ journal = Journal.open(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """
-FACTS: list[f.Durable] = [
-    f.EpochStarted(1),
-    f.NodeRegistered(NodeName("n1"), "a", "b", "0.1.0", Inventory("10.0.0.1", "m")),
+FACTS: list[f.Fact] = [
+    cf.EpochStarted(1),
+    cf.NodeRegistered(NodeName("n1"), "a", "b", "0.1.0", Inventory("10.0.0.1", "m")),
     f.JobSubmitted(JobId(1), SPEC, "ann", "key", "digest"),
     f.JobSubmitted(JobId(2), SPEC, "bob"),
     f.AttemptPlaced(JobId(1), 1, (NodeName("n1"),)),
