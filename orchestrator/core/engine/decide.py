@@ -40,6 +40,7 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.failures.causes import ended_before_s, from_report, is_consequence
+from orchestrator.core.failures.stops import affects_gang, stop, stop_or_leave, was_killed
 from orchestrator.core.gangs.commands import commands_for_reported_task, tasks_on
 from orchestrator.core.gangs.leases import leases_told
 from orchestrator.core.gangs.task_reports import new_facts_from_report
@@ -61,7 +62,6 @@ from orchestrator.core.nodes.unkillable import (
     drain_for_unkillable,
     survivor_facts,
 )
-from orchestrator.core.scheduling.elastic import affects_gang, survives_without, was_killed
 from orchestrator.core.scheduling.placement import never_fits
 from orchestrator.core.webhooks.outbox import on_attempted
 
@@ -366,19 +366,18 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     cause = from_report(task, report, leased) if task.present else None
     cause = add_workdir_hint(job.spec, task, cause)
     if cause is None and by_tcp is not None and attempt.phase is AttemptPhase.RUNNING:
-        return [*measured, f.StopRequested(task.job, task.attempt, by_tcp), *found[len(measured) :]]
+        return [*measured, stop(attempt, by_tcp), *found[len(measured) :]]
     if cause is None or not affects_gang(job, report, cause):
         return found
-    if survives_without(job, attempt, task, cause, killed=was_killed(report)):
-        return [f.TaskLeft(task.job, task.attempt, task.rank, cause.text), *found]
+    ended = stop_or_leave(job, attempt, task, cause, killed=was_killed(report))
     waits = is_consequence(cause) or may_be_hardware(cause)
-    if waits and attempt.phase is AttemptPhase.RUNNING:
+    if waits and attempt.phase is AttemptPhase.RUNNING and type(ended[0]) is f.StopRequested:
         if task.id not in state.suspects:
             ended_at = now.mono - ended_before_s(cause, report)
             found.append(lf.FailureSuspected(task.node, task.id, cause, ended_at))
         return found
     # Before the news, so that the cause is on record before the exit.
-    return [f.StopRequested(task.job, task.attempt, cause), *found]
+    return [*ended, *found]
 
 
 def _task(state: State, name: TaskId) -> Task | None:

@@ -22,6 +22,7 @@ from orchestrator.core.facts import idle as idf
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.failures.stops import stop
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Attempt, Job, State, Task
@@ -91,7 +92,7 @@ def evaluate_idle(state: State, job: Job, attempt: Attempt, now: Instant) -> Dec
                 ends_at = max(ends_at, told + idle.for_s * (1.0 - WARNED))
             if now.mono < ends_at - ROUNDING_S:
                 return Decision([], [_timer(*key, ends_at)])
-            return Decision([f.StopRequested(*key, _cause(idle))])
+            return Decision([stop(attempt, _cause(idle))])
         case _:
             assert_never(idle.action)
 

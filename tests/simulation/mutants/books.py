@@ -19,6 +19,7 @@ from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.base import Durability
+from orchestrator.core.failures import stops
 from orchestrator.core.failures.causes import from_report
 from orchestrator.core.gangs import commands, launch, retry_policy, transitions
 from orchestrator.core.gangs.launch import Gang
@@ -205,8 +206,7 @@ def _goes_on_always(monkeypatch: pytest.MonkeyPatch) -> None:
         running = attempt.phase is AttemptPhase.RUNNING and attempt.started_at is not None
         return job.spec.elastic and running
 
-    for module in (decide, transitions):
-        monkeypatch.setattr(module, "survives_without", always)
+    monkeypatch.setattr(stops, "survives_without", always)
 
 
 def _freed_on_leaving(real: Any) -> Any:
