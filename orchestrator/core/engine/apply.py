@@ -81,13 +81,14 @@ def _apply_attempt(state: State, fact: f.OfAttempt, at: float) -> None:
         return
     attempt = job.attempts[fact.attempt - 1]
     match fact:
-        case f.AttemptArranged(_, _, master_addr, master_port, endpoints, network, fabric):
+        case f.AttemptArranged(_, _, master_addr, master_port, endpoints, network, fabric, machine):
             _attempt_to(attempt, AttemptPhase.ARRANGING)
             attempt.endpoints, attempt.network = endpoints, network
             attempt.fabric = fabric
             attempt.master_addr, attempt.master_port = master_addr, master_port
             attempt.prepared_at = at
-            attempt.machine_id = state.nodes[attempt.tasks[0].node].inventory.machine_id
+            launcher = state.nodes[attempt.tasks[0].node]
+            attempt.machine_id = launcher.inventory.machine_id if machine is None else machine
             state.ports.setdefault(attempt.machine_id, set()).add(master_port)
         case f.AttemptStarted():
             _attempt_to(attempt, AttemptPhase.RUNNING)

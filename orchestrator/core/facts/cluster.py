@@ -25,7 +25,10 @@ class EpochStarted(ClusterFact, Inert, durability=SYNC, reschedules=True, milest
 
 
 class NodeRegistered(ClusterFact, Inert, durability=SYNC, reschedules=True, milestone=True):
-    """A node has joined, or its description has changed."""
+    """A node has joined, or its description has changed.
+
+    Rate-limited for each node. The journal keeps the first and the newest one of a process.
+    """
 
     node: NodeName
     agent_id: str

@@ -151,7 +151,8 @@ class AttemptArranged(AttemptFact, durability=SYNC, reschedules=False, milestone
     """The rendezvous of the gang. The port is leased until the attempt is closed.
 
     `endpoints` are in node-rank order. `network` names their network and the reason for the choice.
-    `fabric` is None if there is nothing to plan.
+    `fabric` is None if there is nothing to plan. `machine_id` is the machine of the port; None in
+    journals of release 0.1, where the launcher's last registration says it.
     """
 
     master_addr: str
@@ -159,6 +160,7 @@ class AttemptArranged(AttemptFact, durability=SYNC, reschedules=False, milestone
     endpoints: tuple[Endpoint, ...] = ()
     network: str = ""
     fabric: FabricPlan | None = None
+    machine_id: str | None = None
 
     def describe(self) -> str:
         if not self.master_addr:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from muster.protocol.control_channel import Inventory
 from muster.protocol.disks import DiskHealth
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.outcome import Cause
@@ -44,6 +45,21 @@ class DuplicateNameSeen(LinkFact, Inert, reschedules=False, milestone=False):
 
     peer: str
     at: float
+
+
+class NodeDescribed(LinkFact, Inert, reschedules=True, milestone=False):
+    """A known node's current description, as its agent reports it.
+
+    `unrecorded`: the journal does not have all of it that lasts, because NodeRegistered is
+    rate-limited. `recorded_at`: the journal has it, since that time (monotonic seconds of this
+    process). `new`: the node's name is new.
+    """
+
+    version: str
+    inventory: Inventory
+    unrecorded: bool = False
+    recorded_at: float | None = None
+    new: bool = False
 
 
 class NodeSynced(LinkFact, reschedules=False, milestone=False):
@@ -115,6 +131,7 @@ class NodeLeaseExpired(LinkFact, reschedules=True, milestone=True):
 OfLink = (
     NodeConnected
     | DuplicateNameSeen
+    | NodeDescribed
     | NodeSynced
     | FailureSuspected
     | NodeHeard
