@@ -19,6 +19,7 @@ from muster.daemon.listen_address import listeners
 from muster.daemon.sd_notify import Notifier
 from muster.daemon.task_owner import TaskOwner
 from muster.daemon.tls import Renewed, certificate_names
+from muster.protocol.interfaces import host_port
 from orchestrator.api.app import OPEN_REQUESTS, make_app
 from orchestrator.api.http.connection_limits import HEAD_S, ConnectionLimits, GuardedConnection
 from orchestrator.api.http.cross_origin import Origins
@@ -28,7 +29,6 @@ from orchestrator.config import CoordinatorConfig, webhook_secret
 from orchestrator.core.model.limits import HangLimits, Limits, Quarantine
 from orchestrator.core.model.members import streams_of
 from orchestrator.core.model.state import State
-from orchestrator.core.views.display import host_port
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.agent_sessions import AgentSessions

@@ -123,3 +123,8 @@ class Endpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     node: str
     address: str
     interface: str = ""
+
+
+def host_port(address: str, port: int) -> str:
+    """Join as in a URL: an IPv6 address stands in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

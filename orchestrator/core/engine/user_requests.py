@@ -20,6 +20,7 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.facts.effects import unknown_job
+from orchestrator.core.failures.stops import stop
 from orchestrator.core.gangs.launch import gang_of
 from orchestrator.core.gangs.retry_policy import cancelled
 from orchestrator.core.model.attempt import AttemptPhase
@@ -63,7 +64,7 @@ def cancel(state: State, asked: s.CancelReceived) -> Decision:
     if attempt is None:
         decision.facts.append(f.JobEnded(job.id, cause))
     elif attempt.phase is not AttemptPhase.STOPPING:
-        decision.facts.append(f.StopRequested(job.id, attempt.number, cause))
+        decision.facts.append(stop(attempt, cause))
     elif asked.force:
         if not attempt.forced:
             decision.facts.append(f.StopForced(job.id, attempt.number))

@@ -35,6 +35,7 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.facts.effects import unknown_job
 from orchestrator.core.facts.webhooks import WebhookEvent
+from orchestrator.core.failures.stops import stop
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.members import gang_members, seat
@@ -151,7 +152,7 @@ def react_to_stack_dump(
             cause = _hung(state.jobs[job], fact)
             if cause is None or attempt.phase is not AttemptPhase.RUNNING:
                 return Decision(told)
-            return Decision([*told, f.StopRequested(job, number, cause)])
+            return Decision([*told, stop(attempt, cause)])
         case _:
             assert_never(fact)
 

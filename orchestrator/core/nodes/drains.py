@@ -18,6 +18,7 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import service as sf
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.failures.stops import stop, stop_or_leave
 from orchestrator.core.gangs.commands import tasks_on
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.clocks import clock_warning
@@ -27,7 +28,6 @@ from orchestrator.core.model.task import reached
 from orchestrator.core.nodes.hardware import hardware_problems
 from orchestrator.core.nodes.unkillable import survivor_problems
 from orchestrator.core.nodes.warnings import claim_warning
-from orchestrator.core.scheduling.elastic import survives_without
 from orchestrator.core.scheduling.reasons import jobs_named
 
 _PARTS: Final = 16
@@ -135,25 +135,11 @@ def unknown_node(name: NodeName) -> a.Declined:
     )
 
 
-def react_to_service(
-    state: State,
-    fact: sf.NodeDrained
-    | sf.DrainTimed
-    | sf.NodeResumed
-    | sf.NodeFaultsDecayed
-    | sf.QuarantineSkipped,
-    now: Instant,
-) -> Decision:
+def react_to_drain(state: State, fact: sf.NodeDrained | sf.DrainTimed, now: Instant) -> Decision:
     """Return the consequences for the jobs on the node."""
-    match fact:
-        case sf.NodeDrained() | sf.DrainTimed():
-            node = state.nodes[fact.node]
-            assert node.drain is not None
-            return Decision(_leave(state, node, node.drain), drain_timer(node, now))
-        case sf.NodeResumed() | sf.NodeFaultsDecayed() | sf.QuarantineSkipped():
-            return Decision()
-        case _:
-            assert_never(fact)
+    node = state.nodes[fact.node]
+    assert node.drain is not None
+    return Decision(_leave(state, node, node.drain), drain_timer(node, now))
 
 
 def drain_timer(node: Node, now: Instant) -> list[a.Effect]:
@@ -194,7 +180,7 @@ def leaves_after_checkpoint(state: State, fact: f.TaskCheckpointed) -> list[f.Fa
         staying = [one for one in staying if one is not task]
         gone = _end(state, task, cause, over=True, force=False)
         if len(staying) < job.spec.nodes or any(type(it) is f.StopRequested for it in gone):
-            return [f.StopRequested(job.id, attempt.number, cause)]
+            return [stop(attempt, cause)]
         found += gone
     return found
 
@@ -229,14 +215,13 @@ def _end(state: State, task: Task, cause: Cause, *, over: bool, force: bool) -> 
     forced: list[f.Fact] = [f.StopForced(job.id, attempt.number)] if force else []
     match attempt.phase:
         case AttemptPhase.PREPARING | AttemptPhase.ARRANGING:
-            return [f.StopRequested(job.id, attempt.number, cause)]
+            return [stop(attempt, cause)]
         case AttemptPhase.RUNNING:
             starting = task.joined and not reached(task.state, TaskState.STARTED)
             if not task.present or not (over or starting):
                 return []
-            if survives_without(job, attempt, task, cause):
-                return [f.TaskLeft(job.id, attempt.number, task.rank, cause.text, force)]
-            return [f.StopRequested(job.id, attempt.number, cause), *forced]
+            gone = stop_or_leave(job, attempt, task, cause, force=force)
+            return [*gone, *forced] if type(gone[0]) is f.StopRequested else [*gone]
         case AttemptPhase.STOPPING:
             return [] if attempt.forced else forced
         case AttemptPhase.CLOSED:

@@ -10,6 +10,7 @@ import msgspec
 from muster.http import views as h
 from muster.protocol.fabric import NodeRdma
 from muster.protocol.instant import Instant
+from muster.protocol.interfaces import host_port
 from muster.protocol.states import TaskState
 from muster.protocol.text import count, named
 from muster.protocol.timestamp import maybe_timestamp, timestamp
@@ -352,11 +353,6 @@ def _hang_text(attempt: Attempt) -> str:
         return ""
     quiet = duration_text(float(round(attempt.hang.quiet_s)))
     return f"{attempt.hang.text}; no progress for {quiet}"
-
-
-def host_port(address: str, port: int) -> str:
-    """Join as in a URL: an IPv6 address stands in brackets."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _task_view(

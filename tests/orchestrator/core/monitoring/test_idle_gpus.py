@@ -250,6 +250,6 @@ def test_what_was_told_is_known_after_a_restart() -> None:
         (idf.IdleOver(JobId(1), 1), "its GPUs are no longer idle, or unreadable"),
     ],
 )
-def test_events_say_it(fact: f.Durable, text: str) -> None:
+def test_events_say_it(fact: f.Fact, text: str) -> None:
     view = event_view(None, 7, 1.0, fact)
     assert (view.kind, view.text) == (type(fact).__name__, f"attempt 1: {text}")

@@ -17,7 +17,7 @@ from muster.protocol.traffic import Carrier, FabricReport, NcclEvidence, PortFig
 from muster.spec.model import Rdma
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.facts.durability import Durability, durability_of
+from orchestrator.core.facts.base import Durability
 from orchestrator.core.views.display import job_view, node_view
 from orchestrator.core.views.fabric import fabric_view
 from tests.fabric import nccl_lines as lines
@@ -113,7 +113,7 @@ def test_the_verdict_is_a_fact_and_a_line_of_the_timeline_and_no_sample_is() -> 
         tell(cluster, task, report(lines.IB_2_18, 100 * GB))
     tell(cluster, first, report(lines.IB_2_18, 200 * GB))
     assert proof(cluster) == (Carrier.PROVED, "RDMA proved: 1/1 HCAs, 41 GB/s peak, TCP 0.0 %")
-    kept = [x for x in cluster.facts if durability_of(x) is not Durability.EPHEMERAL]
+    kept = [x for x in cluster.facts if x.durability is not Durability.EPHEMERAL]
     judged = [x for x in kept if isinstance(x, f.TrafficJudged)]
     assert [x.proof.carrier for x in judged] == [Carrier.PROVED]
     assert not any(isinstance(x, f.TrafficMeasured) for x in kept)

@@ -421,7 +421,7 @@ def test_a_placement_of_an_older_release_has_whole_nodes() -> None:
     cluster = Cluster()
     join(cluster, "a")
     old = msgspec.json.decode(
-        b'{"type":"AttemptPlaced","job":1,"attempt":1,"nodes":["a"]}', type=f.Durable
+        b'{"type":"AttemptPlaced","job":1,"attempt":1,"nodes":["a"]}', type=f.Fact
     )
     apply(cluster.state, f.JobSubmitted(JobId(1), part(2), "ada"), 0.0)
     apply(cluster.state, old, 0.0)

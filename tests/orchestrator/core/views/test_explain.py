@@ -16,8 +16,10 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.model import JobSpec, Placement, Resources, Retry
 from orchestrator.core.engine.apply import apply
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import links as lf
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State
@@ -281,7 +283,7 @@ JOBS = st.lists(
 def state_of(nodes: list[Any], jobs: list[Any], taken: set[int], avoid: set[int]) -> State:
     """What no turn leaves behind: jobs that could be placed and have not been yet."""
     state = State()
-    apply(state, f.EpochStarted(1, "here"), 0.0)
+    apply(state, cf.EpochStarted(1, "here"), 0.0)
     for number, (gpus_there, model, pool, subnet, connected) in enumerate(nodes):
         cluster_node = NodeName(f"n{number}")
         inventory = {
@@ -291,9 +293,9 @@ def state_of(nodes: list[Any], jobs: list[Any], taken: set[int], avoid: set[int]
             "interfaces": eth("e0", f"10.{subnet}.0.{number + 1}/24"),
         }
         described = type(INVENTORY)("10.0.0.1", f"m{number}", **inventory)
-        apply(state, f.NodeRegistered(cluster_node, "id", "b", "v", described), 0.0)
+        apply(state, cf.NodeRegistered(cluster_node, "id", "b", "v", described), 0.0)
         if connected:
-            fact = f.NodeConnected(cluster_node, number + 1, "", 1.0, 100.0)  # type: ignore[arg-type]
+            fact = lf.NodeConnected(cluster_node, number + 1, "", 1.0, 100.0)  # type: ignore[arg-type]
             apply(state, fact, 0.0)
     holder = spec("holder", time_limit_s=60.0)
     apply(state, f.JobSubmitted(JobId(1), holder, "ada"), 0.0)
