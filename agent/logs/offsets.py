@@ -165,15 +165,6 @@ class LogOffsets:
         for stream in known.streams.values():
             self._queue(stream)
 
-    def break_silence(self) -> list[LogReport]:
-        """What to say where the reports of tasks do not say which have written nothing."""
-        said: list[LogReport] = []
-        for task in self._tasks.values():
-            if task.silent:
-                task.silent = False
-                said += self.end_of_task(task.id)
-        return said
-
     def read_to_end(self, stream: Stream) -> list[LogReport]:
         """There was no byte beyond what was sent; what to say if the file cannot grow any more."""
         task = self._tasks.get(stream.id.task)

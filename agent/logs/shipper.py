@@ -25,7 +25,6 @@ from agent.logs.offsets import LogOffsets, Stream
 from agent.shim.job_files import RefusedFileError
 from muster.daemon.clock import Clock
 from muster.protocol.codec import FRAME_BYTES_MAX, ProtocolError, UnknownMessage
-from muster.protocol.control_channel import HOLES, NO_OUTPUT
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.log_channel import (
     STREAMS_PER_TASK_MAX,
@@ -81,9 +80,6 @@ class LogShipper:
         self._wake = asyncio.Event()
         self._welcomed = asyncio.Event()
         self._heartbeat_s = 5.0
-        # Whether the coordinator takes it for the end of a log that the task's report says so.
-        self._heeds_silence = False
-        self._ships_holes = False  # as holes, and not as zeros
         self._work = asyncio.Event()
         self._unheard: dict[StreamId, None] = {}
         self._unopened: set[StreamId] = set()  # for want of descriptors
@@ -93,14 +89,9 @@ class LogShipper:
 
     # --- what the owner tells ---------------------------------------------------------------------
 
-    def welcomed(self, heartbeat_s: float, protocol: int) -> None:
+    def welcomed(self, heartbeat_s: float) -> None:
         """The coordinator knows this agent: before, the log connection would only be refused."""
         self._heartbeat_s = heartbeat_s
-        self._heeds_silence = protocol >= NO_OUTPUT
-        self._ships_holes = protocol >= HOLES
-        if not self._heeds_silence:
-            for message in self._ledger.break_silence():
-                self._tell(message)
         self._welcomed.set()
 
     def follow(self, task: TaskId, folder: Path, streams: tuple[ShimStream, ...]) -> None:
@@ -131,7 +122,7 @@ class LogShipper:
         """No process of the task is left, and all its streams have been named. True where it has
         written nothing and its report is to say so: then nothing is said here. Not `reported`:
         its report says nothing of it, or an earlier life of the agent may have sent some of it."""
-        return self._end(task, told=reported and self._heeds_silence)
+        return self._end(task, told=reported)
 
     def _end(self, task: TaskId, *, told: bool) -> bool:
         for stream in self._quiet_of(task):
@@ -296,9 +287,7 @@ class LogShipper:
             return b""
         assert stream.sent is not None
         try:
-            if self._ships_holes:
-                return tail.source.take(stream.sent, stream.room)
-            return tail.source.read(stream.sent, stream.room)
+            return tail.source.take(stream.sent, stream.room)
         except OSError as error:
             _log.error("log_unreadable", stream=stream.path, why=error.strerror)
             tail.source.close()

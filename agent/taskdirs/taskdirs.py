@@ -209,20 +209,6 @@ class TaskDirs:
                 f"{RESERVE_BYTES >> 20} MiB to begin; make room, or move the agent's `state_dir`"
             )
 
-    def write_hostfile(self, task: TaskId, text: str) -> None:
-        """Into the task's folder, readable by the job. Raises FileError."""
-        try:
-            with _opened(self._tasks) as tasks, _opened(task, tasks) as folder:
-                temporary = f".{HOSTFILE}.new"
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(temporary, dir_fd=folder)
-                _write(folder, temporary, text.encode(), 0o644)
-                os.replace(temporary, HOSTFILE, src_dir_fd=folder, dst_dir_fd=folder)
-        except OSError as error:
-            raise FileError(
-                f"the host file of task {task} cannot be written: {error.strerror}"
-            ) from error
-
     def manifest(self, task: TaskId) -> Manifest | None:
         """What was written when the task was created; None where that cannot be read."""
         try:

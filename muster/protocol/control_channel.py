@@ -12,8 +12,6 @@ ignored.
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
 from muster.protocol.disks import DiskHealth
@@ -28,22 +26,10 @@ from muster.protocol.states import TaskState
 from muster.protocol.traffic import FabricReport, PortHealth
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 7
-"""2: `SignalTask.ranks`, which agents of 1 would take for all ranks. 3: `ArrangeTask.start`, for
-which agents of 2 wait in vain. 4: leases of a task's own, which agents of 3 would not keep. 5:
-`DumpStacks`, which agents of 4 do not know. 6: `TaskReport.no_output`, after which coordinators of
-5 wait for the end of the log. 7: `Hole`, without which coordinators of 6 ask for the bytes again
-and again."""
-LEASES_OF_TASKS: Final = 4
-"""From this protocol on `PrepareTask.lease_s` and `Welcome.leases` are heeded."""
-STARTS_WITH_PLAN: Final = 3
-"""From this protocol on `ArrangeTask.start` is heeded."""
-LOOKS: Final = 5
-"""From this protocol on `DumpStacks` is understood."""
-NO_OUTPUT: Final = 6
-"""From this protocol on `TaskReport.no_output` alone says that a log has ended without a byte."""
-HOLES: Final = 7
-"""From this protocol on `Hole` is understood."""
+PROTOCOL_MAX = 1
+"""The window of protocols that this release speaks. Coordinator and agent agree on the newest that
+both speak. A new number is needed only for a message or field that an older peer would
+misunderstand."""
 
 
 class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):

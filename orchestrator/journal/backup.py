@@ -11,6 +11,7 @@ from typing import Final
 
 from muster.daemon.durable_files import give_to_owner, lock_directory, sync_directory, sync_file
 from muster.daemon.errors import DirectoryLockedError, FileError
+from orchestrator.journal import schema
 from orchestrator.journal.archive import check_archive
 from orchestrator.journal.errors import CorruptJournalError, JournalError, LostTailError
 from orchestrator.journal.journal import last_seq, records, refuse_network
@@ -25,7 +26,7 @@ from orchestrator.journal.loss import (
 from orchestrator.journal.mark import unmark
 from orchestrator.journal.reader_pool import frozen, read_only
 from orchestrator.journal.records import Recorded
-from orchestrator.journal.schema import FILE_NAME, LAYOUT, check, upgrade
+from orchestrator.journal.schema import FILE_NAME, check, upgrade
 
 # Lives and jobs that the backup knows nothing of may have been: numbers are left out for them.
 _EPOCHS_LEFT_OUT: Final = 1_000_000
@@ -132,7 +133,7 @@ def _examine(database: sqlite3.Connection, path: Path) -> Examined | None:
     if layout == 0:
         return None
     database.execute("BEGIN")  # one view of it all: a coordinator may be at work
-    if layout < LAYOUT:
+    if layout < schema.LAYOUT:
         # In a file of its own, which nobody else sees.
         older, database = database, sqlite3.connect("", isolation_level=None)
         older.backup(database)

@@ -93,8 +93,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """The file is there. `note` is None where it says nothing that can be read, as that of an
-    older release."""
+    """The file is there. `note` is None if the file is damaged."""
 
     note: Note | None
 

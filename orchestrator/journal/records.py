@@ -31,15 +31,15 @@ class Recorded:
 def to_row(seq: int, fact: Durable, at: float) -> Row:
     kind, job = type(fact).__name__, getattr(fact, "job", None)
     body = _encoder.encode(fact)
-    return (seq, at, SCHEMA, kind, job, body, _crc(seq, at, SCHEMA, kind, job, body))
+    return (seq, at, SCHEMA, kind, job, body, checksum(seq, at, SCHEMA, kind, job, body))
 
 
 def from_row(seq: Any, at: Any, schema: Any, kind: Any, job: Any, body: Any, crc: Any) -> Recorded:
-    """Read one row, of whatever a damaged file holds. Rows of layout 1 have no checksum (None).
+    """Read one row, of whatever a damaged file holds.
 
     Raises NewerJournalError and CorruptJournalError, which name the record.
     """
-    if crc is not None and crc != _crc(seq, at, schema, kind, job, body):
+    if crc != checksum(seq, at, schema, kind, job, body):
         raise CorruptJournalError(
             f"record {seq} of the journal is not as it was written (its checksum differs)"
         )
@@ -51,7 +51,7 @@ def from_row(seq: Any, at: Any, schema: Any, kind: Any, job: Any, body: Any, crc
     try:
         return Recorded(seq, at, _decoder.decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
-        if crc is not None and kind not in _KINDS:
+        if kind not in _KINDS:
             # Its checksum is right: it is what a release with more kinds of facts wrote.
             raise NewerJournalError(
                 f"record {seq} of the journal is a {str(kind)[:60]}, which this Muster does not "
@@ -62,8 +62,10 @@ def from_row(seq: Any, at: Any, schema: Any, kind: Any, job: Any, body: Any, crc
         ) from error
 
 
-def _crc(seq: object, at: object, schema: object, kind: object, job: object, body: object) -> int:
-    """Of all columns; -1, which no row has, where `body` is not even bytes."""
+def checksum(
+    seq: object, at: object, schema: object, kind: object, job: object, body: object
+) -> int:
+    """The CRC-32 of all columns; -1, which no row has, where `body` is not even bytes."""
     if not isinstance(body, bytes):
         return -1
     return zlib.crc32(body, zlib.crc32(f"{seq} {at!r} {schema} {kind} {job} ".encode()))

@@ -79,12 +79,6 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | sf.HardwareReported()
         ):
             apply_service(state.nodes[fact.node], fact, at)
-            if isinstance(fact, sf.HardwareReported) and not fact.noted:
-                for job_id, number in fact.attempts:
-                    # In a replay, the job may be in the archive already.
-                    attempt = state.attempt(job_id, number)
-                    if attempt is not None:
-                        attempt.changes.add(at, f"{fact.node}: {fact.event.text}")
         case sf.HardwareNoted(job, number, text):
             state.jobs[job].attempts[number - 1].changes.add(at, text)
         case sf.NodeRemoved(node):
@@ -97,9 +91,6 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.JobEnded()
         ):
             apply_job(state, fact, at)
-        case nf.WebhookSettled(job_id) if job_id not in state.jobs:
-            # A journal of release 0.1 may record this after the job went to the archive.
-            return
         case nf.WebhookQueued() | nf.WebhookSettled() | nf.WebhookFailed():
             apply_notice(state, fact, at)
         case f.JobHeld() | f.JobReleased() | f.JobChanged():

@@ -79,15 +79,12 @@ class QuarantineSkipped(_Fact, frozen=True):
 
 
 class HardwareReported(_Fact, frozen=True):
-    """A hardware event of a node. `attempts` have the part, or ran out of memory.
-
-    `noted`: a HardwareNoted follows for each of them.
-    """
+    """A hardware event of a node. `attempts` have the part, or ran out of memory; a HardwareNoted
+    follows for each of them."""
 
     node: NodeName
     event: HardwareEvent
     attempts: tuple[tuple[JobId, int], ...] = ()
-    noted: bool = False
 
 
 class HardwareNoted(_Fact, frozen=True):
