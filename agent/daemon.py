@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, Never, assert_never
 
 import structlog
@@ -171,8 +172,8 @@ class Agent:
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
             owner.spawn(watch(self._probe, self._inbox.post), name="interfaces", eternal=True)
-            owner.spawn(self._disks.watch(), name="disks", eternal=True)
-            owner.spawn(hardware.run(gpus.look_again), name="hardware", eternal=True)
+            owner.spawn_monitor(self._disks.watch, name="disks")
+            owner.spawn_monitor(partial(hardware.run, gpus.look_again), name="hardware")
             if fabric.devices():
                 ports = RdmaPortMonitor(config.fabric.root, awaited=fabric.awaited)
                 watching = watch_ports(
@@ -191,11 +192,11 @@ class Agent:
                 # The Hello contains the node's RDMA equipment, so probe it before the link opens.
                 await fabric.look()
                 await self._inbox.settled()
-                owner.spawn(fabric.watch(), name="fabric", eternal=True)
+                owner.spawn_monitor(fabric.watch, name="fabric")
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
-                owner.spawn(gpus.watch(), name="gpus", eternal=True)
-                owner.spawn(self._idle.watch(), name="idle", eternal=True)
-                owner.spawn(hangs.run(), name="hangs", eternal=True)
+                owner.spawn_monitor(gpus.watch, name="gpus")
+                owner.spawn_monitor(self._idle.watch, name="idle")
+                owner.spawn_monitor(hangs.run, name="hangs")
                 owner.spawn(self._link.run(), name="link", eternal=True)
                 _log.info("serving", node=identity.node, coordinator=config.coordinator)
                 notifier.ready(f"node {identity.node}, coordinator {config.coordinator}")

@@ -1,9 +1,8 @@
-"""The main job of Muster, seen in a minute: a small cluster on this machine runs a gang of three
-nodes.
+"""Demo of Muster in a minute: a small cluster on this machine runs a gang of three nodes.
 
-Started by `./dev demo`. Everything it makes lies in one folder, which it removes; `--keep` leaves
-the cluster running. `--namespaces` gives every node a machine of its own, with its own network,
-host name, /etc/hosts and processes; that needs root.
+Started by `./dev demo`. All files are in one directory, which is removed at the end; `--keep`
+leaves the cluster running. `--namespaces` gives every node a simulated machine with its own
+network, host name, /etc/hosts and processes; this needs root.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ def say(text: str = "") -> None:
 
 
 def typed(cluster: LocalCluster, *args: str) -> int:
-    """Show a command as a person would type it, and run it on this terminal."""
+    """Show a command as typed, and run it on this terminal."""
     say(f"\n$ muster {' '.join(args)}")
     return subprocess.run(cluster.command(*args), env=cluster.base_env(), check=False).returncode
 
 
 def run_job(cluster: LocalCluster) -> int:
-    """Submit pi, follow its log, show what became of it; returns the job's exit code."""
+    """Submit pi, follow its log, and show the result. Returns the job's exit code."""
     submit = ("submit", "-f", str(PI / "job.yaml"), "--set", f"workdir={PI}")
     say(f"\n$ muster {' '.join(submit)}")
     job = cluster.muster(*submit).stdout.strip()
@@ -60,7 +59,7 @@ def run_job(cluster: LocalCluster) -> int:
 
 
 def show_names(cluster: NamespaceCluster, job: int) -> None:
-    """Once the job runs: what each node knows of the names of the gang."""
+    """While the job runs, show each node's entries for the names of the gang."""
     client = cluster.client()
     while (state := client.job(job).state) is not JobState.RUNNING and state not in ENDED_STATES:
         time.sleep(0.05)
@@ -136,7 +135,7 @@ def _restarts(cluster: LocalCluster) -> str:
 
 
 def check_nothing_left(cluster: LocalCluster) -> list[str]:
-    """What is still there after every daemon has stopped and the folder is gone."""
+    """Return what is left after every daemon has stopped and the directory is removed."""
     deadline = time.monotonic() + LEAVING_S
     while cluster.leftovers() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -147,7 +146,7 @@ def check_nothing_left(cluster: LocalCluster) -> list[str]:
 
 
 def make(folder: Path, *, namespaces: bool) -> LocalCluster:
-    """The cluster, not yet started, and a word on it."""
+    """Return the cluster, not yet started, and a description."""
     if namespaces:
         cluster = NamespaceCluster(folder, agents=NODES, transient=True)
         say(f"A coordinator on {cluster.head.address} and the agents {', '.join(cluster.nodes)},")
@@ -162,7 +161,7 @@ def make(folder: Path, *, namespaces: bool) -> LocalCluster:
 
 
 def main() -> int:
-    """Run the demo; returns its exit code."""
+    """Run the demo and return its exit code."""
     parser = argparse.ArgumentParser(prog="./dev demo", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave the cluster running")
     parser.add_argument(

@@ -1,8 +1,8 @@
 """A coordinator and agents on this machine, as the processes that run on real nodes.
 
-What the demo, the tests of the whole and the benchmarks stand on. Every agent has its own name,
-address in 127.0.0.0/8 and state folder; the programs are started exactly as a person would start
-them. namespace_cluster.py gives each of them a machine of its own.
+Used by the demo, the end-to-end tests and the benchmarks. Every agent has its own name, address in
+127.0.0.0/8 and state directory. The programs are started as a user would start them.
+namespace_cluster.py gives each of them a simulated machine.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ STOP_TIMEOUT_S = 15.0
 
 
 class ClusterError(Exception):
-    """A part of the cluster did not do what it should; says which, and what it wrote last."""
+    """A part of the cluster failed. The message names it and its last output."""
 
 
 @dataclass
 class Daemon:
-    """One process of the cluster and the file that it writes to."""
+    """A process of the cluster and its output file."""
 
     name: str
     argv: list[str]
@@ -62,11 +62,11 @@ class Daemon:
         return self.process.pid
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill it, like a crash."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """Ask it to end, wait until it has; returns its exit code."""
+        """Stop it, wait for its end, and return its exit code."""
         return self._end(signal.SIGTERM)
 
     def _end(self, number: signal.Signals) -> int:
@@ -93,7 +93,7 @@ class Daemon:
 
 @dataclass
 class LocalCluster:
-    """`root` holds configuration, state and logs of all of it; nothing lies elsewhere."""
+    """A cluster whose configuration, state and logs are all in `root`."""
 
     root: Path
     agents: int = 3
@@ -129,7 +129,7 @@ class LocalCluster:
         self.stop()
 
     def base_env(self) -> dict[str, str]:
-        """Environment of every process of the cluster, and of commands that speak to it."""
+        """Return the environment of every process of the cluster, and of client commands."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith("MUSTER_")}
         return {**kept, "MUSTER_CONFIG": str(self.client_config), **self.env}
 
@@ -141,7 +141,7 @@ class LocalCluster:
         return Client.of(load_settings(self.base_env()))
 
     def start(self) -> None:
-        """Start everything; returns when every node can take a job."""
+        """Start everything. Returns when every node can take a job."""
         self.coordinator.start()
         for agent in self.nodes.values():
             agent.start()
@@ -159,7 +159,7 @@ class LocalCluster:
         self._until(all_free, "not every node connected")
 
     def stop(self) -> None:
-        """End every daemon, agents first; their jobs go on if they have any."""
+        """Stop every daemon, agents first. Running jobs continue."""
         failed = []
         for daemon in (*self.nodes.values(), self.coordinator):
             try:
@@ -173,7 +173,7 @@ class LocalCluster:
         shutil.rmtree(self.root)
 
     def muster(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run the command line against this cluster and return what it printed."""
+        """Run the command line against this cluster and return the completed process."""
         done = subprocess.run(
             self.command(*args), env=self.base_env(), capture_output=True, text=True, check=False
         )
@@ -182,15 +182,15 @@ class LocalCluster:
         return done
 
     def command(self, *args: str) -> list[str]:
-        """What to run, in `base_env`, for `muster *args` against this cluster."""
+        """Return the command for `muster *args` against this cluster, to run in `base_env`."""
         return [MUSTER, *args]
 
     def survivors(self) -> list[str]:
-        """Processes of jobs of this cluster that still run, as `pid: command`."""
+        """Return running processes of this cluster's jobs, as `pid: command`."""
         return [line for line, env in self._processes() if b"MUSTER_TASK=" in env]
 
     def leftovers(self) -> list[str]:
-        """All processes of this cluster that still run: jobs, shims, templates, daemons."""
+        """Return all running processes of this cluster: jobs, shims, fork servers, daemons."""
         return [line for line, _ in self._processes()]
 
     def _processes(self) -> Iterator[tuple[str, bytes]]:
@@ -207,7 +207,7 @@ class LocalCluster:
         return free_port()
 
     def _listen(self) -> list[str]:
-        """Arguments of `muster init`: where the coordinator is reached."""
+        """Return the arguments of `muster init` for the coordinator's address."""
         return ["--listen", f"127.0.0.1:{self.port}"]
 
     def _daemon(self, name: str, argv: list[str]) -> Daemon:
@@ -227,7 +227,7 @@ class LocalCluster:
                 raise ClusterError(f"muster init failed: {done.stderr}")
 
     def _agent_config(self, number: int, name: str) -> Path:
-        """A file for each: whoever restarts an agent by hand needs nothing else."""
+        """Write an agent's configuration; it is all that a manual restart of the agent needs."""
         made: dict[str, object] = yaml.safe_load((self.root / "config" / "agent.yaml").read_text())
         settings = {
             **made,
@@ -236,7 +236,7 @@ class LocalCluster:
             "gpus": 0,
             **self._place(number),
             "python": sys.executable,
-            # On a machine of one's own a job may do what its owner may.
+            # On one's own machine, a job may have its owner's rights.
             "allow_root_jobs": os.geteuid() == 0,
         }
         path = self.root / "config" / f"{name}.yaml"
@@ -244,7 +244,7 @@ class LocalCluster:
         return path
 
     def _place(self, number: int) -> dict[str, object]:
-        """Settings of an agent that come of where it runs."""
+        """Return the settings of an agent that depend on its place."""
         return {"address": f"127.0.0.{10 + number}", "shared_host": True}
 
     def _until(self, reached: Callable[[], bool], what: str) -> None:
@@ -263,7 +263,7 @@ class LocalCluster:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on."""
+    """Return a free TCP port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,7 +1,7 @@
-"""A cluster whose coordinator and agents each run on a machine of their own: see examples/rig.
+"""A cluster whose coordinator and agents each run on a simulated machine: see examples/rig.
 
-Everything is where a person would find it on real nodes: the coordinator serves its address on the
-network with TLS, each agent its machine's name, and users stand on a machine beside them.
+As on real nodes, the coordinator serves its network address with TLS, each agent has its machine's
+name, and users are on a separate machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PORT = 7077
 
 @dataclass
 class MachineDaemon(Daemon):
-    """A daemon of a machine, started anew after each boot of it."""
+    """A daemon of a machine, restarted after each boot of it."""
 
     machine: Machine | None = None
     command: list[str] = field(default_factory=list)
@@ -33,7 +33,7 @@ class MachineDaemon(Daemon):
     def start(self) -> None:
         assert self.machine is not None
         if self.process is not None:
-            # It died with the machine, and nobody has waited for it yet.
+            # It died with the machine, and has not been reaped yet.
             self.process.wait(STOP_TIMEOUT_S)
         self.command = self.command or self.argv
         self.argv = self.machine.enter(*self.command)
@@ -48,10 +48,11 @@ class MachineDaemon(Daemon):
 
 @dataclass
 class NamespaceCluster(LocalCluster):
-    """As LocalCluster, on a rig: `machines` has each node's by name, `head` is the coordinator's.
+    """A LocalCluster on a rig: `machines` has the nodes' machines by name, `head` is the
+    coordinator's.
 
-    Needs root; `examples.rig.rig.missing()` says what else. With `transient`, `root` goes with the
-    rig, also when this process is killed. `port_range` is every node's ip_local_port_range.
+    Needs root; `examples.rig.rig.missing()` says what else. With `transient`, `root` is removed
+    with the rig, even if this process is killed. `port_range` is every node's ip_local_port_range.
     """
 
     transient: bool = False
@@ -115,7 +116,7 @@ class NamespaceCluster(LocalCluster):
 
 
 class _RigClient(Client):
-    """A client that stands on the rig's network."""
+    """A client on the rig's network."""
 
     def __init__(self, settings: Settings, rig: Rig) -> None:
         self._begin(settings, None)

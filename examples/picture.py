@@ -1,6 +1,6 @@
-"""The picture of a terminal in the README: real commands against a real cluster, as SVG.
+"""Generator of the README's terminal picture: real commands against a real cluster, as SVG.
 
-The folder of the cluster is called /shared in it; nothing else is changed.
+The cluster's directory is shown as /shared; nothing else is changed.
 
     .venv/bin/python examples/picture.py docs/terminal.svg
 """
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def recorded(cluster: LocalCluster) -> str:
-    """A short session, with what the terminal showed."""
+    """Return a short session, with the terminal's output."""
     shutil.copytree(PI, cluster.root / "pi")
     commands = (
         "submit -f pi/job.yaml --set workdir=/shared/pi",
@@ -53,7 +53,7 @@ def recorded(cluster: LocalCluster) -> str:
 
 
 def typed(cluster: LocalCluster, command: str) -> str:
-    """One command at a terminal, with its prompt."""
+    """Return a command at a terminal, with its prompt."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
     process = subprocess.Popen(
@@ -81,7 +81,7 @@ def typed(cluster: LocalCluster, command: str) -> str:
 def svg(session: str) -> str:
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), color_system="truecolor")
     console.print(Text.from_ansi(session.strip()))
-    # Whatever monospaced font the reader has: nothing is fetched for a picture.
+    # Use the reader's own monospaced font, so that the picture loads nothing.
     return _FONTS.sub("", console.export_svg(title="muster"))
 
 

@@ -1,7 +1,7 @@
 """The user-facing clients and command line, and code that both daemons share. Imports neither
 daemon.
 
-`from muster import Client, AsyncClient`: docs/client.md.
+`from muster import Client, AsyncClient`: docs/reference/client.md.
 """
 
 from typing import TYPE_CHECKING, Any

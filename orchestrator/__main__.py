@@ -1,7 +1,7 @@
-"""`python -m orchestrator --config FILE`: the coordinator as a process; `backup` and `restore` as
-the first word are what is done to its journal from outside.
+"""Entry point of the coordinator: `python -m orchestrator --config FILE`. With `backup` or
+`restore` as the first word, it works on the journal instead.
 
-Exit codes: 0 after SIGTERM or SIGINT, 2 for a configuration that cannot be used, 1 for the rest.
+Exit codes: 0 after SIGTERM or SIGINT, 2 for an unusable configuration, 1 for other errors.
 """
 
 import muster.daemon.fast_imports  # noqa: F401  before whatever imports aiohttp
@@ -27,8 +27,20 @@ from muster.daemon.tls import server_context
 from orchestrator.api.http.tokens import TokenStore
 from orchestrator.config import CoordinatorConfig, load, webhook_secret
 from orchestrator.core.engine.decide import VERSION
-from orchestrator.journal.backup import back_up, examined, examined_copy, restore, salvaged
-from orchestrator.journal.errors import CorruptJournalError, LostLogError, LostTailError
+from orchestrator.journal.backup import (
+    back_up,
+    examined,
+    examined_copy,
+    restore,
+    salvaged,
+    undo_interrupted_restore,
+)
+from orchestrator.journal.errors import (
+    CorruptJournalError,
+    HalfRestoredError,
+    LostLogError,
+    LostTailError,
+)
 from orchestrator.server import serve
 from orchestrator.shell.coordinator import replay
 
@@ -46,7 +58,7 @@ _log = structlog.get_logger("muster.coordinator")
 
 def main(argv: Sequence[str] | None = None) -> int:
     prepare_process_env()
-    # The journal, its backups and logs have secrets of jobs, also while they are written.
+    # Because journal, backups and logs contain secrets of jobs, also while they are written.
     os.umask(0o077)
     arguments = _parse(sys.argv[1:] if argv is None else list(argv))
     verb = arguments.verb
@@ -57,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if verb == BACKUP:
             return _back_up(config, arguments.file)
         if verb == RESTORE:
+            undo_interrupted_restore(config.state_dir)
             if not arguments.salvage:
                 return _restore(config, arguments.file)
             with salvaged(config.state_dir, config.job_logs_path, replay) as copy:
@@ -67,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, TlsError) as error:
         return _complain(verb, str(error), 2)
     except TaskEndedError as error:
-        # What is in memory is no longer to be trusted: end now, and begin anew from the disk.
+        # The state in memory may differ from the disk: exit, and start again from the disk.
         _log.critical("coordinator_failed", why=str(error), exc_info=error.__cause__)
         sys.stderr.flush()
         os._exit(1)
@@ -80,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"go on with what can be read, without what came after it, with `muster "
             f"restore{given} --salvage`, or "
             if isinstance(error, LostTailError)
+            else f"if it was a salvage, run `muster restore{given} --salvage` again, or "
+            if isinstance(error, HalfRestoredError)
             else ""
         )
         return _complain(
@@ -154,12 +169,17 @@ def _restore(config: CoordinatorConfig, copy: Path) -> int:
     with examined_copy(copy) as found:
         state = replay(found)
     next_job = max(state.next_job, found.first_job)
-    aside = restore(config.state_dir, copy, next_job, config.job_logs_path)
+    replaced = restore(config.state_dir, copy, next_job, config.job_logs_path)
+    later = (
+        f"later jobs, up to number {replaced.last_job} at most, are unknown; "
+        if replaced.last_job >= next_job
+        else ""
+    )
     _say(
         RESTORE,
-        f"restored {len(state.jobs) + found.archived} jobs, the last is {next_job - 1}; the "
-        f"journal that was there is {aside}. Tasks that nodes have and this backup does not know "
-        "are stopped when the coordinator starts",
+        f"restored {len(state.jobs) + found.archived} jobs, the last is {next_job - 1}; "
+        f"{later}the journal that was there is {replaced.journal}. Tasks that nodes have and this "
+        "backup does not know are stopped when the coordinator starts",
     )
     return 0
 
@@ -174,7 +194,7 @@ def _say(verb: str, text: str) -> None:
 
 
 def _raise_file_limit() -> None:
-    """A connection of an agent is a descriptor, and the usual soft limit of 1024 is soon met."""
+    """Raise the limit of open files: each agent connection is one, and the usual limit is 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -23,8 +23,9 @@ Rate = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 
 
 class Listen(msgspec.Struct, frozen=True, kw_only=True):
-    """Where users and agents reach the coordinator. Port 0 lets the kernel choose one. `names` are
-    those that a request may name as its host."""
+    """Addresses at which users and agents reach the coordinator. With port 0 the kernel chooses
+    one. `names` are the host names that requests may use.
+    """
 
     host: Annotated[str, msgspec.Meta(min_length=1, max_length=253)] = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 7077
@@ -39,11 +40,12 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the coordinator takes at most, so that no caller can exhaust it."""
+    """Upper limits of the coordinator, so that no caller can exhaust it."""
 
     http_body_bytes_max: Count = 1 << 20
     agent_message_bytes_max: Count = 1 << 20
     agents_max: Count = 10_000
+    new_nodes_per_hour: Count = 2000
     queued_jobs_max: Count = 100_000
     connections_per_token_max: Count = 1000
     pending_connections_per_address_max: Count = 4096
@@ -53,8 +55,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobLogs(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the output of jobs is stored, and what of it is kept; None: below the state folder.
-    `task_bytes_max` None: half of `job_bytes_max`."""
+    """Storage of job output, and its retention. A `dir` of None is below the state directory. A
+    `task_bytes_max` of None is half of `job_bytes_max`.
+    """
 
     dir: Path | None = None
     keep_s: Annotated[float, msgspec.Meta(gt=0)] = 30 * 86400
@@ -65,14 +68,15 @@ class JobLogs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bounds(self) -> Bounds:
-        """What is stored of one job and of one task at most."""
+        """The bytes stored of one job and of one task at most."""
         return Bounds(self.job_bytes_max, self.task_bytes_max or max(1, self.job_bytes_max // 2))
 
 
 class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
-    """When a node is drained by itself: at fault in so many different jobs (0: never), of which
-    none is forgotten; as many nodes of a pool as are `pool_share` of it, and no more. So is one
-    whose agent has started more often than `restarts` (0: never) within ten minutes."""
+    """Automatic drains. A node is drained if it was at fault in that many different jobs (0:
+    never), or if its agent has started more than `restarts` times (0: never) within ten minutes. At
+    most `pool_share` of a pool's nodes are drained in this way.
+    """
 
     jobs: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 3
     forgiven_after: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10
@@ -81,15 +85,17 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndedJobs(msgspec.Struct, frozen=True, kw_only=True):
-    """How long and how many jobs that have ended are known."""
+    """Retention of ended jobs: by age and by number."""
 
     keep_s: Annotated[float, msgspec.Meta(ge=3600)] = 365 * 86400
     keep_max: Count = 1_000_000
 
 
 class Hangs(msgspec.Struct, frozen=True, kw_only=True):
-    """When a job is taken to hang: silent for `quiet_s` and for `gaps` times the longest gap that
-    it has shown; and when one that computes or waits for a disk is told of."""
+    """Thresholds of hang detection: a job hangs if it was silent for `quiet_s` and for `gaps` times
+    its longest gap so far. Also the thresholds for reporting a job that still computes or waits for
+    a disk.
+    """
 
     quiet_s: Seconds = 60.0
     gaps: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 5.0
@@ -98,8 +104,9 @@ class Hangs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
-    """Which addresses the `notify` of a job may name, and the file with the secret by which what
-    they are sent is signed."""
+    """Webhook addresses that the `notify` of a job may name, and the file with the secret that
+    signs the requests.
+    """
 
     allow: tuple[str, ...] = ()
     secret_file: Path | None = None
@@ -148,12 +155,12 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def job_logs_path(self) -> Path:
-        """Where the output of jobs is stored."""
+        """Directory of job output."""
         return self.job_logs.dir or self.state_dir / "logs"
 
     @property
     def tokens_path(self) -> Path:
-        """Where the tokens are: there is always such a file, for there is no anonymous mode."""
+        """The tokens file. It must exist, because there is no anonymous mode."""
         return self.tokens_file or self.state_dir / "tokens"
 
 
@@ -194,7 +201,9 @@ def _check_pool(pool: str, tree: dict[str, Any], webhooks: Webhooks) -> None:
 
 
 def webhook_secret(config: CoordinatorConfig) -> bytes:
-    """What signs the messages to webhooks; empty where none is allowed. Raises ConfigError."""
+    """Return the secret that signs webhook requests; empty if none are allowed. Raises
+    ConfigError.
+    """
     path = config.webhooks.secret_file
     if path is None or not config.webhooks.allow:
         return b""
@@ -215,7 +224,7 @@ def webhook_secret(config: CoordinatorConfig) -> bytes:
 
 
 def check_listen(config: CoordinatorConfig) -> None:
-    """Refuse to listen on a network in the clear. Raises InsecureConfigError, pure otherwise."""
+    """Refuse to listen on a network without TLS. Raises InsecureConfigError; pure otherwise."""
     host = config.listen.host
     if any(letter.isspace() or letter in "/@?#" for letter in host):
         raise ConfigError(f"listen.host: expected an address or a host name, got {host!r}")

@@ -45,7 +45,7 @@ from orchestrator.webhooks.allowlist import read_allowed
 from orchestrator.webhooks.sender import WebhookSender
 
 _SHUTDOWN_S: Final = 1.0
-# A node that was not heard for so many heartbeats is suspect, and its connection closed.
+# A node is suspect, and its connection is closed, after this many missed heartbeats.
 _SILENT_BEATS: Final = 2
 _LAG_EVERY_S: Final = 1.0
 _RENEW_EVERY_S: Final = 1.0
@@ -54,7 +54,7 @@ _log = structlog.get_logger("muster.coordinator")
 
 
 class _Archived(NamedTuple):
-    """What the journal knows beside the state."""
+    """Contents of the journal besides the state."""
 
     first_job: int
     tally: dict[str, int]
@@ -63,12 +63,12 @@ class _Archived(NamedTuple):
 
 
 class ListenError(DaemonError):
-    """The address to listen on cannot be had."""
+    """The listen address is not available."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Everything of a running coordinator that is to be started and stopped."""
+    """The parts of a running coordinator that are started and stopped."""
 
     owner: TaskOwner
     coordinator: Coordinator
@@ -115,8 +115,8 @@ async def serve(config: CoordinatorConfig) -> None:
 
 
 def replayed(journal: Journal) -> State:
-    """The state on disk, out of the collector's sight: nothing of it is garbage. A collection that
-    looks through a million jobs would stop the loop for seconds. Raises JournalError.
+    """Return the state replayed from disk, frozen for the garbage collector. A collection over a
+    million jobs would stop the loop for seconds. Raises JournalError.
     """
     gc.disable()
     try:
@@ -205,7 +205,7 @@ def _origins(config: CoordinatorConfig) -> Origins:
 async def _start(
     parts: _Parts, config: CoordinatorConfig, epoch: int, certificate: Renewed | None
 ) -> asyncio.Server:
-    """Take over the state, and only then let anybody in."""
+    """Take over the state, then open the listening socket."""
     parts.store.prepare()
     parts.owner.spawn(parts.coordinator.run(epoch), name="owner", eternal=True)
     parts.owner.spawn(parts.store.run(), name="log-sync", eternal=True)
@@ -242,7 +242,7 @@ async def _start(
 
 
 async def _measure_lag(lag: Histogram) -> Never:
-    """How late the loop is for what it had a second's notice of."""
+    """Measure the lag of the loop: how late a timer of one second fires."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + _LAG_EVERY_S
@@ -251,7 +251,9 @@ async def _measure_lag(lag: Histogram) -> Never:
 
 
 async def _renew(certificate: Renewed) -> Never:
-    """Cert and key change one after the other, so that they may not fit for a moment."""
+    """Reload the certificate. Because certificate and key change one after the other, they may not
+    match for a moment.
+    """
     told = ""
     while True:
         await asyncio.sleep(_RENEW_EVERY_S)
@@ -267,7 +269,9 @@ async def _renew(certificate: Renewed) -> Never:
 
 
 async def _watchdog(notifier: Notifier, coordinator: Coordinator, every_s: float) -> Never:
-    """The service manager hears of us through the owner: if that hangs, it hears nothing."""
+    """Notify the service manager through the owner of the state: if the owner hangs, the
+    notifications stop.
+    """
     while True:
         await coordinator.beat()
         notifier.watchdog()
@@ -275,7 +279,9 @@ async def _watchdog(notifier: Notifier, coordinator: Coordinator, every_s: float
 
 
 async def _stop(parts: _Parts, server: asyncio.Server) -> None:
-    """Take nothing new, let everybody know, put everything on disk. Agents and jobs go on."""
+    """Stop accepting, notify all clients, and flush everything to disk. Agents and jobs
+    continue.
+    """
     Notifier().stopping()
     _log.info("stopping")
     server.close()
@@ -286,7 +292,7 @@ async def _stop(parts: _Parts, server: asyncio.Server) -> None:
     try:
         await parts.store.sync()
     except LogStoreError as error:
-        # The agents have what was not acknowledged, and send it to the next process.
+        # The agents keep unacknowledged bytes and send them to the next process.
         _log.error("log_sync_failed", why=str(error))
     parts.store.close()
 
@@ -353,12 +359,14 @@ def _limits(config: CoordinatorConfig) -> Limits:
             pool_share=config.quarantine.pool_share,
             restarts=config.quarantine.restarts,
         ),
+        nodes_max=config.limits.agents_max,
+        new_nodes_per_hour=config.limits.new_nodes_per_hour,
         own_names=_own_names(config),
     )
 
 
 def _own_names(config: CoordinatorConfig) -> frozenset[str]:
-    """The names of this machine that no node of another machine may have. Raises TlsError."""
+    """Names of this machine that no agent of another machine may use. Raises TlsError."""
     hostname = socket.gethostname()
     names = [*config.listen.names, config.listen.host, hostname, hostname.partition(".")[0]]
     if config.tls is not None:

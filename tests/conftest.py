@@ -64,8 +64,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def measured(record_property: Callable[[str, object], None]) -> Callable[[int, float], None]:
-    """Note a figure, in seconds, of a fault: docs/fault-matrix.md shows it, and nothing is judged
-    by it."""
+    """Record the seconds of a fault for docs/reference/fault-matrix.md; no test depends on them."""
 
     def note(fault: int, seconds: float) -> None:
         record_property(f"fault {fault}", round(seconds, 3))

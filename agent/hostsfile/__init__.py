@@ -1,4 +1,4 @@
-"""Editing /etc/hosts beside other writers, atomically, and undoing it.
+"""Atomic, reversible edits of /etc/hosts beside other writers.
 
-`agent.gang.host_names` calls it. It knows no jobs, only blocks of lines with a name.
+`agent.gang.host_names` calls it. It does not know jobs, only named blocks of lines.
 """

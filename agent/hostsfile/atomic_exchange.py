@@ -1,4 +1,4 @@
-"""What Linux offers for a file that others write, too: exchanging two names, locks, leases."""
+"""Linux primitives for a file with several writers: name exchange, locks, leases."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Let two names change places, in one step. Raises OSError: EBUSY where one is mounted on,
-    EINVAL where the file system cannot."""
+    """Exchange two names atomically. Raises OSError: EBUSY for a mount point, EINVAL if the file
+    system does not support it.
+    """
     if not hasattr(_libc, "renameat2"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     result = _libc.renameat2(
@@ -40,9 +41,9 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def lock(fd: int, until: float) -> bool:
-    """Both locks in use for such files, flock's and fcntl's; they go when `fd` is closed.
+    """Take both kinds of locks, flock's and fcntl's. Closing `fd` releases them.
 
-    False where somebody else has had one of them until `until` (monotonic seconds).
+    Returns False if another process holds one of them until `until` (monotonic seconds).
     """
     return _try(lambda: fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB), until) and _try(
         lambda: _lock_records(fd), until
@@ -50,9 +51,9 @@ def lock(fd: int, until: float) -> bool:
 
 
 def quiet(fd: int, until: float) -> bool:
-    """Wait until nobody has the file open for writing; `fd` is open for reading only.
+    """Wait until no process has the file open for writing; `fd` is open for reading only.
 
-    False where somebody still has at `until`. True where the file system cannot say.
+    Returns False if one still has at `until`. Returns True if the file system cannot tell.
     """
     try:
         return _leased(fd, fcntl.F_RDLCK, until)
@@ -64,9 +65,9 @@ def quiet(fd: int, until: float) -> bool:
 
 
 def hold(fd: int, until: float) -> bool:
-    """Have everyone else who opens the file wait, until `fd` is closed; it is open for writing.
+    """Block other openers of the file until `fd`, which is open for writing, is closed.
 
-    False where somebody still has it open at `until`, and where the file system cannot do it.
+    Returns False if another process has it open at `until`, or if the file system lacks leases.
     """
     try:
         return _leased(fd, fcntl.F_WRLCK, until)
@@ -75,8 +76,8 @@ def hold(fd: int, until: float) -> bool:
 
 
 def _leased(fd: int, kind: int, until: float) -> bool:
-    # Whoever opens the file now has us told by a signal: by one that means nothing, in place of
-    # SIGIO, which would end us.
+    # The kernel signals that another process opens the file. Use a harmless signal, because the
+    # default SIGIO would kill this process.
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
     return _try(lambda: fcntl.fcntl(fd, fcntl.F_SETLEASE, kind), until)
 

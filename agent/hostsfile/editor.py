@@ -1,10 +1,10 @@
-"""Changes a file that others change, too, so that no line of theirs is lost.
+"""Editor of a file with other writers, which loses none of their lines.
 
-Whoever renames another file into place, and whoever locks or opens this one and writes, is merged:
-the new text and the old file change names in one step; what then comes out is what really was
-there, and once nobody writes to it any more, it is compared with what had been read. A file that
-somebody goes on writing to is left, or given back, to him. Where names cannot be exchanged (the
-file is mounted on, the folder cannot be written) it is written in place.
+Other writers may rename a file into place, or lock or open this one. Their changes are merged: the
+new text and the old file exchange names atomically. The displaced file is the true previous
+content; once no process writes to it, it is compared with the content read before. A file that
+another process keeps writing to is left or given back to it. If names cannot be exchanged (a mount
+point, a read-only directory), the file is written in place.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from muster.daemon.errors import FileError
 from muster.protocol.hosts_file import merge
 
 LOCK_S: Final = 5.0
-"""How long another's lock is waited for."""
+"""Seconds to wait for another process's lock."""
 QUIET_S: Final = 2.0
-"""How long a writer that has the file open is waited for, before the exchange and after it."""
+"""Seconds to wait for a writer that has the file open, before and after the exchange."""
 _ROUNDS: Final = 100
 _FILE_BYTES_MAX: Final = 16 << 20
 
 HOLD_S: Final = 0.2
-"""How long it is waited for, where the file is written in place, that nobody has it open at all."""
+"""Seconds to wait until no process has the file open, for a write in place."""
 AFTERMATH_S: Final = 0.05
-"""How long after another writer's change it is looked whether that is still there."""
+"""Seconds after another writer's change until the editor checks that its own is still there."""
 
 _TELLING: Final = 8
-"""So many bytes of a line show that it is ours."""
+"""This many bytes identify a line as ours."""
 
 _ACCESS: Final = "system.posix_acl_access"
 
@@ -45,24 +45,26 @@ _Slip = tuple[bytes, bytes]
 
 
 class HostsFileError(FileError):
-    """The file cannot be changed; the text says why and what to do."""
+    """The file cannot be changed. The message says why and what to do."""
 
 
 class HostsFile:
-    """One file, which is ours to change a part of; a link stays a link, and what it leads to is
-    changed. Its methods wait: call them from one thread."""
+    """One file of which a part is ours. If it is a symbolic link, its target is changed. The
+    methods block: call them from one thread.
+    """
 
     def __init__(self, path: Path, backup: Path) -> None:
-        """`backup` keeps what the file was before the last change; a name beside it, what is being
-        written in place."""
+        """`backup` keeps the content before the last change. A file beside it holds a write in
+        place.
+        """
         self._path = path
         self._backup = backup
         self._writing = backup.with_name(f"{backup.name}.writing")
 
     def update(self, change: Change) -> None:
-        """Let `change` make new text of the present one: several times, if others write meanwhile.
+        """Apply `change` to the current text, repeatedly if others write meanwhile.
 
-        Raises HostsFileError, and whatever `change` raises; nothing is changed then.
+        Raises HostsFileError and the errors of `change`; nothing is changed then.
         """
         try:
             self._recover()
@@ -72,8 +74,8 @@ class HostsFile:
                     continue
                 if not slipped:
                     return
-                # Between the exchanges the file lacked what had slipped in: whoever read it then
-                # and writes what it read takes that away again.
+                # Between the exchanges, the file lacked the merged lines. A writer that read it
+                # then would remove them again.
                 change = _with_slips(change, slipped)
                 time.sleep(AFTERMATH_S)
         except OSError as error:
@@ -86,17 +88,17 @@ class HostsFile:
         raise HostsFileError(f"{self._path} is replaced by others without end; what does that?")
 
     def _is_so(self, change: Change) -> bool:
-        """A file that may only be read is no problem where it need not change."""
+        """Whether the file needs no change. Then a read-only file is no error."""
         try:
             text = self._path.read_bytes()
         except OSError:
             return False
         return change(text) == text
 
-    # --- one try --------------------------------------------------------------------------------
+    # --- one attempt ----------------------------------------------------------------------------
 
     def _changed(self, change: Change, slipped: list[_Slip]) -> bool:
-        """False where it has to be tried again: the file is another one by now."""
+        """Try once. Returns False to try again, because the file is another one by now."""
         path = self._real()
         if not path.exists():
             if not change(b""):
@@ -115,33 +117,35 @@ class HostsFile:
             if new == text:
                 return True
             if not quiet:
-                # Most who write a file anew empty it first: what is there is not what will be.
+                # Most writers truncate the file first, so what is there now is not the final
+                # content.
                 raise _written_to(path)
             write_atomic(self._backup, text, 0o600)
             exchanged = self._exchange(path, path, self._aside(path), new)
-        # Unlocked: whoever waited for the lock of the old file must get it, write and go.
+        # Unlocked, so that a process that waits for the old file's lock can get it, write and
+        # finish.
         if exchanged:
             return self._settle(path, text, new, slipped)
         return self._write_in_place(path, change)
 
     def _settle(self, path: Path, expected: bytes, ours: bytes, slipped: list[_Slip]) -> bool:
-        """Where what came out of an exchange is not what had been put there, bring it in again.
+        """If the displaced file is not the expected one, merge it back.
 
-        The base is always what was read first: a line that is missing since was taken away only if
-        it was there then, and not merely unknown to one who had read an older file.
+        The base is always the first reading: a missing line was deleted only if it was there then.
+        Otherwise its writer had merely read an older file.
         """
         aside = self._aside(path)
         base = expected
         while True:
             if not stat.S_ISREG(os.lstat(aside).st_mode):
-                # Something that is no file was put there: it is back where it was.
+                # Another process put something there that is no file: put it back.
                 atomic_exchange.exchange(aside, path)
                 aside.unlink()
                 return False
             theirs = _settled(aside)
             if theirs is None:
-                # What is written must be there when it is whole, whatever becomes of us. Ours is
-                # merged at the next change.
+                # Once the write is complete it must be in place, even if this process dies. Our
+                # lines are merged at the next change.
                 atomic_exchange.exchange(aside, path)
                 raise _written_to(path)
             if theirs == expected:
@@ -155,8 +159,9 @@ class HostsFile:
             expected, ours = ours, merged
 
     def _bring_in(self, path: Path, base: bytes, theirs: bytes, merged: bytes) -> bool:
-        """Put `merged` in place; what lies aside stays on disk until then. False where nothing has
-        come out that would have to be looked at."""
+        """Put `merged` in place; the displaced file stays on disk until then. Returns False if
+        nothing was displaced that needs a comparison.
+        """
         aside = self._aside(path)
         following = self._aside(path, ".next")
         if not self._exchange(path, aside, following, merged):
@@ -166,8 +171,9 @@ class HostsFile:
         return True
 
     def _exchange(self, path: Path, like: Path, new: Path, text: bytes) -> bool:
-        """Put `text` where `path` is, with the attributes of `like`, and what was there where `new`
-        is. False where names cannot be exchanged."""
+        """Put `text` at `path` with the attributes of `like`, and the old file at `new`. Returns
+        False if names cannot be exchanged.
+        """
         try:
             if os.stat(path).st_nlink > 1:
                 return False
@@ -183,8 +189,9 @@ class HostsFile:
         return True
 
     def _recover(self) -> None:
-        """An agent that was killed between an exchange and the comparison has left the latter to
-        us. Whatever has one of these names is whole."""
+        """Finish the work of an agent that was killed between an exchange and the comparison. A
+        file with one of these names is complete.
+        """
         path = self._real()
         self._finish(path)
         aside, following = self._aside(path), self._aside(path, ".next")
@@ -207,7 +214,9 @@ class HostsFile:
         aside.unlink(missing_ok=True)
 
     def _write_like(self, old: Path, new: Path, text: bytes) -> None:
-        """`new` appears, or is replaced, when all of it is on disk: `_recover` believes it."""
+        """Create or replace `new` only when it is complete on disk, because `_recover` relies on
+        it.
+        """
         draft = self._aside(self._real(), ".new")
         draft.unlink(missing_ok=True)
         _write_like(old, draft, text)
@@ -216,18 +225,20 @@ class HostsFile:
     # --- in place -------------------------------------------------------------------------------
 
     def _write_in_place(self, path: Path, change: Change) -> bool:
-        """Whoever opens the file meanwhile waits, where the file system can have them do so and
-        nobody is reading it. False where it has to be tried again."""
+        """Write in place. Other openers wait, if the file system has leases and no process reads
+        the file. Returns False to try again.
+        """
         with _opened(path) as fd:
             if atomic_exchange.hold(fd, time.monotonic() + HOLD_S):
                 return self._written(fd, path, change)
-        # Closed: as long as we have it open for writing ourselves, a reader looks like a writer.
+        # Close our descriptor first: while the file is open for writing, every reader looks like a
+        # writer.
         _whole(path)
         with _opened(path) as fd:
             return self._written(fd, path, change)
 
     def _written(self, fd: int, path: Path, change: Change) -> bool:
-        """Never shorter before everything is where it belongs."""
+        """Write without truncating the file before everything is in place."""
         _lock(fd, path)
         if not _is_at(fd, path):
             return False
@@ -249,8 +260,9 @@ class HostsFile:
         return False
 
     def _finish(self, path: Path) -> None:
-        """Of a write in place that was cut short, the file has the beginning of the new text and
-        what followed in the old one; others may have added lines since."""
+        """Finish an interrupted write in place. The file has the beginning of the new text and the
+        rest of the old one; others may have added lines since.
+        """
         try:
             size, _, texts = self._writing.read_bytes().partition(b"\n")
         except FileNotFoundError:
@@ -261,8 +273,9 @@ class HostsFile:
         self._writing.unlink(missing_ok=True)
 
     def _real(self) -> Path:
-        """What links lead to. Asked of the kernel first: of links that lead in a circle each Python
-        makes something else."""
+        """Return the target of symbolic links. Ask the kernel first, because Python's functions
+        differ on circular links.
+        """
         try:
             self._path.stat()
         except FileNotFoundError:
@@ -289,7 +302,7 @@ def _with_slips(change: Change, slipped: list[_Slip]) -> Change:
 
 
 def _make(path: Path) -> None:
-    """An empty file that everyone may read, whatever the umask. Raises FileExistsError."""
+    """Create an empty file that everyone can read, whatever the umask. Raises FileExistsError."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.fchmod(fd, 0o644)
@@ -309,7 +322,7 @@ def _opened(path: Path, access: int = os.O_RDWR) -> Iterator[int]:
 
 
 def _lock(fd: int, path: Path) -> None:
-    """Until it is closed. Raises HostsFileError."""
+    """Lock the file until it is closed. Raises HostsFileError."""
     if not atomic_exchange.lock(fd, time.monotonic() + LOCK_S):
         raise HostsFileError(
             f"{path} has been locked by another process for {LOCK_S:g} s; `lslocks` shows by which"
@@ -334,14 +347,14 @@ def _read(fd: int) -> bytes:
 
 
 def _settled(path: Path) -> bytes | None:
-    """The text of a file once nobody writes to it any more; None where somebody still does."""
+    """Return the text of a file once no process writes to it; None if one still does."""
     with _opened(path, os.O_RDONLY) as fd:
         quiet = atomic_exchange.quiet(fd, time.monotonic() + QUIET_S)
         return _read(fd) if quiet else None
 
 
 def _whole(path: Path) -> bytes:
-    """The same; raises HostsFileError where somebody still does."""
+    """Return the text of a file. Raises HostsFileError if a process still writes to it."""
     text = _settled(path)
     if text is None:
         raise _written_to(path)
@@ -356,13 +369,14 @@ def _written_to(path: Path) -> HostsFileError:
 
 
 def _left(path: Path, base: bytes) -> bytes:
-    """What an earlier exchange has brought out. Nobody wants an empty hosts file: whoever had begun
-    to write it anew has died, too. Raises HostsFileError where somebody still writes."""
+    """Return the file displaced by an earlier exchange. An empty one is ignored: the process that
+    truncated it has died. Raises HostsFileError if a process still writes to it.
+    """
     return _whole(path) or base
 
 
 def _write_like(old: Path, new: Path, text: bytes) -> None:
-    """A new file with the mode, owner, label and other attributes of an old one."""
+    """Create a file with the mode, owner, label and other attributes of an old one."""
     like = os.stat(old)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(new, flags, 0o600)
@@ -372,7 +386,7 @@ def _write_like(old: Path, new: Path, text: bytes) -> None:
             os.fchown(fd, like.st_uid, like.st_gid)
         kept = _attributes(old)
         if _ACCESS in _attributes(fd) and _ACCESS not in kept:
-            # The folder's default: others than before could read or write the file.
+            # The directory's default ACL would let other users read or write the file.
             os.removexattr(fd, _ACCESS)
         os.fchmod(fd, stat.S_IMODE(like.st_mode))
         for name in kept:
@@ -395,13 +409,13 @@ def _attributes(file: Path | int) -> list[str]:
 
 
 def _finished(text: bytes, new: bytes, now: bytes) -> bytes:
-    """What becomes of a file that was `text` and should have been `new`, and is `now`."""
+    """Return the final content of a file that was `text`, should become `new`, and is `now`."""
     done = _alike(now, new)
     if done <= _alike(text, new) or not now[done:].startswith(text[done:]):
         return now
     since = now[max(done, len(text)) :]
     if since and len(text) <= done < len(text) + _TELLING:
-        # Somebody's comment: it begins as ours does, of which nothing may have been written.
+        # A foreign comment that begins like ours, of which nothing may have been written.
         since = now[len(text) :]
     return new + since
 
@@ -414,7 +428,7 @@ def _write_all(fd: int, data: bytes, at: int) -> None:
 
 
 def _alike(one: bytes, other: bytes) -> int:
-    """How many bytes both begin with."""
+    """Return the length of the common prefix in bytes."""
     for at, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return at

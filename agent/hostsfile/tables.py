@@ -1,5 +1,6 @@
-"""The host tables of this node's tasks, as they stand in files: one for the machine, or one for
-each task alone. Methods wait for the disk: call them from one thread."""
+"""Host tables of this node's tasks, in files: one for the machine, or one per task. The methods
+block on the disk: call them from one thread.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from muster.protocol.text import listed
 
 
 class TableRefused(Exception):
-    """This table cannot be had here."""
+    """This table cannot be written here."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.text)
@@ -37,12 +38,12 @@ class TableRefused(Exception):
 
 
 class Tables(Protocol):
-    """Where host tables go."""
+    """Storage of host tables."""
 
     def clear(self, task: TaskId, table: Table, others: Others, own: str) -> frozenset[str]:
-        """Before a table is written: refuse it where it contradicts lines of the hosts file.
+        """Before a table is written, refuse it if it contradicts lines of the hosts file.
 
-        Returns the names that the file has of ours, in lower case. Raises TableRefused.
+        Returns the names in our blocks of the file, in lower case. Raises TableRefused.
         """
 
     def put(self, task: TaskId, table: Table, others: Others, own: str) -> tuple[str, ...]:
@@ -53,14 +54,15 @@ class Tables(Protocol):
 
 
 def lease_of_task(task: TaskId) -> str:
-    """A block belongs to an attempt, which has one task a node."""
+    """Return the name of a task's block. Attempts own blocks, and have one task per node."""
     job, attempt, _ = parse_task_id(task)
     return f"{job}.{attempt}"
 
 
 def check(table: Table) -> None:
-    """Whatever its sender has checked: a table with a bad name is refused whole. Raises
-    TableRefused."""
+    """Validate a table, although its sender has done so: one bad name refuses it all. Raises
+    TableRefused.
+    """
     problems = table_problems(table)
     if problems:
         text = f"the coordinator sent a host table that no hosts file can hold: {listed(problems)}"
@@ -68,10 +70,10 @@ def check(table: Table) -> None:
 
 
 class SharedTables:
-    """Blocks in the machine's own hosts file, one an attempt."""
+    """Blocks in the machine's own hosts file, one per attempt."""
 
     def __init__(self, file: HostsFile, path: Path, *, must: bool) -> None:
-        """`must`: a file that cannot be written is a refusal, and else a warning."""
+        """With `must`, an unwritable file refuses the table; otherwise it is a warning."""
         self._file = file
         self._path = path
         self._must = must
@@ -89,7 +91,7 @@ class SharedTables:
             names = _names_of_ours(text)
             return text
 
-        # `put` has the same to say of a file that cannot be written.
+        # `put` reports an unwritable file.
         with contextlib.suppress(FileError):
             self._file.update(change)
         return names
@@ -115,12 +117,13 @@ class SharedTables:
         return ()
 
     def hold(self, tasks: Collection[TaskId]) -> None:
-        """These have blocks of an earlier life of the agent, perhaps."""
+        """Keep the blocks of these tasks, which an earlier agent process may have written."""
         self._holders.update(tasks)
 
     def drop(self, task: TaskId) -> None:
-        """Take its block back, unless another task of its attempt has that, too: a node that came
-        back to its gang has two. Harmless where there is none. Raises FileError."""
+        """Remove the task's block, unless another task of its attempt has it, too: a node that came
+        back to its gang has two. Does nothing if there is none. Raises FileError.
+        """
         self._holders.discard(task)
         lease = lease_of_task(task)
         if lease in self._alive():
@@ -132,8 +135,7 @@ class SharedTables:
         self._file.update(change)
 
     def clean(self) -> None:
-        """Take back every block of no task that holds one, of whichever life of the agent. Raises
-        FileError."""
+        """Remove every block without a task, also of earlier agent processes. Raises FileError."""
         self._file.update(lambda text: without_blocks(text, self._alive()))
 
     def _alive(self) -> set[str]:
@@ -141,12 +143,14 @@ class SharedTables:
 
 
 class PrivateTables:
-    """A hosts file for each task, seen by its job alone: what the machine's says, with the gang's
-    names leading to the gang."""
+    """A hosts file per task, visible only to its job: the machine's, with the gang's names and
+    addresses.
+    """
 
     def __init__(self, machine: Path, file_of: Callable[[TaskId], Path]) -> None:
-        """`file_of`: where a task's lies, made before its shim started and mounted over `machine`
-        for the job."""
+        """`file_of` is the path of a task's file, created before its shim started and mounted over
+        `machine` for the job.
+        """
         self._machine = machine
         self._file_of = file_of
 
@@ -155,7 +159,7 @@ class PrivateTables:
         try:
             text = self._machine.read_bytes()
         except OSError:
-            return frozenset()  # `put` says so
+            return frozenset()  # `put` reports it
         foreign = without_blocks(text, ())
         _refuse(conflicts(foreign, lease_of_task(task), table, others), own, self._machine)
         return _names_of_ours(text)
@@ -167,7 +171,7 @@ class PrivateTables:
             text = machine_text(self._machine)
             _refuse(conflicts(text, lease, table, others), own, self._machine)
             mine = without_names(text, [name for name, _ in table])
-            # The same file: it is this one that the job's namespace has.
+            # Write the same file, because the job's namespace has it mounted.
             with self._file_of(task).open("r+b") as file:
                 file.write(with_block(mine, lease, table))
                 file.truncate()
@@ -180,7 +184,7 @@ class PrivateTables:
 
 
 def machine_text(path: Path) -> bytes:
-    """What the machine's hosts file says of its own. Raises OSError."""
+    """Return the machine's hosts file without our blocks. Raises OSError."""
     try:
         return without_blocks(path.read_bytes(), ())
     except FileNotFoundError:
@@ -188,14 +192,15 @@ def machine_text(path: Path) -> bytes:
 
 
 def _names_of_ours(text: bytes) -> frozenset[str]:
-    """The names in the blocks of a hosts file, in lower case."""
+    """Return the names in our blocks of a hosts file, in lower case."""
     entries = [entry for lease in parse(text).entries.values() for entry in lease]
     return frozenset(name.lower() for _, names in entries for name in names)
 
 
 def _refuse(found: Sequence[Conflict], own: str, path: Path) -> None:
-    """Nobody else's line is overruled. A line about this node's own name is left to the proof: it
-    knows whether programs meet it. Raises TableRefused."""
+    """Refuse to override foreign lines. A line about this node's own name is left to the rendezvous
+    check, which knows whether programs use it. Raises TableRefused.
+    """
     wrong = [conflict for conflict in found if not _only_own(conflict, own)]
     if wrong:
         texts = [_sentence(conflict, path) for conflict in wrong]
@@ -203,7 +208,7 @@ def _refuse(found: Sequence[Conflict], own: str, path: Path) -> None:
 
 
 def _only_own(conflict: Conflict, own: str) -> bool:
-    """This node's own name on a loopback address, as Debian's installer writes it."""
+    """Whether this node's own name has a loopback address, as Debian's installer writes it."""
     try:
         address = ipaddress.ip_address(conflict.found)
     except ValueError:

@@ -1,5 +1,4 @@
-"""What earlier lives of an agent left on this node: processes, units, folders, names; found and
-removed.
+"""Leftovers of earlier agent processes on this node: processes, units, directories, names.
 
-The daemon calls it at the start, `muster doctor` reports what it finds.
+The daemon finds and removes them at its start; `muster doctor` reports them.
 """

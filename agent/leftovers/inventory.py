@@ -1,6 +1,6 @@
-"""What earlier lives of an agent left beside processes: names, folders, mounts, cgroups.
+"""Inventory of leftovers other than processes: names, directories, mounts, cgroups.
 
-An agent removes all of it as it starts; here it is named, for its log and for `muster doctor`.
+An agent removes them as it starts. This list is for its log and for `muster doctor`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _MOUNTS: Final = Path("/proc/mounts")
 
 
 def list_leftovers(state_dir: Path, hosts: Path, before: float = math.inf) -> tuple[str, ...]:
-    """Of no task that has a folder in `state_dir`, in words. Beside an agent that runs, folders
-    that were touched not `before` (UTC seconds) may be on their way. Blocks; passes over what
-    cannot be read."""
+    """Describe the leftovers of tasks without a directory in `state_dir`. Beside a running agent,
+    directories modified after `before` (UTC seconds) may still be in use. Blocks; skips what cannot
+    be read.
+    """
     tasks = state_dir / TASKS
     return (
         *_names(tasks, hosts),
@@ -59,7 +60,7 @@ def _folders(tasks: Path, before: float) -> Iterator[str]:
 def _mounts(tasks: Path) -> Iterator[str]:
     below = f"{tasks}/"
     try:
-        # A user may have a mount point with a name that is not UTF-8, or has ends of lines in it.
+        # A user may have a mount point whose name is not UTF-8 or contains line breaks.
         lines = _MOUNTS.read_bytes().decode(errors="replace").split("\n")
     except OSError:
         return

@@ -1,7 +1,7 @@
 """The last resort: find and kill the processes of a task whose shim is dead.
 
-Its cgroup knows them all. Without one, they are those that carry the shim's mark in the environment
-they were started with, and what is below those.
+Its cgroup lists them all. Without one, they are the processes with the shim's mark in their initial
+environment, and their descendants.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ ROUND_S = 0.02
 
 
 def kill_everything_of(mark: str, cgroup: Cgroup | None, give_up_s: float = GIVE_UP_S) -> list[int]:
-    """SIGKILL until none is left; returns those that the kernel holds after `give_up_s`. Blocks."""
+    """Send SIGKILL until none is left. Returns those that the kernel still holds after `give_up_s`.
+    Blocks.
+    """
     deadline = time.clock_gettime(time.CLOCK_BOOTTIME) + give_up_s
     while True:
         if cgroup is not None:
@@ -35,18 +37,18 @@ def kill_everything_of(mark: str, cgroup: Cgroup | None, give_up_s: float = GIVE
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid, start in found.items():
                 signal_exactly(pid, start, number)
-        # Dying is the kernel's work and announces itself to a parent, which we are not.
+        # The kernel announces a death only to the parent, which this process is not.
         time.sleep(ROUND_S)
 
 
 def all_doomed(mark: str, cgroup: Cgroup | None) -> bool:
-    """Whether none of them, held by the kernel as they are, will ever run its program again."""
+    """Whether all of them are held by the kernel and will never run their program again."""
     found = _members(mark, cgroup)
     return all(map(syscalls.doomed, found)) and _members(mark, cgroup).keys() <= found.keys()
 
 
 def _members(mark: str, cgroup: Cgroup | None) -> dict[int, int]:
-    """Living processes of the task: pid to start time."""
+    """Return the living processes of the task: pid to start time."""
     everyone = syscalls.processes()
     marked = {pid for pid in everyone if _carries(pid, mark)}
     if cgroup is not None:
@@ -67,5 +69,5 @@ def _members(mark: str, cgroup: Cgroup | None) -> dict[int, int]:
 
 
 def _carries(pid: int, mark: str) -> bool:
-    """True for a process that was started with the mark."""
+    """Whether a process was started with the mark."""
     return f"{MARK}={mark}".encode() in syscalls.environment_of(pid)

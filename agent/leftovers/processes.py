@@ -1,7 +1,7 @@
-"""What earlier lives left: processes of jobs whose shim is dead, and that no folder tells of.
+"""Leftover processes: of jobs whose shim is dead and whose directory is gone.
 
-An agent ends what its own folders tell of. These are others: of a state folder that was removed or
-replaced, or of an agent that does not serve this machine any more.
+An agent kills the processes of tasks in its own state directory. These are others: of a removed or
+replaced state directory, or of an agent that no longer serves this machine.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from agent.shim.cgroup import remove_dead
 _SHIM: Final = "muster-shim\n"
 _NAMED: Final = 4
 _AT_ONCE: Final = 256
-# A shim's: task, pid, moment. Any user can put any text into an environment.
+# Mark of a shim: task, pid, start time. Any user can put any text into an environment.
 _MARK: Final = re.compile(r"[0-9A-Za-z._-]{1,64}:[0-9]{1,10}:[0-9]{1,20}")
 
 
 class LeftoverProcess(NamedTuple):
-    """One process. `mark` is that of its shim, which names the task."""
+    """A process. `mark` is that of its shim, which names the task."""
 
     pid: int
     name: str
@@ -36,7 +36,7 @@ class LeftoverProcess(NamedTuple):
 
 
 def leftover_processes() -> tuple[LeftoverProcess, ...]:
-    """Every such process of this machine that can be seen, by pid."""
+    """Return all visible leftover processes of this machine, by pid."""
     marked: dict[str, list[int]] = {}
     for pid, (state, _, _) in syscalls.processes().items():
         if state in "ZX":
@@ -48,16 +48,16 @@ def leftover_processes() -> tuple[LeftoverProcess, ...]:
                     marked.setdefault(mark, []).append(pid)
     found = []
     for mark, pids in marked.items():
-        # In a container of this machine its shim has another number than here.
+        # The shim of a container on this machine has another pid here.
         if not _shim_lives(mark) and any(_ours(pid) for pid in pids):
             found += [LeftoverProcess(pid, _read(pid, "comm").strip(), mark) for pid in pids]
     return tuple(sorted(found))
 
 
 def kill_leftovers(found: Iterable[LeftoverProcess]) -> list[int]:
-    """SIGKILL for them and what is below them; returns whom the kernel holds. Blocks."""
+    """Send SIGKILL to them and their descendants. Returns those that the kernel holds. Blocks."""
     marks = sorted({remain.mark for remain in found})
-    # Those that the kernel holds are waited for together.
+    # Wait for all that the kernel holds together.
     with ThreadPoolExecutor(_AT_ONCE, "remains") as threads:
         held = list(threads.map(lambda mark: kill_everything_of(mark, None), marks))
     remove_dead(None)
@@ -65,14 +65,16 @@ def kill_leftovers(found: Iterable[LeftoverProcess]) -> list[int]:
 
 
 def describe(found: tuple[LeftoverProcess, ...]) -> str:
-    """`process 12 (python) of task 7.1.0`, several with commas."""
+    """Return `process 12 (python) of task 7.1.0`, several with commas."""
     named = [f"process {it.pid} ({it.name}) of task {it.task}" for it in found[:_NAMED]]
     more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
     return ", ".join(named + more)
 
 
 def _shim_lives(mark: str) -> bool:
-    """A zombie does not: in a container whose first process reaps nobody it stays for ever."""
+    """Whether the shim lives. A zombie does not: in a container whose init reaps nothing it
+    stays.
+    """
     pid = mark.split(":")[1:2]
     if not pid or not pid[0].isdecimal() or _read(int(pid[0]), "comm") != _SHIM:
         return False
@@ -81,7 +83,7 @@ def _shim_lives(mark: str) -> bool:
 
 
 def _ours(pid: int) -> bool:
-    """Whether it is in our pid namespace, and in none below that."""
+    """Whether the process is in our pid namespace, and in none below it."""
     for line in _read(pid, "status").splitlines():
         if line.startswith("NSpid:"):
             return len(line.split()) == 2

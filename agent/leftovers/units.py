@@ -1,6 +1,7 @@
-"""Units of tasks whose folder is gone: of a state folder that was removed or replaced.
+"""Leftover units: of tasks whose directory is gone, because the state directory was removed or
+replaced.
 
-Their shims live, so that nothing else calls what they hold left behind.
+Because their shims live, the other checks do not count their processes as leftovers.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from agent.shims.systemd import ALL, folder_of
 
 _ANSWER_S: Final = 10.0
 _END_S: Final = 30.0
-# A shim that has been released goes a moment after its folder.
+# A released shim exits shortly after its directory is removed.
 _GOING_S: Final = 0.5
 _NAMED: Final = 4
 
 
 class LeftUnit(NamedTuple):
-    """A unit, and the folder of the task that it was made for."""
+    """A unit, and the task directory that it was created for."""
 
     name: str
     folder: Path
 
 
 def left_units() -> tuple[LeftUnit, ...]:
-    """Those of this machine, by name; none where there is no systemd. Blocks."""
+    """Return the leftover units of this machine, by name; none without systemd. Blocks."""
     found = _look()
     if found:
         time.sleep(_GOING_S)
@@ -38,7 +39,7 @@ def left_units() -> tuple[LeftUnit, ...]:
 
 
 def stop(found: tuple[LeftUnit, ...]) -> list[str]:
-    """SIGKILL for all that is in them; returns the names of those that stay. Blocks."""
+    """Send SIGKILL to everything in them. Returns the names of units that remain. Blocks."""
     if not found:
         return []
     names = [unit.name for unit in found]
@@ -49,14 +50,14 @@ def stop(found: tuple[LeftUnit, ...]) -> list[str]:
 
 
 def words(found: tuple[LeftUnit, ...]) -> str:
-    """`muster-task-7-1-0.service (of /state/tasks/7.1.0)`, several with commas."""
+    """Return `muster-task-7-1-0.service (of /state/tasks/7.1.0)`, several with commas."""
     named = [f"{unit.name} (of {unit.folder})" for unit in found[:_NAMED]]
     more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
     return ", ".join(named + more)
 
 
 def parse(text: str) -> dict[str, Path]:
-    """What `systemctl show` says of each unit that is there: its name, and its task's folder."""
+    """Parse the output of `systemctl show`: unit name to task directory."""
     found = {}
     for block in text.split("\n\n"):
         fields = dict(line.partition("=")[::2] for line in block.splitlines())
@@ -74,7 +75,7 @@ def _look() -> set[LeftUnit]:
 
 
 def _gone(folder: Path) -> bool:
-    """Not so where it cannot be seen."""
+    """Whether the directory is gone. False if it cannot be seen."""
     try:
         os.lstat(folder)
     except (FileNotFoundError, NotADirectoryError):

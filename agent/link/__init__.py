@@ -1,4 +1,4 @@
-"""The connection to the coordinator: dialing, the control link, and the inbox of the owner.
+"""Connection to the coordinator: dialing, the control link, and the owner's inbox.
 
-It delivers messages in order and reconnects for ever. It never looks into a message.
+It delivers messages in order and reconnects for ever. It never interprets a message.
 """

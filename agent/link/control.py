@@ -1,7 +1,7 @@
-"""The control link: one websocket at a time, dialled by us, read always.
+"""The control link: one websocket at a time, dialed by the agent.
 
-It decides nothing: frames become inputs, reports become frames, and a peer that cannot be
-understood is hung up on.
+It decides nothing: frames become inputs, and reports become frames. A frame that it cannot parse
+closes the connection.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from muster.protocol.sequencing import Link
 from muster.protocol.states import TaskState
 
 PATH: Final = "/v1/agent"
-# Reports are whole, so nothing is gained by storing many for a peer that does not take them.
+# Because reports are complete states, storing many of them for a slow peer is useless.
 _OUTBOX_FRAMES: Final = 4096
 
 _log = structlog.get_logger("agent.link.control")
 
 
 class _Connection:
-    """One websocket and its counters. `ending` is set once, to why it is of no more use."""
+    """One websocket and its counters. `ending` is set once, to the reason for its end."""
 
     def __init__(self, websocket: Websocket) -> None:
         self.websocket = websocket
@@ -53,8 +53,8 @@ class _Connection:
         self.ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.welcomed = False
         self.refused = False
-        self.met_unknown = False  # which is told once
-        # What the peer was last told of each task: much happens on a node that is no news to it.
+        self.met_unknown = False  # logged once
+        # Last report sent for each task: many local changes do not alter the report.
         self.told: dict[TaskId, TaskReport] = {}
 
     def end(self, why: str) -> None:
@@ -72,15 +72,17 @@ class _Connection:
             self.end(f"a report could not be sent: {error}")
 
     def _is_news(self, report: Report) -> bool:
-        """False for what the peer has heard on this connection already; its clock is no news."""
+        """Whether the report differs from the last one sent on this connection, except for the
+        clock.
+        """
         if not isinstance(report, TaskReport):
             return True
         if report.state is TaskState.CLEANED:
-            # The last word of a task answers every question, even one asked twice.
+            # The final report of a task answers every request, even a repeated one.
             self.told.pop(report.task, None)
             return True
         still = msgspec.structs.replace(report, running_s=0.0)
-        # That a task was taken in hand is no news to who ordered it.
+        # The coordinator has assigned the task, so ASSIGNED is not new to it.
         if self.told.get(report.task, TaskReport(report.task, TaskState.ASSIGNED)) == still:
             return False
         self.told[report.task] = still
@@ -88,7 +90,7 @@ class _Connection:
 
 
 class ControlLink:
-    """Keeps a connection to the coordinator; the owner of the state sends and closes."""
+    """Keeps a connection to the coordinator. The owner of the state sends and closes."""
 
     def __init__(self, dialer: Dialer, inbox: Inbox) -> None:
         self._dialer = dialer
@@ -96,16 +98,16 @@ class ControlLink:
         self._connection: _Connection | None = None
 
     async def run(self) -> Never:
-        """Dial, speak, dial again; ends only when cancelled."""
+        """Dial and converse, again and again. Ends only when cancelled."""
         await stay_connected(self._dialer, PATH, COMMAND_BYTES_MAX, self._converse)
 
     def send(self, report: Report) -> None:
-        """On the connection that is open; where there is none it is dropped."""
+        """Send a report on the open connection; drop it if there is none."""
         if self._connection is not None:
             self._connection.send(report)
 
     def close(self, why: str, *, refused: bool) -> None:
-        """Hang up; after a refusal the next dial is half a minute away."""
+        """Close the connection. After a refusal, the next dial is half a minute away."""
         if self._connection is not None:
             self._connection.refused |= refused
             self._connection.end(why)
@@ -130,7 +132,7 @@ class ControlLink:
             if isinstance(end, Exception):
                 raise end
         why = connection.ending.result()
-        # What the owner says in answer to this connection must not be heard on the next one.
+        # The owner's answers to this connection must not go out on the next one.
         await self._inbox.settled()
         self._connection = None
         if not connection.welcomed or connection.refused:
@@ -138,7 +140,7 @@ class ControlLink:
         return why
 
     async def _read(self, connection: _Connection) -> None:
-        """Until the connection ends: without a reader, pings would go unanswered."""
+        """Read until the connection ends. Without a reader, pings would go unanswered."""
         try:
             async for message in connection.websocket:
                 if message.type is not aiohttp.WSMsgType.TEXT:
@@ -175,7 +177,7 @@ class ControlLink:
 
 
 def _check_task(command: Command) -> None:
-    """A task's id becomes the name of a folder. Raises ProtocolError."""
+    """Validate the task id, because it becomes a directory name. Raises ProtocolError."""
     match command:
         case Welcome() | Refused() | HeartbeatAck():
             return

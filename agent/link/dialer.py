@@ -1,4 +1,4 @@
-"""How the agent reaches its coordinator: address, token, socket options, and patience."""
+"""Dialing the coordinator: address, token, socket options, and retries."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from muster.protocol.tokens import BadToken, parse
 
 # Full jitter, because all agents lose their coordinator at the same instant.
 _PAUSE: Final = wait_random_exponential(multiplier=0.1, max=5.0)
-# Nobody listens there, though the machine answers: a coordinator that is being restarted. For a
-# while it is worth asking often, and costs next to nothing.
+# The machine answers but the port is closed: the coordinator is restarting. Frequent retries are
+# cheap and soon successful.
 _PAUSE_ABSENT: Final = wait_random_exponential(multiplier=0.1, max=0.4)
 _ABSENT_S: Final = 5.0
-# A refusal is a setting that a person has to change; asking often would only fill logs.
+# A refusal needs a changed setting, so frequent retries would only fill logs.
 _PAUSE_REFUSED: Final = wait_fixed(30.0) + wait_random(0.0, 5.0)
 _PAUSE_FIRST_S: Final = 0.1
 _HANDSHAKE_S: Final = 10.0
 _CLOSE_S: Final = 0.5
-# The kernel by itself takes about a quarter of an hour to notice that a peer is gone.
+# The kernel's own timeout for a dead peer is about a quarter of an hour.
 _USER_TIMEOUT_MS: Final = 20_000
 _KEEPALIVE: Final = (
     (socket.TCP_KEEPIDLE, 10),
@@ -48,7 +48,7 @@ _KEEPALIVE: Final = (
     (socket.TCP_KEEPCNT, 2),
 )
 _TOKEN_BYTES_MAX: Final = 4096
-# Every failure differs little from the one before: after the first, one in so many is logged.
+# Failures repeat: after the first, log one of this many.
 _TELL_EVERY: Final = 20
 
 _log = structlog.get_logger("agent.link.dialer")
@@ -58,8 +58,9 @@ Converse = Callable[[Websocket], Awaitable[str]]
 
 
 class ConnectionLostError(Exception):
-    """A connection that was not made or did no good. `refused`: the peer wants somebody to act.
-    `absent`: nobody listens at its port."""
+    """A connection that failed. `refused` means that the peer requires an operator's action;
+    `absent` that its port is closed.
+    """
 
     def __init__(self, why: str, *, refused: bool = False, absent: bool = False) -> None:
         super().__init__(why)
@@ -68,7 +69,7 @@ class ConnectionLostError(Exception):
 
 
 class Dialer:
-    """Opens websockets to the coordinator. Use it as an asynchronous context."""
+    """Opens websockets to the coordinator. Use it as an async context manager."""
 
     def __init__(self, coordinator: str, token_file: Path | None, tls_ca: Path | None) -> None:
         """`coordinator` is its http(s) URL. Raises ConfigError and TlsError."""
@@ -87,7 +88,7 @@ class Dialer:
         self._token()
 
     async def __aenter__(self) -> Self:
-        # Names are looked up at each dial: a coordinator may move.
+        # Resolve the name for each dial, because a coordinator may move.
         connector = aiohttp.TCPConnector(resolver=ThreadedResolver(), use_dns_cache=False, limit=0)
         self._session = aiohttp.ClientSession(connector=connector)
         return self
@@ -99,8 +100,8 @@ class Dialer:
     async def dial(
         self, path: str, frame_bytes_max: int, silence_s: float | None = None
     ) -> Websocket:
-        """One websocket. With `silence_s` it fails when nothing was heard for so long, though the
-        peer was pinged. Raises ConnectionLostError, its text being for a person.
+        """Open a websocket. With `silence_s` it fails if nothing is received for that time despite
+        pings. Raises ConnectionLostError with a message for users.
         """
         assert self._session is not None, "the dialer is not open"
         try:
@@ -113,7 +114,7 @@ class Dialer:
                     ssl=self._tls if self._tls is not None else True,
                     max_msg_size=frame_bytes_max,
                     timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
-                    # A ping after that time, and half of it again for what answers.
+                    # A ping after that time, and half of it again for the answer.
                     heartbeat=None if silence_s is None else silence_s / 1.5,
                 )
         except (aiohttp.ClientError, OSError, TimeoutError, ConfigError, TlsError) as error:
@@ -122,14 +123,14 @@ class Dialer:
         return websocket
 
     def _trust(self) -> None:
-        """Read anew where it has changed, so that a CA can be replaced under a running agent."""
+        """Reload the CA if it has changed, so that it can be replaced while the agent runs."""
         version = None if self._tls_ca is None else version_of(self._tls_ca, "tls_ca")
         if self._tls is None or version != self._version:
             self._tls = client_context(self._tls_ca)
             self._version = version
 
     def _token(self) -> str:
-        """Read anew at each dial, so that a token can be replaced under a running agent."""
+        """Read the token again for each dial, so that it can be replaced while the agent runs."""
         try:
             with self._token_file.open("rb") as file:
                 token = file.read(_TOKEN_BYTES_MAX).decode("ascii").strip()
@@ -161,11 +162,12 @@ async def stay_connected(
     hurry: asyncio.Event | None = None,
     silence_s: Callable[[], float | None] = lambda: None,
 ) -> Never:
-    """Dial for ever. `converse` speaks until the connection is of no more use.
+    """Dial for ever. `converse` uses the connection until it is of no more use.
 
-    It returns why, where the peer had let us in; else it raises ConnectionLostError, and the next
-    pause is longer than the last. `hurry`, when set, ends a pause: the peer is known to be back.
-    `silence_s` is asked at each dial, and means what it means to `Dialer.dial`.
+    If the peer had accepted the agent, `converse` returns the reason. Otherwise it raises
+    ConnectionLostError, and the next pause is longer. `hurry`, when set, ends a pause, because the
+    peer is known to be back. `silence_s` is called for each dial; its result is as in
+    `Dialer.dial`.
     """
     while True:
         retrying = AsyncRetrying(
@@ -277,7 +279,7 @@ def _why_not_trusted(url: str, error: Exception) -> str:
 
 
 def _in_words(error: OSError) -> str:
-    """What the system says; asyncio's own words name the call and the address."""
+    """Return the system's message. asyncio's own messages name the call and the address."""
     if error.errno is None or isinstance(error, socket.gaierror):
         return error.strerror or str(error)
     return os.strerror(error.errno)

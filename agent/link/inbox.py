@@ -1,4 +1,4 @@
-"""The one queue in front of the owner of the agent's state: all that happens, in order."""
+"""Inbox of the owner of the agent's state: one queue of all inputs, in order."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Final, Never
 
 from agent.core.inputs import Input
 
-# Far more than a turn ever leaves behind; whoever can wait does so above it.
+# Far more than remains after a turn. Producers that can wait do so above it.
 _CROWDED: Final = 1000
-# Then others have the loop, before the owner goes on.
+# After this many inputs, the loop runs other tasks before the owner continues.
 _BATCH: Final = 32
 
 
 class Inbox:
     """Inputs in the order in which they were posted; one reader, the owner.
 
-    The owner hears of what is posted at once, as a call and not as a task that wakes: on a node at
-    rest every turn of the loop would be paid for.
+    The owner is called at once, and not woken as a task, because on an idle node every turn of the
+    loop costs.
     """
 
     def __init__(self) -> None:
@@ -30,8 +30,9 @@ class Inbox:
         self._busy = False
 
     async def serve(self, hear: Callable[[Input], None], before: Callable[[], None]) -> Never:
-        """For the owner: `hear` each input, until cancelled; `before` comes first whenever there
-        is any, and after `wake`. Raises what these raise, and hears nothing more then.
+        """Run the owner: call `hear` for each input, until cancelled. Call `before` first whenever
+        there is any, and after `wake`. Their errors are raised, and then no more inputs are
+        handled.
         """
         self._failed = asyncio.get_running_loop().create_future()
         self._hear, self._before = hear, before
@@ -43,8 +44,9 @@ class Inbox:
         raise AssertionError("unreachable")
 
     def post(self, received: Input) -> None:
-        """Never waits and never loses: what happened, happened. Of what the owner does about it,
-        some has been done on return."""
+        """Post an input; never waits and never loses one. The owner may have handled it on
+        return.
+        """
         self._items.append(received)
         self._drain()
 
@@ -53,20 +55,20 @@ class Inbox:
         self._drain()
 
     async def settled(self) -> None:
-        """Wait until everything posted so far has been answered by the owner."""
+        """Wait until the owner has handled everything posted so far."""
         mark = asyncio.Event()
         self._items.append(mark)
         self._drain()
         await mark.wait()
 
     async def room(self) -> None:
-        """Wait where the owner is far behind: a peer that floods us is slowed, not stored."""
+        """Wait if the owner is far behind: a flooding peer is slowed down, not buffered."""
         if len(self._items) > _CROWDED:
             await self.settled()
 
     def _drain(self) -> None:
         if self._busy or self._hear is None:
-            # What the owner itself causes, it hears next.
+            # The owner handles the inputs that it causes itself next.
             return
         self._busy = True
         try:
@@ -76,7 +78,7 @@ class Inbox:
                     return
                 item = self._items.popleft()
                 if isinstance(item, asyncio.Event):
-                    # All that was posted before this mark has been answered by now.
+                    # Everything posted before this mark has been handled.
                     item.set()
                 else:
                     self._hear(item)

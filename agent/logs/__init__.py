@@ -1,1 +1,1 @@
-"""Bringing what the ranks write to the coordinator: bytes by offset, the file is the buffer."""
+"""Shipping of the ranks' output to the coordinator, by byte offset; the file is the buffer."""

@@ -1,8 +1,8 @@
-"""Hearing of a write at once, at no cost while nobody writes.
+"""Notification of file writes through inotify.
 
-Own code, because a watch has to be on the file that was opened and not on its name, and because a
-rank that writes a million small lines must not cost a million wake-ups. The package at hand
-(asyncinotify) makes objects and paths of every event; what is needed here is a number.
+Own code, because a watch must be on the open file and not on its name, and because a million small
+writes must not cause a million wake-ups. The existing package (asyncinotify) creates objects and
+paths for every event, while a number is enough here.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _IN_IGNORED: Final = 0x00008000
 _FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK
 _EVENT: Final = struct.Struct("iIII")
 _READ_BYTES: Final = 64 * 1024
-# The first write is heard at once; those of the next few milliseconds together.
+# The first write is reported at once, those of the next few milliseconds together.
 _PAUSE_S: Final = 0.002
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Inotify:
-    """Calls back for files that grew. Needs a running loop; `close` ends it."""
+    """Calls back when files grow. Needs a running loop; `close` ends it."""
 
     def __init__(self) -> None:
-        """Raises OSError where the kernel has no instance left (fs.inotify.max_user_instances)."""
+        """Raises OSError if no instance is left (fs.inotify.max_user_instances)."""
         self._loop = asyncio.get_running_loop()
         self._fd = _checked(_libc.inotify_init1(_FLAGS))
         self._grown: dict[int, Callable[[], None]] = {}
@@ -38,9 +38,9 @@ class Inotify:
         self._loop.add_reader(self._fd, self._read)
 
     def watch(self, fd: int, grown: Callable[[], None]) -> int:
-        """Watch the open file `fd`, whatever its name has become; returns the watch.
+        """Watch the open file `fd`, even if it was renamed. Returns the watch.
 
-        Raises OSError where the kernel has no watch left (fs.inotify.max_user_watches).
+        Raises OSError if no watch is left (fs.inotify.max_user_watches).
         """
         path = f"/proc/self/fd/{fd}".encode()
         watch = _checked(_libc.inotify_add_watch(self._fd, path, _IN_MODIFY))
@@ -48,7 +48,7 @@ class Inotify:
         return watch
 
     def unwatch(self, watch: int) -> None:
-        """Harmless where the file has gone."""
+        """Remove a watch. Does nothing if the file has gone."""
         if self._grown.pop(watch, None) is not None:
             _libc.inotify_rm_watch(self._fd, watch)
 
@@ -73,7 +73,7 @@ class Inotify:
             watch, mask, _, name_bytes = _EVENT.unpack_from(data, at)
             at += _EVENT.size + name_bytes
             if mask & _IN_IGNORED:
-                continue  # a watch has ended, which is no news
+                continue  # a watch has ended: nothing to report
             if mask & _IN_Q_OVERFLOW:
                 watches.update(self._grown)
             watches.add(watch)

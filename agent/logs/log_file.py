@@ -1,4 +1,4 @@
-"""One log file, opened without trusting a name: root reads here what a job wrote."""
+"""Log files, opened without trusting a name: root reads here what a job wrote."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from agent.shim.job_files import HANDLE, RefusedFileError, reopen
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEPTH_MAX: Final = 16
-# Of these it is this machine that lacks something, and not the file.
+# These errors mean that the machine lacks resources; the file may be fine.
 SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 EMPTIED: Final = b"\n[muster: the job emptied this log here; what was not read before is gone]\n"
 
 
 class LogSource:
-    """An open log file. It stays the same file, whatever becomes of its name.
+    """An open log file. It stays the same file, even if it is renamed.
 
-    A job may empty it (`echo x > /dev/stdout` does), while offsets of the stream only grow: from
-    there on the file's first byte stands behind a line that says so.
+    A job may truncate it (`echo x > /dev/stdout` does), while offsets of the stream only grow. From
+    then on, the file's first byte follows a line that reports the truncation.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._begins_at = 0  # offset in the stream of the file's first byte
-        self._mark = b""  # what stands before it
+        self._begins_at = 0  # stream offset of the file's first byte
+        self._mark = b""  # the line before it
 
     @classmethod
     def open(cls, folder: Path, path: str) -> LogSource | None:
-        """Open `path`, relative to `folder`, following no link; None where it is not there yet.
+        """Open `path`, relative to `folder`, following no link. Returns None if it does not exist
+        yet.
 
         Raises RefusedFileError for a link, a path that leaves the folder, anything but a regular
-        file, a file with a second name, and, in a folder that is the job's, a file that is not of
-        the job's user, who may have moved it there; OSError where nobody can tell now, as there is
-        no descriptor left.
+        file, a file with a second name, and, in a directory of the job, a file of another user,
+        because the job may have moved it there. Raises OSError if it cannot be checked now, for
+        lack of descriptors.
         """
         parts = path.split("/")
         if not parts or len(parts) > _DEPTH_MAX or any(part in {"", ".", ".."} for part in parts):
@@ -69,7 +70,7 @@ class LogSource:
         return os.fstat(self._fd).st_size
 
     def read(self, offset: int, limit: int) -> bytes:
-        """At most `limit` bytes from `offset` of the stream; empty at the end."""
+        """Return at most `limit` bytes from `offset` of the stream; empty at the end."""
         at = offset - self._begins_at
         if -len(self._mark) <= at < 0:
             return self._mark[at:][:limit]
@@ -79,7 +80,7 @@ class LogSource:
         return os.pread(self._fd, limit, at)
 
     def take(self, offset: int, limit: int) -> bytes | int:
-        """What `read` returns, or the length of the hole of the file that begins at `offset`."""
+        """Return the same as `read`, or the length of the hole that begins at `offset`."""
         data = self.read(offset, limit)
         at = offset - self._begins_at
         if at < 0 or b"\0" not in data:
@@ -90,7 +91,7 @@ class LogSource:
                 return begins - at
             return data[: os.lseek(self._fd, at, os.SEEK_HOLE) - at] or data
         except OSError:
-            return data  # this file system does not tell
+            return data  # this file system does not report holes
 
     def _next_data(self, at: int) -> int:
         try:
@@ -107,8 +108,10 @@ class LogSource:
 
 
 def _owner(folder: int, above: int | None, path: str) -> int | None:
-    """Who can change this open folder beside the agent: None if nobody can. The first such folder
-    is one that the agent gave to the job's user; `above` is the answer for the folder above."""
+    """Return the user besides the agent's who can change this open directory; None if there is
+    none. The first such directory was given to the job's user by the agent. `above` is the result
+    for the parent.
+    """
     uid = os.fstat(folder).st_uid
     if above is not None and uid != above:
         raise RefusedFileError(f"a folder of {path} belongs to uid {uid} and not to {above}")
@@ -116,7 +119,7 @@ def _owner(folder: int, above: int | None, path: str) -> int | None:
 
 
 def _unless_short(error: OSError, path: str) -> RefusedFileError:
-    """The refusal of a file; raises `error` itself if it is about this machine."""
+    """Return the refusal of a file. Raises `error` itself if it is about this machine."""
     if error.errno in SHORTAGES:
         raise error
     return RefusedFileError(f"{path} cannot be opened: {error.strerror}")

@@ -1,4 +1,4 @@
-"""Which bytes of which stream were sent, are stored and are to be sent next; pure book-keeping."""
+"""Bookkeeping of log streams: bytes sent, stored and to be sent next. Pure."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ from muster.protocol.log_channel import (
     TaskLogsEnd,
 )
 
-# Bytes of one stream that may be on their way: at 20 ms until they are on the coordinator's disk
-# that is 200 MB/s. What is on its way is in nobody's memory here but the socket's.
+# Unacknowledged bytes per stream: at 20 ms until they are on the coordinator's disk, that is 200
+# MB/s. Only the socket buffers them in memory.
 WINDOW_BYTES: Final = 4 * 1024 * 1024
-# Less than the coordinator takes: larger ones pass through memory that the allocator maps anew for
-# each, which halves what a core can do, and hold up what comes between them.
+# Smaller than the coordinator's limit: the allocator maps memory for each larger chunk, which
+# halves the throughput of a core, and larger chunks delay other messages.
 CHUNK_BYTES: Final = CHUNK_BYTES_MAX // 2
 
 
 @dataclass(slots=True)
 class Stream:
-    """One file. `sent` and `stored` are offsets; `sent` is None until the coordinator names one."""
+    """One file. `sent` and `stored` are offsets; `sent` is None until the coordinator has named
+    one.
+    """
 
     id: StreamId
     path: str
     sent: int | None = None
     stored: int = 0
-    ended: bool = False  # EndStream was said on this connection
-    waiting: bool = False  # it stands in the queue of streams to be read
+    ended: bool = False  # EndStream was sent on this connection
+    waiting: bool = False  # in the queue of streams to be read
 
     @property
     def room(self) -> int:
@@ -45,7 +47,7 @@ class Stream:
 
 @dataclass(slots=True)
 class TaskStreams:
-    """The streams of one task, and how far the end of all of them is."""
+    """The streams of one task, and the progress of their end."""
 
     id: TaskId
     streams: dict[StreamId, Stream] = field(default_factory=dict)
@@ -57,7 +59,7 @@ class TaskStreams:
 
 
 class LogOffsets:
-    """The books of the shipper. Everything said before a reconnect is said again after it."""
+    """Bookkeeping of the shipper. After a reconnect, every message is sent again."""
 
     def __init__(self) -> None:
         self._tasks: dict[TaskId, TaskStreams] = {}
@@ -65,7 +67,7 @@ class LogOffsets:
 
     @property
     def unfinished(self) -> bool:
-        """Whether there is a task whose logs are not all stored."""
+        """Whether a task has logs that are not all stored."""
         return any(not task.stored for task in self._tasks.values())
 
     def task(self, task: TaskId) -> TaskStreams | None:
@@ -79,7 +81,7 @@ class LogOffsets:
         return self._tasks.setdefault(task, TaskStreams(task))
 
     def add_stream(self, stream: StreamId, path: str) -> OpenStream | None:
-        """Note a stream; what to say of it, None where it was known."""
+        """Add a stream. Returns the message to send, or None if it was known."""
         task = self.add_task(stream.task)
         if stream in task.streams or stream in task.refused or task.end_said:
             return None
@@ -87,14 +89,14 @@ class LogOffsets:
         return OpenStream(stream)
 
     def drop(self, task: TaskId) -> None:
-        """The task is removed."""
+        """Drop a task that is removed."""
         gone = self._tasks.pop(task, None)
         if gone is not None:
             for stream in gone.streams.values():
                 stream.ended = True
 
     def reconnect(self) -> list[LogReport]:
-        """A new connection has begun: what to say first."""
+        """Begin a new connection. Returns the first messages."""
         self._readable.clear()
         said: list[LogReport] = []
         for task in self._tasks.values():
@@ -108,7 +110,7 @@ class LogOffsets:
         return said
 
     def at(self, stream: StreamId, offset: int) -> None:
-        """The coordinator holds `offset` bytes and wants those after them, perhaps once more."""
+        """The coordinator holds `offset` bytes and wants those after them, perhaps again."""
         known = self.stream(stream)
         task = self._tasks.get(stream.task)
         if known is None or task is None or task.stored:
@@ -118,7 +120,9 @@ class LogOffsets:
         self._queue(known)
 
     def refuse(self, stream: StreamId) -> list[LogReport]:
-        """The coordinator will never take it: the task's log ends without it. What to say."""
+        """The coordinator refuses the stream for good: the task's log ends without it. Returns the
+        messages to send.
+        """
         known = self.stream(stream)
         task = self._tasks.get(stream.task)
         if known is None or task is None or task.stored:
@@ -130,7 +134,7 @@ class LogOffsets:
         return self.end_of_task(task.id)
 
     def grown(self, stream: Stream) -> None:
-        """The file may have more bytes than were sent."""
+        """Mark that the file may have more bytes than were sent."""
         self._queue(stream)
 
     def acked(self, stream: StreamId, offset: int) -> None:
@@ -143,7 +147,7 @@ class LogOffsets:
             self._queue(known)
 
     def next_readable(self) -> Stream | None:
-        """The stream whose turn it is, out of those with room; each gets one chunk a turn."""
+        """Return the next stream in turn that has room. Each gets one chunk per turn."""
         while self._readable:
             stream = self._readable.popleft()
             stream.waiting = False
@@ -152,21 +156,24 @@ class LogOffsets:
         return None
 
     def sent(self, stream: Stream, count: int) -> None:
-        """`count` bytes were sent, and there may be more."""
+        """Record that `count` bytes were sent. There may be more."""
         assert stream.sent is not None
         stream.sent += count
         self._queue(stream)
 
     def complete(self, task: TaskId, *, silent: bool = False) -> None:
-        """No process of the task is left: its files do not grow any more. `silent`: there is no
-        byte, and the task's own report says so."""
+        """Mark that no process of the task is left, so its files no longer grow. `silent` means
+        that there is no byte, and that the task's own report says so.
+        """
         known = self.add_task(task)
         known.complete, known.silent = True, silent
         for stream in known.streams.values():
             self._queue(stream)
 
     def read_to_end(self, stream: Stream) -> list[LogReport]:
-        """There was no byte beyond what was sent; what to say if the file cannot grow any more."""
+        """Mark that everything was sent. Returns the messages to send if the file cannot grow any
+        more.
+        """
         task = self._tasks.get(stream.id.task)
         if task is None or not task.complete or stream.sent is None or stream.ended:
             return []
@@ -174,7 +181,7 @@ class LogOffsets:
         return [EndStream(stream.id, stream.sent), *self.end_of_task(task.id)]
 
     def end_of_task(self, task: TaskId) -> list[LogReport]:
-        """What to say once all streams of a complete task have ended."""
+        """Return the messages to send once all streams of a complete task have ended."""
         known = self._tasks.get(task)
         if known is None or not known.complete or known.end_said or known.stored:
             return []
@@ -186,7 +193,7 @@ class LogOffsets:
         return [TaskLogsEnd(task, len(known.streams))]
 
     def store(self, task: TaskId) -> bool:
-        """The coordinator has it all; True where that is news of a task that has ended."""
+        """The coordinator has everything. Returns True if this is new for a task that has ended."""
         known = self._tasks.get(task)
         if known is None or known.stored or not known.end_said:
             return False

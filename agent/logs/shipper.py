@@ -1,8 +1,8 @@
-"""Sends log bytes to the coordinator over a connection of their own.
+"""Log shipper: sends log bytes to the coordinator over a separate connection.
 
-The ranks write files and never wait for us; the file is the buffer, so that a coordinator that is
-slow or away costs nothing here but a longer file. One coroutine reads and sends, a chunk of each
-stream in turn; another listens.
+The ranks write files and never wait for the agent. The file is the buffer: a slow or absent
+coordinator only means a longer unsent part. One coroutine reads and sends, a chunk of each stream
+in turn; another receives.
 """
 
 from __future__ import annotations
@@ -44,18 +44,20 @@ from muster.protocol.log_channel import (
 )
 
 PATH: Final = "/v1/agent/logs"
-# For files that are not there yet, or for which the kernel had no watch left.
+# For files that do not exist yet, and for files without an inotify watch.
 _POLL_S: Final = 0.5
-_POLLED_MAX: Final = 256  # files a round: each costs some system calls
-# A coordinator that is not heard on this connection for so many heartbeats is dialled anew. More
-# than on the control link: on a slow line whole chunks stand before its answer.
+_POLLED_MAX: Final = 256  # files per round: each costs a few system calls
+# The connection is reopened after this many missed heartbeats. More than on the control link,
+# because on a slow line whole chunks precede the answer.
 SILENT_BEATS: Final = 4
 
 _log = structlog.get_logger("agent.logs")
 
 
 class LogShipper:
-    """Ships the logs of all tasks; `stored` is called when all of one are with the coordinator."""
+    """Ships the logs of all tasks. `stored` is called when the coordinator has all logs of a
+    task.
+    """
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class LogShipper:
         self._ledger = LogOffsets()
         self._folders: dict[TaskId, Path] = {}
         self._sources: dict[StreamId, _Tail] = {}
-        # Streams without a byte so far, and their paths: most never get one, and cost no message.
+        # Streams without a byte so far, and their paths. Most stay empty and need no message.
         self._quiet: dict[StreamId, str] = {}
         self._named: dict[TaskId, set[StreamId]] = {}  # all streams that were followed
         self._full: set[TaskId] = set()  # their further streams are not sent
@@ -82,20 +84,22 @@ class LogShipper:
         self._heartbeat_s = 5.0
         self._work = asyncio.Event()
         self._unheard: dict[StreamId, None] = {}
-        self._unopened: set[StreamId] = set()  # for want of descriptors
-        self._late: set[TaskId] = set()  # complete, but for those
+        self._unopened: set[StreamId] = set()  # for lack of descriptors
+        self._late: set[TaskId] = set()  # complete, except for those
         self._inotify: Inotify | None = None
-        self._watches = False  # it was made, or could not be
+        self._watches = False  # inotify was tried
 
-    # --- what the owner tells ---------------------------------------------------------------------
+    # --- called by the owner ----------------------------------------------------------------------
 
     def welcomed(self, heartbeat_s: float) -> None:
-        """The coordinator knows this agent: before, the log connection would only be refused."""
+        """Allow connections: the coordinator knows this agent now, and would have refused
+        before.
+        """
         self._heartbeat_s = heartbeat_s
         self._welcomed.set()
 
     def follow(self, task: TaskId, folder: Path, streams: tuple[ShimStream, ...]) -> None:
-        """These files of the task exist, or will; their paths are relative to `folder`."""
+        """Follow files of the task, which exist or will. Their paths are relative to `folder`."""
         self._folders[task] = folder
         self._ledger.add_task(task)
         for known in streams:
@@ -119,9 +123,11 @@ class LogShipper:
         return full
 
     def complete(self, task: TaskId, *, reported: bool = True) -> bool:
-        """No process of the task is left, and all its streams have been named. True where it has
-        written nothing and its report is to say so: then nothing is said here. Not `reported`:
-        its report says nothing of it, or an earlier life of the agent may have sent some of it."""
+        """Mark that no process of the task is left, and that all its streams have been named.
+        Returns True if the task has written nothing and its report must say so; nothing is sent
+        here then. Without `reported`, its report does not cover the logs, or an earlier agent
+        process may have sent some of them.
+        """
         return self._end(task, told=reported)
 
     def _end(self, task: TaskId, *, told: bool) -> bool:
@@ -134,7 +140,7 @@ class LogShipper:
             return False
         known = self._ledger.add_task(task)
         if known.complete or task in self._late:
-            # What has been said of its end stays true, whatever its shim says after it.
+            # An announced end stays true, whatever the shim reports later.
             told = known.silent
         self._late.discard(task)
         silent = told and not known.streams and not known.refused
@@ -146,7 +152,7 @@ class LogShipper:
         return silent
 
     def drop(self, task: TaskId) -> None:
-        """The task's folder is about to go."""
+        """Drop a task whose directory is about to be removed."""
         known = self._ledger.task(task)
         quiet = self._quiet_of(task)
         for stream in (*known.streams, *quiet) if known is not None else quiet:
@@ -161,7 +167,7 @@ class LogShipper:
     # --- the connection ---------------------------------------------------------------------------
 
     async def run(self) -> Never:
-        """Ship until cancelled. The connection is made when there is something to ship."""
+        """Ship until cancelled. Connects only if there is something to ship."""
         poll = asyncio.get_running_loop().create_task(self._poll(), name="agent.logs.poll")
         try:
             await self._welcomed.wait()
@@ -201,7 +207,7 @@ class LogShipper:
             ends = await asyncio.gather(*tasks, return_exceptions=True)
         why = _why(ends)
         if not self._progress:
-            # One that takes nothing is dialled ever more rarely, however politely it begins.
+            # A peer that accepts connections but no data is dialed with growing pauses.
             raise ConnectionLostError(why)
         return why
 
@@ -232,7 +238,9 @@ class LogShipper:
         return f"the coordinator closed the log connection ({websocket.close_code})"
 
     def _refuse(self, stream: StreamId, why: str) -> None:
-        """The coordinator will never take this stream: its file stays until the task is removed."""
+        """The coordinator refuses this stream for good. Its file stays until the task is
+        removed.
+        """
         task = self._ledger.task(stream.task)
         if task is not None and not task.refused:
             _log.warning("log_not_wanted", task=stream.task, stream=stream.kind.value, why=why)
@@ -252,7 +260,7 @@ class LogShipper:
                 if stream is None:
                     break
                 await self._send_chunk(websocket, stream)
-                # A storm of log bytes must not keep the control link waiting.
+                # A storm of log bytes must not delay the control link.
                 await asyncio.sleep(0)
 
     async def _send_chunk(self, websocket: Websocket, stream: Stream) -> None:
@@ -268,20 +276,20 @@ class LogShipper:
             await websocket.send_frame(encode_text(hole).encode(), aiohttp.WSMsgType.TEXT)
             return
         chunk = Chunk(stream.id, stream.sent, now)
-        # Counted first: when sending waits, an acknowledgement may overtake it.
+        # Count first: while sending waits, the acknowledgement may arrive.
         self._ledger.sent(stream, len(data))
         await websocket.send_frame(encode_chunk(chunk, data), aiohttp.WSMsgType.BINARY)
 
     def _tell(self, message: LogReport | None) -> None:
         if message is not None:
-            # Without a connection this is thrown away by the next one, which says all anew.
+            # Without a connection, the next one discards this and sends everything again.
             self._say.append(message)
             self._wake.set()
 
     # --- the files --------------------------------------------------------------------------------
 
     def _read(self, stream: Stream) -> bytes | int:
-        """The next bytes, or the length of a hole that comes next."""
+        """Return the next bytes, or the length of the next hole."""
         tail = self._sources.get(stream.id) or self._open(stream.id, stream.path)
         if tail is None or tail.source is None:
             return b""
@@ -298,7 +306,7 @@ class LogShipper:
         return [stream for stream in self._quiet if stream.task == task]
 
     def _look(self, stream: StreamId) -> None:
-        """The file of a stream may have bytes, the first ones if it has been quiet."""
+        """Check a stream whose file may have new bytes, possibly its first ones."""
         known = self._ledger.stream(stream)
         path = self._quiet.get(stream)
         if path is not None:
@@ -354,7 +362,7 @@ class LogShipper:
     async def _poll(self) -> Never:
         while True:
             await asyncio.sleep(_POLL_S)
-            # As dictionaries keep their order, those that were looked at come last.
+            # Dictionaries keep their order, so polled streams move to the end.
             for stream in list(itertools.islice(self._unheard, _POLLED_MAX)):
                 del self._unheard[stream]
                 self._unheard[stream] = None
@@ -380,7 +388,7 @@ class LogShipper:
 
 
 class _Tail:
-    """An open file and its watch; no source: what stands there may not be read."""
+    """An open file and its watch. Without a source, the file may not be read."""
 
     __slots__ = ("source", "watch")
 
@@ -405,7 +413,7 @@ def _inotify() -> Inotify | None:
 
 
 def _why(ends: list[str | BaseException]) -> str:
-    """Why a connection ended; an error that is none of the network's is raised."""
+    """Return why a connection ended. Raises an error that is not a network error."""
     why = ""
     for end in ends:
         match end:

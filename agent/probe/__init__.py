@@ -1,1 +1,1 @@
-"""What an agent reads of its node."""
+"""Probes of an agent's node."""

@@ -1,4 +1,4 @@
-"""What a node is: its CPUs, memory, GPUs, address and identity, read without any tool.
+"""Inventory of a node: CPUs, memory, GPUs, address and identity, read without any tool.
 
 All files are read under a root that a test can choose.
 """
@@ -29,13 +29,14 @@ LEFT_OUT: Final = "is left out by `gpus` in the agent's configuration"
 
 
 class ProbeError(DaemonError):
-    """Something of this node that an agent must know cannot be found out."""
+    """The agent cannot determine a required property of this node."""
 
 
 def inventory(
     config: AgentConfig, interfaces: tuple[Interface, ...] = (), root: Path = _ROOT
 ) -> Inventory:
-    """What this node offers; its GPUs are those of the configured tree. May wait for a name server.
+    """Return the resources of this node. Its GPUs are those of the configured tree. May wait for a
+    name server.
 
     Raises ProbeError and ConfigError.
     """
@@ -59,7 +60,9 @@ def inventory(
 
 
 def interfaces(config: AgentConfig, network: NetworkProbe) -> tuple[Interface, ...]:
-    """What a gang could meet on. Raises ProbeError, also for a pinned one without an address."""
+    """Return the interfaces on which a gang could connect. Raises ProbeError, also for a pinned one
+    without an address.
+    """
     try:
         found = network.interfaces()
     except OSError as error:
@@ -74,7 +77,7 @@ def interfaces(config: AgentConfig, network: NetworkProbe) -> tuple[Interface, .
 
 
 def boot_id(root: Path = _ROOT) -> str:
-    """One life of this kernel. Raises ProbeError."""
+    """Return the id of this boot. Raises ProbeError."""
     path = root / "proc/sys/kernel/random/boot_id"
     try:
         return path.read_text().strip()
@@ -83,19 +86,19 @@ def boot_id(root: Path = _ROOT) -> str:
 
 
 def machine_id(root: Path = _ROOT) -> str:
-    """Names the host: agents that report the same one share its ports. Raises ProbeError."""
+    """Return the id of the host: agents with the same one share its ports. Raises ProbeError."""
     try:
         text = (root / "etc/machine-id").read_text().strip()
     except OSError:
         text = ""
-    # An image that was never booted says "uninitialized".
+    # An image that was never booted has "uninitialized".
     if re.fullmatch(r"[0-9a-f]{32}", text):
         return text
     return boot_id(root)
 
 
 def memory_bytes(root: Path = _ROOT) -> int:
-    """Main memory; 0 where the kernel does not say."""
+    """Return the size of main memory in bytes; 0 if unknown."""
     try:
         text = (root / "proc/meminfo").read_text()
     except OSError:
@@ -105,8 +108,9 @@ def memory_bytes(root: Path = _ROOT) -> int:
 
 
 def devices(config: AgentConfig) -> tuple[GpuDevice, ...]:
-    """The GPUs of this node, by its configuration; () where that counts more than there are, and
-    none can be told from another."""
+    """Return the GPUs of this node according to its configuration; () if that counts more GPUs than
+    exist, and they cannot be distinguished.
+    """
     found = devices_of(Tree(config.fabric.root))
     if config.gpus == "auto":
         return found
@@ -121,7 +125,9 @@ def devices(config: AgentConfig) -> tuple[GpuDevice, ...]:
 
 
 def address_towards(coordinator: str) -> str:
-    """Our address on the way to the coordinator; nothing is sent. Raises ProbeError."""
+    """Return the local address of the route to the coordinator. Sends nothing. Raises
+    ProbeError.
+    """
     url = urlsplit(coordinator)
     host, port = url.hostname or "", url.port or 443
     try:
@@ -142,21 +148,21 @@ def address_towards(coordinator: str) -> str:
 
 
 def default_python(config: AgentConfig) -> str:
-    """The interpreter of jobs that name none.
+    """Return the interpreter of jobs that name none.
 
-    The agent's own is not it: its environment holds the agent, and torch only by chance.
+    It is not the agent's own, whose environment has torch only by chance.
     """
     if config.python is not None:
         return str(config.python)
     return shutil.which("python3", path=_JOB_PATH) or ""
 
 
-# Where jobs find programs; the agent's own PATH may begin with its private environment.
+# PATH of jobs. The agent's own PATH may begin with its private environment.
 _JOB_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def check_labels(config: AgentConfig) -> None:
-    """Refuse labels that a job could not ask for. Raises ConfigError."""
+    """Refuse labels that no job could request. Raises ConfigError."""
     for name, value in config.labels.items():
         if not name.isprintable() or not value.isprintable() or len(name) + len(value) > 256:
             raise ConfigError(

@@ -1,6 +1,6 @@
-"""Links and addresses of this network namespace, asked of the kernel; no tool is run.
+"""Links and addresses of this network namespace, read through netlink, without any tool.
 
-sysfs shows the namespace in which it was mounted, which may be another one; netlink never does.
+sysfs shows the namespace in which it was mounted, which may be another one.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _ADDRESS: Final = struct.Struct("=BBBBI")
 _ATTRIBUTE: Final = struct.Struct("=HH")
 _NUMBER: Final = struct.Struct("=I")
 _TYPE_MASK: Final = 0x3FFF
-_CHANGES: Final = 0x001 | 0x010 | 0x100  # of links, of IPv4 and of IPv6 addresses
+_CHANGES: Final = 0x001 | 0x010 | 0x100  # groups for links, IPv4 and IPv6 addresses
 # Attributes of a link, and of an address.
 _IFNAME, _MTU, _LOWER, _MASTER, _LINKINFO, _EXT_MASK, _PEER_NETNS = 3, 4, 5, 10, 18, 29, 37
 _INFO_KIND: Final = 1
 _SKIP_STATISTICS: Final = 8
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
-# Of an address: not yet or not any more to be used, or of a host that may change it any day.
+# Address flags: not usable yet or no longer, or a temporary one that may change any day.
 _TENTATIVE, _DEPRECATED, _DAD_FAILED = 0x40, 0x20, 0x08
 _SECONDARY_OR_TEMPORARY: Final = 0x01
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An interface. `hardware_type` is the kernel's ARPHRD number, `kind` its driver's ("" for most
-    hardware). `lower` is the index of the one it stands on, `master` that of its bond or bridge.
+    """An interface. `hardware_type` is the kernel's ARPHRD number, `kind` the driver's kind ("" for
+    most hardware). `lower` is the index of its parent, `master` that of its bond or bridge.
     """
 
     index: int
@@ -52,7 +52,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
-    """One address, as 10.0.0.5/16, of the interface of that index."""
+    """One address, like 10.0.0.5/16, and the index of its interface."""
 
     index: int
     address: str
@@ -61,14 +61,14 @@ class LinkAddress:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """All that the kernel knows of this namespace's interfaces."""
+    """All interfaces of this namespace."""
 
     links: tuple[Link, ...]
     addresses: tuple[LinkAddress, ...]
 
 
 def subscribe() -> socket.socket:
-    """A socket that becomes readable when a link or an address changes. Raises OSError."""
+    """Return a socket that becomes readable when a link or an address changes. Raises OSError."""
     sock = socket.socket(
         socket.AF_NETLINK,
         socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
@@ -83,7 +83,7 @@ def subscribe() -> socket.socket:
 
 
 def told(sock: socket.socket) -> bool:
-    """Whether a subscription has heard of a change since it was last asked."""
+    """Whether a subscription has received a change since the last call."""
     heard = False
     while True:
         try:
@@ -91,7 +91,7 @@ def told(sock: socket.socket) -> bool:
         except BlockingIOError:
             return heard
         except OSError:
-            # More than the socket could hold.
+            # The socket's buffer has overflowed.
             return True
 
 
@@ -99,7 +99,7 @@ Messages = tuple[tuple[int, bytes], ...]
 
 
 def ask() -> Messages:
-    """What the kernel answers, unread; equal as long as nothing changes. Raises OSError."""
+    """Return the kernel's answer, unparsed; equal while nothing changes. Raises OSError."""
     with socket.socket(
         socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
     ) as sock:
@@ -115,7 +115,7 @@ def ask() -> Messages:
 
 
 def read(messages: Messages) -> Network:
-    """What the kernel's answer says."""
+    """Parse the kernel's answer."""
     return Network(
         tuple(_link(body) for kind, body in messages if kind == _NEWLINK),
         tuple(
@@ -137,7 +137,7 @@ def _dump(sock: socket.socket, kind: int, body: bytes) -> list[tuple[int, bytes]
 
 
 def _answer(sock: socket.socket) -> tuple[list[tuple[int, bytes]], bool]:
-    """All messages of a dump, and whether nothing changed meanwhile."""
+    """Return all messages of a dump, and whether nothing changed meanwhile."""
     found: list[tuple[int, bytes]] = []
     whole = True
     while True:
@@ -177,7 +177,7 @@ def _address(body: bytes) -> LinkAddress | None:
     family, prefix, flags, _, index = _ADDRESS.unpack_from(body)
     found = dict(_attributes(body, _ADDRESS.size))
     flags |= _number(found.get(_IFA_FLAGS))
-    # Of two ends of a tunnel IFA_ADDRESS is the other one.
+    # For a tunnel, IFA_ADDRESS is the address of the other end.
     raw = found.get(_IFA_LOCAL) or found.get(_IFA_ADDRESS)
     if raw is None or flags & (_TENTATIVE | _DEPRECATED | _DAD_FAILED):
         return None

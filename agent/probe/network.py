@@ -1,4 +1,4 @@
-"""The interfaces of this node that have an address, and what each of them leads to."""
+"""Interfaces of this node that have an address, and their kinds."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ _KINDS: Final = {
     "gretap": InterfaceKind.TUNNEL,
     "ip6gretap": InterfaceKind.TUNNEL,
 }
-# Those that stand on another; the `lower` of a veth is its other end.
+# Kinds of interfaces with a parent. The `lower` of a veth is its other end.
 _STACKED: Final = ("vlan", "macvlan", "ipvlan", "ipoib")
 _SPEED_MBPS_MAX: Final = 10_000_000
 _DEPTH_MAX: Final = 4
 
 
 class NetworkProbe:
-    """Reads this node's network. The kernel is asked when it has told of a change, which it does of
-    every one, and what it answers is read only where that is new. For any thread.
+    """Reader of this node's network. It queries the kernel only after a change notification, and
+    parses the answer only if it is new. Thread-safe.
     """
 
     def __init__(
         self, address: str | None = None, interface: str | None = None, root: Path = Path("/")
     ) -> None:
-        """`address` or `interface`: what the configuration pins."""
+        """`address` or `interface` is pinned by the configuration."""
         self._address = address
         self._interface = interface
         self._root = root
@@ -61,12 +61,12 @@ class NetworkProbe:
         self._changes: socket.socket | None = None
 
     def interfaces(self) -> tuple[Interface, ...]:
-        """Those that have an address or are pinned. Raises OSError."""
+        """Return the interfaces that have an address or are pinned. Raises OSError."""
         with self._asking:
             if self._seen is not None and not self._changed():
                 return self._seen[1]
             if self._changes is None:
-                # Before the kernel is asked: what changes after that is not missed.
+                # Subscribe before the query, so that no later change is missed.
                 self._subscribe()
             messages = netlink.ask()
             if self._seen is None or self._seen[0] != messages:
@@ -78,7 +78,7 @@ class NetworkProbe:
         return self._changes is None or netlink.told(self._changes)
 
     def _subscribe(self) -> None:
-        """A kernel that tells nobody is asked each time."""
+        """Subscribe to changes. Without notifications, each call queries the kernel."""
         with contextlib.suppress(OSError):
             self._changes = netlink.subscribe()
             weakref.finalize(self, self._changes.close)
@@ -87,10 +87,10 @@ class NetworkProbe:
 def pin(
     found: tuple[Interface, ...], address: str | None, interface: str | None
 ) -> tuple[Interface, ...]:
-    """Mark what is to be used, whatever else there is; an address stands alone on its interface.
+    """Mark the pinned interface. A pinned address becomes the only one of its interface.
 
-    An address that no interface has is reported without one: a translation may lead here. An
-    interface that has lost its addresses is reported without any, or others would be taken.
+    A pinned address on no interface is reported without one, because NAT may lead here. A pinned
+    interface without addresses is reported as such; otherwise others would be used.
     """
     if address is None:
         if interface is not None and not any(one.name == interface for one in found):
@@ -104,7 +104,7 @@ def pin(
     for place, one in enumerate(found):
         for text in one.addresses:
             own = ipaddress.ip_interface(text)
-            # The whole of 127.0.0.0/8 is here, whichever of it the interface names.
+            # All of 127.0.0.0/8 is local, whichever address the interface names.
             if own.ip == wanted or (wanted.is_loopback and wanted in own.network):
                 alone = (f"{wanted}/{own.network.prefixlen}",)
                 pinned = msgspec.structs.replace(one, addresses=alone, pinned=True)
@@ -116,7 +116,7 @@ def pin(
 
 
 def interfaces_of(network: Network, root: Path = Path("/")) -> tuple[Interface, ...]:
-    """What the kernel's links and addresses and the sysfs under `root` amount to."""
+    """Combine the kernel's links and addresses with the sysfs under `root`."""
     tree = Tree(root)
     by_index = {link.index: link for link in network.links}
     addresses: dict[int, list[str]] = {}
@@ -128,7 +128,7 @@ def interfaces_of(network: Network, root: Path = Path("/")) -> tuple[Interface, 
         for index, own in sorted(addresses.items())
         if index in by_index and usable_name(by_index[index].name)
     ]
-    # A node of containers may have hundreds that end on it.
+    # A container host may have hundreds of virtual interfaces.
     found.sort(key=lambda interface: interface.kind is InterfaceKind.VIRTUAL)
     return tuple(found[:INTERFACES_MAX])
 
@@ -148,7 +148,7 @@ def _interface(
 
 
 def kind_of(link: Link, links: dict[int, Link], tree: Tree) -> InterfaceKind:
-    """What a link leads to; `links` are all of its namespace, by index."""
+    """Return the kind of a link. `links` are all links of its namespace, by index."""
     if link.hardware_type == _LOOPBACK:
         return InterfaceKind.LOOPBACK
     if link.hardware_type == _INFINIBAND:
@@ -165,7 +165,9 @@ def kind_of(link: Link, links: dict[int, Link], tree: Tree) -> InterfaceKind:
 
 
 def _reaches_out(port: Link, links: dict[int, Link], tree: Tree) -> bool:
-    """Whether a bridge's port leads off this machine: containers and virtual machines do not."""
+    """Whether a bridge port leads off this machine. Ports of containers and virtual machines do
+    not.
+    """
     return kind_of(port, links, tree) in (
         InterfaceKind.ETHERNET,
         InterfaceKind.BOND,
@@ -175,7 +177,7 @@ def _reaches_out(port: Link, links: dict[int, Link], tree: Tree) -> bool:
 
 
 def _below(link: Link, links: dict[int, Link]) -> list[Link]:
-    """The interfaces on which this one stands."""
+    """Return the parents of an interface."""
     below = [other for other in links.values() if other.master == link.index]
     if link.kind in _STACKED and link.lower in links and link.lower != link.index:
         below.append(links[link.lower])
@@ -194,13 +196,13 @@ def _rdma(link: Link, links: dict[int, Link], tree: Tree, depth: int = 0) -> boo
 
 
 def _speed(link: Link, tree: Tree) -> int:
-    """Mbit/s; 0 where the driver has none to tell."""
+    """Return the speed in Mbit/s; 0 if the driver reports none."""
     path = _sysfs(link, tree, "speed")
     return 0 if path is None else (speed_at(tree, path) or 0)
 
 
 def speed_at(tree: Tree, path: str) -> int | None:
-    """Mbit/s, of a `speed` file; None where the driver has none to tell."""
+    """Return the speed in Mbit/s from a `speed` file; None if the driver reports none."""
     speed = _integer(tree.text(path))
     return speed if speed is not None and 0 < speed <= _SPEED_MBPS_MAX else None
 
@@ -213,8 +215,9 @@ def _integer(text: str | Unread) -> int | None:
 
 
 def _sysfs(link: Link, tree: Tree, name: str) -> str | None:
-    """A file of the interface, if there is one and it is this interface's: sysfs may show another
-    namespace, in which another one has its name."""
+    """Return a sysfs file of the interface, if it is this interface's: sysfs may show another
+    namespace, in which another interface has its name.
+    """
     folder = f"sys/class/net/{link.name}"
     if _integer(tree.text(f"{folder}/ifindex")) != link.index:
         return None

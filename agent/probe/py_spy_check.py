@@ -1,4 +1,4 @@
-"""Whether this node has py-spy, and what is missing where it does not."""
+"""Check for py-spy on this node, and for missing permissions."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ MISSING: Final = f"{ABSENT}: {INSTALL}"
 
 
 def find() -> str | None:
-    """The program to use, if there is one."""
+    """Return the path of the program, if there is one."""
     beside = Path(sys.executable).parent / "py-spy"
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")

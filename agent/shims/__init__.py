@@ -1,4 +1,4 @@
-"""Starting shims, forked or as systemd units, and talking to them over their sockets.
+"""Shim backends (forked, or systemd units), and the connection to a shim's socket.
 
 `agent.tasks` calls it. The code that runs inside a shim is `agent.shim`.
 """

@@ -1,4 +1,4 @@
-"""What starts shims: one interface, and which backend serves a node."""
+"""Interface of the backends that start shims, and the choice of a backend for a node."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ BOOTED: Final = Path("/run/systemd/system")
 
 
 class SpawnError(DaemonError):
-    """No shim could be started; the text says why."""
+    """No shim could be started. The message says why."""
 
 
 class ShimOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How shims differ from the defaults of agent/shim/options.py. Times in seconds."""
+    """Shim options that differ from the defaults of agent/shim/options.py. Times in seconds."""
 
     cgroup: bool = True
     cgroup_parent: str | None = None
@@ -35,7 +35,7 @@ class ShimOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def options_of(config: AgentConfig, tree: Path = Path("/")) -> ShimOptions:
-    """`tree`: below which proc is read."""
+    """`tree` is the root for reading proc."""
     bound = config.processes_max
     return ShimOptions(
         unkillable_s=config.unkillable_s,
@@ -44,8 +44,9 @@ def options_of(config: AgentConfig, tree: Path = Path("/")) -> ShimOptions:
 
 
 def _most_of(folder: Path) -> int | None:
-    """Of the numbers that the kernel has for processes and threads, what one job may take: a fifth
-    is left for the agent, and for whoever comes to look. None where that cannot be read."""
+    """Return the limit of processes and threads for one job: four fifths of the kernel's limit, so
+    that the agent and administrators still get some. None if it is unreadable.
+    """
     try:
         found = [int((folder / name).read_text()) for name in ("pid_max", "threads-max")]
     except (OSError, ValueError):
@@ -54,31 +55,31 @@ def _most_of(folder: Path) -> int | None:
 
 
 class Shims(Protocol):
-    """A backend. How a shim was started is forgotten at once: whoever wants it finds it by the
-    folder of its task, and speaks to it on the socket there.
+    """A backend. It keeps no record of started shims: others find a shim by its task directory, and
+    use the socket there.
     """
 
-    # Whether a shim can be given a connection.
+    # Whether a shim can inherit a connection.
     gives: bool
 
     async def start(self) -> None:
-        """Be ready to start shims. Raises SpawnError."""
+        """Prepare to start shims. Raises SpawnError."""
 
     async def spawn(self, task_dir: Path, given: socket.socket | None = None) -> int:
-        """Start the shim of the task that the folder is named after; returns its pid.
+        """Start the shim of the task that the directory is named after. Returns its pid.
 
-        Its path is absolute. The folder is made where it is missing, its parent must be there.
-        On return the shim can be connected to; `given`, where the backend `gives`, is its end of a
-        first connection, on which it says nothing before it was told something. Raises SpawnError.
+        The path is absolute. The directory is created if missing; its parent must exist. On return
+        the shim accepts connections. If the backend `gives`, `given` is the shim's end of a first
+        connection, on which it sends nothing before it has received a command. Raises SpawnError.
         """
         ...
 
     async def close(self) -> None:
-        """End what starts them; shims live on."""
+        """Stop the backend. Shims live on."""
 
 
 def request_of(task_dir: Path, options: ShimOptions) -> dict[str, object]:
-    """What a shim is told of itself. Raises SpawnError."""
+    """Return the request that describes a shim. Raises SpawnError."""
     if not task_dir.is_absolute():
         raise SpawnError(f"the task's folder {task_dir} is no absolute path")
     return {
@@ -89,8 +90,9 @@ def request_of(task_dir: Path, options: ShimOptions) -> dict[str, object]:
 
 
 def by_units(config: AgentConfig, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether each shim is to be a unit of systemd. Raises SpawnError where that was asked for and
-    cannot be."""
+    """Whether each shim runs as a systemd unit. Raises SpawnError if that is configured but
+    impossible.
+    """
     if config.shims == "template":
         return False
     lacking = lacks_units()
@@ -98,13 +100,13 @@ def by_units(config: AgentConfig, environ: Mapping[str, str] = os.environ) -> bo
         if lacking:
             raise SpawnError(f"shims is systemd, but {lacking}; set it to template or auto")
         return True
-    # An agent that somebody started by hand leaves no units behind.
+    # A manually started agent leaves no units behind.
     in_unit = os.getppid() == 1 and "INVOCATION_ID" in environ
     return in_unit and not lacking and not config.shared_host
 
 
 def restricted(status: Path = Path("/proc/self/status")) -> bool:
-    """Whether this process and all that it forks can gain no privileges, as in a sandbox."""
+    """Whether this process and its children can gain no privileges, as in a sandbox."""
     try:
         return re.search(r"(?m)^NoNewPrivs:\s*1$", status.read_text()) is not None
     except OSError:
@@ -112,7 +114,7 @@ def restricted(status: Path = Path("/proc/self/status")) -> bool:
 
 
 def lacks_units() -> str:
-    """Why this process can make no units, "" where it can."""
+    """Return why this process cannot create units, or ""."""
     if not BOOTED.is_dir():
         return "this machine was not booted by systemd"
     if os.geteuid() != 0:

@@ -1,4 +1,4 @@
-"""One connection to one shim: commands out, whole status documents in."""
+"""Connection to one shim: sends commands, receives complete status documents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from agent.core.shim_protocol import ShimCommand, ShimStatus
 from agent.shim.exit_record import SOCKET
 
-# Thousands of ranks with 4 KiB of error each.
+# Thousands of ranks with 4 KiB of error text each.
 DOCUMENT_BYTES_MAX = 64 * 1024 * 1024
 
 _encode = msgspec.json.Encoder().encode
@@ -24,7 +24,7 @@ Heard = Callable[[ShimStatus], None]
 
 
 class ShimUnreachable(Exception):
-    """Nobody answers on a task's socket: its shim has ended, or was killed."""
+    """The task's socket does not answer: its shim has exited or was killed."""
 
 
 def decode(document: bytes) -> ShimStatus:
@@ -33,11 +33,11 @@ def decode(document: bytes) -> ShimStatus:
 
 
 class ShimConnection(asyncio.Protocol):
-    """Statuses come in the order of their truth; each replaces all before it.
+    """Statuses arrive in order; each replaces all earlier ones.
 
     `heard` is called with every document from now on. `ended` is done when the shim has closed the
-    connection, by `release` or by its death; its error is a DecodeError or ValueError where the
-    shim was not understood.
+    connection, after `release` or by its death. Its error is a DecodeError or ValueError if a
+    document was invalid.
     """
 
     def __init__(self, task_dir: Path, heard: Heard) -> None:
@@ -48,18 +48,18 @@ class ShimConnection(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
 
     def send(self, *commands: ShimCommand) -> bool:
-        """All at once, in order; False where the shim is gone."""
+        """Send all at once, in order. Returns False if the shim has gone."""
         if self._transport is None or self._transport.is_closing():
             return False
         self._transport.write(b"".join(_encode(command) + b"\n" for command in commands))
         return not self._transport.is_closing()
 
     def close(self) -> None:
-        """Hear nothing more; safe to call twice."""
+        """Receive nothing more; safe to call twice."""
         if self._transport is not None:
             self._transport.abort()
 
-    # --- what the loop calls ----------------------------------------------------------------------
+    # --- called by the loop -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
@@ -94,7 +94,7 @@ class ShimConnection(asyncio.Protocol):
 
 
 async def speak(task_dir: Path, connection: socket.socket, heard: Heard) -> ShimConnection:
-    """Over a socket that is connected already."""
+    """Use a connected socket."""
     connection.setblocking(False)
     _, protocol = await asyncio.get_running_loop().create_unix_connection(
         lambda: ShimConnection(task_dir, heard), sock=connection
@@ -109,7 +109,7 @@ async def connect(task_dir: Path, heard: Heard) -> ShimConnection:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         connection.setblocking(False)
         folder = os.open(task_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        # A socket's path has 107 bytes at the most, a folder's 4095.
+        # A socket path has at most 107 bytes, a directory path 4095.
         path = f"/proc/self/fd/{folder}/{SOCKET}"
         await asyncio.get_running_loop().sock_connect(connection, path)
         return await speak(task_dir, connection, heard)

@@ -1,4 +1,4 @@
-"""The agent's side of the template: one small process from which every shim is forked."""
+"""Agent's side of the fork server: one small process from which every shim is forked."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from agent.shims.backend import ShimOptions, SpawnError, request_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_BYTES_MAX = 65536
-# A fork takes a millisecond; a machine that swaps is given a thousand times that.
+# A fork takes a millisecond; a swapping machine gets a lot more time.
 ANSWER_S = 10.0
-# An interpreter's start takes 50 ms, and a node that boots has much else to do.
+# An interpreter starts in 50 ms, but a booting node is busy.
 START_S = 60.0
 END_S = 5.0
-# In the place of a request's number: the template's first word.
+# Request number of the fork server's first message.
 READY = 0
 
 
 class ForkServer:
-    """Forks shims. A template that died is replaced when the next shim is wanted."""
+    """Forks shims. A fork server that has died is replaced for the next shim."""
 
     gives = True
 
@@ -43,12 +43,12 @@ class ForkServer:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Have a template that answers. Raises SpawnError."""
+        """Ensure that a fork server answers. Raises SpawnError."""
         async with self._turn:
             await self._ensure()
 
     async def spawn(self, task_dir: Path, given: socket.socket | None = None) -> int:
-        """As agent/shims/backend.py says."""
+        """Implement `Shims.spawn` of agent/shims/backend.py."""
         request = request_of(task_dir, self._options)
         async with self._turn:
             for last in (False, True):
@@ -56,7 +56,7 @@ class ForkServer:
                     await self._ensure()
                     answer = await self._ask(request, given)
                 except (OSError, EOFError, TimeoutError) as error:
-                    # It died, now or while nobody looked: once more with a new one.
+                    # It has died, now or earlier: try once more with a new one.
                     await self._end()
                     if last:
                         text = f"the shim template does not answer: {_words(error)}"
@@ -68,7 +68,7 @@ class ForkServer:
         raise AssertionError("unreachable")
 
     async def close(self) -> None:
-        """End the template; its shims live on."""
+        """Stop the fork server; its shims live on."""
         async with self._turn:
             await self._end()
 
@@ -78,7 +78,7 @@ class ForkServer:
         try:
             channel, self._process = await asyncio.to_thread(_launch)
             self._channel = channel
-            # Somebody waits for its first word before anything can be heard.
+            # Register for the first message before it can arrive.
             first = self._awaited(READY)
             asyncio.get_running_loop().add_reader(channel, self._receive)
             ready = await self._answer(READY, first, START_S)
@@ -91,7 +91,7 @@ class ForkServer:
     async def _ask(self, request: dict[str, object], given: socket.socket | None) -> dict[str, Any]:
         assert self._channel is not None
         self._asked += 1
-        # A packet is taken whole or not at all; the template has at most one that it has not read.
+        # A packet is sent whole or not at all; the fork server has at most one unread packet.
         packet = json.dumps({**request, "id": self._asked}).encode()
         if given is None:
             self._channel.send(packet)
@@ -100,7 +100,7 @@ class ForkServer:
         return await self._answer(self._asked, self._awaited(self._asked), ANSWER_S)
 
     def _awaited(self, number: int) -> asyncio.Future[dict[str, Any]]:
-        """Have somebody to hear the answer of that number."""
+        """Register for the answer with that number."""
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         return answer
@@ -108,7 +108,7 @@ class ForkServer:
     async def _answer(
         self, number: int, answer: asyncio.Future[dict[str, Any]], patience_s: float
     ) -> dict[str, Any]:
-        """Raises TimeoutError and EOFError."""
+        """Wait for the answer. Raises TimeoutError and EOFError."""
         try:
             async with asyncio.timeout(patience_s):
                 return await answer
@@ -132,7 +132,7 @@ class ForkServer:
             if not data:
                 waiting.set_exception(EOFError("it has ended"))
             elif answer.get("id", READY) == number:
-                # That of a cancelled request has nobody who waits.
+                # A cancelled request has no waiter any more.
                 waiting.set_result(answer)
 
     async def _end(self) -> None:
@@ -143,7 +143,7 @@ class ForkServer:
             channel.close()
         if process is None:
             return
-        # It ends when its channel does; a hung one is killed.
+        # It exits when its channel closes; a hung one is killed.
         try:
             await asyncio.to_thread(process.wait, END_S)
         except subprocess.TimeoutExpired:
@@ -153,14 +153,14 @@ class ForkServer:
 
 
 def _words(error: Exception) -> str:
-    """A TimeoutError says nothing of itself."""
+    """Return the message of an error. A TimeoutError has none."""
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
     return str(error) or "it takes too long; is this node overloaded?"
 
 
 def _launch() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """A new template and our end of its channel. Raises OSError."""
+    """Start a new fork server. Returns our end of its channel and its process. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     code = (
@@ -168,7 +168,7 @@ def _launch() -> tuple[socket.socket, subprocess.Popen[bytes]]:
         f" from agent.shim.fork_server import main; main({theirs.fileno()})"
     )
     with theirs:
-        # -I and -S: nothing of the environment, and no site-packages, which take longer than ten
+        # -I and -S: ignore the environment, and skip site-packages, which take longer than ten
         # forks.
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", code],

@@ -1,9 +1,9 @@
-"""The test of every process that a job names, before the agent looks at it.
+"""Check of every process that a job names, before the agent inspects it.
 
 A job reports the pids of its ranks and may report any number, and the agent may be root. So a
-process is looked at only if it belongs to the task, as for a signal (agent/shim/process_tree.py),
-and is not root's. It is known by its pid and its start time: whoever looks at it compares the start
-time again after the look, because the pid may have been given to another process meanwhile.
+process is inspected only if it belongs to the task, as for a signal (agent/shim/process_tree.py),
+and is not root's. It is identified by pid and start time. The reader compares the start time again
+afterwards, because the pid may have been reused meanwhile.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ ENDED: Final = "the process has ended"
 
 
 class Process(NamedTuple):
-    """`began` is the start time in clock ticks since boot. `problem`: why it must not be looked
-    at, "" if it may."""
+    """A process. `began` is the start time in clock ticks since boot. `problem` is why it must not
+    be inspected, or "".
+    """
 
     pid: int
     began: int = 0
@@ -37,7 +38,7 @@ class Process(NamedTuple):
 
 
 def check(folder: Path, pids: Mapping[int, int]) -> dict[int, Process]:
-    """The processes with these pids, by rank, of the task whose folder this is. Blocks."""
+    """Return the processes with these pids, by rank, of the task with this directory. Blocks."""
     try:
         uid = user_of(folder).uid
         members = _members(folder)
@@ -48,7 +49,7 @@ def check(folder: Path, pids: Mapping[int, int]) -> dict[int, Process]:
 
 
 def _members(folder: Path) -> dict[int, int]:
-    """Living processes of the task: pid to start time; empty if its shim has ended."""
+    """Return the living processes of the task: pid to start time; empty if its shim has exited."""
     shim = identity_of(folder)
     if shim is None or shim.start_time is None or shim.boot_id != syscalls.boot_id():
         return {}
@@ -58,7 +59,7 @@ def _members(folder: Path) -> dict[int, int]:
     finally:
         if cgroup is not None:
             cgroup.close()
-    # Compared afterwards: the shim was there all the while, or its pid may be another's.
+    # Compare afterwards: the shim must have lived all the while, because its pid may be reused.
     return found if Process(shim.pid, shim.start_time).same else {}
 
 

@@ -1,4 +1,4 @@
-"""The files that a shim writes into the folder of its task, read without following a link."""
+"""Files that a shim writes into its task directory, read without following a link."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLO
 
 
 class ShimIdentity(msgspec.Struct, frozen=True):
-    """What a shim wrote of itself when it began."""
+    """Identity that a shim wrote at its start."""
 
     task: str
     pid: int
@@ -35,7 +35,7 @@ decode_identity: Final = msgspec.json.Decoder(ShimIdentity).decode
 
 
 def identity_of(task_dir: Path) -> ShimIdentity | None:
-    """What the shim of a task wrote, None where it has not. Raises OSError."""
+    """Return the identity of a task's shim, or None if it has written none. Raises OSError."""
     folder_fd = os.open(task_dir, FOLDER_FLAGS)
     try:
         return read_document(folder_fd, exit_record.IDENTITY, decode_identity)
@@ -44,14 +44,15 @@ def identity_of(task_dir: Path) -> ShimIdentity | None:
 
 
 def read_document(folder_fd: int, name: str, decoded: Callable[[bytes], T]) -> T | None:
-    """A record, or None where there is none that was finished."""
+    """Return a record, or None if there is no complete one."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder_fd)
     except FileNotFoundError:
         return None
     with os.fdopen(fd, "rb") as file:
         try:
-            # Never more than that: memory for all of it is taken before the first byte is read.
+            # Limit the size, because memory for all of it is allocated before the first byte is
+            # read.
             size = min(os.fstat(fd).st_size, RECORD_BYTES_MAX)
             return decoded(file.read(size))
         except (msgspec.DecodeError, ValueError):

@@ -1,6 +1,6 @@
 """Shims as transient services of systemd, each a unit of its own in muster.slice.
 
-Nothing ties such a unit to the agent's: that may be stopped, killed or restarted in any way.
+Such a unit does not depend on the agent's, which may be stopped, killed or restarted freely.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from agent.shims.backend import SYSTEMD_RUN, ShimOptions, SpawnError, request_of
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SLICE: Final = "muster.slice"
-# A unit's start is an interpreter's, and a node that boots has much else to do.
+# A unit starts an interpreter, and a booting node is busy.
 START_S: Final = 60
-# Whoever stops the unit gives the job its grace, up to this.
+# Stopping the unit gives the job its grace period, up to this.
 STOP_S: Final = 90
-# As many at a time: PID 1 makes them one after the other anyway.
+# Concurrent requests. More would not help, because PID 1 handles them one by one.
 AT_ONCE: Final = 8
 _PREFIX: Final = "muster-task-"
 _SUFFIX: Final = ".service"
@@ -58,55 +58,55 @@ PROPERTIES: Final = (
     "NotifyAccess=main",
     f"TimeoutStartSec={START_S}",
     "Restart=no",
-    # Who stops the unit asks the shim, which ends the job as a stop would; what is left when the
-    # shim has gone, killed or not, goes at once.
+    # Stopping the unit signals the shim, which stops the job as usual. Processes that remain when
+    # the shim has exited are killed at once.
     "KillMode=mixed",
     "KillSignal=SIGTERM",
     f"TimeoutStopSec={STOP_S}",
-    # A rank that is killed for memory is the shim's affair.
+    # The shim handles a rank that is killed for lack of memory.
     "OOMPolicy=continue",
     f"OOMScoreAdjust={OOM_SCORE}",
     "Delegate=yes",
     "TasksMax=infinity",
     # RDMA pins memory.
     "LimitMEMLOCK=infinity",
-    # As of the agent's unit with systemd/forked-shims.conf.
+    # Like the agent's unit with systemd/forked-shims.conf.
     f"CapabilityBoundingSet=~{DROPPED}",
-    # At a shutdown jobs end before what they use.
+    # At shutdown, jobs end before the services that they use.
     "After=network-online.target remote-fs.target nss-user-lookup.target",
 )
 
 
 def unit_of(task: str) -> str:
-    """The name of a task's unit: that of task 7.1.0 is muster-task-7-1-0.service."""
+    """Return the name of a task's unit: muster-task-7-1-0.service for task 7.1.0."""
     return f"{_PREFIX}{task.replace('.', '-')}{_SUFFIX}"
 
 
 def description_of(task_dir: Path) -> str:
-    """What `systemctl list-units` shows, and by which a unit's folder is found again."""
+    """Return the unit's description, by which its directory is found again."""
     return f"{_DESCRIPTION}{task_dir}"
 
 
 def folder_of(description: str) -> Path | None:
-    """The folder of the task whose unit has this description."""
+    """Return the task directory of the unit with this description."""
     path = description.removeprefix(_DESCRIPTION)
     return Path(path) if path != description and path.startswith("/") else None
 
 
 def command_of(request: Mapping[str, object]) -> list[str]:
-    """The program that becomes the shim of this request."""
+    """Return the command that becomes the shim of this request."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r});"
         " from agent.shim.standalone import main; sys.exit(main(sys.argv[1]))"
     )
-    # In hexadecimal there is nothing that systemd would expand.
+    # Hexadecimal text contains nothing that systemd would expand.
     words = json.dumps(request).encode().hex()
-    # -I and -S: nothing of the environment, and no site-packages.
+    # -I and -S: ignore the environment, and skip site-packages.
     return [sys.executable, "-I", "-S", "-c", code, words]
 
 
 def argv_of(task_dir: Path, options: ShimOptions, limits: Limits = resource.getrlimit) -> list[str]:
-    """What makes the unit of a task. Raises SpawnError."""
+    """Return the command that creates the unit of a task. Raises SpawnError."""
     request = {**request_of(task_dir, options), "sigterm": True}
     bounds = [f"{name}={_bounds(*limits(which))}" for name, which in _LIMITS.items()]
     return [
@@ -119,13 +119,13 @@ def argv_of(task_dir: Path, options: ShimOptions, limits: Limits = resource.getr
         f"--description={description_of(task_dir)}",
         *(f"--property={text}" for text in (*PROPERTIES, *bounds)),
         "--",
-        # The manager would put variables in the place of what looks like one.
+        # Otherwise the manager would expand what looks like a variable.
         *(word.replace("$", "$$") for word in command_of(request)),
     ]
 
 
 class SystemdUnits:
-    """Starts shims by `systemd-run`."""
+    """Starts shims with `systemd-run`."""
 
     gives = False
 
@@ -134,14 +134,14 @@ class SystemdUnits:
         self._room = asyncio.Semaphore(AT_ONCE)
 
     async def start(self) -> None:
-        """Nothing has to be there before the first task."""
+        """Nothing to prepare."""
 
     async def spawn(
         self,
         task_dir: Path,
-        given: socket.socket | None = None,  # noqa: ARG002  it is for others
+        given: socket.socket | None = None,  # noqa: ARG002  for other backends
     ) -> int:
-        """As agent/shims/backend.py says."""
+        """Implement `Shims.spawn` of agent/shims/backend.py."""
         argv = argv_of(task_dir, self._options)
         task = task_dir.name
         try:
@@ -168,11 +168,11 @@ class SystemdUnits:
             ) from error
 
     async def close(self) -> None:
-        """Nothing runs here; shims are systemd's."""
+        """Nothing to stop: systemd owns the shims."""
 
 
 async def run(argv: list[str], patience_s: float) -> tuple[int, str]:
-    """Run a program of systemd; its exit code, and what it said in one line.
+    """Run a systemd command. Returns its exit code and its output as one line.
 
     Raises OSError and TimeoutError.
     """
@@ -203,7 +203,7 @@ def _bounds(soft: int, hard: int) -> str:
 
 
 def _owned(task_dir: Path) -> bool:
-    """Whether a shim lives that has the folder."""
+    """Whether a living shim owns the directory."""
     try:
         folder = os.open(task_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -220,11 +220,11 @@ def _owned(task_dir: Path) -> bool:
 
 
 def _pid(task_dir: Path) -> int:
-    """Of the shim that listens there. Raises OSError."""
+    """Return the pid of the shim that listens there. Raises OSError."""
     folder = os.open(task_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as asking:
-            # A socket's path has 107 bytes at the most, a folder's 4095.
+            # A socket path has at most 107 bytes, a directory path 4095.
             asking.connect(f"/proc/self/fd/{folder}/{exit_record.SOCKET}")
             peer = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     finally:

@@ -1,1 +1,1 @@
-"""The folders of tasks: created before anybody else can enter, removed without following a link."""
+"""Task directories, created closed to others and removed without following a link."""

@@ -1,4 +1,4 @@
-"""Removing what a job left: by descriptors, so that no link is followed, and however deep it is."""
+"""Removal of a job's files through descriptors, so that no link is followed, at any depth."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _NAME_ONLY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(name: str, above: int) -> None:
-    """Remove the folder `name` in the open folder `above`; harmless where it is not there.
+    """Remove the directory `name` in the open directory `above`. Does nothing if it does not exist.
 
-    Folders inside it are moved up and then emptied, so that neither the stack nor the number of
-    open files grows with the depth that a job has chosen. What is mounted in it is taken away as it
-    is: it cannot be moved, and what is in it is not ours. Raises OSError.
+    Subdirectories are moved up and then emptied, so that neither the stack nor the number of open
+    files grows with the depth. Mounts inside are unmounted: they cannot be moved, and their content
+    is not ours. Raises OSError.
     """
     try:
         top = os.open(name, _DIR, dir_fd=above)
     except FileNotFoundError:
         return
-    # Of no removal that was cut off.
+    # Different from the names of an interrupted removal.
     stem = secrets.token_hex(8)
     names = (f".removed-{stem}-{number}" for number in itertools.count())
     try:
@@ -47,8 +47,9 @@ def remove_tree(name: str, above: int) -> None:
 
 
 def _empty(fd: int, top: int, names: Iterator[str]) -> list[str]:
-    """Unlink all that is no folder, and move the folders to `top`, made so that they can be
-    entered; returns their `names` there."""
+    """Unlink all files, and move the subdirectories to `top`, made accessible. Returns their
+    `names` there.
+    """
     with os.scandir(fd) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     folders = []
@@ -64,7 +65,7 @@ def _empty(fd: int, top: int, names: Iterator[str]) -> list[str]:
 
 
 def _unmounted(name: str, above: int, act: Callable[[], None]) -> None:
-    """Do it; whatever is mounted at `name` is in the way, be it several times."""
+    """Run `act`, after removing all mounts at `name`."""
     while True:
         try:
             return act()
@@ -75,14 +76,14 @@ def _unmounted(name: str, above: int, act: Callable[[], None]) -> None:
             try:
                 syscalls.unmount(fd)
             except OSError:
-                # Only root may.
+                # Only root may unmount.
                 raise error from None
             finally:
                 os.close(fd)
 
 
 def _allow(name: str, above: int) -> None:
-    """A job may have taken away its own right to enter; root needs none."""
+    """Restore access: a job may have removed its own. Root does not need it."""
     if os.geteuid() == 0:
         return
     fd = os.open(name, _NAME_ONLY, dir_fd=above)

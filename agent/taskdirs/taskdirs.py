@@ -1,4 +1,4 @@
-"""The folders of tasks: made before anybody else can enter, removed without following a link.
+"""Task directories: created closed to others, removed without following a link.
 
 STATE_DIR/tasks/42.1.0/     the agent's; task.json, the shim's files, hostfile, hosts
           .../logs/         the shim's; the job gets descriptors, never a path
@@ -13,8 +13,9 @@ import contextlib
 import errno
 import os
 import pwd
+import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -35,31 +36,35 @@ HOSTFILE: Final = "hostfile"
 HOSTS: Final = "hosts"
 SCRATCH: Final = "scratch"
 NCCL: Final = "nccl"
-# A folder on its way in or out; no task has such a name.
+# Directories that are being created or removed; no task has such a name.
 _NEW: Final = ".new-"
 _GONE: Final = ".gone-"
 
 _DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# The job's group may pass through to what is the job's, and list nothing.
+# The job's group may traverse to its own files, and list nothing.
 _PASS: Final = 0o710
 _MANIFEST_BYTES_MAX: Final = 2 << 20
-# What a task needs at the least: its manifest, its shim's record, and a beginning of its logs. A
-# task that cannot write its record cannot end.
+# Minimum for a task: its manifest, its shim's record, and the beginning of its logs. A task that
+# cannot write its record cannot end.
 RESERVE_BYTES: Final = 16 << 20
 
 _log = structlog.get_logger("agent.taskdirs.taskdirs")
 
 
 def is_being_created(name: str) -> bool:
-    """Whether an entry of the folder of tasks is one that was being made or removed."""
+    """Whether an entry of the tasks directory is being created or removed."""
     return name.startswith((_NEW, _GONE))
 
 
 def has_tasks(state_dir: Path) -> bool:
-    """Whether tasks of an earlier life are in a state folder. Raises FileError."""
+    """Whether a state directory has tasks of an earlier agent process. Raises FileError."""
     try:
-        return any(not is_being_created(name) for name in os.listdir(state_dir / TASKS))
+        with os.scandir(state_dir / TASKS) as entries:
+            return any(
+                entry.is_dir(follow_symlinks=False) and not is_being_created(entry.name)
+                for entry in entries
+            )
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -67,11 +72,11 @@ def has_tasks(state_dir: Path) -> bool:
 
 
 class DiskFullError(FileError):
-    """There is too little room on the disk of the state folder to begin a task."""
+    """The disk of the state directory has too little room to begin a task."""
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The account to whom a job's folders are given."""
+    """Account that owns a job's directories."""
 
     name: str
     uid: int
@@ -79,21 +84,22 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class User(NamedTuple):
-    """As whom a task runs."""
+    """User of a task."""
 
     uid: int
     gid: int
 
 
 def user_of(folder: Path) -> User:
-    """The user of the task whose folder this is: the agent gave it the scratch folder. An account
-    may have another number by now, and a running task keeps the one it has. Raises OSError."""
+    """Return the user of a task: the owner of its scratch directory. An account's number may have
+    changed, but a running task keeps its own. Raises OSError.
+    """
     found = os.stat(folder / SCRATCH, follow_symlinks=False)
     return User(found.st_uid, found.st_gid)
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What an agent must know of a task that it did not begin itself."""
+    """Facts about a task that a later agent process needs."""
 
     task: TaskId
     prepare: PrepareTask
@@ -102,7 +108,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def owner_named(name: str | None) -> Owner | None:
-    """The account of `run_as`; None where jobs run as the agent's own user. Raises FileError."""
+    """Return the account of `run_as`, or None if jobs run as the agent's user. Raises FileError."""
     if name is None:
         return None
     try:
@@ -121,25 +127,26 @@ def owner_named(name: str | None) -> Owner | None:
 
 
 class TaskDirs:
-    """All folders of tasks of one agent. Its methods wait for the disk: call them from a thread."""
+    """All task directories of one agent. The methods block on the disk: call them from a thread."""
 
     def __init__(
         self, state_dir: Path, owner: Owner | None, machine_hosts: Path | None = None
     ) -> None:
-        """Make what is missing of the state folder. `machine_hosts`: the file of which each task
-        gets a copy of its own. Raises FileError."""
+        """Create missing parts of the state directory. Each task gets its own copy of
+        `machine_hosts`. Raises FileError.
+        """
         self._root = state_dir
         self._tasks = state_dir / TASKS
         self._output = state_dir / OUTPUT
         self._machine_hosts = machine_hosts
         self._owner = owner
-        # An attempt's end must not take the job's folder from under the next one's beginning.
+        # The end of an attempt must not remove the job's directory while the next one begins.
         self._outputs = threading.Lock()
         try:
             for name in (TASKS, OUTPUT):
                 (state_dir / name).mkdir(mode=0o700, exist_ok=True)
             if owner is not None:
-                # The job's user has to pass through to its own folders; nobody can list them.
+                # The job's user traverses them to its own directories; nobody can list them.
                 for folder in (state_dir, state_dir / TASKS, state_dir / OUTPUT):
                     folder.chmod(0o711)
         except OSError as error:
@@ -150,25 +157,27 @@ class TaskDirs:
 
     @property
     def root(self) -> Path:
-        """The state folder."""
+        """State directory."""
         return self._root
 
     @property
     def owner(self) -> Owner | None:
-        """To whom the folders of new tasks are given; None: they stay the agent's user's."""
+        """Owner of new tasks' directories; None: the agent's user."""
         return self._owner
 
     def path(self, task: TaskId) -> Path:
-        """The folder of a task, be it there or not. Raises BadId: no other text becomes a path."""
+        """Return the directory of a task, existing or not. Raises BadId: no other text becomes a
+        path.
+        """
         parse_task_id(task)
         return self._tasks / task
 
     def hosts_file(self, task: TaskId) -> Path:
-        """The hosts file that the task's job alone sees, where jobs have such."""
+        """Return the hosts file that only the task's job sees, if jobs have private ones."""
         return self.path(task) / HOSTS
 
     def create(self, prepare: PrepareTask, ports: tuple[int, ...]) -> TaskPaths:
-        """Make the task's folders and write its manifest. Raises FileError, and nothing is left."""
+        """Create the task's directories and write its manifest. On FileError nothing is left."""
         task = prepare.task
         job, attempt, _ = parse_task_id(task)
         folder = self.path(task)
@@ -210,7 +219,7 @@ class TaskDirs:
             )
 
     def manifest(self, task: TaskId) -> Manifest | None:
-        """What was written when the task was created; None where that cannot be read."""
+        """Return the manifest from the task's creation, or None if it is unreadable."""
         try:
             with _opened(self._tasks) as tasks, _opened(task, tasks) as folder:
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -220,8 +229,9 @@ class TaskDirs:
             return None
 
     def found(self) -> list[TaskId]:
-        """The tasks whose folders are here; what is half made or half removed is removed, where
-        that can be: it is in nobody's way."""
+        """Return the tasks with directories here. Half-created or half-removed ones are removed if
+        possible; they do no harm otherwise.
+        """
         tasks = []
         for name in sorted(os.listdir(self._tasks)):
             try:
@@ -230,20 +240,27 @@ class TaskDirs:
                 if is_being_created(name):
                     self._remove_left(name)
                 continue
-            tasks.append(TaskId(name))
+            if _is_folder(self._tasks / name):
+                tasks.append(TaskId(name))
         return tasks
 
-    def remove(self, task: TaskId) -> None:
-        """Remove the task's folder, never following a link; harmless where it is gone.
+    def others(self, tasks: Collection[TaskId]) -> list[str]:
+        """The names of entries beside those of `tasks`, made by no agent. Raises OSError."""
+        names = set(os.listdir(self._tasks)).difference(tasks)
+        return sorted(name for name in names if not is_being_created(name))
 
-        Its output stays, unless there is none. Raises FileError.
+    def remove(self, task: TaskId) -> None:
+        """Remove the task's directory, following no link. Does nothing if it has gone.
+
+        Its output stays, unless it is empty. Raises FileError.
         """
         job, attempt, _ = parse_task_id(task)
         away = f"{_GONE}{task}"
         try:
-            # At once no task any more, however long the rest takes.
-            with _opened(self._tasks) as tasks, contextlib.suppress(FileNotFoundError):
-                os.rename(task, away, src_dir_fd=tasks, dst_dir_fd=tasks)
+            # It stops being a task at once, however long the rest takes.
+            if _is_folder(self.path(task)):
+                with _opened(self._tasks) as tasks:
+                    os.rename(task, away, src_dir_fd=tasks, dst_dir_fd=tasks)
             for name in (away, f"{_NEW}{task}"):
                 self._remove_entry(name)
             with (
@@ -298,6 +315,14 @@ class TaskDirs:
         if self._owner is not None:
             with _opened(name, above) as folder:
                 os.chown(folder, self._owner.uid, self._owner.gid)
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether `path` is a folder and no link to one. Raises OSError."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -22,7 +23,7 @@ from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.traffic.samplers import TrafficSamplers
 from agent.probe.network import NetworkProbe
 from agent.shims.backend import Shims
-from agent.taskdirs.taskdirs import DiskFullError, TaskDirs
+from agent.taskdirs.taskdirs import TASKS, DiskFullError, TaskDirs
 from agent.tasks import preflight
 from agent.tasks.adoption import Ownership, examine
 from agent.tasks.fd_budget import NoDescriptorsError, check_descriptors
@@ -34,8 +35,12 @@ from muster.protocol.control_channel import PrepareTask
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 from muster.protocol.refusal_codes import RefusalCode
+from muster.protocol.text import named
 
 _TELL_WAITING_S: Final = 10.0
+_NAMED: Final = 16
+# A shim's files are files, and its folders are folders.
+_NOT_OF_A_SHIM: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
 
 _log = structlog.get_logger("agent.tasks.registry")
 
@@ -88,6 +93,14 @@ class TaskRegistry:
             if keeper is not None:
                 keepers.append(keeper)
                 self._keep(keeper, keeper.run)
+        others = await asyncio.to_thread(self._folders.others, list(self._keepers))
+        if others:
+            _log.warning(
+                "not_tasks",
+                folder=str(self._folders.root / TASKS),
+                names=named(others, _NAMED),
+                why="no task made them; the agent leaves them as they are",
+            )
         for keeper in keepers:
             # Wait for living tasks: dialing without one would report it as lost.
             while True:
@@ -134,17 +147,11 @@ class TaskRegistry:
 
     def _adopted(self, task: TaskId, fabric: NodeFabric) -> TaskSupervisor | None:
         """Create the supervisor of an existing task; runs in a thread. Returns None if the
-        directory has no manifest and its shim is dead."""
+        directory has no manifest and its shim is dead, or no shim made what it has."""
         manifest = self._folders.manifest(task)
         # The supervisor ends what a dead shim left: that may take a minute, but runs for all at
         # once.
-        if manifest is None and examine(self._folders.path(task)).ownership is Ownership.LOST:
-            try:
-                self._folders.remove(task)
-            except FileError as error:
-                _log.warning("folder_without_manifest", task=task, done="nothing", why=str(error))
-            else:
-                _log.warning("folder_without_manifest", task=task, done="removed")
+        if manifest is None and self._is_without_shim(task):
             return None
         # The exit record survives a power failure, the manifest may not: report the end anyway.
         paths = TaskPaths("", "", "", "") if manifest is None else manifest.paths
@@ -158,6 +165,22 @@ class TaskRegistry:
         return TaskSupervisor(
             task, self._folders, self._logs, self._proofs, self._hangs, self._post, found=known
         )
+
+    def _is_without_shim(self, task: TaskId) -> bool:
+        """Whether a folder without a manifest has no record of a shim, either. It is removed, or
+        left if something else has made what is in it."""
+        try:
+            if examine(self._folders.path(task)).ownership is not Ownership.LOST:
+                return False
+            self._folders.remove(task)
+        except OSError as error:
+            if error.errno not in _NOT_OF_A_SHIM:
+                raise
+        except FileError as error:
+            _log.warning("folder_without_manifest", task=task, done="nothing", why=str(error))
+        else:
+            _log.warning("folder_without_manifest", task=task, done="removed")
+        return True
 
     async def _begin(self, keeper: TaskSupervisor, prepare: PrepareTask) -> None:
         task = keeper.task

@@ -1,8 +1,8 @@
-"""Thousands of agents on one coordinator: memory for each, plain and with TLS, and what they cost.
+"""Thousands of agents on one coordinator: memory per agent, with and without TLS, and CPU time.
 
-The agents are one process with real websockets that speaks the protocol and does nothing else;
-the coordinator is the real one. Memory is what its resident set has grown by, after every agent
-said hello and some heartbeats went by.
+The agents are one process with real websockets that speaks the protocol and does nothing else; the
+coordinator is the real one. Memory is the growth of its resident set after every agent has
+connected and sent some heartbeats.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 class Crowd:
-    """The process with the agents in it."""
+    """The process that runs the agents."""
 
     def __init__(self, number: int, local: LocalCluster, ca: Path | None, *, logs: bool) -> None:
         scheme, host = ("http", "127.0.0.1") if ca is None else ("https", "localhost")
@@ -72,7 +72,7 @@ class Crowd:
         self._process.communicate()
 
     def do(self, command: str) -> float:
-        """Seconds that it took, as the crowd counts. Raises Wrong."""
+        """Run a command of the crowd and return the seconds that it measured. Raises Wrong."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(command + "\n")
@@ -107,7 +107,7 @@ def main() -> int:
 
 
 def measure(size: int, *, tls: bool, logs: bool) -> list[Row]:
-    """One coordinator of its own for each line of the table that counts memory."""
+    """Measure one coordinator per line of the memory table."""
     kind = f"{size} agents{', TLS' if tls else ''}{', with log links' if logs else ''}"
     print(f"{kind}: connecting", file=sys.stderr, flush=True)
     aim = None if logs else Aim(KIB_TLS if tls else KIB_PLAIN)
@@ -129,8 +129,9 @@ def measure(size: int, *, tls: bool, logs: bool) -> list[Row]:
 
 
 def _tell_all(local: LocalCluster, crowd: Crowd, size: int) -> float:
-    """A gang of all of them, or as large as one may be: from the request to the last agent that
-    knows its task."""
+    """Submit a gang of all agents, or the largest possible one, and measure the time until the last
+    agent has its task.
+    """
     connection, nodes = Connection(local), min(size, MAX_NODES)
     body = job_of(nodes=nodes, launcher="none", run=["true"], env={"BLOB": "x" * BLOB_BYTES})
     began = time.perf_counter()
@@ -144,8 +145,8 @@ def _tell_all(local: LocalCluster, crowd: Crowd, size: int) -> float:
 
 
 def _at_rest(local: LocalCluster) -> float:
-    """Percent of one core, heartbeats included."""
-    time.sleep(REST_S)  # what the hellos have left to do
+    """CPU use in percent of one core, including heartbeats."""
+    time.sleep(REST_S)  # wait for the work that the hellos caused
     before, began = processor_ms(local.coordinator.pid), time.perf_counter()
     time.sleep(REST_S)
     return (processor_ms(local.coordinator.pid) - before) / (time.perf_counter() - began) / 10
@@ -158,9 +159,10 @@ def _resident_kib(local: LocalCluster) -> int:
 
 @contextmanager
 def _coordinator(*, tls: bool) -> Iterator[tuple[LocalCluster, Path | None]]:
-    """A coordinator without agents of its own, and the CA to trust."""
+    """Start a coordinator without agents of its own, and return its CA."""
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
         local = LocalCluster(Path(folder), agents=0)
+        _set(local, limits={"new_nodes_per_hour": 10_000})
         ca = _with_tls(local) if tls else None
         local.coordinator.start()
         try:
@@ -179,11 +181,13 @@ def _with_tls(local: LocalCluster) -> Path:
     issued.private_key_pem.write_to_path(key)
     authority.cert_pem.write_to_path(ca)
     key.chmod(0o600)
-    path = local.root / "config" / "coordinator.yaml"
-    settings = yaml.safe_load(path.read_text())
-    settings["tls"] = {"cert": str(cert), "key": str(key)}
-    path.write_text(yaml.safe_dump(settings))
+    _set(local, tls={"cert": str(cert), "key": str(key)})
     return ca
+
+
+def _set(local: LocalCluster, **settings: object) -> None:
+    path = local.root / "config" / "coordinator.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **settings}))
 
 
 def _until_it_listens(local: LocalCluster) -> None:

@@ -1,9 +1,8 @@
 """Many agents in one process: real websockets, the protocol, and nothing behind it.
 
 Run by the benchmark, which writes one command a line to standard input and reads one line of JSON
-for each. `connect` opens what is not open, all at once; `drop` cuts every connection as a switch
-that loses its power does; `prepared N` waits until so many have been told to prepare a task;
-`quit` ends it.
+for each. `connect` opens what is not open, all at once; `drop` cuts every connection, like a switch
+that loses power; `prepared N` waits until N agents have received a PrepareTask; `quit` ends it.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ from muster.protocol.sequencing import Link
 from muster.protocol.states import TaskState
 
 _PATIENCE_S: Final = 300.0
-_DIALS_AT_ONCE: Final = 256  # what the backlog of a listening socket bears
+_DIALS_AT_ONCE: Final = 256  # limited by the backlog of a listening socket
 _FRAME_BYTES_MAX: Final = 1 << 20
 
 
 @dataclass(slots=True)
 class Agent:
-    """One node's two connections."""
+    """The two connections of a node."""
 
     name: NodeName
     control: aiohttp.ClientWebSocketResponse | None = None
@@ -66,7 +65,7 @@ class Agent:
 
 
 class Crowd:
-    """All of them."""
+    """All agents."""
 
     def __init__(self, number: int, url: str, token: str, ca: str, *, logs: bool) -> None:
         self._agents = [Agent(NodeName(f"node-{n:05d}")) for n in range(number)]

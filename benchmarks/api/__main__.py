@@ -1,7 +1,7 @@
-"""Lists and filters over very many finished jobs, and how long a restart takes with them.
+"""Lists and filters over very many finished jobs, and restart times with them.
 
-The journal is written beforehand, by its own code (`history`); the coordinator is the real one, and
-each question goes over a connection that is kept.
+The journal is written beforehand by its own code (`history`). The coordinator is the real one, and
+all queries use one connection.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ def main() -> int:
 def measure(
     folder: Path, jobs: int, rounds: int, journal: Path | None
 ) -> tuple[list[Row], list[str]]:
-    """Restarts, then the questions; `journal` is a state folder that `history` has written."""
+    """Measure restarts, then queries. `journal` is a state directory written by `history`."""
     local = LocalCluster(folder, agents=0)
     file = local.root / "config" / "coordinator.yaml"
     config = yaml.safe_load(file.read_text())
-    # The jobs of the journal ended long ago, and none of them is to be forgotten.
+    # The jobs of the journal ended long ago, and none may be removed by retention.
     config["ended_jobs"] = {"keep_s": _KEPT_S, "keep_max": 10 * jobs}
     file.write_text(yaml.safe_dump(config, sort_keys=False))
     state_dir = local.root / "config" / config["state_dir"]
@@ -102,7 +102,7 @@ def measure(
 
 
 def _starts(local: LocalCluster, jobs: int, notes: list[str]) -> list[Row]:
-    """Every other one after a SIGKILL. The last one goes on."""
+    """Measure starts, every second one after a SIGKILL. The last one keeps running."""
     row = Row("restart", f"{jobs} finished jobs: exec to 200 of /readyz", "ours", "s")
     row.aim = Aim(RESTART_S)
     processor = Row("restart", "of it processor time", "ours", "s")
@@ -154,7 +154,7 @@ _FAILED = "user=user-7&state=FAILED"
 
 
 class _Pages:
-    """A list, page after page, from the start again behind the last."""
+    """A paged list that starts again after the last page."""
 
     def __init__(self, connection: Connection, query: str) -> None:
         self._connection = connection

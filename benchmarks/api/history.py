@@ -65,8 +65,9 @@ _CANCELLED: Final = Cause(CauseCode.CANCELLED, Outcome.CANCELLED, "cancelled by 
 
 
 def write(state_dir: Path, jobs: int) -> None:
-    """The journal of `jobs` jobs of one node each, 12 facts a job; of a hundred, nine have failed
-    and one was cancelled while it waited."""
+    """Write the journal of `jobs` jobs of one node each, with 12 facts per job. Of a hundred, nine
+    have failed and one was cancelled in the queue.
+    """
     journal = Journal.open(state_dir)
     try:
         for first in range(1, jobs + 1, _BATCH):
@@ -128,7 +129,9 @@ _examples: dict[int, Job] = {}
 
 
 def _row(number: int, facts: list[tuple[f.Durable, float]]) -> Archived:
-    """As the coordinator makes it, of a job like this one: retracing each would take all day."""
+    """Return the row that the coordinator would write for such a job; replaying each job would take
+    all day.
+    """
     (submitted, at), *_ = facts
     assert isinstance(submitted, f.JobSubmitted)
     example = _examples.get(number % 100)

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.hangs`: precision, recall and delay of verdicts on labelled traces, and
-what watching costs an agent.
+"""`python -m benchmarks.hangs`: precision, recall and delay of verdicts on labelled traces, and the
+cost of monitoring for an agent.
 
 The traces are judged by the rules themselves, in virtual time: the delays are those of the shipped
-configuration, from the moment at which a job began to hang. The cost is measured on real processes
-of this machine, `--ranks` of them that sleep, each with a thread and a connection.
+configuration, from the time at which a job began to hang. The cost is measured on real processes of
+this machine, `--ranks` of them that sleep, each with a thread and a connection.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def print_score(found: Score) -> None:
-    """The table, and every case that went wrong."""
+    """Print the table, and every wrong case."""
     named = 1 - len(found.misnamed) / max(found.found, 1)
     print(
         f"{found.cases} traces, {found.hangs} of them hang: precision {found.precision:.1%}, "
@@ -79,7 +79,7 @@ def print_score(found: Score) -> None:
 
 
 def cost(count: int, looks: int) -> list[float]:
-    """CPU seconds of each look at so many ranks, all quiet: that is when most is read."""
+    """CPU seconds of each sample of `count` silent ranks, the most expensive case."""
     with tempfile.TemporaryDirectory() as name, processes(count) as pids:
         folder = Path(name)
         be_shim_of(folder)
@@ -103,7 +103,7 @@ def cost(count: int, looks: int) -> list[float]:
 
 @contextlib.contextmanager
 def processes(count: int) -> Iterator[list[int]]:
-    """Ranks that sleep."""
+    """Start sleeping ranks."""
     begun: list[subprocess.Popen[str]] = []
     try:
         for _ in range(count):

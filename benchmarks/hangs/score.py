@@ -55,7 +55,7 @@ class Score:
 
 
 def score(cases: Iterable[Case], *, stacks: bool = True) -> Score:
-    """Play them all."""
+    """Play all cases."""
     found = Score()
     for case in cases:
         found.take(case, Trial(case, stacks=stacks).run())

@@ -20,7 +20,9 @@ _MAIN: Final = Frame("<module>", "/w/train.py", 90)
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a rank does: bytes a second, its share of a core, and where its main thread stands."""
+    """Activity of a rank: bytes per second, its share of a core, and the stack of its main
+    thread.
+    """
 
     log: float = 0.0
     network: float = 0.0
@@ -31,18 +33,19 @@ class Moment:
     where: str = ""
     stack: tuple[Frame, ...] = (_MAIN,)
     unseen: bool = False  # its node is cut off
-    paused: bool = False  # nobody looks: the machine stands still
+    paused: bool = False  # no samples: the machine is suspended
     gone: bool = False  # it has ended
 
 
 Course = Callable[[int, float], Moment]
-"""Of a rank, at a time in seconds."""
+"""Activity of a rank at a time in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`hangs`: at `at` it does, of rank `odd` where one can be named. `slow`: it is to be told of
-    as slow. `pause_s` is the longest quiet time before that."""
+    """A labelled case. `hangs`: the job hangs from `at` on, because of rank `odd` if there is one.
+    `slow`: it must be reported as slow. `pause_s` is the longest silence before.
+    """
 
     name: str
     course: Course
@@ -61,15 +64,15 @@ def frames(name: str, file: str, line: int, *outer: Frame) -> tuple[Frame, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A training loop of steps of `step_s`; at the end of each there is a collective."""
+    """A training loop with steps of `step_s`, each ending with a collective."""
 
     ranks: int
     step_s: float
     nccl: bool
-    talks: bool  # every rank writes a line a step, or only the first
+    talks: bool  # every rank writes a line per step, or only the first
 
     def step(self, rank: int, t: float) -> Moment:
-        """In full training."""
+        """During training."""
         within = (t % self.step_s) / self.step_s
         logs = 80 / self.step_s if self.talks or rank == 0 else 0.0
         if within < 0.6:
@@ -82,7 +85,7 @@ class Job:
         return Moment(log=logs, cpu=0.8, stack=stack, hca=hca, network=network)
 
     def waiting(self, line: int = 41, name: str = "all_reduce") -> Moment:
-        """For the other ranks."""
+        """Activity of the other ranks."""
         outer = Frame("step", "/w/train.py", line), _MAIN
         if not self.nccl:
             return Moment(where="futex_do_wait", stack=frames(name, _C10D, 2800, *outer))
@@ -109,7 +112,7 @@ class _Maker:
         )
 
     def length(self) -> float:
-        """Clearly below the ten minutes after which what is slow is told of, or above."""
+        """Either clearly below the ten minutes after which slowness is reported, or above."""
         long = self.random.random() < 0.4
         return self.random.uniform(750, 1000) if long else self.random.uniform(40, 540)
 
@@ -118,7 +121,7 @@ class _Maker:
 
 
 def cases(seed: int = 7, each: int = 11) -> list[Case]:
-    """At least 200 of them."""
+    """Return at least 200 cases."""
     return [
         kind(_Maker(Random(seed * 100_003 + number * 1009 + index)))
         for number, kind in enumerate((*_HANGS, *_SLOWS))
@@ -169,7 +172,7 @@ def locked(maker: _Maker) -> Case:
 
 
 def spinning(maker: _Maker) -> Case:
-    """The others spin in a line of their own, `loss.item()`."""
+    """The other ranks spin in a line of their own, `loss.item()`."""
     job, at = maker.job(), maker.start()
     job = Job(max(4, job.ranks), job.step_s, True, job.talks)
     odd = maker.random.randrange(job.ranks)
@@ -196,7 +199,7 @@ def cut(maker: _Maker) -> Case:
 
 
 def left_behind(maker: _Maker) -> Case:
-    """A program of a few seconds: the others have ended, and one stands at its exit."""
+    """A program of a few seconds: the others have ended, and one hangs at its exit."""
     ranks, at = maker.random.choice((2, 4, 8)), maker.random.uniform(2, 9)
     odd = maker.random.randrange(ranks)
     stack = maker.random.choice(((), (_MAIN,), frames("main", "/w/train.py", 88)))
@@ -206,8 +209,9 @@ def left_behind(maker: _Maker) -> Case:
 
 
 def _ends(at: float, after: Callable[[int, float], Moment | None]) -> Course:
-    """A beginning, too short for a cadence to be learned; then `after`, None for a rank that has
-    ended."""
+    """A start that is too short for learning a baseline, then `after`; None means that the rank has
+    ended.
+    """
     begins = Moment(log=50, cpu=1.0, doing=Doing.RUNS)
 
     def course(rank: int, t: float) -> Moment:
@@ -222,7 +226,7 @@ def _fine(name: str, job: Job, at: float, seconds: float, between: Course) -> Ca
 
 
 def _slow_or_fine(name: str, job: Job, at: float, seconds: float, between: Course) -> Case:
-    """Of one whose bytes move, nothing is told however long it takes."""
+    """A job that moves bytes is never reported, however long it takes."""
     case = _fine(name, job, at, seconds, between)
     moments = [between(rank, at + 1) for rank in range(job.ranks)]
     heard = any(moment.disk or moment.log or moment.network for moment in moments)
@@ -231,7 +235,7 @@ def _slow_or_fine(name: str, job: Job, at: float, seconds: float, between: Cours
 
 
 def checkpoint(maker: _Maker) -> Case:
-    """The first rank writes it, the others wait."""
+    """The first rank writes it; the others wait."""
     job, at, seconds = maker.job(), maker.start(), maker.length()
     stack = frames("save", f"{SITE}/torch/serialization.py", 850)
     ways = (
@@ -283,7 +287,7 @@ def compile_of_all(maker: _Maker) -> Case:
 
 
 def compile_of_one(maker: _Maker) -> Case:
-    """In one call that does not come back for long; the others wait in a barrier."""
+    """One rank is in a single long call; the others wait in a barrier."""
     job, at, seconds = maker.job(), maker.start(), maker.length()
     busy = Moment(
         cpu=1.0,
@@ -296,13 +300,13 @@ def compile_of_one(maker: _Maker) -> Case:
 
 
 def quiet_steps(maker: _Maker) -> Case:
-    """Steps of a minute and more, in which nothing is heard."""
+    """Steps of a minute or more without output."""
     job = Job(maker.random.choice((2, 4, 8)), maker.random.uniform(30, 110), False, False)
     return Case("long quiet steps", job.step, job.ranks, 25 * job.step_s, 0.0)
 
 
 def evaluation(maker: _Maker) -> Case:
-    """By the first rank, which says so; the others wait."""
+    """The first rank evaluates, and prints that; the others wait."""
     job, at, seconds = maker.job(), maker.start(), maker.random.uniform(60, 500)
     busy = Moment(log=20, cpu=1.0, doing=Doing.RUNS, stack=frames("evaluate", "/w/train.py", 61))
     return _fine(
@@ -330,7 +334,7 @@ def debugged(maker: _Maker) -> Case:
 
 
 def cut_off(maker: _Maker) -> Case:
-    """A node of it cannot be seen: it trains on, or waits; nobody knows."""
+    """One of its nodes is unreachable: whether it trains or waits is unknown."""
     job, at, seconds = maker.job(), maker.start(), maker.random.uniform(60, 240)
     unseen = Moment(unseen=True)
     return _fine(
@@ -343,13 +347,13 @@ def cut_off(maker: _Maker) -> Case:
 
 
 def paused(maker: _Maker) -> Case:
-    """The machines stand still, and go on."""
+    """The machines are suspended and continue."""
     job, at, seconds = maker.job(), maker.start(), maker.random.uniform(60, 300)
     return _fine("machines paused", job, at, seconds, lambda _r, _t: Moment(paused=True))
 
 
 def uneven_end(maker: _Maker) -> Case:
-    """The others have ended, and the first rank saves its last model, sends it, or rests."""
+    """The others have ended, and the first rank saves its last model, uploads it, or sleeps."""
     ranks, at = maker.random.choice((2, 4, 8)), maker.random.uniform(2, 9)
     seconds = maker.random.uniform(60, 540)
     stack = frames("save", f"{SITE}/torch/serialization.py", 850)
@@ -367,7 +371,7 @@ def uneven_end(maker: _Maker) -> Case:
 
 
 def uneven_roles(maker: _Maker) -> Case:
-    """One rank of many has ended early, and the others are silent before their first step."""
+    """One of many ranks has ended early, and the others are silent before their first step."""
     at, seconds = maker.random.uniform(2, 9), maker.random.uniform(60, 500)
     rests = Moment(where="futex_do_wait")
     course = _ends(at, lambda r, t: rests if r > 0 and t < at + seconds else None)
@@ -375,7 +379,7 @@ def uneven_roles(maker: _Maker) -> Case:
 
 
 def silent(maker: _Maker) -> Case:
-    """It has only ever computed: there is one sign, and one is not enough."""
+    """It has only ever computed: a single sign is not enough."""
     ranks = maker.random.choice((1, 2))
 
     def course(_rank: int, t: float) -> Moment:
@@ -405,5 +409,5 @@ _SLOWS: Final = (
 
 
 def names() -> Iterator[str]:
-    """Of the functions that make them."""
+    """Return the names of the generator functions."""
     return (kind.__name__ for kind in (*_HANGS, *_SLOWS))

@@ -1,5 +1,6 @@
-"""Plays a labelled trace to the rules themselves: each rank's cadence as an agent learns it, and
-the coordinator's core, with its timers and its looks. Time is virtual."""
+"""Trial of a labelled trace with the real rules: each rank's baseline in the agent's core, and the
+coordinator's core with its timers and stack dumps. Time is virtual.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +35,13 @@ from orchestrator.core.model.state import State
 PERIOD_S: Final = 5.0
 ANSWER_S: Final = 0.5
 SLICES: Final = 9
-"""Of the time between two looks; a number that no step is a multiple of."""
+"""Samples between two steps; no step is a multiple of it."""
 _PREPARED: Final = Prepared("10.0.0.1", (20000, 20001), 0, "/l", "/w", "/s", "/o", "/h")
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A verdict and when it came; `hung` is what a restart would have ended."""
+    """A verdict and its time. `hung` is one for which a job would be restarted."""
 
     at: float
     verdict: HangVerdict
@@ -48,7 +49,7 @@ class Told:
 
 @dataclass(slots=True)
 class Trial:
-    """One job on two nodes, or one."""
+    """A job on one or two nodes."""
 
     case: Case
     stacks: bool = True
@@ -66,7 +67,7 @@ class Trial:
     _sessions: int = 0
 
     def run(self) -> list[Told]:
-        """To the end of the case."""
+        """Run the case to its end."""
         self._begin()
         case = self.case
         while self.now < case.seconds:
@@ -196,7 +197,7 @@ class Trial:
             self._turn(s.ReportReceived(session, report))
 
     def _pass(self, until: float) -> None:
-        """What becomes due on the way, in order."""
+        """Fire the timers that become due, in order."""
         while True:
             timers = [(at, 0, timer) for timer, at in self._timers.items() if at <= until]
             looks = [(at, 1, (name, look)) for at, name, look in self._due if at <= until]

@@ -1,4 +1,4 @@
-"""The launch benchmark: every figure beside its peer, in one table."""
+"""The launch benchmark: every figure beside its peer's, in one table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIGURES = ("gang", "cli", "throughput", "all-reduce")
 
 def main() -> int:
     args = _arguments()
-    # A supervisor's SIGTERM tears everything down just as Ctrl-C does, in the background too.
+    # SIGTERM from a supervisor must clean up like Ctrl-C, also in the background.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     where = machine()

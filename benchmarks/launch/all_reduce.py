@@ -1,7 +1,8 @@
-"""Submit to the first all-reduce of two nodes, beside two torchruns started by hand.
+"""Time from a submit to the first all-reduce of two nodes, compared with two torchruns started by
+hand.
 
-Pairs are run in the order ours, theirs, theirs, ours, so that a machine that grows slower or
-faster favours nobody. Every run starts new processes; torch's files are in the page cache.
+Pairs are run in the order ours, theirs, theirs, ours, so that a machine that becomes slower or
+faster favours neither. Every run starts new processes; torch's files are in the page cache.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _HOSTS = ("127.0.0.11", "127.0.0.12")
 
 
 def measure(pairs: int) -> tuple[list[Row], list[str]]:
-    """Ours and by hand in turns, and what we ourselves add, taken from the job's history."""
+    """Measure Muster and torchrun in turns, and Muster's own overhead from the job's history."""
     ours = Row("all-reduce", "submit -> first all-reduce, 2 nodes x 1 rank, gloo", "ours", "s")
     hand = Row("all-reduce", "two torchruns by hand, same arguments", "peer", "s")
     ratio = Row("all-reduce", "ours / by hand, paired", "ours", "ratio", Aim(1.0))
@@ -68,7 +69,7 @@ _PARTS = (
 
 
 class _Times:
-    """The moments of one job, as the coordinator recorded them (wall seconds)."""
+    """Times of one job, as recorded by the coordinator (wall seconds)."""
 
     def __init__(self, events: list[dict[str, Any]]) -> None:
         self._at: dict[tuple[str, int], float] = {}
@@ -78,7 +79,7 @@ class _Times:
             self._at[event["kind"], rank] = datetime.fromisoformat(event["at"]).timestamp()
             if event["kind"] == "TaskPrepared":
                 boots[rank] = event["fields"]["prepared"]["boot_s"]
-        # Whichever node was ready last is the one that the gang waited for.
+        # The gang waited for the node that was ready last.
         slower = max(boots, key=lambda rank: self._at["TaskPrepared", rank])
         self.boot_s = boots[slower]
         self._prepared = self._at["TaskPrepared", slower]
@@ -88,7 +89,7 @@ class _Times:
         return self._at["TaskListening", 0] - self._at["TaskStarted", 0]
 
     def parts(self) -> tuple[float, ...]:
-        """Seconds, in the order of `_PARTS`; the launcher's own way to its port is in none."""
+        """Seconds, in the order of `_PARTS`, without the launcher's way to its port."""
         released = self._at["AttemptStarted", -1]
         return (
             self._prepared - self._at["JobSubmitted", -1] - self.boot_s,
@@ -99,7 +100,7 @@ class _Times:
 
 
 def _ours(local: LocalCluster, connection: Connection) -> tuple[float, int]:
-    """Seconds to the slower rank's first sum, and the job."""
+    """Seconds until the slower rank's first sum, and the job."""
     settle(local)
     with _moments() as folder:
         body = job_of(
@@ -112,7 +113,7 @@ def _ours(local: LocalCluster, connection: Connection) -> tuple[float, int]:
 
 
 def _by_hand(local: LocalCluster) -> float:
-    """Seconds from the instant at which both commands are started."""
+    """Seconds from the start of both commands."""
     settle(local)
     with _moments() as folder:
         port = free_port()
@@ -133,7 +134,7 @@ def _by_hand(local: LocalCluster) -> float:
             codes = [node.wait(_HAND_S) for node in nodes]
         finally:
             for node in nodes:
-                # Its ranks go with it: torchrun ends them on SIGTERM.
+                # torchrun ends its ranks on SIGTERM.
                 node.terminate()
                 node.wait()
         if any(codes):
@@ -142,7 +143,7 @@ def _by_hand(local: LocalCluster) -> float:
 
 
 def _torchrun(rank: int, port: int, logs: Path) -> list[str]:
-    """The arguments that the coordinator gives (orchestrator/core/gangs/torchrun.py)."""
+    """Return the arguments that the coordinator uses (orchestrator/core/gangs/torchrun.py)."""
     return [
         sys.executable,
         "-m",

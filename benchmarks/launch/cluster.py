@@ -23,14 +23,14 @@ _TIDY_S = 10.0
 
 
 class Wrong(Exception):
-    """Something did not run as the benchmark needs it; says what."""
+    """A precondition of the benchmark failed; the message names it."""
 
 
 @contextlib.contextmanager
 def cluster(
     agents: int, make: Callable[[Path, int], LocalCluster] = LocalCluster
 ) -> Iterator[LocalCluster]:
-    """Started, and at the end: no job, no shim, no daemon, no folder."""
+    """Yield a started cluster. At the end, no job, shim, daemon or directory is left."""
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
         local = make(Path(folder), agents)
         try:
@@ -55,7 +55,7 @@ class Connection:
         }
 
     def call(self, method: str, path: str, body: bytes | None = None) -> Any:
-        """One request; its answer as plain values. Raises Wrong."""
+        """Send one request and return its answer as plain values. Raises Wrong."""
         self._http.request(method, path, body, self._headers)
         answer = self._http.getresponse()
         data = answer.read()
@@ -68,7 +68,7 @@ class Connection:
         return number
 
     def wait(self, job: int) -> None:
-        """Until the job has succeeded. Raises Wrong."""
+        """Wait until the job has succeeded. Raises Wrong."""
         ended = self.call("GET", f"/v1/jobs/{job}/wait?timeout_s={_WAIT_S:g}")
         if ended["state"] != "SUCCEEDED":
             raise Wrong(f"job {job} is {ended['state']}: {ended['reason']}")
@@ -82,12 +82,12 @@ class Connection:
 
 
 def job_of(**keys: object) -> bytes:
-    """The body of a submit."""
+    """Return the body of a submit."""
     return json.dumps({"name": "bench", "workdir": "/tmp", **keys}).encode()  # noqa: S108
 
 
 def settle(local: LocalCluster) -> None:
-    """Wait until the nodes have tidied up after earlier jobs, which is not what is measured."""
+    """Wait until the nodes have cleaned up after earlier jobs, which is not measured."""
     deadline = time.monotonic() + _TIDY_S
     while any(_task_folders(local)) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -99,7 +99,7 @@ def _task_folders(local: LocalCluster) -> Iterator[Path]:
 
 
 def _end_jobs(local: LocalCluster) -> None:
-    """However the benchmark ended: nothing of a job is to outlive it."""
+    """No part of a job may outlive the benchmark, however it ends."""
     with contextlib.suppress(OSError, http.client.HTTPException, Wrong):
         connection = Connection(local)
         jobs = connection.call("GET", "/v1/jobs?limit=1000")["jobs"]

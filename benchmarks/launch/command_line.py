@@ -1,4 +1,4 @@
-"""The command line as whole processes, beside an interpreter that does nothing but import."""
+"""The command line as whole processes, compared with an interpreter that only imports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WARM_UP = 2
 
 
 def measure(rounds: int) -> tuple[list[Row], list[str]]:
-    """All commands in turns."""
+    """Measure all commands in turns."""
     python = sys.executable
     submit = [MUSTER, "submit", "--nodes", str(NODES), "--set", "launcher=none"]
     cases = [
@@ -30,7 +30,7 @@ def measure(rounds: int) -> tuple[list[Row], list[str]]:
         (Row("cli", "python -c pass", "floor"), [python, "-c", "pass"]),
     ]
     with cluster(NODES) as local:
-        # As installed: a start that compiles every module anew is nobody's.
+        # As installed: without bytecode, every start would compile all modules.
         env = {k: v for k, v in local.base_env().items() if k != "PYTHONDONTWRITEBYTECODE"}
         for number in range(-_WARM_UP, rounds):
             for row, argv in cases:

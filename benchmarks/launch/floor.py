@@ -16,7 +16,7 @@ _START_S = 20.0
 
 
 class FanOut:
-    """A server with open websockets to processes that spawn `true` when told."""
+    """A server with open websockets to processes that spawn `true` on request."""
 
     def __init__(self, clients: int) -> None:
         self._clients = clients
@@ -27,11 +27,11 @@ class FanOut:
         self._runner: web.AppRunner | None = None
 
     def once(self) -> tuple[float, float]:
-        """Milliseconds until all have said that theirs runs, and that it has ended."""
+        """Milliseconds until all have reported the start, and the end."""
         return asyncio.run_coroutine_threadsafe(self._once(), self._loop).result(_START_S)
 
     def start(self) -> int:
-        """Serve; returns the port."""
+        """Start to serve; returns the port."""
         self._thread.start()
         return asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(_START_S)
 
@@ -82,7 +82,7 @@ class FanOut:
 
 @contextlib.contextmanager
 def fan_out(clients: int) -> Iterator[FanOut]:
-    """A server here and `clients` processes, connected; all ended afterwards."""
+    """Yield a server with `clients` connected processes. All end afterwards."""
     server = FanOut(clients)
     port = server.start()
     command = [sys.executable, "-m", "benchmarks.launch.programs.fan_out_client", str(port)]

@@ -1,4 +1,4 @@
-"""Request to all of a 4-node gang of `true` started and reported, and to its end."""
+"""Time from a request until a 4-node gang of `true` has started, and until it has ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REST_S = 0.1
 
 
 def measure(rounds: int) -> tuple[list[Row], list[str]]:
-    """Ours, Slurm and the floor in turns, so that all three meet the same machine."""
+    """Measure Muster, Slurm and the floor in turns, so that all three have the same conditions."""
     started = Row("gang", "request -> 4 nodes started, recorded", "ours")
     ended = Row("gang", "request -> ended, durable, answered", "ours")
     peer = Row("gang", f"srun -N{NODES} true, whole command", "Slurm")
@@ -30,7 +30,7 @@ def measure(rounds: int) -> tuple[list[Row], list[str]]:
         connection = Connection(local)
         stack.callback(connection.close)
         for number in range(-_WARM_UP, rounds):
-            # Nobody's clock runs while another tidies up.
+            # Do not measure while another system cleans up.
             settle(local)
             if other:
                 other.settle()
@@ -51,12 +51,12 @@ def measure(rounds: int) -> tuple[list[Row], list[str]]:
 
 
 def _ours(connection: Connection, body: bytes) -> tuple[float, float]:
-    """Milliseconds to the last node's start on record, and to the answer that all has ended."""
+    """Milliseconds to the last node's recorded start, and to the answer that all have ended."""
     wall, began = time.time(), time.perf_counter()
     job = connection.submit(body)
     connection.wait(job)
     ended = time.perf_counter() - began
-    # The coordinator and we read the same clock.
+    # Coordinator and benchmark read the same clock.
     starts = [
         datetime.fromisoformat(e["at"]).timestamp()
         for e in connection.events(job)

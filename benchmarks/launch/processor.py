@@ -15,20 +15,21 @@ COORDINATOR = "coordinator"
 AGENTS = "agents"
 TASKS = "shims, their runners and programs"
 AIM_AIOHTTP_MS = 175
-"""`python -c 'import aiohttp'` where the aims were set."""
+"""`python -c 'import aiohttp'` on the machine on which the targets were set."""
 _TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
 _SQUARES = 1_000_000
 
 
 def processor_ms(pid: int) -> float:
-    """Processor time of all threads of a process so far, by the scheduler's own count."""
+    """Processor time of all threads of a process, from the scheduler's counter."""
     tasks = Path(f"/proc/{pid}/task")
     return sum(int((t / "schedstat").read_text().split()[0]) for t in tasks.iterdir()) / 1e6
 
 
 def by_kind(local: LocalCluster) -> dict[int, tuple[str, float]]:
-    """Of each process of the cluster that lives: what it is, and its processor time in ms. To that
-    of a shim belongs what its tasks have used, which it has waited for."""
+    """Each living process of the cluster with its kind and its processor time in ms. A shim's time
+    includes that of its ended tasks.
+    """
     agents = {daemon.pid for daemon in local.nodes.values()}
     found = {local.coordinator.pid: (COORDINATOR, processor_ms(local.coordinator.pid))}
     found |= {pid: (AGENTS, processor_ms(pid)) for pid in agents}
@@ -50,7 +51,7 @@ def by_kind(local: LocalCluster) -> dict[int, tuple[str, float]]:
 def used_ms(
     before: Mapping[int, tuple[str, float]], after: Mapping[int, tuple[str, float]]
 ) -> dict[str, float]:
-    """Processor time between two of `by_kind`, by what the processes are."""
+    """Processor time between two results of `by_kind`, by kind."""
     used = dict.fromkeys((COORDINATOR, AGENTS, TASKS), 0.0)
     for pid, (kind, total) in after.items():
         used[kind] += total - before.get(pid, (kind, 0.0))[1]
@@ -58,7 +59,7 @@ def used_ms(
 
 
 def pace() -> str:
-    """How fast this machine is now, to put figures in proportion."""
+    """Current speed of this machine, to put figures in proportion."""
     imports = []
     for _ in range(5):
         began = time.perf_counter()

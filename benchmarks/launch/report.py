@@ -1,4 +1,4 @@
-"""The table and the document: what was measured, on what, with which versions."""
+"""Results as a table and a document: figures, machine and versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("aiohttp", "msgspec", "click", "torch")
 
 
 def machine() -> dict[str, str]:
-    """Where and when this ran, and with what."""
+    """Return place, time and versions of this run."""
     versions = {name: _version(name) for name in _PACKAGES}
     return {
         "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -33,7 +33,7 @@ def machine() -> dict[str, str]:
 
 
 def table(where: dict[str, str], rows: list[Row], notes: list[str]) -> str:
-    """Everything for a person, as lines of Markdown."""
+    """Return everything as lines of Markdown."""
     lines = [f"{name}: {value}" for name, value in where.items()]
     head = ("figure", "what", "who", "unit", "n", "median", "p95", "least - most", "aim", "")
     cells = [head, *(_cells(row) for row in rows if row.samples)]
@@ -49,7 +49,7 @@ def table(where: dict[str, str], rows: list[Row], notes: list[str]) -> str:
 
 
 def write_json(path: Path, where: dict[str, str], rows: list[Row], notes: list[str]) -> None:
-    """The same with every sample, for a program."""
+    """Write everything with all samples as JSON."""
     figures: list[dict[str, Any]] = [
         {
             "figure": row.figure,
@@ -110,6 +110,6 @@ def _memory() -> str:
 
 
 def output_of(*argv: str) -> str:
-    """The first line that a program prints, for versions."""
+    """Return the first line that a program prints, for versions."""
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     return next(iter((done.stdout or done.stderr).splitlines()), "").strip()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What a median is to reach: at most `value`, or at least where `least` is set."""
+    """Target of a median: at most `value`, or at least if `least` is set."""
 
     value: float
     least: bool = False
@@ -22,7 +22,7 @@ class Aim:
 
 @dataclass(slots=True)
 class Row:
-    """One line of the table. `who` is ours, peer or floor; `aim` only where there is one."""
+    """A line of the table. `who` is ours, peer or floor; `aim` is the target, if any."""
 
     figure: str
     what: str
@@ -43,11 +43,11 @@ class Row:
         return self.percentile(95)
 
     def percentile(self, percent: int) -> float:
-        """The smallest sample that is not exceeded by so many of 100."""
+        """Return the smallest sample that at least `percent` of the samples do not exceed."""
         ordered = sorted(self.samples)
         return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The least and the greatest sample."""
+        """Return the least and the greatest sample."""
         return min(self.samples), max(self.samples)

@@ -1,8 +1,7 @@
-"""Slurm on this machine as the peer: its own daemons, its own munge, in a folder of its own.
+"""Slurm on this machine for comparison: separate daemons and munge in a separate directory.
 
-Several `slurmd -N` play the nodes. It has to be installed and this has to be root; otherwise its
-lines are left out, and `how_to_install` says what to do. Nothing of a Slurm that the machine has
-running is touched.
+Several `slurmd -N` play the nodes. Needs an installed Slurm and root; otherwise its lines are left
+out, and `how_to_install` explains. A running Slurm of the machine is not affected.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 from benchmarks.launch.report import output_of
 from examples.local_cluster import free_port
 
-# Of a node, as Slurm is told: so many one-CPU jobs of a loop may run on it at a time.
+# CPUs of a node in Slurm's configuration: so many one-CPU jobs may run on it at a time.
 CPUS = 16
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo", "squeue")
 _START_S = 30.0
@@ -35,7 +34,7 @@ def installed() -> bool:
 
 
 def how_to_install() -> str:
-    """A sentence for who wants the peer's line."""
+    """Return a sentence about how to get the peer's line."""
     if os.geteuid() != 0:
         return "Slurm was left out: it can only be started by root"
     return (
@@ -45,7 +44,7 @@ def how_to_install() -> str:
 
 
 def version() -> str:
-    """As `slurm 22.05.8`."""
+    """Return the version, like `slurm 22.05.8`."""
     return output_of(_path_of("slurmctld") or "slurmctld", "-V")
 
 
@@ -59,8 +58,8 @@ class Slurm:
         self.controller: subprocess.Popen[bytes] | None = None
 
     def srun(self, nodes: int) -> float:
-        """Milliseconds of the whole command, given to nodes that are free."""
-        # A node that is still completing makes the next job wait for the scheduler's next round.
+        """Milliseconds of the whole command on free nodes."""
+        # A completing node would make the next job wait for the scheduler's next cycle.
         self.settle()
         began = time.perf_counter()
         self.run("srun", f"-N{nodes}", "true")
@@ -95,7 +94,7 @@ class Slurm:
         return (time.perf_counter() - began) * jobs / (each * loops)
 
     def kill_controller(self) -> None:
-        """SIGKILL of slurmctld."""
+        """Kill slurmctld."""
         assert self.controller is not None
         self.controller.kill()
         self.controller.wait()
@@ -114,7 +113,7 @@ class Slurm:
         _until(self._answers, "answer of slurmctld", self._folder)
 
     def knows_running(self, job: str) -> bool:
-        """Whether the controller answers, and that this job runs."""
+        """Whether the controller answers, and knows that this job runs."""
         done = subprocess.run(
             ["squeue", "-h", "-t", "R", "-o", "%i"],
             env=self._env,
@@ -126,7 +125,7 @@ class Slurm:
         return done.returncode == 0 and job in done.stdout.split()
 
     def end(self) -> None:
-        """End the controller that was started last, if any was."""
+        """End the last started controller, if any."""
         if self.controller is not None:
             _end(self.controller)
 
@@ -137,11 +136,11 @@ class Slurm:
         return done.returncode == 0
 
     def settle(self) -> None:
-        """Wait until no node has anything left to do."""
+        """Wait until no node has work left."""
         _until(lambda: self.idle_nodes() == self._nodes, f"{self._nodes} idle nodes", self._folder)
 
     def idle_nodes(self) -> int:
-        """How many nodes could take a job."""
+        """Return the number of nodes that could take a job."""
         found = subprocess.run(
             ["sinfo", "-h", "-t", "idle", "-o", "%D"],
             env=self._env,
@@ -152,7 +151,7 @@ class Slurm:
         return sum(int(count) for count in found)
 
     def run(self, *argv: str) -> str:
-        """What one of its commands prints. Raises RuntimeError."""
+        """Return the output of a command. Raises RuntimeError."""
         done = subprocess.run(
             argv, env=self._env, cwd=self._folder, capture_output=True, text=True, check=False
         )
@@ -163,9 +162,10 @@ class Slurm:
 
 @contextlib.contextmanager
 def running(nodes: int) -> Iterator[Slurm]:
-    """munged, slurmctld and `nodes` slurmd, ready; all ended afterwards."""
+    """Yield a running munged, slurmctld and `nodes` slurmd. All end afterwards."""
     with contextlib.ExitStack() as stack:
-        # Not under /tmp's private name alone: munged wants a socket folder others may enter.
+        # Not only under /tmp's private name: munged requires a socket directory that others may
+        # enter.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-slurm-")))
         folder.chmod(0o755)
         env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": _search_path()}
@@ -238,7 +238,7 @@ def _write_config(folder: Path, nodes: int) -> None:
         f"SlurmdSpoolDir={folder / 'spool'}-%n",
         f"SlurmctldPidFile={folder / 'slurmctld.pid'}",
         f"SlurmdPidFile={folder / 'slurmd'}-%n.pid",
-        # The plain plugins: neither cgroups nor accounting, which would only make it slower.
+        # The plain plugins: neither cgroups nor accounting, which would make it slower.
         "ProctrackType=proctrack/linuxproc",
         "TaskPlugin=task/none",
         "JobAcctGatherType=jobacct_gather/none",

@@ -1,4 +1,4 @@
-"""Short one-node jobs a second, end to end: submitted and on disk, run, ended and on disk."""
+"""Short one-node jobs per second, end to end: submitted and on disk, run, ended and on disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _LIVE = ",".join(state.value for state in JobState if state not in ENDED_STATES)
 
 
 def measure(rounds: int, jobs: int, slurm_jobs: int) -> tuple[list[Row], list[str]]:
-    """Rounds of `jobs` jobs each; Slurm gets fewer a round, as its rate does not depend on that."""
+    """Measure rounds of `jobs` jobs each. Slurm gets fewer per round, because its rate does not
+    depend on the number.
+    """
     ours = Row(
         "throughput",
         f"jobs of `true`, {AGENTS} agents, {jobs} jobs, {CONNECTIONS} connections, durable",
@@ -70,7 +72,7 @@ def _round(connections: list[Connection], jobs: int) -> tuple[float, float]:
     in_parallel([functools.partial(submit, connection, each) for connection in connections])
     submitted_s = time.perf_counter() - began
     first = connections[0]
-    # Queues are served in order: the last few are the last to end.
+    # Queues are served in order, so the last few end last.
     for job in sorted(numbers)[-2 * AGENTS :]:
         first.wait(job)
     while first.call("GET", f"/v1/jobs?limit=1&state={_LIVE}")["jobs"]:
@@ -83,7 +85,7 @@ def _round(connections: list[Connection], jobs: int) -> tuple[float, float]:
 
 
 def in_parallel(work: list[Callable[[], None]]) -> None:
-    """Do all at once, each in a thread; the first error is raised."""
+    """Run all in parallel threads. Raises the first error."""
     errors: list[Exception] = []
 
     def guarded(call: Callable[[], None]) -> None:

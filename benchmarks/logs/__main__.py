@@ -1,4 +1,6 @@
-"""Logs: from a rank's write to a reader, how much at a time, and what a storm costs others."""
+"""Logs: latency from a rank's write to a reader, throughput, and the effect of a storm on
+others.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def main() -> int:
 
 
 def latency(rounds: int) -> list[Row]:
-    """A line every 20 ms; how long ago it was written when the reader has it."""
+    """Print a line every 20 ms; measure its age when the reader has it."""
     middle = Row("latency", f"write -> reader, p50 of {TICKS} lines", "ours")
     high = Row("latency", f"write -> reader, p99 of {TICKS} lines", "ours", aim=Aim(50))
     with cluster(1) as local:
@@ -73,7 +75,7 @@ def latency(rounds: int) -> list[Row]:
 
 
 def throughput(rounds: int) -> list[Row]:
-    """One rank writes as fast as it can, one reader follows; ours and the floor take turns."""
+    """One rank writes at full speed, and one reader follows; Muster and the floor in turns."""
     what = f"{BURST_MIB} MiB of one rank to one reader"
     rows = [
         Row("bytes", f"{what}, a core of the coordinator", "ours", "MB/s", Aim(100, least=True)),

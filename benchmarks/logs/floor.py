@@ -1,4 +1,4 @@
-"""The floor: the same bytes through a bare aiohttp server, in a process of its own."""
+"""The floor: the same bytes through a bare aiohttp server in a separate process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FRAME = b"x" * (256 * 1024)
 
 
 def measure(mib: int) -> tuple[float, float]:
-    """MB a second on the clock, and MB for a second of the server's processor time."""
+    """MB per second of elapsed time, and per second of the server's processor time."""
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
         size = mib << 20
         argv = [sys.executable, "-m", "benchmarks.logs.programs.floor_server"]

@@ -11,6 +11,6 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 
 def python(program: str, *args: object, node: str = "node-1") -> bytes:
-    """The body of a submit: one of `programs` on that node."""
+    """Return the body of a submit that runs one of `programs` on a node."""
     argv = [sys.executable, str(PROGRAMS / program), *map(str, args)]
     return job_of(launcher="none", run=argv, placement={"include": [node]})

@@ -16,7 +16,7 @@ _TIMEOUT_S = 120.0
 
 
 class Follower:
-    """Calls `took` with each piece of the bare bytes of a job's log, in a thread of its own."""
+    """Calls `took` with each piece of a job's raw log, in a separate thread."""
 
     def __init__(self, local: LocalCluster, job: int, took: Callable[[bytes], None]) -> None:
         settings = load_settings(local.base_env())

@@ -1,7 +1,7 @@
 """The effect of a log storm on one node on a job on another node.
 
-On machines of their own the node that storms would have its cores and its disk to itself; so here
-it has, with the reader, a core that nobody else gets, and a state folder in memory.
+On separate machines, the writing node would have its own cores and disk. So here it shares an
+exclusive core with the reader, and has its state directory in memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NODE, OTHER = "node-1", "node-2"
 
 @dataclass
 class Apart(LocalCluster):
-    """The first node has the last core, and its state folder is `memory`."""
+    """A cluster whose first node has the last core, with its state directory in `memory`."""
 
     memory: Path = Path("/dev/shm")  # noqa: S108
 
@@ -47,7 +47,9 @@ class Apart(LocalCluster):
 
 
 def storm(rounds: int) -> list[Row]:
-    """`true` on one node, while the other one's rank writes and a reader follows, and at rest."""
+    """Run `true` on one node, while the other one's rank writes and a reader follows, and without
+    load.
+    """
     during = f"while another node's rank writes {MIB_S} MiB/s and a reader follows"
     at_rest = Row("control", "submit -> started, `true`, nothing else", "ours")
     in_storm = Row("control", f"the same {during}", "ours")
@@ -60,7 +62,7 @@ def storm(rounds: int) -> list[Row]:
     ):
         connection = Connection(local)
         for _ in range(rounds):
-            os.sync()  # the disk is not at rest while it writes what came before
+            os.sync()  # the disk is busy until earlier data are written
             rest = [_started_ms(local, connection) for _ in range(SAMPLES)]
             job = connection.submit(python("burst.py", MIB_S * LASTS_S, MIB_S, node=NODE))
             with _following(local, job):
@@ -77,8 +79,9 @@ def storm(rounds: int) -> list[Row]:
 
 @contextlib.contextmanager
 def _following(local: LocalCluster, job: int) -> Iterator[None]:
-    """A reader of a storm, once some of it has arrived. Raises Wrong where all of it has, at the
-    end."""
+    """Yield a reader of a storm once some of it has arrived. Raises Wrong if all of it has arrived
+    by the end.
+    """
     argv = [sys.executable, str(PROGRAMS / "follow.py"), str(local.port), str(job)]
     environ = {**local.base_env(), "MUSTER_TOKEN": load_settings(local.base_env()).token}
     with tempfile.TemporaryFile() as out:
@@ -91,7 +94,7 @@ def _following(local: LocalCluster, job: int) -> Iterator[None]:
             yield
             if os.fstat(out.fileno()).st_size >= (MIB_S * LASTS_S) << 20:
                 raise Wrong("the storm was over before it was measured")
-            # Nothing is at rest before all of it has been delivered.
+            # The system is idle only when everything has been delivered.
             reader.wait(ARRIVES_S)
         finally:
             reader.kill()
@@ -113,7 +116,7 @@ def _started_ms(local: LocalCluster, connection: Connection) -> float:
 
 
 def _settle(local: LocalCluster) -> None:
-    """Until the other node has tidied up; the first is busy on purpose."""
+    """Wait until the other node has cleaned up; the first is busy on purpose."""
     deadline = time.monotonic() + 10
     folder = local.root / "state" / OTHER / "tasks"
     while any(folder.glob("*")) and time.monotonic() < deadline:

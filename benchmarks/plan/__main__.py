@@ -1,9 +1,9 @@
-"""The fabric plan of a gang of 1,024 nodes, each with 8 or 12 HCAs: rails matched, compared
-and set.
+"""The fabric plan of a gang of 1,024 nodes, each with 8 or 12 HCAs: rails matched, compared and
+set.
 
-`alike` are nodes as a provider delivers them, whose addresses differ and nothing else; `apart` has
-a RoCE port slower, another one down and a GID elsewhere, on a node in sixteen each. The size of the
-fact is what the journal and each frame have to carry of it.
+`alike` are identical nodes that differ only in their addresses. In `apart`, one node in sixteen
+each has a slower RoCE port, a port that is down, and a GID at another index. The size of the fact
+is its size in the journal and in each frame.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AIM_MS = 200
 KIB_AIM = 256
 GPUS = 8
 NCCL = (2, 22)
-"""Of a version to which the GID index has to be told for each node."""
+"""This version needs the GID index as a setting on each node."""
 
 
 def main() -> int:
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def times(hcas: int, rounds: int) -> list[Row]:
-    """A gang whose nodes are alike, and one whose are not, in turn."""
+    """Measure a gang of identical nodes and one of different nodes, in turns."""
     alike = [member(number, hcas) for number in range(NODES)]
     apart = [spoilt(number, hcas) for number in range(NODES)]
     name = f"{NODES} nodes x {hcas} HCAs"
@@ -67,7 +67,7 @@ def times(hcas: int, rounds: int) -> list[Row]:
 
 
 def member(number: int, hcas: int, gid: int = 3) -> Member:
-    """One node of the gang."""
+    """Return a node of the gang."""
     ports = tuple(
         FabricPort(
             f"mlx5_{at}",
@@ -92,7 +92,7 @@ def member(number: int, hcas: int, gid: int = 3) -> Member:
 
 
 def spoilt(number: int, hcas: int) -> Member:
-    """One node of a gang that is not in order."""
+    """Return a faulty node of the gang."""
     found = member(number, hcas, gid=3 + 2 * (number % 16 == 3))
     ports = list(found.ports)
     fabric = found.fabric

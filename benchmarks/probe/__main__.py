@@ -1,8 +1,8 @@
-"""A whole probe of the largest node that was seen: 12 HCAs with GID tables of 256 entries, 8 GPUs.
+"""A full probe of a very large node: 12 HCAs with GID tables of 256 entries, 8 GPUs.
 
 The tree is made of plain files, on which an open costs about what it does in sysfs. The floor is an
-`open, read, close` of every GID file, which no reader of that table can do without. Memory is what
-the process holds after 1,000 probes more than before them.
+`open, read, close` of every GID file, which every reader of the table needs. Memory is the growth
+of the process over 1,000 probes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def times(root: Path, rounds: int) -> list[Row]:
-    """Ours and the floor take turns."""
+    """Measure Muster and the floor in turns."""
     whole = Row("probe", f"{HCAS} HCAs x {GIDS} GIDs, read and judged", "ours", aim=Aim(AIM_MS))
     busy = Row("probe", "of it processor time", "ours")
     text = Row("probe", "the same and its text", "ours")
@@ -60,8 +60,9 @@ def times(root: Path, rounds: int) -> list[Row]:
 
 
 def memory(root: Path, probes: int) -> list[Row]:
-    """What many probes leave behind: blocks that Python holds, and resident memory, which it takes
-    by the MiB."""
+    """Memory that many probes leave allocated: Python's blocks, and resident memory, which grows in
+    MiB.
+    """
     blocks = Row("memory", f"left by {probes} probes", "ours", "blocks", aim=Aim(BLOCKS_AIM))
     grown = Row("memory", "resident, of it", "ours", "KiB")
     for _ in range(_WARM_UP):
@@ -75,7 +76,7 @@ def memory(root: Path, probes: int) -> list[Row]:
 
 
 def write_tree(root: Path) -> None:
-    """A node as its sysfs shows it."""
+    """Write the sysfs tree of a node."""
     for number in range(HCAS):
         bus = number * 16
         host = f"pci0000:{bus:02x}/0000:{bus:02x}:01.0"

@@ -1,4 +1,4 @@
-"""The recovery benchmark: what is lost and how long it takes, beside Slurm and plain torchrun."""
+"""The recovery benchmark: losses and times, compared with Slurm and plain torchrun."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> int:
     args = _arguments()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    # The agents that this process plays have nothing to say.
+    # Silence the simulated agents of this process.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     where = machine()
     where["slurm"] = slurm.version() if slurm.installed() else "-"

@@ -1,4 +1,4 @@
-"""A rank that dies, and a cancel: how long until the gang has stopped and its nodes are free."""
+"""Death of a rank, and a cancel: time until the gang has stopped and its nodes are free."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ time.sleep(1000)
 
 
 def rank_death(rounds: int) -> Row:
-    """A rank of a gang of four is killed: until no process of the others is left."""
+    """Kill a rank of a gang of four; measure until no process of the others is left."""
     row = Row(
         "rank dies", f"-> the other {NODES - 1} nodes' ranks are gone", "ours", "ms", Aim(1000)
     )
@@ -52,7 +52,9 @@ def rank_death(rounds: int) -> Row:
 
 
 def rank_death_torchrun(rounds: int) -> Row | None:
-    """Two torchruns by hand, ranks in no collective: until the other node's rank is gone."""
+    """Two torchruns by hand with ranks in no collective; measure until the other node's rank is
+    gone.
+    """
     if find_spec("torch") is None:
         return None
     row = Row("rank dies", f"-> the other node's (looked at for {_TORCHRUN_PATIENCE_S:g} s)",
@@ -92,7 +94,7 @@ def rank_death_torchrun(rounds: int) -> Row | None:
 
 
 def cancel(rounds: int) -> Row:
-    """From the request to the moment in which every node could take another job."""
+    """Time from the request until every node could take another job."""
     row = Row("cancel", f"-> {NODES} nodes are free", "ours", "ms", Aim(200))
     with cluster(NODES) as local:
         connection = Connection(local)
@@ -110,7 +112,7 @@ def cancel(rounds: int) -> Row:
 
 
 def cancel_peer(rounds: int) -> Row:
-    """scancel of an srun's job of as many nodes, until all are idle."""
+    """scancel of an srun's job of the same size, until all nodes are idle."""
     row = Row("cancel", f"-> {NODES} nodes are free", "Slurm", "ms")
     with slurm.running(NODES) as there:
         for _ in range(rounds):
@@ -126,7 +128,7 @@ def cancel_peer(rounds: int) -> Row:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that is dead and not yet reaped does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""A daemon is killed and started again: how long until it serves, with the jobs that run."""
+"""Kill and restart of a daemon: time until it serves again, with running jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PRINT = "i=0; while true; do i=$((i+1)); echo line $i; sleep 0.01; done"
 
 
 def reached(that: Callable[[], bool], what: str) -> float:
-    """Milliseconds until it is so, looked at every one or two."""
+    """Milliseconds until the condition holds, polled every one or two."""
     began = time.perf_counter()
     while True:
         with contextlib.suppress(OSError, http.client.HTTPException, Wrong):
@@ -35,7 +35,7 @@ def reached(that: Callable[[], bool], what: str) -> float:
 
 
 def coordinator(rounds: int) -> list[Row]:
-    """With 100 agents, each of which runs a job."""
+    """With 100 agents, each running a job."""
     serving = Row("coordinator", f"killed -> serves, {AGENTS} agents", "ours", "ms", Aim(1000))
     adopted = Row("coordinator", f"killed -> {AGENTS} jobs adopted", "ours", "ms", Aim(1000))
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
@@ -69,7 +69,7 @@ def coordinator(rounds: int) -> list[Row]:
 
 
 def coordinator_peer(rounds: int) -> Row:
-    """slurmctld as its defaults have it, one node and one job: the command's own time is in it."""
+    """slurmctld with defaults, one node and one job; includes the time of the command."""
     row = Row("coordinator", "killed -> its job is seen to run, 1 node", "Slurm", "ms")
     with slurm.running(1) as there:
         said = there.run("sbatch", "-o", "/dev/null", "--wrap", "sleep 1000")
@@ -86,7 +86,7 @@ def coordinator_peer(rounds: int) -> Row:
 
 
 def agent(rounds: int) -> list[Row]:
-    """A real one, with a rank that prints a line every 10 ms."""
+    """A real agent with a rank that prints a line every 10 ms."""
     back = Row("agent", "killed -> its job is seen again", "ours", "ms", Aim(500))
     lost = Row("agent", "lines of the log that are missing", "ours", "lines", Aim(0))
     with cluster(1) as local:

@@ -1,4 +1,4 @@
-"""Acknowledged submits over kills of the coordinator: how many are lost."""
+"""Acknowledged submits across kills of the coordinator: number of lost ones."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _LOOPS = 2
 
 
 def ours(rounds: int) -> Row:
-    """So many rounds of 100 submits, each with a kill at a random moment of it. The one node is
-    taken, so that every job waits and is to be found again."""
+    """Rounds of 100 submits, each with a kill at a random time. The only node is busy, so that
+    every job waits and must be found again.
+    """
     row = Row("submits", f"acknowledged, lost, of {EACH} a kill", "ours", "jobs", Aim(0))
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
         local = LocalCluster(Path(folder), agents=1)
@@ -59,7 +60,7 @@ def _submit_over_a_kill(local: LocalCluster) -> set[int]:
             try:
                 number = connection.submit(body)
             except (OSError, http.client.HTTPException):
-                # It is dead, or not there yet: what it did not acknowledge is nobody's.
+                # It is dead, or not up yet: submits without an acknowledgement do not count.
                 connection.close()
                 time.sleep(0.01)
                 continue
@@ -94,7 +95,7 @@ def _there(local: LocalCluster) -> set[int]:
 
 
 def peer(rounds: int) -> Row:
-    """Slurm, as its defaults have it: sbatch, and a SIGKILL of slurmctld right after."""
+    """Slurm with defaults: sbatch, and a SIGKILL of slurmctld right after it."""
     row = Row("submits", f"acknowledged, lost, of {EACH} a kill", "Slurm", "jobs")
     with slurm.running(1) as there:
         for _ in range(rounds):

@@ -1,8 +1,8 @@
-"""A gang of `true` on ever more nodes, and the coordinator's own processor time for each.
+"""A gang of `true` on more and more nodes, and the coordinator's processor time for each size.
 
-64 agents, all of them real daemons, share the machine; how long a gang takes is therefore theirs,
-and told only beside it. The coordinator's time is what the kernel counts for its process, from
-before the submit until every node has tidied up. The slope over the sizes is what a node costs.
+64 real agents share the machine, so the elapsed time of a gang is mostly theirs and shown only for
+information. The coordinator's processor time is measured by the kernel from before the submit until
+every node has cleaned up. The slope over the sizes is the cost of a node.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def measure(local: LocalCluster, rounds: int) -> list[Row]:
-    """Sizes take turns, so that a busy moment meets them all."""
+    """Sizes take turns, so that a busy period affects all of them."""
     used = {size: Row("scale", f"gang of {size}, its processor time", "ours") for size in SIZES}
     took = {size: Row("scale", f"gang of {size}, request -> ended", "ours") for size in SIZES}
     slope = Row("scale", "processor time for one more node", "ours")
@@ -71,7 +71,7 @@ def measure(local: LocalCluster, rounds: int) -> list[Row]:
 
 
 def _gang(local: LocalCluster, connection: Connection, size: int) -> tuple[float, float]:
-    """Milliseconds of the coordinator's processor time for one gang, and on the clock."""
+    """Milliseconds of the coordinator's processor time for one gang, and of elapsed time."""
     body = job_of(nodes=size, launcher="none", run=["true"])
     before, began = processor_ms(local.coordinator.pid), time.perf_counter()
     connection.wait(connection.submit(body))

@@ -1,7 +1,6 @@
-"""Shims by how they are started: from the wish for one until it can be spoken to, and what memory
-each has for itself.
+"""Shims by start method: time until a shim accepts connections, and memory of each.
 
-A unit needs a machine that systemd booted, and root: elsewhere there are the forked ones alone.
+Units need a machine booted by systemd, and root. Elsewhere only forked shims are measured.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from agent.shims.systemd import SystemdUnits
 from benchmarks.launch.report import machine, table, write_json
 from benchmarks.launch.samples import Aim, Row
 
-# Between two: a template makes the next one ahead of need.
+# Pause between two, because a fork server prepares the next one ahead.
 PAUSE_S = 0.2
 SIZE_AIM_MB = 20
 
@@ -51,7 +50,7 @@ async def measured(what: str, shims: Shims, folder: Path, rounds: int) -> list[R
     try:
         for number in range(rounds):
             await asyncio.sleep(PAUSE_S)
-            # No cluster gives such a number.
+            # No real cluster reaches this number.
             task = folder / f"{10**9 + number}.1.0"
             began = time.perf_counter()
             pid = await shims.spawn(task)
@@ -64,7 +63,7 @@ async def measured(what: str, shims: Shims, folder: Path, rounds: int) -> list[R
 
 
 def memory_mb(pid: int) -> float:
-    """What it has alone, and its part of what it shares."""
+    """Its private memory, and its share of the shared memory."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     line = next(line for line in text.splitlines() if line.startswith("Pss:"))
     return int(line.split()[1]) * 1024 / 1e6

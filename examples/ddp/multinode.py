@@ -1,7 +1,7 @@
-"""Data-parallel training that goes on where it was, after whatever ended it.
+"""Data-parallel training that resumes after any interruption.
 
-Nothing in it is for Muster: it is a script for torchrun, in the style of PyTorch's multi-node
-tutorial. It saves a snapshot every so many epochs, and each start looks for one:
+It has no code for Muster: it is a script for torchrun, in the style of PyTorch's multi-node
+tutorial. It saves a snapshot every few epochs, and each start resumes from the last one:
 
   muster submit -f job.yaml --set workdir=$PWD
 """
@@ -20,7 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 
 class Trainer:
-    """One rank: its model, its share of the data, and the snapshot that all of them share."""
+    """One rank: its model, its share of the data, and the shared snapshot."""
 
     def __init__(self, data: DataLoader, save_every: int, snapshot: Path, device: torch.device):
         self.rank = int(os.environ["RANK"])
@@ -39,7 +39,7 @@ class Trainer:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
 
     def train(self, epochs: int, pause_s: float) -> None:
-        """Train up to that many epochs, those of earlier starts included."""
+        """Train up to that many epochs, including those of earlier starts."""
         for epoch in range(self.epochs_run + 1, epochs + 1):
             loss = self._epoch(epoch)
             print(f"rank {self.rank}: epoch {epoch}, {len(self.data)} steps, loss {loss:.4f}")
@@ -62,7 +62,7 @@ class Trainer:
         return float(loss)
 
     def _save(self, epoch: int) -> None:
-        """Whole or not at all: a rank may be killed at any moment."""
+        """Save atomically, because a rank may be killed at any time."""
         state = {"model": self.model.module.state_dict(), "epochs_run": epoch}
         new = self.snapshot.with_suffix(".new")
         torch.save(state, new)

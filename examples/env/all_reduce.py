@@ -1,7 +1,7 @@
-"""One sum over all ranks, by a script that knows nothing but `env://`.
+"""A sum over all ranks, in a script that uses only `env://`.
 
-It reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from its environment, as on Azure ML, and
-does not care who put them there:
+It reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from its environment, as on Azure ML,
+whichever launcher has set them:
 
   muster submit -f processes.yaml --set workdir=$PWD    Muster starts the ranks
   muster submit -f torchrun.yaml --set workdir=$PWD     a torchrun of your own does
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 
 def main() -> None:
-    """Join, add up, check."""
+    """Join, sum, check."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend=backend, init_method="env://")
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -30,8 +30,8 @@ def main() -> None:
     if float(total) != wanted:
         raise SystemExit(f"rank {rank}: the sum is {float(total)} and should be {wanted}")
     where = f"rank {rank} of {ranks} on node {os.environ['NODE_RANK']}, local rank {local_rank}"
-    # The ranks of a torchrun of your own share its stdout. `print` writes a line's text and its end
-    # apart there, and another rank's line may come between; one write stays whole.
+    # Ranks of your own torchrun share its stdout. `print` writes a text and its newline separately,
+    # so another rank's line may come between. A single write stays whole.
     sys.stdout.write(f"{where}: sum {float(total):g}\n")
     dist.destroy_process_group()
 

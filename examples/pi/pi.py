@@ -1,4 +1,5 @@
-"""Pi by the trapezoid rule, a slice of the interval a rank, summed by one all-reduce.
+"""Pi by the trapezoid rule: each rank computes a slice of the interval, and one all-reduce sums
+them.
 
 Needs no GPU: `torchrun pi.py [STEPS]`, or `muster submit -f job.yaml`.
 """
@@ -21,7 +22,7 @@ def slice_of_pi(rank: int, ranks: int, steps: int) -> float:
 
 
 def main() -> None:
-    """Join the group, add up the slices, say what came out."""
+    """Join the group, sum the slices, and print the result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("steps", nargs="?", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=5, help="sums to make, with a line for each")

@@ -1,4 +1,4 @@
-"""A certificate authority and a certificate for one address, good for as long as a rig lasts."""
+"""Certificate authority and a certificate for one address, valid for the life of a rig."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Certificates(NamedTuple):
 
 
 def make(folder: Path, address: str) -> Certificates:
-    """Make them with openssl, as an operator would. Raises RigError."""
+    """Create them with openssl, like an operator. Raises RigError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     made = Certificates(folder / "ca.pem", folder / "coordinator.pem", folder / "coordinator.key")
     authority = folder / "ca.key"

@@ -1,7 +1,7 @@
 """Process 1 of a machine of the rig, and of the rig itself: sets the machine up, then reaps.
 
-Run by a bare interpreter, with nothing of ours. Whoever kills it kills every process of the
-machine at once, as the kernel does with a PID namespace.
+Run by a bare interpreter, without Muster's modules. Killing it kills every process of the machine
+at once, because it is process 1 of a PID namespace.
 """
 
 import os
@@ -16,9 +16,9 @@ def run(*argv: str) -> None:
 
 
 def set_up(name: str, folder: str, port_range: str, cgroups: str) -> None:
-    """What differs from the machine below: its own /etc, /run, /sys and boot id.
+    """Set up what differs from the host: its own /etc, /run, /sys and boot id.
 
-    The mounts that were there go first: the kernel lists them still where something lies on top.
+    Unmount the old ones first: the kernel still lists mounts that are covered.
     """
     socket.sethostname(name)
     run("umount", "--recursive", "--lazy", "/sys")

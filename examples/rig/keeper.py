@@ -1,8 +1,8 @@
-"""Holds a rig, and removes it when its creator exits or dies.
+"""Supervisor of a rig: removes it when its creator exits or dies.
 
-It stands outside of the rig's namespaces. Its standard input is a pipe from the maker: the line
-`keep` means that the rig outlives the maker, until this process is sent SIGTERM; the end of the
-pipe means the end. Should the keeper itself be killed, the rig's processes die with it.
+It runs outside the rig's namespaces. Its standard input is a pipe from the creator. The line `keep`
+lets the rig outlive the creator, until this process receives SIGTERM; otherwise the end of the pipe
+ends the rig. If this process is killed, the rig's processes die with it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ EMPTY_S = 10.0
 
 
 def child_of(parent: int) -> int | None:
-    """The one child of a process, as this PID namespace numbers it; None where it has none."""
+    """Return the only child of a process, in the numbers of this PID namespace; None if it has
+    none.
+    """
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
@@ -34,7 +36,7 @@ def child_of(parent: int) -> int | None:
 
 
 def remove_cgroups(top: Path) -> bool:
-    """Remove a tree of cgroups once its processes are gone; False where some are not."""
+    """Remove a tree of cgroups once its processes are gone. Returns False if some remain."""
     deadline = time.monotonic() + EMPTY_S
     while top.exists():
         for folder, _, _ in os.walk(top, topdown=False):
@@ -49,7 +51,7 @@ def remove_cgroups(top: Path) -> bool:
 
 
 def await_end() -> None:
-    """Until the maker closes the pipe or dies, or SIGTERM."""
+    """Wait until the creator closes the pipe or dies, or for SIGTERM."""
     if sys.stdin.readline() == "keep\n":
         signal.pause()
 
@@ -71,7 +73,7 @@ def main() -> None:
         print(child_of(hub.pid), flush=True)
         await_end()
     finally:
-        # The first process of the hub returns when all below it are dead and reaped.
+        # The hub's first process returns when all its descendants are dead and reaped.
         first = child_of(hub.pid)
         if first is not None:
             os.kill(first, signal.SIGKILL)

@@ -20,21 +20,22 @@ NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup")
 EXEC_S = 60.0
 START_S = 10.0
 NETWORK = "10.77.0"
-# No interface has it, so frames for it are lost without a word.
+# No interface has it, so frames for it are lost silently.
 NOWHERE = "02:00:00:00:00:01"
 DISK = "/etc"
 
 
 class RigError(Exception):
-    """A part of the rig did not do what it should; says which, and what was printed."""
+    """A part of the rig failed. The message names it and its output."""
 
 
 @dataclass
 class Machine:
-    """Own network, mount, UTS, IPC, PID and cgroup namespace; own /etc, /run, /sys, /proc.
+    """A machine with its own network, mount, UTS, IPC, PID and cgroup namespaces, and its own /etc,
+    /run, /sys and /proc.
 
-    Everything else of the file system is what the machine below has, like a shared one. `number`
-    makes its address. `hub` is process 1 of the rig's network. Raises RigError throughout.
+    The rest of the file system is the host's, like a shared one. `number` determines its address.
+    `hub` is process 1 of the rig's network. Raises RigError throughout.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Machine:
     # --- power ------------------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Make its disk: an /etc that is a copy, with its own names and ids."""
+        """Create its disk: a copy of /etc with its own names and ids."""
         self.folder.mkdir(parents=True, mode=0o700)
         shutil.copytree(DISK, self.disk(DISK), symlinks=True, ignore=_special_files)
         self.write("/etc/hostname", f"{self.name}\n")
@@ -66,7 +67,7 @@ class Machine:
         self.write(
             "/etc/hosts", f"127.0.0.1 localhost\n::1 localhost\n{self.address} {self.name}\n"
         )
-        # Nobody answers there, so a name that is not in /etc/hosts is unknown at once.
+        # No server answers there, so a name that is not in /etc/hosts is unknown at once.
         self.write("/etc/resolv.conf", "nameserver 127.0.0.1\n")
 
     def boot(self) -> None:
@@ -98,12 +99,12 @@ class Machine:
         self._plug_in()
 
     def power_off(self) -> None:
-        """As when its plug is pulled: every process is dead on return, and nobody is told."""
+        """Pull the plug: every process is dead on return, and no peer is notified."""
         if self.pid is None or self._process is None:
             raise RigError(f"{self.name} is off")
         os.kill(self.pid, signal.SIGKILL)
         self.forget()
-        # The kernel takes the pair away when it gets to it; a machine that boots needs the name.
+        # The kernel removes the pair later, but a booting machine needs the name.
         with contextlib.suppress(RigError):
             self._in_hub("ip", "link", "delete", self._port)
 
@@ -117,22 +118,22 @@ class Machine:
     # --- inside -----------------------------------------------------------------------------------
 
     def enter(self, *argv: str) -> list[str]:
-        """What to run here for `argv` to run there, as root."""
+        """Return the command that runs `argv` there as root."""
         return self._in_cgroup(["nsenter", "--target", str(self._on), *NAMESPACES, "--", *argv])
 
     def exec(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a command there and return what it printed."""
+        """Run a command there and return its output."""
         return run(self.enter(*argv), f"on {self.name}", check=check)
 
     def disk(self, path: str) -> Path:
-        """Where a file of its disk lies here, be it on or off."""
+        """Return the host's path of a file on its disk, whether the machine is on or off."""
         return self.folder / path.lstrip("/") if path.startswith(DISK) else Path(path)
 
     def read(self, path: str) -> str:
         return self.disk(path).read_text()
 
     def write(self, path: str, text: str) -> None:
-        """Replace a file of its disk, in place where it is there."""
+        """Replace a file on its disk, in place if it exists."""
         target = self.disk(path)
         if target.is_symlink():
             target.unlink()
@@ -145,36 +146,38 @@ class Machine:
     # --- network ----------------------------------------------------------------------------------
 
     def cut(self, *, outbound: bool = True, inbound: bool = True) -> None:
-        """Lose what it sends, what it is sent, or both. Its link stays up: nobody is told."""
+        """Drop the packets that it sends, receives, or both. Its link stays up, without any
+        notification.
+        """
         self._outbound, self._inbound = not outbound, not inbound
         self._shape()
 
     def cut_from(self, other: Machine) -> None:
-        """Lose what it sends to `other`; what `other` sends to it still comes."""
+        """Drop the packets that it sends to `other`. Those from `other` still arrive."""
         argv = ("ip", "neigh", "replace", other.address, "lladdr", NOWHERE, "dev", "eth0")
         self._on_its_network(*argv, "nud", "permanent")
 
     def slow(self, rate: str | None) -> None:
-        """No more than `rate` (as tc writes it, "10mbit") each way; None for no limit."""
+        """Limit the rate (in tc's notation, "10mbit") in each direction; None removes the limit."""
         self._rate = rate
         self._shape()
 
     def lose(self, share: float) -> None:
-        """Lose this share of what it is sent, each packet by chance. Needs nft.
+        """Drop this share of the received packets at random. Needs nft.
 
-        Of what it sends its peers lose some: a kernel that drops its own packet knows of it, and
-        says so to the sender.
+        Its sent packets are dropped by the peers, because a kernel that drops its own packet
+        reports this to the sender.
         """
         some = f"numgen random mod 10000 < {share * 10000:.0f} " if share < 1 else ""
         chain = f"chain input {{ type filter hook input priority 0; {some}drop; }}"
         lines = ["table inet loss {", chain, "}"] if share else []
-        # The first makes one that is not there, for the second to delete.
+        # The first line creates a missing table, so that the second can delete it.
         lines = ["table inet loss {}", "delete table inet loss", *lines]
         self._on_its_network("nft", "\n".join(lines))
         self._loses = share > 0
 
     def mend(self) -> None:
-        """End every cut and loss; a limit of the rate stays."""
+        """End every cut and loss; a rate limit stays."""
         self._outbound = self._inbound = True
         self._shape()
         if self._loses:
@@ -183,7 +186,7 @@ class Machine:
 
     @contextlib.contextmanager
     def network(self) -> Iterator[None]:
-        """Sockets that this thread makes inside are on this machine."""
+        """Sockets created in this context by this thread are on this machine."""
         with network_of(self._on):
             yield
 
@@ -198,7 +201,7 @@ class Machine:
         return self.pid
 
     def _plug_in(self) -> None:
-        # A card keeps its address over a boot: peers would look for another one for a minute.
+        # A card keeps its address across boots; otherwise peers would use the old one for a minute.
         card = f"02:00:00:00:00:{self.number:02x}"
         pair = ("type", "veth", "peer", "name", "eth0", "address", card, "netns", str(self._on))
         self._in_hub("ip", "link", "add", self._port, *pair)
@@ -220,7 +223,7 @@ class Machine:
     # --- cgroup -----------------------------------------------------------------------------------
 
     def _fresh_cgroup(self) -> bool:
-        """What an earlier boot left is gone, as it would be."""
+        """Remove what an earlier boot left, like a real boot."""
         if self.cgroup is None:
             return False
         remove_cgroups(self.cgroup)
@@ -228,7 +231,9 @@ class Machine:
         return True
 
     def _in_cgroup(self, argv: list[str]) -> list[str]:
-        """`argv`, run in the machine's cgroup: entering the namespace moves nobody into it."""
+        """Return the command that runs `argv` in the machine's cgroup: entering the namespace does
+        not move it there.
+        """
         if self.cgroup is None:
             return argv
         script = 'echo 0 > "$0" && exec "$@"'
@@ -236,7 +241,7 @@ class Machine:
 
 
 def _qdisc(device: str, *, passes: bool, rate: str | None) -> tuple[str, ...]:
-    """Not nftables: these are in every kernel that has veth, and need no tool of their own."""
+    """No nftables: these qdiscs are in every kernel with veth, and need no extra tool."""
     replace = ("tc", "qdisc", "replace", "dev", device, "root")
     if not passes:
         return (*replace, "blackhole")
@@ -246,13 +251,13 @@ def _qdisc(device: str, *, passes: bool, rate: str | None) -> tuple[str, ...]:
 
 
 def _special_files(folder: str, names: list[str]) -> set[str]:
-    """Sockets and pipes, which no copy can be made of."""
+    """Return sockets and pipes, which cannot be copied."""
     paths = ((name, Path(folder, name)) for name in names)
     return {n for n, p in paths if not (p.is_symlink() or p.is_file() or p.is_dir())}
 
 
 def run(argv: list[str], where: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a command and return what it printed. Raises RigError."""
+    """Run a command and return its output. Raises RigError."""
     done = subprocess.run(
         argv,
         stdin=subprocess.DEVNULL,
@@ -270,7 +275,7 @@ def run(argv: list[str], where: str, *, check: bool = True) -> subprocess.Comple
 
 @contextlib.contextmanager
 def network_of(pid: int) -> Iterator[None]:
-    """Sockets that this thread makes inside are on the network of process `pid`."""
+    """Sockets created in this context by this thread are on the network of process `pid`."""
     with open("/proc/thread-self/ns/net") as here, open(f"/proc/{pid}/ns/net") as there:
         _setns(there.fileno())
         try:
@@ -287,7 +292,7 @@ def _setns(fd: int) -> None:
 
 
 def pid_inside(process: subprocess.Popen[bytes]) -> int:
-    """The process that `Machine.enter` started, seen from here. Raises RigError."""
+    """Return the process that `Machine.enter` started, in this PID namespace. Raises RigError."""
     deadline = time.monotonic() + START_S
     while process.poll() is None and time.monotonic() < deadline:
         pid = child_of(process.pid)

@@ -7,10 +7,10 @@
         proxy.mend()
         proxy.cut()                                              # RST to both ends
 
-`up` is from who dials to who listens. Netem, which does such things to packets, is not in every
-kernel, and needs root; this needs nothing. What TCP does about a lost segment is what is done here
-to bytes: those behind it wait. Each connection has chance of its own, made from `seed` and its
-number, so that the same bytes have the same fate in each run.
+`up` is from the dialing to the listening side. Netem does the same to packets, but is not in every
+kernel and needs root; the proxy needs neither. Bytes behind a delayed piece wait, as behind a lost
+TCP segment. Each connection has its own random numbers, from `seed` and its number, so that every
+run is the same.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
 
-_PIECE_BYTES: Final = 4096  # what one connection sends before it is another's turn
-_LINE_PIECES: Final = 256  # what is on its way at most: its sender has to wait, as in a network
+_PIECE_BYTES: Final = 4096  # bytes that a connection sends before it is another's turn
+_LINE_PIECES: Final = 256  # maximum in flight; a sender waits beyond it, as in a network
 _SOCKET_BYTES: Final = 64 * 1024
 _PATIENCE_S: Final = 30.0
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: a close sends RST
@@ -37,9 +37,9 @@ _T = TypeVar("_T")
 
 
 class Flow(enum.Enum):
-    """OPEN. HOLD: nothing comes out, the sender's buffers fill; what waits goes on after it.
-    SWALLOW: all is read and thrown away, which nothing mends: only a new connection helps.
-    Neither lets a FIN or RST through.
+    """OPEN. HOLD: nothing comes out, and the sender's buffers fill; afterwards it continues.
+    SWALLOW: everything is read and discarded, so only a new connection helps. Neither lets a FIN or
+    RST through.
     """
 
     OPEN = "open"
@@ -48,7 +48,7 @@ class Flow(enum.Enum):
 
 
 class End(enum.Enum):
-    """How a connection ends that is cut: as a program ends it, or as one that crashed does."""
+    """How a cut connection ends: like a program's close, or like a crash."""
 
     FIN = "fin"
     RESET = "reset"
@@ -56,11 +56,11 @@ class End(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What happens to bytes in one direction.
+    """Conditions for bytes in one direction.
 
-    `rate` is in bytes per second, and all connections share it. Of pieces of 4 KiB a share of
-    `stalls` waits `stall_s`, with all behind them. After `cut_after` bytes a connection ends by
-    `end`, at once for one that has moved more.
+    `rate` is in bytes per second, and all connections share it. Of pieces of 4 KiB, the share
+    `stalls` waits `stall_s`, and everything behind them. After `cut_after` bytes a connection ends
+    by `end`; one that has moved more ends at once.
     """
 
     flow: Flow = Flow.OPEN
@@ -82,7 +82,7 @@ _PLAIN: Final = _Shape("", (Way(), Way()))
 
 
 class _Direction:
-    """One direction of one connection. `moved` counts what came out."""
+    """A direction of a connection. `moved` counts the delivered bytes."""
 
     def __init__(self, number: int, source: socket.socket, target: socket.socket, seed: str):
         self.number = number
@@ -96,8 +96,8 @@ class _Direction:
 
 @dataclass(eq=False)
 class Connection:
-    """One that was made through the proxy; it is kept when it has ended. `path` is that of its
-    HTTP request, where that could be read.
+    """A connection through the proxy, kept after its end. `path` is that of its HTTP request, if
+    readable.
     """
 
     up: _Direction
@@ -108,22 +108,23 @@ class Connection:
 
     @property
     def moved(self) -> tuple[int, int]:
-        """Bytes that came out upwards and downwards."""
+        """Delivered bytes upwards and downwards."""
         return self.up.moved, self.down.moved
 
 
 @dataclass
 class _Line:
-    """What all connections share in one direction."""
+    """State shared by all connections in one direction."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     free_at: float = 0.0
 
 
 class Proxy:
-    """Listens for connections to `target`, in a thread of its own. `listen` with port 0 takes any.
+    """Forwards connections to `target`, in a separate thread. `listen` with port 0 chooses a free
+    port.
 
-    `network` is what the thread stands in as it makes its sockets: `Machine.network` of a rig's
+    `network` is the context in which the thread creates its sockets: `Machine.network` of a rig's
     machine. All methods may be called from any other thread.
     """
 
@@ -161,32 +162,34 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_PATIENCE_S)
 
-    # --- the hand of the test ---------------------------------------------------------------------
+    # --- called by the test -----------------------------------------------------------------------
 
     def shape(self, *, up: Way | None = None, down: Way | None = None, path: str = "") -> None:
-        """From now on, for connections there are and to come; with `path`, for those whose HTTP
-        request begins with it (and TLS hides it). Of several that fit, the last counts.
+        """Set the conditions for current and future connections. With `path`, only for those whose
+        HTTP request begins with it (TLS hides it). The last of several matches applies.
         """
         self._do(self._set([*self._shapes, _Shape(path, (up or Way(), down or Way()))]))
 
     def mend(self) -> None:
-        """As if nothing had been said, but for what was swallowed or refused."""
+        """Reset all conditions. Swallowed bytes and refused connections stay lost."""
         self._do(self._set([_PLAIN]))
 
     def refuse(self, *, refused: bool = True) -> None:
-        """New connections are reset at once, or no longer."""
+        """Reset new connections at once, or no longer."""
         self._refuses = refused
 
     def cut(self, end: End = End.RESET, path: str = "") -> int:
-        """End connections on both sides; how many there were."""
+        """End connections on both sides. Returns their number."""
         return self._do(self._cut(end, path))
 
     def half_close(self, path: str = "") -> int:
-        """FIN to who dialled, while his own bytes still pass; to how many."""
+        """Send FIN to the dialing side, whose bytes still pass. Returns the number of
+        connections.
+        """
         return self._do(self._half_close(path))
 
     def live(self, path: str = "") -> list[Connection]:
-        """Connections there are."""
+        """Return the current connections."""
         return [
             c for c in list(self.connections) if not c.over.is_set() and c.path.startswith(path)
         ]
@@ -250,7 +253,7 @@ class Proxy:
             self._spawn(self._serve(number, near))
 
     async def _serve(self, number: int, near: socket.socket) -> None:
-        """One connection, from its acceptance to its end."""
+        """Serve one connection, from its acceptance to its end."""
         far = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         end = End.RESET
         try:
@@ -275,7 +278,9 @@ class Proxy:
             _close(far, End.RESET)
 
     async def _carry(self, connection: Connection) -> End:
-        """Move bytes until both directions have ended or it is cut; how it is to be closed."""
+        """Move bytes until both directions have ended or the connection is cut. Returns how to
+        close it.
+        """
         ways = (connection.up, connection.down)
         readers = [self._loop.create_task(self._read(connection, way)) for way in ways]
         writers = [self._loop.create_task(self._write(connection, way)) for way in ways]
@@ -291,7 +296,7 @@ class Proxy:
     async def _read(self, connection: Connection, way: _Direction) -> None:
         offset, due = 0, 0.0
         while True:
-            # Never over the border of a piece, so that chance goes by bytes and not by reads.
+            # Split at piece boundaries, so that chance depends on bytes and not on reads.
             fresh = offset % _PIECE_BYTES == 0
             try:
                 data = await self._loop.sock_recv(way.source, _PIECE_BYTES - offset % _PIECE_BYTES)
@@ -337,7 +342,7 @@ class Proxy:
     async def _send(self, way: _Direction, piece: bytes, rate: float | None) -> None:
         line = self._lines[way.number]
         if rate is not None:
-            # Whoever came first goes first, so nobody waits for more than a piece of each other.
+            # First come, first served, so that each waits for at most one piece of every other.
             async with line.turn:
                 line.free_at = max(line.free_at, self._loop.time()) + len(piece) / rate
                 await asyncio.sleep(line.free_at - self._loop.time())

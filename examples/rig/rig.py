@@ -5,8 +5,8 @@
         a.exec("ping", "-c1", b.address)
         b.power_off()
 
-Needs root, util-linux, iproute2 and, for a cluster on it, openssl. Nothing is made in the network
-namespace of whoever makes it, and nothing is left when it ends, or is killed: see keeper.py.
+Needs root, util-linux, iproute2 and, for a cluster on it, openssl. Nothing is created in the
+network namespace of the caller, and nothing is left when the rig ends or is killed: see keeper.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIRST_NODE = 11
 
 
 def missing() -> str:
-    """Why there can be no rig here, as a sentence; "" where there can."""
+    """Return why a rig is impossible here, as a sentence; "" if it is possible."""
     if os.geteuid() != 0:
         return "machines in namespaces need the superuser: run this as root"
     absent = [tool for tool in TOOLS if shutil.which(tool) is None]
@@ -43,9 +43,9 @@ def missing() -> str:
 
 
 class Rig:
-    """A bridge with machines on it. The one who looks on has the address `user`.
+    """A bridge with machines on it. The caller has the address `user`.
 
-    `root` holds the disks of the machines; the folder `remove` goes when the rig does.
+    `root` holds the disks of the machines; the directory `remove` is removed with the rig.
     """
 
     user = f"{NETWORK}.{USER}"
@@ -89,11 +89,13 @@ class Rig:
 
     @property
     def keeper(self) -> int:
-        """The process that a SIGTERM ends together with the rig."""
+        """The process that removes the rig on SIGTERM."""
         return self._keeper.pid
 
     def add(self, name: str, *, number: int | None = None, port_range: str = "") -> Machine:
-        """A machine that is on. `port_range` is its ip_local_port_range, "32768 60999"."""
+        """Return a new machine that is on. `port_range` is its ip_local_port_range, "32768
+        60999".
+        """
         machine = Machine(
             name,
             next(self._numbers) if number is None else number,
@@ -108,17 +110,17 @@ class Rig:
         return machine
 
     def enter(self, *argv: str) -> list[str]:
-        """What to run for `argv` to run here, but on the rig's network."""
+        """Return the command that runs `argv` here, but on the rig's network."""
         return ["nsenter", "--target", str(self.hub), "--net", "--", *argv]
 
     @contextlib.contextmanager
     def network(self) -> Iterator[None]:
-        """Sockets that this thread makes inside are on the rig's network."""
+        """Sockets created in this context by this thread are on the rig's network."""
         with network_of(self.hub):
             yield
 
     def stop(self) -> None:
-        """Everything of it is gone on return, but for what `root` holds."""
+        """Remove everything except the contents of `root` before returning."""
         assert self._keeper.stdin is not None
         self._keeper.stdin.close()
         self._keeper.wait()
@@ -126,7 +128,7 @@ class Rig:
             machine.forget()
 
     def keep(self) -> None:
-        """Let it outlive this process, until its keeper is sent SIGTERM."""
+        """Let the rig outlive this process, until its keeper receives SIGTERM."""
         assert self._keeper.stdin is not None
         self._keeper.stdin.write(b"keep\n")
         self._keeper.stdin.flush()
@@ -136,12 +138,12 @@ class Rig:
 
 
 def cgroup_name(root: Path) -> str:
-    """Two rigs never collide, as two never share a folder."""
+    """Return the name of the rig's cgroup, unique by its directory."""
     return f"muster-rig-{hashlib.sha256(bytes(root.resolve())).hexdigest()[:12]}"
 
 
 def _make_cgroup(root: Path) -> Path | None:
-    """A cgroup for the machines'; None where there is no cgroup v2 to write."""
+    """Create a cgroup for the machines; None without a writable cgroup v2."""
     own = own_cgroup()
     if own is None:
         return None

@@ -1,4 +1,4 @@
-"""The exit codes of `muster`, as `--help` and docs/cli.md print them."""
+"""The exit codes of `muster`, as `--help` and docs/reference/cli.md print them."""
 
 from __future__ import annotations
 

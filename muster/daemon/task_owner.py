@@ -5,9 +5,9 @@ seen. An owner keeps every task, ends all of them together, and logs or raises e
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Never, Self, TypeVar
 
 import structlog
 
@@ -46,6 +46,23 @@ class TaskOwner:
         self._tasks.add(task)
         task.add_done_callback(self._eternal_ended if eternal else self._ended)
         return task
+
+    def spawn_monitor(
+        self, run: Callable[[], Coroutine[Any, Any, Never]], *, name: str, retry_s: float = 10.0
+    ) -> None:
+        """Start a task that only observes. If it raises, the error is logged and `run` is called
+        again after `retry_s`: unforeseen data costs its figures and not the daemon."""
+        self.spawn(self._observe(run, name, retry_s), name=name, eternal=True)
+
+    async def _observe(
+        self, run: Callable[[], Coroutine[Any, Any, Never]], name: str, retry_s: float
+    ) -> Never:
+        while True:
+            try:
+                await run()
+            except Exception:  # noqa: BLE001 -- whatever it is, the node is worth more
+                _log.exception("monitor_failed", monitor=name, retry_s=retry_s)
+            await asyncio.sleep(retry_s)
 
     def __len__(self) -> int:
         """Number of running tasks."""

@@ -1,2 +1,3 @@
-"""What is known of RDMA on a node, and the rules that follow from it. Pure: the agent reads, these
-decide, and whoever plans for a gang can ask the same rules about every node."""
+"""Rules about a node's RDMA equipment. Pure: the agent reads the files and these rules decide. A
+planner of gangs can apply the same rules to every node.
+"""

@@ -1,7 +1,7 @@
-"""Counters of ports and interfaces: from readings to bytes, rates and faults.
+"""Counters of ports and interfaces: conversion of readings to bytes, rates and faults.
 
-A port counts data in units of four octets, and may count in 32 bits; a driver may have no counters
-at all, and one that is loaded anew begins at 0. What cannot be known is None, never 0.
+A port counts data in units of four octets, possibly with 32 bits. A driver may have no counters,
+and a reloaded one restarts them at 0. An unknown value is None, never 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RECEIVED: Final = "port_rcv_data"
 LINK_DOWNED: Final = "link_downed"
 DATA: Final = (SENT, RECEIVED)
 COUNTERS: Final = "counters"
-"""The folder in which they mostly are."""
+"""Their usual directory."""
 FAULTS: Final = (
     "symbol_error",
     "link_error_recovery",
@@ -39,23 +39,23 @@ FAULTS: Final = (
     "rp_cnp_handled",
     "req_cqe_error",
 )
-"""Those of `counters` and `hw_counters` that tell of lost or slowed packets."""
+"""Counters in `counters` and `hw_counters` that indicate lost or delayed packets."""
 
 NOISE_BYTES: Final = 1 << 20
-"""What less than this was carried is the fabric's own talk and no traffic of a task."""
+"""Fewer bytes than this are the fabric's own control traffic, not a task's."""
 
 _SHORT: Final = 1 << 32
 _LONG: Final = 1 << 64
 _PERIOD_S_MIN: Final = 0.2
-# What a port counts of an IPoIB packet, beside what its interface does.
+# Ratio of a port's count to its interface's for an IPoIB packet, because of headers.
 _IPOIB_HEADERS: Final = 1.1
 
 
 class PortReading(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one port's files say: raw values by name. `why`: it has no counters of data.
+    """Reading of one port: raw values by name. `why`: the reason if it has no data counters.
 
-    `ipoib` are interfaces that it also carries, and whose bytes it counts; `folders` is where those
-    of data were read, if not in `counters`.
+    `ipoib` are interfaces on the port, whose bytes are included. `folders` is where the data
+    counters were read, if not in `counters`.
     """
 
     port: str
@@ -66,8 +66,9 @@ class PortReading(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node's ports and interfaces at `at`, in monotonic seconds. Interfaces have their sent and
-    received bytes."""
+    """Reading of a node's ports and interfaces at `at` (monotonic seconds). Interfaces have their
+    sent and received bytes.
+    """
 
     at: float
     ports: tuple[PortReading, ...] = ()
@@ -75,9 +76,10 @@ class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Total(msgspec.Struct, omit_defaults=True):
-    """One counter, summed up from its first reading on; `sum` is None before that. `tcp`: so much
-    of it was an IPoIB interface's. `long`: it has been beyond 32 bits. `folder` is that of its
-    file."""
+    """Sum of a counter since its first reading; `sum` is None before that. `tcp` is the part of an
+    IPoIB interface. `long` means that it has exceeded 32 bits. `folder` is the directory of its
+    file.
+    """
 
     last: int | None = None
     sum: int | None = None
@@ -87,12 +89,12 @@ class Total(msgspec.Struct, omit_defaults=True):
 
     @property
     def rdma(self) -> int | None:
-        """What is left of it."""
+        """The part without TCP."""
         return None if self.sum is None else max(0, self.sum - self.tcp)
 
 
 class PortTotals(msgspec.Struct, omit_defaults=True):
-    """One port, summed up over readings, in bytes."""
+    """Sums of one port, in bytes."""
 
     planned: bool = False
     sent: Total = msgspec.field(default_factory=Total)
@@ -105,7 +107,7 @@ class PortTotals(msgspec.Struct, omit_defaults=True):
 
 
 class SocketTotals(msgspec.Struct, omit_defaults=True):
-    """One interface, summed up, in bytes."""
+    """Sums of one interface, in bytes."""
 
     sent: Total = msgspec.field(default_factory=Total)
     received: Total = msgspec.field(default_factory=Total)
@@ -113,13 +115,13 @@ class SocketTotals(msgspec.Struct, omit_defaults=True):
 
 
 _Moved = tuple[int | None, int | None]
-"""Bytes sent and received in one step."""
+"""Bytes sent and received between two readings."""
 
 
 class Totals(msgspec.Struct, omit_defaults=True):
-    """What came of all readings of a task; it is as large after a million as after two.
+    """Totals of all readings of a task, of constant size.
 
-    It can be written down, and gone on with by another process of the same boot.
+    They can be stored and continued by another process of the same boot.
     """
 
     ports: dict[str, PortTotals] = msgspec.field(default_factory=dict)
@@ -134,12 +136,13 @@ class Totals(msgspec.Struct, omit_defaults=True):
 
     @property
     def seconds(self) -> float:
-        """From the first reading to the last."""
+        """Seconds from the first reading to the last."""
         return 0.0 if self.began is None or self.last is None else self.last - self.began
 
     def add(self, reading: Reading, longest_s: float) -> None:
-        """Take in the next reading. After more than `longest_s` nobody looked for a while: the
-        bytes count, and the rate of that time says nothing of a peak."""
+        """Add the next reading. After a pause of more than `longest_s`, the bytes count, but the
+        rate is not used as a peak.
+        """
         before, self.last = self.last, reading.at
         if before is None or self.began is None:
             before = self.began = reading.at
@@ -180,7 +183,7 @@ class Totals(msgspec.Struct, omit_defaults=True):
         totals = self.ports.setdefault(port.port, PortTotals(port.port in self.planned))
         totals.why = port.why
         seen = totals.peak * period_s
-        # What was missed the last time is in this step, which then is no rate.
+        # This step includes bytes of an earlier missed reading, so it is no rate.
         missed, totals.missed = totals.missed, any(name not in port.values for name in DATA)
         told = told and not missed
         rates = []
@@ -189,22 +192,22 @@ class Totals(msgspec.Struct, omit_defaults=True):
             if name in port.values:
                 folder = port.folders.get(name, COUNTERS)
                 if folder != total.folder:
-                    # Another life of the agent read another file: what went between is unknown.
+                    # An earlier agent process read another file: the bytes in between are unknown.
                     total.folder, total.last, total.long = folder, None, False
                 step = grow(total, port.values[name], seen, WORD_BYTES)
-            # However they travelled, the bytes of its IPoIB interfaces are TCP.
+            # The bytes of its IPoIB interfaces are TCP, however they travelled.
             own = [moved[netdev][way] for netdev in port.ipoib if netdev in moved]
             known = [tcp for tcp in own if tcp is not None]
             tcp = sum(known) * _IPOIB_HEADERS
             if len(known) < len(own):
-                # All of it may be that of an interface that began anew.
+                # All of it may belong to an interface whose counters restarted.
                 tcp, told = max(tcp, step or 0), False
             total.tcp += int(tcp)
             told = told and step is not None
             rates.append(max(0.0, (step or 0) - tcp) / period_s if told else 0.0)
         for name in (*FAULTS, LINK_DOWNED):
             if name in port.values:
-                # None of them goes round: what is less than before began anew.
+                # These counters never wrap around: a smaller value means a restart.
                 grow(totals.faults.setdefault(name, Total()), port.values[name], math.inf)
         if told:
             totals.rate = max(rates)
@@ -212,13 +215,13 @@ class Totals(msgspec.Struct, omit_defaults=True):
         return rates[0], rates[1]
 
     def port_figures(self) -> tuple[PortFigures, ...]:
-        """Of all ports, those that the task is to use first and in their order."""
+        """Return the figures of all ports, those of the plan first and in its order."""
         order = {name: place for place, name in enumerate(self.planned)}
         names = sorted(self.ports, key=lambda name: order.get(name, len(order)))
         return tuple(_port_figures(name, self.ports[name]) for name in names)
 
     def socket_figures(self) -> tuple[SocketFigures, ...]:
-        """Of all interfaces."""
+        """Return the figures of all interfaces."""
         return tuple(
             SocketFigures(name, each.sent.sum, each.received.sum, each.peak)
             for name, each in self.sockets.items()
@@ -226,11 +229,11 @@ class Totals(msgspec.Struct, omit_defaults=True):
 
 
 def grow(total: Total, value: int, seen: float, unit: int = 1) -> int | None:
-    """Add to `total` what a counter went on by, and return that, in units' bytes; None: unknown.
+    """Add the increase of a counter to `total` and return it in bytes of `unit`. None if unknown.
 
-    One that is less than before began anew, at 0: what went before is lost, and of this step no
-    more is known than what it says now. It has gone round only if it then went on by no more than
-    it was `seen` to in as long, in bytes.
+    A smaller value means a restart at 0: earlier bytes are lost, and the increase is at least the
+    new value. It is a wraparound only if the increase does not exceed the fastest one `seen` in an
+    equal time, in bytes.
     """
     before, total.last = total.last, value
     total.long = total.long or value >= _SHORT
@@ -242,9 +245,9 @@ def grow(total: Total, value: int, seen: float, unit: int = 1) -> int | None:
     anew = False
     if step < 0:
         size = _LONG if total.long else _SHORT
-        # What the port could carry tells nothing: one of 200 Gb/s fills 32 bits in less than a
-        # look. Where it was seen to fill half of them it may have gone round more than once, which
-        # is not told from one that began anew; and most of 32 bits stop at their end.
+        # The port's capacity does not help: 200 Gb/s fill 32 bits between two samples. If the port
+        # was seen to fill half of them, it may have wrapped more than once, which looks like a
+        # restart. Most 32-bit counters stop at their maximum instead.
         anew = not step + size <= most <= size // 2
         if not anew:
             step += size
@@ -275,13 +278,14 @@ def _port_figures(name: str, totals: PortTotals) -> PortFigures:
 
 
 def carried(figures: Iterable[PortFigures]) -> int:
-    """Ports that had traffic of a task."""
+    """Return the number of ports that carried the task's traffic."""
     return sum(each.bytes >= NOISE_BYTES for each in figures)
 
 
 def imbalance(figures: Iterable[PortFigures]) -> float | None:
-    """How much less the least busy of the ports carried than the mean, 0 to 1; None where fewer
-    than two are known, or there was no traffic."""
+    """Return by how much the least busy port is below the mean, 0 to 1. None if fewer than two are
+    known, or without traffic.
+    """
     known = [each.bytes for each in figures if each.sent is not None or each.received is not None]
     if len(known) < 2 or max(known) < NOISE_BYTES:
         return None
@@ -289,7 +293,7 @@ def imbalance(figures: Iterable[PortFigures]) -> float | None:
 
 
 def tcp_share(ports: Iterable[PortFigures], sockets: Iterable[SocketFigures]) -> float | None:
-    """The part of all bytes that went by TCP, 0 to 1; None where nothing is known."""
+    """Return the share of all bytes that went by TCP, 0 to 1; None if unknown."""
     rdma = sum(each.bytes for each in ports)
     tcp = sum(each.bytes for each in sockets)
     return tcp / (rdma + tcp) if rdma + tcp else None

@@ -1,6 +1,6 @@
-"""GIDs: what one stands for, and which entry of a RoCE port's table NCCL takes.
+"""GIDs: their addresses, and the entry of a RoCE port's table that NCCL chooses.
 
-NCCL's rule is that of net_ib/connect.cc, the same from 2.21 to 2.30; before it there was none.
+NCCL's rule is that of net_ib/connect.cc, the same from 2.21 to 2.30; earlier versions had no rule.
 """
 
 from __future__ import annotations
@@ -23,39 +23,41 @@ _WORD: Final = r"[0-9a-fA-F]{4}"
 _GID: Final = re.compile(rf"{_WORD}(:{_WORD}){{7}}")
 _LINK_LOCAL: Final = 0xFE80 << 48
 EMPTY: Final = (":".join(["0000"] * 8), ":".join(["fe80", *["0000"] * 7]))
-"""How the kernel writes an unused entry: all zero, or on InfiniBand only the subnet's prefix."""
+"""The kernel's text for an unused entry: all zero, or on InfiniBand only the subnet prefix."""
 _MAPPED: Final = 0xFFFF
 
 
 def number_of(gid: str) -> int | None:
-    """The 128 bits of a GID as the kernel writes it; None if this is none."""
+    """Return the 128 bits of a GID in the kernel's notation; None if it is not one."""
     return int(gid.replace(":", ""), 16) if _GID.fullmatch(gid) else None
 
 
 def is_empty(number: int) -> bool:
-    """An unused entry: all zero, or on InfiniBand only the subnet's prefix."""
+    """Whether the entry is unused: all zero, or on InfiniBand only the subnet prefix."""
     return number & ((1 << 64) - 1) == 0 and number >> 64 in (0, _LINK_LOCAL)
 
 
 def is_prefix_only(number: int) -> bool:
-    """Names a subnet, and no port in it."""
+    """Whether it has a subnet prefix and no port."""
     return number & ((1 << 64) - 1) == 0
 
 
 def is_link_local(number: int) -> bool:
-    """Reaches no further than its own network segment."""
+    """Whether it is limited to its own network segment."""
     return number >> 64 == _LINK_LOCAL
 
 
 def family_of(number: int) -> Family:
-    """As NCCL sees it: IPv4 if mapped, also inside a multicast address; zero is IPv6."""
+    """Return the family by NCCL's rule: IPv4 if mapped, also inside a multicast address; zero is
+    IPv6.
+    """
     top = number >> 32
     mapped = top == _MAPPED or top == (0xFF0E << 80 | _MAPPED)
     return "AF_INET" if mapped else "AF_INET6"
 
 
 def address_of(number: int) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address that a RoCE GID stands for; None for an empty one."""
+    """Return the IP address of a RoCE GID; None for an empty one."""
     if is_empty(number):
         return None
     if number >> 32 == _MAPPED:
@@ -64,8 +66,9 @@ def address_of(number: int) -> ipaddress.IPv4Address | ipaddress.IPv6Address | N
 
 
 def is_routable(number: int) -> bool:
-    """Whether peers beyond the own segment can be reached with it: not with 169.254.0.0/16, which
-    an interface gives itself where no DHCP server answers."""
+    """Whether it reaches peers beyond the own segment. 169.254.0.0/16 does not, which an interface
+    assigns itself without a DHCP server.
+    """
     address = address_of(number)
     if address is None or is_link_local(number):
         return False
@@ -78,7 +81,7 @@ def is_routable(number: int) -> bool:
 
 
 def version_of(kind: str | None) -> int | None:
-    """1 or 2 of an entry's type; None where the kernel does not say."""
+    """Return 1 or 2 for an entry's type; None if the kernel does not report it."""
     if kind is None:
         return None
     if kind.startswith(ROCE_V2):
@@ -87,7 +90,7 @@ def version_of(kind: str | None) -> int | None:
 
 
 def routable(gids: Sequence[Gid], family: Family | None = None) -> list[Gid]:
-    """Those entries with which a peer can be reached, of one family if it is given."""
+    """Return the entries that reach a peer, of one family if given."""
     found = []
     for gid in gids:
         number = number_of(gid.gid)
@@ -104,14 +107,16 @@ def nccl_index(
     family: Family = "AF_INET",
     within: Range | None = None,
 ) -> int:
-    """The index that NCCL chooses by itself (NCCL_IB_GID_INDEX=-1) in a table of so many `slots`.
+    """Return the index that NCCL chooses itself (NCCL_IB_GID_INDEX=-1) in a table of `slots`
+    entries.
 
-    `within` stands for NCCL_IB_ADDR_RANGE. Where nothing fits it stays at 0, whatever is there.
+    `within` is NCCL_IB_ADDR_RANGE. If nothing fits, the result is 0, whatever that entry is.
     """
     table = {gid.index: gid for gid in gids}
     numbers = {index: number_of(gid.gid) or 0 for index, gid in table.items()}
     chosen = 0
-    # An empty entry counts as IPv6, and is taken where the one before is IPv4: only index 0 can be.
+    # An empty entry counts as IPv6, and is chosen after an IPv4 entry: this matters for index 0
+    # only.
     empty = family == "AF_INET6" and family_of(numbers.get(0, 0)) == "AF_INET"
     for candidate in range(slots) if empty else sorted(table):
         if not 0 < candidate < slots:
@@ -136,9 +141,10 @@ def nccl_index(
 def fit_index(
     gids: Sequence[Gid], slots: int | None, family: Family, within: Sequence[Range] = ()
 ) -> int | None:
-    """The index with which a peer can be reached, with an address in one of the networks `within`
-    if there are any: the one that NCCL chooses if that will do, else the first that does. NCCL has
-    to be told that one, unless it is told the network, which only one can be."""
+    """Return an index that reaches peers, with an address in one of the networks `within`, if any.
+    Prefers NCCL's own choice, else the first fitting entry. NCCL then needs this index as a
+    setting, or the network if there is exactly one.
+    """
     if slots is None:
         return None
     network = within[0] if len(within) == 1 else None
@@ -149,7 +155,7 @@ def fit_index(
 
 
 def strays(gids: Sequence[Gid], slots: int | None, family: Family, index: int | None) -> bool:
-    """Whether NCCL by itself takes another entry than this one, if there is one."""
+    """Whether NCCL by itself chooses another entry than this one, if there is one."""
     return slots is not None and index not in (None, nccl_index(gids, slots, family))
 
 
@@ -170,21 +176,22 @@ def _meant(gids: Sequence[Gid], family: Family, within: Sequence[Range]) -> list
 def fit_indexes(
     gids: Sequence[Gid], family: Family, within: Sequence[Range] = ()
 ) -> frozenset[int]:
-    """All entries that would do: routable, of the family, RoCE v2 where any is. Of several networks
-    in one of them; a single one NCCL is told."""
+    """Return all fitting entries: routable, of the family, and RoCE v2 if there are any. With
+    several networks, entries in one of them; NCCL can be given a single one.
+    """
     found = _meant(gids, family, within if len(within) > 1 else ())
     second = [gid for gid in found if version_of(gid.type) == 2]
     return frozenset(gid.index for gid in second or found)
 
 
 def is_sparse(gids: Sequence[Gid]) -> bool:
-    """Whether an empty entry stands before a used one: to a container the host's look empty."""
+    """Whether an empty entry precedes a used one: in a container, the host's entries look empty."""
     used = {gid.index for gid in gids}
     return bool(used) and len(used) <= max(used)
 
 
 def flid_index(gids: Sequence[Gid]) -> int:
-    """The index on InfiniBand: 1 if that GID carries a routable FLID, else always 0."""
+    """Return the index on InfiniBand: 1 if that GID carries a routable FLID, else 0."""
     for gid in gids:
         number = number_of(gid.gid)
         if gid.index == 1 and number is not None and number >> 80 & 0xFFFF:

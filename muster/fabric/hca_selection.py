@@ -1,8 +1,8 @@
-"""Which HCAs of a node its jobs use: the compute ones, not those for storage and management.
+"""Selection of the HCAs for jobs: the compute HCAs, without those for storage and management.
 
-NCCL without a list takes every active port. The rule: what is unfit goes; of the classes of alike
-ports that are left, the one next to the GPUs, then the one with the most bandwidth; and an
-operator's word before everything.
+Without a list, NCCL takes every active port. The rule: drop unfit ports; of the remaining classes
+of similar ports, prefer the one nearest to the GPUs, then the one with the most bandwidth. An
+operator's setting overrides the rule.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _OWN: Final = "169.254."
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The ports with what was decided of each, in the order given.
+    """The ports with their decisions, in the given order.
 
-    `family` is that of the addresses of RoCE, `within` the networks in which they are to be.
-    `close`: another class has almost as much bandwidth. `unmatched`: entries of the rules that mean
-    no port.
+    `family` is the address family for RoCE, `within` the networks of the addresses. `close`:
+    another class has almost as much bandwidth. `unmatched`: entries of the rules that match no
+    port.
     """
 
     hcas: tuple[Hca, ...]
@@ -50,13 +50,13 @@ class Choice(msgspec.Struct, frozen=True):
 
     @property
     def used(self) -> tuple[Hca, ...]:
-        """Those that jobs are to use."""
+        """The ports for jobs."""
         return tuple(hca for hca in self.hcas if hca.use)
 
 
 @dataclass(slots=True)
 class _Sorted:
-    """Ports on their way through the rule; `decided` is by key."""
+    """Ports during the selection; `decided` is by key."""
 
     decided: dict[str, Hca] = field(default_factory=dict)
     alternatives: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class _Sorted:
 
 
 def choose(hcas: Sequence[Hca], affinity: Sequence[Affinity], rules: Rules | None = None) -> Choice:
-    """Decide for each port whether it is used, and say why."""
+    """Decide for each port whether jobs use it, with the reason."""
     rules = rules or Rules()
     found = [replace(hca, usable_by_nccl_ib=_passes(hca)) for hca in grouped(hcas)]
     unmatched = tuple(
@@ -98,7 +98,9 @@ def choose(hcas: Sequence[Hca], affinity: Sequence[Affinity], rules: Rules | Non
 
 
 def hindrance(hca: Hca) -> str | None:
-    """Why a port that would be used cannot be as it is, on evidence; None if nothing is known."""
+    """Return why a port of the compute class cannot be used now, on evidence; None if nothing is
+    known.
+    """
     if hca.state is not None and hca.state != ACTIVE:
         return f"port {hca.state}" + (f", {hca.phys_state}" if hca.phys_state else "")
     if hca.uverbs_error is not None:
@@ -112,18 +114,18 @@ def hindrance(hca: Hca) -> str | None:
 
 
 def own_addresses(hca: Hca) -> list[str]:
-    """Those of IPv4 that its interface gave itself."""
+    """Return the IPv4 addresses that its interface assigned itself."""
     found = (gid.address for gid in hca.gids if gid.address is not None)
     return list(dict.fromkeys(address for address in found if address.startswith(_OWN)))
 
 
 def has_no_address(hca: Hca) -> bool:
-    """Whether the whole GID table was read, and leads to no peer beyond the own segment."""
+    """Whether the GID table was read completely and reaches no peer beyond the own segment."""
     return hca.gid_slots is not None and not hca.gids_unread and not routable(hca.gids)
 
 
 def _passes(hca: Hca) -> bool | None:
-    """Whether NCCL's own filter takes it: an active port of InfiniBand or Ethernet."""
+    """Whether NCCL's own filter accepts it: an active port of InfiniBand or Ethernet."""
     if hca.state not in (None, ACTIVE) or hca.link_layer not in (None, ETHERNET, INFINIBAND):
         return False
     return None if hca.state is None or hca.link_layer is None else True
@@ -161,7 +163,7 @@ def _by_rule(left: Iterable[Hca], affinity: Sequence[Affinity], done: _Sorted) -
         else:
             hindered.append((hca, reason))
     ready = _without_virtual_functions(ready, done)
-    # One whose owner is here is no card of its own.
+    # A virtual function whose owner is here is no separate card.
     dark = [hca for hca, _ in hindered if ready and hca.physical_function is None]
     by_gpus = _by_gpus(ready, dark, nearest)
     if by_gpus:
@@ -188,8 +190,9 @@ def _by_rule(left: Iterable[Hca], affinity: Sequence[Affinity], done: _Sorted) -
 
 
 def _by_gpus(ready: Sequence[Hca], dark: Sequence[Hca], nearest: Mapping[str, Affinity]) -> bool:
-    """Whether nearness to GPUs decides: a port next to one that is down counts, too, unless it is
-    a small thing beside those that are up."""
+    """Whether nearness to GPUs decides. A port next to one that is down also counts, unless it is
+    small compared with those that are up.
+    """
     if any(_is_near(hca, nearest) for hca in ready):
         return True
     near = [hca for hca in dark if _is_near(hca, nearest)]
@@ -197,8 +200,10 @@ def _by_gpus(ready: Sequence[Hca], dark: Sequence[Hca], nearest: Mapping[str, Af
 
 
 def _order(groups: Mapping[str, Sequence[Hca]], ready: Collection[str]) -> list[str]:
-    """The classes by bandwidth, as the machine has it: the compute class whose ports are all down
-    is still the one. A class without a ready port comes first only where it is clear."""
+    """Order the classes by the machine's bandwidth: a compute class whose ports are all down
+    remains the compute class. A class without a ready port comes first only if it is clearly
+    faster.
+    """
     order = by_bandwidth({name: groups[name] for name in groups if name in ready})
     for name in reversed(by_bandwidth({one: groups[one] for one in groups if one not in ready})):
         first = not order or _outweighs(groups[name], groups[order[0]])
@@ -209,7 +214,7 @@ def _order(groups: Mapping[str, Sequence[Hca]], ready: Collection[str]) -> list[
 def _outweighs(dark: Sequence[Hca], other: Sequence[Hca]) -> bool:
     if speed_of_class(dark) is None or not clearly(dark, other):
         return False
-    # Beside InfiniBand an Ethernet that is up without an address is for something else.
+    # Beside InfiniBand, an active Ethernet port without an address has another purpose.
     active = all(hca.state in (None, ACTIVE) for hca in dark)
     return not (active and other[0].link_layer == INFINIBAND)
 
@@ -223,8 +228,9 @@ def _without_virtual_functions(ready: Sequence[Hca], done: _Sorted) -> list[Hca]
 
 
 def _with_owners(hcas: Sequence[Hca]) -> dict[str, str]:
-    """NCCL breaks where a virtual function and its physical one are both in its list: what is said
-    of each such virtual one, by its key."""
+    """Return a reason for each virtual function, by key, whose physical function is also selected:
+    NCCL breaks with both in its list.
+    """
     cards = {card_of(hca.pci): hca for hca in hcas if hca.pci and not hca.physical_function}
     found = {}
     for hca in hcas:
@@ -281,7 +287,9 @@ def _why(hca: Hca, nearest: Mapping[str, Affinity]) -> str:
 
 
 def _one_family(done: _Sorted, within: Sequence[Range], *, forced: bool) -> Family:
-    """IPv4, or IPv6 where more ports have it: NCCL takes one for all. The rest cannot be used."""
+    """Return IPv4, or IPv6 if more ports have it: NCCL uses one family for all. The other ports
+    cannot be used.
+    """
     versions = {network.version for network in within}
     if len(versions) == 1:
         return "AF_INET" if 4 in versions else "AF_INET6"

@@ -1,7 +1,7 @@
-"""What a probe of one node says; docs/probe.md explains each field, docs/probe.schema.json is made
-of these types.
+"""Types of a node's probe. docs/reference/probe.md explains each field;
+docs/reference/probe.schema.json is generated from these types.
 
-None is "unknown"; `unknown` then says why, by the name of the field.
+None means unknown; `unknown` then has the reason by field name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 VERSION: Final = 1
-"""Of the JSON: fields are added without another number, and never change their meaning."""
+"""Version of the JSON. Added fields keep it, and fields never change their meaning."""
 
 ETHERNET: Final = "Ethernet"
 INFINIBAND: Final = "InfiniBand"
@@ -22,7 +22,8 @@ UNLIMITED: Final = "unlimited"
 
 class Severity(enum.Enum):
     """ERROR: RDMA does not work as it should. WARNING: it may fail or be slow. INFO: worth knowing,
-    no problem."""
+    not a problem.
+    """
 
     ERROR = "error"
     WARNING = "warning"
@@ -30,11 +31,11 @@ class Severity(enum.Enum):
 
 
 class AffinityClass(enum.Enum):
-    """How far a GPU and an HCA are apart, in the words of `nvidia-smi topo`.
+    """Distance between a GPU and an HCA, in the terms of `nvidia-smi topo`.
 
-    PIX: at most one switch between them. PXB: several. PHB: through their host bridge.
-    NODE: through another one of the same NUMA node. SYS: between NUMA nodes. UNKNOWN: the PCI tree
-    does not tell.
+    PIX: at most one switch between them. PXB: several. PHB: through their host bridge. NODE:
+    through another one of the same NUMA node. SYS: between NUMA nodes. UNKNOWN: not visible in the
+    PCI tree.
     """
 
     PIX = "PIX"
@@ -46,7 +47,7 @@ class AffinityClass(enum.Enum):
 
 
 class Gid(msgspec.Struct, frozen=True):
-    """A used entry of a port's GID table. `address`: the IP address that it stands for, if any."""
+    """A used entry of a port's GID table. `address` is its IP address, if any."""
 
     index: int
     gid: str
@@ -56,7 +57,9 @@ class Gid(msgspec.Struct, frozen=True):
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """Of one port since its driver was loaded. The kernel counts data in units of four bytes."""
+    """Counters of one port since its driver was loaded. The kernel counts data in units of four
+    bytes.
+    """
 
     xmit_bytes: int | None = None
     rcv_bytes: int | None = None
@@ -66,16 +69,16 @@ class Counters(msgspec.Struct, frozen=True):
 
 
 class Hca(msgspec.Struct, frozen=True, kw_only=True, rename={"group": "class"}):
-    """One port of an RDMA device: what was read of it, and whether jobs are to use it.
+    """A port of an RDMA device: its properties, and the decision whether jobs use it.
 
-    `group` (`class` in the JSON): ports of one class are like each other. `expected`: one of the
-    class that is used, which cannot be used as it is. `gid_index`: the entry that NCCL uses under
-    the environment given; None where none is fit or the table is unknown. `usable_by_nccl_ib`:
-    NCCL would take it without a list, as any active port. `members`: interfaces of its PCI function
-    that do not carry its addresses, as those below a bond, by which rules may name it. `gid_slots`:
-    the length of the table, of which `gids_unread` could not be read. `rail`: the place among those
-    used, in PCI order. `physical_function`: of a virtual function. `uverbs_error`: why its device
-    file, which is there, cannot be opened.
+    `group` (`class` in the JSON): ports of one class are similar. `expected`: a port of the compute
+    class that cannot be used now. `gid_index`: the entry that NCCL uses with the given environment;
+    None if none fits or the table is unknown. `usable_by_nccl_ib`: NCCL would take it without a
+    list, like any active port. `members`: interfaces of its PCI function without its addresses,
+    such as those below a bond; rules may name it by them. `gid_slots`: the length of the table, of
+    which `gids_unread` entries were unreadable. `rail`: the position among the used ports, in PCI
+    order. `physical_function`: of a virtual function. `uverbs_error`: why its device file, which is
+    there, cannot be opened.
     """
 
     name: str
@@ -121,7 +124,7 @@ class Hca(msgspec.Struct, frozen=True, kw_only=True, rename={"group": "class"}):
 
     @property
     def key(self) -> str:
-        """As NCCL and UCX write it: mlx5_0:1."""
+        """mlx5_0:1, in the notation of NCCL and UCX."""
         return f"{self.name}:{self.port}"
 
 
@@ -140,8 +143,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 class Affinity(msgspec.Struct, frozen=True, kw_only=True, rename={"distance": "class"}):
     """A GPU and an HCA, by name (a PCI address where no RDMA device serves the function).
 
-    `hops`: bridges on the way between them, below the common one; None with UNKNOWN. Of one GPU's
-    HCAs the nearest has the best class, then the fewest hops.
+    `hops`: bridges on the way between them, below the common one; None with UNKNOWN. The nearest
+    HCA of a GPU has the best class, then the fewest hops.
     """
 
     gpu: str
@@ -152,8 +155,9 @@ class Affinity(msgspec.Struct, frozen=True, kw_only=True, rename={"distance": "c
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
-    """A network interface. `addresses` have their prefix length where it is known. `running` is
-    None where nothing says so."""
+    """A network interface. `addresses` have their prefix length if known. `running` is None if
+    unknown.
+    """
 
     name: str
     kind: str
@@ -166,8 +170,9 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What is found and what it costs (`what`), and how to mend it (`fix`). `stops`: with it no job
-    can use RDMA on this node at all."""
+    """A problem with its effect (`what`), and the remedy (`fix`). `stops`: no job can use RDMA on
+    this node at all.
+    """
 
     severity: Severity
     what: str
@@ -176,8 +181,9 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Fabric(msgspec.Struct, frozen=True, kw_only=True):
-    """The class that is used: of its `expected` ports `used`. `alternatives`: other classes that
-    could be. `unread`: why it is not known which RDMA devices there are, "" where it is."""
+    """The compute class: `used` of its `expected` ports. `alternatives`: other possible classes.
+    `unread`: why the RDMA devices are unknown, else "".
+    """
 
     name: str | None = None
     used: int = 0
@@ -187,7 +193,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job's processes may have. `source` says whose limits these are.
+    """Limits of a job's processes. `source` names their origin.
 
     `memlock` and `nofile` are numbers (bytes, files) or "unlimited"; None is unknown.
     """
@@ -199,7 +205,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Software(msgspec.Struct, frozen=True, kw_only=True):
-    """Versions, and where libraries are found: None if they are not, no entry if that is unknown.
+    """Versions, and paths of libraries: None if missing, no entry if unknown.
 
     `gpudirect`: how the NIC reaches GPU memory, "peermem", "dmabuf" or "none"; None is unknown.
     """
@@ -218,8 +224,9 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """One node. `env`: what its jobs should have in their environment. `fingerprint`: a digest of
-    what does not change while the hardware and its cabling stay."""
+    """A node. `env` is the environment for its jobs. `fingerprint` is a digest of everything that
+    changes only with the hardware and its cabling.
+    """
 
     version: int = VERSION
     hostname: str

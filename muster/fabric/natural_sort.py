@@ -1,4 +1,4 @@
-"""Orders that a person expects: mlx5_2 before mlx5_10, and PCI functions by their numbers."""
+"""Natural sort orders: mlx5_2 before mlx5_10, and PCI functions by their numbers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _PARTS: Final = re.compile(r"[:.]")
 
 
 def natural(text: str) -> tuple[tuple[str, int], ...]:
-    """A key that puts mlx5_2 before mlx5_10."""
+    """Return a sort key that puts mlx5_2 before mlx5_10."""
     words = _DIGITS.split(text)
     numbers = [int(word[:18]) for word in words[1::2]] + [-1]
     return tuple(zip(words[::2], numbers, strict=True))
 
 
 def function_order(function: str) -> tuple[int, ...]:
-    """A key for PCI addresses: by domain, bus, device and function."""
+    """Return a sort key for PCI addresses: by domain, bus, device and function."""
     try:
         return tuple(int(part, 16) for part in _PARTS.split(function))
     except ValueError:

@@ -1,8 +1,8 @@
-"""Communicators, as the lines of the processes of one node tell of them.
+"""Communicators in the NCCL logs of one node's processes.
 
-A channel between ranks of one host, and the network of a communicator that is all on one host, say
-nothing of what goes between hosts. Which ranks are on this host their processes' files tell: each
-names its own.
+Channels between ranks of one host, and the network of a communicator inside one host, do not show
+the traffic between hosts. The ranks of this host are known because each process's file names its
+own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 SOCKET: Final = "Socket"
 COMMS_MAX: Final = 64
-"""Of a process that makes more, the rest count as one that is between hosts."""
+"""Limit per process. Further communicators count as one between hosts."""
 _PAIRS_MAX: Final = 256
 _THREAD: Final = re.compile(r":(\d{1,10}:\d{1,10}) \[")
 _INIT: Final = re.compile(
@@ -30,8 +30,9 @@ _RANKS: Final = re.compile(
 
 
 class Pair(msgspec.Struct, frozen=True, array_like=True):
-    """Channels over the network from one rank to another, -1 where it is not said: how many, and
-    how many of them over sockets and without a copy in the host."""
+    """Channels over the network between two ranks (-1: unknown): their number, and the numbers over
+    sockets and without a copy in host memory.
+    """
 
     one: int
     other: int
@@ -41,9 +42,10 @@ class Pair(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Communicator(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One communicator as one process tells of it. `id` is the same in all processes of it, ""
-    where it is not told; `own` are its ranks in this process. `word` is its network, which was told
-    as the `at`-th of the process."""
+    """A communicator in one process's log. `id` is the same in all of its processes, "" if unknown;
+    `own` are its ranks in this process. `word` is its network, logged as the `at`-th of the
+    process.
+    """
 
     id: str = ""
     size: int = 0
@@ -63,7 +65,7 @@ class _Comm:
 
 
 class Comms:
-    """Of one process, from its lines in their order."""
+    """Collects the communicators of one process from its lines in order."""
 
     def __init__(self, known: Iterable[Communicator] = ()) -> None:
         self._comms = {
@@ -77,12 +79,12 @@ class Comms:
             for one in known
         }
         self._words = max((one.at for one in self._comms.values()), default=0)
-        # By thread: the communicator that it makes, and the word that came before its name.
+        # By thread: the communicator being created, and the network logged before its name.
         self._making: dict[str, str] = {}
         self._word: dict[str, str] = {}
 
     def init(self, line: str) -> None:
-        """A line that names a communicator."""
+        """Process a line that names a communicator."""
         found = _INIT.search(line)
         if not found:
             return
@@ -96,19 +98,21 @@ class Comms:
             if len(self._making) > COMMS_MAX:
                 self._making.pop(next(iter(self._making)))
         else:
-            # Channels that are opened later come from any thread.
+            # Channels opened later may come from any thread.
             self._making.pop(thread, None)
         if thread in self._word:
             self._told(comm, self._word.pop(thread))
 
     def word(self, line: str, network: str) -> None:
-        """`Using network IB`: of the communicator that its thread makes, or is about to."""
+        """Process `Using network IB`: it belongs to the communicator that the thread creates or is
+        about to create.
+        """
         thread = _thread(line)
         name = self._making.get(thread)
         if name is not None and not self._comm(name).word:
             self._told(self._comm(name), network)
             return
-        # Each has one: this is the next one's.
+        # Each has one network: this is the next one's.
         self._making.pop(thread, None)
         self._words += thread in self._word
         if len(self._word) >= COMMS_MAX:
@@ -116,7 +120,7 @@ class Comms:
         self._word[thread] = network
 
     def channel(self, line: str, *, tcp: bool, gdr: bool) -> None:
-        """A line about a channel over the network."""
+        """Process a line about a channel over the network."""
         name = self._making.get(_thread(line), "")
         comm = self._comm(name)
         found = _RANKS.search(line)
@@ -129,7 +133,7 @@ class Comms:
         comm.pairs[one, other] = Pair(one, other, known.count + 1, known.tcp + tcp, known.gdr + gdr)
 
     def known(self) -> tuple[Communicator, ...]:
-        """All that was told. A word without a name is that of a communicator that has none."""
+        """Return all communicators. A network without a name belongs to an unnamed one."""
         found = dict(self._comms)
         if self._word:
             bare = found.get("", _Comm())
@@ -159,8 +163,9 @@ class Comms:
 
 
 class Between(msgspec.Struct, frozen=True):
-    """What one process has between hosts: channels, the last word of a network, whether it is on
-    sockets. `local`: it speaks of communicators, and all of them are on this host."""
+    """The traffic of one process between hosts: channels, the last network, and whether it uses
+    sockets. `local`: the log names communicators, and all of them are inside this host.
+    """
 
     rdma: int
     tcp: int
@@ -171,7 +176,9 @@ class Between(msgspec.Struct, frozen=True):
 
 
 def between(comms: Iterable[Communicator], others: Iterable[Communicator] = ()) -> Between:
-    """What is between hosts. `others`: of all processes of this host, these among them."""
+    """Return what is between hosts. `others`: the communicators of all processes of this host,
+    including these.
+    """
     own = tuple(comms)
     here = _here((*own, *others))
     rdma = tcp = gdr = 0
@@ -189,14 +196,14 @@ def between(comms: Iterable[Communicator], others: Iterable[Communicator] = ()) 
         if one.word and not on_host:
             words.append((one.at, one.word, over > 0))
     last = max(words, default=(0, "", False))
-    # A channel says more than the word before it.
+    # A channel is better evidence than the earlier network line.
     return Between(
         rdma, tcp, gdr, last[1], bool(tcp) or (last[1] == SOCKET and not last[2]), all(whole)
     )
 
 
 def _here(every: Iterable[Communicator]) -> Mapping[str, frozenset[int]]:
-    """The ranks of each communicator that are on this host."""
+    """Return the ranks of each communicator that are on this host."""
     found: dict[str, set[int]] = {}
     for one in every:
         found.setdefault(one.id, set()).update(one.own)
@@ -220,9 +227,9 @@ def _on_host(
         return ends <= here[one.id]
     named = [it for it in own if it.id and it.size > max(ends)]
     if named:
-        # Of which of them it is, is not told.
+        # The line does not say which of them it belongs to.
         return all(ends <= here[it.id] for it in named)
-    # Of an NCCL that names none: its ranks are those of the only one there is.
+    # This NCCL names none: the ranks belong to the only communicator.
     return one.at <= 1 and ends <= here[one.id]
 
 

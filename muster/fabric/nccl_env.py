@@ -1,8 +1,8 @@
-"""The environment of a node's jobs, from the ports that they use.
+"""Environment of a node's jobs, derived from the ports that they use.
 
-Only what NCCL, gloo and UCX cannot find for themselves is set. Timeouts, algorithms, queue pairs
-and the rest are left alone: their defaults follow NCCL's versions, and a value that helped one
-cluster once harms the next.
+Only settings that NCCL, gloo and UCX cannot find themselves are set. Timeouts, algorithms, queue
+pairs and the rest are left alone: their defaults follow NCCL's versions, and a value that helped
+one cluster once harms the next.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _UCX_SIXTH: Final = (1, 20)
 
 
 class Port(msgspec.Struct, frozen=True):
-    """A port that jobs use, as far as the environment depends on it.
+    """A port that jobs use, reduced to what determines the environment.
 
-    Of a RoCE port: `index` is the GID that NCCL is to use, None where it is unknown; `fit` are all
-    that would do; `ranged`: NCCL takes `index` only if it is told the network of the addresses, or
-    the index where no network is named; `sparse`: its table has holes.
+    For a RoCE port: `index` is the GID for NCCL, None if unknown; `fit` are all fitting ones;
+    `ranged`: NCCL chooses `index` only with a setting, the network of the addresses or else the
+    index; `sparse`: the table has holes.
     """
 
     name: str
@@ -42,13 +42,14 @@ class Port(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """As NCCL and UCX write it: mlx5_0:1."""
+        """mlx5_0:1, in the notation of NCCL and UCX."""
         return f"{self.name}:{self.port}"
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """`values` for the jobs. `index` is the one forced on all HCAs, if one is. `apart`: this NCCL
-    needs one index for all HCAs, and none is known that fits; a sentence that says so."""
+    """`values` for the jobs. `index` is the one forced on all HCAs, if any. `apart` is a sentence
+    if this NCCL needs one index for all HCAs and none fits all.
+    """
 
     values: dict[str, str]
     index: int | None = None
@@ -61,7 +62,7 @@ def environment(
     version: Version | None = None,
     ucx: Version | None = None,
 ) -> Environment:
-    """What to set on a node that is by itself."""
+    """Return the settings for a single node."""
     ports = [_port(hca, choice) for hca in choice.used]
     return of_ports(ports, sockets, version, choice.family, told_range(choice.within), ucx)
 
@@ -74,21 +75,22 @@ def of_ports(
     within: str = "",
     ucx: Version | None = None,
 ) -> Environment:
-    """What to set. `sockets`: the interfaces for everything that is not RDMA, the best one alone
-    will do. `within` is the network of the addresses, where the operator names one. An unknown
-    version is taken for a new one. `ucx` is the version of UCX, which has a rule of its own."""
+    """Return the settings. `sockets` are the interfaces for non-RDMA traffic; the best one is
+    enough. `within` is the network of the addresses, if the operator names one. An unknown version
+    counts as a new one. `ucx` is the version of UCX, which has its own rule.
+    """
     values: dict[str, str] = {}
     used = sorted(ports, key=lambda port: (natural(port.name), port.port))
     index, apart = None, None
     if used:
         keys = ",".join(port.key for port in used)
-        # `=`: without it mlx5_1 means mlx5_10 as well.
+        # `=` requests an exact match: otherwise mlx5_1 matches mlx5_10, too.
         values["NCCL_IB_HCA"] = f"={keys}"
         index, apart = _index(used, version, within)
         if index is not None:
             values["NCCL_IB_GID_INDEX"] = str(index)
         elif version is None or version >= DYNAMIC:
-            # What leads NCCL to the right addresses, where it would take others by itself.
+            # Settings that lead NCCL to the right addresses if its own choice is wrong.
             if family == "AF_INET6":
                 values["NCCL_IB_ADDR_FAMILY"] = family
             if within and any(port.ranged for port in used):
@@ -120,8 +122,9 @@ def _port(hca: Hca, choice: Choice) -> Port:
 
 
 def _ucx_index(used: Sequence[Port], family: Family, version: Version | None) -> int | None:
-    """One number for all HCAs, where UCX does not find it: entry 0 before 1.5, and before 1.20 an
-    address of the own segment before a routable one of IPv6. Where none fits all, UCX chooses."""
+    """Return one index for all HCAs if UCX's own choice is wrong: entry 0 before 1.5, and before
+    1.20 a link-local address before a routable one of IPv6. If none fits all, UCX chooses.
+    """
     if version is None or version >= (_UCX_SIXTH if family == "AF_INET6" else _UCX_AUTO):
         return None
     known = [port for port in used if port.roce and port.index is not None]
@@ -135,8 +138,9 @@ def _ucx_index(used: Sequence[Port], family: Family, version: Version | None) ->
 def _index(
     used: Sequence[Port], version: Version | None, within: str
 ) -> tuple[int | None, str | None]:
-    """One number for all HCAs, where NCCL does not find it: before 2.21 never, before 2.26 not in a
-    table with holes, and later not where it would take another and no network leads it."""
+    """Return one index for all HCAs if NCCL's own choice is wrong: before 2.21 always, before 2.26
+    in a table with holes, and later if it would choose another one and no network setting helps.
+    """
     roce = [port for port in used if port.roce]
     known = [port for port in roce if port.index is not None]
     if not roce:

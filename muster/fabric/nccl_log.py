@@ -1,9 +1,9 @@
-"""What NCCL's own lines say of the network that it uses.
+"""Parser of NCCL's log lines about its network.
 
-They are read as they are written, piece by piece, from the file of one process (NCCL_DEBUG_FILE).
-There is no line that says "fell back". Evidence in order: channels `via NET/<name>`, the last
-`Using network <name>`, `Initialized NET plugin <name>`, a list `NET/IB : Using [0]...` that is not
-empty. Formats are those of NCCL 2.4 to 2.30.
+Input is the file of one process (NCCL_DEBUG_FILE), in pieces as it grows. NCCL logs no line for a
+fallback. Evidence in order: channels `via NET/<name>`, the last `Using network <name>`,
+`Initialized NET plugin <name>`, a list `NET/IB : Using [0]...` that is not empty. Formats are those
+of NCCL 2.4 to 2.30.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TROUBLE_CHARS: Final = 200
 _WORD_CHARS: Final = 64
 
 _NETWORK: Final = re.compile(r"NCCL INFO Using network (\S.{0,62}?)\s*$")
-# 2.4 said Ring, and a proxy on another GPU stands in brackets.
+# NCCL 2.4 wrote Ring. A proxy on another GPU is in brackets.
 _CHANNEL: Final = re.compile(
     r"(?:Channel|Ring) \d{1,4}.{0,120}? via (NET|COLLNET)/([^/]{1,62})/\d{1,4}(?:\(\d{1,6}\))?"
     r"(/GDRDMA)?"
@@ -36,7 +36,7 @@ _DEVICE: Final = re.compile(r"([A-Za-z0-9_.-]{1,63}):(\d{1,3})/(?:IB|RoCE)\b")
 _VERSION: Final = re.compile(r"NCCL version (\d{1,3}\.\d{1,3}(?:\.\d{1,3})?)")
 _WARNING: Final = re.compile(r"NCCL WARN (.+)$")
 
-# Why there is no RDMA; the first that is found is told, those above before those below.
+# Reasons for not using RDMA, most important first; the first match is reported.
 _REASONS: Final = (
     (re.compile(r"NCCL_IB_DISABLE set (?:by environment )?to ([1-9])"), "NCCL_IB_DISABLE={0}"),
     (
@@ -66,23 +66,25 @@ _TROUBLE: Final = re.compile(
     r"|No IP interface|No such (?:file|device)|Connection timed out|unhandled system error",
     re.IGNORECASE,
 )
-# NCCL 2.27 and later ask for it on every mlx5; ConnectX-7 and older have none.
+# NCCL 2.27 and later query it on every mlx5; ConnectX-7 and older have none.
 _NOISE: Final = "mlx5dv_get_data_direct_sysfs_path"
 
 
 class ProcessEvidence(NcclEvidence, frozen=True, omit_defaults=True):
-    """What the lines of one process say, as if no other process were on its host; `comms` are what
-    the others make something else of."""
+    """Evidence of one process, as if it were alone on its host. `comms` lets the evidence of the
+    other processes correct it.
+    """
 
     comms: tuple[Communicator, ...] = ()
 
 
 class NcclLog:
-    """One process's lines. `feed` takes its file in pieces of any size; whatever is in them, it
-    raises nothing and keeps little."""
+    """Parser of one process's lines. `feed` takes the file in pieces of any size. It never raises,
+    and uses bounded memory.
+    """
 
     def __init__(self, known: ProcessEvidence | None = None) -> None:
-        """`known`: what was read of the file before."""
+        """`known` is the evidence from the part already read."""
         known = known or ProcessEvidence()
         self._rest = b""
         self._skip = False
@@ -97,11 +99,11 @@ class NcclLog:
 
     @property
     def unfinished(self) -> int:
-        """Bytes at the end of what was fed that are no whole line yet."""
+        """Number of fed bytes that do not form a complete line yet."""
         return len(self._rest)
 
     def feed(self, data: bytes) -> None:
-        """The next piece of the file."""
+        """Process the next piece of the file."""
         *lines, rest = data.split(b"\n")
         for line in lines:
             whole, self._rest = self._rest + line[:LINE_BYTES_MAX], b""
@@ -113,12 +115,12 @@ class NcclLog:
             return
         self._rest = (self._rest + rest[: LINE_BYTES_MAX + 1])[: LINE_BYTES_MAX + 1]
         if len(self._rest) > LINE_BYTES_MAX:
-            # Nothing of NCCL's is so long: its beginning is judged, the rest is passed over.
+            # NCCL's lines are never so long: judge the beginning and skip the rest.
             self._line(self._rest[:LINE_BYTES_MAX].decode("utf-8", "replace"))
             self._rest, self._skip = b"", True
 
     def evidence(self) -> ProcessEvidence:
-        """What the lines so far say."""
+        """Return the evidence so far."""
         said = ProcessEvidence(
             processes=1,
             version=self._version,
@@ -174,13 +176,13 @@ class NcclLog:
 
 
 def merged(found: Iterable[ProcessEvidence]) -> NcclEvidence:
-    """What all processes of a node say together."""
+    """Combine the evidence of all processes of a node."""
     processes = list(found)
     if not processes:
         return NcclEvidence()
     comms = tuple(comm for one in processes for comm in one.comms)
     every = [_settled(one, comms) for one in processes]
-    # The word of one on sockets, if there is one.
+    # Prefer a process on sockets, if there is one.
     chief = next((one for one in every if one.sockets), None) or max(
         every, key=lambda one: (one.over_rdma, bool(one.network), one.decided)
     )
@@ -202,7 +204,9 @@ def merged(found: Iterable[ProcessEvidence]) -> NcclEvidence:
 
 
 def _settled(one: ProcessEvidence, others: Sequence[Communicator]) -> ProcessEvidence:
-    """With what is between hosts alone, where `others` are of all processes of this one."""
+    """Reduce the evidence to traffic between hosts. `others` are the communicators of all processes
+    of this host.
+    """
     known = between(one.comms, others)
     local = bool(one.comms) and known.local
     channels = known.rdma or known.tcp
@@ -221,5 +225,5 @@ def _settled(one: ProcessEvidence, others: Sequence[Communicator]) -> ProcessEvi
 
 
 def _shown(text: str, most: int = _WORD_CHARS) -> str:
-    """For a terminal, whatever a process wrote."""
+    """Return the text safe for a terminal, whatever a process wrote."""
     return "".join(c if c.isprintable() else "?" for c in text.strip())[:most]

@@ -1,4 +1,4 @@
-"""NCCL's versions, as far as its rules for InfiniBand and RoCE changed with them."""
+"""NCCL versions, as far as NCCL's rules for InfiniBand and RoCE depend on them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Version = tuple[int, int]
 
 _VERSION: Final = re.compile(r"v?(\d{1,3})\.(\d{1,3})([.+-].*)?")
 
-# Chooses the GID by itself; stumbled over empty entries until the second of these.
+# The first chooses the GID itself; before the second, empty entries confused it.
 DYNAMIC: Final = (2, 21)
 ROBUST: Final = (2, 26)
 
 
 def version_of(text: str) -> Version | None:
-    """2.27.3 is (2, 27), and so is the 22703 of NCCL_VERSION_CODE; None if this is no version."""
+    """Parse a version: 2.27.3 is (2, 27), and so is NCCL_VERSION_CODE 22703. None if invalid."""
     found = _VERSION.fullmatch(text.strip())
     if found:
         return int(found[1]), int(found[2])
@@ -26,5 +26,5 @@ def version_of(text: str) -> Version | None:
 
 
 def devices_max(version: Version | None) -> int:
-    """How many ports NCCL takes (MAX_IB_DEVS); with more in its list it fails or crashes."""
+    """Return NCCL's limit of ports (MAX_IB_DEVS). With a longer list it fails or crashes."""
     return 16 if version is not None and version < (2, 18) else 32

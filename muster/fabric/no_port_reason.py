@@ -1,4 +1,4 @@
-"""Why a node has no port for jobs, as a person is told it."""
+"""Message for a node that has no port for jobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from muster.protocol.fabric import NodeFabric
 
 
 def no_port_reason(fabric: NodeFabric) -> str:
-    """In words that follow the node's name."""
+    """Return the reason as text that follows the node's name."""
     if fabric.missing:
         first = fabric.missing[0]
         return f"has no port that can be used: {first.key}: {first.why}"

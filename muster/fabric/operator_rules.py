@@ -1,4 +1,4 @@
-"""What an operator says of a node's HCAs: which to use and which not."""
+"""Operator's rules for a node's HCAs: which to use and which not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Rules(msgspec.Struct, frozen=True):
     """Entries name an RDMA device (mlx5_0), one port of it (mlx5_0:1), a PCI address (0000:1a:00.0
     or 1a:00.0), a network interface, an IP address, or a network (10.0.0.0/16).
 
-    With `include` only what it names is used; `exclude` wins over it.
+    With `include`, only matching ports are used. `exclude` overrides it.
     """
 
     include: tuple[str, ...] = ()
@@ -23,13 +23,14 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 def naming(entries: Iterable[str], hcas: Sequence[Hca]) -> str | None:
-    """The first entry that means one of these ports."""
+    """Return the first entry that matches one of these ports."""
     return next((entry for entry in entries if any(names(entry, hca) for hca in hcas)), None)
 
 
 def networks(rules: Rules) -> tuple[Range, ...]:
-    """The networks that are included, if nothing else is: their addresses are meant, and not others
-    that the same ports have."""
+    """Return the included networks if nothing else is included: then these addresses are meant, and
+    no others of the same ports.
+    """
     try:
         found = [ipaddress.ip_network(entry, strict=False) for entry in rules.include]
     except ValueError:
@@ -38,12 +39,12 @@ def networks(rules: Rules) -> tuple[Range, ...]:
 
 
 def told_range(within: Sequence[Range]) -> str:
-    """What NCCL can be told of them: one network; "" where there are more, or none."""
+    """Return the network for NCCL's setting; "" unless there is exactly one."""
     return str(within[0]) if len(within) == 1 else ""
 
 
 def names(entry: str, hca: Hca) -> bool:
-    """Whether the entry means this port."""
+    """Whether the entry matches this port."""
     if entry in (hca.name, hca.key) or entry in (*hca.netdevs, *hca.members):
         return True
     if hca.pci is not None and entry.lower() in (hca.pci, hca.pci.removeprefix("0000:")):

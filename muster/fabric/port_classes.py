@@ -1,6 +1,6 @@
-"""Classes of alike ports, and which of them is the compute fabric.
+"""Classes of similar ports, and the choice of the compute class.
 
-A port of which not all is known joins the class that it may be of: the unknown shuts nothing out.
+A port with unknown properties joins a class that matches its known ones.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from muster.fabric.model import ACTIVE, INFINIBAND, Hca
 from muster.fabric.topology import card_of
 from muster.fabric.unsupported_devices import special
 
-# Of two classes one is not clearly the compute class when it has less than twice the bandwidth.
+# The faster of two classes is clearly the compute class with at least this ratio of bandwidths.
 _CLEAR: Final = 2
-# An old kernel takes a speed that it has no name for to be SDR, 2.5 Gb/s a lane. Cards that are
-# newer than Connect-IB never run at it; interfaces of 10 GbE say QDR.
+# An old kernel reports unknown speeds as SDR, 2.5 Gb/s per lane. Cards newer than Connect-IB never
+# run at it; 10 GbE interfaces report QDR.
 _LANE_GBPS: Final = 2.5
 _WRITTEN: Final = re.compile(r"[0-9.]{1,12} Gb/sec \(([0-9]{1,3})X(?: (\w{1,16}))?\)")
 _NEWER: Final = (range(4113, 10_000), range(41_000, 100_000))
-# Of one port, as most cards of a model are built, by the number of the model, which is that of the
-# PCI device: ConnectX-3 to ConnectX-8, BlueField-1 to -3. Virtual functions have none.
+# Port speed of most cards of a model, by the PCI device number: ConnectX-3 to ConnectX-8,
+# BlueField-1 to -3. Virtual functions have none.
 _BUILT_GBPS: Final = {
     4099: 40.0,
     4103: 40.0,
@@ -47,7 +47,7 @@ Groups = Mapping[str, Sequence[Hca]]
 
 
 def grouped(hcas: Iterable[Hca]) -> list[Hca]:
-    """The ports with the names of their classes."""
+    """Return the ports with the names of their classes."""
     named = [replace(hca, group=_name(hca)) for hca in hcas]
     surest = sorted(named, key=_known, reverse=True)
     made = []
@@ -58,16 +58,18 @@ def grouped(hcas: Iterable[Hca]) -> list[Hca]:
 
 
 def speed_of(hca: Hca) -> float | None:
-    """The rate of an active port in Gb/s; a port that is down tells any number, and so does an old
-    kernel of a speed that it does not know."""
+    """Return the rate of an active port in Gb/s; None if unknown. A port that is down reports any
+    number, and so does an old kernel for an unknown speed.
+    """
     if hca.state != ACTIVE or hca.rate_gbps is None:
         return None
     return None if _is_unnamed(hca, hca.rate_gbps) else hca.rate_gbps
 
 
 def by_bandwidth(groups: Groups) -> list[str]:
-    """The names of the classes, the one to use first: most bandwidth, or most ports where the speed
-    of a class is not known; InfiniBand before Ethernet."""
+    """Return the class names, the one to use first: by bandwidth, or by the number of ports if a
+    speed is unknown; InfiniBand before Ethernet.
+    """
     known = all(speed_of_class(ports) is not None for ports in groups.values())
 
     def order(name: str) -> tuple[float, bool, str]:
@@ -86,7 +88,9 @@ def clearly(first: Sequence[Hca], second: Sequence[Hca]) -> bool:
 
 
 def speed_of_class(ports: Sequence[Hca]) -> float | None:
-    """In Gb/s, of one port: as the fastest says, or where all are down, as the model is built."""
+    """Return the port speed of a class in Gb/s: that of the fastest port, or of the model if all
+    ports are down.
+    """
     said = [speed for hca in ports if (speed := speed_of(hca)) is not None]
     if not said and all(hca.state not in (None, ACTIVE) for hca in ports):
         said = [speed for hca in ports if (speed := _built(hca)) is not None]
@@ -94,7 +98,7 @@ def speed_of_class(ports: Sequence[Hca]) -> float | None:
 
 
 def same_ends(ports: Iterable[Hca]) -> bool:
-    """Whether every card of several ports has the same ones up: then the others are not cabled."""
+    """Whether all multi-port cards have the same ports up: then the others are not cabled."""
     cards: dict[str, list[tuple[str, bool]]] = {}
     for hca in ports:
         card = card_of(hca.pci) if hca.pci else hca.name
@@ -107,13 +111,13 @@ def same_ends(ports: Iterable[Hca]) -> bool:
 
 
 def cabled(ports: Sequence[Hca]) -> list[Hca]:
-    """Without the ends that no card has in use."""
+    """Return the ports without the port numbers that no card uses."""
     alike = same_ends(ports)
     return [hca for hca in ports if not alike or hca.state == ACTIVE]
 
 
 def in_words(name: str, ports: Sequence[Hca]) -> str:
-    """Ethernet MT4125: 4 ports of 100 Gb/s."""
+    """Return `Ethernet MT4125: 4 ports of 100 Gb/s`."""
     speeds = sorted({speed for hca in ports if (speed := speed_of(hca)) is not None})
     rate = f" of {'/'.join(f'{speed:g}' for speed in speeds)} Gb/s" if speeds else ""
     return f"{name}: {len(ports)} port{'s' if len(ports) != 1 else ''}{rate}"
@@ -128,7 +132,7 @@ def _name(hca: Hca) -> str:
 
 
 def _known(hca: Hca) -> int:
-    """How much is known of what makes a class."""
+    """Return how many of the class-defining properties are known."""
     if special(hca) is not None:
         return 0
     return (
@@ -137,7 +141,7 @@ def _known(hca: Hca) -> int:
 
 
 def _may_be_like(hca: Hca, other: Hca) -> bool:
-    """Whether nothing that is known of both differs."""
+    """Whether no property known of both differs."""
     if special(hca) is not None or special(other) is not None:
         return False
     if None not in (hca.link_layer, other.link_layer) and hca.link_layer != other.link_layer:
@@ -150,8 +154,9 @@ def _may_be_like(hca: Hca, other: Hca) -> bool:
 
 
 def _is_unnamed(hca: Hca, rate: float) -> bool:
-    """Whether the kernel had no name for the speed. Of a card that is not known this may be, too:
-    those that run at SDR are of 2005."""
+    """Whether the kernel had no name for the speed. An unknown card may be such a case, too: cards
+    that really run at SDR date from 2005.
+    """
     model = _model(hca)
     known = hca.hca_type is not None or hca.pci_id is not None
     if known and (model is None or not any(model in numbers for numbers in _NEWER)):
@@ -168,7 +173,7 @@ def _built(hca: Hca) -> float | None:
 
 
 def _model(hca: Hca) -> int | None:
-    """The number of one of NVIDIA's."""
+    """Return NVIDIA's model number."""
     model = (hca.hca_type or "").removeprefix("MT")
     if model.isascii() and model.isdecimal() and len(model) < 10:
         return int(model)
@@ -178,5 +183,5 @@ def _model(hca: Hca) -> int | None:
 
 
 def _links(ports: Iterable[Hca]) -> int:
-    """Virtual functions share the link of their owner."""
+    """Return the number of links. Virtual functions share the link of their owner."""
     return len({hca.physical_function or hca.key for hca in ports})

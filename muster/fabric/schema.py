@@ -1,4 +1,4 @@
-"""The JSON Schema of a probe, made of its types."""
+"""JSON Schema of a probe, generated from its types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from muster.fabric.model import VERSION, Probe
 
 
 def probe_schema() -> dict[str, Any]:
-    """Of what `muster probe --json` prints (JSON Schema 2020-12)."""
+    """Return the schema of `muster probe --json` (JSON Schema 2020-12)."""
     (schema,), components = msgspec.json.schema_components([Probe], ref_template="#/$defs/{name}")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -1,4 +1,4 @@
-"""How near a GPU and an HCA are to each other, from their paths through the PCI tree."""
+"""Distances between GPUs and HCAs, from their paths through the PCI tree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CLASS: Final = 100
 
 
 def path_of(text: str) -> Path:
-    """The part of a path in sysfs that is the PCI tree; () if there is none."""
+    """Return the PCI part of a sysfs path; () if there is none."""
     found: list[str] = []
     for part in text.split("/"):
         if _ROOT.fullmatch(part):
@@ -33,13 +33,14 @@ def path_of(text: str) -> Path:
 
 
 def is_function(text: str) -> bool:
-    """Whether this is a PCI address with its domain, 0000:1a:00.0."""
+    """Whether the text is a PCI address with its domain, 0000:1a:00.0."""
     return _FUNCTION.fullmatch(text) is not None
 
 
 def function_of_name(name: str) -> str:
-    """The PCI function after which udev named a device, ibp12s0 or rocep193s0f1: its numbers are
-    decimal. "" where it was named otherwise."""
+    """Return the PCI function in a udev device name, ibp12s0 or rocep193s0f1, whose numbers are
+    decimal. "" for other names.
+    """
     found = _NAMED.fullmatch(name)
     if not found:
         return ""
@@ -50,14 +51,14 @@ def function_of_name(name: str) -> str:
 
 
 def card_of(function: str) -> str:
-    """The slot of a function: several of one card share it."""
+    """Return the slot of a function, which the functions of one card share."""
     return function.rpartition(".")[0]
 
 
 def distance(
     gpu: Path, hca: Path, gpu_numa: int | None, hca_numa: int | None
 ) -> tuple[AffinityClass, int | None]:
-    """The class of the way between two functions, and the bridges on it."""
+    """Return the distance class between two functions, and the number of bridges."""
     if not gpu or not hca:
         return AffinityClass.UNKNOWN, None
     common = 0
@@ -80,7 +81,7 @@ def distance(
 
 
 def pairs(gpus: Sequence[Gpu], hcas: Iterable[tuple[str, Path, int | None]]) -> list[Affinity]:
-    """Each GPU with each HCA (name, path, NUMA node), the nearest of a GPU first."""
+    """Return each GPU with each HCA (name, path, NUMA node), the nearest HCA of a GPU first."""
     found = []
     others = list(hcas)
     for gpu in gpus:
@@ -96,24 +97,23 @@ def pairs(gpus: Sequence[Gpu], hcas: Iterable[tuple[str, Path, int | None]]) -> 
 
 
 def rank(pair: Affinity) -> tuple[int, int]:
-    """The lower, the nearer."""
+    """Sort key: lower is nearer."""
     return _ORDER[pair.distance], pair.hops or 0
 
 
 def way(pair: Affinity) -> int:
-    """`rank` as one number: 100 for each class, and the hops; -1 where nothing is known."""
+    """`rank` as one number: 100 per class, plus the hops; -1 if unknown."""
     if pair.distance is AffinityClass.UNKNOWN:
         return -1
     return _CLASS * _ORDER[pair.distance] + min(pair.hops or 0, _CLASS - 1)
 
 
 def nearest(ways: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """The columns that are nearest to at least one row, in their order.
+    """Return the columns that are nearest to at least one row, in order.
 
-    A row for each GPU of a task, a column for each HCA that it may use: `way` between the two. Of
-    a GPU with several that are equally near all are meant; beyond its host bridge bridges are no
-    measure, and all of a class are. A GPU of which nothing is known says nothing; where none does,
-    all columns are meant.
+    Rows are the GPUs of a task, columns the HCAs that it may use, values the `way` between them.
+    All equally near HCAs of a GPU are included; beyond the host bridge, hops do not matter, and all
+    of a class are. A GPU without data is ignored. Without any data, all columns are returned.
     """
     rows = [tuple(row) for row in ways]
     found: set[int] = set()
@@ -134,9 +134,9 @@ def _near(cost: int) -> int:
 def is_flat(
     gpus: Sequence[Gpu], hcas: Sequence[tuple[Path, int | None]], *, virtual: bool | None = None
 ) -> bool:
-    """Whether the tree is one that a virtual machine was given: everything directly below the host
-    bridge, or with one of its own, and no more than one NUMA node. Nothing in it says what is near
-    to what. `virtual`: whether a hypervisor is below, None where that is unknown.
+    """Whether a virtual machine hides the real tree: every device is directly below the host bridge
+    or below a bridge of its own, on a single NUMA node. Then distances mean nothing. `virtual`:
+    whether a hypervisor is below; None if unknown.
     """
     if virtual is False:
         return False
@@ -161,7 +161,7 @@ def is_flat(
 
 
 def unknown(found: Iterable[Affinity]) -> list[Affinity]:
-    """The same pairs, with nothing said of them."""
+    """Return the same pairs with unknown distances."""
     return [
         Affinity(
             gpu=pair.gpu,

@@ -1,9 +1,9 @@
-"""The verdict on a gang: did RDMA carry its traffic? Joins what NCCL's lines say of each node with
-what the counters of its ports do.
+"""Verdict whether RDMA carried a gang's traffic, from NCCL's log lines and the port counters of
+each node.
 
-The lines say what NCCL chose, the counters that bytes went that way; neither is believed to say
-what only the other can. Where there are no lines (a gloo job, another library), counters decide
-only if what all nodes sent is what all received: reading a data set is no traffic of a gang.
+The lines show NCCL's choice, and the counters show that bytes took that path; both are needed.
+Without lines (a gloo job, another library), counters decide only if the bytes sent by all nodes
+equal the bytes received: reading a data set is not gang traffic.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from muster.protocol.text import named
 from muster.protocol.traffic import Carrier, FabricReport, NcclEvidence, PortFigures, SocketFigures
 
 COUNTED_BYTES: Final = 1 << 30
-"""So much a node has to have carried before counters alone are believed, ..."""
+"""Bytes that a node must have carried before counters alone count, ..."""
 COUNTED_S: Final = 60.0
-"""... and for so long it has to have been watched."""
+"""... and seconds that it must have been observed."""
 _CLOSED: Final = 0.15
 _CLEARLY: Final = 0.9
 
 
 class Proof(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The verdict, and the line that says it. `firm`: it rests on what NCCL or closed counters say
-    and a job that requires RDMA is to stop. `node` is the one to blame where not all are alike."""
+    """The verdict and its message. `firm`: it rests on NCCL's lines or closed counters, so a job
+    that requires RDMA must stop. `node` is the responsible one if the nodes differ.
+    """
 
     carrier: Carrier
     text: str
@@ -36,13 +37,13 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Gang = Sequence[tuple[str, FabricReport | None]]
-"""Names of nodes and what they said, in node-rank order."""
+"""Names of nodes and their reports, in node-rank order."""
 
 _Seen = Sequence[tuple[str, FabricReport]]
 
 
 def judge(gang: Gang) -> Proof:
-    """The verdict on a gang by what its nodes have said so far."""
+    """Return the verdict from the reports so far."""
     if len(gang) < 2:
         return _unknown("a gang of one node has no traffic between nodes")
     seen = [(name, report) for name, report in gang if report is not None]
@@ -62,7 +63,7 @@ def judge(gang: Gang) -> Proof:
 
 
 def planned(report: FabricReport) -> tuple[PortFigures, ...]:
-    """The ports that count: those of the plan, else those of NCCL's own list, else all."""
+    """Return the relevant ports: those of the plan, else those of NCCL's own list, else all."""
     by_plan = tuple(port for port in report.ports if port.planned)
     if by_plan:
         return by_plan
@@ -71,7 +72,7 @@ def planned(report: FabricReport) -> tuple[PortFigures, ...]:
 
 
 def summary(report: FabricReport) -> tuple[object, ...]:
-    """What a verdict hangs on, but for the amounts."""
+    """Return everything that the verdict depends on, except the amounts."""
     nccl = report.nccl
     return (
         nccl.decided,
@@ -89,7 +90,7 @@ def summary(report: FabricReport) -> tuple[object, ...]:
 
 
 def reason_of(report: FabricReport) -> str:
-    """Why NCCL is on sockets there, in its own words if it has any."""
+    """Return why NCCL uses sockets there, in its own words if it logged any."""
     return report.nccl.reason or "NCCL does not say why"
 
 
@@ -140,7 +141,7 @@ def _chosen(seen: _Seen) -> Proof:
 
 
 def _counted(gang: Gang, seen: _Seen) -> Proof:
-    """NCCL says nothing: what do the counters?"""
+    """NCCL logged nothing: judge by the counters."""
     why = next((one.unheard for _, one in seen if one.unheard), "")
     silence = why or "no line of NCCL's was seen (gloo and other libraries write none)"
     reports = [one for _, one in gang if one is not None]
@@ -181,7 +182,7 @@ def _closed_tcp(reports: Sequence[FabricReport]) -> bool:
 
 
 def _closed(nodes: Sequence[Sequence[PortFigures | SocketFigures]]) -> bool:
-    """Whether enough went over each node, and all that was sent was received by one of them."""
+    """Whether enough bytes went over each node, and the bytes sent equal the bytes received."""
     if any(sum(each.bytes for each in node) < COUNTED_BYTES for node in nodes):
         return False
     sent = sum(each.sent or 0 for node in nodes for each in node)
@@ -207,8 +208,9 @@ def _any_rdma(seen: _Seen) -> bool:
 
 
 def figures(seen: _Seen) -> str:
-    """`8/8 HCAs, 41 GB/s peak, TCP 0.1 %`: of each node where all are alike, else of the gang. The
-    peak is that of one node, in one direction."""
+    """Return `8/8 HCAs, 41 GB/s peak, TCP 0.1 %`: of each node if all are alike, else of the gang.
+    The peak is that of one node in one direction.
+    """
     reports = [one for _, one in seen]
     counts = {(carried(planned(one)), len(planned(one))) for one in reports}
     if len(counts) == 1:
@@ -228,7 +230,7 @@ def figures(seen: _Seen) -> str:
 
 
 def _amount(count: float) -> str:
-    """Bytes in the units of the field: 1 GB is 10^9."""
+    """Return bytes in decimal units: 1 GB is 10^9."""
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= size:
             return (
@@ -248,7 +250,7 @@ def _unknown(why: str) -> Proof:
 
 
 def evidence_text(nccl: NcclEvidence) -> str:
-    """What NCCL's lines of one node say, for a person."""
+    """Describe NCCL's lines of one node."""
     if not nccl.processes:
         return "no lines"
     if not nccl.decided:

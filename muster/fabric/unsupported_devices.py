@@ -1,7 +1,7 @@
-"""RDMA devices that NCCL's own transport is not to use, told from what is known of them.
+"""Detection of RDMA devices that NCCL's own transport must not use.
 
-Only what was read counts: a file that is not there proves nothing, as many containers and virtual
-machines show half of a device.
+Only positive evidence counts: a missing file proves nothing, because many containers and virtual
+machines show only a part of a device.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DRIVERS: Final = {
     "erdma": IWARP,
 }
 _NAMES: Final = (
-    # The second of each is what rdma-core's udev rule makes of it: opap1s0, iwp26s0f0.
+    # The second of each is the name from rdma-core's udev rule: opap1s0, iwp26s0f0.
     (re.compile(r"irdma\d+|i40iw\d+|cxgb[34]_\d+|iw_?cxgb.*|erdma_\d+"), IWARP),
     (re.compile(r"iw(P\d+)?[pso]\d\w*"), IWARP),
     (re.compile(r"(siw|rxe)([_-].*|\d+)?"), _SOFTWARE),
@@ -67,7 +67,7 @@ _ADVICE: Final = {
 
 
 def special(hca: Hca) -> str | None:
-    """What kind of device this is, if it is one of those that are not for NCCL's own transport."""
+    """Return the kind of a device that is unsuitable for NCCL's own transport, or None."""
     if hca.virtual:
         return _SOFTWARE
     for pattern, kind in _NAMES:
@@ -90,8 +90,7 @@ def special(hca: Hca) -> str | None:
 
 
 def unfit(hca: Hca) -> str | None:
-    """Why this port is never for NCCL's own transport, on evidence; None if nothing speaks against
-    it."""
+    """Return why this port is never suitable for NCCL's own transport; None without evidence."""
     if _SMI.fullmatch(hca.name):
         return "a management sub-device of another HCA (smi), not a data port"
     kind = special(hca)
@@ -106,7 +105,7 @@ def unfit(hca: Hca) -> str | None:
 
 
 def unnamable(hca: Hca) -> str | None:
-    """Why no list of NCCL's can hold its name; None if one can."""
+    """Return why NCCL's list cannot contain its name; None if it can."""
     if _NAME.fullmatch(hca.name):
         return None
     return "its name cannot be written in NCCL_IB_HCA"

@@ -1,2 +1,1 @@
-"""Pure: the bodies and answers of the HTTP API, which the coordinator fills in and the client
-reads."""
+"""Bodies and responses of the HTTP API, shared by coordinator and client. Pure."""

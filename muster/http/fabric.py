@@ -1,5 +1,4 @@
-"""What the HTTP API answers about a job's fabric: the plan of its last attempt, and why each value
-is what it is."""
+"""Responses about a job's fabric: the plan of its last attempt, with the reason for each value."""
 
 from __future__ import annotations
 
@@ -9,8 +8,9 @@ from muster.protocol.traffic import JobProof
 
 
 class RailView(msgspec.Struct, frozen=True):
-    """What the ports of a rail have in common on all nodes; None is unknown. `mtu` is that of the
-    interfaces of RoCE."""
+    """Common properties of a rail's ports on all nodes; None is unknown. `mtu` is that of the RoCE
+    interfaces.
+    """
 
     rail: int
     link_layer: str | None
@@ -21,7 +21,7 @@ class RailView(msgspec.Struct, frozen=True):
 
 
 class PlannedPort(msgspec.Struct, frozen=True):
-    """A port that a node uses. `gpus`, numbered in PCI order, have no nearer one."""
+    """A port that a node uses. `gpus` (numbers in PCI order) are those without a nearer port."""
 
     rail: int
     hca: str
@@ -35,8 +35,9 @@ class PlannedPort(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """A variable for the network. `value` is what the job gets and `why`; `planned` is the plan's
-    value where the job's own `env` has another, which wins."""
+    """A network variable. `value` is what the job gets, with the reason in `why`. `planned` is the
+    plan's value if the job's own `env` overrides it.
+    """
 
     name: str
     value: str
@@ -45,9 +46,10 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class NodeFabricView(msgspec.Struct, frozen=True):
-    """One node. `missing` are ports that it would use were they in order, and why they are not;
-    `interface` and `address` are for everything that is not RDMA. `nccl` is the version for which
-    the environment is made, None where it is not known."""
+    """A node of the plan. `missing` are ports that it would use if they worked, with the reasons.
+    `interface` and `address` are for non-RDMA traffic. `nccl` is the version assumed for the
+    environment, None if unknown.
+    """
 
     node: str
     node_rank: int
@@ -63,9 +65,10 @@ class NodeFabricView(msgspec.Struct, frozen=True):
 
 
 class PlanView(msgspec.Struct, frozen=True):
-    """`transport`: rdma, tcp (NCCL is told to leave RDMA alone) or open (nothing is set, as there
-    is nothing to choose from). `text` says so and why; `notes` what else differs; `network` is the
-    one on which the gang meets."""
+    """The plan. `transport` is rdma, tcp (RDMA is disabled for NCCL) or open (nothing is set,
+    because there is no choice). `text` explains it; `notes` are other differences; `network` is the
+    gang's network.
+    """
 
     transport: str
     text: str
@@ -76,9 +79,10 @@ class PlanView(msgspec.Struct, frozen=True):
 
 
 class FabricView(msgspec.Struct, frozen=True):
-    """Of `GET /v1/jobs/{id}/fabric`. `rdma` is what the job asks for; `plan` is that of its last
-    attempt, None before its nodes are ready. `proof` says what carried its traffic, None before
-    the gang has started. `refused`: why there will be no plan, as its nodes differ."""
+    """Response of `GET /v1/jobs/{id}/fabric`. `rdma` is the job's setting. `plan` is that of its
+    last attempt, None before its nodes are ready. `proof` is the verdict on its traffic, None
+    before the start. `refused` is why there will be no plan, because its nodes differ.
+    """
 
     job: int
     attempt: int | None

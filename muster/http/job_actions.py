@@ -1,4 +1,4 @@
-"""What users do to a job over HTTP: the bodies and the answers of cancel, change, signal, rerun."""
+"""Bodies and responses of users' actions on a job: cancel, change, signal, rerun."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class CancelRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
 
 
 class CancelAnswer(msgspec.Struct, frozen=True):
-    """`already_ended`: the job had ended before; nothing was changed. `note`: what became of the
-    grace asked for, where the job was being stopped already.
+    """Response of a cancel. `already_ended`: the job had ended before, and nothing changed. `note`:
+    how the requested grace period was used if the job was already stopping.
     """
 
     job: JobSummary
@@ -31,7 +31,9 @@ class CancelAnswer(msgspec.Struct, frozen=True):
 
 
 class ChangeRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Body of `PATCH /v1/jobs/{id}`: any of them, as in a job file; `time_limit` null is none."""
+    """Body of `PATCH /v1/jobs/{id}`: any of these keys, as in a job file. A `time_limit` of null
+    removes the limit.
+    """
 
     priority: Annotated[int, _PRIORITY] | UnsetType = UNSET
     time_limit: str | UnsetType | None = UNSET
@@ -41,15 +43,15 @@ class ChangeRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
 
 
 class ChangeAnswer(msgspec.Struct, frozen=True):
-    """Of `PATCH /v1/jobs/{id}`. `changed` is false where all was so already."""
+    """Response of `PATCH /v1/jobs/{id}`. `changed` is false if every value was the same already."""
 
     job: JobSummary
     changed: bool
 
 
 class SignalRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/jobs/{id}/signal`: `USR1`, `SIGUSR1` or `10`; to one node or
-    rank only, where that is given.
+    """Body of `POST /v1/jobs/{id}/signal`: `USR1`, `SIGUSR1` or `10`, optionally for one node or
+    rank only.
     """
 
     signal: str | int
@@ -58,7 +60,7 @@ class SignalRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
 
 
 class SignalAnswer(msgspec.Struct, frozen=True):
-    """`nodes` are told; those of them that are `away` when they are back."""
+    """Response of a signal. `nodes` get it; those that are `away` get it when they reconnect."""
 
     job: JobSummary
     signal: str
@@ -67,8 +69,9 @@ class SignalAnswer(msgspec.Struct, frozen=True):
 
 
 class RerunRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/jobs/{id}/rerun`: `set` as `muster submit --set` has it (`nodes=4`), and
-    nodes to leave out."""
+    """Body of `POST /v1/jobs/{id}/rerun`: `set` as in `muster submit --set` (`nodes=4`), and nodes
+    to exclude.
+    """
 
     set: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()

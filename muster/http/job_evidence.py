@@ -1,4 +1,4 @@
-"""What the coordinator's verdicts on a job rest on, as it is sent to a user."""
+"""Evidence behind the coordinator's verdicts on a job."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from muster.protocol.traffic import JobProof
 
 
 class HangEvidence(msgspec.Struct, frozen=True):
-    """A verdict that a gang hangs or is slow, and when it was reached."""
+    """A hang or slowness verdict on a gang, with its time."""
 
     at: Timestamp
     verdict: HangVerdict
 
 
 class AttemptEvidence(msgspec.Struct, frozen=True):
-    """One try. `reports` are of its ranks as they ended, `activity` is what was last heard of those
-    that run; `refusals` by node; `happened` while it ran."""
+    """An attempt. `reports` are of its ended ranks, `activity` is the last report of running ones.
+    `refusals` are by node; `happened` lists events during the attempt.
+    """
 
     number: int
     nodes: tuple[str, ...]
@@ -36,7 +37,7 @@ class AttemptEvidence(msgspec.Struct, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """Every verdict on a job, with the signals behind it."""
+    """All verdicts on a job, with their evidence."""
 
     job: int
     attempts: tuple[AttemptEvidence, ...]

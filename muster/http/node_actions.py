@@ -1,4 +1,4 @@
-"""What operators do to a node over HTTP: the bodies and the answers of drain and resume."""
+"""Bodies and responses of operators' actions on a node: drain and resume."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _DEADLINE: Final = msgspec.Meta(ge=0, le=DEADLINE_S_MAX)
 
 
 class DrainRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/nodes/{id}/drain`. What runs there goes on; with `deadline_s` it is asked
-    to end so many seconds from now, with `now` it ends at once, with `after_checkpoint` each job
-    that says where its checkpoints are is asked to once it has written one.
+    """Body of `POST /v1/nodes/{id}/drain`. Running jobs continue. With `deadline_s`, they are asked
+    to end after that many seconds; with `now`, they end at once; with `after_checkpoint`, each job
+    with a `checkpoint_dir` is asked to end after its next checkpoint.
     """
 
     reason: Annotated[str, _REASON]
@@ -27,7 +27,9 @@ class DrainRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
 
 
 class ResumeRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/nodes/{id}/resume`. `check` false: whatever may speak against it."""
+    """Body of `POST /v1/nodes/{id}/resume`. With `check` false, the node is resumed even if checks
+    fail.
+    """
 
     check: bool = True
 
@@ -37,7 +39,9 @@ class RemoveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NodeAnswer(msgspec.Struct, frozen=True):
-    """Of drain, resume and remove (as it was). `changed` is false where all was so already."""
+    """Response of drain, resume and remove (the last known state). `changed` is false if nothing
+    had to change.
+    """
 
     node: NodeView
     changed: bool

@@ -1,4 +1,4 @@
-"""What the coordinator knows of a node's hardware, and the check that it submits."""
+"""Hardware of a node as known to the coordinator, and the node check that it submits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from muster.protocol.traffic import PortHealth
 
 
 class ProbedPort(msgspec.Struct, frozen=True):
-    """A port of an HCA that jobs may use, in rail order. `near` are the GPUs, as PCI orders them,
-    that have no nearer one."""
+    """An HCA port for jobs, in rail order. `near` are the GPUs (in PCI order) that have no nearer
+    port.
+    """
 
     name: str
     port: int
@@ -31,10 +32,11 @@ class ProbedPort(msgspec.Struct, frozen=True):
 
 
 class ProbedFabric(msgspec.Struct, frozen=True):
-    """As the node saw it when it was made ready for this attempt of a job. `missing`, by the port,
-    say why it cannot be used; `unused` are ports that are there and not for jobs; `stops` are why
-    RDMA cannot work there at all, `unseen` why nothing is known. `versions` are of the kernel, the
-    driver and OFED."""
+    """The node's fabric when it was prepared for this attempt of a job. `missing` has the reason
+    for each unusable port; `unused` are ports not meant for jobs; `stops` are reasons why RDMA
+    cannot work there, `unseen` why nothing is known. `versions` are of the kernel, the driver and
+    OFED.
+    """
 
     job: int
     attempt: int
@@ -52,11 +54,11 @@ class ProbedFabric(msgspec.Struct, frozen=True):
 
 
 class NodeProbe(msgspec.Struct, frozen=True):
-    """What the agent of a node has said of it. `gpus` and `interfaces` are as they are now, as far
-    as it is connected; `rdma` is the summary by which nodes are chosen, `fabric` the last whole
-    probe, None where no job has been there since the coordinator knows. `ports` and `disks` are
-    those that are not as they should be. Limits of processes and all else that `muster probe` reads
-    are on the node only."""
+    """The agent's reports about a node. `gpus` and `interfaces` are current while it is connected.
+    `rdma` is the summary used for placement. `fabric` is the last full probe, None if no job has
+    been there since the coordinator knows the node. `ports` and `disks` list only abnormal ones.
+    Process limits and the rest of `muster probe` are available on the node only.
+    """
 
     node: str
     connected: bool
@@ -76,8 +78,9 @@ class NodeProbe(msgspec.Struct, frozen=True):
 
 
 class CheckRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/nodes/{id}/check`. `mib`: from each node to each other on each network;
-    `timeout_s`: for a connection; `python`: instead of the nodes' own."""
+    """Body of `POST /v1/nodes/{id}/check`. `mib` is sent between each pair of nodes on each
+    network; `timeout_s` is for a connection; `python` replaces the nodes' own.
+    """
 
     mib: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 3.0

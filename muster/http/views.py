@@ -1,7 +1,7 @@
-"""What the HTTP API answers: the types that the coordinator fills in and the client reads.
+"""Response types of the HTTP API.
 
 Times are `Timestamp` (RFC 3339, UTC with `Z`), durations float seconds whose names end in `_s`;
-`None` is what has not happened.
+`None` means that it has not happened.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import Timestamp
 from muster.protocol.traffic import ProofView
 
-# The most of a query for logs.
+# Maximum of a log query.
 TAIL_MAX: Final = 100_000
 RANK_MAX: Final = 10**9
 ATTEMPT_MAX: Final = 10**9
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why something is as it is: a stable code and a sentence."""
+    """A reason: a stable code and a sentence."""
 
     code: str
     text: str
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One line of a job's timeline."""
+    """An entry of a job's timeline."""
 
     at: Timestamp
     text: str
 
 
 class RankView(msgspec.Struct, frozen=True):
-    """`stopped`: it ended because we told it to, however it ended."""
+    """An ended rank. `stopped`: it ended because Muster stopped it, whatever its exit."""
 
     rank: int
     exit: ExitStatus | None
@@ -44,8 +44,8 @@ class RankView(msgspec.Struct, frozen=True):
 
 
 class TaskView(msgspec.Struct, frozen=True):
-    """One node's part of an attempt. `warnings` are sentences; `left`: why an elastic gang went on
-    without it. `gpus` are the UUIDs of those it was given; null: all of its node.
+    """A node's part of an attempt. `warnings` are sentences; `left` is why an elastic gang
+    continued without it. `gpus` are the UUIDs of its GPUs; null means all of the node.
     """
 
     node: str
@@ -61,8 +61,9 @@ class TaskView(msgspec.Struct, frozen=True):
 
 
 class CheckpointView(msgspec.Struct, frozen=True):
-    """The last checkpoint that an attempt is known to have written: the newest file in the job's
-    `checkpoint_dir`, and the node that saw it."""
+    """The last known checkpoint of an attempt: the newest file in the job's `checkpoint_dir`, and
+    the node that reported it.
+    """
 
     at: Timestamp
     name: str
@@ -70,8 +71,8 @@ class CheckpointView(msgspec.Struct, frozen=True):
 
 
 class AttemptView(msgspec.Struct, frozen=True):
-    """One try. `proof` says what carried its traffic; None where there is no RDMA to speak of.
-    `hang`: what is wrong while it hangs or is slow.
+    """An attempt. `proof` is the verdict on its traffic; None if RDMA does not matter. `hang` is
+    the problem while it hangs or is slow.
     """
 
     number: int
@@ -90,12 +91,12 @@ class AttemptView(msgspec.Struct, frozen=True):
 
 
 class JobSummary(msgspec.Struct, frozen=True):
-    """A line of `muster ps`. `exit_code` is what `muster wait` returns, once it has ended.
+    """A line of `muster ps`. `exit_code` is what `muster wait` returns, once the job has ended.
 
-    `failure` is the class of what went wrong, a stable word. `limit_at`: when a running job's time
-    limit is over; `kill_at`: when the grace of one that is being stopped is. `held_by` and
-    `held_at`: who holds it, and since when; `rerun_of`: the job that it is another run of. `gpus`:
-    how many it has, or asks for where it has none; null where that depends on the nodes it gets.
+    `failure` is the failure class, a stable word. `limit_at` is when a running job reaches its time
+    limit; `kill_at` is when a stopping job's grace period ends. `held_by` and `held_at` are the
+    user that holds it, and since when. `rerun_of` is the original job. `gpus` is the number it has,
+    or requests if it has none; null if that depends on its nodes.
     """
 
     id: int
@@ -123,9 +124,10 @@ class JobSummary(msgspec.Struct, frozen=True):
 
 
 class NoticeView(msgspec.Struct, frozen=True):
-    """What a webhook is still to be told: of which event (`started`, `retrying`, `ended`, `hung`,
-    `slow`, `idle`), since when, and (`problem`) why that did not succeed so far. `to` is where the
-    webhook is."""
+    """A pending webhook delivery: the event (`started`, `retrying`, `ended`, `hung`, `slow`,
+    `idle`), its time, and in `problem` why deliveries have failed so far. `to` is the webhook's
+    address.
+    """
 
     to: str
     event: str
@@ -134,8 +136,9 @@ class NoticeView(msgspec.Struct, frozen=True):
 
 
 class JobView(JobSummary, frozen=True, kw_only=True):
-    """`muster show`: the summary, the specification and all attempts. `notices`: of what its
-    webhooks have not heard yet."""
+    """`muster show`: the summary, the specification and all attempts. `notices` are pending webhook
+    deliveries.
+    """
 
     spec: dict[str, Any]
     attempts: tuple[AttemptView, ...]
@@ -144,15 +147,15 @@ class JobView(JobSummary, frozen=True, kw_only=True):
 
 
 class SpecView(msgspec.Struct, frozen=True):
-    """A job's specification, every default filled in, in the spelling of a job file."""
+    """A job's specification with all defaults, in the spelling of a job file."""
 
     job: int
     spec: dict[str, Any]
 
 
 class Validation(msgspec.Struct, frozen=True):
-    """What a submit would make of a body, without one: `spec` with every default filled in,
-    `warnings` as sentences. `fits`: the nodes that are known could hold it; `unfit` says why not.
+    """Result of validating a body without submitting it: `spec` with all defaults, `warnings` as
+    sentences. `fits`: the known nodes could hold it; otherwise `unfit` is the reason.
     `pool_defaults`: the keys that its pool has filled in.
     """
 
@@ -164,7 +167,7 @@ class Validation(msgspec.Struct, frozen=True):
 
 
 class NodeEnvironment(msgspec.Struct, frozen=True):
-    """What the processes of one node get beyond what a login has; None before it is decided."""
+    """Variables added to the login environment on one node; None before they are decided."""
 
     node: str
     node_rank: int
@@ -172,8 +175,8 @@ class NodeEnvironment(msgspec.Struct, frozen=True):
 
 
 class EnvironmentView(msgspec.Struct, frozen=True):
-    """The environment of the job's last attempt (None: no attempt yet), by node. Values whose names
-    say that they are secret are `***`.
+    """Environment of the job's last attempt (None: no attempt yet), by node. Secret values, judged
+    by their names, are `***`.
     """
 
     job: int
@@ -182,8 +185,8 @@ class EnvironmentView(msgspec.Struct, frozen=True):
 
 
 class JobList(msgspec.Struct, frozen=True):
-    """A page of jobs, newest first; `cursor` asks for the next one, which there is also where this
-    one has fewer than were asked for: a page looks at so many jobs and no more.
+    """A page of jobs, newest first. `cursor` requests the next page. A page may be short and still
+    have a cursor, because a page visits a limited number of jobs.
     """
 
     jobs: tuple[JobSummary, ...]
@@ -191,7 +194,7 @@ class JobList(msgspec.Struct, frozen=True):
 
 
 class InterfaceView(msgspec.Struct, frozen=True):
-    """One network interface of a node; `kind` as in `muster.protocol.interfaces`."""
+    """A network interface of a node; `kind` as in `muster.protocol.interfaces`."""
 
     name: str
     kind: str
@@ -202,8 +205,8 @@ class InterfaceView(msgspec.Struct, frozen=True):
 
 
 class GpuView(msgspec.Struct, frozen=True):
-    """One GPU of a node. `uuid`, `memory_bytes` and `numa_node` are null where they are not known;
-    `fault`: why no job is given it; `job`: the one that has it, in which attempt.
+    """A GPU of a node. `uuid`, `memory_bytes` and `numa_node` are null if unknown. `fault` is why
+    jobs cannot have it; `job` is the job that has it, with its attempt.
     """
 
     index: int
@@ -218,9 +221,9 @@ class GpuView(msgspec.Struct, frozen=True):
 
 
 class DrainView(msgspec.Struct, frozen=True):
-    """Who took a node out of service, when and why. `ends_at`: then what runs there is asked to
-    end, None: it may go on; with `after_checkpoint` a job leaves once it has written one.
-    `quarantine`: the coordinator itself did, for the failures of `jobs`.
+    """A drain of a node: by whom, when and why. At `ends_at`, running jobs are asked to end; None
+    lets them continue. With `after_checkpoint`, a job leaves after its next checkpoint.
+    `quarantine`: an automatic drain, because of the failures of `jobs`.
     """
 
     user: str
@@ -233,7 +236,7 @@ class DrainView(msgspec.Struct, frozen=True):
 
 
 class FaultView(msgspec.Struct, frozen=True):
-    """A job that failed by a node's fault. Since then `since` attempts ended well there."""
+    """A job that failed because of a node. Since then, `since` attempts have succeeded there."""
 
     job: int
     attempt: int
@@ -242,8 +245,9 @@ class FaultView(msgspec.Struct, frozen=True):
 
 
 class HardwareView(msgspec.Struct, frozen=True):
-    """Something that a node's hardware has reported. `grade`: shown (no fault of its own), note, or
-    critical, which took the node out of service."""
+    """An event of a node's hardware. `grade` is shown (not a hardware fault), note, or critical,
+    which drains the node.
+    """
 
     at: Timestamp
     grade: str
@@ -251,8 +255,10 @@ class HardwareView(msgspec.Struct, frozen=True):
 
 
 class RdmaView(msgspec.Struct, frozen=True):
-    """Of the `expected` ports of the class `group` jobs can use `ports` now; `why`: why none, in
-    words that follow the node's name. Nodes of one `kind` agree in all that a gang needs."""
+    """Jobs can use `ports` of the `expected` ports of the class `group`. `why` is the reason if
+    there are none, as text that follows the node's name. Nodes of one `kind` are interchangeable
+    for a gang.
+    """
 
     group: str
     ports: int
@@ -262,14 +268,13 @@ class RdmaView(msgspec.Struct, frozen=True):
 
 
 class NodeView(msgspec.Struct, frozen=True):
-    """A node. `address` is the one at which a gang's peers reach it, `peer` the one that its agent
-    calls from; `connected_s`: for how long its link stands, None while it does not. `jobs` are all
-    that have the node or a part of it, `job` and `attempt` the first of them. `gpus` is how many
-    jobs may have, `gpus_used` how many they do; `devices` are all, where the agent can tell them.
-    `admin`: active, draining (jobs are still there) or drained. `faults`: jobs that failed by its
-    fault since it was last resumed, and were not made up for; the last of them, after
-    `faults_before` others. `hardware`: what that has reported since then, the last of it. `rdma`:
-    what it has for RDMA as its agent saw it last, None where that is unknown.
+    """A node. `address` is where a gang's peers reach it, `peer` the source of its agent's
+    connection. `connected_s` is the age of the connection, None without one. `jobs` are all jobs on
+    the node, `job` and `attempt` the first of them. `gpus` is the number for jobs, `gpus_used` the
+    number in use; `devices` are all GPUs, if the agent can identify them. `admin` is active,
+    draining (jobs are still there) or drained. `faults` are jobs that failed because of it since
+    its last resume and are not forgiven; the last of them, after `faults_before` others. `hardware`
+    has its last events since then. `rdma` is the last reported RDMA equipment, None if unknown.
     """
 
     name: str
@@ -304,15 +309,15 @@ class NodeView(msgspec.Struct, frozen=True):
 
 
 class NodeList(msgspec.Struct, frozen=True):
-    """A page of nodes, in the order of their names; `cursor` asks for the next one, if there is."""
+    """A page of nodes, sorted by name; `cursor` requests the next page, if any."""
 
     nodes: tuple[NodeView, ...]
     cursor: str | None = None
 
 
 class EventView(msgspec.Struct, frozen=True):
-    """One fact of the journal. `seq` orders them; `fields` are those of the fact. `id` is where a
-    reader goes on: of another journal (a backup was restored) the same `seq` has another one.
+    """A fact of the journal. `seq` orders them; `fields` are those of the fact. `id` is where a
+    reader resumes. In another journal (after a restore), the same `seq` has another id.
     """
 
     seq: int
@@ -329,19 +334,20 @@ class EventList(msgspec.Struct, frozen=True):
 
 
 class EventsEnd(msgspec.Struct, frozen=True):
-    """The data of the last event (`end`) of a stream of events. `final`: the job has ended, and
-    nothing more will come; else a reader goes on behind the last id it saw."""
+    """Data of the last event (`end`) of an event stream. `final`: the job has ended, and no more
+    events follow. Otherwise a reader resumes after the last id.
+    """
 
     final: bool
     reason: str = ""
 
 
 class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Bytes of one stream; exactly one of `data` (valid UTF-8) and `data_b64` is there.
+    """Bytes of one stream, in exactly one of `data` (valid UTF-8) and `data_b64`.
 
     `cursor` resumes the merged tail after this record; `offset` and `len` count bytes of this
-    stream; `ts` is when the agent read them. A record with `gap` has no bytes: it says why those
-    from `offset` on are not here yet, or were never stored.
+    stream; `ts` is when the agent read them. A record with `gap` has no bytes: it explains why the
+    bytes from `offset` on are delayed or were never stored.
     """
 
     attempt: int
@@ -359,8 +365,9 @@ class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LogTrailer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The last line of a log stream: without it the stream was cut. `end`: nothing more will
-    come."""
+    """The last line of a log stream. Without it, the stream was cut. `end`: no more bytes
+    follow.
+    """
 
     end: bool
     state: str | None = None
@@ -370,8 +377,8 @@ class LogTrailer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeVerdict(msgspec.Struct, frozen=True):
-    """Whether a node could be taken for a job now, and why not. `free_by`: the time limit of `job`,
-    which has it, ends that at the latest then; None where it has none.
+    """Whether a node could be used for a job now, and why not. `free_by` is the time by which the
+    time limit of `job`, which has the node, frees it; None without a limit.
     """
 
     node: str
@@ -382,7 +389,7 @@ class NodeVerdict(msgspec.Struct, frozen=True):
 
 
 class JobAhead(msgspec.Struct, frozen=True):
-    """One that is before another in its queue."""
+    """A job ahead in the queue."""
 
     id: int
     name: str
@@ -392,7 +399,7 @@ class JobAhead(msgspec.Struct, frozen=True):
 
 
 class AttemptStory(msgspec.Struct, frozen=True):
-    """Where an attempt ran and why there; how it ended, and what came of that."""
+    """An attempt: its nodes and why they were chosen, its end, and the consequence."""
 
     number: int
     nodes: tuple[str, ...]
@@ -404,13 +411,13 @@ class AttemptStory(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """Of `GET /v1/jobs/{id}/explain`: why a job waits, runs where it does, or ended.
+    """Response of `GET /v1/jobs/{id}/explain`: why a job waits, runs on its nodes, or ended.
 
-    `text` is the whole in a sentence. Of a job that waits: `wanted` and `ready` count nodes,
-    `nodes` has a verdict on each, `place` is its place in the queue from 1 (None: not in it),
-    `ahead` are the first of those before it. `starts_by` is by the time limits of what runs and
-    waits before it, at the latest; `forecast` says so in words, or why it is unknown. `hints` say
-    what would start it sooner. `supposing`: all this would be so, if what it says were.
+    `text` is a summary sentence. For a waiting job: `wanted` and `ready` count nodes, `nodes` has a
+    verdict on each, `place` is its position in the queue from 1 (None: not queued), `ahead` are the
+    first jobs before it. `starts_by` is the latest start according to the time limits of earlier
+    jobs; `forecast` is the same as text, or why it is unknown. `hints` would start it sooner.
+    `supposing` is the hypothesis of a what-if answer.
     """
 
     job: JobSummary
@@ -429,7 +436,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 class FieldProblem(msgspec.Struct, frozen=True):
-    """One wrong field of a request."""
+    """A wrong field of a request."""
 
     field: str
     value: str
@@ -438,7 +445,7 @@ class FieldProblem(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An error answer (`application/problem+json`, RFC 9457). `code` is stable."""
+    """An error response (`application/problem+json`, RFC 9457). `code` is stable."""
 
     type: str
     title: str

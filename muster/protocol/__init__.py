@@ -1,1 +1,1 @@
-"""Pure: what the two daemons and their users say to each other."""
+"""Protocol between the two daemons and their users: messages, identifiers, codes. Pure."""

@@ -1,4 +1,4 @@
-"""Bytes to messages and back, with limits; the only place that knows the wire's spelling."""
+"""Conversion between bytes and messages, with limits. Only this module knows the wire format."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from muster.protocol.control_channel import Command, Report
 
 FRAME_BYTES_MAX: Final = 1 << 20
 COMMAND_BYTES_MAX: Final = 8 << 20
-"""Of what the coordinator says: the plan of a gang has its every node's names in it."""
+"""Limit of the coordinator's messages: the plan of a gang contains the names of all its nodes."""
 
 
 class ProtocolError(Exception):
-    """The peer said something that cannot be understood; the connection is of no more use."""
+    """The peer sent an invalid message; the connection is unusable."""
 
 
 class FrameTooLarge(ProtocolError):
-    """What is to be said fits no frame."""
+    """A message exceeds the frame size."""
 
 
 class UnknownMessage(ProtocolError):
-    """A whole message of a type that only a later protocol has: count it, and go on without it.
+    """A valid message of a type from a later protocol: count it, and continue without it.
 
-    A peer says what matters only in a protocol that both speak. `seq` is its number, 0 where its
-    connection has none.
+    A peer sends essential messages only in a common protocol version. `seq` is its number, 0 if the
+    connection does not number messages.
     """
 
     def __init__(self, kind: str, seq: int = 0) -> None:
@@ -49,7 +49,7 @@ class _Tag(msgspec.Struct, frozen=True):
 
 
 class _Outline(msgspec.Struct, frozen=True):
-    """What frames of every version have."""
+    """Fields of a frame in every version."""
 
     seq: int
     body: _Tag
@@ -68,7 +68,7 @@ _KNOWN: Final = {
 
 
 def encode(frame: ReportFrame | CommandFrame) -> bytes:
-    """One frame as UTF-8 JSON. Raises FrameTooLarge."""
+    """Encode a frame as UTF-8 JSON. Raises FrameTooLarge."""
     data = _encoder.encode(frame)
     most = COMMAND_BYTES_MAX if isinstance(frame, CommandFrame) else FRAME_BYTES_MAX
     if len(data) > most:
@@ -77,12 +77,12 @@ def encode(frame: ReportFrame | CommandFrame) -> bytes:
 
 
 def decode_report(data: bytes | str) -> ReportFrame:
-    """Read a frame that an agent sent. Raises UnknownMessage and ProtocolError."""
+    """Decode a frame from an agent. Raises UnknownMessage and ProtocolError."""
     return _decode(_report_decoder, data, FRAME_BYTES_MAX)
 
 
 def decode_command(data: bytes | str) -> CommandFrame:
-    """Read a frame that the coordinator sent. Raises UnknownMessage and ProtocolError."""
+    """Decode a frame from the coordinator. Raises UnknownMessage and ProtocolError."""
     return _decode(_command_decoder, data, COMMAND_BYTES_MAX)
 
 
@@ -97,7 +97,7 @@ def _decode(decoder: msgspec.json.Decoder[_Frame], data: bytes | str, most: int)
 
 
 def unknown_type(data: bytes | str, known: set[str]) -> str | None:
-    """The type of a message that is none of the `known` ones; None for what is no message."""
+    """Return the type of a message that is not `known`; None if it is no message."""
     try:
         kind = _tag_decoder.decode(data).type
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

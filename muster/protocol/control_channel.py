@@ -1,10 +1,9 @@
-"""What the coordinator and an agent say to each other over the control link.
+"""Messages between the coordinator and an agent over the control link.
 
-Reports go up, commands go down. Every message about a task carries the task's id, hence its
-attempt.
-Reports are cumulative (each holds all that is known of its task) and commands state what is
-wanted, so
-that a repeated or late one does no harm and a new connection begins by saying everything again.
+Reports go up, commands go down. Every message about a task carries the task's id, which includes
+the attempt. Reports are cumulative (each contains everything known of its task), and commands state
+the desired result. So a repeated or late message does no harm, and a new connection begins by
+sending everything again.
 
 Evolution: fields are added with defaults, tags are never renamed or reused, unknown fields are
 ignored.
@@ -33,15 +32,14 @@ misunderstand."""
 
 
 class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a node has, as its agent found or was told it.
+    """Resources of a node, probed by its agent or configured.
 
-    `address` is the IP address on the way to the coordinator, or the one its configuration names.
-    `interfaces` are all that a gang could meet on; an agent that reports none is reached at
-    `address`. `machine_id` names the host: agents of one host share its ports. `python` is the
-    default interpreter of jobs. `hostname` is what the node calls itself, which may differ from its
-    name in the cluster. `devices` are its GPUs, those that no job is given among them; `gpus` is
-    how many jobs may have. An agent that cannot tell them apart names none. `rdma` is None where
-    nothing is known of it.
+    `address` is the local IP address of the route to the coordinator, or the configured one.
+    `interfaces` are all that a gang could use; an agent that reports none is reached at `address`.
+    `machine_id` identifies the host: agents on one host share its ports. `python` is the default
+    interpreter of jobs. `hostname` is the node's own name, which may differ from its name in the
+    cluster. `devices` are its GPUs, including excluded ones; `gpus` is the number for jobs. An
+    agent that cannot identify its GPUs lists none. `rdma` is None if unknown.
     """
 
     address: str
@@ -62,7 +60,7 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def with_devices(inventory: Inventory, devices: tuple[GpuDevice, ...]) -> Inventory:
-    """The same node with these GPUs."""
+    """Return the same node with these GPUs."""
     given = usable(devices)
     model = next((device.model for device in given if device.model), "")
     return msgspec.structs.replace(
@@ -71,8 +69,9 @@ def with_devices(inventory: Inventory, devices: tuple[GpuDevice, ...]) -> Invent
 
 
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a node cannot do its part. `code` is a RefusalCode, or a later version's. `node_fault`:
-    for its own sake, another node might do."""
+    """Why a node cannot do its part. `code` is a RefusalCode, or one of a later version.
+    `node_fault`: the node is to blame, so another node might succeed.
+    """
 
     code: str
     text: str
@@ -80,7 +79,7 @@ class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Fingerprint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Versions of what a job runs on, as its own interpreter reports them."""
+    """Software versions of a job, as reported by its own interpreter."""
 
     python: str = ""
     torch: str = ""
@@ -89,13 +88,14 @@ class Fingerprint(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the coordinator needs of a prepared task to arrange the gang; paths are the node's own.
+    """Report of a prepared task, from which the coordinator arranges the gang. Paths are on the
+    node.
 
-    `ports` are free TCP ports of the node outside its ephemeral range, tested by binding.
-    `boot_s` is how long the job's interpreter took to import torch, 0 where it did not have to.
-    `hostname` is what the node calls itself, `addresses` are all that it has. `fabric` is of a
-    probe made for this task, None from an agent that does not tell. `nccl` is the folder in which
-    the agent reads NCCL's lines, "" where it does not.
+    `ports` are free TCP ports of the node outside its ephemeral range, tested by binding. `boot_s`
+    is how long the job's interpreter took to import torch, 0 if it did not import it. `hostname` is
+    the node's own name, `addresses` are all of its addresses. `fabric` is from a probe for this
+    task, None if the agent does not report it. `nccl` is the directory in which the agent reads
+    NCCL's log, "" if it does not.
     """
 
     address: str
@@ -116,14 +116,13 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One training process.
+    """A training process.
 
-    Of one that failed, `error` is what torch recorded, else the tail of its standard error, and
-    `stderr` that tail where `error` is not; `at_s` is when it ended, in seconds of its program's
-    run; `stopped`: it ended after we had told it to; `oom`: the kernel killed it for memory, and
-    `oom_said` what the kernel wrote of that, in words. `disk_full`: as it failed, the disk of its
-    task's folder was full.
-    `kernel`: the lines of the kernel's log about it.
+    For a failed rank, `error` is what torch recorded, else the end of its standard error; `stderr`
+    is that end if `error` is not. `at_s` is when it ended, in seconds since its program started.
+    `stopped`: it ended after Muster stopped it. `oom`: the kernel killed it for lack of memory, and
+    `oom_said` is the kernel's message as text. `disk_full`: the disk of its task directory was full
+    when it failed. `kernel`: the kernel's log lines about it.
     """
 
     rank: int
@@ -141,9 +140,10 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a node saw of a job's checkpoints since its task began there: so many times something
-    `fresh` had settled, `name` is the newest file of the last time, noticed `ago_s` before this was
-    said."""
+    """Checkpoints of a job that a node has seen since its task began: `fresh` is how often
+    something new had settled. `name` is the newest file of the last time, found `ago_s` before this
+    report.
+    """
 
     fresh: int
     name: str
@@ -151,20 +151,19 @@ class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
-    """All that an agent knows of one task.
+    """Everything that an agent knows of a task.
 
-    `running_s` is how long the program has run, on the node's own clock. `first_failed` is the
-    rank that
-    failed first there. `stopped_by` is set when we ended it: stop, kill, lease or shim_lost.
-    `launcher_said` is the end of the log of a launcher that failed.
-    `warnings` are sentences for a person, about what was found while the gang was arranged.
-    `traffic` is what carried the gang's, as far as this node knows. `silent` are the addresses of
-    neighbours in the gang whose machines answered this node once, and do not any more.
-    `survivors` are processes that SIGKILL does not end: the task is not clean until the kernel lets
-    go of them. `doomed`: none of them will ever run its program again, as their SIGKILL is pending.
-    `activity` says of each rank whether it moves, as of this report; () where that is not watched.
-    `idle_s`: for so long its GPUs have been idle, as PrepareTask has it; None where they have not,
-    or not that long, or cannot be read. `no_output`: the task has ended and has written nothing.
+    `running_s` is how long the program has run, on the node's own clock. `first_failed` is the rank
+    that failed first on the node. `stopped_by` is set if Muster ended it: stop, kill, lease or
+    shim_lost. `launcher_said` is the end of the log of a failed launcher. `warnings` are sentences
+    about findings while the gang was arranged. `traffic` is the evidence of the gang's traffic on
+    this node. `silent` are the addresses of peers that have answered this node's pings before and
+    no longer do. `survivors` are processes that SIGKILL does not end: the task is not clean until
+    the kernel releases them. `doomed`: their SIGKILL is pending, so none of them will ever run its
+    program again. `activity` is the movement of each rank at the time of this report; () if it is
+    not monitored. `idle_s` is how long its GPUs have been idle, by the limits of PrepareTask; None
+    if they are not, not that long, or unreadable. `no_output`: the task has ended without writing
+    anything.
     """
 
     task: TaskId
@@ -190,13 +189,13 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
-    """The first message of a connection: who speaks, what it has, and every task it still holds.
+    """The first message of a connection: the agent's identity, its resources, and all of its tasks.
 
-    `cluster` and `epoch_seen` are those of the coordinator that it served last. `instance` is this
-    life of the agent, `wall_s` what its wall clock says. `ports` are RDMA ports that are not as
-    they were, `hardware` the last events of this boot, `disks` those that are full or hang.
-    `protocol_min` and `protocol_max` are its window; a default that moved with the version would be
-    left out by one side and read as its own by the other.
+    `cluster` and `epoch_seen` are those of the coordinator that it served last. `instance`
+    identifies the agent process, `wall_s` is its wall clock. `ports` are abnormal RDMA ports,
+    `hardware` the last events of this boot, `disks` those that are full or hang. `protocol_min` and
+    `protocol_max` are the supported range; they have fixed defaults, because the sender omits a
+    default and the receiver fills in its own.
     """
 
     node: NodeName
@@ -217,10 +216,10 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
-    """Sent at the agent's own pace; `sent_s` is its clock and comes back in the answer.
+    """Sent at the agent's own interval; `sent_s` is its clock and is returned in the answer.
 
-    `interfaces`, `devices`, `ports`, `rdma` and `disks` are there where they have changed since
-    Hello, `hardware` where something has happened; `wall_s` is its wall clock.
+    `interfaces`, `devices`, `ports`, `rdma` and `disks` are present if they have changed since
+    Hello, `hardware` if there are new events. `wall_s` is the agent's wall clock.
     """
 
     sent_s: float
@@ -234,8 +233,9 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"
 
 
 class StacksReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="stacks"):
-    """Answers LookTask, with its `epoch` and `number`. `activity` is as of now; `problem` is why no
-    rank has a stack."""
+    """Answers DumpStacks, with its `epoch` and `number`. `activity` is current; `problem` is why no
+    rank has a stack.
+    """
 
     task: TaskId
     epoch: int
@@ -250,9 +250,9 @@ Report = Hello | TaskReport | Heartbeat | StacksReport
 
 
 class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
-    """Answers Hello. `cluster` names the journal that the coordinator serves. A task that the agent
-    holds and `keep` does not name is to be stopped and removed. `protocol` is the newest that both
-    speak. `leases` are those of tasks whose lease is not `lease_s`, in seconds.
+    """Answers Hello. `cluster` identifies the coordinator's journal. The agent stops and removes
+    its tasks that `keep` does not name. `protocol` is the newest common version. `leases` are those
+    of tasks whose lease differs from `lease_s`, in seconds.
     """
 
     epoch: int
@@ -267,9 +267,9 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
 
 
 class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
-    """Answers Hello when the agent cannot be let in; the connection is then closed.
+    """Answers Hello if the agent is refused; the connection is then closed.
 
-    `soon`: it may be in a moment, without anybody's help.
+    `soon`: a retry may succeed shortly, without an operator.
     """
 
     code: str
@@ -278,19 +278,20 @@ class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
 
 
 class HeartbeatAck(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat_ack"):
-    """Renews the lease from `sent_s`, the moment (on the agent's clock) at which it asked."""
+    """Renews the lease from `sent_s`, the time (on the agent's clock) at which the agent asked."""
 
     sent_s: float
 
 
 class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"):
-    """Check everything, run `setup`, bring the bootstrap to its gate; start nothing of the job.
+    """Check everything, run `setup`, and bring the bootstrap to its start gate, without starting
+    the job.
 
-    `ports` is how many free ports to find and report. `gpus` are the UUIDs of those that the task
-    has, all of them there and nobody else's; empty: all of the node, whatever it has. `lease_s` is
-    the task's own lease, None where it is that of the welcome. Changes of files in
-    `checkpoint_dir` are to be reported. `preflight`: look at disks and mounts, too, and refuse
-    where one is nearly full or does not answer. `idle`: when its GPUs are to be called idle.
+    `ports` is the number of free ports to find and report. `gpus` are the UUIDs of the task's
+    exclusive GPUs, all of which must exist; empty means all of the node. `lease_s` is the task's
+    own lease, None if it is that of the welcome. The agent reports changed files in
+    `checkpoint_dir`. `preflight`: also check disks and mounts, and refuse if one is nearly full or
+    does not answer. `idle`: the limits for idle GPUs.
     """
 
     task: TaskId
@@ -309,10 +310,11 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
 
 
 class RendezvousCheck(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a gang is to prove, before its start, that it meets.
+    """Check before the start that the nodes of a gang reach each other.
 
     The agent of the task `launcher`, on `node`, holds the port at `address`; the others connect to
-    it from `source`, their own address, until it answers with that task's id, for `timeout_s`.
+    it from `source`, their own address, until it answers with that task's id, or until `timeout_s`
+    has passed.
     """
 
     launcher: TaskId
@@ -324,18 +326,17 @@ class RendezvousCheck(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"):
-    """The gang's plan for this node: its command, its environment and who the others are.
+    """The gang's plan for this node: its command, its environment and its peers.
 
     `hosts` maps names to addresses, in node-rank order; a node may have several names, and a gang
-    of one node has no table. `others` are, by a node's address there, other ones at which it and
-    no other node is: a name that leads to one leads to the right node. `listen_port` is set on
-    the node whose rank 0 opens the rendezvous port: the others start once it listens. `meeting` is
-    there as long as no process of the gang can have been started. `ranks` is set where we start
-    the ranks ourselves: for each, in local order, what its environment has besides `env`,
-    its RANK among it. `interpreter` says that `argv` are words for the job's Python. `stop_signal`
-    and `grace_s` are for an end that the node begins by itself, as a rank has failed or the lease
-    is over. `fabric` is what the gang's fabric plan means for this node. `start`: there is nobody
-    to wait for, so open the gate when that is done.
+    of one node has no table. `others` maps a node's address to its further addresses: a name with
+    one of them leads to the right node, too. `listen_port` is set on the node whose rank 0 opens
+    the rendezvous port: the others start once it listens. `meeting` is set as long as no process of
+    the gang can have been started. `ranks` is set if Muster starts the ranks itself: for each, in
+    local order, its variables besides `env`, including RANK. `interpreter`: `argv` are arguments
+    for the job's Python. `stop_signal` and `grace_s` are used if the node itself ends the task,
+    because a rank has failed or the lease has expired. `fabric` is the node's part of the fabric
+    plan. `start`: there is no other node to wait for, so open the start gate afterwards.
     """
 
     task: TaskId
@@ -361,7 +362,9 @@ class StartTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="start"):
 
 
 class StopTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="stop"):
-    """End the task: signal its ranks, wait `grace_s`, kill the tree. `force` kills at once."""
+    """End the task: signal its ranks, wait `grace_s`, kill the process tree. `force` kills at
+    once.
+    """
 
     task: TaskId
     signal: str = "SIGTERM"
@@ -370,11 +373,11 @@ class StopTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="stop"):
 
 
 class SignalTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="signal"):
-    """Signal the task's ranks, and end nothing. Signals of a task are numbered from 1: one that was
-    carried out, or is older than that, is not sent again.
+    """Signal the task's ranks without ending the task. Signals of a task are numbered from 1: a
+    signal that was delivered, or is older, is not delivered again.
 
-    `ranks`: to those of them that are this node's; empty: to all. `late`: ranks that begin after it
-    came get it, too, once they heed it.
+    `ranks` selects the ranks on this node; empty means all. `late`: ranks that start later also get
+    it, once they handle it.
     """
 
     task: TaskId
@@ -385,9 +388,10 @@ class SignalTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="signal"):
 
 
 class DumpStacks(msgspec.Struct, frozen=True, omit_defaults=True, tag="look"):
-    """Say where the task's ranks stand, and change nothing. `number` counts the looks of an epoch.
+    """Dump the stacks of the task's ranks, without changing anything. `number` counts the dumps of
+    an epoch.
 
-    `threads`: all threads; `recorder`: have NCCL's flight recorder write down what it knows, too.
+    `threads`: all threads. `recorder`: also trigger a dump of NCCL's flight recorder.
     """
 
     task: TaskId
@@ -398,8 +402,9 @@ class DumpStacks(msgspec.Struct, frozen=True, omit_defaults=True, tag="look"):
 
 
 class ForgetTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="forget"):
-    """The task's end is durable with the coordinator; the agent removes it once its logs are
-    shipped."""
+    """The coordinator has the task's end on disk. The agent removes the task once its logs are
+    shipped.
+    """
 
     task: TaskId
 

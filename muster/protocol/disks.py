@@ -1,4 +1,4 @@
-"""The disks that an agent needs, where they are not as they should be."""
+"""Health of the disks that an agent needs."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ _TEXT_MAX = 4096
 
 
 class DiskHealth(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The disk of `folder`. `full`: no task can begin there; without that it is nearly so. `hangs`:
-    it has not answered, or not in time; then its figures are of before. `error`: what it answered
-    to a write, where that is why (`hangs` is set too, for coordinators that know no more)."""
+    """The disk of `folder`. `full`: no task can start there; otherwise it is nearly full. `hangs`:
+    it has not answered in time, and the figures are older. `error`: the error of a write that
+    failed; `hangs` is set then, too.
+    """
 
     folder: str
     free_bytes: int = 0
     total_bytes: int = 0
     full: bool = False
-    inodes: bool = False  # it is files that it has no room for
+    inodes: bool = False  # files, not bytes, are exhausted
     hangs: bool = False
     error: str = ""
 
     @property
     def text(self) -> str:
-        """What a person is told."""
+        """Return the message for users."""
         if self.error:
             why = f"cannot be written ({self.error})"
             return f"the disk of {self.folder} {why}: see dmesg on that node"
@@ -37,7 +38,7 @@ class DiskHealth(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def room(disk: DiskHealth) -> str:
-    """`12 MiB of 64 MiB`."""
+    """Return `12 MiB of 64 MiB`."""
     return f"{_size(disk.free_bytes)} of {_size(disk.total_bytes)}"
 
 

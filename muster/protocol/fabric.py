@@ -1,4 +1,4 @@
-"""What a gang's fabric plan needs of each node, and what a node's task is told of the plan.
+"""Input of a gang's fabric plan from each node, and the plan sent to each task.
 
 Ports and GPUs are arrays on the wire and in the journal: a gang has thousands. Fields are added at
 their ends, with defaults. None and "" are "unknown", which never counts as a difference.
@@ -16,14 +16,14 @@ PORTS_MAX: Final = 64
 GPUS_MAX: Final = 64
 TEXT_MAX: Final = 200
 TEXTS_MAX: Final = 8
-"""Bounds of what an agent reports, so that no node's sysfs makes a message too large."""
+"""Limits of an agent's report, so that no sysfs content makes a message too large."""
 
 
 class PortGids(msgspec.Struct, frozen=True, array_like=True):
-    """The addresses of one family in a RoCE port's GID table.
+    """Addresses of one family in a RoCE port's GID table.
 
-    `index`: the entry that NCCL takes by itself, or where `ranged` the one that it is to take: it
-    has to be told the operator's network, without one the index. `fit`: all that would do.
+    `index`: the entry that NCCL chooses itself. If `ranged`, NCCL chooses it only with a setting:
+    the operator's network, or without one the index. `fit`: all suitable entries.
     """
 
     index: int
@@ -32,12 +32,12 @@ class PortGids(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FabricPort(msgspec.Struct, frozen=True, array_like=True):
-    """A port of an HCA that the node's probe has chosen.
+    """An HCA port chosen by the node's probe.
 
     `prefix` is the subnet's part of an InfiniBand port's GID. `netdev` is the interface that
-    carries its addresses, with `mtu`. `table`: the whole GID table was read, so that a family
-    without PortGids has none; `sparse`: it has holes. `near` are the GPUs, numbered in PCI order,
-    that have no nearer one.
+    carries its addresses, with `mtu`. `table`: the whole GID table was read, so a family without
+    PortGids has no address. `sparse`: it has holes. `near` are the GPUs (numbers in PCI order) that
+    have no nearer port.
     """
 
     name: str
@@ -60,12 +60,12 @@ class FabricPort(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def key(self) -> str:
-        """As NCCL and UCX write it: mlx5_0:1."""
+        """mlx5_0:1, in the notation of NCCL and UCX."""
         return f"{self.name}:{self.port}"
 
 
 class MissingPort(msgspec.Struct, frozen=True, array_like=True):
-    """A port of the class that jobs use, which cannot be used as it is, and `why`."""
+    """A port of the compute class that cannot be used now, and `why`."""
 
     key: str
     pci: str
@@ -73,8 +73,9 @@ class MissingPort(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FabricGpu(msgspec.Struct, frozen=True, array_like=True):
-    """A GPU in PCI order; `ways`, for each of the node's ports, say how far that is, as
-    `muster.fabric.topology.way` has it."""
+    """A GPU in PCI order. `ways` are its distances to the node's ports, as
+    `muster.fabric.topology.way` returns them.
+    """
 
     pci: str
     uuid: str = ""
@@ -82,18 +83,18 @@ class FabricGpu(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NodeFabric(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node's fresh probe, as far as the plan for its gang needs it; without ports and words there
-    is nothing for RDMA.
+    """A node's fresh probe, reduced to the input of its gang's plan. Without ports and texts, the
+    node has no RDMA equipment.
 
-    `ports` are those that jobs may use, in rail order (by PCI address), `missing` those that they
-    would use, too, were they in order; `group` names the class. `unused` are those that NCCL would
-    take without being told. `stops`: why RDMA cannot work on the node at all. `unseen`: why nothing
-    is known of it. `range` is the network to which the operator has bound the addresses. `nccl` is
-    the version found beside the jobs' interpreter, `nccl_conf` what NCCL reads from files there of
-    what chooses its transport and its addresses. `versions` are of the kernel, the driver and OFED.
-    `fingerprint` is a digest of the hardware and its cabling. `gpus` are there where the task has
-    some of them. `unfit` are ports that NCCL uses by a plugin or never (EFA), each with the reason.
-    `settings` are the operator's own for NCCL on this site; `ucx` is the version found.
+    `ports` are for jobs, in rail order (by PCI address); `missing` are ports that would be used if
+    they worked; `group` names the class. `unused` are ports that NCCL would take without a setting.
+    `stops`: why RDMA cannot work on the node at all. `unseen`: why nothing is known. `range` is the
+    network required by the operator. `nccl` is the version found beside the jobs' interpreter;
+    `nccl_conf` are the settings in NCCL's files there that select its transport and addresses.
+    `versions` are of the kernel, the driver and OFED. `fingerprint` is a digest of the hardware and
+    its cabling. `gpus` are present if the task has only some of them. `unfit` are ports that NCCL
+    uses through a plugin or never (EFA), each with the reason. `settings` are the operator's own
+    for NCCL; `ucx` is the version found.
     """
 
     group: str = ""
@@ -115,12 +116,12 @@ class NodeFabric(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeRdma(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a node has for RDMA as its agent saw it last: by this nodes are chosen, while the plan
-    for a gang rests on fresh probes.
+    """Last reported RDMA equipment of a node. Placement uses it, while the plan for a gang uses
+    fresh probes.
 
-    `group` names the class, of whose `expected` ports jobs can use `ports` now. Nodes of one `kind`
-    agree in all that a plan compares. `why`: in words that follow the node's name, why there are no
-    ports.
+    `group` names the class; jobs can use `ports` of its `expected` ports now. Nodes of one `kind`
+    agree in everything that a plan compares. `why`: the reason for no ports, as text that follows
+    the node's name.
     """
 
     group: str = ""
@@ -131,11 +132,11 @@ class NodeRdma(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TaskFabric(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a task's node is told of the fabric plan.
+    """A task's part of the fabric plan.
 
-    `hcas` are ports (mlx5_0:1) in rail order, the same number on all nodes of the gang; empty: the
-    gang uses TCP. `netdevs` are the interfaces that carry them, and the sockets. `nccl_debug`:
-    the user wants NCCL to say more.
+    `hcas` are ports (mlx5_0:1) in rail order, the same number on all nodes of the gang; empty means
+    that the gang uses TCP. `netdevs` are their interfaces and those for sockets. `nccl_debug`: the
+    user wants verbose NCCL logs.
     """
 
     rdma: Rdma = Rdma.PREFERRED

@@ -1,4 +1,4 @@
-"""The classes of what a program can fail of."""
+"""Failure classes of programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class FailureKind(enum.StrEnum):
-    """Classes of failures. The words are stable: scripts compare them."""
+    """Failure classes. The words are stable: scripts compare them."""
 
     OOM_KILLED = "oom_killed"
     CUDA_OUT_OF_MEMORY = "cuda_out_of_memory"

@@ -1,4 +1,4 @@
-"""The GPUs of a node: as its agent reports them, and what a model means that somebody typed."""
+"""GPUs of a node as its agent reports them, and matching of GPU models as users write them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import msgspec
 
 DEVICES_MAX: Final = 1024
 TEXT_MAX: Final = 200
-# As in `nvidia-smi -L`; what is joined with commas into CUDA_VISIBLE_DEVICES holds none.
+# As in `nvidia-smi -L`. No commas, because CUDA_VISIBLE_DEVICES joins UUIDs with commas.
 _UUID: Final = re.compile(r"GPU-[0-9A-Za-z-]{1,120}")
 _WORD: Final = re.compile(r"[0-9a-z]+")
 
 
 class GpuDevice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One GPU. `uuid` is NVIDIA's, "" where it is not known. `path` leads through the PCI tree,
-    from the host bridge to the device; () where it is hidden. `fault`: why no job is given it, in
-    words that follow its address; "" where one may be. `busy`: why none is given it now, in such
-    words: it passes, and a job may wait for it.
+    """A GPU. `uuid` is NVIDIA's, "" if unknown. `path` leads through the PCI tree from the host
+    bridge to the device; () if hidden. `fault` is why no job can have it, as text that follows its
+    address, else "". `busy` is a temporary reason in the same form: a job may wait for it.
     """
 
     pci: str
@@ -34,31 +33,32 @@ class GpuDevice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class IdleGpus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a node is to tell of a task's GPUs: that all of them have been used less than
-    `util_below` percent of the time, once that has been so for `after_s`."""
+    """Limits for reporting idle GPUs: all of a task's GPUs used less than `util_below` percent of
+    the time, for at least `after_s`.
+    """
 
     util_below: int
     after_s: float
 
 
 def usable(devices: Sequence[GpuDevice]) -> tuple[GpuDevice, ...]:
-    """Those that jobs are given."""
+    """Return the GPUs for jobs."""
     return tuple(device for device in devices if not device.fault)
 
 
 def divides(devices: Sequence[GpuDevice]) -> bool:
-    """Whether several jobs could share them: each that may be given can be told by its UUID."""
+    """Whether several jobs could share them: each usable GPU has a UUID."""
     given = usable(devices)
     return bool(given) and all(device.uuid for device in given)
 
 
 def is_uuid(text: str) -> bool:
-    """Whether CUDA would take this for a GPU."""
+    """Whether CUDA accepts the text as a GPU."""
     return _UUID.fullmatch(text) is not None
 
 
 def problem(devices: Sequence[GpuDevice]) -> str | None:
-    """Why no coordinator can go by what an agent reports; None where it can."""
+    """Return why a coordinator cannot use an agent's report, or None."""
     if len(devices) > DEVICES_MAX:
         return f"{len(devices)} GPUs"
     seen: set[str] = set()
@@ -77,9 +77,9 @@ def problem(devices: Sequence[GpuDevice]) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def is_model(wanted: str, name: str) -> bool:
-    """Whether a model as typed (H100, A100-80GB, rtx4090) is the one that NVIDIA calls `name`
-    (NVIDIA A100-SXM4-80GB): it is made of whole words of the name, in their order. So A10 is no
-    A100, and L4 no L40S.
+    """Whether a model as typed (H100, A100-80GB, rtx4090) matches NVIDIA's `name` (NVIDIA
+    A100-SXM4-80GB): it must consist of whole words of the name, in order. So A10 does not match
+    A100, nor L4 L40S.
     """
     rests = {"".join(_WORD.findall(wanted.lower()))}
     if rests == {""}:

@@ -1,6 +1,6 @@
-"""Whether the ranks of a job move: what a node sees of each, its stacks, and the verdict.
+"""Hang detection: the activity of each rank on a node, its stacks, and the verdict.
 
-Ages are in seconds as of the message that holds them. None is "it moves", never 0.
+Ages are in seconds at the time of the message. A moving rank has None, never 0.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import enum
 import msgspec
 
 FRAMES_MAX = 40
-"""Of one stack, the innermost."""
+"""Limit of frames per stack; the innermost are kept."""
 
 
 class Hang(enum.Enum):
-    """What is done about a job that hangs. `DUMP`: all threads and NCCL's flight recorder are kept;
-    `RESTART`: and the attempt ends, to be tried again."""
+    """Action on a hanging job. `DUMP`: store all threads and NCCL's flight recorder. `RESTART`:
+    also end the attempt, and retry.
+    """
 
     NOTIFY = "notify"
     DUMP = "dump"
@@ -23,7 +24,7 @@ class Hang(enum.Enum):
 
 
 class Doing(enum.Enum):
-    """What the kernel says of a process. DISK: a disk or a file server keeps it waiting."""
+    """State of a process according to the kernel. DISK: it waits for a disk or a file server."""
 
     RUNS = "runs"
     SLEEPS = "sleeps"
@@ -34,7 +35,7 @@ class Doing(enum.Enum):
 
 
 class Sign(enum.Enum):
-    """What shows that a rank moves."""
+    """Evidence that a rank moves."""
 
     LOG = "log"
     NETWORK = "network"
@@ -44,11 +45,11 @@ class Sign(enum.Enum):
 
 
 class RankActivity(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One rank. `still_s`: for how long it has moved no bytes; `idle_s`: for how long it has not
-    computed either. The gaps are the longest of both kinds after which it went on by itself; they
-    count once it is `learned`. `signs` are those that it has ever given, `where` is the kernel
-    function in which it waits. For a rank that has ended (GONE) both ages count from its end, as
-    far as its agent knows.
+    """Activity of one rank. `still_s`: how long it has moved no bytes. `idle_s`: how long it has
+    not computed either. The gaps are the longest of both kinds after which it continued by itself;
+    they count once `learned`. `signs` are all signs that it has ever shown; `where` is the kernel
+    function in which it waits. For an ended rank (GONE), both ages count from its end, as far as
+    its agent knows.
     """
 
     rank: int
@@ -62,7 +63,7 @@ class RankActivity(msgspec.Struct, frozen=True, omit_defaults=True):
     signs: tuple[Sign, ...] = ()
 
     def later(self, seconds: float) -> RankActivity:
-        """The same, if nothing has changed for so long."""
+        """Return the activity after this many more seconds without a change."""
         return msgspec.structs.replace(
             self,
             still_s=None if self.still_s is None else self.still_s + seconds,
@@ -71,7 +72,7 @@ class RankActivity(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """A line of a stack: function, file, line."""
+    """A frame of a stack: function, file, line."""
 
     name: str
     file: str
@@ -79,7 +80,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ThreadStack(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The innermost frame is the first. `gil`: it holds the interpreter's lock."""
+    """A thread's stack, innermost frame first. `gil`: it holds the interpreter's lock."""
 
     name: str
     frames: tuple[Frame, ...] = ()
@@ -87,7 +88,7 @@ class ThreadStack(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RankStacks(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The main thread is the first; `problem`: why there is none."""
+    """Stacks of a rank, the main thread first. `problem`: why there is none."""
 
     rank: int
     pid: int = 0
@@ -96,15 +97,15 @@ class RankStacks(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def main(self) -> tuple[Frame, ...]:
-        """Frames of the main thread; () where they are not known."""
+        """Frames of the main thread; () if unknown."""
         return self.threads[0].frames if self.threads else ()
 
 
 class StackGroup(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Ranks whose main threads stand at the same lines; those with the fewest are the odd ones.
+    """Ranks whose main threads have the same stack. The smallest groups are the odd ones.
 
-    `place` is the innermost line of the job's own code, as `train.py:41`; `waits`: it is in a call
-    that waits for other ranks.
+    `place` is the innermost line of the job's own code, like `train.py:41`. `waits`: it is in a
+    call that waits for other ranks.
     """
 
     ranks: tuple[int, ...]
@@ -116,7 +117,7 @@ class StackGroup(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RecordedRank(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What NCCL's flight recorder of a rank says of its last collectives, in words."""
+    """Last collectives of a rank from NCCL's flight recorder, as text."""
 
     rank: int
     enqueued: int = 0
@@ -126,16 +127,18 @@ class RecordedRank(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class HangKind(enum.Enum):
-    """SLOW: nothing is heard of it, but it computes, or waits for a disk or a file server."""
+    """Kind of a verdict. SLOW: no progress is reported, but it computes, or waits for a disk or a
+    file server.
+    """
 
     HUNG = "hung"
     SLOW = "slow"
 
 
 class HangVerdict(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A verdict with all that it rests on. `quiet_s`: for how long the job had not moved, of
-    `limit_s` after which that is told; `rank`, `node` and `place` are of the odd rank. `firm`:
-    where every rank stands is known, or the odd one is stopped; what is not is never restarted.
+    """A verdict with its evidence. `quiet_s`: how long the job had not moved; `limit_s`: the limit
+    for reporting. `rank`, `node` and `place` are of the odd rank. `firm`: the stack of every rank
+    is known, or the odd one is stopped; other verdicts never restart a job.
     """
 
     kind: HangKind
@@ -154,7 +157,7 @@ class HangVerdict(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StacksView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where all ranks of a job stand now. `notes`: what is missing, and what to do about it."""
+    """Current stacks of all ranks of a job. `notes`: missing parts, and what to do about them."""
 
     job: int
     attempt: int

@@ -1,4 +1,4 @@
-"""What a node's hardware has reported of itself, through its kernel: in one line for a person."""
+"""Hardware events of a node from its kernel, each as one line of text."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import msgspec
 from muster.protocol.ids import TaskId
 
 EVENTS_MAX: Final = 64
-"""So many, the last, an agent says again on each new connection."""
+"""An agent resends this many last events on each new connection."""
 TEXT_MAX: Final = 300
 OOM: Final = "oom"
-"""The code of a kill for memory."""
+"""Code of a kill for lack of memory."""
 XID: Final = "xid "
 COUNTED: Final = "nvml "
-"""How the codes begin of what befalls a GPU: by the kernel's log, and by what NVML counts."""
+"""Prefixes of the codes of GPU events: from the kernel's log, and from NVML's counters."""
 _PCI: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class Grade(enum.Enum):
-    """SHOWN: no fault of the hardware by itself. NOTE: the hardware mends itself, or will want to
-    be mended. CRITICAL: what runs there is lost, and nothing new is to begin."""
+    """Severity. SHOWN: not a hardware fault by itself. NOTE: the hardware recovers, or will need a
+    repair. CRITICAL: running jobs are lost, and no new one may start.
+    """
 
     SHOWN = "shown"
     NOTE = "note"
@@ -31,13 +32,13 @@ class Grade(enum.Enum):
 
 
 class HardwareEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One event. `number` grows throughout the boot `boot`, and is that of its record in the
-    kernel's log where that is greater than the last: one that is not greater than the last that
-    was heard of is no news.
+    """A hardware event. `number` increases within the boot `boot`. It is the number of the kernel
+    log record if that is greater than the last one. An event with a number not above the last
+    received one is old.
 
-    `code` tells events of one kind apart (`xid 79`). `pci` and `uuid` are the GPU's or the card's,
-    "" where there is none or it is not known; `task` is whose memory ran out, `pid` the process
-    that was killed. `text` is for a person and names the part.
+    `code` distinguishes events (`xid 79`). `pci` and `uuid` are those of the GPU or card, "" if
+    unknown. `task` is the one that ran out of memory, `pid` the killed process. `text` is the
+    message for users, and names the part.
     """
 
     boot: str
@@ -52,7 +53,7 @@ class HardwareEvent(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def sound(event: HardwareEvent) -> bool:
-    """Whether a coordinator can keep it and show it."""
+    """Whether a coordinator can store and show it."""
     texts = (event.boot, event.code, event.text, event.uuid)
     return (
         event.number >= 0

@@ -1,8 +1,8 @@
-"""The host table of a gang: which names may be in it, and how it stands in a hosts file.
+"""Host table of a gang: valid names, and its representation in a hosts file.
 
-A hosts file is bytes, and what is not ours is kept byte for byte, whatever it is. Every line of a
-block says by itself that it is ours, so that neither a lost marker nor a line which somebody has
-put between two of ours ever leads to another one's line being taken for ours.
+A hosts file is bytes, and foreign lines are kept byte for byte. Every line of a block is marked as
+ours by itself. So neither a lost marker nor a line inserted between two of ours makes a foreign
+line look like ours.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from typing import Final
 import msgspec
 
 Table = Sequence[tuple[str, str]]
-"""Pairs of a name and an IP address, in node-rank order. An address may have several names."""
+"""Pairs of a name and an IP address, in node-rank order. An address can have several names."""
 
 Others = Mapping[str, Collection[str]]
-"""By a node's address in a table, its other ones."""
+"""Further addresses of a node, by its address in the table."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 NAME_CHARS_MAX: Final = 253
-# The names of a hosts file are looked up whatever their case; an underscore is no valid host name,
-# and on many machines in use.
+# Names in a hosts file are case-insensitive. An underscore is invalid in a host name, but common.
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
 _LOCAL: Final = re.compile(r"(.*\.)?localhost(\..*)?|ip6-.*|broadcasthost", re.IGNORECASE)
 
@@ -39,12 +38,15 @@ _NO_END: Final = b"; the line before it had no end"
 
 
 class BadHost(ValueError):
-    """A name or an address that must not get into a hosts file; the message says which and why."""
+    """A name or an address that must not get into a hosts file. The message names it and the
+    reason.
+    """
 
 
 def check_name(text: str) -> None:
-    """Accept a name that a hosts file can hold and that means no machine already. Raises
-    BadHost."""
+    """Check that a hosts file can contain the name, and that it has no fixed meaning already.
+    Raises BadHost.
+    """
     labels = text.split(".")
     if len(text) > NAME_CHARS_MAX or not all(_NAME.fullmatch(label) for label in labels):
         raise BadHost(
@@ -67,12 +69,12 @@ def usable_name(text: str) -> bool:
 
 
 def breaks_line(text: str) -> bool:
-    """Whether this could end a line or a word of a hosts file, or begin a comment there."""
+    """Whether the text could end a line or a word of a hosts file, or begin a comment."""
     return not text.isascii() or not text.isprintable() or " " in text or "#" in text
 
 
 def check_address(text: str) -> Address:
-    """Accept the address of one machine, as text without a zone. Raises BadHost."""
+    """Parse the address of one machine, without a zone. Raises BadHost."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -95,7 +97,7 @@ def usable_address(text: str) -> bool:
 
 
 def table_problems(table: Table) -> list[str]:
-    """Everything that is wrong with a host table, a sentence each."""
+    """Return all problems of a host table, one sentence each."""
     problems: list[str] = []
     known: dict[str, str] = {}
     for name, address in table:
@@ -112,18 +114,19 @@ def table_problems(table: Table) -> list[str]:
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """A hosts file taken apart: `foreign` is all that is not ours, `entries` what each lease has,
-    in the order of the file."""
+    """A parsed hosts file: `foreign` are the lines that are not ours, `entries` the lines of each
+    lease, in file order.
+    """
 
     foreign: bytes
     entries: dict[str, list[tuple[str, tuple[str, ...]]]]
 
 
 def parse(text: bytes) -> Parts:
-    """Tell our lines from others'. Anything that is not exactly a line of ours is not ours."""
+    """Separate our lines from foreign ones. Any line that does not match exactly is foreign."""
     foreign: list[bytes] = []
     entries: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
-    added_end = False  # the line end before what comes is ours
+    added_end = False  # the newline before the block is ours
     for line in _lines(text):
         if (begin := _BEGIN.fullmatch(line)) is not None:
             entries.setdefault(begin[1].decode(), [])
@@ -134,7 +137,7 @@ def parse(text: bytes) -> Parts:
         elif (end := _END.fullmatch(line)) is not None:
             entries.setdefault(end[1].decode(), [])
         else:
-            # What somebody has added since needs that line end.
+            # A line added since needs that newline.
             added_end = False
             foreign.append(line)
     if added_end and foreign and foreign[-1].endswith(b"\n"):
@@ -143,15 +146,16 @@ def parse(text: bytes) -> Parts:
 
 
 def with_block(text: bytes, lease: str, table: Table) -> bytes:
-    """`text` with the block of `lease`, in place of an earlier one of that lease. Blocks stand at
-    the end: what the machine's owner has written comes first and keeps its meaning."""
+    """Return `text` with the block of `lease`, replacing an earlier one of that lease. Blocks are
+    at the end, so that the machine owner's lines come first and keep their meaning.
+    """
     parts = parse(text)
     entries = {name: lines for name, lines in parts.entries.items() if name != lease}
     return _render(Parts(parts.foreign, {**entries, lease: _grouped(table)}))
 
 
 def without_blocks(text: bytes, alive: Collection[str]) -> bytes:
-    """`text` without the blocks of leases that are not among `alive`."""
+    """Return `text` without the blocks of leases that are not `alive`."""
     parts = parse(text)
     kept = {lease: lines for lease, lines in parts.entries.items() if lease in alive}
     if len(kept) == len(parts.entries):
@@ -160,8 +164,9 @@ def without_blocks(text: bytes, alive: Collection[str]) -> bytes:
 
 
 def merge(base: bytes, theirs: bytes, mine: bytes) -> bytes:
-    """`mine`, with whatever another writer made of `base`: lines it added and lines it removed.
-    Our blocks are those of `mine`."""
+    """Return `mine` with another writer's changes to `base`: added and removed lines. Our blocks
+    are those of `mine`.
+    """
     parts = parse(mine)
     old, new = parse(base).foreign, parse(theirs).foreign
     if parts.foreign == old:
@@ -169,7 +174,7 @@ def merge(base: bytes, theirs: bytes, mine: bytes) -> bytes:
     if new in (old, parts.foreign):
         return mine
     was, they, we = (_lines(_ended(part)) for part in (old, new, parts.foreign))
-    # A line that both have added was added once: what is merged again stays as it is.
+    # A line that both have added is added once, so that merging again changes nothing.
     added = (Counter(they) - Counter(was)) - (Counter(we) - Counter(was))
     removed = Counter(was) - Counter(they)
     kept = [line for line in we if not _taken(removed, line)]
@@ -178,8 +183,9 @@ def merge(base: bytes, theirs: bytes, mine: bytes) -> bytes:
 
 
 class Conflict(msgspec.Struct, frozen=True):
-    """A name of a table that leads elsewhere: in line `line` (from 1) of the file, or, where
-    `lease` is set, in the block of another attempt."""
+    """A name of a table that leads elsewhere: in line `line` (from 1) of the file, or, if `lease`
+    is set, in the block of another attempt.
+    """
 
     name: str
     found: str
@@ -189,8 +195,9 @@ class Conflict(msgspec.Struct, frozen=True):
 
 
 def conflicts(text: bytes, lease: str, table: Table, others: Others) -> list[Conflict]:
-    """Where names of the table lead to another node. A name that somebody gives the right address
-    besides another one leads to the right node, and so does one with an address of `others`."""
+    """Return the names of the table that lead to another node. A name with several addresses is
+    fine if one is right, or is one of `others`.
+    """
     wanted = {name.lower(): (name, address) for name, address in table}
     found: list[Conflict] = []
     for name, lines in _by_name(_foreign_lines(text)).items():
@@ -214,7 +221,7 @@ def conflicts(text: bytes, lease: str, table: Table, others: Others) -> list[Con
 
 
 def without_names(text: bytes, names: Iterable[str]) -> bytes:
-    """`text` without its lines' claims to these names: for a copy that only one job sees."""
+    """Return `text` without these names, for a copy that only one job sees."""
     unwanted = {name.lower().encode() for name in names}
     kept = []
     for line in _lines(text):
@@ -228,7 +235,7 @@ def without_names(text: bytes, names: Iterable[str]) -> bytes:
 
 
 def _render(parts: Parts) -> bytes:
-    """Foreign bytes, then the blocks."""
+    """Return the foreign bytes, then the blocks."""
     rendered = [parts.foreign]
     note = b""
     if parts.entries and parts.foreign and not parts.foreign.endswith(b"\n"):
@@ -254,7 +261,7 @@ def _block(lease: str, entries: Iterable[tuple[str, tuple[str, ...]]], note: byt
 
 
 def _grouped(table: Table) -> list[tuple[str, tuple[str, ...]]]:
-    """Names by address, in order. Raises BadHost: no other text gets into a file."""
+    """Return the names by address, in order. Raises BadHost: no other text gets into a file."""
     problems = table_problems(table)
     if problems:
         raise BadHost("; ".join(problems))
@@ -267,7 +274,7 @@ def _grouped(table: Table) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _lines(text: bytes) -> list[bytes]:
-    """With their ends; only a newline ends a line, as for the C library."""
+    """Split into lines with their ends. Only a newline ends a line, as for the C library."""
     lines = [line + b"\n" for line in text.split(b"\n")]
     last = lines.pop()[:-1]
     return [*lines, last] if last else lines
@@ -285,7 +292,7 @@ def _taken(counter: Counter[bytes], line: bytes) -> bool:
 
 
 def _foreign_lines(text: bytes) -> Iterator[tuple[int, str, list[str]]]:
-    """Number, address and names of the lines that are not ours and mean something."""
+    """Yield number, address and names of the foreign lines with content."""
     for number, line in enumerate(_lines(text), 1):
         if _ENTRY.fullmatch(line) is not None:
             continue

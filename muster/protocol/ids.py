@@ -1,7 +1,7 @@
-"""Names of jobs, attempts, tasks and log streams, and their spelling on the wire.
+"""Identifiers of jobs, attempts, tasks and log streams, and their wire format.
 
-A task id is `job.attempt.node_rank`, as in `42.1.0`: whoever holds one can be fenced by it,
-because the attempt is part of the name.
+A task id is `job.attempt.node_rank`, for example `42.1.0`. It serves as a fencing token, because
+the attempt is part of it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _NODE: Final = re.compile(
     r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*"
 )
 NODE_NAME_CHARS_MAX: Final = 253
-# Every message about a task names it; those that live come again and again.
+# Every message about a task has its id, and live tasks occur again and again.
 _TASKS_KEPT: Final = 4096
 
 
 class BadId(ValueError):
-    """A text that is no id of the kind wanted; the message names the text."""
+    """A text that is not an id of the expected kind. The message contains the text."""
 
 
 def task_id(job: JobId, attempt: int, node_rank: int) -> TaskId:
-    """Name the part of an attempt that runs on its node number `node_rank` (from 0)."""
+    """Return the id of an attempt's task on its node number `node_rank` (from 0)."""
     return TaskId(f"{job}.{attempt}.{node_rank}")
 
 
@@ -43,7 +43,9 @@ def parse_task_id(text: str) -> tuple[JobId, int, int]:
 
 
 def check_node_name(text: str) -> NodeName:
-    """Accept a lower-case RFC 1123 host name. Raises BadId: such a name ends up in /etc/hosts."""
+    """Check a lower-case RFC 1123 host name. Raises BadId, because the name ends up in
+    /etc/hosts.
+    """
     if len(text) > NODE_NAME_CHARS_MAX or _NODE.fullmatch(text) is None or text == "localhost":
         raise BadId(
             f"{text[:80]!r} is not a usable node name: lower-case letters, digits and '-' "

@@ -1,4 +1,4 @@
-"""A moment as the cores see it: an input, never something they ask for."""
+"""Time as the cores receive it: an input; they never read a clock."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import msgspec
 
 
 class Instant(msgspec.Struct, frozen=True):
-    """One reading of both clocks.
+    """A reading of both clocks.
 
-    `mono` (seconds, of this process's life) decides; `wall` (seconds since 1970, UTC) is only
-    ever shown.
+    Decisions use `mono` (seconds, valid in this process); `wall` (seconds since 1970, UTC) is only
+    shown.
     """
 
     mono: float

@@ -1,4 +1,4 @@
-"""A node's network interfaces, as its agent reports them."""
+"""Network interfaces of a node, as reported by its agent."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import msgspec
 INTERFACES_MAX: Final = 64
 ADDRESSES_MAX: Final = 16
 
-# What the kernel allows, less what would end a word in NCCL's and gloo's variables.
+# Names that the kernel allows, without separators of NCCL's and gloo's variables.
 _NAME: Final = re.compile(r"[A-Za-z0-9_.@-]{1,15}")
 _PREFIX: Final = re.compile(r"/[0-9]{1,3}")
 
 
 class InterfaceKind(enum.Enum):
-    """What an interface leads to.
+    """Kind of an interface.
 
-    BRIDGE: one with a hardware port, hence a network. VIRTUAL: ends on its own machine, as the
-    bridges of docker and libvirt do. VETH: a container's way out. VLAN: any share of another one.
+    BRIDGE: has a hardware port, hence a network. VIRTUAL: local to the machine, like the bridges of
+    docker and libvirt. VETH: a container's uplink. VLAN: any share of another interface.
     """
 
     INFINIBAND = "infiniband"
@@ -36,7 +36,7 @@ class InterfaceKind(enum.Enum):
 
 
 class NetworkRank(enum.IntEnum):
-    """How good a network is for a gang: the lower, the better. NEVER: it is none of its own."""
+    """Suitability of a network for a gang; lower is better. NEVER: unsuitable."""
 
     INFINIBAND = 0
     ROCE = 1
@@ -60,17 +60,17 @@ _RANKS: Final = {
 
 
 def rank_of(kind: InterfaceKind, *, rdma: bool) -> NetworkRank:
-    """The rank of an interface's network; `rdma`: an RDMA device stands behind it."""
+    """Return the rank of an interface's network. `rdma`: an RDMA device is behind it."""
     rank = _RANKS[kind]
     return NetworkRank.ROCE if rdma and rank is NetworkRank.ETHERNET else rank
 
 
 class Interface(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One interface that has an address.
+    """An interface with an address.
 
-    `addresses` are written with their prefix length (10.0.0.5/16), the primary ones first;
-    link-local ones are left out. `rdma`: an RDMA device stands behind it. `speed_mbps` is 0 where
-    the driver does not say. `pinned`: the node's own configuration names it as the one to use.
+    `addresses` have their prefix length (10.0.0.5/16), primary ones first, without link-local ones.
+    `rdma`: an RDMA device is behind it. `speed_mbps` is 0 if unknown. `pinned`: the node's
+    configuration selects it.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Interface(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def problem(interfaces: tuple[Interface, ...]) -> str | None:
-    """What cannot be taken over of a report, a sentence without its end; None if all can.
+    """Return why a report is invalid, as a sentence without its end; None if it is valid.
 
     Names and addresses end up in environments and in hosts files.
     """
@@ -102,12 +102,12 @@ def problem(interfaces: tuple[Interface, ...]) -> str | None:
 
 
 def usable_name(name: str) -> bool:
-    """Whether this may name an interface in an environment variable."""
+    """Whether the text may name an interface in an environment variable."""
     return _NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
 def usable_address(text: str) -> bool:
-    """Whether this is an address with a prefix length that a peer could connect to."""
+    """Whether the text is an address with a prefix length that a peer could connect to."""
     try:
         found = ipaddress.ip_interface(text)
     except ValueError:
@@ -118,7 +118,7 @@ def usable_address(text: str) -> bool:
 
 
 class Endpoint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where one node of a gang is reached; `interface` is "" where no interface has the address."""
+    """Address of a node in a gang; `interface` is "" if no interface has the address."""
 
     node: str
     address: str

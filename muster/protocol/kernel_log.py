@@ -1,9 +1,10 @@
-"""Reads lines of a kernel's log that tell of a failure: a process that it killed for memory, an
-error of NVIDIA's driver. What either means is for the reader to say: the agent, which follows the
-log (agent/monitors/hardware), and the coordinator, which gets a rank's own lines with its end.
+"""Parser of kernel log lines about failures: a process killed for lack of memory, or an error of
+NVIDIA's driver. The callers interpret the result: the agent, which follows the log
+(agent/monitors/hardware), and the coordinator, which gets a rank's lines with its end.
 
-Users choose names that the kernel writes: of processes, which may begin a line (15 characters), of
-files and cgroups. So a line counts from its beginning, and a name ends at the last bracket.
+The kernel's lines contain names chosen by users: of processes, which may begin a line (15
+characters), of files and cgroups. So patterns match from the beginning of a line, and a name ends
+at the last bracket.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final, NamedTuple
 
 
 class Killed(NamedTuple):
-    """A process that was killed. `of_cgroup`: the limit of its cgroup was met, else the node's."""
+    """A killed process. `of_cgroup`: its cgroup's limit was reached, else the node's."""
 
     pid: int
     name: str
@@ -22,8 +23,9 @@ class Killed(NamedTuple):
 
 
 class GpuError(NamedTuple):
-    """An error of a GPU. `xid` is 0 where it is gone without one; `address` as the driver wrote it,
-    "" where it did not; `said` the rest of the line."""
+    """An error of a GPU. `xid` is 0 if the GPU was lost without one; `address` is as the driver
+    wrote it, or ""; `said` is the rest of the line.
+    """
 
     xid: int
     address: str
@@ -31,7 +33,7 @@ class GpuError(NamedTuple):
 
 
 def read(line: str) -> Killed | GpuError | None:
-    """What a line tells; None where it tells of neither."""
+    """Parse a line; None if it reports neither."""
     if found := _KILLED.match(line):
         resident = sum(int(number) for number in _RESIDENT.findall(found["rest"])) << 10
         return Killed(int(found["pid"]), found["name"], resident, found["memcg"] is not None)
@@ -43,13 +45,13 @@ def read(line: str) -> Killed | GpuError | None:
 
 
 def function_of(address: str) -> str:
-    """An address as everywhere else: `0000:1b:00.0`."""
+    """Return an address in the usual form: `0000:1b:00.0`."""
     domain, _, rest = address.lower().partition(":")
     return f"{domain.lstrip('0').zfill(4)}:{rest}" + ("" if "." in rest else ".0")
 
 
 ADDRESS: Final = r"(?:PCI:)?(?P<pci>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
-"""Of a PCI function, in the group `pci`; letters of either case."""
+"""Pattern of a PCI function, in the group `pci`, in upper or lower case."""
 
 _KILLED: Final = re.compile(
     r"(?P<memcg>Memory cgroup )?out of memory: Killed process (?P<pid>\d+) \((?P<name>.*)\)"

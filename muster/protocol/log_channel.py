@@ -1,9 +1,9 @@
 """The bulk connection: log bytes from an agent's files to the coordinator's store.
 
-A stream is one file of one task; its bytes are named by their offset in it, so that whatever is
-sent twice is recognised and whatever was not stored is sent again. Data travels as binary frames:
-the length of the header (4 bytes, big endian), the header (JSON, `Chunk`), then the bytes.
-Everything else travels as text frames.
+A stream is one file of one task. Its bytes are identified by their offset, so that repeated bytes
+are recognized and bytes that were not stored are sent again. Data travels as binary frames: the
+length of the header (4 bytes, big endian), the header (JSON, `Chunk`), then the bytes. Everything
+else travels as text frames.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from muster.protocol.codec import ProtocolError, UnknownMessage, unknown_type
 from muster.protocol.ids import NodeName, TaskId
 
 RANKS_PER_NODE_MAX: Final = 1024
-"""What `nproc_per_node` may say, and what a node may have in GPUs."""
+"""Limit of `nproc_per_node`, and of a node's GPUs."""
 STREAMS_PER_TASK_MAX: Final = 2 * RANKS_PER_NODE_MAX + 3
-"""Output and error of each rank, and the three of the node. A plan that allows fewer goes before
-this (`streams_max`)."""
+"""Output and error of each rank, and three streams of the node. A plan may allow fewer
+(`streams_max`).
+"""
 CHUNK_BYTES_MAX: Final = 256 * 1024
 HEADER_BYTES_MAX: Final = 1024
 _LENGTH: Final = struct.Struct(">I")
@@ -36,7 +37,7 @@ class StreamKind(enum.Enum):
 
 
 class StreamId(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One file: of a global rank, or (`rank` None) of the node's launcher or set-up."""
+    """A log file: of a global rank, or (`rank` None) of the node's launcher or setup."""
 
     task: TaskId
     kind: StreamKind
@@ -51,13 +52,15 @@ class LogHello(msgspec.Struct, frozen=True, tag="log_hello"):
 
 
 class OpenStream(msgspec.Struct, frozen=True, tag="open"):
-    """The agent has this stream; asks from which offset to send."""
+    """The agent has this stream, and asks for the offset to send from."""
 
     stream: StreamId
 
 
 class Hole(msgspec.Struct, frozen=True, tag="hole"):
-    """`length` bytes of the stream from `offset` were never written: the file has a hole there."""
+    """Bytes of the stream that were never written: the file has a hole of `length` bytes at
+    `offset`.
+    """
 
     stream: StreamId
     offset: int
@@ -66,14 +69,14 @@ class Hole(msgspec.Struct, frozen=True, tag="hole"):
 
 
 class EndStream(msgspec.Struct, frozen=True, tag="end"):
-    """The stream's file will not grow any more; `length` is its size in bytes."""
+    """The stream's file is complete; `length` is its size in bytes."""
 
     stream: StreamId
     length: int
 
 
 class TaskLogsEnd(msgspec.Struct, frozen=True, tag="task_end"):
-    """All streams of the task have ended and no further one will be opened."""
+    """All streams of the task have ended, and none will be opened."""
 
     task: TaskId
     streams: int
@@ -102,7 +105,7 @@ class LogAck(msgspec.Struct, frozen=True, tag="ack"):
 
 
 class NotWanted(msgspec.Struct, frozen=True, tag="not_wanted"):
-    """The coordinator takes no byte of this stream, now or later: its log ends without it."""
+    """The coordinator accepts no byte of this stream, now or later: the log ends without it."""
 
     stream: StreamId
     why: str
@@ -127,7 +130,9 @@ _KNOWN: Final = {
 
 
 def streams_max(ranks: int) -> int:
-    """How many streams a task may have whose rank files are those of `ranks` different ranks."""
+    """Return the maximum number of streams of a task with output files for `ranks` different
+    ranks.
+    """
     return min(2 * ranks + len(StreamKind) - 2, STREAMS_PER_TASK_MAX)
 
 
@@ -136,13 +141,13 @@ def encode_text(message: LogReport | LogCommand) -> str:
 
 
 def encode_chunk(chunk: Chunk, data: bytes | memoryview) -> bytes:
-    """One binary frame."""
+    """Encode a binary frame."""
     header = _encoder.encode(chunk)
     return b"".join((_LENGTH.pack(len(header)), header, data))
 
 
 def decode_chunk(frame: bytes) -> tuple[Chunk, memoryview]:
-    """Header and bytes of a binary frame. Raises ProtocolError."""
+    """Decode the header and bytes of a binary frame. Raises ProtocolError."""
     if len(frame) < _LENGTH.size:
         raise ProtocolError("a log frame of fewer than 4 bytes")
     (size,) = _LENGTH.unpack_from(frame)
@@ -157,7 +162,7 @@ def decode_chunk(frame: bytes) -> tuple[Chunk, memoryview]:
 
 
 def decode_log_report(text: str | bytes) -> LogReport:
-    """Read a text frame that an agent sent. Raises UnknownMessage and ProtocolError."""
+    """Decode a text frame from an agent. Raises UnknownMessage and ProtocolError."""
     try:
         return _report_decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -167,7 +172,7 @@ def decode_log_report(text: str | bytes) -> LogReport:
 
 
 def decode_log_command(text: str | bytes) -> LogCommand:
-    """Read a text frame that the coordinator sent. Raises UnknownMessage and ProtocolError."""
+    """Decode a text frame from the coordinator. Raises UnknownMessage and ProtocolError."""
     try:
         return _command_decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

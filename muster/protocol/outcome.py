@@ -1,4 +1,5 @@
-"""How things end: exit statuses, causes and outcomes, and the exit code a user's shell receives.
+"""Ends of attempts and jobs: exit statuses, causes, outcomes, and the exit code for the user's
+shell.
 
 The first cause wins: what happens to an attempt after it began to stop is a consequence.
 """
@@ -19,7 +20,7 @@ EXIT_DETACHED: Final = 130
 
 
 class ExitStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How one process ended: an exit code, or the number of the signal that ended it."""
+    """Exit of a process: an exit code, or the number of the signal that ended it."""
 
     code: int | None = None
     signal: int | None = None
@@ -30,14 +31,14 @@ class ExitStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def shell_code(self) -> int:
-        """The code a shell would show: 128 + N for signal N."""
+        """Return the shell's exit code: 128 + N for signal N."""
         if self.signal is not None:
             return 128 + self.signal
         return 1 if self.code is None else self.code
 
 
 class Outcome(enum.Enum):
-    """What became of an attempt, and of its job."""
+    """Outcome of an attempt, and of its job."""
 
     SUCCESS = "success"
     USER = "user"
@@ -48,7 +49,7 @@ class Outcome(enum.Enum):
 
 
 class CauseCode(enum.Enum):
-    """Why an attempt stopped; the sentence that goes with it stands in `Cause.text`."""
+    """Why an attempt stopped. `Cause.text` has the message."""
 
     COMPLETED = "completed"
     RANK_FAILED = "rank_failed"
@@ -71,11 +72,11 @@ class CauseCode(enum.Enum):
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The first thing that went wrong (or right), with the place where it did.
+    """The first failure (or the success), with its place.
 
-    `exit` is the failing rank's; `node_fault` says that another node might do better. `kind` is the
-    class of a failure, a stable word, and `tail` the last lines that the place wrote; both "" where
-    there is none.
+    `exit` is the failing rank's; `node_fault` means that another node might succeed. `kind` is the
+    failure class, a stable word, and `tail` the last lines of output from that place; both may be
+    "".
     """
 
     code: CauseCode
@@ -91,7 +92,7 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def exit_code(self) -> int:
-        """The code `muster wait` returns for a job that ended of this cause."""
+        """Return the exit code of `muster wait` for a job with this cause."""
         match self.outcome:
             case Outcome.SUCCESS:
                 return 0

@@ -1,4 +1,4 @@
-"""Why a node's part of a gang is refused: the words that both daemons and their users speak."""
+"""Codes for the refusal of a node's part in a gang, shared by both daemons and their users."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 class RefusalCode(enum.StrEnum):
     """Codes of refusals. The words are stable: journals keep them, and scripts compare them.
 
-    Nobody may rely on the list being whole: an agent of a later version may say another word, so
-    that what comes from one is text (`Refusal.code`), and is compared with these.
+    The list is open: an agent of a later version may send another code. So received codes are text
+    (`Refusal.code`), and are compared with these.
     """
 
-    # By a shim, which writes the words itself (agent/shim/status.py).
+    # Sent by a shim, which has its own literals (agent/shim/status.py).
     NO_FOLDER = "no_folder"
     NO_PYTHON = "no_python"
     NO_TORCH = "no_torch"
@@ -21,30 +21,29 @@ class RefusalCode(enum.StrEnum):
     USER_UNKNOWN = "user_unknown"
     ROOT_REFUSED = "root_refused"
     BOOTSTRAP_FAILED = "bootstrap_failed"
-    # By a shim, or by an agent that cannot make one. NO_SPACE: a disk of the node is full.
+    # Sent by a shim, or by an agent that cannot create one. NO_SPACE: a disk of the node is full.
     SPAWN_FAILED = "spawn_failed"
     NO_SPACE = "no_space"
-    # By an agent, before there is a shim. GPU_BUSY: another task on the node has a GPU of this
-    # one's.
+    # Sent by an agent before there is a shim. GPU_BUSY: another task on the node has one of the
+    # GPUs.
     GPU_BUSY = "gpu_busy"
     GPU_GONE = "gpu_gone"
     GPU_DIRTY = "gpu_dirty"
     PREFLIGHT_FAILED = "preflight_failed"
     NO_PORTS = "no_ports"
     NO_DESCRIPTORS = "no_descriptors"
-    # As the gang is arranged. PORT_TAKEN: the rendezvous port is somebody else's by now, and
-    # another one will do. UNREACHABLE: a node does not reach its gang's launcher, and either of the
-    # two is to blame.
+    # Sent while the gang is arranged. PORT_TAKEN: the rendezvous port is in use by now, and another
+    # one may work. UNREACHABLE: a node does not reach its gang's launcher; either may be to blame.
     PORT_TAKEN = "port_taken"
     UNREACHABLE = "launcher_unreachable"
-    # HOSTS_ELSEWHERE: the name of a node is another machine's already.
+    # HOSTS_ELSEWHERE: the name of a node already belongs to another machine.
     HOSTS_BAD_TABLE = "hosts_bad_table"
     HOSTS_CONFLICT = "hosts_conflict"
     HOSTS_ELSEWHERE = "hosts_elsewhere"
     HOSTS_UNRESOLVED = "hosts_unresolved"
     HOSTS_UNWRITABLE = "hosts_unwritable"
-    # By the coordinator, in the name of a node. TOO_LARGE: no frame can hold what the task has to
-    # be told. FABRIC_DIFFERS: a node is not as the others of a gang that needs RDMA.
+    # Set by the coordinator on behalf of a node. TOO_LARGE: the task's command exceeds the frame
+    # size. FABRIC_DIFFERS: a node differs from the others of a gang that requires RDMA.
     TOO_LARGE = "command_too_large"
     FABRIC_DIFFERS = "fabric_differs"
     PREFLIGHT = "preflight"
@@ -54,5 +53,5 @@ _LAST_LINES: Final = "; its last lines:"
 
 
 def headline(text: str) -> str:
-    """The sentence of a refusal, without the last lines of a program that follow it."""
+    """Return the sentence of a refusal, without the output that follows it."""
     return text.partition("\n")[0].removesuffix(_LAST_LINES)

@@ -1,6 +1,6 @@
-"""The states both daemons and their users speak of.
+"""States used by both daemons and by users.
 
-The transition tables stand with the machines that own them (`orchestrator.core`, `agent.core`).
+The transition tables are in the modules that own them (`orchestrator.core`, `agent.core`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import enum
 
 
 class TaskState(enum.Enum):
-    """One node's part of an attempt."""
+    """State of a node's part of an attempt."""
 
     ASSIGNED = "assigned"
     PREPARED = "prepared"
@@ -21,8 +21,9 @@ class TaskState(enum.Enum):
 
 
 class JobState(enum.Enum):
-    """What a user sees; derived, in one function of the coordinator, from job, attempt and
-    outcome."""
+    """State shown to users, derived by one function of the coordinator from job, attempt and
+    outcome.
+    """
 
     QUEUED = "QUEUED"
     HELD = "HELD"

@@ -1,4 +1,4 @@
-"""How names and numbers stand in a sentence for a person."""
+"""Names and numbers in messages."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 
 def count(number: int, noun: str) -> str:
-    """`1 node`, `3 nodes`."""
+    """Return `1 node`, `3 nodes`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def named(names: Sequence[str], most: int = 4) -> str:
-    """`a, b`; of more than `most` the first, and how many more there are."""
+    """Return `a, b`, with at most `most` names and the number of further ones."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def listed(sentences: Sequence[str], most: int = 4) -> str:
-    """`a; b`; of more than `most` the first, and how many more there are."""
+    """Return `a; b`, with at most `most` sentences and the number of further ones."""
     more = f"; and {len(sentences) - most} more" if len(sentences) > most else ""
     return "; ".join(sentences[:most]) + more

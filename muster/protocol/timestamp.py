@@ -1,6 +1,6 @@
-"""A time as the HTTP API says it: RFC 3339, in UTC with `Z`. Durations are float seconds, `_s`.
+"""Times of the HTTP API: RFC 3339, in UTC with `Z`. Durations are float seconds, `_s`.
 
-Inside (facts, messages, cores) a time is seconds since 1970, UTC.
+Internally (facts, messages, cores), a time is seconds since 1970, UTC.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from muster.spec.errors import RefusedError
 from muster.spec.units import duration
 
 Timestamp: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]
-"""Always aware: msgspec refuses a text without its zone, and writes UTC as `Z`."""
+"""Always aware: msgspec refuses a text without a time zone, and writes UTC as `Z`."""
 
 _MOMENT_HINT: Final = "write `10m`, `2h`, or `2026-11-22T01:30:00Z`"
 _FIRST_S: Final = datetime.min.replace(tzinfo=UTC).timestamp()
@@ -23,9 +23,9 @@ _LAST_S: Final = datetime.max.replace(microsecond=0, tzinfo=UTC).timestamp()
 
 
 def timestamp(seconds: float) -> Timestamp:
-    """Seconds since 1970 (UTC), to the microsecond and never later: who asks for what came since
-    a time that we wrote gets that, too. What no calendar has (a node's clock may say anything)
-    becomes the first or the last moment that one has.
+    """Convert seconds since 1970 (UTC), rounded down to microseconds, so that a query for
+    everything since a printed time includes it. A time beyond the calendar (a node's clock may be
+    anything) becomes the first or the last possible one.
     """
     given = min(max(_FIRST_S, seconds), _LAST_S)
     made = datetime.fromtimestamp(given, UTC)
@@ -33,14 +33,15 @@ def timestamp(seconds: float) -> Timestamp:
 
 
 def maybe_timestamp(seconds: float | None) -> Timestamp | None:
-    """As `timestamp`; None is what has not happened."""
+    """Convert like `timestamp`; None stays None."""
     return None if seconds is None else timestamp(seconds)
 
 
 def moment(text: str, now: float) -> float:
-    """UTC seconds of a time in RFC 3339 (`2026-11-22T01:30:00Z`), or of a duration before `now`.
+    """Return the UTC seconds of a time in RFC 3339 (`2026-11-22T01:30:00Z`), or of a duration
+    before `now`.
 
-    Raises RefusedError, which says how to write it.
+    Raises RefusedError, whose message shows the format.
     """
     typed = text.strip()
     if "T" not in typed.upper() and ":" not in typed and "-" not in typed:

@@ -1,6 +1,6 @@
-"""What can be wrong with a coordinator's certificate, by the numbers of OpenSSL, and what to do.
+"""Hints for errors of a coordinator's certificate, by OpenSSL's error numbers.
 
-Another CA does not help where the name or the time does not fit, so that is told apart.
+Another CA does not help against a wrong name or an invalid date, so these have hints of their own.
 """
 
 from typing import Final
@@ -10,7 +10,7 @@ _OF_ANOTHER_TIME: Final = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID an
 
 
 def certificate_hint(verify_code: int, other: str) -> str:
-    """What mends it; `other` is what does in all cases but these."""
+    """Return the remedy. `other` is the hint for all other errors."""
     if verify_code in _OF_ANOTHER_NAME:
         return (
             "use a name that the certificate has, or make one that has this name (subjectAltName)"

@@ -1,7 +1,7 @@
-"""Bearer tokens: `muster_<class>_<id>_<secret>`, and the file that says whose they are.
+"""Bearer tokens, `muster_<class>_<id>_<secret>`, and the file that maps them to users.
 
 The file holds a digest of each secret, never the secret. A secret has 256 random bits, so a plain
-SHA-256 is enough: there is nothing to guess.
+SHA-256 is enough: it cannot be guessed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _IN_A_TEXT: Final = re.compile(r"(muster_[a-z]{1,16}_[a-z0-9]{4,32}_)[A-Za-z0-9_
 
 
 class TokenClass(enum.Enum):
-    """What a token opens. ADMIN: the API. JOIN: the agents' connections and nothing else."""
+    """Permission of a token. ADMIN: the API. JOIN: only the agents' connections."""
 
     ADMIN = "admin"
     JOIN = "join"
 
 
 class BadToken(ValueError):
-    """A text that is no token. The message never repeats it."""
+    """A text that is not a token. The message never repeats it."""
 
 
 class Token(msgspec.Struct, frozen=True):
-    """A token taken apart. Print its `id`, never its secret."""
+    """A parsed token. Print its `id`, never its secret."""
 
     class_: TokenClass
     id: str
@@ -43,8 +43,9 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One token of the tokens file. `created` and `expires` are RFC 3339, and without `expires` it
-    is good until it is taken out; `user` whose jobs it submits."""
+    """An entry of the tokens file. `created` and `expires` are RFC 3339; without `expires` the
+    token is valid until it is removed. `user` is the owner of jobs submitted with it.
+    """
 
     id: str
     class_: TokenClass = msgspec.field(name="class")
@@ -61,7 +62,8 @@ class TokensFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def make(class_: TokenClass, id_: str, secret: str) -> str:
-    """The text of a token: `id_` 4 to 32 of a-z0-9, `secret` e.g. `secrets.token_urlsafe(32)`.
+    """Return the text of a token. `id_` has 4 to 32 characters of a-z0-9; `secret` is e.g.
+    `secrets.token_urlsafe(32)`.
 
     Raises BadToken.
     """
@@ -71,7 +73,7 @@ def make(class_: TokenClass, id_: str, secret: str) -> str:
 
 
 def parse(text: str) -> Token:
-    """Take a token apart. Raises BadToken."""
+    """Parse a token. Raises BadToken."""
     match = _TOKEN.fullmatch(text) if len(text) <= TOKEN_CHARS_MAX else None
     if match is None:
         raise BadToken("not a token of Muster (muster_<class>_<id>_<secret>)")
@@ -83,10 +85,10 @@ def parse(text: str) -> Token:
 
 
 def without_secrets(text: str) -> str:
-    """A text in which tokens have lost their secrets and kept their ids."""
+    """Return the text with all tokens reduced to their ids."""
     return _IN_A_TEXT.sub(r"\1...", text)
 
 
 def digest(secret: str) -> str:
-    """SHA-256 of a secret, in hex: what the tokens file holds."""
+    """Return the SHA-256 of a secret in hex, for the tokens file."""
     return hashlib.sha256(secret.encode()).hexdigest()

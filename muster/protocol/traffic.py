@@ -1,6 +1,6 @@
-"""What a node says of the traffic of a task: counters of its ports, and what NCCL's lines say.
+"""Report of a node about a task's traffic: port counters, and evidence from NCCL's log.
 
-A report is cumulative, as a task's is. None is "unknown", never 0.
+A report is cumulative, like that of a task. Unknown is None, never 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 
 class Carrier(enum.Enum):
-    """What carried a gang's traffic between its nodes. PROVED: RDMA, on evidence."""
+    """Carrier of a gang's traffic between its nodes. PROVED: RDMA, on evidence."""
 
     PROVED = "proved"
     TCP = "tcp"
@@ -19,14 +19,14 @@ class Carrier(enum.Enum):
 
 
 class NcclEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What NCCL's INFO lines say, of one process or of all of a node.
+    """Evidence from NCCL's INFO lines, of one process or of all processes of a node.
 
     `network` is that of the last communicator, `plugin` the last that was initialized. `over_rdma`
-    and `over_tcp` count channels to other nodes, `gdr` those of them that reach GPU memory without
-    a copy, `over_nvlink` those of NVLink between nodes. `sockets`: processes whose last
-    communicator has sockets or that have a channel over them, out of `processes` with lines.
-    `devices` are those of NCCL's own list (`mlx5_0:1`), `reason` is why there is none; `trouble`
-    are warnings, the first ones.
+    and `over_tcp` count channels to other nodes, `gdr` those that reach GPU memory without a copy,
+    `over_nvlink` those over NVLink between nodes. `sockets` counts processes whose last
+    communicator uses sockets or that have a channel over them, out of `processes` with lines.
+    `devices` are those of NCCL's own list (`mlx5_0:1`); `reason` is why there is none; `trouble`
+    are the first warnings.
     """
 
     processes: int = 0
@@ -45,11 +45,12 @@ class NcclEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PortFigures(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One RDMA port while a task ran: bytes since its start, rates in bytes a second.
+    """Traffic of an RDMA port during a task: bytes since its start, rates in bytes per second.
 
-    `planned`: the task is to use it. `peak` is that of the busier direction. What an IPoIB
-    interface of it carried is not in them: that is TCP. `flaps`: how often its link went down.
-    `errors` are counters of faults that moved, by the kernel's names. `why`: no bytes are known.
+    `planned`: the plan assigns it to the task. `peak` is that of the busier direction. Bytes of an
+    IPoIB interface are not included, because they are TCP. `flaps`: how often its link went down.
+    `errors` are fault counters that increased, by the kernel's names. `why`: the reason if the
+    bytes are unknown.
     """
 
     port: str
@@ -64,12 +65,12 @@ class PortFigures(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def bytes(self) -> int:
-        """In both directions, as far as they are known."""
+        """Bytes in both directions, as far as known."""
         return (self.sent or 0) + (self.received or 0)
 
 
 class SocketFigures(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A network interface while a task ran; all that went over it, whoever sent it."""
+    """Traffic of a network interface during a task, from all senders."""
 
     name: str
     sent: int | None = None
@@ -78,17 +79,17 @@ class SocketFigures(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def bytes(self) -> int:
-        """In both directions, as far as they are known."""
+        """Bytes in both directions, as far as known."""
         return (self.sent or 0) + (self.received or 0)
 
 
 class FabricReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that a node knows of a task's traffic.
+    """Everything that a node knows of a task's traffic.
 
-    `seconds` since the task's start, in `samples`; `gaps` and `gap_s`: how often, and for how long,
-    nobody looked (the totals have what went meanwhile, the peaks do not). `peak` is that of all
-    planned ports together. `shared`: other tasks ran on the node, and their traffic is counted,
-    too. `unheard`: why NCCL's lines are not to be had, "" where they are.
+    `seconds` since the task's start, in `samples`. `gaps` and `gap_s`: the number and total length
+    of pauses without samples (the totals include this traffic, the peaks do not). `peak` is that of
+    all planned ports together. `shared`: other tasks ran on the node, and their traffic is
+    included. `unheard`: why NCCL's lines are unavailable, else "".
     """
 
     seconds: float = 0.0
@@ -104,8 +105,9 @@ class FabricReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PortHealth(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An RDMA port that is not as it was, or as one of the compute class should be: `down`, in
-    which `state` (`DOWN, Polling`), or up again after `flaps`."""
+    """An abnormal RDMA port: one that is `down`, with its `state` (`DOWN, Polling`), or up again
+    after `flaps`.
+    """
 
     port: str
     down: bool = False
@@ -114,7 +116,7 @@ class PortHealth(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        """What a person is told."""
+        """Return the message for users."""
         times = f"{self.flaps} time{'' if self.flaps == 1 else 's'}"
         if self.down:
             lost = f", after its link went down {times}" if self.flaps > 1 else ""
@@ -123,9 +125,10 @@ class PortHealth(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeProof(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One node's part of a proof. `said` is what NCCL's lines say, in words; `imbalance` how much
-    less than the mean the least busy HCA carried, `tcp_share` the part of the node's bytes that
-    went by TCP, both from 0 to 1."""
+    """A node's part of the evidence. `said` describes NCCL's lines. `imbalance` is by how much the
+    least busy HCA is below the mean, `tcp_share` the TCP share of the node's bytes, both from 0 to
+    1.
+    """
 
     node: str
     node_rank: int
@@ -144,13 +147,13 @@ class NodeProof(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ProofView(msgspec.Struct, frozen=True):
-    """What carried the traffic of an attempt: the verdict, and the line that says it."""
+    """Verdict on the traffic of an attempt, and its message."""
 
     verdict: Carrier
     text: str
 
 
 class JobProof(ProofView, frozen=True, kw_only=True):
-    """The verdict on the job's last attempt, with the figures of each node that has said any."""
+    """The verdict on the job's last attempt, with the figures of each reporting node."""
 
     nodes: tuple[NodeProof, ...]

@@ -1,4 +1,4 @@
-"""Xids, the error numbers of NVIDIA's driver: what each is, and how grave."""
+"""Xids, the error numbers of NVIDIA's driver: meaning and severity."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ HARMLESS: Final = {
     92: "many single-bit memory errors were corrected",
     109: "the program's work on the GPU did not end in its time",
 }
-"""What a program can cause, or what needs nothing done, and what each means for whoever wrote the
-program; the others are of the machine."""
+"""Errors that a program can cause, or that need no action, each with its meaning for the program's
+author. All others are errors of the machine.
+"""
 NOTES: Final = frozenset({63, 92})
-"""The GPU has mended its memory, or counts errors that it could correct."""
+"""The GPU has repaired its memory, or reports corrected errors."""
 SHOWN: Final = frozenset(HARMLESS.keys() - NOTES)
-"""Of a program's own making, most often: its rank fails, and the GPU is as good as before."""
+"""Usually caused by the program: its rank fails, and the GPU is undamaged."""
 RECOVERY: Final = 154
-"""No error: the driver says what would mend one."""
+"""Not an error: the driver recommends a recovery action."""
 
 _NAMES: Final = {
     13: "a graphics engine exception, most often of the program",
@@ -62,12 +63,12 @@ _NAMES: Final = {
 
 
 def name_of(xid: int) -> str:
-    """What it is, in words that follow `Xid 79: `; "" where that is not known."""
+    """Return the meaning, as text that follows `Xid 79: `; "" if unknown."""
     return _NAMES.get(xid, "")
 
 
 def grade_of(xid: int, said: str) -> Grade:
-    """How grave an Xid is, `said` being the rest of its line. One that is unknown is critical."""
+    """Return the severity of an Xid; `said` is the rest of its line. An unknown one is critical."""
     if xid in SHOWN:
         return Grade.SHOWN
     if xid in NOTES:

@@ -33,7 +33,7 @@ _NOT_PYTHON: Final = frozenset(
     {"bash", "conda", "env", "mpirun", "nsys", "poetry", "sh", "srun", "sudo", "uv", "zsh"}
 )
 
-# torchrun's options that stand alone; every other one takes a value.
+# torchrun's options without a value; all others take one.
 _TORCHRUN_SWITCHES: Final = frozenset(
     {"--standalone", "-m", "--module", "--no-python", "--run-path", "--virtual-local-rank"}
 )
@@ -41,7 +41,7 @@ _TORCHRUN_KEYS: Final = {"--nnodes": "nodes", "--nproc-per-node": "nproc_per_nod
 
 
 def read_run(value: object, launcher: Launcher) -> Command:
-    """`run` as typed: a list is argv verbatim; a string is a script under `none`, else split.
+    """Parse `run`: a list is argv verbatim; a string is a script under `none`, and split otherwise.
 
     Raises `RefusedError`.
     """
@@ -66,7 +66,9 @@ def read_run(value: object, launcher: Launcher) -> Command:
 
 
 def _read_line(text: str, check: Callable[[list[str]], list[str]], empty: str) -> list[str]:
-    """The words of a line, as `check` makes them. Raises RefusedError, for all mistakes at once."""
+    """Split a line into words and pass them through `check`. Raises RefusedError with all
+    mistakes.
+    """
     refused: list[RefusedError] = []
     words = first_words(text, refused)
     variables = list(itertools.takewhile(_ASSIGNMENT.fullmatch, words))
@@ -85,7 +87,7 @@ def _read_line(text: str, check: Callable[[list[str]], list[str]], empty: str) -
 
 
 def read_script(value: object) -> Command:
-    """A string is a script for bash, a list is argv. Raises `RefusedError`."""
+    """Parse a script: a string is for bash, a list is argv. Raises `RefusedError`."""
     if isinstance(value, list | tuple):
         return _checked(Argv(tuple(_argv(value))))
     script = _text(value)
@@ -143,7 +145,7 @@ def _training_words(words: list[str]) -> list[str]:
 
 
 def _rank_words(value: object) -> list[str]:
-    """The words of one rank's program, which may be any."""
+    """Return the words of one rank's program, which may be any."""
     if isinstance(value, list | tuple):
         return _argv(value)
     return _read_line(_text(value), _of_rank, "write the program of a rank: `run: train.py --lr 1`")
@@ -160,13 +162,13 @@ def _of_rank(words: list[str]) -> list[str]:
 
 
 def of_python(words: list[str]) -> list[str]:
-    """`python x.py` as `x.py`, so that the job's own interpreter runs it."""
+    """Return `x.py` for `python x.py`, so that the job's own interpreter runs it."""
     rest = python_words(words) if words[0] in PLAIN_PYTHON else None
     return rest if rest is not None and needs_interpreter(rest) else words
 
 
 def needs_interpreter(argv: Sequence[str]) -> bool:
-    """Under `processes`: whether these are words for the job's interpreter, not a program."""
+    """Whether, under `processes`, these words are for the job's interpreter and name no program."""
     return argv[0] == "-m" or suffix(argv[0]) in _PYTHON_SUFFIXES
 
 
@@ -183,8 +185,7 @@ def is_python(word: str) -> bool:
 
 
 def python_words(words: Sequence[str]) -> list[str] | None:
-    """Return the script or `-m module` and arguments of `python ...`. Returns None for other
-    lines."""
+    """Return the script or `-m module` and arguments of `python ...`, or None for other lines."""
     if not is_python(words[0]):
         return None
     # Ranks run unbuffered anyway.
@@ -205,7 +206,7 @@ def _after_python(words: list[str]) -> list[str]:
     if words[0] not in PLAIN_PYTHON:
         relative = "/" in words[0] and not words[0].startswith("/")
         path = f"/path/on/the/nodes/{words[0].removeprefix('./')}" if relative else words[0]
-        # Without a suffix only `python` says that it is a script.
+        # Without a suffix, only `python` shows that it is a script.
         known = rest[0] == "-m" or is_python_script(rest[0])
         run = _as_run(rest) if known else f"run: {shlex.join([PLAIN_PYTHON[0], *rest])}"
         raise RefusedError("names the interpreter", f"write `python: {path}` and `{run}`")
@@ -250,7 +251,9 @@ _DEEPSPEED_KEYS: Final = {"--num_nodes": "nodes", "--num_gpus": "nproc_per_node"
 
 
 def _accelerate_words(value: object) -> list[str]:
-    """Options of `accelerate launch`, then a script or `-m module` and its arguments."""
+    """Return the words for `accelerate launch`: options, then a script or `-m module` with
+    arguments.
+    """
     if isinstance(value, list | tuple):
         return _accelerate_checked(_argv(value))
     empty = "write the script and its arguments: `run: --mixed_precision bf16 train.py --lr 1`"
@@ -277,18 +280,18 @@ def _accelerate_checked(words: list[str]) -> list[str]:
 
 
 def _begins_program(word: str) -> bool:
-    """Whether the options of accelerate end here."""
+    """Whether accelerate's options end at this word."""
     return is_python_script(word) or word in ("-m", "--module")
 
 
 def _launcher_refused(program: str, words: list[str]) -> RefusedError:
-    """The correction of `accelerate launch WORDS` and `deepspeed WORDS`."""
+    """Return the correction of `accelerate launch WORDS` or `deepspeed WORDS`."""
     said = f"Muster starts the ranks in {program}'s place"
     read = _of_accelerate if program == "accelerate" else _of_deepspeed
     try:
         rest, keys = read(words)
     except RefusedError:
-        # `accelerate config`, or a script whose name a shell fills in.
+        # `accelerate config`, or a script named by a shell variable.
         return RefusedError(said, f"name the script; for anything else use `launcher: {_NO_RANKS}`")
     counts = [f"`{key}: {count}`" for key, count in keys.items() if 0 < count <= _MOST]
     return RefusedError(
@@ -297,7 +300,7 @@ def _launcher_refused(program: str, words: list[str]) -> RefusedError:
 
 
 _NO_RANKS: Final = Launcher.NONE.value
-_MOST: Final = 1024  # as many as every key for a count takes
+_MOST: Final = 1024  # upper limit of all keys for counts
 
 
 def _of_accelerate(words: list[str]) -> tuple[list[str], dict[str, int]]:
@@ -330,7 +333,7 @@ def _of_accelerate(words: list[str]) -> tuple[list[str], dict[str, int]]:
 
 
 def _of_deepspeed(words: list[str]) -> tuple[list[str], dict[str, int]]:
-    """As `_of_accelerate`, for `deepspeed WORDS`."""
+    """Like `_of_accelerate`, for `deepspeed WORDS`."""
     keys: dict[str, int] = {}
     module, at = False, 0
     while at < len(words) and words[at].startswith("-"):
@@ -347,7 +350,7 @@ def _of_deepspeed(words: list[str]) -> tuple[list[str], dict[str, int]]:
 
 
 def _count(text: str) -> int:
-    """A number as an option has it; 0 where it is none."""
+    """Parse the number of an option; 0 if it is none."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
@@ -359,7 +362,7 @@ class Torchrun(NamedTuple):
 
 
 def torchrun_words(words: Sequence[str]) -> Torchrun | None:
-    """`torchrun ...` or `python -m torch.distributed.run ...` taken apart; None if neither."""
+    """Parse `torchrun ...` or `python -m torch.distributed.run ...`; None if it is neither."""
     if words and base_name(words[0]) == "torchrun":
         return _torchrun(words[1:])
     rest = python_words(words) if words else None
@@ -387,7 +390,7 @@ def _torchrun(words: Sequence[str]) -> Torchrun:
 
 
 def _torchrun_refused(words: list[str]) -> RefusedError:
-    """The correction of `torchrun WORDS`: what to write in `run` and in the keys of the job."""
+    """Return the correction of `torchrun WORDS`: the text for `run` and for the keys of the job."""
     rest, options = _torchrun(words)
     said = "Muster writes the torchrun line itself"
     if not rest:
@@ -395,7 +398,7 @@ def _torchrun_refused(words: list[str]) -> RefusedError:
     try:
         rest = _training_words(rest)
     except RefusedError as refused:
-        return refused  # what torchrun was to start is no script either
+        return refused  # torchrun's program is no script either
     keys = [
         f"`{_TORCHRUN_KEYS[option]}: {_count(value)}`"
         for option, value in options.items()
@@ -405,7 +408,7 @@ def _torchrun_refused(words: list[str]) -> RefusedError:
 
 
 def _variables_refused(variables: Sequence[str]) -> RefusedError:
-    """The correction of a command that begins with `variables`, each `NAME=value`."""
+    """Return the correction of a command that begins with `variables`, each `NAME=value`."""
     allowed: list[str] = []
     left: list[str] = []
     for variable in variables:
@@ -426,7 +429,7 @@ _INDICATORS: Final = "'\"[]{}&*!|>%@`#,?:"
 
 
 def _listed(words: Sequence[str]) -> str:
-    """A list in YAML; a word that YAML would take apart is quoted."""
+    """Return a YAML list, quoting words that YAML would split."""
     quoted = (
         word if _PLAIN_WORD.fullmatch(word) else json.dumps(word, ensure_ascii=False)
         for word in words
@@ -435,15 +438,18 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _as_run(words: Sequence[str]) -> str:
-    """The line of a job file that runs `words`: as text, or as a list where YAML would read the
-    text as something else."""
+    """Return the line of a job file that runs `words`: text, or a list if YAML would change the
+    text.
+    """
     text = shlex.join(words)
     misread = text[:1] in _INDICATORS or text.endswith(":") or ": " in text or " #" in text
     return f"run: {_listed(words) if misread or not text.isprintable() else text}"
 
 
 def sanitised_name(text: str) -> str:
-    """The nearest valid job name: `[a-z][a-z0-9-]{0,62}`; `job` if nothing is left of `text`."""
+    """Return the nearest valid job name: `[a-z][a-z0-9-]{0,62}`; `job` if nothing is left of
+    `text`.
+    """
     plain = re.sub(r"[^a-z0-9]+", "-", text[: 4 * MAX_NAME_CHARS].lower()).strip("-")
     if not plain:
         return DEFAULT_NAME
@@ -453,13 +459,13 @@ def sanitised_name(text: str) -> str:
 
 
 def name_of(command: Command) -> str:
-    """A job name made of the command, as Slurm names a job after its script."""
+    """Return a job name derived from the command, like Slurm's from the script."""
     match command:
         case Argv(argv=("-m", module, *_)):
             parts = [part for part in module.split(".") if part != "__main__"]
             return sanitised_name(parts[-1] if parts else "")
         case Argv(argv=argv):
-            # accelerate's options stand before the script.
+            # accelerate's options precede the script.
             script = (word for word in argv if is_python_script(word))
             return sanitised_name(stem(next(script, "") if argv[0].startswith("-") else argv[0]))
         case Shell(script=script):

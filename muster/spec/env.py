@@ -15,7 +15,7 @@ from muster.spec.yaml.mapping_reader import Found
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-# Linux takes no single string of the environment or of argv beyond 128 KiB, its NUL included.
+# Linux limits each string of environment and argv to 128 KiB, including the final NUL.
 MAX_STRING_BYTES: Final = 128 * 1024 - 1
 
 _OF_TORCHRUN: Final = frozenset(
@@ -55,7 +55,7 @@ def read_env(found: Found, caller: Mapping[str, str], problems: Problems) -> dic
 
 
 def _entries(found: Found, problems: Problems) -> Iterator[tuple[str, str, object]]:
-    """Path, name and value (None for a bare name) of each entry."""
+    """Yield path, name and value (None for a bare name) of each entry."""
     if isinstance(found.value, dict):
         for name, value in found.value.items():
             yield join(found.path, printable(str(name))), str(name), value
@@ -78,7 +78,7 @@ def _entries(found: Found, problems: Problems) -> Iterator[tuple[str, str, objec
 
 
 def check_name(name: str) -> None:
-    """`RefusedError` if a job may not set this variable."""
+    """Raise `RefusedError` if a job may not set this variable."""
     if not _NAME.fullmatch(name):
         raise RefusedError(
             f"`{printable(name)}` is not a name of a variable",
@@ -108,7 +108,7 @@ def _value(name: str, value: object, caller: Mapping[str, str]) -> str:
         text = scalar_text(value)
     if "\0" in text:
         raise RefusedError(f"the value of `{name}` contains a NUL character", "remove it")
-    # Bytes that are not UTF-8 reach Python's environment as lone surrogates, and JSON has none.
+    # Non-UTF-8 bytes become lone surrogates in Python's environment, and JSON cannot contain those.
     try:
         encoded = text.encode()
     except UnicodeEncodeError:

@@ -18,7 +18,7 @@ _SHOWN_ITEMS = 8
 
 
 class Kind(Enum):
-    """Why a job was refused."""
+    """Kind of a problem."""
 
     SYNTAX = "syntax"  # the text cannot be read
     UNKNOWN = "unknown"  # a key that nobody defined
@@ -27,12 +27,12 @@ class Kind(Enum):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One mistake.
+    """A problem of a job.
 
-    `field` is its path (`retry.on_exit_codes[1]`; empty for the text as a whole), `value` what was
-    typed, shortened and safe to print (None where there is none or it may be secret), `line` the
-    line in the user's file where that is known, `option` the option of the command line that set
-    the field (`-e RANK`).
+    `field` is its path (`retry.on_exit_codes[1]`; empty for the text as a whole), `value` is the
+    text as typed, shortened and safe to print (None if there is none or it may be secret), `line`
+    is the line in the user's file if known, `option` is the command-line option that set the field
+    (`-e RANK`).
     """
 
     field: str
@@ -53,8 +53,9 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class SpecError(ValueError):
-    """The job is refused. `problems` holds every reason, in the order of the file. `notes` say how
-    the job was read, such as the parts of a batch script that were not taken over."""
+    """The job is refused. `problems` holds every reason, in the order of the file. `notes` describe
+    how the job was read, such as ignored parts of a batch script.
+    """
 
     def __init__(self, problems: Sequence[Problem], notes: Sequence[str] = ()) -> None:
         self.problems: tuple[Problem, ...] = tuple(problems)
@@ -63,7 +64,7 @@ class SpecError(ValueError):
 
 
 class RefusedError(ValueError):
-    """A value that a pure reader (a unit, a command) does not take; the caller adds the field."""
+    """A value that a pure parser (of a unit, a command) refuses; the caller adds the field."""
 
     def __init__(self, message: str, hint: str = "", kind: Kind = Kind.INVALID) -> None:
         super().__init__(message)
@@ -73,7 +74,7 @@ class RefusedError(ValueError):
 
 
 class SeveralRefusedError(RefusedError):
-    """Several mistakes of one value; the message is that of the first."""
+    """Several problems of one value; the message is that of the first."""
 
     def __init__(self, refused: Sequence[RefusedError]) -> None:
         super().__init__(refused[0].message, refused[0].hint, refused[0].kind)
@@ -81,7 +82,7 @@ class SeveralRefusedError(RefusedError):
 
 
 def raise_refused(refused: Sequence[RefusedError]) -> None:
-    """Raise what was collected, if anything was."""
+    """Raise the collected problems, if any."""
     single = [one for several in refused for one in each_refused(several)]
     if len(single) == 1:
         raise single[0]
@@ -90,7 +91,7 @@ def raise_refused(refused: Sequence[RefusedError]) -> None:
 
 
 def each_refused(refused: RefusedError) -> Sequence[RefusedError]:
-    """Each mistake of a refusal by itself."""
+    """Return the single problems of a refusal."""
     return refused.refused if isinstance(refused, SeveralRefusedError) else (refused,)
 
 
@@ -122,7 +123,7 @@ class Problems:
         hint: str = "",
         kind: Kind = Kind.INVALID,
     ) -> None:
-        """Record one problem; past `MAX_PROBLEMS` it is only counted."""
+        """Record a problem; beyond `MAX_PROBLEMS` it is only counted."""
         if self.full:
             self._left_out += 1
             return
@@ -132,18 +133,18 @@ class Problems:
         self._found.append(Problem(field, value, said, advice, kind, line, option))
 
     def refuse(self, field: str, value: str | None, refused: RefusedError) -> None:
-        """Record what a pure reader refused, each mistake by itself."""
+        """Record the problems of a pure parser's refusal."""
         for one in each_refused(refused):
             self.add(field, value, one.message, one.hint, one.kind)
 
     def extend(self, problems: Sequence[Problem]) -> None:
-        """Take over problems that already know their line."""
+        """Add problems that already know their line."""
         room = max(MAX_PROBLEMS - len(self._found), 0)
         self._found.extend(problems[:room])
         self._left_out += len(problems[room:])
 
     def raise_if_any(self) -> None:
-        """Raise `SpecError` with everything found, in the order of the file."""
+        """Raise `SpecError` with all problems, in file order."""
         if not self._found:
             return
         last = float("inf")
@@ -155,7 +156,9 @@ class Problems:
         raise SpecError(found)
 
     def _origin_of(self, field: str) -> tuple[int | None, str]:
-        """The line and the option that set the field, or the nearest section that holds it."""
+        """Return the line and the option that set the field, or those of the nearest enclosing
+        section.
+        """
         path = field
         while path:
             if path in self._options:
@@ -168,7 +171,7 @@ class Problems:
 
 
 def printable(text: str, limit: int = _SHOWN_CHARS) -> str:
-    """`text` shortened, with control characters and terminal escapes spelled out."""
+    """Return `text` shortened, with control characters and terminal escapes spelled out."""
     short = text if len(text) <= limit else text[: limit - 3] + "..."
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
@@ -177,9 +180,9 @@ def printable(text: str, limit: int = _SHOWN_CHARS) -> str:
 
 
 def shown(value: object) -> str | None:
-    """`value` as the user typed it, safe to print: of a map only the keys, as values may be secret.
+    """Return `value` as typed, safe to print: only the keys of a map, because values may be secret.
 
-    None for a value that was left empty.
+    Returns None for an empty value.
     """
     match value:
         case None:

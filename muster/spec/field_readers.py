@@ -28,7 +28,7 @@ from muster.spec.model import (
 from muster.spec.suggestions import nearest
 from muster.spec.yaml.mapping_reader import seconds, whole_number
 
-MAX_NODES: Final = 4096  # MUSTER_NODE_NAMES has them all, and Linux takes no longer variable
+MAX_NODES: Final = 4096  # MUSTER_NODE_NAMES lists them all, within Linux's limit of a variable
 DAY: Final = 86400.0
 SPREAD: Final = rf"{SAME}[A-Za-z0-9_]([A-Za-z0-9_./-]{{0,61}}[A-Za-z0-9_])?"
 _MAX_PATH_CHARS: Final = 4096
@@ -62,7 +62,9 @@ _OOM: Final = (
 
 
 def failures(text: str) -> tuple[FailureKind, ...]:
-    """A class of failures as `muster show` calls it, or OOM for every kind of memory used up."""
+    """Parse a failure class as shown by `muster show`, or OOM for every kind of memory
+    exhaustion.
+    """
     name = text.strip()
     if name == ANY_OOM:
         return _OOM
@@ -77,12 +79,12 @@ def failures(text: str) -> tuple[FailureKind, ...]:
 
 
 def cpus(text: str) -> int:
-    """The least number of CPUs, as `16`, `16..` or `16+`."""
+    """Parse the minimum number of CPUs: `16`, `16..` or `16+`."""
     return whole_number(1, _MAX_CPUS)(_at_least(text))
 
 
 def memory(text: str) -> int:
-    """The least memory in bytes, as `200GB`, `200GB..` or `200GB+`."""
+    """Parse the minimum memory in bytes: `200GB`, `200GB..` or `200GB+`."""
     found = units.size(_at_least(text))
     if found == 0:
         raise RefusedError("is nothing", "leave the key out: then any memory will do")
@@ -90,13 +92,13 @@ def memory(text: str) -> int:
 
 
 def _at_least(text: str) -> str:
-    """Others write the open end of a range; here a number is the least that is wanted."""
+    """Remove the open end of a range, which other systems use. Here a number is a minimum."""
     typed = text.strip()
     return typed.removesuffix("+") if typed.endswith("+") else typed.removesuffix("..")
 
 
 def label(text: str) -> str:
-    """The value of a node's label, as its agent's configuration has it."""
+    """Parse the value of a node label, with the rules of the agent's configuration."""
     if not text.isprintable() or len(text) > _MAX_LABEL_CHARS:
         raise RefusedError(
             "is no label that a node can have",
@@ -148,7 +150,7 @@ def preflight(text: str) -> Preflight:
 
 
 def schema_version(text: str) -> int:
-    """The version of the format, which is 1."""
+    """Parse the version of the format, which is 1."""
     if text.strip() != str(SCHEMA_VERSION):
         raise RefusedError(
             "is not a version that this release reads", f"write `schema_version: {SCHEMA_VERSION}`"
@@ -168,7 +170,7 @@ def launcher(text: str) -> Launcher | None:
 
 
 def nodes(text: str) -> tuple[int, int | None]:
-    """How many nodes, all or none: a number, or the bounds of `2..4` (None: not elastic)."""
+    """Parse the number of nodes, or the bounds of `2..4` (the second is None if not elastic)."""
     count = whole_number(1, MAX_NODES)
     match = _RANGE.fullmatch(text.strip())
     if match is None:
@@ -243,14 +245,14 @@ def idle_action(text: str) -> IdleAction:
 
 
 def time_limit(text: str) -> float | None:
-    """Seconds, at least one."""
+    """Parse a time limit in seconds, at least one."""
     if text.strip().lower() in ("off", "none", "unlimited", "infinite", "infinity"):
         raise RefusedError("is not a duration", "leave the key out: then there is no limit")
     return seconds(1.0, 3650 * DAY)(text)
 
 
 def job_name(text: str) -> str:
-    """`[a-z][a-z0-9-]{0,62}`, and not a word of the command line."""
+    """Parse a job name: `[a-z][a-z0-9-]{0,62}`, except words of the command line."""
     if not _NAME.fullmatch(text):
         raise RefusedError(
             "is not a name: a letter, then up to 62 of a-z, 0-9 and `-`",
@@ -262,7 +264,7 @@ def job_name(text: str) -> str:
 
 
 def pool(text: str) -> str:
-    """The name of a pool, spelled as a job's name."""
+    """Parse a pool name, with the rules of a job name."""
     if not _NAME.fullmatch(text):
         raise RefusedError(
             "is not a name of a pool: a letter, then up to 62 of a-z, 0-9 and `-`",
@@ -272,7 +274,7 @@ def pool(text: str) -> str:
 
 
 def python(text: str, workdir: str | None) -> str:
-    """An absolute path, or the name of a command; `workdir` is for the hint only."""
+    """Parse an absolute path or a command name. `workdir` is only for the hint."""
     if text.startswith("/"):
         return absolute_path(text)
     if _COMMAND_NAME.fullmatch(text):
@@ -285,7 +287,7 @@ def python(text: str, workdir: str | None) -> str:
 
 
 def absolute_path(text: str) -> str:
-    """A path as typed, if it may be one."""
+    """Check that the text can be an absolute path."""
     if _CONTROL.search(text) or len(text) > _MAX_PATH_CHARS:
         raise RefusedError(
             "is not a path", "no line breaks or control characters, at most 4096 long"
@@ -294,7 +296,7 @@ def absolute_path(text: str) -> str:
 
 
 def node_name(text: str) -> str:
-    """The name of a node: dotted labels, as DNS has them."""
+    """Parse a node name: dotted labels, as in DNS."""
     if "[" in text:
         raise RefusedError("is a range of names", "write every node by itself")
     if len(text) > 253 or not all(_NODE_LABEL.fullmatch(label) for label in text.split(".")):
@@ -303,14 +305,14 @@ def node_name(text: str) -> str:
 
 
 def boolean(text: str) -> bool:
-    """`true` or `false`, in these words."""
+    """Parse `true` or `false`."""
     if text not in ("true", "false"):
         raise RefusedError("is neither true nor false", "write `true` or `false`")
     return text == "true"
 
 
 def stop_signal(text: str) -> str:
-    """The canonical name of a signal that a process can catch or die of."""
+    """Return the canonical name of a signal that a process can catch or die of."""
     name = units.signal_name(text)
     if name in ("SIGKILL", "SIGSTOP", "SIGCONT", "SIGCHLD", "SIGURG", "SIGWINCH"):
         raise RefusedError(
@@ -320,12 +322,13 @@ def stop_signal(text: str) -> str:
 
 
 def warn(text: str) -> Warn | None:
-    """A signal, and how long before the time limit: `USR1@5m`. As in Slurm a bare number is
-    seconds, and without any it is a minute."""
+    """Parse a signal and its time before the time limit: `USR1@5m`. As in Slurm, a bare number is
+    seconds, and the default is a minute.
+    """
     name, at, before = text.strip().partition("@")
     if name.upper().startswith(("B:", "R:", "RB:")):
         meant = text.partition(":")[2].strip()
-        warn(meant)  # refuses what is wrong with it besides
+        warn(meant)  # refuse any other errors in it
         raise RefusedError(
             f"`{printable(name.split(':')[0])}:` is Slurm's",
             f"write `{printable(meant)}`: the ranks get it, and nobody else",

@@ -23,7 +23,7 @@ class FromCommand(msgspec.Struct, frozen=True):
 
 
 def from_command(argv: Sequence[str], launcher: str | None = None) -> FromCommand:
-    """The keys that `argv` stands for; `launcher` is what the user chose elsewhere, if anything.
+    """Return the job's keys for `argv`. `launcher` is the user's choice elsewhere, if any.
 
     `python x.py` is `x.py` under torchrun. Raises `SpecError` if there is no command.
     """
@@ -51,7 +51,9 @@ def from_command(argv: Sequence[str], launcher: str | None = None) -> FromComman
 
 
 def _training_words(words: list[str]) -> list[str] | None:
-    """What torchrun is to start, or the parser to refuse with a correction; None if no Python."""
+    """Return the words for torchrun, or for the parser to correct; None if the command is not
+    Python.
+    """
     script = python_words(words)
     if script is not None:
         return script if words[0] in PLAIN_PYTHON else words

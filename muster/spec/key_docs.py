@@ -1,4 +1,4 @@
-"""One-line descriptions of a job file's keys, for the reference page and the JSON Schema.
+"""Descriptions of a job file's keys, one line each, for the reference page and the JSON Schema.
 
 `tests/tools/test_job_file_keys.py` checks the paths against the schema, and every example against
 the parser. Enumerated values and literal defaults come from the schema.
@@ -10,7 +10,9 @@ from typing import Final, NamedTuple
 
 
 class About(NamedTuple):
-    """`value` and `default` are words for what the schema cannot say; `example` is YAML."""
+    """Documentation of a key. `value` and `default` are text for what the schema cannot express;
+    `example` is YAML.
+    """
 
     what: str
     example: str
@@ -238,7 +240,7 @@ KEYS: Final[dict[str, About]] = {
     ),
     "notify": About(
         "Webhooks that are told of each start and retry, of a hang, and the end; see "
-        "[webhooks.md](webhooks.md).",
+        "[webhooks.md](../how-to/webhooks.md).",
         "notify: [https://hooks.example.com/team]",
         "up to 8 addresses that the coordinator's configuration allows",
         "none",
@@ -269,5 +271,5 @@ KEYS: Final[dict[str, About]] = {
 
 
 def alias_of(path: str) -> str | None:
-    """The key of which `path` is another spelling."""
+    """Return the key of which `path` is an alias."""
     return next((key for key, about in KEYS.items() if path in about.aliases), None)

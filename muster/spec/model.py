@@ -33,9 +33,9 @@ class Launcher(Enum):
 
     @property
     def torchruns(self) -> bool:
-        """Whether it is a torchrun on every node that starts the ranks. `accelerate` adds the
-        environment that `accelerate launch` makes, `deepspeed` what DeepSpeed's own launcher gives
-        each rank."""
+        """Whether a torchrun on every node starts the ranks. `accelerate` adds the environment of
+        `accelerate launch`, `deepspeed` that of DeepSpeed's own launcher.
+        """
         return self in (Launcher.TORCHRUN, Launcher.ACCELERATE, Launcher.DEEPSPEED)
 
 
@@ -62,8 +62,9 @@ class Preflight(Enum):
 
 
 class NumaBinding(Enum):
-    """To which CPUs torchrun binds a rank: those of its GPU's NUMA node, of that one's socket, a
-    share of the node's of its own, or one group of cores with a common cache."""
+    """CPUs to which torchrun binds a rank: those of its GPU's NUMA node, those of that node's
+    socket, an exclusive share of the node's CPUs, or a group of cores with a common cache.
+    """
 
     NODE = "node"
     SOCKET = "socket"
@@ -72,11 +73,11 @@ class NumaBinding(Enum):
 
 
 class Argv(msgspec.Struct, frozen=True, tag="argv"):
-    """Words for one program, verbatim: no shell sees them.
+    """Words for one program, passed verbatim, without a shell.
 
-    Under torchrun they are the training script (or `-m module`) and its arguments; the
-    interpreter and torchrun's own options are added at launch, as is the interpreter of a Python
-    script under `processes`.
+    Under torchrun they are the training script (or `-m module`) and its arguments; the interpreter
+    and torchrun's own options are added at launch, as is the interpreter of a Python script under
+    `processes`.
     """
 
     argv: tuple[str, ...]
@@ -92,11 +93,11 @@ Command: TypeAlias = Argv | Shell
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """What a job needs of each node.
+    """Resources of a job on each node.
 
-    `gpu` is the count per node; None is the whole node, whatever it has. `gpu_model` is a model
-    name as typed (`H100`), None for any. `cpu` and `memory_bytes` are the least that the node has
-    as a whole, None where it does not matter; of a node that jobs share they are taken.
+    `gpu` is the count per node; None means the whole node. `gpu_model` is a model name as typed
+    (`H100`), None for any. `cpu` and `memory_bytes` are minimums for the whole node, None for no
+    minimum; on a shared node the job reserves them.
     """
 
     gpu: int | None = None
@@ -107,14 +108,16 @@ class Resources(msgspec.Struct, frozen=True):
 
 
 class Warn(msgspec.Struct, frozen=True):
-    """A signal to the ranks `before_s` before the time limit; nothing is ended by it."""
+    """A signal to the ranks `before_s` before the time limit. It does not end them."""
 
     signal: str
     before_s: float
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """How a job is stopped: the signal's canonical name, then SIGKILL after `grace_s` seconds."""
+    """Stop procedure of a job: the signal with this canonical name, then SIGKILL after `grace_s`
+    seconds.
+    """
 
     signal: str = "SIGTERM"
     grace_s: float = 30.0
@@ -122,11 +125,11 @@ class Stop(msgspec.Struct, frozen=True):
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """How often a job is tried again.
+    """Retry limits of a job.
 
     `infra` and `user` are separate budgets: faults of the cluster, and failures of the program.
-    `on_exit_codes` restricts the user budget to these codes; empty is every code but 0 and
-    `NO_RETRY_EXIT`. What failed of one of `never_on` is not tried again on it.
+    `on_exit_codes` restricts the user budget to these codes; empty means every code except 0 and
+    `NO_RETRY_EXIT`. Failures of the classes in `never_on` are not retried on the user budget.
     `backoff_s` is the pause before the next attempt, in seconds.
     """
 
@@ -145,8 +148,9 @@ class IdleAction(Enum):
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """When a job is idle: all its GPUs are used less than `gpu_util_below` percent of the time, for
-    `for_s` without a break."""
+    """Idle limits: a job is idle if all its GPUs are used less than `gpu_util_below` percent of the
+    time, for `for_s` without interruption.
+    """
 
     gpu_util_below: int = 5
     for_s: float = 3600.0
@@ -154,9 +158,9 @@ class Idle(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Node names a job may run on (empty: any) and must not run on, and labels that nodes have.
-    `spread`: how near to each other the nodes of a gang are, `same-` and the name of a label; None:
-    anywhere.
+    """Nodes that a job may use (empty: any) and must not use, and labels that its nodes must have.
+    `spread` is the required proximity of a gang's nodes, `same-` and the name of a label; None
+    means anywhere.
     """
 
     include: tuple[str, ...] = ()
@@ -166,14 +170,15 @@ class Placement(msgspec.Struct, frozen=True):
 
     @property
     def shared_label(self) -> str | None:
-        """The label of which all nodes of a gang have the same value."""
+        """The label whose value all nodes of a gang share."""
         return None if self.spread is None else self.spread.removeprefix(SAME)
 
 
 class Role(msgspec.Struct, frozen=True):
-    """Where the launcher or the workers differ from the job; None and empty: they do not.
+    """Settings of the launcher or the workers that differ from the job's; None and empty mean no
+    difference.
 
-    `env` is added to the job's, and wins.
+    `env` is added to the job's and overrides it.
     """
 
     run: Command | None = None
@@ -245,7 +250,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seat(NamedTuple):
-    """A node as part of a gang: its rank there, its name and its GPUs."""
+    """A node in a gang: its rank, its name and its number of GPUs."""
 
     rank: int
     node: str
@@ -253,7 +258,9 @@ class Seat(NamedTuple):
 
 
 def nproc_wanted(spec: JobSpec, node_rank: int, node: str) -> int | None:
-    """The training processes that the job asks for on a node; None where it leaves that open."""
+    """Return the number of training processes requested for a node; None if the job leaves it
+    open.
+    """
     for asked in (spec.nproc_on.get(node), spec.roles.of(node_rank).nproc_per_node):
         if asked is not None:
             return asked
@@ -261,32 +268,34 @@ def nproc_wanted(spec: JobSpec, node_rank: int, node: str) -> int | None:
 
 
 def nproc_on_node(spec: JobSpec, seat: Seat) -> int:
-    """How many training processes belong on one node, whoever starts them: what was asked for,
-    else `resources.gpu`, else the GPUs of the node; never under 1.
+    """Return the number of training processes on a node, independent of the launcher: the requested
+    number, else `resources.gpu`, else the GPUs of the node; at least 1.
 
-    Under `launcher: none` this is what PET_NPROC_PER_NODE says, for a torchrun of the user's own.
+    Under `launcher: none` it is the value of PET_NPROC_PER_NODE, for the user's own torchrun.
     """
     asked = nproc_wanted(spec, seat.rank, seat.node)
     return max(gpus_on_node(spec, seat.gpus), 1) if asked is None else asked
 
 
 def ranks_on_node(spec: JobSpec, seat: Seat) -> int:
-    """How many rank processes we count on one node: `nproc_on_node`, but 1 under `launcher: none`,
-    where the command is all that we start and see.
+    """Return the number of rank processes that Muster counts on a node: `nproc_on_node`, but 1
+    under `launcher: none`, where Muster starts and sees only the command.
     """
     return 1 if spec.launcher is Launcher.NONE else nproc_on_node(spec, seat)
 
 
 def run_on_node(spec: JobSpec, node_rank: int) -> Command:
-    """What the node runs: its role's command where that has one."""
+    """Return the command of the node: its role's, if it has one."""
     return spec.roles.of(node_rank).run or spec.run
 
 
 def env_on_node(spec: JobSpec, node_rank: int) -> dict[str, str]:
-    """The user's variables there."""
+    """Return the user's variables on the node."""
     return {**spec.env, **spec.roles.of(node_rank).env}
 
 
 def gpus_on_node(spec: JobSpec, node_gpus: int) -> int:
-    """How many GPUs of a node with `node_gpus` the job takes: the count asked for, else all."""
+    """Return the number of GPUs that the job takes of a node with `node_gpus`: the requested count,
+    else all.
+    """
     return node_gpus if spec.resources.gpu is None else spec.resources.gpu

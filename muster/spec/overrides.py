@@ -17,7 +17,7 @@ from muster.spec.yaml.loader import Document, read_yaml
 
 _PATH: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)*")
 
-# Every group is one setting; its first spelling is the one we print.
+# Each group is one setting; messages use its first spelling.
 SPELLINGS: Final = (
     ("nodes", "num_nodes"),
     ("time_limit", "max_duration", "time"),
@@ -26,7 +26,7 @@ SPELLINGS: Final = (
     ("roles.worker.nproc_per_node", "nproc_per_node.worker"),
 )
 
-# Sections that may be written as one value, and the key that this value is.
+# Sections with a short form, and the key that the short form sets.
 _SHORT_FORMS: Final = {"retry": "user", "workdir": "path"}
 
 Tree = dict[str, object]
@@ -39,12 +39,12 @@ def apply_overrides(
     *,
     options: Mapping[str, str] | None = None,
 ) -> Tree:
-    """`obj` with the overrides put in; `obj` itself is not touched.
+    """Return a copy of `obj` with the overrides applied.
 
-    `sets` are `path=value` (a value that begins with `[` or `{` is read as a list or map, any
-    other is text), `env` are `K=V`, or `K` for the submitter's own, `options` map a path to its
-    text (`{"time_limit": "2h"}`). The order is options, then `sets`, then `env`; the last wins.
-    Raises `SpecError` naming every override that cannot be put in.
+    `sets` are `path=value` (a value that begins with `[` or `{` is read as a list or map, any other
+    is text). `env` are `K=V`, or `K` for the submitter's value. `options` map a path to its text
+    (`{"time_limit": "2h"}`). The order is options, then `sets`, then `env`; the last wins. Raises
+    `SpecError` that names every invalid override.
     """
     return override_document(Document(obj), sets, env, options=options)[0]
 
@@ -56,8 +56,8 @@ def override_document(
     *,
     options: Mapping[str, str] | None = None,
 ) -> tuple[Tree, Document]:
-    """As `apply_overrides`; the second is the document to parse, in which an overridden field no
-    longer points at a line of the file.
+    """Apply overrides like `apply_overrides`. The second result is the document to parse, in which
+    overridden fields no longer have a line of the file.
     """
     tree = document.tree
     if tree is not None and not isinstance(tree, dict):
@@ -81,7 +81,7 @@ def override_document(
 def _changes(
     options: Mapping[str, str], sets: Sequence[str], env: Sequence[str], problems: list[Problem]
 ) -> Iterator[tuple[str, object, str]]:
-    """Path, value and the option to name in a mistake; "" where the path says as much."""
+    """Yield path, value and the option to name in errors; "" if the path is clear enough."""
     for path, given in options.items():
         yield path, given, ""
     for text in sets:
@@ -107,16 +107,17 @@ def _value(text: str) -> object:
 
 
 def spellings(path: str) -> tuple[str, ...]:
-    """All names of one setting."""
+    """Return all names of a setting."""
     return next((group for group in SPELLINGS if path in group), (path,))
 
 
 def put(tree: Tree, path: str, value: object) -> Problem | None:
-    """Set one key of a tree whose own maps stay as they are; what is in the way, if something
-    is."""
+    """Set a key of a tree without changing its own maps. Returns the problem if a value is in the
+    way.
+    """
     for spelling in spellings(path):
         _remove(tree, spelling.split("."))
-    # A variable's name may hold anything until it is checked, so only its first dot separates.
+    # A variable's name may contain anything until it is checked, so only the first dot separates.
     *sections, key = path.split(".", 1) if path.startswith("env.") else path.split(".")
     at = tree
     for index, section in enumerate(sections):
@@ -131,7 +132,7 @@ def put(tree: Tree, path: str, value: object) -> Problem | None:
 
 
 def as_map(section: str, value: object) -> Tree | None:
-    """A copy of a section as a map, from its map, list (`env`) or short form."""
+    """Return a copy of a section as a map, from its map, list (`env`) or short form."""
     if value is None:
         return {}
     if isinstance(value, dict):

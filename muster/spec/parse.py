@@ -43,8 +43,8 @@ from muster.spec.yaml.mapping_reader import Found, Section, seconds, whole_numbe
 
 MAX_RETRIES: Final = 1000
 MAX_WEBHOOKS: Final = 8
-# Linux takes 2 MiB of arguments and environment under the usual limit of the stack, 8 MiB, and
-# a message to an agent is 1 MiB: half of that leaves room for what Muster adds.
+# Linux allows 2 MiB of arguments and environment with the usual stack limit of 8 MiB, and a message
+# to an agent is limited to 1 MiB. Half of that leaves room for Muster's additions.
 MAX_LAUNCH_BYTES: Final = 512 * 1024
 ONE_NODE: Final[tuple[int, int | None]] = (1, None)
 _GIT_URL: Final = re.compile(r"[a-z+]+://|git@")
@@ -52,19 +52,19 @@ _NO_COMMAND: Final = Argv(("",))
 
 
 def parse_job(text: str, caller_env: Mapping[str, str] | None = None) -> JobSpec:
-    """The job in a YAML text. `caller_env` is the submitter's environment, from which bare names
-    of `env` are taken. Raises `SpecError` with every problem and its line.
+    """Parse a YAML text. `caller_env` is the submitter's environment, for bare names in `env`.
+    Raises `SpecError` with every problem and its line.
     """
     return parse_document(read_yaml(text), caller_env)
 
 
 def parse_json(text: str, caller_env: Mapping[str, str] | None = None) -> JobSpec:
-    """The job in a JSON text, as HTTP carries it. Raises `SpecError`."""
+    """Parse a JSON text, as sent over HTTP. Raises `SpecError`."""
     return parse_document(read_json(text), caller_env)
 
 
 def parse_mapping(obj: object, caller_env: Mapping[str, str] | None = None) -> JobSpec:
-    """The job in a tree of maps, lists and scalars; numbers and booleans may be real or text.
+    """Parse a tree of maps, lists and scalars; numbers and booleans may be real or text.
 
     Raises `SpecError`.
     """
@@ -72,7 +72,7 @@ def parse_mapping(obj: object, caller_env: Mapping[str, str] | None = None) -> J
 
 
 def parse_document(document: Document, caller_env: Mapping[str, str] | None = None) -> JobSpec:
-    """The job in a document that was read (and perhaps overridden). Raises `SpecError`."""
+    """Parse a document, possibly with overrides. Raises `SpecError`."""
     check_tree(document.tree)
     problems = Problems(document.lines, document.options)
     problems.extend(document.problems)
@@ -162,7 +162,7 @@ def _name(job: Section, run: Command) -> str:
 def _run(
     job: Section, launcher: Launcher | None, roles: Roles, nodes: int
 ) -> tuple[Command, Roles]:
-    """What the job runs, and its roles without what is now the job's."""
+    """Return the job's command, and its roles without it."""
     found = job.take("run")
     if found is not None:
         return _given(job, found, launcher), roles
@@ -198,7 +198,7 @@ def _rendezvous(job: Section, launcher: Launcher | None, *, elastic: bool) -> Re
 
 def _given(job: Section, found: Found, launcher: Launcher | None) -> Command:
     if launcher is None:
-        if "launcher" in job.raw:  # refused already: how to read `run` is not known
+        if "launcher" in job.raw:  # refused already: without a launcher, `run` cannot be parsed
             return _NO_COMMAND
         launcher = Launcher.TORCHRUN
     return _command(job, found, lambda value: read_run(value, launcher))
@@ -226,7 +226,7 @@ def _notify(job: Section) -> tuple[str, ...]:
 
 
 def _part(job: Section, key: str, example: str) -> Section | None:
-    """The map under `key`, if one was given."""
+    """Return the map under `key`, or None."""
     found = job.take(key)
     if found is None:
         return None
@@ -409,7 +409,7 @@ def _placement(job: Section, nodes: int, nproc: Nproc, roles: Roles) -> Placemen
                 path = f"nproc_per_node.{name}"
                 job.problems.add(path, None, "is not in `placement.include`", "add it there")
     elif nproc.by_node and not counted:
-        # A user who counts ranks for certain nodes, and for no others, means these nodes.
+        # A user who gives rank counts for some nodes only means these nodes.
         include = tuple(nproc.by_node)
         where, given = "nproc_per_node", None
     usable = set(include) - set(exclude)

@@ -28,7 +28,7 @@ class Filled(NamedTuple):
 
 
 def check_defaults(pool: str, tree: Tree) -> JobSpec:
-    """Refuse defaults that no job could have; a job with them. Raises SpecError."""
+    """Check the defaults with a sample job, which is returned. Raises SpecError."""
     wrong = [key for key in _OF_A_JOB if key in tree]
     if wrong:
         why = "is each job's own, and cannot be a default"
@@ -77,6 +77,6 @@ def _has(tree: Tree, path: str) -> bool:
             return False
         inner = as_map(section, at[section])
         if inner is None:
-            return True  # it is something else altogether
+            return True  # the value has another type
         at = inner
     return key in at

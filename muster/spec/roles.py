@@ -59,7 +59,7 @@ def read_nproc(job: Section) -> Nproc:
 
 
 def _role_meant(name: str) -> str | None:
-    """The role of which this is a misspelling. Names of nodes end in their number."""
+    """Return the role that a name misspells, or None. Node names end in their number."""
     if name[-1:].isdecimal():
         return None
     if name == "master":
@@ -72,7 +72,7 @@ def _role_meant(name: str) -> str | None:
 def read_roles(
     job: Section, nproc: Nproc, command: ReadCommand, caller: Mapping[str, str]
 ) -> Roles:
-    """`roles`, with what `nproc_per_node` says of them; `command` reads a `run`."""
+    """Parse `roles`, with the counts of `nproc_per_node`. `command` parses a `run`."""
     found = job.take("roles")
     part = Section({}, "roles", job.problems)
     if found is not None and isinstance(found.value, dict):
@@ -115,7 +115,7 @@ def _role(
 
 
 def command_of_roles(roles: Roles, nodes: int) -> tuple[Command, Roles] | None:
-    """The job's `run` where only its roles have one; None where a node would have none."""
+    """Return the job's `run` if only its roles have one; None if a node would have none."""
     run = roles.launcher.run
     if run is None or (nodes > 1 and roles.worker.run is None):
         return None

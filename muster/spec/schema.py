@@ -1,7 +1,7 @@
 """The JSON Schema of a job file, for editors and for clients of the HTTP API.
 
-It describes shapes and spellings; `parse` remains the judge. Numbers may be written as text, since
-the reader of job files gives us text.
+It describes structure and spellings; `parse` decides. Numbers may be text, because the loader of
+job files returns text.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DURATION: Final = (
 
 
 def job_schema() -> Schema:
-    """A JSON Schema (2020-12) of everything that this release accepts."""
+    """Return the JSON Schema (2020-12) of everything that this release accepts."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"Muster job, schema_version {SCHEMA_VERSION}",
@@ -57,12 +57,12 @@ def job_schema() -> Schema:
 
 
 def job_keys() -> frozenset[str]:
-    """Every key that a job may have."""
+    """Return every key of a job."""
     return frozenset(_properties())
 
 
 def flat_keys() -> dict[str, Schema]:
-    """Every key with the sections that it is in, by dots: `stop.grace`."""
+    """Return every key with its sections, joined by dots: `stop.grace`."""
     return dict(_flat(_described(_properties())))
 
 
@@ -76,7 +76,7 @@ def _flat(properties: dict[str, Schema], section: str = "") -> Iterator[tuple[st
 
 
 def _parts(schema: Schema) -> dict[str, Schema] | None:
-    """The keys of a section, however else it may be written."""
+    """Return the keys of a section, whatever its other forms."""
     for form in (schema, *cast(list[Schema], schema.get("anyOf", []))):
         if "properties" in form:
             return cast(dict[str, Schema], form["properties"])
@@ -84,7 +84,7 @@ def _parts(schema: Schema) -> dict[str, Schema] | None:
 
 
 def _described(properties: dict[str, Schema], section: str = "") -> dict[str, Schema]:
-    """Add the descriptions of `key_docs`, which replace those of a part."""
+    """Add the descriptions of `key_docs`, which override those of the parts."""
     made: dict[str, Schema] = {}
     for name, schema in properties.items():
         path = f"{section}{name}"
@@ -259,7 +259,7 @@ def _role() -> Schema:
 
 
 def _own_run() -> Schema:
-    """Without a `run` of the job, its launcher has one, and so have its workers if it has any."""
+    """Without a `run` of the job, the launcher must have one, and the workers if there are any."""
     return {"required": ["launcher"], "properties": {"launcher": {"required": ["run"]}}}
 
 

@@ -13,7 +13,7 @@ from muster.spec.units import duration_text, gpu_text, size_text
 
 
 def to_mapping(spec: JobSpec) -> dict[str, object]:
-    """`spec` as a job file has it, defaults included; what is not set is left out."""
+    """Return `spec` as in a job file, with defaults and without unset keys."""
     made: dict[str, object] = {
         "schema_version": spec.schema_version,
         "name": spec.name,
@@ -110,7 +110,7 @@ def _stop(stop: Stop) -> dict[str, str]:
 
 
 def nodes_text(spec: JobSpec) -> int | str:
-    """`4`, or `2..4`."""
+    """Return `4`, or `2..4`."""
     return f"{spec.nodes}..{spec.max_nodes}" if spec.elastic else spec.nodes
 
 

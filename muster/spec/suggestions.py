@@ -11,7 +11,7 @@ from typing import Final
 
 _MAX_COMPARED_CHARS: Final = 64
 
-# Path of the section, key there -> where it is written here.
+# Section path, key there -> the key of a job file.
 _ELSEWHERE: Final = {
     "": {
         "args": "run",
@@ -67,7 +67,7 @@ _ELSEWHERE: Final = {
 
 
 def suggestion(path: str, key: str, known: Iterable[str]) -> str | None:
-    """The key of section `path` that the user probably meant by `key`, or None."""
+    """Return the key of section `path` that the user probably meant by `key`, or None."""
     plain = key[:_MAX_COMPARED_CHARS].lower().strip().replace("-", "_").replace(" ", "_")
     names = sorted(known)
     if plain in names:
@@ -82,7 +82,7 @@ def suggestion(path: str, key: str, known: Iterable[str]) -> str | None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The one of `known` nearest in spelling to `word`, or None."""
+    """Return the one of `known` nearest in spelling to `word`, or None."""
     import difflib
 
     near = difflib.get_close_matches(word[:_MAX_COMPARED_CHARS].lower(), sorted(known), n=1)

@@ -1,4 +1,4 @@
-"""Quantities as people type them: durations, sizes, signals, GPUs.
+"""Quantities as users type them: durations, sizes, signals, GPUs.
 
 Every quantity carries its unit (`24h`, `200GB`), because a bare `90` is seconds to one user and
 minutes to the next. All functions are pure and raise `RefusedError` with a hint.
@@ -26,7 +26,8 @@ _SIZE_POWER: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 _GPU: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9_.-]{0,63}):)?([0-9]{1,4})")
 _GPU_WITH_MEMORY: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*:[0-9]+[KMGT]i?B(:[0-9]+)?")
-# `H100x8` and `8xH100`, as people write them. Two digits: an RTX4090 in small letters is no `rt`.
+# Common forms `H100x8` and `8xH100`. Two digits are needed: `rtx4090` in lower case is not `rt`
+# times 4090.
 _GPU_TIMES: Final = re.compile(
     r"(?P<model>[A-Za-z][A-Za-z0-9_.-]{0,60})[x*](?P<count>[1-9][0-9]?)"
     r"|(?P<before>[1-9][0-9]?)[x*](?P<after>[A-Za-z][A-Za-z0-9_.-]{0,60})"
@@ -73,8 +74,8 @@ _DURATION_HINT: Final = "write `24h`, `90m`, `1d12h`, `1-00:00:00` or `HH:MM:SS`
 
 
 def duration(text: str) -> float:
-    """Seconds (to the millisecond) of `24h`, `1d12h`, `1.5h`, `500ms`, `36:00:00` or Slurm's
-    `D-HH[:MM[:SS]]`.
+    """Parse a duration to seconds (to the millisecond): `24h`, `1d12h`, `1.5h`, `500ms`, `36:00:00`
+    or Slurm's `D-HH[:MM[:SS]]`.
     """
     typed = text.strip()
     if clock := _CLOCK.fullmatch(typed):
@@ -117,7 +118,7 @@ def _not_a_duration(typed: str) -> RefusedError:
 
 
 def duration_text(seconds: float) -> str:
-    """The canonical spelling of a duration that `duration` made: `1d12h`, `90.5s`, `0s`."""
+    """Return the canonical spelling of a duration: `1d12h`, `90.5s`, `0s`."""
     millis = round(seconds * 1000)
     if millis % 1000:
         return f"{millis / 1000:.3f}".rstrip("0") + "s"
@@ -129,7 +130,7 @@ def duration_text(seconds: float) -> str:
 
 
 def size(text: str) -> int:
-    """Bytes of `200GB` (powers of 1000) or `200GiB` (powers of 1024)."""
+    """Parse a size to bytes: `200GB` (powers of 1000) or `200GiB` (powers of 1024)."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise RefusedError("is not a size", "write `200GB`, `512MiB` or `100B`")
@@ -142,7 +143,7 @@ def size(text: str) -> int:
 
 
 def size_text(size_bytes: int) -> str:
-    """The shortest text that `size` reads as these bytes."""
+    """Return the shortest spelling that `size` parses to these bytes."""
     exact = [
         f"{size_bytes // base**power}{prefix}{binary}B"
         for prefix, power in _SIZE_POWER.items()
@@ -153,7 +154,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def signal_name(text: str) -> str:
-    """The canonical name (`SIGTERM`) of `SIGTERM`, `TERM`, `term` or `15`."""
+    """Return the canonical name (`SIGTERM`) of `SIGTERM`, `TERM`, `term` or `15`."""
     typed = text.strip()
     if typed in _SIGNAL_OF_NUMBER:
         return _SIGNAL_OF_NUMBER[typed]
@@ -167,7 +168,7 @@ def signal_name(text: str) -> str:
 
 
 def gpu(text: str) -> tuple[int, str | None]:
-    """Count per node and model (None for any) of `8` or `H100:8`."""
+    """Parse the count per node and the model (None for any): `8` or `H100:8`."""
     typed = text.strip()
     match = _GPU.fullmatch(typed)
     if match is None:
@@ -214,17 +215,17 @@ def _gpu_advice(typed: str) -> RefusedError:
 
 
 def _model(name: str) -> str | None:
-    """None for a word that names no model."""
+    """Return a model name; None for a word that cannot be one."""
     return None if name.lower() in _NO_MODELS else name
 
 
 def gpu_text(count: int, model: str | None) -> str | int:
-    """The canonical spelling of what `gpu` read."""
+    """Return the canonical spelling of a parsed GPU request."""
     return count if model is None else f"{model}:{count}"
 
 
 def integer(text: str) -> int:
-    """A whole number in plain decimal digits, with or without a minus."""
+    """Parse a whole number in plain decimal digits, with an optional minus."""
     typed = text.strip()
     if not re.fullmatch(r"-?[0-9]{1,18}", typed):
         raise RefusedError("is not a whole number", "write plain digits, such as `4`")

@@ -1,15 +1,14 @@
 """Keys of the job format that this release does not support yet.
 
-Such a key is refused and never ignored, because a job that runs without what it asked for would be
-worse than one that does not start. Each entry names an alternative. When a feature arrives, its
-line is removed here.
+Such a key is refused and never ignored, because running a job without it would be worse than not
+starting the job. Each entry names an alternative. When a feature arrives, its line is removed here.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# Section path -> key -> what to do instead.
+# Section path -> key -> alternative.
 LATER_KEYS: Final = {
     "": {
         "after": "submit the second job once `muster wait ID` has returned 0",
@@ -37,5 +36,5 @@ SHIPPED_WORKDIR: Final = (
 
 
 def not_yet(what: str) -> str:
-    """The sentence that refuses `what` (a key in backticks, or words)."""
+    """Return the refusal of `what` (a key in backticks, or text)."""
     return f"{what} is not supported yet by this release"

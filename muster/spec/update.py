@@ -27,7 +27,7 @@ class Amendment(NamedTuple):
 
 
 def amend(spec: JobSpec, given: Mapping[str, object], job: int) -> Amendment:
-    """Read what is to be changed of job `job`: values as in a job file, None for no time limit.
+    """Parse changes of job `job`: values as in a job file, None for no time limit.
 
     Raises SpecError with every problem.
     """

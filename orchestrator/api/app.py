@@ -1,4 +1,4 @@
-"""The web application: its routes, who may use each, and what surrounds every request."""
+"""The web application: its routes, their access rules, and the middleware of every request."""
 
 from typing import Final
 
@@ -23,6 +23,7 @@ from orchestrator.api.node_check import NodeCheckApi
 from orchestrator.api.nodes import NodesApi
 from orchestrator.config import Limits
 from orchestrator.shell.agent_sessions import AgentSessions
+from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.ingest import LogIngest
 from orchestrator.shell.logs.store import LogStore
@@ -41,7 +42,7 @@ def make_app(
     limits: Limits,
     rules: SubmitRules,
 ) -> web.Application:
-    """The application, complete; nothing can be reached that is not in `routes`."""
+    """Build the application. Only routes in `routes` are reachable."""
     jobs = JobsApi(
         coordinator,
         queued_max=limits.queued_jobs_max,
@@ -52,7 +53,8 @@ def make_app(
     verbs, node_verbs = JobActionsApi(coordinator, jobs), NodeActionsApi(coordinator)
     node_check = NodeCheckApi(coordinator, jobs, rules)
     logs = LogsApi(coordinator, log_store)
-    events = EventsApi(coordinator)
+    reads = BulkReads()
+    events = EventsApi(coordinator, reads)
     cluster = NodesApi(coordinator)
     metrics = MetricsApi(coordinator, agents, log_connections, log_store)
     schema = SchemaApi()
@@ -107,4 +109,9 @@ def make_app(
     for route in routes:
         app.router.add_route(route.method, route.path, route.handler, expect_handler=expectation)
     app.on_response_prepare.append(add_headers)
+
+    async def close(_app: web.Application) -> None:
+        reads.close()
+
+    app.on_cleanup.append(close)
     return app

@@ -11,7 +11,7 @@ from orchestrator.core.scheduling.placement import never_fits, unfit
 
 
 def validation(state: State, spec: JobSpec, filled: tuple[str, ...]) -> Validation:
-    """Judged by the nodes as they are known now; nothing is kept of it."""
+    """Validate against the nodes known now. Nothing is stored."""
     impossible = never_fits(state, spec)
     return Validation(
         spec=without_secrets_inside(to_mapping(spec)),

@@ -1,4 +1,4 @@
-"""A fact of the journal as a line of a job's history."""
+"""Events of a job's history, rendered from journal facts."""
 
 from typing import assert_never
 
@@ -22,7 +22,7 @@ from orchestrator.core.webhooks.outbox import host_of
 
 
 def event_view(job: Job | None, seq: int, at: float, fact: f.Durable) -> EventView:
-    """`job` is the one that the fact is about, and knows the names of its nodes."""
+    """Render a fact. `job` is the job of the fact, and provides the names of its nodes."""
     fields = without_secrets_inside(msgspec.to_builtins(fact))
     fields.pop("type", None)
     return EventView(
@@ -37,8 +37,9 @@ def event_view(job: Job | None, seq: int, at: float, fact: f.Durable) -> EventVi
 
 
 def event_id(seq: int, at: float) -> str:
-    """Its place, and when it was: after a restore the place is given to another event, but not at
-    the same microsecond."""
+    """Return the id of an event: its journal position and time. After a restore, another event may
+    get the same position, but not with the same microsecond.
+    """
     return f"{seq}-{int(at * 1e6):x}"
 
 

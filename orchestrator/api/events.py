@@ -14,22 +14,23 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from muster.http.views import EventList, EventsEnd, EventView
-from muster.protocol.ids import JobId
-from orchestrator.api.event_text import event_id, event_view
+from muster.http.views import EventsEnd
+from orchestrator.api.event_pages import EventPages
+from orchestrator.api.event_text import event_id
+from orchestrator.api.http.access import TOKEN
 from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.query_params import EVENT_ID, EventsQuery
 from orchestrator.api.http.request_parsing import job_id, read_query, shown, wrong_parameter
-from orchestrator.api.http.responses import reply
 from orchestrator.api.http.route_doc import STREAM
 from orchestrator.api.jobs import find_job
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.state import Job
+from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.coordinator import Coordinator, events_key
 
 HEARTBEAT_S: Final = 15.0
-# Facts can be as large as a request: a reader holds this many of them.
-_PAGE: Final = 50
+# What a stream hands over at once: more of it is in memory only when its reader has taken that.
+_PIECE_BYTES: Final = 64 << 10
 _HINT: Final = "send the last id that came, or leave it out to read from the start"
 _EVENT_ID: Final = re.compile(EVENT_ID)
 
@@ -37,8 +38,11 @@ _EVENT_ID: Final = re.compile(EVENT_ID)
 class EventsApi:
     """GET /v1/events and /v1/jobs/{id}/events."""
 
-    def __init__(self, coordinator: Coordinator, *, heartbeat_s: float = HEARTBEAT_S) -> None:
+    def __init__(
+        self, coordinator: Coordinator, reads: BulkReads, *, heartbeat_s: float = HEARTBEAT_S
+    ) -> None:
         self._coordinator = coordinator
+        self._pages = EventPages(coordinator, reads)
         self._heartbeat_s = heartbeat_s
 
     async def of_all(self, request: web.Request) -> web.StreamResponse:
@@ -61,20 +65,9 @@ class EventsApi:
             await self._check(place)
         if follow:
             return await self._stream(request, job, after)
-        return reply(EventList(tuple(await self._views(job, after, query.limit))))
-
-    async def _views(self, job: Job | None, after: int, limit: int) -> list[EventView]:
-        """What happened after a place, to one job or (None) at all."""
-        number = None if job is None else job.id
-        found = await self._coordinator.events(job=number, after_seq=after, limit=limit)
-        jobs: dict[JobId | None, Job | None] = {None: None, number: job}
-        views = []
-        for recorded in found:
-            name: JobId | None = getattr(recorded.fact, "job", None)
-            if name is not None and name not in jobs and hasattr(recorded.fact, "rank"):
-                jobs[name] = await self._coordinator.job(name)
-            views.append(event_view(jobs.get(name), recorded.seq, recorded.at, recorded.fact))
-        return views
+        lines = await self._pages.listed(request[TOKEN].user, job, after, query.limit)
+        body = b",".join(line.data for line in lines)
+        return web.Response(body=b'{"events":[' + body + b"]}", content_type="application/json")
 
     async def _check(self, place: "_Place") -> None:
         """Refuse an event that has not been, or was another one: a reader from before a backup was
@@ -83,7 +76,9 @@ class EventsApi:
         """
         if not place.seq:
             return
-        found = await self._coordinator.events(job=None, after_seq=place.seq - 1, limit=1)
+        found = await self._coordinator.events(
+            job=None, after_seq=place.seq - 1, limit=1, bytes_max=1
+        )
         if not found:
             message = "is beyond the newest event"
         elif place.mark and found[0].seq == place.seq and not place.names(found[0].at):
@@ -100,43 +95,50 @@ class EventsApi:
         self, request: web.Request, job: Job | None, after: int
     ) -> web.StreamResponse:
         await self._coordinator.settled()
+        user = request[TOKEN].user
         again = "Last-Event-ID" in request.headers
-        if again and _ended(job) and not await self._views(job, after, 1):
+        if again and _ended(job) and not await self._pages.following(user, job, after):
             return web.Response(status=204)  # which tells a browser not to come again
         response = web.StreamResponse(headers={"Content-Type": STREAM})
         response.enable_chunked_encoding()
         await response.prepare(request)
         await response.write(b"retry: 1000\n\n")
-        end = await self._events(response, job, after)
+        end = await self._events(response, user, job, after)
         await response.write(b"event: end\ndata: " + msgspec.json.encode(end) + b"\n\n")
         await response.write_eof()
         return response
 
-    async def _events(self, response: web.StreamResponse, job: Job | None, after: int) -> EventsEnd:
+    async def _events(
+        self, response: web.StreamResponse, user: str, job: Job | None, after: int
+    ) -> EventsEnd:
         """Write events until there will be no more. Raises ConnectionError when nobody reads."""
         changes = self._coordinator.changes
         key = events_key(None if job is None else job.id)
         while True:
             # Looked at before reading: what makes it final was written before.
+            if not changes.closed:
+                await self._coordinator.settled()
             seen: dict[Hashable, int] = {key: changes.count(key)}
             final = _ended(job)
-            page = await self._views(job, after, _PAGE)
-            for view in page:
-                after = view.seq
-                await response.write(
-                    f"id: {view.id}\nevent: {view.kind}\ndata: ".encode()
-                    + msgspec.json.encode(view)
-                    + b"\n\n"
-                )
+            page = await self._pages.following(user, job, after)
+            for line in page:
+                after = line.seq
+                head = f"id: {line.id}\nevent: {line.kind}\ndata: ".encode()
+                await _write(response, head + line.data + b"\n\n")
             if changes.closed:
                 return EventsEnd(final=False, reason="server restarting")
-            if len(page) == _PAGE:
+            if page:
                 continue
             if final:
                 return EventsEnd(final=True)
             await changes.wait(seen, self._heartbeat_s)
             if changes.count(key) == seen[key] and not changes.closed:
                 await response.write(b": nothing new\n\n")
+
+
+async def _write(response: web.StreamResponse, text: bytes) -> None:
+    for at in range(0, len(text), _PIECE_BYTES):
+        await response.write(text[at : at + _PIECE_BYTES])
 
 
 def _ended(job: Job | None) -> bool:

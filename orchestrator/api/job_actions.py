@@ -46,14 +46,16 @@ NOTHING: Final = "give one of priority, time_limit, name, hold"
 
 
 class JobActionsApi:
-    """The routes below /v1/jobs/{id} that change a job or look into it."""
+    """Routes below /v1/jobs/{id} that change or inspect a job."""
 
     def __init__(self, coordinator: Coordinator, jobs: JobsApi) -> None:
         self._coordinator = coordinator
         self._jobs = jobs
 
     async def change(self, request: web.Request) -> web.Response:
-        """`{"priority": 80, "time_limit": "2h", "hold": true, "reason": "..."}`, any of them."""
+        """Change a job: any of `{"priority": 80, "time_limit": "2h", "hold": true, "reason":
+        "..."}`.
+        """
         name = job_id(request)
         asked: dict[str, Any] = await struct_body(request, dict[str, Any])
         hold, reason = asked.pop("hold", UNSET), asked.pop("reason", "")
@@ -87,7 +89,7 @@ class JobActionsApi:
                 raise AssertionError(f"a change was answered with {result}")
 
     async def explain(self, request: web.Request) -> web.Response:
-        """Why the job waits, runs where it does, or ended."""
+        """Explain why the job waits, runs on its nodes, or has ended."""
         name = job_id(request)
         query = read_query(request, ExplainQuery)
         state, job = await find_job(self._coordinator, name)
@@ -111,7 +113,7 @@ class JobActionsApi:
         return reply(msgspec.structs.replace(told, supposing=supposing, text=text))
 
     async def signal(self, request: web.Request) -> web.Response:
-        """To the ranks on all nodes; ends nothing by itself."""
+        """Send a signal to the ranks on all nodes. Does not end the job by itself."""
         name = job_id(request)
         asked = await struct_body(request, SignalRequest)
         try:
@@ -135,7 +137,7 @@ class JobActionsApi:
                 raise AssertionError(f"a signal was answered with {result}")
 
     async def stacks(self, request: web.Request) -> web.Response:
-        """Where the ranks stand now, as their nodes tell."""
+        """Return the current stacks of the ranks, as collected by their nodes."""
         name = job_id(request)
         result = await self._coordinator.request(lambda rid: StacksReceived(rid, name))
         match result:
@@ -147,7 +149,7 @@ class JobActionsApi:
                 raise AssertionError(f"a look was answered with {result}")
 
     async def rerun(self, request: web.Request) -> web.Response:
-        """A new job with the specification as it was submitted, and what is to be changed of it."""
+        """Submit a new job with the original specification and the requested changes."""
         self._jobs.check_rate(request)
         name = job_id(request)
         key = idempotency_key(request)
@@ -166,7 +168,7 @@ class JobActionsApi:
 
 
 def without_nodes(tree: dict[str, object], nodes: tuple[str, ...]) -> dict[str, object]:
-    """A job's mapping, also without these nodes."""
+    """Return a job's mapping that also excludes these nodes."""
     placement = tree.get("placement")
     if not nodes or not isinstance(placement, dict | None):
         return tree
@@ -174,7 +176,7 @@ def without_nodes(tree: dict[str, object], nodes: tuple[str, ...]) -> dict[str, 
     named, excluded = chosen.get("include"), chosen.get("exclude")
     rest = [node for node in named if node not in nodes] if isinstance(named, list) else []
     if rest:
-        # Of nodes that were named, the others are left. None at all would mean any.
+        # Remove them from the included nodes. An empty list would mean any node.
         chosen["include"] = rest
     else:
         before = excluded if isinstance(excluded, list) else []

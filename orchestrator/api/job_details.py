@@ -49,7 +49,7 @@ class JobDetailsApi:
         return reply(fabric_view(await self._find(job_id(request))))
 
     async def evidence(self, request: web.Request) -> web.Response:
-        """The verdicts on the job, and what each rests on."""
+        """Return the verdicts on the job, with the evidence of each."""
         return reply(evidence_of(await self._find(job_id(request))))
 
     async def _find(self, name: JobId) -> Job:

@@ -20,13 +20,13 @@ from orchestrator.shell.job_archive import Line, Page
 _JOBS: Final = "jobs"
 _DIGITS_MAX: Final = 18
 _NEWEST: Final = 10**_DIGITS_MAX
-# One page looks at no more of those in the state, and the archive has bounds of its own, so that no
-# question holds up the loop: such a page may have fewer jobs than were asked for, and a cursor.
+# One page visits at most this many jobs of the state, and the archive has its own limits, so that
+# no query blocks the loop. Such a page may have fewer jobs than requested, and a cursor.
 LOOKED_AT_MAX: Final = 10_000
 
 
 class _Sent(msgspec.Struct, frozen=True):
-    """A `JobList`, some of whose jobs are JSON already."""
+    """A `JobList` in which some jobs are JSON already."""
 
     jobs: tuple[JobSummary | msgspec.Raw, ...]
     cursor: str | None
@@ -41,7 +41,7 @@ class JobListApi:
     async def list(self, request: web.Request) -> web.Response:
         query = read_query(request, JobsQuery)
         before = _NEWEST if query.cursor is None else _before(query.cursor)
-        # In this order: a job leaves the state when it is in the archive.
+        # The order matters: a job leaves the state once it is in the archive.
         known = self._known(await self._coordinator.settled(), query, before)
         archived = await self._coordinator.archive.page(
             before,
@@ -51,7 +51,7 @@ class JobListApi:
             name=query.name,
             pool=query.pool,
         )
-        # Below it, one of the two has not been looked at.
+        # Below it, one of the two has not been searched.
         floor = max(known.floor, archived.floor)
         found = {job.id: job for job in archived.jobs} | {job.id: job for job in known.jobs}
         page = sorted((job for job in found.values() if job.id >= floor), key=lambda job: -job.id)
@@ -62,7 +62,7 @@ class JobListApi:
         return reply(_Sent(tuple(job.summary for job in page), cursor))
 
     def _known(self, state: State, query: JobsQuery, before: int) -> Page:
-        """Of the jobs in the state."""
+        """Return the matching jobs of the state."""
         now = self._coordinator.now()
         ids = self._coordinator.index.candidates(
             states=query.state, user=query.user, name=query.name

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: submit, look, wait, cancel."""
+"""Job routes: submit, show, wait, cancel."""
 
 import asyncio
 import math
@@ -53,7 +53,7 @@ _DECLINED_STATUS: Final = {
 
 
 class JobsApi:
-    """The routes below /v1/jobs but for logs."""
+    """Routes below /v1/jobs, except logs."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class JobsApi:
     async def taken_before(
         self, request: web.Request, key: str, digest: str
     ) -> web.Response | None:
-        """The answer to a request that has come before under this key, None where none has."""
+        """Return the response to an earlier request with this key, or None."""
         known = await self._coordinator.submitted(request[TOKEN].user, key) if key else None
         if known is None:
             return None
@@ -91,8 +91,7 @@ class JobsApi:
         digest: str,
         rerun_of: JobId | None = None,
     ) -> web.Response:
-        """Submit a job that has been read. `digest` is of what the caller has asked for, which does
-        not always make the job alone."""
+        """Submit a parsed job. `digest` covers the request, which may contain more than the job."""
         self._rules.check(spec)
         user = request[TOKEN].user
         state = await self._coordinator.settled()
@@ -129,7 +128,7 @@ class JobsApi:
         return reply(shown, headers=headers)
 
     async def wait(self, request: web.Request) -> web.Response:
-        """Answer when the job has ended, or when the time is over."""
+        """Respond when the job has ended, or at the timeout."""
         name = job_id(request)
         timeout_s = min(read_query(request, WaitQuery).timeout_s, WAIT_S_MAX)
         changes = self._coordinator.changes
@@ -167,7 +166,7 @@ class JobsApi:
                 raise AssertionError(f"a cancel was answered with {result}")
 
     def check_rate(self, request: web.Request) -> None:
-        """Raises ApiError (429)."""
+        """Count a submit. Raises ApiError (429)."""
         wait_s = self._submits.take(request[TOKEN].id, request.loop.time())
         if wait_s:
             raise ApiError(
@@ -183,7 +182,7 @@ class JobsApi:
 
 
 async def find_job(coordinator: Coordinator, name: JobId) -> tuple[State, Job]:
-    """Raises ApiError (404)."""
+    """Return a job. Raises ApiError (404)."""
     job = await coordinator.job(name)
     if job is None and coordinator.forgot(name):
         raise ApiError(404, "job_forgotten", forgotten_text(name), FORGOTTEN_HINT)
@@ -193,12 +192,12 @@ async def find_job(coordinator: Coordinator, name: JobId) -> tuple[State, Job]:
 
 
 async def summary_of(coordinator: Coordinator, name: JobId) -> JobSummary:
-    """Raises ApiError (404)."""
+    """Return the summary of a job. Raises ApiError (404)."""
     state, job = await find_job(coordinator, name)
     return job_summary(state, job, coordinator.now())
 
 
 def declined(result: Declined) -> ApiError:
-    """What the core has declined, as the answer of a request."""
+    """Return the error for a request that the core declined."""
     status = _DECLINED_STATUS.get(result.code, 409)
     return ApiError(status, result.code, result.text, result.hint)

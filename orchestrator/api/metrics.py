@@ -1,6 +1,7 @@
-"""Figures for Prometheus, read off the state and the parts' own counters when they are asked for.
+"""Prometheus metrics, computed from the state and from counters on each scrape.
 
-`FAMILIES` names each once; docs/metrics.md and the shipped dashboard are checked against it.
+`FAMILIES` lists them all; docs/reference/metrics.md and the shipped dashboard are
+checked against it.
 """
 
 from collections import Counter
@@ -39,7 +40,7 @@ _Labels = TypeVar("_Labels", bound=tuple[str, ...])
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric as Prometheus knows it; a counter is exported with `_total` at its end."""
+    """A metric family. Prometheus appends `_total` to the name of a counter."""
 
     name: str
     kind: str
@@ -189,7 +190,7 @@ FAMILIES: Final = {
 
 
 def reference() -> str:
-    """The table of docs/metrics.md."""
+    """Return the table of docs/reference/metrics.md."""
     lines = ["| metric | type | labels | what it is |", "|---|---|---|---|"]
     for family in FAMILIES.values():
         labels = ", ".join(f"`{label}`" for label in family.labels)
@@ -198,7 +199,7 @@ def reference() -> str:
 
 
 class HttpCounts:
-    """Requests by method, route and status, and how long each route took."""
+    """Count of requests by method, route and status, and durations by route."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, str]] = Counter()
@@ -206,7 +207,7 @@ class HttpCounts:
 
     def ended(self, request: web.Request, status: int, took_s: float) -> None:
         resource = request.match_info.route.resource
-        # What no route has is one figure: a scan must not make thousands.
+        # Requests without a route share one series: a scan must not create thousands.
         route = resource.canonical if resource is not None else "other"
         method = request.method if resource is not None else "other"
         self.requests[method, route, str(status)] += 1
@@ -238,7 +239,7 @@ class MetricsApi(Collector):
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing is asked for while the registry is made."""
+        """Return nothing, so that registration does not collect."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:

@@ -17,13 +17,13 @@ from orchestrator.shell.coordinator import Coordinator
 
 
 class NodeActionsApi:
-    """The routes below /v1/nodes/{id} that change a node."""
+    """Routes below /v1/nodes/{id} that change a node."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 
     async def drain(self, request: web.Request) -> web.Response:
-        """`{"reason": "bad DIMM", "deadline_s": 7200}`."""
+        """Drain the node: `{"reason": "bad DIMM", "deadline_s": 7200}`."""
         name, user = NodeName(request.match_info["id"]), request[TOKEN].user
         asked = await struct_body(request, DrainRequest)
         reason = " ".join(asked.reason.split())
@@ -40,7 +40,7 @@ class NodeActionsApi:
         return await self._answer(name, result)
 
     async def resume(self, request: web.Request) -> web.Response:
-        """`{"check": false}` takes the node as it is."""
+        """Resume the node; `{"check": false}` skips the check."""
         name, user = NodeName(request.match_info["id"]), request[TOKEN].user
         asked = await struct_body(request, ResumeRequest)
         result = await self._coordinator.request(
@@ -49,7 +49,7 @@ class NodeActionsApi:
         return await self._answer(name, result)
 
     async def remove(self, request: web.Request) -> web.Response:
-        """Forget a node that is gone; answered as it was last known."""
+        """Remove a node that is gone. Returns its last known state."""
         name, user = NodeName(request.match_info["id"]), request[TOKEN].user
         await struct_body(request, RemoveRequest)
         view = await self._view(name)
@@ -59,7 +59,7 @@ class NodeActionsApi:
         return await self._answer(name, result)
 
     async def _view(self, name: NodeName) -> NodeView:
-        """Raises ApiError (404)."""
+        """Return a node. Raises ApiError (404)."""
         state = await self._coordinator.settled()
         node = state.nodes.get(name)
         if node is None:

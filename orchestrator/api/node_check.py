@@ -39,7 +39,7 @@ class NodeCheckApi:
         self._rules = rules
 
     async def probe(self, request: web.Request) -> web.Response:
-        """As its agent has said; nothing is asked of the node."""
+        """Return the agent's last probe report. The node is not contacted."""
         name = NodeName(request.match_info["id"])
         state = await self._coordinator.settled()
         node = state.nodes.get(name)
@@ -48,14 +48,16 @@ class NodeCheckApi:
         return reply(probe_view(state, node, self._coordinator.now()))
 
     async def check(self, request: web.Request) -> web.Response:
-        """A job of this node with the free ones of its pool; its log tells what it finds."""
+        """Submit a job that checks this node with free nodes of its pool. Its log has the
+        results.
+        """
         self._jobs.check_rate(request)
         name = NodeName(request.match_info["id"])
         key = idempotency_key(request)
         asked = await struct_body(request, CheckRequest)
-        # Of what the caller says: the job has more in it, which is another each time.
+        # Digest of the caller's request only, because the job contains varying parts.
         digest = request_digest(asked, f"check {name}")
-        # The node that it checks is not free any more, and that is no reason to refuse it now.
+        # On a repeated request, the checked node is no longer free. That is no reason to refuse it.
         before = await self._jobs.taken_before(request, key, digest)
         if before is not None:
             return before
@@ -75,7 +77,7 @@ class NodeCheckApi:
             )
         others = [v for v in views if v.name != name and v.pool == this.pool]
         chosen = [this, *(view for view in others if view.state.code == _FREE)]
-        # The program of a check is read from files.
+        # The program of a check is read from files, so use a thread.
         spec = await asyncio.to_thread(self._job, chosen, asked)
         return await self._jobs.take(request, key, spec, digest)
 

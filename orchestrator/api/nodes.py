@@ -1,4 +1,4 @@
-"""Nodes, the coordinator's own version and its health."""
+"""Node routes, and the coordinator's version and health."""
 
 from bisect import bisect_right
 from typing import Final
@@ -35,12 +35,12 @@ def unknown_node(name: str) -> ApiError:
 
 
 def _place(name: str) -> tuple[object, str]:
-    """In the order that a person expects; n1 and n01 are two nodes."""
+    """Sort key in natural order; n1 and n01 are different nodes."""
     return natural(name), name
 
 
 class NodesApi:
-    """/v1/nodes, /v1/version and the two health checks."""
+    """Routes /v1/nodes, /v1/version and the two health checks."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -81,11 +81,11 @@ class NodesApi:
         )
 
     async def healthz(self, _request: web.Request) -> web.Response:
-        """The process answers; nothing is said about it but that."""
+        """Liveness check: the process answers."""
         return web.Response(text="ok\n")
 
     async def readyz(self, _request: web.Request) -> web.Response:
-        """The state is there and requests are taken."""
+        """Readiness check: the state is loaded and requests are accepted."""
         if self._coordinator.changes.closed:
             raise ApiError(503, "stopping", "the coordinator is stopping")
         if shortage():

@@ -1,5 +1,4 @@
-"""Secrets stay where they are used: what is shown of an environment or a command does not have
-them."""
+"""Redaction of secrets in shown environments and commands."""
 
 import re
 from collections.abc import Mapping
@@ -9,8 +8,8 @@ from urllib.parse import urlsplit
 
 REDACTED: Final = "***"
 
-# By word of the name: HF_TOKEN, AWS_SECRET_ACCESS_KEY, PGPASSWORD, MYSQL_PWD, WANDB_API_KEY; not
-# TOKENIZERS_*, no KEY alone and not the shell's own PWD.
+# Words in names of secrets: HF_TOKEN, AWS_SECRET_ACCESS_KEY, PGPASSWORD, MYSQL_PWD, WANDB_API_KEY;
+# not TOKENIZERS_*, not KEY alone and not the shell's own PWD.
 _SECRET: Final = re.compile(
     r"(?:(?:^|_)(?:TOKEN|TOKENS|SECRET|SECRETS|PASSPHRASE|CREDENTIAL|CREDENTIALS"
     r"|(?:API|ACCESS|PRIVATE|AUTH|SECRET|WANDB)_?KEY)|PASSWORD|PASSWD|[A-Z0-9]_PWD)(?:_|$)",
@@ -22,7 +21,7 @@ _HEADER: Final = re.compile(
     r"(?:(?:bearer|basic|token)(?:[ \t]|\\ ){1,64})?",
     re.IGNORECASE,
 )
-"""What may be one of a request, as curl is given it or as JSON has it, up to its value."""
+"""A possible header of a request, up to its value, as in a curl command or in JSON."""
 _SECRET_HEADER: Final = re.compile(
     r"(?:proxy-)?authorization|(?:set-)?cookie|x-auth|x-[\w-]*(?:key|token|secret)", re.IGNORECASE
 )
@@ -33,10 +32,10 @@ _VALUE_OF_HEADER: Final = {
     "\\'": re.compile(r"(?:(?!\\')[^\n])*"),
     '\\"': re.compile(r'(?:(?!\\")[^\n])*'),
 }
-"""By the quote that ends it: its own, or the one around the whole."""
+"""Pattern of the value, by the quote that ends it: its own, or one around the whole header."""
 _COUNTS: Final = re.compile(r"[+-]?[\d_.]+(?:e[+-]?\d+)?", re.IGNORECASE)
 _USERINFO: Final = re.compile(r"""(\bhttps?://|://[^\s/:@'"]*:)[^\s/'"]+(?=@)""", re.IGNORECASE)
-"""A password in a URL; of the web's the user as well, as it often is a token."""
+"""A password in a URL. For http(s) also the user, which is often a token."""
 _OPTION: Final = re.compile(r"--?[A-Za-z][\w.-]*")
 _WHOLE: Final = re.compile(r"(?P<name>[-+~]{0,2}[A-Za-z_][\w.-]*)=(?P<value>.+)", re.DOTALL)
 _NAMED: Final = re.compile(
@@ -44,17 +43,17 @@ _NAMED: Final = re.compile(
     r"|(?P<variable>[A-Za-z_][\w.-]*)=)"
 )
 _WORD: Final = re.compile(r"""(?:'[^']*'?|"(?:[^"\\]|\\.)*"?|\\.?|[^\s'"\\;&|])+""", re.DOTALL)
-"""As a shell reads it; a quotation without its end goes on to the end."""
+"""A word of a shell command. An unterminated quotation extends to the end."""
 _GLUED: Final = re.compile(rf"(?![,)\]}}]){_WORD.pattern}", re.DOTALL)
 
 
 def is_secret(name: str) -> bool:
-    """Whether the name of a variable says that its value is a secret."""
+    """Whether the name of a variable suggests that its value is a secret."""
     return _SECRET.search(name) is not None
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
-    """`env` with the values of secret names redacted, and the passwords in URLs."""
+    """Return `env` with secret values redacted, and also passwords in URLs."""
     return {
         name: REDACTED if is_secret(name) else _without_userinfo(value)
         for name, value in env.items()
@@ -72,7 +71,7 @@ def _hidden(name: str, value: Any) -> Any:
 
 
 def _command_without_secrets(command: Any) -> Any:
-    """Words or a script, as a job file has them or as a specification does."""
+    """Redact a command, given as words or as a script, from a job file or a specification."""
     match command:
         case str():
             return _script_without_secrets(command)
@@ -86,7 +85,7 @@ def _command_without_secrets(command: Any) -> Any:
 
 
 def _word_without_secrets(before: str, word: str) -> str:
-    """A word of a command and the one before it, of which it may be the value."""
+    """Redact a word of a command. The word before it may name it as a secret."""
     if _OPTION.fullmatch(before) and not word.startswith("-") and _hides(before, word):
         return REDACTED
     whole = _WHOLE.fullmatch(word)
@@ -100,7 +99,7 @@ def _script_without_secrets(script: str) -> str:
     shown, at = "", 0
     for named in _NAMED.finditer(script):
         name = named["option"] or named["variable"]
-        # First of all: a word may be long, and have many names in it.
+        # Check the position first: a word may be long and contain many names.
         if named.start() < at or not _names_secret(name):
             continue
         value = _WORD.match(script, named.end())
@@ -120,24 +119,24 @@ def _without_headers(script: str) -> str:
         if value is None or not value[0]:
             continue
         shown += script[at : header.end()] + REDACTED
-        # What stands right behind the quote may be the value of a name that has just been hidden.
+        # Text right behind the quote may be the value of a name that has just been redacted.
         glued = _GLUED.match(script, value.end() + len(quote or ""))
         at = value.end() if glued is None else glued.end()
     return shown + script[at:]
 
 
 def _is_secret_header(name: str) -> bool:
-    # With one word alone it could be any key.
+    # A single word could be any key.
     return _SECRET_HEADER.fullmatch(name) is not None or ("-" in name and _names_secret(name))
 
 
 def _names_secret(name: str) -> bool:
-    """As `is_secret`, of an option or a setting, too."""
+    """Whether the name of a variable, option or setting suggests a secret."""
     return is_secret(re.sub(r"[-+~.]", "_", name))
 
 
 def _hides(name: str, value: str) -> bool:
-    """Whether the value of an option or a variable is a secret. Tokens are also what is counted."""
+    """Whether the value of an option or variable is a secret. "Tokens" may also be a count."""
     if not _names_secret(name):
         return False
     return "token" not in name.lower() or _COUNTS.fullmatch(value) is None
@@ -148,15 +147,16 @@ def _without_userinfo(text: str) -> str:
 
 
 def _without_path(url: str) -> str:
-    """A webhook's address often is all that its sender has to show."""
+    """Return a webhook's address without its path, which is often its only secret."""
     parts = urlsplit(url)
     hidden = parts.path.strip("/") or parts.query
     return f"{parts.scheme}://{parts.netloc}/{REDACTED}" if hidden else url
 
 
 def without_secrets_inside(tree: Any) -> Any:
-    """A specification, or whatever has one inside, with the secrets of each `env` and command
-    redacted, and the webhooks of `notify` without their paths."""
+    """Redact every `env`, every command and the paths of `notify` webhooks in a specification or in
+    a tree that contains one.
+    """
     match tree:
         case dict():
             return {name: _hidden(name, value) for name, value in tree.items()}

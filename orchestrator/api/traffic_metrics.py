@@ -23,7 +23,7 @@ Values = Mapping[tuple[str, ...], float]
 
 
 def traffic(state: State, jobs: Iterable[JobId]) -> Iterator[tuple[str, Values]]:
-    """The families by name, with their values; `jobs` are those that have not ended."""
+    """Yield each family with its values. `jobs` are those that have not ended."""
     carriers: dict[tuple[str, ...], float] = {(one.value,): 0.0 for one in Carrier}
     quiet: dict[tuple[str, ...], float] = {(one.value,): 0.0 for one in HangKind}
     seen: list[Task] = []
@@ -52,7 +52,7 @@ def traffic(state: State, jobs: Iterable[JobId]) -> Iterator[tuple[str, Values]]
         for port in ports:
             key = (task.node, port.port)
             if not port.why:
-                # Where tasks share a node, they see the same traffic.
+                # Tasks on the same node see the same traffic.
                 rates[key] = max(rates.get(key, 0.0), port.rate)
             if port.flaps is not None:
                 flaps[key] = max(flaps.get(key, 0), port.flaps)

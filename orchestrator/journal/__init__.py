@@ -1,1 +1,1 @@
-"""Durable facts."""
+"""The journal: durable facts in an SQLite database."""

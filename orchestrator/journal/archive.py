@@ -1,6 +1,6 @@
-"""The archive: a row for each job that has ended, and its facts, out of the way of a restart.
+"""Archive of ended jobs: one row per job, and its facts. A restart does not read it.
 
-What is asked of it is read on connections of their own, beside the writer.
+Queries use connections of their own, beside the writer's.
 """
 
 import sqlite3
@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from orchestrator.journal.errors import CorruptJournalError
 from orchestrator.journal.records import COLUMNS, Recorded, from_row
 
-# For each of the states that are asked for, a list looks at so many jobs, or at more where it must.
+# A list query visits this many jobs per requested state, or up to the second number if it must.
 _LOOKED_AT: Final = (1_000, 10_000)
 _ROW: Final = "job, user, name, pool, state, ended_at, key, digest, summary"
 _NAMES_MAX: Final = 500  # in one statement
@@ -22,6 +22,7 @@ _INSERT: Final = f"INSERT INTO archived ({_ROW}, crc) VALUES (?, ?, ?, ?, ?, ?, 
 _TALLY: Final = """
 INSERT INTO tally VALUES (?, 1) ON CONFLICT (state) DO UPDATE SET jobs = jobs + 1
 """
+_MOVED: Final = "UPDATE meta SET value = value + ? WHERE name = 'moved'"
 _NEXT_JOB: Final = """
 INSERT INTO meta VALUES ('first_job', :next)
 ON CONFLICT (name) DO UPDATE SET value = max(value, :next)
@@ -37,8 +38,9 @@ ON CONFLICT (name) DO UPDATE SET value = max(value, :job)
 
 
 class Archived(NamedTuple):
-    """A job that has ended: what lists ask for, its idempotency key with the digest of what came
-    with it (empty where there was none), and `summary`, the line of it that lists show, as JSON."""
+    """An ended job: the columns that lists filter by, its idempotency key with the digest of the
+    request (both may be empty), and `summary`, its line in lists, as JSON.
+    """
 
     job: int
     user: str
@@ -53,8 +55,9 @@ class Archived(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Jobs below the number `before`, of which all that is not None is so, the newest first; at
-    most `limit`, which is 1 or more."""
+    """Query for jobs below the number `before`, newest first, that match every filter that is not
+    None. `limit` is 1 or more.
+    """
 
     before: int
     limit: int
@@ -66,16 +69,18 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`jobs`: all from the number `floor` on, but for those above the limit; 0: there is nothing
-    below."""
+    """Result of a query. `jobs` has every match numbered `floor` or above, up to the limit. If
+    `floor` is 0, there are none below.
+    """
 
     jobs: list[Archived]
     floor: int
 
 
 def move(database: sqlite3.Connection, jobs: Sequence[Archived]) -> int:
-    """Within a transaction: put jobs into the archive, with the facts they have; returns how many
-    facts those were."""
+    """Within a transaction, move jobs and their facts into the archive. Returns the number of
+    facts.
+    """
     moved = 0
     for row in jobs:
         database.execute(_INSERT, (*row, _crc(*row)))
@@ -84,14 +89,21 @@ def move(database: sqlite3.Connection, jobs: Sequence[Archived]) -> int:
         database.execute("INSERT INTO history SELECT * FROM fact WHERE job = ?", given)
         moved += database.execute("DELETE FROM fact WHERE job = ?", given).rowcount
     if jobs:
-        database.execute("UPDATE meta SET value = value + ? WHERE name = 'moved'", (moved,))
+        database.execute(_MOVED, (moved,))
         database.execute(_NEXT_JOB, {"next": 1 + max(row.job for row in jobs)})
     return moved
 
 
+def drop(database: sqlite3.Connection, seqs: Sequence[int]) -> None:
+    """Within a transaction: remove facts that later ones replace. They count as moved."""
+    database.executemany("DELETE FROM fact WHERE seq = ?", [(seq,) for seq in seqs])
+    database.execute(_MOVED, (len(seqs),))
+
+
 def forget(database: sqlite3.Connection, jobs: Sequence[int]) -> dict[str, int]:
-    """Within a transaction: take jobs out of the archive, with their facts; how many of each state
-    those were. That there were such jobs, and how many facts, is known for ever."""
+    """Within a transaction, delete jobs and their facts from the archive. Returns how many jobs of
+    each state were deleted. The counts of deleted jobs and facts stay.
+    """
     states: dict[str, int] = {}
     facts = 0
     for job in jobs:
@@ -109,13 +121,14 @@ def forget(database: sqlite3.Connection, jobs: Sequence[int]) -> dict[str, int]:
 
 
 def forgotten_to(database: sqlite3.Connection) -> int:
-    """The greatest number of a job that was forgotten; 0: none was."""
+    """Return the greatest number of a deleted job, or 0."""
     return _meta(database, "forgotten_to")
 
 
 def oldest(database: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, float]]:
-    """The first jobs after a number, and when each ended (UTC seconds); never the newest of all:
-    whoever reads events is to find the last one."""
+    """Return the first jobs after a number, and when each ended (UTC seconds). The newest job is
+    left out, because readers of events must find the last event.
+    """
     query = (
         "SELECT job, ended_at FROM archived WHERE job > ? AND job < (SELECT max(job) FROM archived)"
         " ORDER BY job LIMIT ?"
@@ -129,26 +142,27 @@ def _meta(database: sqlite3.Connection, name: str) -> int:
 
 
 def tally(database: sqlite3.Connection) -> dict[str, int]:
-    """How many jobs of each state are in the archive."""
+    """Return the number of archived jobs by state."""
     return dict(database.execute("SELECT state, jobs FROM tally"))
 
 
 def facts_of(database: sqlite3.Connection, job: int) -> list[Recorded]:
-    """All facts of a job in the archive, in order; none where it is not there. Raises
-    NewerJournalError and CorruptJournalError."""
+    """Return all facts of an archived job in order; none if it is not archived. Raises
+    NewerJournalError and CorruptJournalError.
+    """
     query = f"SELECT {COLUMNS} FROM history WHERE job = ? ORDER BY seq"  # noqa: S608
     return [from_row(*row) for row in database.execute(query, (job,))]
 
 
 def by_key(database: sqlite3.Connection, user: str, key: str) -> tuple[int, str] | None:
-    """The job of an idempotency key, and the digest of what came with it."""
+    """Return the job of an idempotency key, and the digest of its request."""
     query = "SELECT job, digest FROM archived WHERE key = ? AND user = ? AND key <> ''"
     found: tuple[int, str] | None = database.execute(query, (key, user)).fetchone()
     return found
 
 
 def ended_at(database: sqlite3.Connection, jobs: Sequence[int]) -> dict[int, float]:
-    """When those of them that are in the archive ended (UTC seconds)."""
+    """Return the end times (UTC seconds) of those jobs that are archived."""
     found: dict[int, float] = {}
     for first in range(0, len(jobs), _NAMES_MAX):
         some = jobs[first : first + _NAMES_MAX]
@@ -159,12 +173,12 @@ def ended_at(database: sqlite3.Connection, jobs: Sequence[int]) -> dict[int, flo
 
 
 def search(database: sqlite3.Connection, asked: Asked) -> Found:
-    """As many of the jobs that are asked for as can be found without looking at very many."""
+    """Return as many matches as can be found with a bounded number of visited rows."""
     columns = (("name", asked.name), ("user", asked.user), ("pool", asked.pool))
     equal = {column: value for column, value in columns if value is not None}
     if asked.states is None:
         return _search(database, asked, equal)
-    # Each state has its own stretch of an index, in order.
+    # Each state has its own ordered range of an index.
     found = [_search(database, asked, {**equal, "state": state}) for state in asked.states]
     return _merged(found, asked.limit)
 
@@ -175,7 +189,7 @@ def _search(database: sqlite3.Connection, asked: Asked, equal: dict[str, str]) -
 
 
 def _plain(database: sqlite3.Connection, asked: Asked, equal: dict[str, str]) -> Found:
-    """What one index has in one stretch."""
+    """Return the matches in one range of one index."""
     where = "".join(f" AND {column} = :{column}" for column in equal)
     index = "".join(f" INDEXED BY archived_{column}" for column in equal)
     query = (
@@ -188,7 +202,7 @@ def _plain(database: sqlite3.Connection, asked: Asked, equal: dict[str, str]) ->
 
 
 def _sifted(database: sqlite3.Connection, asked: Asked, equal: dict[str, str]) -> Found:
-    """Look along the index that gets furthest down with so many jobs looked at."""
+    """Scan the index that reaches furthest down for a given number of visited jobs."""
     given: dict[str, Any] = {"before": asked.before, "limit": asked.limit, **equal}
     where = "".join(f" AND {column} = :{column}" for column in equal)
     numbers: list[int] = []
@@ -212,7 +226,7 @@ def _sifted(database: sqlite3.Connection, asked: Asked, equal: dict[str, str]) -
 def _depth(
     database: sqlite3.Connection, before: int, column: str, value: str, looked_at: int
 ) -> tuple[int, str]:
-    """Down to which job so many that have `value` reach; 0 where there are fewer."""
+    """Return the number of the last job that a scan for `value` would visit; 0 if it visits all."""
     query = (
         f"SELECT job FROM archived INDEXED BY archived_{column} "  # noqa: S608
         f"WHERE {column} = ? AND job < ? ORDER BY job DESC LIMIT 1 OFFSET ?"
@@ -240,8 +254,9 @@ def _rows(database: sqlite3.Connection, numbers: list[int]) -> Iterator[Archived
 
 
 def check_archive(database: sqlite3.Connection, path: Path) -> int:
-    """Look at all of it, every checksum; returns how many jobs are there. Raises
-    NewerJournalError, CorruptJournalError and sqlite3.Error."""
+    """Verify the checksum of every row. Returns the number of jobs. Raises NewerJournalError,
+    CorruptJournalError and sqlite3.Error.
+    """
     jobs = 0
     for row in database.execute(f"SELECT {_ROW}, crc FROM archived"):  # noqa: S608
         _checked(row)
@@ -273,7 +288,7 @@ def _crc(
     job: Any, user: Any, name: Any, pool: Any, state: Any, ended_at: Any, key: Any, digest: Any,
     summary: Any,
 ) -> int:  # fmt: skip
-    """Of all columns; -1, which no row has, where the last of them is not even bytes."""
+    """Checksum of all columns; -1, which no row has, if the last column is not bytes."""
     if not isinstance(summary, bytes):
         return -1
     columns = f"{job}\0{user}\0{name}\0{pool}\0{state}\0{ended_at!r}\0{key}\0{digest}"

@@ -1,4 +1,4 @@
-"""Copies of a journal: made beside a coordinator that runs, looked at, and put in its place."""
+"""Backup and restore of a journal: copy it beside a running coordinator, verify, replace."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from muster.daemon.durable_files import give_to_owner, lock_directory, sync_directory, sync_file
 from muster.daemon.errors import DirectoryLockedError, FileError
@@ -16,36 +16,35 @@ from orchestrator.journal.archive import check_archive
 from orchestrator.journal.errors import CorruptJournalError, JournalError, LostTailError
 from orchestrator.journal.journal import last_seq, records, refuse_network
 from orchestrator.journal.loss import (
+    LAST_JOB,
+    REPLACED,
     RESTORED,
+    RESTORING,
     SALVAGED,
+    half_restored,
     last_with_logs,
     refuse_loss,
     remove_leftovers,
     size,
 )
-from orchestrator.journal.mark import unmark
+from orchestrator.journal.mark import CLOSED_NAME
+from orchestrator.journal.mark import FILE_NAME as OPEN_NAME
 from orchestrator.journal.reader_pool import frozen, read_only
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.schema import FILE_NAME, check, upgrade
 
-# Lives and jobs that the backup knows nothing of may have been: numbers are left out for them.
+# Epochs and jobs that the backup does not know may have existed: skip these numbers.
 _EPOCHS_LEFT_OUT: Final = 1_000_000
 _JOBS_LEFT_OUT: Final = 1000
-# Jobs that went to the archive are below `first_job`.
-_LAST_JOB: Final = """
-SELECT max(
-    coalesce((SELECT max(job) FROM fact), 0),
-    coalesce((SELECT value - 1 FROM meta WHERE name = 'first_job'), 0)
-)
-"""
-_PARTS: Final = ("", "-wal", "-shm")
+# The log first: a database that stays behind without it is noticed at the next start.
+_PARTS: Final = ("-shm", "-wal", "")
 
 Connect = Callable[[Path], sqlite3.Connection]
 
 
 def back_up(state_dir: Path, copy: Path, logs: Path | None = None) -> None:
-    """Write the journal as it is now to the new file `copy`; a running coordinator goes on. `logs`
-    is as in `Journal.open`.
+    """Write the current journal to the new file `copy` while the coordinator runs. `logs` is as in
+    `Journal.open`.
 
     Raises JournalError and FileError.
     """
@@ -68,8 +67,9 @@ def back_up(state_dir: Path, copy: Path, logs: Path | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A journal that is whole: its records that are not in the archive, how many jobs are there,
-    and the least number that a new job has because of them."""
+    """A verified journal: its records outside the archive, the number of archived jobs, and the
+    smallest number for a new job.
+    """
 
     records: Iterator[Recorded]
     archived: int = 0
@@ -81,8 +81,9 @@ class Examined:
 
 @contextlib.contextmanager
 def examined(state_dir: Path, logs: Path | None = None) -> Iterator[Examined]:
-    """The journal of a state folder, after the checks of a start and a look at every record;
-    nothing is changed. `logs` is as in `Journal.open`. Raises JournalError."""
+    """Verify the journal of a state directory: the checks of a start, and every record. Changes
+    nothing. `logs` is as in `Journal.open`. Raises JournalError.
+    """
     path = state_dir / FILE_NAME
     if not path.exists():
         refuse_loss(path, logs)
@@ -107,7 +108,7 @@ def examined(state_dir: Path, logs: Path | None = None) -> Iterator[Examined]:
 
 @contextlib.contextmanager
 def examined_copy(copy: Path) -> Iterator[Examined]:
-    """A backup, looked at whole. Raises JournalError."""
+    """Verify every record of a backup. Raises JournalError."""
     try:
         if not copy.is_file():
             raise JournalError(f"{copy}: there is no such file")
@@ -128,13 +129,13 @@ def examined_copy(copy: Path) -> Iterator[Examined]:
 
 
 def _examine(database: sqlite3.Connection, path: Path) -> Examined | None:
-    """None: there is nothing in it."""
+    """Verify a database. Returns None if it is empty."""
     layout = check(database, path)
     if layout == 0:
         return None
-    database.execute("BEGIN")  # one view of it all: a coordinator may be at work
+    database.execute("BEGIN")  # one consistent snapshot, because a coordinator may be running
     if layout < schema.LAYOUT:
-        # In a file of its own, which nobody else sees.
+        # Upgrade a private copy, which nobody else sees.
         older, database = database, sqlite3.connect("", isolation_level=None)
         older.backup(database)
         upgrade(database, layout)
@@ -143,18 +144,25 @@ def _examine(database: sqlite3.Connection, path: Path) -> Examined | None:
     return Examined(records(database, path), archived, 0 if row is None else int(row[0]))
 
 
-def restore(state_dir: Path, copy: Path, next_job: int, logs: Path | None = None) -> Path:
-    """Put a backup that was examined in the place of the journal; returns what the old one is
-    called now.
+class Replaced(NamedTuple):
+    """The new name of the journal that was in place, and the last job that is known to have been
+    there or whose number was left out for one that may have been."""
 
-    `next_job` follows the last job that the backup knows. Jobs and lives that came after it may
-    have left traces on nodes, so that their numbers are not used again: the journal in place and
-    `logs`, as in `Journal.open`, tell of them. Raises DirectoryLockedError, FileError and
-    JournalError.
+    journal: Path
+    last_job: int
+
+
+def restore(state_dir: Path, copy: Path, next_job: int, logs: Path | None = None) -> Replaced:
+    """Replace the journal by a verified backup.
+
+    `next_job` follows the last job in the backup. Later jobs and epochs may have left traces on
+    nodes, so their numbers are not reused. They are found in the current journal and in `logs` (as
+    in `Journal.open`). Raises DirectoryLockedError, FileError and JournalError.
     """
     path = state_dir / FILE_NAME
     temporary = state_dir / f".{FILE_NAME}.{RESTORED}"
     with lock_directory(state_dir):
+        _undo(path)
         try:
             with _removed(temporary):
                 shutil.copyfile(copy, temporary)
@@ -167,30 +175,40 @@ def restore(state_dir: Path, copy: Path, next_job: int, logs: Path | None = None
                     _leave_out(database, epoch, last_job)
                 give_to_owner(temporary)
                 sync_file(temporary)
-                aside = _move_aside(path)
-                unmark(path)
-                os.replace(temporary, path)
+                aside = _swap(path, temporary)
                 remove_leftovers(state_dir, FILE_NAME)
                 sync_directory(state_dir)
         except (OSError, sqlite3.Error) as error:
+            with contextlib.suppress(FileError):
+                _undo(path)
             raise FileError(f"{copy} cannot be restored to {path}: {error}") from error
-    return aside
+    return Replaced(aside, last_job)
+
+
+def undo_interrupted_restore(state_dir: Path) -> None:
+    """Put the old journal back where a restore was killed between its renames. Raises
+    DirectoryLockedError, FileError and JournalError."""
+    path = state_dir / FILE_NAME
+    if half_restored(path) is not None:
+        with lock_directory(state_dir):
+            _undo(path)
 
 
 @contextlib.contextmanager
 def salvaged(
     state_dir: Path, logs: Path | None, judge: Callable[[Examined], object]
 ) -> Iterator[Path]:
-    """A backup of what can be read of a journal that has lost what was written last; it is gone
-    when this ends. `judge` raises JournalError at records that do not follow from each other.
+    """Yield a backup of the readable part of a journal that lost its last writes. The file is
+    deleted at the end. `judge` raises JournalError if records contradict each other.
 
-    Pages that a damaged log has may be in the database already, newer ones than those in front of
-    the damage: of what both give together and what the database alone gives, this is what is whole
-    and goes further. Raises DirectoryLockedError, FileError and JournalError.
+    A checkpoint may have copied pages behind the damage into the database already. So both readings
+    are tried, the database with its log and the database alone; the intact one that reaches further
+    wins. Raises DirectoryLockedError, FileError and JournalError.
     """
     path = state_dir / FILE_NAME
     copy = state_dir / f".{FILE_NAME}.{SALVAGED}"
     with lock_directory(state_dir):
+        _undo(path)
         try:
             refuse_loss(path, logs)
         except LostTailError:
@@ -219,7 +237,9 @@ def salvaged(
 
 
 def _whole_to(look: Connect, path: Path, judge: Callable[[Examined], object]) -> int:
-    """The last record of what is read so. Raises JournalError and sqlite3.Error."""
+    """Return the number of the last record read in this way. Raises JournalError and
+    sqlite3.Error.
+    """
     with contextlib.closing(look(path)) as database:
         found = _examine(database, path)
         if found is None:
@@ -229,7 +249,9 @@ def _whole_to(look: Connect, path: Path, judge: Callable[[Examined], object]) ->
 
 
 def _write_copy(database: sqlite3.Connection, copy: Path) -> None:
-    """Write a new file. It has no name of its own, so that it is never taken for the original."""
+    """Write a new file. Its database name is removed, so that it is never taken for the
+    original.
+    """
     database.execute("VACUUM INTO ?", (str(copy),))
     copy.chmod(0o600)
     with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as written:
@@ -238,7 +260,7 @@ def _write_copy(database: sqlite3.Connection, copy: Path) -> None:
 
 @contextlib.contextmanager
 def _removed(temporary: Path) -> Iterator[None]:
-    """No such file before, and none after, unless it was renamed. Raises OSError."""
+    """Remove the file before and after, unless it was renamed. Raises OSError."""
     made = (temporary, temporary.with_name(f"{temporary.name}-journal"))
     for one in made:
         one.unlink(missing_ok=True)
@@ -251,7 +273,7 @@ def _removed(temporary: Path) -> Iterator[None]:
 
 
 def _hold(state_dir: Path, held: contextlib.ExitStack) -> bool:
-    """Lock the folder until `held` ends; whether nobody else has it, such as a coordinator."""
+    """Lock the directory until `held` ends. Returns False if another process holds it."""
     try:
         held.enter_context(lock_directory(state_dir))
     except DirectoryLockedError:
@@ -271,8 +293,9 @@ def _leave_out(database: sqlite3.Connection, last_epoch: int | None, last_job: i
 
 
 def _last(path: Path, logs: Path | None) -> tuple[int | None, int]:
-    """How many lives the journal in place has had, and its last job; None and 0 where nobody can
-    tell any more."""
+    """Return the number of epochs and the last job of the current journal; None and 0 if
+    unknown.
+    """
     try:
         refuse_loss(path, logs)
         complete = True
@@ -282,27 +305,73 @@ def _last(path: Path, logs: Path | None) -> tuple[int | None, int]:
         with contextlib.closing(_in_place(path)) as database:
             check(database, path)
             (epoch,) = database.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
-            (job,) = database.execute(_LAST_JOB).fetchone()
+            (job,) = database.execute(LAST_JOB).fetchone()
             return int(epoch) if complete else None, int(job)
     except (sqlite3.Error, JournalError, OSError, TypeError, ValueError):
         return None, 0
 
 
-def _move_aside(path: Path) -> Path:
+def _swap(path: Path, made: Path) -> Path:
+    """Rename the old journal and put `made` in its place; returns the new name of the old one.
+
+    From the first rename to the last one the folder has a file of the name `restoring-N`, so that
+    the next restore can undo what a kill in between left. Raises OSError.
+    """
     number = 1
-    while any(Path(f"{path}.replaced-{number}{part}").exists() for part in _PARTS):
+    while any(old.exists() for _, old in _files(path, number)):
         number += 1
-    aside = path.with_name(f"{path.name}.replaced-{number}")
-    # The log first: a database that stays behind without it is noticed at the next start.
-    for part in reversed(_PARTS):
+    restoring = Path(f"{path}.{RESTORING}-{number}")
+    os.rename(made, restoring)
+    sync_directory(path.parent)
+    for file, old in _files(path, number):
         with contextlib.suppress(FileNotFoundError):
-            os.rename(f"{path}{part}", f"{aside}{part}")
-    return aside
+            os.rename(file, old)
+    sync_directory(path.parent)
+    os.rename(restoring, path)
+    return _replaced(path, number)
+
+
+def _undo(path: Path) -> None:
+    """Undo a restore that ended between its renames. Raises FileError and JournalError."""
+    restoring = half_restored(path)
+    if restoring is None:
+        return
+    try:
+        for file, old in _files(path, int(restoring.name.rpartition("-")[2])):
+            if not old.exists():
+                continue
+            if file.exists():
+                raise FileError(
+                    f"{old} is to be put back after a restore that was interrupted, and {file} "
+                    f"has been made since: move {file} away and run it again"
+                )
+            os.rename(old, file)
+        sync_directory(path.parent)
+        restoring.unlink()
+        sync_directory(path.parent)
+    except (OSError, ValueError) as error:
+        raise FileError(
+            f"the restore that left {restoring} cannot be undone ({error}); see that {path.parent} "
+            "may be written"
+        ) from error
+
+
+def _files(path: Path, number: int) -> Iterator[tuple[Path, Path]]:
+    """The files of a journal, each with its name once the journal is replaced."""
+    replaced = _replaced(path, number)
+    for part in _PARTS:
+        yield Path(f"{path}{part}"), Path(f"{replaced}{part}")
+    yield path.with_name(OPEN_NAME), Path(f"{replaced}-open")
+    yield path.with_name(CLOSED_NAME), Path(f"{replaced}-closed")
+
+
+def _replaced(path: Path, number: int) -> Path:
+    return Path(f"{path}.{REPLACED}-{number}")
 
 
 def _existing(state_dir: Path, logs: Path | None) -> sqlite3.Connection:
     path = state_dir / FILE_NAME
-    # A reader makes a log where there is none, and the next start would not miss the lost one.
+    # A reader creates a log if there is none, and the next start would not notice the lost one.
     refuse_loss(path, logs, at_rest=False)
     if not path.is_file():
         raise JournalError(f"{path}: there is no journal in this state folder")
@@ -313,5 +382,5 @@ def _existing(state_dir: Path, logs: Path | None) -> sqlite3.Connection:
 
 
 def _in_place(path: Path) -> sqlite3.Connection:
-    """The journal of a folder that is locked; where it has no log, none is made."""
+    """Open the journal of a locked directory without creating a log."""
     return read_only(path) if Path(f"{path}-wal").exists() else frozen(path)

@@ -10,34 +10,34 @@ from pathlib import Path
 from typing import Final
 
 FILE_NAME: Final = "journal.reserve"
-# Not for the log: the index of a longer log grows by 32 KiB, in a file of its own.
+# This much stays free: the index of a longer log grows by 32 KiB, in a file of its own.
 _LEFT_BYTES: Final = 128 << 10
 _SMALLEST_BYTES: Final = 64 << 10
 
-# The kernel's answers to a write that finds no room (EDQUOT and EFBIG are "an I/O error"). None of
-# them comes from an fsync, after which nobody knows what is on disk.
+# Errors of the kernel for a write without room (EDQUOT and EFBIG are "an I/O error"). An fsync
+# returns none of them; after a failed fsync, the state of the disk would be unknown.
 _NO_ROOM: Final = frozenset(
     {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE}
 )
 
 
 def is_full(error: sqlite3.Error) -> bool:
-    """Whether it was room that lacked, so that nothing was written and it may be tried again."""
+    """Whether the error means a full disk, so that nothing was written and a retry is possible."""
     return getattr(error, "sqlite_errorcode", None) in _NO_ROOM
 
 
 class DiskReserve:
-    """The room on the disk of one journal. `reserve_bytes` 0: none is kept, none is watched."""
+    """Free space for one journal. If `reserve_bytes` is 0, there is no reserve and no check."""
 
     def __init__(self, journal: Path, reserve_bytes: int) -> None:
         self._journal = journal
         self._file = journal.with_name(FILE_NAME)
         self.reserve_bytes = reserve_bytes
-        self._kept = False  # whether the reserve is there, and whole
+        self._kept = False  # whether the reserve exists in full
         self._low = False
 
     def keep(self) -> bool:
-        """Have the reserve on disk, as far as there is room; whether it is whole."""
+        """Allocate the reserve as far as there is room. Returns whether it is complete."""
         if self.reserve_bytes == 0 or self._kept:
             return True
         try:
@@ -53,14 +53,14 @@ class DiskReserve:
         return True
 
     def spend(self) -> bool:
-        """Give the reserve to the write-ahead log; whether there was one."""
+        """Give the reserve to the write-ahead log. Returns False if there was none."""
         if not self.release():
             return False
         self.claim()
         return True
 
     def release(self) -> bool:
-        """Remove the reserve, be it of an earlier life; whether there was one."""
+        """Remove the reserve, also one of an earlier process. Returns False if there was none."""
         self._kept, self._low = False, True
         try:
             self._file.unlink()
@@ -69,14 +69,16 @@ class DiskReserve:
         return True
 
     def claim(self) -> None:
-        """Take for the write-ahead log what was in the reserve, or as much of it as there is."""
+        """Extend the write-ahead log by the size of the reserve, or as much as there is room
+        for.
+        """
         wanted = self.reserve_bytes - _LEFT_BYTES
         try:
             with open(f"{self._journal}-wal", "r+b") as log:
                 end = log.seek(0, os.SEEK_END)
                 while wanted >= _SMALLEST_BYTES:
                     try:
-                        # Zeros there are to SQLite what any old log has at its end: nothing.
+                        # SQLite ignores zeros at the end of a log, like any stale frames.
                         os.posix_fallocate(log.fileno(), end, wanted)
                         return
                     except OSError:
@@ -85,12 +87,12 @@ class DiskReserve:
             return
 
     def problem(self) -> str:
-        """A sentence where the disk is full, "" where it is not: then the reserve is there."""
+        """Return a sentence if the disk is full. Returns "" otherwise; the reserve exists then."""
         if self.reserve_bytes == 0:
             return ""
         disk = os.statvfs(self._journal.parent)
         free = disk.f_bavail * disk.f_frsize
-        # It is full when less is free than the reserve, and well again with twice as much.
+        # Hysteresis: full below the reserve, well again with twice as much.
         needed = self.reserve_bytes * (2 if self._low else 1) + (
             0 if self._kept else self.reserve_bytes
         )

@@ -1,14 +1,14 @@
-"""Errors of a journal, each with a message that says what the operator should do."""
+"""Errors of a journal. Each message says what the operator should do."""
 
 from muster.daemon.errors import DaemonError
 
 
 class JournalError(DaemonError):
-    """The root of everything that makes a journal unusable."""
+    """Root of all errors that make a journal unusable."""
 
 
 class ForeignJournalError(JournalError):
-    """The file is no journal of Muster, so nothing may be written to it."""
+    """The file is not a journal of Muster, so nothing may be written to it."""
 
 
 class NewerJournalError(JournalError):
@@ -16,23 +16,30 @@ class NewerJournalError(JournalError):
 
 
 class CorruptJournalError(JournalError):
-    """What was written is not there, or not as it was written. A backup is the way out: who knows
-    the command line adds the command."""
+    """Written data is missing or damaged. A backup is the way out; callers that know the command
+    line add the command.
+    """
 
 
 class LostTailError(CorruptJournalError):
-    """What was committed last cannot be read, and what came before it can: to go on with that loses
-    less than a backup does."""
+    """The last commits cannot be read, but everything before them can. Continuing without them
+    loses less than a backup does.
+    """
 
 
 class LostLogError(LostTailError):
-    """The write-ahead log is not there. Another program that opened the journal since may have
-    written it into the database, so to go on without it is the last way out."""
+    """The write-ahead log is missing. Another program may have checkpointed it into the database,
+    so continuing without it is the last resort.
+    """
+
+
+class HalfRestoredError(CorruptJournalError):
+    """A restore was killed between its renames. The next one undoes it first."""
 
 
 class JournalFullError(JournalError):
-    """There is no room on its disk to open it."""
+    """The disk has no room to open the journal."""
 
 
 class JournalWriteError(JournalError):
-    """A commit failed: what is on disk is no longer what this process decided."""
+    """A commit failed: the disk no longer matches the decisions of this process."""

@@ -1,8 +1,7 @@
-"""The journal as an SQLite database: facts in order, each transaction on disk when it returns.
+"""The journal as an SQLite database: facts in order; each transaction is on disk on return.
 
-WAL with full sync, one writer, one connection. The database says what it is (`application_id`)
-and which layout it has (`user_version`), so that neither a stranger's file nor a newer layout is
-touched.
+WAL with full sync, one writer, one connection. The database has an `application_id` and a layout in
+`user_version`, so that neither a foreign file nor a newer layout is changed.
 """
 
 import contextlib
@@ -14,7 +13,8 @@ from typing import Final, Self, TypeVar
 from muster.daemon.durable_files import DirectoryLock, lock_directory
 from muster.daemon.errors import FileError
 from muster.daemon.network_fs import network_kind
-from orchestrator.core.facts.jobs import Durable
+from orchestrator.core.facts.jobs import Durable, NodeRegistered
+from orchestrator.core.facts.service import NodeRemoved
 from orchestrator.journal import archive
 from orchestrator.journal.archive import Archived
 from orchestrator.journal.disk_reserve import DiskReserve, is_full
@@ -25,21 +25,20 @@ from orchestrator.journal.errors import (
     JournalWriteError,
 )
 from orchestrator.journal.loss import database_name, refuse_loss, remove_leftovers
-from orchestrator.journal.mark import Mark, Note, unmark
-from orchestrator.journal.reader_pool import read_only
+from orchestrator.journal.mark import Mark, Note, close_mark
 from orchestrator.journal.records import COLUMNS, Recorded, from_row, to_row
 from orchestrator.journal.schema import FILE_NAME, open_database, take_in_log
 
 _T = TypeVar("_T")
 _EVENTS_MAX: Final = 1000
-# The log is taken into the database when it has about so many pages; SQLite's own default.
+# Pages at which the log is checkpointed; SQLite's own default.
 _LOG_PAGES_MAX: Final = 1000
 _PAGE_BYTES: Final = 4096
-# What a long reader made of the log is cut off, down to twice its usual size and the reserve: on a
-# full disk the reserve is room in the log, and given back to the disk anybody could take it.
+# A long reader lets the log grow. It is truncated to twice its usual size plus the reserve: on a
+# full disk the reserve lies in the log, and any process could take released blocks.
 _LOG_BYTES: Final = 2 * _LOG_PAGES_MAX * _PAGE_BYTES
 
-# SQLite reads both in order and stops at the limit.
+# SQLite merges both in order and stops at the limit.
 _EVENTS: Final = f"""
 SELECT {COLUMNS} FROM fact WHERE seq > :after
 UNION ALL SELECT {COLUMNS} FROM history WHERE seq > :after
@@ -62,9 +61,9 @@ SELECT at, seq FROM (
 
 
 class Journal:
-    """The open journal of a state folder, held alone until `close`.
+    """The open journal of a state directory, locked until `close`.
 
-    Its methods wait for the disk, and are to be called from one thread at a time.
+    Its methods block on the disk. Call them from one thread at a time.
     """
 
     def __init__(
@@ -75,19 +74,21 @@ class Journal:
         self._lock = lock
         self._space = space
         database.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES + space.reserve_bytes}")
-        self._log_pages = 0  # about as many as the log has
+        self._log_pages = 0  # approximate number of pages in the log
         self._last_seq = last_seq(database)
         self._mark: Mark | None = None
+        self._registrations: dict[str, int | None] = {}
+        """The newest of each node in this process that the next one replaces; None: it stays."""
         self.doubt = ""
-        """A sentence where the last transaction before this life was not whole, "" else."""
+        """A sentence if the last transaction of the previous process was incomplete, else ""."""
 
     @classmethod
     def open(cls, state_dir: Path, reserve_bytes: int = 0, logs: Path | None = None) -> Self:
-        """Lock the folder and open its journal, made where there has never been one.
+        """Lock the directory and open its journal. Creates it if there never was one.
 
-        `reserve_bytes` of its disk are kept for what must be written when that is full. `logs` has
-        the output of jobs; None: the folder of that name in `state_dir`. Raises
-        DirectoryLockedError (which names the holder), FileError, and JournalError.
+        `reserve_bytes` are kept for writes that must succeed on a full disk. `logs` is the
+        directory of job output (None: `logs` in `state_dir`). Raises DirectoryLockedError (which
+        names the holder), FileError, and JournalError.
         """
         lock = lock_directory(state_dir)
         try:
@@ -123,16 +124,16 @@ class Journal:
 
     @property
     def first_job(self) -> int:
-        """The least number of a new job, which a restored journal has so that none comes twice."""
+        """Smallest number for a new job. A restored journal sets it so that no number is reused."""
         row = self._database.execute("SELECT value FROM meta WHERE name = 'first_job'").fetchone()
         return 0 if row is None else int(row[0])
 
     def tally(self) -> dict[str, int]:
-        """How many jobs of each state are in the archive."""
+        """Return the number of archived jobs by state."""
         return archive.tally(self._database)
 
     def begin_epoch(self) -> int:
-        """Count this process as a new owner and return its number, from 1; durable on return."""
+        """Count this process as a new owner and return its number, from 1. Durable on return."""
 
         def count() -> int:
             execute = self._database.execute
@@ -142,14 +143,15 @@ class Journal:
 
         epoch = self._write(count)
         try:
-            # From now on the log must not get lost. The name is what the file itself says, as it
-            # may be in the log alone, for want of room.
+            # From now on the log must not get lost. Read the name from the file itself, because on
+            # a full disk it may be in the log only.
             note = Note(database_name(self.path), epoch, self._last_seq, 0)
             if self._mark is not None:
                 self._mark.close()
             self._mark = Mark(self.path, note)
         except OSError as error:
-            # It is only a guard against losing a file; on a full disk the journal itself goes on.
+            # The mark only guards against the loss of a file. On a full disk the journal works
+            # without it.
             if not self._space.problem():
                 raise JournalError(
                     f"{self.path.parent} cannot be written: {error.strerror}"
@@ -157,18 +159,21 @@ class Journal:
         return epoch
 
     def append(self, facts: Sequence[tuple[Durable, float]]) -> range:
-        """Write facts, each with its moment (UTC seconds), in one transaction.
+        """Write facts, each with its time (UTC seconds), in one transaction.
 
-        Returns their seqs; everything is on disk then. Raises JournalWriteError, and then nothing
-        of it was written: the process is to end, as its state is ahead of the disk.
+        Returns their seqs; everything is on disk then. On JournalWriteError nothing was written,
+        and the process must exit, because its state is ahead of the disk.
         """
         first = self._last_seq + 1
         rows = [to_row(seq, fact, at) for seq, (fact, at) in enumerate(facts, first)]
-        self._write(
-            lambda: self._database.executemany(
-                "INSERT INTO fact VALUES (?, ?, ?, ?, ?, ?, ?)", rows
-            )
-        )
+        replaced = self._replaced(facts, first)
+
+        def write() -> None:
+            self._database.executemany("INSERT INTO fact VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            if replaced:
+                archive.drop(self._database, replaced)
+
+        self._write(write)
         self._last_seq += len(rows)
         if self._mark is not None:
             self._mark.committed(self._last_seq)
@@ -177,11 +182,32 @@ class Journal:
             self._checkpoint()
         return range(first, first + len(rows))
 
-    def archive(self, jobs: Sequence[Archived]) -> bool:
-        """Move jobs that have ended to the archive, with their facts, in one transaction; on disk
-        when it returns. Returns whether there was room: the reserve is not for this.
+    def _replaced(self, facts: Sequence[tuple[Durable, float]], first: int) -> list[int]:
+        """The seqs of registrations that say nothing any more once `facts` are written.
 
-        Raises JournalWriteError, and then nothing was moved.
+        The first one of a node in this process stays, as facts after it rest on the node's being
+        there. No fact of this process rests on what a later one says.
+        """
+        found: list[int] = []
+        for seq, (fact, _) in enumerate(facts, first):
+            match fact:
+                case NodeRegistered(node) if node in self._registrations:
+                    older = self._registrations[node]
+                    found += [] if older is None else [older]
+                    self._registrations[node] = seq
+                case NodeRegistered(node):
+                    self._registrations[node] = None
+                case NodeRemoved(node):
+                    self._registrations.pop(node, None)
+                case _:
+                    pass
+        return found
+
+    def archive(self, jobs: Sequence[Archived]) -> bool:
+        """Move ended jobs and their facts to the archive in one transaction, on disk on return.
+        Returns False if the disk is full, because the reserve is not used for this.
+
+        On JournalWriteError nothing was moved.
         """
         try:
             moved = self._commit(lambda: archive.move(self._database, jobs))
@@ -195,8 +221,9 @@ class Journal:
         return True
 
     def forget(self, jobs: Sequence[int]) -> dict[str, int] | None:
-        """Take jobs out of the archive for ever, in one transaction; how many of each state those
-        were, None where there was no room. Raises JournalWriteError, and then none is gone."""
+        """Delete jobs from the archive in one transaction. Returns how many of each state were
+        deleted, or None if the disk is full. On JournalWriteError nothing was deleted.
+        """
         try:
             states = self._commit(lambda: archive.forget(self._database, jobs))
         except sqlite3.Error as error:
@@ -210,27 +237,29 @@ class Journal:
 
     @property
     def forgotten_to(self) -> int:
-        """The greatest number of a job that is not even in the archive any more."""
+        """Return the greatest number of a job that was deleted from the archive."""
         return archive.forgotten_to(self._database)
 
     @property
     def last_record_at(self) -> float | None:
-        """When the last record was written (UTC seconds), None where there is none. A start is none
-        here: one with a wrong clock would vouch for the next."""
+        """Return the time of the last record (UTC seconds), or None. Starts do not count: one with
+        a wrong clock would make the next one trust it.
+        """
         row = self._database.execute(_LAST_RECORD).fetchone()
         return None if row is None else float(row[0])
 
     def replay(self) -> Iterator[Recorded]:
-        """Every fact that is not in the archive, in order. Raises NewerJournalError and
-        CorruptJournalError."""
+        """Return all facts outside the archive, in order. Raises NewerJournalError and
+        CorruptJournalError.
+        """
         return records(self._database, self.path)
 
     def problem(self) -> str:
-        """A sentence where the disk is full, "" where it is not."""
+        """Return a sentence if the disk is full, else ""."""
         return self._space.problem()
 
     def close(self) -> None:
-        """Let go of the file and of the folder. Safe to call twice."""
+        """Release the file and the directory. Safe to call twice."""
         if self._lock.fileno() < 0:
             return
         if self._mark is not None:
@@ -240,16 +269,16 @@ class Journal:
         self._database.close()
         if not self.path.with_name(f"{self.path.name}-wal").exists():
             with contextlib.suppress(OSError):
-                unmark(self.path)
+                close_mark(self.path)
         self._lock.release()
 
     def _write(self, work: Callable[[], _T]) -> _T:
-        """One transaction, on disk when it returns. Raises JournalWriteError."""
+        """Run one transaction, on disk on return. Raises JournalWriteError."""
         try:
             return self._commit(work)
         except sqlite3.Error as error:
-            # Room that lacks is the one thing that may be mended: nothing was written. After
-            # anything else, an fsync above all, nobody knows what is on disk.
+            # A full disk is the only recoverable error: nothing was written. After any other error,
+            # above all of an fsync, the state of the disk is unknown.
             if not is_full(error) or not self._space.spend():
                 raise self._write_error(error) from error
         try:
@@ -273,7 +302,7 @@ class Journal:
         try:
             self._database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         except sqlite3.Error as error:
-            # Where the database finds no room to grow, the log keeps what it has.
+            # If the database cannot grow, the log keeps its contents.
             if not is_full(error):
                 raise self._write_error(error) from error
         if self._mark is not None:
@@ -298,25 +327,29 @@ def refuse_network(state_dir: Path) -> None:
         )
 
 
-def events(path: Path, *, job: int | None, after_seq: int, limit: int) -> list[Recorded]:
-    """Facts after `after_seq`, in order, of one job or (None) of all; at most `limit` <= 1000.
+def events(
+    database: sqlite3.Connection, *, job: int | None, after_seq: int, limit: int, bytes_max: int
+) -> list[Recorded]:
+    """Return facts after `after_seq`, in order, of one job or (None) of all; at most `limit` <=
+    1000. The first one is always among them, and the last is the one that reaches `bytes_max`.
 
-    On a connection of its own, so that a long answer never keeps a commit waiting; it sees what is
-    committed and nothing else. Raises JournalError.
+    Raises sqlite3.Error and JournalError.
     """
     limit = max(0, min(limit, _EVENTS_MAX))
     query = _EVENTS if job is None else _EVENTS_OF_JOB
-    try:
-        with contextlib.closing(read_only(path)) as database:
-            given = {"job": job, "after": after_seq, "limit": limit}
-            rows = database.execute(query, given).fetchall()
-    except sqlite3.Error as error:
-        raise JournalError(f"{path} cannot be read ({error})") from error
-    return [from_row(*row) for row in rows]
+    given = {"job": job, "after": after_seq, "limit": limit}
+    found, size = [], 0
+    with contextlib.closing(database.execute(query, given)) as rows:
+        for row in rows:
+            found.append(from_row(*row))
+            size += len(row[5])
+            if size >= bytes_max:
+                break
+    return found
 
 
 def records(database: sqlite3.Connection, path: Path) -> Iterator[Recorded]:
-    """As `Journal.replay`."""
+    """Return records as `Journal.replay` does."""
     seq = 0
     try:
         rows = database.execute(f"SELECT {COLUMNS} FROM fact ORDER BY seq")  # noqa: S608
@@ -331,14 +364,14 @@ def records(database: sqlite3.Connection, path: Path) -> Iterator[Recorded]:
 
 
 def last_seq(database: sqlite3.Connection) -> int:
-    """How many facts were ever written: those that are there, and those of the archive."""
+    """Return how many facts were ever written, including those of the archive."""
     (there,) = database.execute("SELECT count(*) FROM fact").fetchone()
     (moved,) = database.execute("SELECT value FROM meta WHERE name = 'moved'").fetchone()
     return int(there) + int(moved)
 
 
 def _lacks(database: sqlite3.Connection) -> int | None:
-    """The first record that is missing, where one is: numbers are given without a gap."""
+    """Return the first missing record, or None: numbers have no gaps."""
     newest = 0
     for table in ("fact", "history"):
         (seq,) = database.execute(f"SELECT max(seq) FROM {table}").fetchone()  # noqa: S608

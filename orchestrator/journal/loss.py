@@ -16,39 +16,59 @@ from orchestrator.journal import mark
 from orchestrator.journal.disk_reserve import FILE_NAME as RESERVE
 from orchestrator.journal.errors import (
     CorruptJournalError,
+    HalfRestoredError,
     JournalError,
     LostLogError,
     LostTailError,
 )
-from orchestrator.journal.mark import Marked, Note
+from orchestrator.journal.mark import Marked, Note, closed_note
 from orchestrator.journal.reader_pool import frozen, read_only
 from orchestrator.journal.wal import Log, examine_log
 
-# Of a restore that was killed.
+# Left by a restore that was killed.
 RESTORED: Final = "restored"
 SALVAGED: Final = "salvaged"
-# The log is begun anew after a checkpoint, and its salt goes up by one each time.
+# A journal with this word and a number in its name is put in place. What was there has the other
+# word and the same number.
+RESTORING: Final = "restoring"
+REPLACED: Final = "replaced"
+# Each checkpoint restarts the log and increments its salt.
 _SALTS_AHEAD: Final = 1 << 16
+# Jobs that went to the archive are below `first_job`.
+LAST_JOB: Final = """
+SELECT max(
+    coalesce((SELECT max(job) FROM fact), 0),
+    coalesce((SELECT value - 1 FROM meta WHERE name = 'first_job'), 0)
+)
+"""
 _DATABASE_NAME: Final = "SELECT value FROM meta WHERE name = 'database'"
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What a database says of itself; `seq` is its last record. `blank`: it has no tables."""
+    """Identity of a database. `seq` is its last record, `job` its last job; `blank` means that it
+    has no tables."""
 
     name: str = ""
     epoch: int = 0
     seq: int = 0
+    job: int = 0
     blank: bool = False
 
 
 def refuse_loss(path: Path, logs: Path | None = None, *, at_rest: bool = True) -> str:
-    """Never start empty, or with less than there was, without a word. Returns a sentence where the
-    last transaction was cut off, "" else. Raises JournalError.
+    """Refuse to start with an empty or shorter journal than there was. Returns a sentence if the
+    last transaction was cut off, else "". Raises JournalError.
 
-    `at_rest`: nobody else has the journal at `path` open, so that its log can be looked at. `logs`
-    is as in `last_with_logs`.
+    `at_rest` means that no other process has the journal at `path` open, so that its log can be
+    read. `logs` is as in `last_with_logs`.
     """
+    half = half_restored(path)
+    if half is not None:
+        raise HalfRestoredError(
+            f"a restore of {path} was interrupted and left {half}; the next restore first puts "
+            "the old journal back, then does its own work"
+        )
     log = path.with_name(f"{path.name}-wal")
     marked = Marked.read(path)
     if size(path) == 0:
@@ -80,22 +100,30 @@ def refuse_loss(path: Path, logs: Path | None = None, *, at_rest: bool = True) -
 
 
 def last_with_logs(path: Path, logs: Path | None) -> int:
-    """The greatest number of a job that has output in the folder `logs` (None: in `logs` beside the
-    journal at `path`); 0: none has. Each job that was placed has, unless it wrote nothing. Raises
-    JournalError."""
+    """Return the greatest number of a job with output in `logs` (None: `logs` beside the journal at
+    `path`), or 0. Every placed job has output, unless it wrote nothing. Raises JournalError.
+    """
     folder = logs or path.parent / "logs"
     return max((int(name) for name in _names(folder) if name.isdecimal()), default=0)
 
 
+def half_restored(path: Path) -> Path | None:
+    """The file that an interrupted restore was about to rename to `path`. Returns None if there
+    was none. Raises JournalError."""
+    start = f"{path.name}.{RESTORING}-"
+    found = (name for name in _names(path.parent) if name.startswith(start))
+    return next((path.with_name(name) for name in found), None)
+
+
 def remove_leftovers(state_dir: Path, journal: str) -> None:
-    """What a restore that was killed has left: it takes room. Raises OSError."""
+    """Remove the files that a killed restore left, because they use space. Raises OSError."""
     for what in (RESTORED, SALVAGED):
         for part in ("", "-journal"):
             (state_dir / f".{journal}.{what}{part}").unlink(missing_ok=True)
 
 
 def size(path: Path) -> int:
-    """Bytes of a file; 0 where there is none. Raises JournalError."""
+    """Return the size of a file in bytes; 0 if it does not exist. Raises JournalError."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -108,15 +136,16 @@ def size(path: Path) -> int:
 
 
 def database_name(path: Path) -> str:
-    """The name that the database file has without its log; "" where it has none yet."""
+    """Return the name stored in the database file without its log; "" if it has none yet."""
     view = _view(frozen(path))
     return "" if view is None else view.name
 
 
 def _refuse_traces(path: Path, logs: Path | None, more: list[Path]) -> None:
-    """There is no database; raises where anything shows that there was one."""
-    had = [one for one in (path.with_name(mark.FILE_NAME), *more) if one.exists()]
-    kept = (f"{path.name}.replaced-", f"{path.name}.layout-", f".{path.name}.{RESTORED}")
+    """Raise if there is no database but something shows that there was one."""
+    marks = (path.with_name(mark.FILE_NAME), path.with_name(mark.CLOSED_NAME))
+    had = [one for one in (*marks, *more) if one.exists()]
+    kept = (f"{path.name}.{REPLACED}-", f"{path.name}.layout-", f".{path.name}.{RESTORED}")
     names = sorted(_names(path.parent))
     had += [path.with_name(name) for name in names if name.startswith(kept) or name == RESERVE]
     if not had and last_with_logs(path, logs):
@@ -144,17 +173,22 @@ def _examined(log: Path) -> Log:
 def _refuse_stranger(
     path: Path, log: Path, marked: Marked | None, found: Log, logs: Path | None
 ) -> None:
-    """Database, log and mark are of one journal, and all that the mark knows of is there."""
+    """Raise unless database, log and marks belong to one journal and hold all that the marks and
+    the output of jobs prove."""
+    closed = closed_note(path)
     note = None if marked is None else marked.note
     alone = _view(frozen(path))
     whole = alone if found.salt is None else _view(read_only(path))
     if whole is not None and whole.blank:
         _refuse_traces(path, logs, [])
     names = [view.name for view in (alone, whole) if view is not None]
-    if note is None:
-        strange = log if len(set(names) - {""}) > 1 else None
-    elif note.database and any(name != note.database for name in names):
+    strange: Path | None
+    if _is_of_another(note, names):
         strange = path.with_name(mark.FILE_NAME)
+    elif _is_of_another(closed, names):
+        strange = path.with_name(mark.CLOSED_NAME)
+    elif note is None:
+        strange = log if len(set(names) - {""}) > 1 else None
     else:
         strange = log if _is_strange(note, found) else None
     if strange is not None:
@@ -162,17 +196,36 @@ def _refuse_stranger(
             f"{path} is not the database that {strange} belongs to: put the one back that was "
             "here, or, to go on with this one, move it to another folder and restore it from there"
         )
-    if note is None or whole is None:
+    if whole is None:
         return
+    lacks = None if note is None else _lacks(whole, note)
+    if lacks is not None:
+        raise LostTailError(f"{log} is cut off or damaged: {lacks} that can be read")
+    lacks = None if closed is None else _lacks(whole, closed)
+    if lacks is not None:
+        raise LostTailError(f"{path} is an older copy: {lacks}; put the newer one back")
+    job = last_with_logs(path, logs)
+    if whole.job < job:
+        output = (logs or path.parent / "logs") / str(job)
+        raise LostTailError(
+            f"{path} is an older copy, or its end is lost: {output} has output of job {job}, and "
+            f"{whole.job} is the last that is known; put the newer one back, or move {output} away "
+            "if no job of Muster made it"
+        )
+
+
+def _lacks(view: _View, note: Note) -> str | None:
     for what, said, last in (
-        ("record", note.seq, whole.seq),
-        ("the beginning of epoch", note.epoch, whole.epoch),
+        ("record", note.seq, view.seq),
+        ("the beginning of epoch", note.epoch, view.epoch),
     ):
         if last < said:
-            raise LostTailError(
-                f"{log} is cut off or damaged: {what} {said} was committed, and {last} is the last "
-                "that can be read"
-            )
+            return f"{what} {said} was committed, and {last} is the last"
+    return None
+
+
+def _is_of_another(note: Note | None, names: list[str]) -> bool:
+    return note is not None and note.database != "" and any(n != note.database for n in names)
 
 
 def _is_strange(note: Note, found: Log) -> bool:
@@ -182,7 +235,9 @@ def _is_strange(note: Note, found: Log) -> bool:
 
 
 def _view(database: sqlite3.Connection) -> _View | None:
-    """None where it cannot be read: what is wrong with it is found by the checks of an opening."""
+    """Return the identity of a database. None if it is unreadable: the checks of opening report
+    why.
+    """
     try:
         with contextlib.closing(database):
             (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -193,7 +248,9 @@ def _view(database: sqlite3.Connection) -> _View | None:
             (epoch,) = database.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
             (facts,) = database.execute("SELECT count(*) FROM fact").fetchone()
             moved = database.execute("SELECT value FROM meta WHERE name = 'moved'").fetchone()
-            return _View(name, int(epoch), facts + (0 if moved is None else int(moved[0])))
+            (job,) = database.execute(LAST_JOB).fetchone()
+            seq = facts + (0 if moved is None else int(moved[0]))
+            return _View(name, int(epoch), seq, int(job))
     except (sqlite3.Error, UnicodeDecodeError, TypeError, ValueError):
         return None
 

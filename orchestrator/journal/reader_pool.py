@@ -1,5 +1,6 @@
-"""Connections that read a journal beside its writer, kept open: opening one costs more than most
-questions do."""
+"""Pool of connections that read a journal beside its writer. Opening one costs more than most
+queries.
+"""
 
 import asyncio
 import contextlib
@@ -16,7 +17,7 @@ _THREADS: Final = 2
 
 
 class ReaderPool:
-    """Two at most, each used by one question at a time; made when they are first needed."""
+    """At most two connections, each used by one query at a time, created on first use."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -24,11 +25,11 @@ class ReaderPool:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="journal-reader")
 
     async def read(self, look: Callable[[sqlite3.Connection], _T]) -> _T:
-        """What `look` finds; it sees what is committed and nothing else. Raises JournalError."""
+        """Return the result of `look`, which sees only committed data. Raises JournalError."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, look)
 
     def close(self) -> None:
-        """Wait for those that are at work, then close all. Safe to call twice."""
+        """Wait for running queries, then close all. Safe to call twice."""
         self._threads.shutdown()
         while self._idle:
             self._idle.pop().close()
@@ -52,11 +53,11 @@ class ReaderPool:
 
 
 def read_only(path: Path, *, check_same_thread: bool = True) -> sqlite3.Connection:
-    """A second connection, beside that of the coordinator that has the journal open."""
+    """Open a second connection beside that of the running coordinator."""
     uri = f"{path.absolute().as_uri()}?mode=ro"
     return sqlite3.connect(uri, uri=True, check_same_thread=check_same_thread)
 
 
 def frozen(path: Path) -> sqlite3.Connection:
-    """A database file as it is, without a log: none is looked for and none is made."""
+    """Open a database file alone: an existing log is ignored, and none is created."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)

@@ -1,4 +1,4 @@
-"""One fact of the journal as a row: its spelling on disk, and the way back."""
+"""Encoding of a fact as a row of the journal, and decoding."""
 
 import zlib
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from orchestrator.core.facts.jobs import SCHEMA, Durable
 from orchestrator.journal.errors import CorruptJournalError, NewerJournalError
 
 Row = tuple[int, float, int, str, int | None, bytes, int]
-"""seq, at (UTC seconds), schema, kind, job, body, crc: the columns of a fact."""
+"""Columns of a fact: seq, at (UTC seconds), schema, kind, job, body, crc."""
 
 COLUMNS: Final = "seq, at, schema, kind, job, body, crc"
 
@@ -35,7 +35,7 @@ def to_row(seq: int, fact: Durable, at: float) -> Row:
 
 
 def from_row(seq: Any, at: Any, schema: Any, kind: Any, job: Any, body: Any, crc: Any) -> Recorded:
-    """Read one row, of whatever a damaged file holds.
+    """Decode one row, which may come from a damaged file.
 
     Raises NewerJournalError and CorruptJournalError, which name the record.
     """
@@ -52,7 +52,7 @@ def from_row(seq: Any, at: Any, schema: Any, kind: Any, job: Any, body: Any, crc
         return Recorded(seq, at, _decoder.decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
         if kind not in _KINDS:
-            # Its checksum is right: it is what a release with more kinds of facts wrote.
+            # The checksum is right, so a release with more kinds of facts wrote it.
             raise NewerJournalError(
                 f"record {seq} of the journal is a {str(kind)[:60]}, which this Muster does not "
                 "know; start the version that wrote it, or a newer one"
@@ -65,7 +65,7 @@ def from_row(seq: Any, at: Any, schema: Any, kind: Any, job: Any, body: Any, crc
 def checksum(
     seq: object, at: object, schema: object, kind: object, job: object, body: object
 ) -> int:
-    """The CRC-32 of all columns; -1, which no row has, where `body` is not even bytes."""
+    """Checksum of all columns; -1, which no row has, if `body` is not bytes."""
     if not isinstance(body, bytes):
         return -1
     return zlib.crc32(body, zlib.crc32(f"{seq} {at!r} {schema} {kind} {job} ".encode()))

@@ -1,4 +1,4 @@
-"""Opening the journal's database: checks that it is ours, intact and of a known layout."""
+"""Opening of the journal's database: checks that it is ours, intact and of a known layout."""
 
 import errno
 import sqlite3
@@ -15,19 +15,20 @@ from orchestrator.journal.errors import (
     NewerJournalError,
 )
 from orchestrator.journal.loss import size
-from orchestrator.journal.mark import unmark
+from orchestrator.journal.mark import close_mark
 
 FILE_NAME: Final = "journal.sqlite"
 LAYOUT = 1
 UPGRADES: Final[dict[int, str]] = {}
 """The statements that bring a journal from the layout of their number to the next one."""
-# A database so large is looked at in some 0.2 s.
+# A database of this size is checked in about 0.2 s.
 _SMALL_BYTES: Final = 64 << 20
 _APPLICATION_ID: Final = 0x4D555354  # "MUST"
 
-# `fact` is what a start reads: those of no job, and of jobs that are not in the archive. A job that
-# goes there takes its facts to `history`, and `moved` counts them. The indexes have all that a list
-# can ask for, so that it looks at no other page of a job that it leaves out.
+# A start reads `fact`: the facts of no job, and of jobs outside the archive. Archiving a job moves
+# its facts to `history` and counts them in `moved`, which also counts the registrations of nodes
+# that newer ones have replaced. The indexes hold every column that lists filter by, so that a list
+# reads no other page of a job that it skips.
 _MAKE: Final = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE fact (
@@ -60,8 +61,9 @@ COMMIT;
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """The database of the journal at `path`, made where there is none, in WAL mode with full sync.
-    Its folder is locked, and `refuse_loss` has nothing to say. Raises JournalError."""
+    """Open the journal's database at `path` in WAL mode with full sync. Creates it if needed. The
+    directory is locked, and `refuse_loss` has passed. Raises JournalError.
+    """
     try:
         path.touch(mode=0o600)
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -95,18 +97,18 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 
 def check(database: sqlite3.Connection, path: Path, *, whole: bool = True) -> int:
-    """Whether this is a whole journal that this Muster knows; returns its layout. Raises
-    JournalError, sqlite3.Error.
+    """Check that this is an intact journal of a known layout. Returns its layout. Raises
+    JournalError and sqlite3.Error.
 
-    An empty database passes, as layout 0. Not `whole`: of a large one what a start reads, and
-    nothing of the archive.
+    An empty database passes, as layout 0. Without `whole`, a large journal is checked only as far
+    as a start reads it, without the archive.
     """
     try:
         (application,) = database.execute("PRAGMA application_id").fetchone()
         (layout,) = database.execute("PRAGMA user_version").fetchone()
         (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except UnicodeDecodeError as error:
-        # SQLite names what is damaged, and the damage is in the name.
+        # SQLite's error contains the damaged text, so report its reason only.
         raise CorruptJournalError(f"{path} is damaged ({error.reason})") from error
     except sqlite3.OperationalError:
         raise
@@ -131,10 +133,10 @@ def check(database: sqlite3.Connection, path: Path, *, whole: bool = True) -> in
         try:
             ((verdict,),) = database.execute(f"PRAGMA quick_check({part})").fetchall()
         except UnicodeDecodeError as error:
-            # It names what it found, and the name is what is damaged.
+            # SQLite's error contains the damaged name, so report its reason only.
             raise CorruptJournalError(f"{path} is damaged ({error.reason})") from error
         if verdict != "ok":
-            # What SQLite says may have several lines.
+            # SQLite's verdict may have several lines.
             raise CorruptJournalError(f"{path} is damaged ({' '.join(verdict.split())})")
     return int(layout)
 
@@ -143,10 +145,10 @@ def _prepare(database: sqlite3.Connection, path: Path) -> None:
     check(database, path, whole=False)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = FULL")
-    # Ours to do, so that what goes wrong in it is noticed.
+    # Muster checkpoints the log itself, so that it notices errors.
     database.execute("PRAGMA wal_autocheckpoint = 0")
     (layout,) = database.execute("PRAGMA user_version").fetchone()
-    # One transaction: a crash leaves an empty file, the old layout or the new one.
+    # One transaction: after a crash the file is empty, of the old layout or of the new one.
     if layout == 0:
         database.executescript(_MAKE)
     elif layout < LAYOUT:
@@ -155,9 +157,9 @@ def _prepare(database: sqlite3.Connection, path: Path) -> None:
     named = database.execute("SELECT 1 FROM meta WHERE name = 'database'").fetchone()
     try:
         if named is None:
-            # Of this file alone: no copy has it.
+            # Name of this file only: copies get no name.
             database.execute("INSERT INTO meta VALUES ('database', lower(hex(randomblob(16))))")
-        # After an fsync that failed, a log may be read that is not on disk: written anew it is.
+        # After a failed fsync, the log as read may differ from the log on disk, so write it anew.
         take_in_log(database, path)
     except sqlite3.OperationalError as error:
         if not is_full(error):
@@ -167,30 +169,32 @@ def _prepare(database: sqlite3.Connection, path: Path) -> None:
 
 
 def take_in_log(database: sqlite3.Connection, path: Path) -> None:
-    """Empty the log, with all of it in the database and nothing that misses it. Raises
-    sqlite3.Error and OSError."""
+    """Checkpoint the log into the database and truncate it. Raises sqlite3.Error and OSError."""
     busy, pages, taken = database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     if not busy and pages == taken:
-        # Before the log is emptied: a log that is empty beside a mark was emptied by somebody else.
-        unmark(path)
+        # Before the log is emptied: an empty log beside a mark means that another program emptied
+        # it.
+        close_mark(path)
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
 
 def upgrade(database: sqlite3.Connection, layout: int) -> None:
-    """From `layout` (from 1) to that of this Muster, in one transaction."""
+    """Upgrade from `layout` (from 1) to the current one, in one transaction."""
     steps = "".join(UPGRADES[number] for number in range(layout, LAYOUT))
     database.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {LAYOUT}; COMMIT;")
 
 
 def _copy_of(path: Path, layout: int) -> Path:
-    """Where the journal at `path` is kept as it was before an upgrade from `layout`."""
+    """Return the path of the copy that is kept of the journal at `path` before an upgrade from
+    `layout`.
+    """
     return path.with_name(f"{path.name}.layout-{layout}")
 
 
 def _keep_copy(database: sqlite3.Connection, copy: Path) -> None:
-    """On disk under its name when this returns, whole: after that the upgrade may begin."""
+    """Write the copy under its final name, complete and on disk, so that the upgrade may begin."""
     half = copy.with_name(f".{copy.name}.tmp")
-    half.unlink(missing_ok=True)  # of a crash
+    half.unlink(missing_ok=True)  # left by a crash
     database.execute("VACUUM INTO ?", (str(half),))
     half.chmod(0o600)
     sync_file(half)
@@ -199,7 +203,7 @@ def _keep_copy(database: sqlite3.Connection, copy: Path) -> None:
 
 
 def _way_back(path: Path) -> str:
-    """How to go on with this release, where the newer one has left what it found."""
+    """Return how to continue with this release if the upgrade's copy is still there."""
     copies = [_copy_of(path, layout) for layout in range(LAYOUT, 0, -1)]
     kept = next((copy for copy in copies if copy.exists()), None)
     if kept is None:
@@ -211,7 +215,7 @@ def _way_back(path: Path) -> str:
 
 
 def _has_our_mark(path: Path) -> bool:
-    """Whether a file that SQLite cannot read says that it is ours (see its file format, 1.3)."""
+    """Whether a file that SQLite cannot read has our application id (SQLite file format, 1.3)."""
     with path.open("rb") as file:
         head = file.read(100)
     return head[68:72] == _APPLICATION_ID.to_bytes(4, "big")

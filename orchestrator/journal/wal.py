@@ -12,7 +12,7 @@ from typing import BinaryIO, Final
 
 _HEADER: Final = struct.Struct(">8I")
 _FRAME: Final = struct.Struct(">6I")
-_MAGIC: Final = 0x377F0682  # the last bit: checksums are of big-endian words
+_MAGIC: Final = 0x377F0682  # the last bit: checksums use big-endian words
 _VERSION: Final = 3007000
 _WORD: Final = 0xFFFFFFFF
 _PAGE_SIZES: Final = frozenset(1 << power for power in range(9, 17))
@@ -22,13 +22,13 @@ _Sum = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What was found in a log.
+    """Result of examining a log.
 
-    `salt` is the first half of what all its frames share, and one more after each time that the
-    log is begun anew; None: the log has no header. `bad` is the first frame (from 1; 0 is the
-    header) that is not as it was written. `damaged`: a transaction behind `bad` was written after
-    the one of `bad` had been synced, so that this is no write that was cut off. `ends`: so many
-    transactions from `bad` on have the frame that ends them.
+    `salt` is the first half of the salt of all frames; each restart of the log increments it. None
+    means that the log has no header. `bad` is the first frame (from 1; 0 is the header) that is not
+    as it was written. `damaged` means that a later transaction was written after the one of `bad`
+    was synced, so `bad` is no interrupted write. `ends` counts the transactions from `bad` on whose
+    last frame exists.
     """
 
     salt: int | None = None
@@ -38,11 +38,11 @@ class Log:
 
 
 def examine_log(file: BinaryIO) -> Log:
-    """Look at a whole log, from the beginning of the file.
+    """Examine a whole log, from the beginning of the file.
 
-    A transaction is written only after the one before it was synced. A power failure keeps of the
-    last one any part of what was written, also its end without its beginning; but what follows a
-    whole transaction proves that that one was on disk.
+    A transaction is written only after the one before it was synced. A power failure keeps any part
+    of the last one, possibly its end without its beginning. A frame behind a whole transaction
+    proves that this transaction was on disk.
     """
     head = file.read(_HEADER.size)
     if len(head) < _HEADER.size or _is_blank(head, file):
@@ -68,7 +68,7 @@ def examine_log(file: BinaryIO) -> Log:
             between = _checksum(before, frame[:8], big=big)
             sound = _checksum(between, frame[_FRAME.size :], big=big) == last
         else:
-            sound = False  # of before the log was begun anew, most likely
+            sound = False  # most likely a frame from before the log was restarted
         if bad is None and not sound:
             bad = number
         elif ends and sound:
@@ -81,7 +81,7 @@ def examine_log(file: BinaryIO) -> Log:
 
 
 def salt_of(head: bytes) -> int:
-    """The salt in the header of a log; 0 where there is none."""
+    """Return the salt in the header of a log, or 0."""
     return int.from_bytes(head[16:20], "big") if len(head) == _HEADER.size else 0
 
 
@@ -95,7 +95,7 @@ def _count_ends(file: BinaryIO, page_bytes: int, salts: list[int]) -> int:
 
 
 def _is_blank(head: bytes, file: BinaryIO) -> bool:
-    """Whether nothing but zeros is there, as where the size reached the disk and no data did."""
+    """Whether the file contains only zeros: its size reached the disk and its data did not."""
     while not any(head):
         head = file.read(1 << 20)
         if not head:

@@ -316,9 +316,12 @@ class Coordinator:
         while (now := loop.time()) < until and (self._committing or now < self._quiet_at):  # noqa: ASYNC110
             await asyncio.sleep(QUIET_S)
 
-    async def events(self, *, job: int | None, after_seq: int, limit: int) -> list[Recorded]:
-        """Return facts of the journal, in order. Raises JournalError."""
-        return await self._journal.events(job=job, after_seq=after_seq, limit=limit)
+    async def events(
+        self, *, job: int | None, after_seq: int, limit: int, bytes_max: int
+    ) -> list[Recorded]:
+        """As `JournalWriter.events`."""
+        read = self._journal.events
+        return await read(job=job, after_seq=after_seq, limit=limit, bytes_max=bytes_max)
 
     async def flush(self) -> None:
         """Write all pending facts to disk. Called at the end of the process, after `run`."""

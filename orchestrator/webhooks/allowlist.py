@@ -18,7 +18,7 @@ NONE_ALLOWED: Final = "no webhook is allowed: the coordinator's configuration ha
 
 
 class Place(NamedTuple):
-    """Addresses of one server whose path is this one, or below it."""
+    """Addresses of one server at this path or below it."""
 
     scheme: str
     host: str
@@ -37,8 +37,7 @@ class Place(NamedTuple):
 
 
 def read_allowed(entries: Sequence[str]) -> tuple[Place, ...]:
-    """What an operator has written: addresses, each with all that are below it. Raises
-    ValueError."""
+    """Parse the operator's list: each entry allows all addresses below it. Raises ValueError."""
     made = []
     for entry in entries:
         try:
@@ -52,7 +51,7 @@ def read_allowed(entries: Sequence[str]) -> tuple[Place, ...]:
 
 
 def refused(url: str, allowed: Iterable[Place]) -> str | None:
-    """Why an address may not be told, None if it may."""
+    """Return why an address is not allowed, or None."""
     places = list(allowed)
     if any(place.has(url) for place in places):
         return None

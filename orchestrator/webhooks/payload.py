@@ -23,9 +23,11 @@ _GOES_ON: Final = frozenset(
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` is the same each time that this is sent. `at`: when it happened; `job` is as it is when
-    it is sent. `cause`: why the attempt, or the job, ended, with the last lines of the rank that
-    failed first. `text`: what was found of one that goes on and hangs, is slow or is idle."""
+    """Body of a request. `id` is the same in every delivery of one event. `at` is the time of the
+    event, but `job` is its state at delivery. `cause` says why the attempt or job ended, with the
+    last lines of the rank that failed first. `text` is the finding for a job that hangs, is slow or
+    is idle.
+    """
 
     schema: int = SCHEMA
     id: str
@@ -55,7 +57,7 @@ def message(state: State, job: Job, number: int, notice: QueuedWebhook, now: Ins
 
 
 def _found(attempt: Attempt, notice: QueuedWebhook) -> str:
-    """The sentence for which it is told, though that may be over by now."""
+    """Return the sentence that triggered the event, though the condition may be over by now."""
     event = nf.WebhookEvent(notice.event)
     match event:
         case nf.WebhookEvent.IDLE:
@@ -72,7 +74,9 @@ def _found(attempt: Attempt, notice: QueuedWebhook) -> str:
 def headers(
     secret: bytes, told: Message, body: bytes, now: Instant, version: str
 ) -> dict[str, str]:
-    """Signed with the time, so that nobody can send the same again for ever."""
+    """Return the signed headers. The signature covers the time, so that old requests cannot be
+    replayed.
+    """
     sent = str(int(now.wall))
     return {
         "Content-Type": "application/json",
@@ -85,5 +89,5 @@ def headers(
 
 
 def signature(secret: bytes, sent: str, body: bytes) -> str:
-    """HMAC-SHA256 of the time, a full stop and the body, in hexadecimal."""
+    """Return the HMAC-SHA256 of the time, a full stop and the body, in hexadecimal."""
     return hmac.new(secret, f"{sent}.".encode() + body, hashlib.sha256).hexdigest()

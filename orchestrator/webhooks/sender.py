@@ -37,7 +37,7 @@ REQUEST_S: Final = 10.0
 PAUSE_MAX_S: Final = 300.0
 GIVE_UP_S: Final = 86_400.0
 _AT_ONCE: Final = 16
-# Of all answers that are no success these may become one.
+# Of all error statuses, only these may succeed later.
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
 
 _log = structlog.get_logger("muster.webhooks")
@@ -54,7 +54,7 @@ class RefusedError(Exception):
 
 @dataclass(slots=True)
 class _Line:
-    """What waits to be told to one address, and the task that tells it."""
+    """Queue of one address, and the task that delivers it."""
 
     waiting: deque[_Place] = field(default_factory=deque)
     task: asyncio.Task[None] | None = None
@@ -82,7 +82,7 @@ class WebhookSender:
         self._at_once = asyncio.Semaphore(_AT_ONCE)
 
     async def run(self) -> Never:
-        """Look at what is to be told whenever the journal has grown."""
+        """Check for pending deliveries whenever the journal has grown."""
         key: Hashable = events_key(None)
         changes = self._coordinator.changes
         async with self._session() as http:
@@ -95,11 +95,11 @@ class WebhookSender:
                         self._take(http, job.spec.notify[hook], (name, number, hook))
                 await changes.wait(seen)
                 if changes.closed:
-                    # The process ends; the next one tells what is left.
+                    # The process is ending; the next one delivers the rest.
                     await asyncio.Future()
 
     def _session(self) -> aiohttp.ClientSession:
-        """Without proxies and cookies: what is allowed is an address, and nothing else is asked."""
+        """Return a session without proxies and cookies: only allowed addresses are contacted."""
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(resolver=ThreadedResolver()),
             timeout=aiohttp.ClientTimeout(total=REQUEST_S),
@@ -129,7 +129,7 @@ class WebhookSender:
         del self._lines[url]
 
     async def _tell(self, http: aiohttp.ClientSession, url: str, place: _Place) -> str:
-        """Try until it succeeds (""), or there is no use in trying again: why."""
+        """Retry until it succeeds (returns "") or can never succeed (returns why)."""
         problem = refused(url, self._allowed)
         if problem is not None:
             return problem
@@ -156,7 +156,7 @@ class WebhookSender:
         return ""
 
     async def _once(self, http: aiohttp.ClientSession, url: str, place: _Place) -> None:
-        """Raises DeliveryError and RefusedError."""
+        """Send one request. Raises DeliveryError and RefusedError."""
         name, number, hook = place
         state = await self._coordinator.settled()
         job = state.jobs[name]

@@ -1,4 +1,4 @@
-"""docs/contract.md names tests that there are."""
+"""docs/reference/contract.md names tests that there are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def functions_of(file: Path) -> set[str]:
 
 
 def test_every_test_of_the_page_exists() -> None:
-    named = _NAMED.findall((ROOT / "docs/contract.md").read_text())
+    named = _NAMED.findall((ROOT / "docs/reference/contract.md").read_text())
     assert len(named) > 20
     known = {file: functions_of(ROOT / file) for file, _ in named if (ROOT / file).is_file()}
     missing = [f"{file}::{name}" for file, name in named if name not in known.get(file, set())]
@@ -30,7 +30,9 @@ def test_every_test_of_the_page_exists() -> None:
 
 def test_every_promise_of_the_page_has_a_test() -> None:
     rows = re.findall(
-        r"^\| (?!promise|--)(.*) \| (.*) \|$", (ROOT / "docs/contract.md").read_text(), re.MULTILINE
+        r"^\| (?!promise|--)(.*) \| (.*) \|$",
+        (ROOT / "docs/reference/contract.md").read_text(),
+        re.MULTILINE,
     )
     assert rows
     assert [promise for promise, shown in rows if not _NAMED.search(shown)] == []
@@ -38,7 +40,7 @@ def test_every_promise_of_the_page_has_a_test() -> None:
 
 def test_every_route_and_every_verb_is_on_the_page() -> None:
     """A route by its method and whole path, a verb as a word of its promise."""
-    page = (ROOT / "docs/contract.md").read_text()
+    page = (ROOT / "docs/reference/contract.md").read_text()
     promises = " ".join(re.findall(r"^\| (?!promise|--)(.*) \| .* \|$", page, re.MULTILINE))
     routes = [f"{method} {path}" for method, path in DESCRIPTIONS if method != "HEAD"]
     named = set(re.findall(r"[A-Z]+ /[\w./:{}]*[\w}]", promises))

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md and docs/architecture.md name files and functions that exist."""
+"""CONTRIBUTING.md and docs/explanation/architecture.md name files and functions that exist."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ import pytest
 
 from tests.architecture.sources import TREE, parse
 
-PAGES = ("CONTRIBUTING.md", "docs/architecture.md")
+PAGES = ("CONTRIBUTING.md", "docs/explanation/architecture.md")
 ROOTS = ("muster", "orchestrator", "agent", "tests", "tools", "configs", "docs")
 NAMED = re.compile(r"`(\w+)` in `([\w/]+\.py)`")
 

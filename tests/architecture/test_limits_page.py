@@ -1,4 +1,4 @@
-"""docs/limits.md names tests that are there."""
+"""docs/reference/limits.md names tests that are there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from muster.protocol.log_channel import STREAMS_PER_TASK_MAX
 from tests.architecture.sources import TREE
 
-PAGE = (TREE / "docs" / "limits.md").read_text(encoding="utf-8")
+PAGE = (TREE / "docs/reference/limits.md").read_text(encoding="utf-8")
 
 
 def test_every_test_that_it_names_is_there() -> None:

@@ -1,4 +1,4 @@
-"""docs/operations.md: what it says that a daemon says, a daemon says."""
+"""docs/how-to/operate.md: what it says that a daemon says, a daemon says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from muster.daemon.clock import SystemClock
 from orchestrator.api.http.tokens import TokenStore
 
 TREE = Path(__file__).resolve().parents[2]
-PAGE = (TREE / "docs" / "operations.md").read_text(encoding="utf-8")
+PAGE = (TREE / "docs/how-to/operate.md").read_text(encoding="utf-8")
 # What stands for a value, and what is left out.
 _OPEN = re.compile(r"\.\.\.|\b(?:FILE|NAME|N)\b|\"|journal\.sqlite")
 

@@ -1,4 +1,4 @@
-"""docs/security-root.md: each place where root touches what a job names has tests that exist."""
+"""Each place of docs/explanation/security-root.md names tests that exist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.architecture.test_contract_page import functions_of
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/security-root.md").read_text()
+PAGE = (ROOT / "docs/explanation/security-root.md").read_text()
 ROWS = [line for line in PAGE.splitlines() if re.match(r"\| (?!Where|--)\S", line)]
 _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 _MODULE = re.compile(r"`(agent/[\w/]+\.py)`")

@@ -1,4 +1,4 @@
-"""The examples of docs/client.md run as they stand, one after the other, against a coordinator."""
+"""The examples of docs/reference/client.md run in their order against a coordinator."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ from muster.protocol.states import JobState
 from tests.client.fake_coordinator import TOKEN, Script, ended, job_view, record, running
 
 TREE = Path(__file__).resolve().parents[2]
-PAGE = (TREE / "docs" / "client.md").read_text()
+PAGE = (TREE / "docs/reference/client.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 PRINTED = (
     "42 QUEUED\n",

@@ -50,6 +50,27 @@ def test_the_owner_alone_keeps_a_task_alive() -> None:
     run(main())
 
 
+def test_a_monitor_that_fails_is_run_again() -> None:
+    """Unforeseen data costs a monitor its figures, and not the daemon its life."""
+
+    async def main() -> None:
+        runs = asyncio.Semaphore(0)
+
+        async def watch() -> NoReturn:
+            runs.release()
+            raise ValueError("data that nobody foresaw")
+
+        async with TaskOwner("test") as owner:
+            owner.spawn_monitor(watch, name="watch", retry_s=0.0)
+            for _ in range(3):
+                await runs.acquire()
+
+    with capture_logs() as logs:
+        run(main())
+    assert [line["event"] for line in logs][:2] == ["monitor_failed", "monitor_failed"]
+    assert logs[0]["monitor"] == "watch"
+
+
 def test_close_ends_every_task_and_waits_for_it() -> None:
     async def main() -> None:
         tidied = []

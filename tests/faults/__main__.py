@@ -1,4 +1,4 @@
-"""`python -m tests.faults --page`: make docs/fault-matrix.md of the table and the record."""
+"""Generator of docs/reference/fault-matrix.md: `python -m tests.faults --page`."""
 
 from __future__ import annotations
 

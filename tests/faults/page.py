@@ -1,4 +1,4 @@
-"""docs/fault-matrix.md, made of the table and the record."""
+"""docs/reference/fault-matrix.md, made of the table and the record."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.faults.record import Shown
 from tests.faults.table import ROOT, Fault
 
-PAGE: Path = ROOT / "docs" / "fault-matrix.md"
+PAGE: Path = ROOT / "docs/reference/fault-matrix.md"
 _HEAD = """\
 # What Muster survives
 

@@ -49,7 +49,7 @@ def test_the_record_speaks_of_tests_that_are_there_and_none_failed() -> None:
 
 def test_the_page_says_what_the_record_says() -> None:
     assert PAGE.read_text("utf-8") == page(faults(), named(), read()), (
-        "docs/fault-matrix.md is not of this table and this record: "
+        "docs/reference/fault-matrix.md is not of this table and this record: "
         "run `python -m tests.faults --page`"
     )
 

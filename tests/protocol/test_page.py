@@ -1,4 +1,4 @@
-"""docs/protocol.md names every message with its fields, as they are, and the versions."""
+"""docs/reference/agent-link.md names every message with its fields, and the versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import msgspec
 
 from muster.protocol import control_channel, log_channel
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs/reference/agent-link.md").read_text(
+    encoding="utf-8"
+)
 UNIONS = (
     control_channel.Report,
     control_channel.Command,

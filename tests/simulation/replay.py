@@ -9,7 +9,8 @@ from typing import TypeVar
 from muster.protocol.ids import JobId
 from orchestrator.core.engine.replay_job import replay_job
 from orchestrator.core.model.job import JobPhase
-from orchestrator.core.model.state import Job, State
+from orchestrator.core.model.state import Job, Node, State
+from orchestrator.core.nodes.registration import lasting
 from tests.simulation.disk import Disk
 from tests.simulation.world import Violation
 
@@ -38,8 +39,6 @@ class Replay:
         self.retraced |= over
         for name, facts in histories.items():
             wanted, found = _without_the_seen(deepcopy(state.jobs[name])), replay_job(facts)
-            for attempt in wanted.attempts:
-                attempt.machine_id = ""  # that port is free again
             if found != wanted:
                 raise Violation(f"archive: job {name} was {wanted}, and its facts say {found}")
 
@@ -53,7 +52,7 @@ class Replay:
             ("held", state.held, replayed.held),
             ("queues", _filled(state.queues), _filled(replayed.queues)),
             ("ports", _filled(state.ports), _filled(replayed.ports)),
-            ("nodes", _lasting(state), _lasting(replayed)),
+            ("nodes", _lasting(state, state), _lasting(replayed, state)),
         ):
             if wanted != found and _settled(wanted) != _settled(found):
                 raise Violation(f"replay: {name} are {found} on disk and {wanted} in memory")
@@ -89,9 +88,24 @@ def _filled(table: dict[_Key, _Value]) -> dict[_Key, _Value]:
     return {key: value for key, value in table.items() if value}
 
 
-def _lasting(state: State) -> list[tuple[object, ...]]:
-    """Of the nodes, what is in the journal."""
+def _lasting(state: State, current: State) -> list[tuple[object, ...]]:
+    """Of the nodes, what is in the journal.
+
+    A description that `current` has and the journal does not have yet is left out.
+    """
     return [
-        (n.name, n.agent_id, n.boot_id, n.version, n.inventory, n.holders, n.drains, n.faults)
+        (
+            n.name,
+            n.agent_id,
+            n.boot_id,
+            None if _unrecorded(current, n) else (n.version, lasting(n.inventory)),
+            n.holders,
+            n.drains,
+            n.faults,
+        )
         for n in state.nodes.values()
     ]
+
+
+def _unrecorded(current: State, node: Node) -> bool:
+    return node.name in current.nodes and current.nodes[node.name].unrecorded

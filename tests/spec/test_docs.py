@@ -1,4 +1,4 @@
-"""The examples of docs/job-file.md are true."""
+"""The job files of the documents are read without an error."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ import pytest
 
 from muster.spec.parse import parse_job
 
-PAGE = (Path(__file__).parents[2] / "docs" / "job-file.md").read_text()
-EXAMPLES = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/reference/job-file.md", "docs/tutorial/first-job.md")
+EXAMPLES = [
+    example
+    for page in PAGES
+    for example in re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+]
 
 
 def test_there_are_examples() -> None:

@@ -16,7 +16,7 @@ from muster.spec.serialize import to_mapping
 
 jsonschema = pytest.importorskip("jsonschema")
 
-PAGE = (Path(__file__).parents[2] / "docs" / "job-file.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/reference/job-file.md").read_text()
 
 ACCEPTED: dict[str, list[object]] = {
     "schema_version": [1, "1"],

@@ -1,5 +1,5 @@
 """A machine with a systemd of its own: Debian in a container, with Muster installed as
-docs/install.md says.
+docs/how-to/install.md says.
 
 The tree of Debian is made once and kept; a container leaves nothing in it. Whatever a container
 starts is in cgroups of its own, and ends with it.

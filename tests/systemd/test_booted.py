@@ -153,8 +153,8 @@ class Machine:
 
 
 def documented() -> list[str]:
-    """The commands of docs/install.md, from where the sources lie and with a user for jobs."""
-    text = (TREE / "docs" / "install.md").read_text()
+    """The commands of docs/how-to/install.md, with a user for jobs."""
+    text = (TREE / "docs/how-to/install.md").read_text()
     _, coordinator, node, *_ = re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     lines = [line.partition("  #")[0].rstrip() for line in (coordinator + node).splitlines()]
     found = [line for line in lines if "/path/to" not in line]

@@ -194,7 +194,7 @@ def test_the_user_of_the_coordinator_is_made() -> None:
 
 
 def test_the_page_on_installing_names_every_file() -> None:
-    page = (SYSTEMD.parent / "docs" / "install.md").read_text()
+    page = (SYSTEMD.parent / "docs/how-to/install.md").read_text()
     for path in SYSTEMD.rglob("*"):
         if path.is_file():
             assert f"systemd/{path.relative_to(SYSTEMD)}" in page

@@ -1,4 +1,4 @@
-"""docs/cli.md is what the commands say, and the table of exit codes is what the code means."""
+"""docs/reference/cli.md is made from the commands, and its exit codes from the code."""
 
 import re
 from pathlib import Path
@@ -11,11 +11,11 @@ from muster.cli.exit_codes import EXIT_CODES
 from muster.protocol import outcome
 from tools.docs.cli_manual import manual
 
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/cli.md"
 
 
 def test_the_page_is_made_from_the_commands() -> None:
-    made = "python -m tools.docs.cli_manual > docs/cli.md"
+    made = "python -m tools.docs.cli_manual > docs/reference/cli.md"
     assert PAGE.read_text() == manual(), f"a command has changed: {made}"
 
 

@@ -1,4 +1,4 @@
-"""docs/failures.md is the taxonomy of failures, whole."""
+"""docs/reference/failures.md is the taxonomy of failures, whole."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from orchestrator.core.failures.classify import judge
 from orchestrator.core.failures.taxonomy import RULES, Rule
 from tools.docs.failures_page import advice_of, page
 
-PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/failures.md"
 
 
 def test_the_page_is_made_from_the_table() -> None:
-    again = "python -m tools.docs.failures_page > docs/failures.md"
+    again = "python -m tools.docs.failures_page > docs/reference/failures.md"
     assert PAGE.read_text(encoding="utf-8") == page(), again
 
 

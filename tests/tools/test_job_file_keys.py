@@ -1,5 +1,4 @@
-"""docs/job-file-keys.md is made from the types, says something of every key, and its examples
-are read."""
+"""docs/reference/job-file-keys.md comes from the types; every key is explained, examples work."""
 
 from __future__ import annotations
 
@@ -13,11 +12,11 @@ from muster.spec.parse import parse_job
 from muster.spec.schema import flat_keys, job_schema
 from tools.docs.job_file_keys import reference
 
-PAGE = Path(__file__).parents[2] / "docs" / "job-file-keys.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/job-file-keys.md"
 
 
 def test_the_page_is_what_the_types_say() -> None:
-    again = "python -m tools.docs.job_file_keys > docs/job-file-keys.md"
+    again = "python -m tools.docs.job_file_keys > docs/reference/job-file-keys.md"
     assert PAGE.read_text(encoding="utf-8") == reference(), again
 
 

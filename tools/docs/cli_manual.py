@@ -1,5 +1,4 @@
-"""docs/cli.md, made from the commands themselves: `python -m tools.docs.cli_manual >
-docs/cli.md`."""
+"""Generator of docs/reference/cli.md: `python -m tools.docs.cli_manual > docs/reference/cli.md`."""
 
 from __future__ import annotations
 
@@ -16,7 +15,8 @@ _CONNECTION = ("--url", "--token-file", "--config", "--no-color", "--json")
 _BEGIN = """\
 # The command line
 
-Made by `python -m tools.docs.cli_manual > docs/cli.md`; `muster VERB --help` says the same.
+Made by `python -m tools.docs.cli_manual > docs/reference/cli.md`.
+`muster VERB --help` prints the same.
 
 {intro}
 
@@ -42,7 +42,7 @@ and `muster check`, which are theirs.
 
 
 def manual() -> str:
-    """The whole page."""
+    """Return the whole page."""
     context = click.Context(muster, info_name="muster")
     verbs = [
         (name, command)
@@ -58,7 +58,7 @@ def manual() -> str:
 
 
 def _common() -> list[tuple[str, str]]:
-    """The options that most verbs have, as `ps` has them."""
+    """Return the common options of most commands, as `ps` has them."""
     context = click.Context(muster, info_name="muster")
     command = muster.get_command(context, "ps")
     assert command is not None
@@ -82,7 +82,7 @@ def _verb(name: str, command: click.Command) -> Iterator[str]:
         return
     yield f"    {_usage(context)}\n"
     yield f"{_prose(command.help or '')}\n"
-    # By their text, too: of `init`, --url is another thing.
+    # Compare their text, too: --url of `init` has another meaning.
     common = _common()
     own = [pair for pair in _options(command) if pair not in common]
     if own:
@@ -98,7 +98,7 @@ def _usage(context: click.Context) -> str:
 
 
 def _options(command: click.Command) -> list[tuple[str, str]]:
-    """Each option as it is typed, and its help; `|` is the table's own."""
+    """Return each option as typed, and its help. `|` separates table cells."""
     context = click.Context(command, info_name="muster")
     made = []
     for parameter in command.params:
@@ -109,7 +109,7 @@ def _options(command: click.Command) -> list[tuple[str, str]]:
 
 
 def _prose(text: str) -> str:
-    """Help text as Markdown: what is not to be wrapped is code."""
+    """Convert help text to Markdown: unwrapped parts become code."""
     paragraphs = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         if paragraph.startswith("\b"):

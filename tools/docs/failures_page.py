@@ -1,5 +1,5 @@
-"""docs/failures.md, made from the taxonomy of failures and from what is judged without it:
-`python -m tools.docs.failures_page > docs/failures.md`."""
+"""Generator of docs/reference/failures.md from the taxonomy of failures and the other verdicts:
+`python -m tools.docs.failures_page > docs/reference/failures.md`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from orchestrator.core.failures.taxonomy import RULES, Rule
 _HEAD: Final = """\
 # What a job can fail of
 
-Made by `python -m tools.docs.failures_page > docs/failures.md` from the table that judges.
+Made by `python -m tools.docs.failures_page > docs/reference/failures.md` from the table of
+verdicts.
 
 `muster show` says which rank failed first, on which node, how it ended, what it said last, and what
 to do. The class is a stable word: `kind` in `--json`, and what `retry.never_on` takes. What a
@@ -45,7 +46,7 @@ _ASK: Final = "only its author can know: its last words are shown, `muster logs`
 
 
 def page() -> str:
-    """The whole of it."""
+    """Return the whole page."""
     return "\n".join([_HEAD, *_by_words(), "", *_by_end(), "", _KERNEL + "\n".join(_xids()), ""])
 
 
@@ -75,7 +76,7 @@ def _xids() -> Iterator[str]:
 
 
 def advice_of(rule: Rule) -> str:
-    """What is said to do about the rule's own sign."""
+    """Return the hint for the rule's own sign."""
     found = rule.search(rule.sign)
     return rule.advice.format(*found.groups("?") if found else ())
 
@@ -86,7 +87,7 @@ def _row(kind: FailureKind, example: str, infra: bool, advice: str) -> str:
 
 
 def _code(text: str) -> str:
-    """One that has a backtick in it is fenced by two."""
+    """Quote as code; text with a backtick is fenced by two."""
     return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 

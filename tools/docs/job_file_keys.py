@@ -1,5 +1,5 @@
-"""Generator of docs/job-file-keys.md from the schema and `muster.spec.key_docs`:
-`python -m tools.docs.job_file_keys > docs/job-file-keys.md`."""
+"""Generator of docs/reference/job-file-keys.md from the schema and `muster.spec.key_docs`:
+`python -m tools.docs.job_file_keys > docs/reference/job-file-keys.md`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from muster.spec.unsupported import LATER_KEYS
 _HEAD: Final = """\
 # Every key of the job file
 
-Made by `python -m tools.docs.job_file_keys > docs/job-file-keys.md` from the types that read a job;
-`muster schema` prints them as a JSON Schema. What they mean together: [job-file.md](job-file.md).
+Made by `python -m tools.docs.job_file_keys > docs/reference/job-file-keys.md` from the types that
+read a job; `muster schema` prints them as a JSON Schema. [job-file.md](job-file.md) explains them.
 
 | key | value | default | what it does | example |
 |---|---|---|---|---|
@@ -23,7 +23,7 @@ Made by `python -m tools.docs.job_file_keys > docs/job-file-keys.md` from the ty
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     schema = flat_keys()
     rows = [_row(key, about, schema[key]) for key, about in KEYS.items()]
     return _HEAD + "\n".join(rows) + "\n\n" + "\n".join(_later()) + "\n"

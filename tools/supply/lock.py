@@ -1,4 +1,4 @@
-"""Reads a file of requirements with hashes, as `./dev lock` writes it."""
+"""Reader of a requirements file with hashes, as written by `./dev lock`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """One package; `hashes` are the SHA-256 of every file of this version on the index."""
+    """A package; `hashes` are the SHA-256 of every file of this version on the index."""
 
     name: str
     version: str
@@ -28,7 +28,7 @@ class Locked:
 
 
 def read_lock(file: Path) -> dict[str, Locked]:
-    """The packages by their canonical names."""
+    """Return the packages by canonical name."""
     found: dict[str, Locked] = {}
     text = file.read_text("utf-8").replace("\\\n", " ")
     for line in text.splitlines():

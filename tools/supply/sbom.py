@@ -27,12 +27,12 @@ from tools.supply.lock import RUNTIME, Locked, read_lock
 
 PROJECT = "muster-cluster"
 EXTRAS = ("", "gpu", "stacks")
-# What builds Muster and is not in it.
+# Needed to build Muster, and not part of it.
 BUILD_ONLY = ("setuptools",)
 
 
 def bill(locked: Mapping[str, Locked]) -> Bom:
-    """The bill of what is installed here of `locked`. Raises PackageNotFoundError."""
+    """Return the bill of the installed packages among `locked`. Raises PackageNotFoundError."""
     here = {
         name: each for name, each in locked.items() if each.needed_here and name not in BUILD_ONLY
     }
@@ -49,7 +49,7 @@ def bill(locked: Mapping[str, Locked]) -> Bom:
 
 
 def text_of(bom: Bom) -> str:
-    """The bill as JSON."""
+    """Return the bill as JSON."""
     return JsonV1Dot6(bom).output_as_string(indent=2) + "\n"
 
 
@@ -88,7 +88,9 @@ def _stated(found: Distribution, field: str) -> str:
 
 
 def _licences(found: Distribution) -> Iterator[License]:
-    """As the package states it: an SPDX expression, else its own words, else its classifiers."""
+    """Return the licence as stated by the package: an SPDX expression, else its own text, else its
+    classifiers.
+    """
     stated = _stated(found, "License-Expression") or _stated(found, "License")
     names = [stated] if stated else _classified(found)
     for name in names:
@@ -103,7 +105,7 @@ def _classified(found: Distribution) -> list[str]:
 
 
 def _needed(name: str, extras: tuple[str, ...]) -> list[str]:
-    """What a package needs on this machine, by canonical names."""
+    """Return a package's requirements on this machine, by canonical name."""
     needed = set()
     for text in distribution(name).requires or ():
         requirement = Requirement(text)

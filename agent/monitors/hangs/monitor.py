@@ -35,6 +35,7 @@ from muster.protocol.ids import TaskId
 STATE: Final = "cadence.json"
 _STATE_BYTES_MAX: Final = 1 << 20
 _STORE: Final = "MASTER_PORT"
+_PORT_DIGITS: Final = 5
 _HCAS: Final = "NCCL_IB_HCA"
 _RANKS: Final = "WORLD_SIZE"
 _RANKS_HERE: Final = "LOCAL_WORLD_SIZE"
@@ -245,12 +246,11 @@ class HangMonitor:
             if not process.same:
                 # The variables may belong to another process, since the pid is free again.
                 told = {}
-            port = told.get(_STORE, "")
             task.ranks[number] = _Rank(
                 cadence,
                 process,
                 (task.folder / rank.stdout, task.folder / rank.stderr),
-                int(port) if port.isascii() and port.isdecimal() else 0,
+                _port(told.get(_STORE, "")),
                 _planned(told.get(_HCAS, "")),
                 alone=told.get(_RANKS) == told.get(_RANKS_HERE),
             )
@@ -407,6 +407,11 @@ def _sizes(files: tuple[Path, Path]) -> int | None:
         except OSError:
             continue
     return total
+
+
+def _port(text: str) -> int:
+    """The port of MASTER_PORT. Returns 0 if it is none: a rank may have any environment."""
+    return int(text) if len(text) <= _PORT_DIGITS and text.isascii() and text.isdecimal() else 0
 
 
 def _planned(text: str) -> tuple[str, ...] | None:

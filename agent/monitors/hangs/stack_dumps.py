@@ -60,7 +60,7 @@ class StackDumper:
             look = self._asked[task]
             try:
                 found = await self._answer(look)
-            except Exception:  # noqa: BLE001 - a look that fails harms no job
+            except Exception:  # noqa: BLE001 - a failed dump harms no job
                 _log.exception("look_failed", task=task)
                 found = StacksReport(task, look.epoch, look.number, problem="the agent could not")
             self._post(StacksObserved(found))

@@ -1,1 +1,1 @@
-"""Failures that the kernel's log and NVML report, each event once."""
+"""Hardware failures from the kernel's log and NVML, each event reported once."""

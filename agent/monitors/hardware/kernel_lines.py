@@ -1,5 +1,4 @@
-"""What the kernel says of this node's hardware, for a person and by its grade: one line of its log
-in, what is known of it out. Pure."""
+"""Parser of kernel log lines about hardware: message and grade of a line. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from muster.protocol.kernel_log import ADDRESS, GpuError, Killed, function_of
 from muster.protocol.xids import grade_of, name_of
 
 _KERNEL: Final = 0
-"""The facility of the kernel's own lines. What a program writes there has another one."""
+"""Facility of the kernel's own lines. Lines from programs have another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a line tells. `task` is the name of the cgroup of a task, as the kernel has it."""
+    """Meaning of a line. `task` is the cgroup name of a task, as the kernel spells it."""
 
     code: str
     grade: Grade
@@ -37,8 +36,9 @@ class Seen:
 
 
 def record(raw: bytes) -> Record | None:
-    """A record as read: `level,seq,microseconds,flags;text`; None for what is none of the
-    kernel's own."""
+    """Parse a record: `level,seq,microseconds,flags;text`. Returns None if it is not the
+    kernel's.
+    """
     head, found, rest = raw.partition(b";")
     fields = head.split(b",")
     if not found or len(fields) < 4 or not fields[0].isdigit() or not fields[1].isdigit():
@@ -51,13 +51,13 @@ def record(raw: bytes) -> Record | None:
 
 
 class Reader:
-    """Lines in their order. A kill for memory takes two, of which the first names the cgroup."""
+    """Reads lines in order. An out-of-memory kill takes two; the first names the cgroup."""
 
     def __init__(self) -> None:
         self._cgroups: dict[int, str] = {}
 
     def read(self, text: str) -> Seen | None:
-        """What a line tells of hardware, or of memory that ran out; None where it is of neither."""
+        """Return the hardware or memory event of a line, or None."""
         if found := _OOM_CGROUP.match(text):
             if len(self._cgroups) >= _PENDING_MAX:
                 self._cgroups.clear()
@@ -67,7 +67,7 @@ class Reader:
             case Killed() as killed:
                 return self._killed(killed)
             case GpuError() as error:
-                # Of a GPU without an address nobody can say whose it was.
+                # Without an address, the GPU cannot be attributed.
                 return _failed(error) if error.address else None
             case None:
                 found = _LINK.search(text)
@@ -88,18 +88,20 @@ _OOM_CGROUP: Final = re.compile(
     r"oom-kill:constraint=\w+,nodemask=[^=]*,cpuset=[^,]*,mems_allowed=[\d,-]*,"
     r"(?:global_oom|oom_memcg=[^,]*),task_memcg=(?P<cgroup>[^,]*),task=.*,pid=(?P<pid>\d+),uid=\d+$"
 )
-"""All of it: users choose names of cgroups, which may look like what comes after them."""
+"""Match to the end of the line: users choose names of cgroups, which may imitate what follows
+them.
+"""
 _TASK: Final = re.compile(r"/muster/(\d+\.\d+\.\d+)(?:/|$)")
 
 
 def _failed(error: GpuError) -> Seen:
     pci = function_of(error.address)
     if not error.xid:
-        # Of the same event Xid 79 tells, where the driver still can.
+        # Xid 79 reports the same event, if the driver still can.
         return Seen("xid 79", Grade.CRITICAL, f"GPU {pci}: {error.said}", pci)
     name = name_of(error.xid)
     what = f"Xid {error.xid}" + (f", {name}" if name else "")
-    # Its process and channel say nothing to most; words that repeat the name say nothing at all.
+    # Process and channel help few readers, and text that repeats the name helps nobody.
     rest = _NO_NEWS.sub("", error.said)
     told = f" ({rest})" if rest and rest.lower() not in name.lower() else ""
     grade = grade_of(error.xid, error.said)

@@ -1,4 +1,4 @@
-"""Follows the kernel's log and what NVML counts, and posts what this node's hardware tells."""
+"""Hardware monitor: follows the kernel's log and NVML's counters, and posts their events."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ from muster.protocol.hardware_events import COUNTED, Grade, HardwareEvent
 from muster.protocol.ids import BadId, TaskId, parse_task_id
 
 _RECORD_BYTES: Final = 16 * 1024
-"""A read that is shorter than its record fails. The longest has 8 KiB."""
+"""Buffer size: a read smaller than its record fails. The longest record has 8 KiB."""
 _AT_ONCE: Final = 256
-"""Of a storm so many records are read before others have their turn."""
+"""Records read in one go, before other tasks of the loop run."""
 _POLL_S: Final = 0.5
 _WRITE_S: Final = 0.5
-"""For so long an event waits to be on disk before it is told: no disk that hangs holds it up."""
+"""Seconds to wait until an event is on disk before it is reported, so that a hanging disk delays no
+report.
+"""
 _LAZY_S: Final = 5.0
 _AGAIN_S: Final = {Grade.CRITICAL: 5.0, Grade.NOTE: 60.0, Grade.SHOWN: 60.0}
-"""The same is told again only after that."""
+"""Seconds before the same event is reported again."""
 _OTHERS_MAX: Final = 30
-"""So many that are not critical are told within a minute."""
+"""Limit of non-critical events per minute."""
 
 _log = structlog.get_logger("agent.hardware")
 
 
 class HardwareMonitor:
-    """Reads records from `path`, which is another file than the kernel's log in tests."""
+    """Reads records from `path`; tests use another file than the kernel's log."""
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class HardwareMonitor:
         devices: Callable[[], tuple[GpuDevice, ...]],
         post: Callable[[Input], None],
     ) -> None:
-        """`folder` keeps the ledger. `devices`: the node's GPUs as they are known now."""
+        """`folder` stores the reported events. `devices` returns the node's known GPUs."""
         self._path = path
         self._folder = folder
         self._boot = boot
@@ -61,8 +63,8 @@ class HardwareMonitor:
         self._ledger = SeenEvents(boot)
         self._reader = Reader()
         self._rest = b""
-        # Without the kernel's log nothing else grows where the ledger was lost, and whoever has
-        # heard of larger numbers takes smaller ones for known.
+        # Without the kernel's log, a lost store would restart the numbers, and the coordinator
+        # would take smaller numbers for known events.
         self._least = 0
         self._told: dict[tuple[str, str, int], float] = {}
         self._others: list[float] = []
@@ -74,14 +76,14 @@ class HardwareMonitor:
         self.watching = False
 
     def saw(self, devices: tuple[GpuDevice, ...]) -> None:
-        """A look at the GPUs has found them so."""
+        """Record the result of a GPU check."""
         self._gpus = devices
         self._stirred.set()
 
     async def run(self, critical: Callable[[], object] | None = None) -> Never:
-        """Until cancelled; `critical` is called after each event of that grade."""
+        """Run until cancelled. `critical` is called after each critical event."""
         known = await asyncio.to_thread(ledgers.read, self._folder)
-        # What the kernel wrote before this node had an agent concerns no job of ours.
+        # Lines from before this node's first agent concern no job of ours.
         judged_before = known is None
         self._ledger = (known or SeenEvents(self._boot)).in_boot(self._boot)
         self._learn_gpus()
@@ -100,7 +102,7 @@ class HardwareMonitor:
             await self._follow(None, critical)
         try:
             if judged_before:
-                # The kernel keeps a megabyte or so.
+                # The kernel keeps about a megabyte.
                 while self._read(fd, judge=False):
                     pass
             await self._write()
@@ -113,14 +115,14 @@ class HardwareMonitor:
         await self._follow(None, critical)
 
     async def _follow(self, fd: int | None, critical: Callable[[], object] | None) -> Never:
-        """Without the kernel's log there are the GPUs."""
+        """Follow the log until cancelled. Without the kernel's log, watch only the GPUs."""
         loop = asyncio.get_running_loop()
         polled = False
         try:
             if fd is not None:
                 loop.add_reader(fd, self._stirred.set)
         except OSError:
-            # A plain file, in a test.
+            # A plain file, as in tests.
             polled = True
         try:
             while True:
@@ -154,7 +156,7 @@ class HardwareMonitor:
                 loop.remove_reader(fd)
 
     def _read(self, fd: int, *, judge: bool) -> bool:
-        """Read what there is, up to a bound; returns whether there may be more."""
+        """Read up to a limit. Returns whether there may be more."""
         for _ in range(_AT_ONCE):
             try:
                 raw = os.read(fd, _RECORD_BYTES)
@@ -162,7 +164,7 @@ class HardwareMonitor:
                 return False
             except OSError as error:
                 if error.errno == errno.EPIPE:
-                    # The kernel has overwritten what was not read yet, and goes on with the oldest.
+                    # The kernel has overwritten unread records, and continues with the oldest one.
                     _log.warning("kernel_log_overrun")
                     continue
                 raise
@@ -173,7 +175,7 @@ class HardwareMonitor:
         return True
 
     def _lines(self, raw: bytes) -> list[bytes]:
-        """The kernel gives one record a read, a file or a pipe as many bytes as there are."""
+        """Split a read: the kernel returns one record, a file or a pipe any number of bytes."""
         whole, _, self._rest = (self._rest + raw).rpartition(b"\n")
         self._rest = self._rest[-_RECORD_BYTES:]
         return [line for line in whole.split(b"\n") if not line.startswith(b" ")]
@@ -185,7 +187,8 @@ class HardwareMonitor:
         self._ledger = msgspec.structs.replace(self._ledger, seq=found.seq)
         seen = self._reader.read(found.text)
         if seen is not None and judge:
-            # Also of what is not told again: no later life of the agent is to judge it.
+            # Also for an event that is not reported again: no later agent process may judge it
+            # again.
             self._unwritten = True
             if self._is_news(seen):
                 self._ledger = self._ledger.with_event(self._event(seen))
@@ -225,8 +228,9 @@ class HardwareMonitor:
         )
 
     def _count(self) -> None:
-        """What NVML counts of GPUs: told when it begins to, and not again in this boot for as long
-        as it stays, so that a node that was resumed stays so over restarts of the agent."""
+        """Report new error counts of NVML: once per boot for as long as they last, so that a
+        resumed node stays resumed when the agent restarts.
+        """
         there = {gpu.uuid for gpu in self._gpus if gpu.uuid}
         found = {
             (gpu.uuid, kind): gpu for gpu in self._gpus if gpu.uuid and (kind := counted(gpu.fault))
@@ -248,7 +252,7 @@ class HardwareMonitor:
         return now.get(pci) or self._ledger.gpus.get(pci, "")
 
     def _learn_gpus(self) -> bool:
-        """Returns whether there was anything to learn."""
+        """Learn the current GPUs. Returns whether anything was new."""
         gpus = self._ledger.gpus | {it.pci: it.uuid for it in self._devices() if it.uuid}
         if gpus == self._ledger.gpus:
             return False
@@ -257,7 +261,7 @@ class HardwareMonitor:
 
     async def _write(self) -> None:
         if self._writing is not None and not self._writing.done():
-            # The disk hangs, or is slow: the next write has this one's content, too.
+            # The disk hangs or is slow. The next write includes this content.
             self._unwritten = True
             return
         self._written_at, self._unwritten = self._clock.now().mono, False

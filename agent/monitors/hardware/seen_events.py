@@ -1,5 +1,6 @@
-"""What was reported of this node's hardware, on disk: no line is judged twice, and none that came
-while no agent ran is missed."""
+"""Store of reported hardware events on disk: no line is judged twice, and lines from the time
+without an agent are not missed.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +20,9 @@ _log = structlog.get_logger("agent.hardware")
 
 
 class SeenEvents(msgspec.Struct, frozen=True):
-    """`seq` is the last record of the kernel's log that was judged in the boot `boot`. `gpus` are
-    the UUIDs by address of all that this node has had: one that has failed may not be among its
-    GPUs any more when its Xid is read. `ailing` are those of which it was told
-    that NVML counts something, by UUID, each with what.
+    """`seq` is the last judged record of the kernel's log in the boot `boot`. `gpus` has the UUIDs
+    by address of all GPUs that this node has had, because a failed one may be missing when its Xid
+    is read. `ailing` has the reported NVML counts, by UUID.
     """
 
     boot: str = ""
@@ -33,12 +33,13 @@ class SeenEvents(msgspec.Struct, frozen=True):
 
     @property
     def last(self) -> int:
-        """The number of the last event."""
+        """Number of the last event."""
         return self.events[-1].number if self.events else -1
 
     def in_boot(self, boot: str) -> SeenEvents:
-        """The same in this boot of the machine, of which no line has been judged if it is another
-        one: what failed before may have been mended since."""
+        """Return the store for this boot. In another boot no line has been judged yet, because
+        earlier failures may have been repaired.
+        """
         if boot == self.boot:
             return self
         return msgspec.structs.replace(self, boot=boot, seq=-1, events=(), ailing=())
@@ -48,7 +49,7 @@ class SeenEvents(msgspec.Struct, frozen=True):
 
 
 def read(folder: Path) -> SeenEvents | None:
-    """What stands in the state folder; None where nothing does that can be read."""
+    """Return the stored events, or None if there are none that can be read."""
     path = folder / NAME
     try:
         return msgspec.json.decode(path.read_bytes(), type=SeenEvents)
@@ -60,7 +61,7 @@ def read(folder: Path) -> SeenEvents | None:
 
 
 def write(folder: Path, ledger: SeenEvents) -> None:
-    """Waits for the disk. That it cannot be written is told, and hinders nothing."""
+    """Write to disk; blocks. An error is logged and otherwise ignored."""
     try:
         write_atomic(folder / NAME, msgspec.json.encode(ledger), 0o600)
     except FileError as error:

@@ -1,1 +1,1 @@
-"""Evidence of what carries the traffic of a task: port counters and the lines that NCCL logs."""
+"""Evidence of a task's traffic: port counters and NCCL's log lines."""

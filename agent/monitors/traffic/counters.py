@@ -1,6 +1,6 @@
 """Reads the counters of RDMA ports and network interfaces, below any root.
 
-Whatever cannot be read is not in the reading; nothing here raises for what it finds.
+Unreadable counters are left out of the reading; nothing here raises because of a file.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from muster.fabric.natural_sort import natural
 
 _PORTS_MAX: Final = 64
 _FAULTS: Final = (*FAULTS, LINK_DOWNED)
-# Folders and names of the counters of data, the best first, and what they count in. Kernels before
-# 4.5 have those of 64 bits apart; EFA has none but bytes.
+# Directories and names of the data counters, best first, and their units. Kernels before 4.5 keep
+# the 64-bit ones apart; EFA has only bytes.
 _DATA: Final = (
     ("counters_ext", {SENT: "port_xmit_data_64", RECEIVED: "port_rcv_data_64"}, WORD_BYTES),
     (COUNTERS, {SENT: SENT, RECEIVED: RECEIVED}, WORD_BYTES),
     ("hw_counters", {SENT: "tx_bytes", RECEIVED: "rx_bytes"}, 1),
 )
-# Those of 32 bits do not go round, by the standard, but stop.
+# 32-bit counters do not wrap around: by the standard, they stop.
 _END: Final = (1 << 32) - 1
 
 
 class CounterReader:
-    """One node's ports and interfaces. The interfaces that ports carry are read once."""
+    """The ports and interfaces of one node. The mapping of ports to interfaces is read once."""
 
     def __init__(self, root: Path = Path("/"), read: Read | None = None) -> None:
         self._root = root
@@ -49,7 +49,7 @@ class CounterReader:
         self._ports: dict[str, _Port] = {}
 
     def reading(self, netdevs: Sequence[str], at: float) -> Reading:
-        """All ports, and these interfaces with those that the ports carry, too."""
+        """Read all ports, these interfaces, and those of the ports."""
         tree = Tree(self._root, self._read)
         ports = [self._port(tree, name, port) for name, port in names_of_ports(tree)]
         ipoib = (netdev for port in ports for netdev in port.ipoib)
@@ -94,8 +94,9 @@ class CounterReader:
 
 
 class _Port:
-    """What of a port does not change while it has a task. `folders`: where its counters of data
-    were first found, as those of another folder do not go on from them."""
+    """Properties of a port that do not change during a task. `folders` is where its data counters
+    were first found, because those of another directory do not continue them.
+    """
 
     def __init__(self, tree: Tree, name: str, port: str) -> None:
         folder = f"{CLASS}/{name}/ports/{port}"
@@ -107,7 +108,7 @@ class _Port:
 
 
 class _Folder:
-    """Counters of one folder; only what it names is opened."""
+    """The counters of one directory. Opens only the named ones."""
 
     def __init__(self, tree: Tree, path: str) -> None:
         self._tree, self._path = tree, path
@@ -116,7 +117,7 @@ class _Folder:
         self.names = frozenset() if isinstance(names, Unread) else frozenset(names)
 
     def value(self, name: str) -> int | str:
-        """The counter, or why it is unknown."""
+        """Return the counter, or why it is unknown."""
         if name not in self.names:
             return self._why
         text = self._tree.text(f"{self._path}/{name}")
@@ -127,7 +128,7 @@ class _Folder:
 
 
 def names_of_ports(tree: Tree) -> list[tuple[str, str]]:
-    """All devices and the numbers of their ports."""
+    """Return all devices with their port numbers."""
     names = tree.names(CLASS)
     found: list[tuple[str, str]] = []
     for name in () if isinstance(names, Unread) else sorted(names, key=natural):
@@ -150,7 +151,7 @@ def _bytes_of(tree: Tree, netdev: str) -> tuple[int, int] | None:
 
 
 def interfaces(root: Path) -> tuple[str, ...]:
-    """All that lead out of the machine, for want of a plan that names some."""
+    """Return all interfaces that leave the machine, for a task whose plan names none."""
     tree = Tree(root)
     names = tree.names(NET)
     if isinstance(names, Unread):

@@ -1,8 +1,8 @@
-"""NCCL's own lines, one file a process, in a folder that is the job's: read as they come.
+"""Follower of NCCL's log: one file per process, in a directory of the job.
 
-The folder and its files belong to the job's user, who may lay anything there: no link is followed,
-no name trusted. What is read goes, line by line, into one file among the task's logs, and with them
-to the coordinator. Both that and what is kept of a file are bounded.
+The directory belongs to the job's user, who may put anything there: no link is followed, and no
+name is trusted. The lines are copied into one file among the task's logs, and shipped with them.
+The size of this copy and of the remembered part of each file are limited.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ LOG: Final = "logs/nccl.log"
 FILES_MAX: Final = 128
 LOG_BYTES_MAX: Final = 8 << 20
 FILE_BYTES_MAX: Final = 64 << 20
-"""Of a file that has grown so much, what was read gives its blocks back."""
+"""Once a file has grown this much, the blocks of its consumed part are freed."""
 _REFUSED_MAX: Final = 1024
-# Of the names in the folder: a job may make millions.
+# Limit of names, because a job may create millions of files.
 _NAMES_MAX: Final = 8192
 _READ_BYTES: Final = 1 << 20
 _READS_MAX: Final = 16
-# Of NCCL's flight recorder: dumps, and the pipes that ask for them.
+# Files of NCCL's flight recorder: dumps, and the pipes that trigger them.
 _RECORDER: Final = ("fr_", "frp_")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
-# fallocate: the size of the file stays, and with it the place at which its process writes.
+# fallocate: keep the size of the file, and so the position at which its process writes.
 _PUNCH_HOLE_KEEP_SIZE: Final = 3
 _FULL: Final = b"[muster: NCCL said more; it is left out here]\n"
 
@@ -44,7 +44,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FileState(msgspec.Struct, omit_defaults=True):
-    """How far one file was read, and what it said up to there."""
+    """Progress in one file, and the evidence up to there."""
 
     read: int = 0
     said: ProcessEvidence = ProcessEvidence()
@@ -59,20 +59,20 @@ class _File:
 
 
 class NcclLines:
-    """The lines of one task's processes. Its methods wait for the disk: call them in a thread."""
+    """The lines of one task's processes. Its methods block on the disk: call them in a thread."""
 
     def __init__(self, folder: Path, known: dict[str, FileState] | None = None) -> None:
-        """`folder` is the task's; `known` is what an earlier life had read."""
+        """`folder` is the task's directory, `known` the state of an earlier agent process."""
         self._folder = folder
         self._known = known or {}
         self._files: dict[str, _File] = {}
         self._refused: set[str] = set()
         self._written: int | None = None
         self.blind = False
-        """Whether the last look has seen less than there is, for want of descriptors."""
+        """Whether the last pass has missed lines for lack of descriptors."""
 
     def look(self) -> NcclEvidence:
-        """Read what is new, and say what all that was read says."""
+        """Read new lines and return the evidence from all lines."""
         self.blind = False
         for name in self._names():
             file = self._files.get(name) or self._open(name)
@@ -81,7 +81,7 @@ class NcclLines:
         return merged(one.said for one in self.state().values() if one.read or one.said.decided)
 
     def state(self) -> dict[str, FileState]:
-        """What another life needs to go on: lines that are not whole are read again."""
+        """State for the next agent process. Incomplete lines are read again."""
         return self._known | {
             name: FileState(file.read - file.log.unfinished, file.log.evidence())
             for name, file in self._files.items()
@@ -93,7 +93,7 @@ class NcclLines:
         return bool(self._written)
 
     def close(self) -> None:
-        """No file stays open. What they said stays known."""
+        """Close all files and keep the evidence."""
         self._known = self.state()
         for file in self._files.values():
             file.source.close()
@@ -120,7 +120,7 @@ class NcclLines:
             self._refused.add(name)
             return None
         except OSError:
-            # No descriptor is left: the next look finds it again.
+            # For lack of descriptors, the next pass finds it again.
             self.blind = True
             return None
         if source is None:
@@ -139,7 +139,7 @@ class NcclLines:
             try:
                 self._keep(file, data)
             except OSError:
-                # No descriptor is left: it is read again by the next look.
+                # For lack of descriptors, the next pass reads it again.
                 self.blind = True
                 return
             file.read += len(data)
@@ -149,8 +149,9 @@ class NcclLines:
             _free(file.source.fileno(), file.read)
 
     def _keep(self, file: _File, data: bytes) -> None:
-        """Whole lines go into the task's own log; each says of which process it is. Raises OSError
-        for want of descriptors."""
+        """Copy complete lines into the task's own log, each with its process. Raises OSError if
+        descriptors are exhausted.
+        """
         whole, newline, rest = (file.part + data).rpartition(b"\n")
         if newline and (self._written or 0) < LOG_BYTES_MAX:
             try:
@@ -158,7 +159,7 @@ class NcclLines:
             except OSError as error:
                 if error.errno in SHORTAGES:
                     raise
-                # A full disk, most often: the verdict does not need the copy.
+                # Most often a full disk. The verdict does not need the copy.
         file.part = rest[-_READ_BYTES:]
 
     def _append(self, lines: bytes) -> None:
@@ -186,7 +187,7 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _free(fd: int, size: int) -> None:
-    """Give back the blocks of the first `size` bytes, where the file system can."""
+    """Free the blocks of the first `size` bytes, if the file system can."""
     try:
         writable = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     except OSError:

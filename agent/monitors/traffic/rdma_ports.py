@@ -1,7 +1,7 @@
-"""Watches the RDMA ports of this node between launches: which went down, and how often.
+"""Monitor of this node's RDMA ports between launches: ports that are down, and link flaps.
 
-Two small files a port, every few seconds; what a port was when the watch began is what it should
-be, and those that the last probe counts on should be up. Others that never were are no news.
+Reads two small files per port every few seconds. A port should stay as it was at the start, and the
+ports that the last probe expects should be up. Other ports that were never up are ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from muster.protocol.traffic import PortHealth
 
 PERIOD_S: Final = 5.0
 SHOWN_S: Final = 3600.0
-"""For so long a flap is told."""
+"""Seconds for which a flap is shown."""
 _FLAPS_MAX: Final = 1000
 
 _log = structlog.get_logger("agent.monitors.traffic.rdma_ports")
@@ -42,7 +42,7 @@ class _Port:
 
 
 class RdmaPortMonitor:
-    """What has become of each port since the first look."""
+    """History of each port since the first poll."""
 
     def __init__(
         self,
@@ -50,14 +50,14 @@ class RdmaPortMonitor:
         read: Read | None = None,
         awaited: Callable[[], Collection[str]] = frozenset,
     ) -> None:
-        """`awaited`: the ports that should be up, as far as that is known by now."""
+        """`awaited` returns the ports that should be up, as far as they are known."""
         self._root = root
         self._awaited = awaited
         self._read = read
         self._ports: dict[str, _Port] = {}
 
     def look(self, now: float) -> tuple[PortHealth, ...]:
-        """Those not as they should be, at `now` in monotonic seconds. May wait for a driver."""
+        """Return the abnormal ports at `now` (monotonic seconds). May block in a driver."""
         tree = Tree(self._root, self._read)
         seen = {f"{name}:{port}": (name, port) for name, port in names_of_ports(tree)}
         found = []
@@ -78,14 +78,14 @@ class RdmaPortMonitor:
         if port is None:
             port = self._ports[key] = _Port(active, downed)
         if not port.worked and key in self._awaited():
-            # That it is down is no flap of ours.
+            # The port has never been up here, so being down is no flap.
             port.worked, port.down = True, state is not None and not active
         port.worked = port.worked or active
         went_down = state is not None and not active and port.worked and not port.down
         counted = 0
         if downed is not None:
             if port.downed is not None:
-                # One that is less began anew, with its driver.
+                # A counter that has decreased was reset with its driver.
                 counted = downed - port.downed if downed >= port.downed else downed
             port.downed = downed
         port.flaps.extend([now] * min(counted or int(went_down and downed is None), _FLAPS_MAX))
@@ -107,8 +107,9 @@ async def watch(
     first: Callable[[], Awaitable[object]] | None = None,
     changed: Callable[[], None] = lambda: None,
 ) -> Never:
-    """Post PortsSeen whenever it has changed, until cancelled; `first`: what is done before,
-    `changed`: after each change."""
+    """Post PortsSeen after each change, until cancelled. `first` runs before, `changed` after each
+    change.
+    """
     if first is not None:
         await first()
     known: tuple[PortHealth, ...] = ()

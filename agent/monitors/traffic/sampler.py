@@ -1,7 +1,7 @@
-"""Watches the traffic of one task from its start to its end, and says what has come of it.
+"""Sampler of one task's traffic from start to end.
 
-What it knows is in a file of the task's folder: an agent that is started anew goes on from there.
-Counters do not stop for it, so no byte is lost or counted twice; that nobody looked is told.
+Its state is a file in the task's directory, from which a restarted agent continues. The counters
+keep running meanwhile, so no byte is lost or counted twice. The report mentions the pause.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from muster.protocol.traffic import FabricReport, NcclEvidence
 STATE: Final = "traffic.json"
 PERIOD_S: Final = 2.0
 LONGEST_S: Final = 6.0
-"""After so long without a look the rate since the last one is no peak."""
+"""After a longer pause between samples, the rate is not used as a peak."""
 SAY_S: Final = 15.0
-"""Figures alone are said so often, what changes the verdict at once."""
+"""Interval of reports with new figures only. A change of the verdict is reported at once."""
 LAST_LOOK_S: Final = 2.0
-"""A driver that hangs holds up the end of no task for longer."""
-# Lines that could not be read for want of descriptors are lost with the task.
+"""A driver that hangs delays the end of a task by at most this."""
+# Lines that remain unread for lack of descriptors are lost with the task.
 _LAST_LOOKS: Final = 10
 _LAST_PAUSE_S: Final = 0.1
 _STATE_BYTES_MAX: Final = 1 << 20
@@ -42,7 +42,7 @@ _log = structlog.get_logger("agent.proof")
 
 
 class Watched(msgspec.Struct, omit_defaults=True):
-    """What is known of a task's traffic, and of how it is watched."""
+    """Known traffic of a task, and how it is observed."""
 
     netdevs: tuple[str, ...] = ()
     unheard: str = ""
@@ -53,7 +53,7 @@ class Watched(msgspec.Struct, omit_defaults=True):
 
 
 class Sampler:
-    """One task's. `run` looks until it is cancelled; `finish` looks once more, and ends it."""
+    """Sampler of one task. `run` samples until cancelled; `finish` takes a last sample and ends."""
 
     def __init__(
         self,
@@ -83,25 +83,26 @@ class Sampler:
         self._watched.shared = True
 
     async def run(self) -> Never:
-        """Look at once, and then again and again."""
+        """Sample at once, and then periodically."""
         while True:
             await self.look()
             await asyncio.sleep(PERIOD_S)
 
     async def finish(self, *, counters: bool = True) -> None:
-        """The task has ended: the last figures are posted before this returns. Without `counters`
-        they are as they were: what they say now is no longer the task's."""
+        """The task has ended. Post the last figures before returning. Without `counters` the
+        earlier figures remain, because the current ones may include another task.
+        """
         try:
             async with asyncio.timeout(LAST_LOOK_S):
                 await self.look(last=True, counters=counters)
         except TimeoutError:
-            # They are read before what hangs.
+            # Read the lines first, before a counter may hang.
             if self._lines.any:
                 self._lines_came()
             _log.warning("traffic_not_read", task=self._task, waited_s=LAST_LOOK_S)
 
     async def look(self, *, last: bool = False, counters: bool = True) -> None:
-        """Take in what is new, and post it if it is news."""
+        """Take a sample, and post it if it is new."""
         async with self._looking:
             if self._over:
                 return
@@ -124,7 +125,7 @@ class Sampler:
 
     def _sample(self, *, counters: bool) -> None:
         watched = self._watched
-        # First: a driver that hangs does so where its counters are read.
+        # Lines first: a driver that hangs does so where its counters are read.
         if not watched.unheard:
             watched.said = self._lines.look()
         if counters:
@@ -133,7 +134,7 @@ class Sampler:
         self._keep()
 
     def report(self) -> FabricReport:
-        """All that is known."""
+        """Return the report of all that is known."""
         watched = self._watched
         totals = watched.totals
         return FabricReport(
@@ -155,7 +156,7 @@ class Sampler:
         return summary(report) != summary(self._said)
 
     def _keep(self) -> None:
-        """Not synced: with the machine goes the task, too."""
+        """Save the state. Not synced, because a machine crash ends the task, too."""
         self._watched.files = self._lines.state()
         path = self._folder / STATE
         temporary = path.with_suffix(".new")
@@ -165,8 +166,9 @@ class Sampler:
 
 
 def kept(folder: Path) -> Watched | None:
-    """What an earlier life of the agent knew of a task; None where it watched none, or wrote what
-    cannot be read."""
+    """Return the saved state of a task. None if an earlier agent process saved none that can be
+    read.
+    """
     try:
         with open(folder / STATE, "rb") as file:
             return msgspec.json.decode(file.read(_STATE_BYTES_MAX), type=Watched)

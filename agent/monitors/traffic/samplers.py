@@ -1,4 +1,4 @@
-"""The samplers of this node's tasks: one for each part of a gang that runs here."""
+"""Traffic samplers of this node's tasks, one per task."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from muster.protocol.ids import TaskId
 from muster.protocol.log_channel import StreamKind
 
 FILE: Final = "%h.%p"
-"""As NCCL writes it: host and process."""
+"""File name pattern of NCCL: host and process."""
 STREAM: Final = ShimStream(StreamKind.NCCL.value, LOG)
-"""What NCCL has written: it is in no status of a shim."""
+"""NCCL's log, which no shim status mentions."""
 
 
 def log_file(folder: Path) -> str:
-    """NCCL_DEBUG_FILE of a task whose folder this is."""
+    """Return NCCL_DEBUG_FILE for a task directory."""
     return f"{folder / NCCL}/{FILE}"
 
 
 class TrafficSamplers:
-    """Begins, goes on with and ends them."""
+    """Starts, resumes and ends samplers."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class TrafficSamplers:
         self._kept: dict[TaskId, Watched] = {}
 
     def begin(self, plan: ArrangeTask) -> None:
-        """The gate of this task opens."""
+        """The start gate of this task opens."""
         fabric = plan.fabric or TaskFabric()
         if plan.task in self._running:
             return
@@ -71,14 +71,14 @@ class TrafficSamplers:
         self._watch(plan.task, watched)
 
     def adopt(self, task: TaskId) -> None:
-        """In a thread: read what an earlier life of the agent knew of the task."""
+        """In a thread, read the state that an earlier agent process saved of the task."""
         watched = kept(self._folders.path(task))
         if watched is not None:
             self._kept[task] = watched
 
     def resume(self, task: TaskId, *, ended: bool, then: Callable[[], None]) -> bool:
-        """Go on with a task that was adopted. Of one that has `ended` what was known is posted, and
-        what NCCL wrote since; then `then` is called. False where there is nothing to wait for.
+        """Resume an adopted task. For one that has `ended`, post its known figures and NCCL's lines
+        since, then call `then`. Returns False if there is nothing to wait for.
         """
         watched = self._kept.pop(task, None)
         if watched is None:
@@ -89,15 +89,16 @@ class TrafficSamplers:
         return self._spawn(task, self._sampler(task, watched).finish(counters=False), then)
 
     def finish(self, task: TaskId, then: Callable[[], None]) -> bool:
-        """It has ended; its last figures are posted, then `then` is called. False where there are
-        none to wait for."""
+        """The task has ended. Post its last figures, then call `then`. Returns False if there are
+        none to wait for.
+        """
         found = self._running.pop(task, None)
         if found is None:
             return False
         sampler, running = found
 
         def over() -> None:
-            # Not before: it may have been in the middle of a look.
+            # Not earlier, because it may have been in the middle of a sample.
             running.cancel()
             then()
 
@@ -110,13 +111,13 @@ class TrafficSamplers:
             try:
                 await work
             finally:
-                # A task's end is told, whatever became of its figures.
+                # Report a task's end even if its figures could not be read.
                 then()
 
         try:
             self._owner.spawn(ending(), name=f"proof.{task}.end")
         except RuntimeError:
-            # This agent is being stopped.
+            # This agent is shutting down.
             work.close()
             return False
         return True
@@ -140,7 +141,7 @@ class TrafficSamplers:
 
 
 def _unheard(plan: ArrangeTask, folder: Path) -> str | None:
-    """Why NCCL's lines will not be in our file; None if they will."""
+    """Return why NCCL's lines will not be in our file, or None if they will."""
     env = plan.env
     if env.get("NCCL_DEBUG_FILE") == log_file(folder):
         return None

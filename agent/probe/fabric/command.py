@@ -1,4 +1,4 @@
-"""`muster probe` and `muster doctor`: one node, with or without a cluster."""
+"""`muster probe` and `muster doctor`, for one node with or without a cluster."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from muster.fabric.schema import probe_schema
 VERBS: Final = ("probe", "doctor")
 EXIT_USAGE: Final = 2
 EXIT_CONFIG: Final = 125
-"""Not 2, which from a doctor means a sick node."""
+"""Not 2, which doctor uses for an unhealthy node."""
 CONFIG: Final = Path("/etc/muster/agent.yaml")
 
 _DOCTOR_CODES: Final = "Exit codes: 0 fine, 1 warnings, 2 errors, 125 cannot be asked like this."
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
-    """Run a verb; returns the exit code."""
+    """Run a command and return its exit code."""
     parser = _parser(verb)
     flags = parser.parse_args(arguments)
     if verb == "probe" and flags.schema:
@@ -57,8 +57,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
 def asked_by(
     config: AgentConfig, *, live: bool = True, nccl: str | None = None, agent: bool = False
 ) -> Asked:
-    """What a probe of this agent's node is told by its configuration; `agent`: by the agent
-    itself."""
+    """Options of a probe from this node's configuration. `agent`: the agent itself probes."""
     user = user_named(config.run_as) if live and config.run_as is not None else None
     return Asked(
         rules=config.fabric,
@@ -76,7 +75,9 @@ def asked_by(
 
 
 def _asked(root: Path, file: Path | None, nccl: str | None) -> Asked:
-    """Of this machine's configuration nothing is taken for another tree, unless it is named."""
+    """Options for a tree. This machine's configuration applies to another tree only if it is
+    named.
+    """
     live = os.path.realpath(root) == "/"
     told = any(name.startswith(f"{PREFIX}_") for name in os.environ)
     if live and file is None and not told:
@@ -84,13 +85,13 @@ def _asked(root: Path, file: Path | None, nccl: str | None) -> Asked:
     if not live and file is None:
         return Asked(nccl=nccl)
     if file is None and not told:
-        # No agent is set up here: an own default of its settings must not keep us from looking.
+        # No agent is installed here: an invalid default setting must not prevent the probe.
         return Asked(nccl=nccl, python=shutil.which("python3"), home=_home(None))
     return asked_by(load(file=file, environ=os.environ if live else {}), live=live, nccl=nccl)
 
 
 def _places() -> tuple[Path, ...]:
-    """Where `muster init` writes an agent's configuration: for root, and for anybody else."""
+    """Paths where `muster init` writes an agent's configuration, for root and for other users."""
     own = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return CONFIG, Path(own) / "muster" / CONFIG.name
 
@@ -101,7 +102,7 @@ def _home(user: User | None) -> str:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Exit as for any other way in which this cannot be asked."""
+        """Exit with the code for a usage error."""
         verb = self.prog.rpartition(" ")[2]
         sys.exit(_complain(verb, f"{message}; `muster {verb} --help` shows the options"))
 
@@ -123,7 +124,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         metavar="DIR",
         help="read sys, proc, dev and etc below DIR; nothing is asked of this machine",
     )
-    parser.add_argument("--json", action="store_true", help="docs/probe.md explains it")
+    parser.add_argument("--json", action="store_true", help="docs/reference/probe.md explains it")
     parser.add_argument(
         "--nccl", metavar="VERSION", help="of the jobs' torch; default: what is installed"
     )
@@ -143,7 +144,7 @@ def _print(text: str) -> None:
     try:
         print(text, flush=True)  # noqa: T201
     except BrokenPipeError:
-        # `muster probe | head` has what it wanted.
+        # `muster probe | head` has closed the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

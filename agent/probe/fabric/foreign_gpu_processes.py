@@ -1,4 +1,4 @@
-"""Processes that use a GPU and are of no job: begun by hand, or what has outlived its job."""
+"""GPU processes outside all jobs: started by hand, or survivors of a job."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Final
 
 from agent.shim.syscalls import stat_of
 
-# As a shim names itself.
+# Process name of a shim.
 SHIM: Final = "muster-shim"
 _NAMED: Final = 3
 
 
 def strangers(pids: Iterable[int]) -> tuple[int, ...]:
-    """Those that live and are below no shim.
+    """Return the living processes without a shim among their ancestors.
 
-    A process of another pid namespace than ours has no number here: of it nothing is known, and a
-    shim is the sub-reaper of all that its job starts.
+    A process of a foreign pid namespace has no pid here, so nothing is known of it. A shim is the
+    subreaper of all processes of its job.
     """
     return tuple(pid for pid in sorted(set(pids)) if _is_stranger(pid))
 
 
 def used_by(pids: tuple[int, ...]) -> str:
-    """`is used by process 12 (python), which is of no job`; "" for none."""
+    """Return `is used by process 12 (python), which is of no job`, or ""."""
     if not pids:
         return ""
     named = ", ".join(f"{pid} ({_name(pid)})" for pid in pids[:_NAMED])

@@ -1,7 +1,7 @@
-"""Reads files below a root, which may be this machine's or a copy of another one's.
+"""Reader of files below a root, which is this machine's or a copy of another one's.
 
-Below a root that is a copy no link leads out of it, so that this machine is never mistaken for the
-other. What cannot be read is an `Unread` with the reason, never an exception.
+Links in a copy never lead out of it, so that this machine is never mistaken for the other. An
+unreadable file is an `Unread` with the reason, never an exception.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from agent.shim.job_files import RefusedFileError, open_checked
 BYTES_MAX: Final = 1 << 16
 _NAMES_MAX: Final = 8192
 _LINKS_MAX: Final = 40
-# A fifo is not waited for, a terminal not taken over.
+# Do not wait for a fifo, and do not take over a terminal.
 _FLAGS: Final = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW
 
 Read = Callable[[str], bytes]
-"""From a path below the root, without a leading slash, to what is in the file. Raises OSError."""
+"""Function from a path below the root, without a leading slash, to the file's content. Raises
+OSError.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Why there is no value. `absent`: the file is not there. `empty`: the kernel answers that it
-    has none."""
+    """Reason why there is no value. `absent`: the file does not exist. `empty`: the kernel reports
+    no value.
+    """
 
     why: str
     absent: bool = False
@@ -57,36 +60,37 @@ EMPTY: Final = Unread("an empty file")
 
 
 def unread(error: OSError) -> Unread:
-    """The reason in words."""
+    """Return the reason as a message."""
     return _REASONS.get(error.errno or 0) or Unread(error.strerror or str(error))
 
 
 class Tree:
-    """The files below `root`. `read` stands in for the kernel's answers, in tests.
+    """The files below `root`. Tests pass `read` to replace the kernel's answers.
 
-    It remembers where folders lead, so it is for one probe and not for longer.
+    It caches resolved directories, so use it for one probe only.
     """
 
     def __init__(self, root: Path = Path("/"), read: Read | None = None) -> None:
         self.root = root
         self.live = os.path.realpath(root) == "/"
-        # Without a final slash: that of / is the empty string.
+        # Without a trailing slash: / becomes the empty string.
         self._base = os.path.realpath(root).rstrip("/")
         self._read = read or self.bytes_of
         self._folders: dict[str, str | OSError] = {}
 
     def text(self, path: str) -> str | Unread:
-        """What is in a file, less surrounding white space; an empty one is Unread."""
+        """Return the stripped content of a file. An empty one is Unread."""
         return self._text(lambda: self._read(path))
 
     def text_of_user(self, path: str) -> str | Unread:
-        """As `text`, of a file in a user's home: only a regular file of the owner of that folder.
-        Otherwise a link there would have root read a file that the user cannot, or open a device,
-        which for some is enough to start them."""
+        """Return the content of a file in a user's home: only a regular file owned by the
+        directory's owner. Otherwise root would follow a link to a file that the user cannot read,
+        or open a device, which for some devices is enough to start them.
+        """
         return self._text(lambda: self._bytes_of_user(path))
 
     def names(self, path: str) -> tuple[str, ...] | Unread:
-        """The names in a folder, in no order."""
+        """Return the names in a directory, unordered."""
         try:
             found = os.listdir(self._folder(path))
         except OSError as error:
@@ -96,14 +100,14 @@ class Tree:
         return tuple(name for name in found[:_NAMES_MAX] if name.isprintable())
 
     def real(self, path: str) -> str | Unread:
-        """Where a folder is once all links are followed, below the root."""
+        """Return the resolved path of a directory, below the root."""
         try:
             return self._folder(path).removeprefix(self._base).lstrip("/")
         except OSError as error:
             return unread(error)
 
     def link(self, path: str) -> str | Unread:
-        """What a link says, whether that is there or not."""
+        """Return the target of a link, whether it exists or not."""
         folder, _, name = path.rpartition("/")
         try:
             found = os.readlink(f"{self._folder(folder)}/{name}")
@@ -112,24 +116,24 @@ class Tree:
         return found if found.isprintable() else NO_TEXT
 
     def exists(self, path: str) -> bool:
-        """Whether something is there, be it readable or not."""
+        """Whether the path exists, readable or not."""
         return not isinstance(self.locate(path), Unread)
 
     def locate(self, path: str) -> str | Unread:
-        """The path by which this process reaches a file or folder that is there."""
+        """Return the path by which this process reaches an existing file or directory."""
         try:
             return self._resolve(path)
         except OSError as error:
             return unread(error)
 
     def bytes_of(self, path: str) -> bytes:
-        """What is in a file, at most one byte more than is allowed. Raises OSError."""
+        """Return the content of a file, at most one byte more than the limit. Raises OSError."""
         fd = self._open(path)
         try:
             first = os.read(fd, BYTES_MAX + 1)
             if len(first) < 4096:
                 return first
-            # proc hands out long files in pieces.
+            # proc returns long files in pieces.
             pieces = [first]
             size = len(first)
             while size <= BYTES_MAX and (piece := os.read(fd, BYTES_MAX + 1 - size)):
@@ -166,7 +170,7 @@ class Tree:
             os.close(fd)
 
     def window(self, path: str, offset: int, size: int) -> bytes:
-        """A part of a binary file, empty where it cannot be read."""
+        """Return a part of a binary file; empty if it is unreadable."""
         try:
             fd = self._open(path)
         except OSError:
@@ -179,7 +183,9 @@ class Tree:
             os.close(fd)
 
     def _open(self, path: str) -> int:
-        """Of a copy plain files alone: a device node in it would be this machine's own device."""
+        """Open a file. In a copy only plain files, because a device node would be this machine's
+        device.
+        """
         folder, _, name = path.rpartition("/")
         if not self.live:
             place = f"{self._folder(folder)}/{name}"
@@ -200,7 +206,7 @@ class Tree:
             return os.open(self._resolve(path), os.O_RDONLY | _FLAGS)
 
     def _folder(self, path: str) -> str:
-        """The folder as this process reaches it, all links followed below the root."""
+        """Return a directory's path for this process, with links resolved below the root."""
         known = self._folders.get(path)
         if known is None:
             try:
@@ -213,7 +219,9 @@ class Tree:
         return known
 
     def _resolve(self, path: str) -> str:
-        """As realpath, but `/` and the folder above the root are the root. Raises OSError."""
+        """Resolve like realpath, but `/` and the parent of the root are the root. Raises
+        OSError.
+        """
         parent, _, name = path.rstrip("/").rpartition("/")
         if not name:
             return self._base
@@ -247,5 +255,5 @@ class Tree:
 
 
 def path_shown(path: str) -> str:
-    """For a message: without what a terminal would act on."""
+    """Return the path for a message, without terminal control characters."""
     return path.encode("unicode_escape").decode()

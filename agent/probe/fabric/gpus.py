@@ -1,4 +1,4 @@
-"""The GPUs of a node: as NVML shows them where it is, else from PCI and /proc/driver/nvidia."""
+"""GPUs of a node: from NVML if available, else from PCI and /proc/driver/nvidia."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What NVIDIA's driver says of one GPU; None is unknown. `fault` as in GpuDevice; `users` are
-    the processes that compute there."""
+    """Properties of a GPU from NVIDIA's driver; None is unknown. `fault` is as in GpuDevice;
+    `users` are the processes that compute there.
+    """
 
     name: str | None = None
     uuid: str | None = None
@@ -56,7 +57,7 @@ class Seen:
 
 
 def gpus_of(tree: Tree, functions: Sequence[Function]) -> tuple[Gpu, ...]:
-    """All of them in PCI order. Those that NVML does not show are not there for jobs either."""
+    """Return all GPUs in PCI order. Jobs cannot use those that NVML does not show."""
     seen, by_nvml = _seen(tree)
     by_address = {function.address: function for function in functions}
     named = {
@@ -72,7 +73,7 @@ def gpus_of(tree: Tree, functions: Sequence[Function]) -> tuple[Gpu, ...]:
 
 
 def devices_of(tree: Tree) -> tuple[GpuDevice, ...]:
-    """NVIDIA's, in PCI order, as jobs may be given them; those that none is given say why."""
+    """Return NVIDIA's GPUs in PCI order, as jobs may get them; excluded ones have the reason."""
     seen, by_nvml = _seen(tree)
     by_address = {
         function.address: function
@@ -101,8 +102,9 @@ def devices_of(tree: Tree) -> tuple[GpuDevice, ...]:
 
 
 def lacks_nvml(tree: Tree, functions: Sequence[Function]) -> bool:
-    """Whether this machine has NVIDIA's GPUs and we no module to ask its driver with. A driver that
-    does not answer is told of its GPUs."""
+    """Whether this machine has NVIDIA GPUs but no Python module for NVML. A driver that does not
+    answer is reported for its GPUs.
+    """
     cards = (one for one in functions if one.vendor == NVIDIA and is_accelerator(one))
     if not tree.live or not any(cards):
         return False
@@ -114,28 +116,30 @@ def lacks_nvml(tree: Tree, functions: Sequence[Function]) -> bool:
 
 
 def hold_nvml() -> bool:
-    """Keep NVML loaded for the life of this process, so that a look at the GPUs takes no time;
-    returns whether it is there."""
+    """Keep NVML loaded for the life of this process, so that later queries are fast. Returns
+    whether NVML is available.
+    """
     return _nvml() is not None
 
 
 def use_of(tree: Tree) -> dict[str, int]:
-    """In how many percent of the last moment each GPU computed, by UUID; without those that NVML
-    says nothing of."""
+    """Return the recent utilization of each GPU in percent, by UUID. GPUs that NVML does not report
+    are left out.
+    """
     return _asked_of_each(
         tree, lambda nvml, handle: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
     )
 
 
 class MemoryUse(NamedTuple):
-    """Of a GPU's memory, and the processes that compute there, as far as NVML shows them."""
+    """Used memory of a GPU, and the computing processes, as far as NVML shows them."""
 
     used_bytes: int
     pids: tuple[int, ...]
 
 
 def memory_of(tree: Tree) -> dict[str, MemoryUse]:
-    """What is in use of each GPU's memory, by UUID; without those that NVML says nothing of."""
+    """Return the used memory of each GPU by UUID. GPUs that NVML does not report are left out."""
 
     def ask(nvml: Any, handle: Any) -> MemoryUse:
         used = _used_bytes(nvml, handle)
@@ -146,7 +150,7 @@ def memory_of(tree: Tree) -> dict[str, MemoryUse]:
 
 
 def _asked_of_each(tree: Tree, ask: Callable[[Any, Any], _Value]) -> dict[str, _Value]:
-    """What `ask` makes of NVML and the handle of each GPU, by UUID."""
+    """Call `ask` with NVML and the handle of each GPU; return the results by UUID."""
     found: dict[str, _Value] = {}
     nvml = _nvml() if tree.live else None
     if nvml is None:
@@ -166,8 +170,9 @@ def _asked_of_each(tree: Tree, ask: Callable[[Any, Any], _Value]) -> dict[str, _
 
 
 def _used_bytes(nvml: Any, handle: Any) -> int:
-    """Without what the driver keeps for itself, which is more than half a GiB of the larger cards;
-    older drivers cannot tell that apart."""
+    """Return the used bytes without the driver's own, which exceed half a GiB on larger cards.
+    Older drivers do not separate them.
+    """
     version = getattr(nvml, "nvmlMemory_v2", None)
     if version is not None:
         try:
@@ -178,7 +183,7 @@ def _used_bytes(nvml: Any, handle: Any) -> int:
 
 
 def _seen(tree: Tree) -> tuple[dict[str, Seen], bool]:
-    """By address, and whether NVML says so: what that does not show jobs cannot use."""
+    """Return GPUs by address, and whether NVML reported them: jobs cannot use other GPUs."""
     nvml = _nvml() if tree.live else None
     if nvml is None:
         return _driver(tree), False
@@ -212,8 +217,9 @@ def _gpu(tree: Tree, index: int, address: str, card: Seen, function: Function | 
 
 
 def _driver(tree: Tree) -> dict[str, Seen]:
-    """Model and UUID by address, as NVIDIA's driver tells them; a GPU that it has not woken has a
-    UUID of question marks."""
+    """Return model and UUID by address from NVIDIA's driver. A GPU that was never initialized has a
+    UUID of question marks.
+    """
     names = tree.names(DRIVER)
     found: dict[str, Seen] = {}
     for name in () if isinstance(names, Unread) else names:
@@ -228,13 +234,13 @@ def _driver(tree: Tree) -> dict[str, Seen]:
 
 
 def _divided(tree: Tree, minor: str) -> bool:
-    """Whether MIG has made instances of the GPU with this number."""
+    """Whether MIG has split the GPU with this minor number."""
     names = tree.names(f"{_MIG}/gpu{minor}/mig") if minor.isdecimal() else ()
     return not isinstance(names, Unread) and any(name.startswith("gi") for name in names)
 
 
 def _nvml() -> Any:
-    """NVML, begun once more; None where it or its Python module is not."""
+    """Initialize NVML again; None if it or its Python module is missing."""
     try:
         # The extra `gpu`.
         nvml: Any = importlib.import_module("pynvml")
@@ -245,7 +251,7 @@ def _nvml() -> Any:
 
 
 def _shown(nvml: Any) -> Iterator[tuple[str, Seen]]:
-    """Each GPU by its address; one that has been lost has none to tell."""
+    """Yield each GPU with its address; a lost GPU has none."""
     for at in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(at)
@@ -282,14 +288,16 @@ def _card(nvml: Any, handle: Any) -> Seen:
 
 
 def counted(fault: str) -> str:
-    """Of which kind a fault is that `ailment` has found, in a word; "" for one of another source:
-    a GPU that is not given for another reason has not failed."""
+    """Return the kind of a fault that `ailment` found, as a word; "" for other reasons: a GPU that
+    is excluded for another reason has not failed.
+    """
     return next((kind for words, kind in _COUNTED if fault.startswith(words)), "")
 
 
 def ailment(nvml: Any, handle: Any) -> str:
-    """What NVML counts that no job should meet, in words that follow the GPU's address; "" where it
-    counts nothing, or cannot be asked: older drivers and cards know less."""
+    """Return the problems that NVML counts, as text that follows the GPU's address. "" if there are
+    none or they are unknown: older drivers and cards report less.
+    """
 
     def asked(call: Callable[[], Any]) -> Any:
         try:
@@ -322,18 +330,20 @@ _RECOVERY: Final = {
     2: "reboot the node",
     4: "drain the node and reset it",
 }
-"""Those after which it serves no job. 3 only wants its peers' traffic drained."""
+"""The recovery actions after which it serves no job. Action 3 only drains peer traffic."""
 _UNCORRECTED: Final = 1
 _VOLATILE: Final = 0
 
 
 def _words(text: str) -> str:
-    """As a coordinator takes it."""
+    """Shorten the text to the coordinator's limit."""
     return "".join(letter if letter.isprintable() else " " for letter in text)[:TEXT_MAX]
 
 
 def _address(bus: str | bytes) -> str:
-    """NVML writes the domain with eight digits, the kernel with four or as many as it takes."""
+    """Normalize a PCI address: NVML writes the domain with eight digits, the kernel with four or
+    more.
+    """
     domain, _, rest = _text(bus).lower().partition(":")
     return f"{domain.lstrip('0').zfill(4)}:{rest}"
 

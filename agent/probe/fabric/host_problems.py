@@ -1,4 +1,4 @@
-"""What is wrong around the HCAs: libraries, limits, GPUDirect, topology, NCCL's files."""
+"""Problems of a host besides its HCAs: libraries, limits, GPUDirect, topology, NCCL's files."""
 
 from __future__ import annotations
 
@@ -66,10 +66,11 @@ _CONTROLLERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What is judged. `local_name`: the loopback address that the own host name has in the hosts
-    file. `settings` are the operator's for NCCL; `absent`: the topology file that they name is not
-    there. `redirecting`: bridges between a GPU and its HCA that send its traffic to the CPU, as
-    those may that are `bridges_unread`."""
+    """Input of the checks. `local_name` is the loopback address that the hosts file gives to the
+    own host name. `settings` are the operator's for NCCL; `absent` means that the topology file
+    they name is missing. `redirecting` are bridges between a GPU and its HCA that send traffic to
+    the CPU; `bridges_unread` may do so.
+    """
 
     used: Sequence[Hca]
     hcas: Sequence[Hca]
@@ -87,7 +88,7 @@ class Node:
 
 
 def of_earlier_lives(found: tuple[LeftoverProcess, ...]) -> Iterator[Problem]:
-    """Processes of jobs that nobody watches over."""
+    """Processes of jobs without a shim."""
     if found:
         yield warning(
             f"{describe(found)}: of a job whose shim is dead, and still running",
@@ -97,7 +98,7 @@ def of_earlier_lives(found: tuple[LeftoverProcess, ...]) -> Iterator[Problem]:
 
 
 def of_left_units(found: tuple[LeftUnit, ...]) -> Iterator[Problem]:
-    """Tasks that run in units of systemd, and that no agent knows."""
+    """Tasks in systemd units that no agent knows."""
     if found:
         yield warning(
             f"{units.words(found)}: of a task whose folder is gone, and still running",
@@ -107,7 +108,7 @@ def of_left_units(found: tuple[LeftUnit, ...]) -> Iterator[Problem]:
 
 
 def of_traces(found: Sequence[str]) -> Iterator[Problem]:
-    """What is left beside processes."""
+    """Leftovers besides processes."""
     for what in found:
         yield warning(
             f"left by an earlier life of the agent: {what}",
@@ -116,7 +117,7 @@ def of_traces(found: Sequence[str]) -> Iterator[Problem]:
 
 
 def of_processes(tree: Tree, processes_max: int | None) -> Iterator[Problem]:
-    """That the bound on a job's processes has no effect; `processes_max` is the operator's own."""
+    """Ineffective limits on a job's processes; `processes_max` is the operator's own limit."""
     if not tree.live and not tree.exists("sys/fs/cgroup"):
         return
     for path in _CONTROLLERS:
@@ -133,13 +134,13 @@ def of_processes(tree: Tree, processes_max: int | None) -> Iterator[Problem]:
 
 
 def of_node(node: Node) -> Iterator[Problem]:
-    """Of everything but the ports."""
+    """Problems of everything except the ports."""
     for check in (_libraries, _limits, _gpudirect, _topology, _nccl_conf, _nccl, _name):
         yield from check(node)
 
 
 def local_name(tree: Tree, hostname: str) -> str | None:
-    """The loopback address that the hosts file gives to this machine's own name."""
+    """Return the loopback address that the hosts file gives to this machine's own name."""
     text = tree.text("etc/hosts")
     if isinstance(text, Unread) or not hostname:
         return None

@@ -1,5 +1,6 @@
-"""Network interfaces and their addresses: of this machine from the kernel, of a copied tree from
-its sysfs and proc."""
+"""Network interfaces and their addresses: from the kernel for this machine, from sysfs and proc for
+a copied tree.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +37,16 @@ _LOCAL: Final = re.compile(r"\|-- ([0-9.]{7,15})\s*\n\s*/32 host LOCAL")
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """The interfaces. `addressed`: whether all of their addresses are known, so that one without
-    has none."""
+    """The interfaces. `addressed` means that all of their addresses are known, so that one without
+    an address has none.
+    """
 
     networks: tuple[Network, ...]
     addressed: bool
 
 
 def networks_of(tree: Tree, hcas: Sequence[Hca]) -> Networks:
-    """All interfaces that lead somewhere, with the HCAs that stand behind them."""
+    """Return all interfaces that lead off the machine, with the HCAs behind them."""
     found, addressed = _kernel(tree) if tree.live else _copied(tree)
     links = {link.index: link for link in found.links}
     addresses: dict[int, list[str]] = {}
@@ -66,7 +68,7 @@ def networks_of(tree: Tree, hcas: Sequence[Hca]) -> Networks:
     known = {network.name for network in made}
     for name, own in of_gids.items():
         if name not in known:
-            # A GID names it, though sysfs does not show it.
+            # A GID names it, although sysfs does not show it.
             hidden = Network(name=name, kind="ethernet", addresses=own, hcas=behind.get(name, ()))
             made.append(hidden)
     made.sort(key=lambda network: natural(network.name))
@@ -74,7 +76,7 @@ def networks_of(tree: Tree, hcas: Sequence[Hca]) -> Networks:
 
 
 def with_addresses(hcas: Iterable[Hca], networks: Iterable[Network]) -> list[Hca]:
-    """The HCAs with the addresses of their interfaces, those of their GIDs first."""
+    """Return the HCAs with the addresses of their interfaces, those of their GIDs first."""
     by_name = {network.name: network for network in networks}
     made = []
     for hca in hcas:
@@ -87,8 +89,9 @@ def with_addresses(hcas: Iterable[Hca], networks: Iterable[Network]) -> list[Hca
 
 
 def sockets(networks: Networks, hcas: Sequence[Hca], pinned: str | None = None) -> tuple[str, ...]:
-    """The interface for what does not go by RDMA: what the configuration pins (a name or an
-    address), else the best that has an address, as a gang's is chosen."""
+    """Return the interface for non-RDMA traffic: the pinned one (a name or an address), else the
+    best with an address, chosen as for a gang.
+    """
     if pinned is not None:
         for network in networks.networks:
             own = (address.partition("/")[0] for address in network.addresses)
@@ -169,7 +172,7 @@ def _copied(tree: Tree) -> tuple[netlink.Network, bool]:
 
 
 def _index(tree: Tree, name: str) -> int:
-    """The interface's, or a number that no other has."""
+    """Return the index of the interface, or an unused number."""
     number = _number(tree, f"{NET}/{name}/ifindex")
     return number or -1 - sum(name.encode())
 
@@ -195,7 +198,7 @@ def _link(tree: Tree, name: str, indexes: Mapping[str, int]) -> Link:
 
 
 def _kind(tree: Tree, name: str, *, stacked: bool) -> str:
-    """As netlink calls it, of what sysfs shows."""
+    """Return the netlink kind, derived from sysfs."""
     folder = f"{NET}/{name}"
     event = sysfs_formats.uevent_of(tree.text(f"{folder}/uevent"))
     if event.get("DEVTYPE"):
@@ -205,7 +208,7 @@ def _kind(tree: Tree, name: str, *, stacked: bool) -> str:
             return kind
     where = tree.real(folder)
     virtual = not isinstance(where, Unread) and where.startswith("sys/devices/virtual/")
-    # A copy has folders where links were.
+    # In a copy, links have become directories.
     if not virtual and not (where == folder and tree.exists(f"sys/devices/virtual/net/{name}")):
         return ""
     return "veth" if stacked else "virtual"
@@ -218,7 +221,7 @@ def _number(tree: Tree, path: str) -> int | None:
 
 
 def _addresses(tree: Tree, indexes: Mapping[str, int]) -> tuple[list[LinkAddress], bool]:
-    """Of all interfaces, from proc; whether IPv4 was told at all."""
+    """Return the addresses of all interfaces from proc, and whether IPv4 is known."""
     found: list[LinkAddress] = []
     known = False
     for folder in _PROC_NET:
@@ -235,8 +238,9 @@ def _addresses(tree: Tree, indexes: Mapping[str, int]) -> tuple[list[LinkAddress
 
 
 def _fourth(tries: str, routes: str, indexes: Mapping[str, int]) -> list[LinkAddress]:
-    """No file has IPv4 addresses and their interfaces: the one has the addresses, the other the
-    networks of the interfaces."""
+    """Combine two files for IPv4: one lists the addresses, the other the networks of the
+    interfaces.
+    """
     networks = sorted(_routes(routes), key=lambda route: -route[1].prefixlen)
     found = []
     for text in dict.fromkeys(_LOCAL.findall(tries)):
@@ -293,7 +297,7 @@ def _behind(hcas: Iterable[Hca]) -> dict[str, tuple[str, ...]]:
 
 
 def _of_gids(hcas: Iterable[Hca]) -> dict[str, tuple[str, ...]]:
-    """The routable addresses that GIDs give to interfaces."""
+    """Return the routable addresses that GIDs give to interfaces."""
     found: dict[str, list[str]] = {}
     for hca in hcas:
         if hca.link_layer != ETHERNET:

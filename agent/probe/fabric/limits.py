@@ -1,4 +1,4 @@
-"""The limits under which this node's jobs run: those of the agent's service, not of who asks."""
+"""Resource limits of this node's jobs: those of the agent's service, not of the caller."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ _FOLDERS: Final = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/
 _LINE: Final = re.compile(r"^(Max [a-z ]+?)\s{2,}(\S+)\s+(\S+)", re.MULTILINE)
 _SETTING: Final = re.compile(r"^\s*Limit(MEMLOCK|NOFILE)\s*=\s*(\S+)\s*$", re.MULTILINE)
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-# What systemd gives to a service that does not ask.
+# Default of systemd for a service that sets none.
 _SYSTEMD_MEMLOCK: Final = 8 << 20
 _SYSTEMD_NOFILE: Final = 524_288
 
 
 def limits_of(tree: Tree, *, own: bool = False) -> Limits:
-    """`own`: this process is the agent. Jobs get the hard limits, and without a bound on locked
-    memory where the agent may lift it."""
+    """`own`: this process is the agent. Jobs get the hard limits, and unlimited locked memory if
+    the agent may raise it.
+    """
     if own and tree.live:
         return _own("the agent", tree)
     found = _of_service(tree) or _of_unit(tree)
@@ -75,7 +76,7 @@ def _of_process(tree: Tree, pid: str, source: str) -> Limits | None:
 
 
 def _of_unit(tree: Tree) -> Limits | None:
-    """Of a service that is installed and does not run. A drop-in wins over the unit."""
+    """Limits of an installed service that does not run. A drop-in overrides the unit."""
     files = []
     for folder in _FOLDERS:
         if tree.exists(f"{folder}/{UNIT}"):
@@ -107,7 +108,7 @@ def _number(text: str | None) -> int | str | None:
 
 
 def _systemd(text: str | None, default: int) -> int | str | None:
-    """`infinity`, `64K`, or soft and hard as `1024:2048`."""
+    """Parse `infinity`, `64K`, or soft and hard limits like `1024:2048`."""
     if text is None:
         return default
     hard = text.rpartition(":")[2]

@@ -1,4 +1,4 @@
-"""The PCI functions of a node that matter here: HCAs, GPUs and other accelerators."""
+"""Relevant PCI functions of a node: HCAs, GPUs and other accelerators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NVIDIA: Final = 0x10DE
 AMD: Final = 0x1002
 _INTEL, _NEC = 0x8086, 0x1BCF
 _GPU_CLASSES: Final = {NVIDIA: (0x0300, 0x0302), AMD: (0x0300, 0x0302, 0x0380)}
-# Xeon Phi; other co-processors of Intel's compress and encrypt.
+# Xeon Phi. Other coprocessors of Intel compress and encrypt.
 _PHI: Final = range(0x2250, 0x2260)
 _ACS_CAPABILITY: Final = 0x000D
 # P2P request redirect, P2P completion redirect, upstream forwarding.
@@ -35,8 +35,9 @@ _HEAD: Final = 0x40
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One function. `kind` is its class without the programming interface (0x0207); `path` is ()
-    where the tree is hidden."""
+    """A PCI function. `kind` is its class without the programming interface (0x0207); `path` is ()
+    if the tree is hidden.
+    """
 
     address: str
     kind: int
@@ -48,24 +49,24 @@ class Function:
 
     @property
     def id(self) -> str:
-        """15b3:1021, as lspci writes it; "" if it is not known."""
+        """15b3:1021, in lspci's notation; "" if unknown."""
         if self.vendor is None or self.device is None:
             return ""
         return f"{self.vendor:04x}:{self.device:04x}"
 
 
 def functions(tree: Tree) -> tuple[Function, ...]:
-    """All that may be an HCA, a GPU or another accelerator, in PCI order."""
+    """Return possible HCAs, GPUs and other accelerators in PCI order."""
     found = _functions(tree)
     if any(function.path for function in found):
         return found
-    # A copy has folders where links were: they do not say where in the tree they belong.
+    # In a copy, links have become directories, which do not show the position in the tree.
     paths = _paths(tree)
     return tuple(replace(it, path=paths.get(it.address, ())) for it in found)
 
 
 def _paths(tree: Tree) -> dict[str, Path]:
-    """Every function below /sys/devices with its path."""
+    """Return every function below /sys/devices with its path."""
     found: dict[str, Path] = {}
     roots = tree.names(_ROOT)
     waiting: list[tuple[str, ...]] = [(name,) for name in _of(roots) if name.startswith("pci")]
@@ -103,7 +104,7 @@ def _functions(tree: Tree) -> tuple[Function, ...]:
 
 
 def is_accelerator(function: Function) -> bool:
-    """A GPU, or what jobs use like one."""
+    """Whether it is a GPU or a similar accelerator."""
     kinds = _GPU_CLASSES.get(function.vendor or 0, ())
     if function.kind in kinds or function.kind == _ACCELERATOR:
         return True
@@ -115,7 +116,7 @@ def is_accelerator(function: Function) -> bool:
 
 
 def is_hca(function: Function) -> bool:
-    """A card that a driver for RDMA could serve, by its class or its maker."""
+    """Whether an RDMA driver could serve the card, by its class or vendor."""
     if function.kind == INFINIBAND_CLASS:
         return True
     return function.vendor == MELLANOX and function.kind in (
@@ -126,8 +127,9 @@ def is_hca(function: Function) -> bool:
 
 
 def redirecting(tree: Tree, paths: Iterable[Path]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Of the bridges on these paths those that send peer-to-peer traffic up to the CPU (ACS), and
-    those of which that is not known."""
+    """Return the bridges on these paths that redirect peer-to-peer traffic to the CPU (ACS), and
+    those for which this is unknown.
+    """
     bridges = {function for path in paths for function in path[1:-1]}
     found = {bridge: _acs(tree, f"{DEVICES}/{bridge}/config") for bridge in sorted(bridges)}
     return (
@@ -137,7 +139,7 @@ def redirecting(tree: Tree, paths: Iterable[Path]) -> tuple[tuple[str, ...], tup
 
 
 def numa_node(tree: Tree, folder: str) -> int | Unread | None:
-    """-1 where the kernel does not know."""
+    """Return the NUMA node; -1 if the kernel does not know it."""
     text = tree.text(f"{folder}/numa_node")
     if isinstance(text, Unread):
         return text
@@ -171,8 +173,9 @@ def _order(address: str) -> tuple[int, ...]:
 
 
 def _acs(tree: Tree, path: str) -> bool | None:
-    """Reads four bytes at a time: all of a configuration space takes the hardware milliseconds.
-    None where it cannot be read, or only its head, as by a process that is not root."""
+    """Whether ACS redirects. Reads four bytes at a time, because reading the whole configuration
+    space takes milliseconds. None if unreadable, or if only its head is, as without root.
+    """
     if not tree.window(path, _HEAD, 1):
         return None
     offset = 0x100

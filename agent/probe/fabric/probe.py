@@ -1,4 +1,4 @@
-"""One probe: everything read once, then judged."""
+"""Probe of a node: read everything once, then judge."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from muster.fabric.nccl_version import version_of
 from muster.fabric.operator_rules import Rules
 
 _ON_ITS_WAY_S: Final = 60.0
-"""So long an agent that runs may take to make or remove a folder."""
+"""Seconds that a running agent may take to create or remove a directory."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a probe is told besides its root. `settings` are the operator's for NCCL; `user` runs
-    the jobs and `python` is their interpreter; `nccl` is a version; `network` an interface or
-    address that is pinned; `agent`: this process is the agent itself, whose folder is `state_dir`.
+    """Options of a probe besides its root. `settings` are the operator's for NCCL; `user` runs the
+    jobs and `python` is their interpreter; `nccl` is a version; `network` is a pinned interface or
+    address; `agent`: this process is the agent itself, whose directory is `state_dir`.
     """
 
     rules: Rules = Rules()
@@ -63,9 +63,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None = None) -> Probe:
-    """Read the tree below `root` and judge it; never raises for what it finds there.
+    """Read the tree below `root` and judge it. Never raises because of its content.
 
-    Below another root than / nothing is asked of this machine.
+    With another root than /, this machine is not queried.
     """
     asked = asked or Asked()
     tree = Tree(root, read)
@@ -123,7 +123,7 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         found.append(problems.info(py_spy_check.ABSENT, py_spy_check.INSTALL))
     if not asked.agent:
         found += host_problems.of_processes(tree, asked.processes_max)
-    # An agent has ended what it found when it began.
+    # An agent has removed leftovers at its start.
     if tree.live and not asked.agent:
         found += host_problems.of_earlier_lives(leftover_processes())
         found += host_problems.of_left_units(left_units())
@@ -148,8 +148,9 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
 
 
 def lacks_driver(root: Path) -> bool:
-    """Whether there are cards for RDMA that no driver serves, where no RDMA device is: InfiniBand,
-    or what could do RoCE beside GPUs."""
+    """Whether there are RDMA-capable cards but no RDMA device: InfiniBand cards, or cards for RoCE
+    beside GPUs.
+    """
     pci = functions(Tree(root))
     bare = _bare(pci, ())
     return any(card.kind == INFINIBAND_CLASS for card in bare) or (
@@ -167,14 +168,14 @@ def _bare(pci: Sequence[Function], hcas: Sequence[Hca]) -> tuple[Function, ...]:
 
 
 def _hidden(hcas: Sequence[Hca]) -> int:
-    """How many devices may each be a PCI function of which it is not known."""
+    """Return the number of devices that may each be a PCI function that is not known."""
     return len({it.name for it in hcas if it.pci is None and not it.virtual})
 
 
 def _affinity(
     gpus: Sequence[Gpu], hcas: Sequence[Hca], bare: Sequence[Function], *, virtual: bool | None
 ) -> tuple[list[Affinity], bool]:
-    """The pairs, and whether the PCI tree tells nothing of them."""
+    """Return the pairs, and whether the PCI tree does not show them."""
     ends = {hca.name: (hca.pci_path, hca.numa_node) for hca in hcas}
     ends |= {function.address: (function.path, function.numa_node) for function in bare}
     found = topology.pairs(gpus, [(name, path, numa) for name, (path, numa) in ends.items()])
@@ -185,7 +186,7 @@ def _affinity(
 def _near_paths(
     gpus: Sequence[Gpu], used: Sequence[Hca], pairs: Sequence[Affinity]
 ) -> list[topology.Path]:
-    """The ways between each GPU and the HCAs next to it."""
+    """Return the paths between each GPU and its nearest HCAs."""
     gpu_paths = {gpu.pci: gpu.pci_path for gpu in gpus}
     hca_paths = {hca.name: hca.pci_path for hca in used}
     near = [pair for pair in pairs if pair.distance in topology.NEAR and pair.hca in hca_paths]
@@ -199,7 +200,7 @@ def _forced(hca: Hca, index: int | None) -> Hca:
 
 
 def _is_virtual(tree: Tree) -> bool | None:
-    """Whether a hypervisor is below; None where the processor does not say."""
+    """Whether this is a virtual machine; None if the processor does not tell."""
     text = tree.text("proc/cpuinfo")
     if isinstance(text, Unread):
         return None
@@ -207,7 +208,7 @@ def _is_virtual(tree: Tree) -> bool | None:
 
 
 def _absent(tree: Tree, path: str | None) -> bool:
-    """Whether a file that is named is not there; of a copy it may have been left out."""
+    """Whether a named file is missing. A copy may just not include it."""
     if path is None or not tree.live:
         return False
     found = tree.locate(path.lstrip("/"))
@@ -225,7 +226,7 @@ def _hostname(tree: Tree) -> str:
 
 
 def _arp_separate(tree: Tree) -> bool:
-    """Whether each interface answers for its own addresses alone."""
+    """Whether each interface answers only for its own addresses."""
     folder = "proc/sys/net/ipv4/conf/all"
     ignore, announce = tree.text(f"{folder}/arp_ignore"), tree.text(f"{folder}/arp_announce")
     return ignore in ("1", "2") and announce == "2"

@@ -1,7 +1,6 @@
-"""What is wrong with a node's fabric, what it costs, and how to mend it.
+"""Problems of a node's fabric, with their effect and the fix.
 
-A port that would be used and cannot be is an error; one that is not for training is at most worth
-knowing.
+A compute port that cannot be used is an error. A problem of another port is at most worth knowing.
 """
 
 from __future__ import annotations
@@ -40,9 +39,10 @@ Found = Iterator[Problem]
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """All that can be wrong with ports. `bare`: PCI functions that no RDMA driver is seen to serve,
-    `hidden`: devices that may each be one of them; `unread`: why no device is known; `gpus`: the
-    node has some; `live`: this machine, not a copy."""
+    """Input of the port checks. `bare`: PCI functions without a visible RDMA driver. `hidden`:
+    devices that may each be one of them. `unread`: why no device is known. `gpus`: the node has
+    some. `live`: this machine, not a copy.
+    """
 
     choice: Choice
     environment: Environment
@@ -59,7 +59,7 @@ class Ports:
 
 
 def of_ports(ports: Ports) -> Found:
-    """Of HCAs, their links and addresses."""
+    """Problems of HCAs, their links and addresses."""
     for check in (_hindered, _links, _devices, _addresses, _choice, _drivers):
         yield from check(ports)
 
@@ -80,12 +80,12 @@ def warning(what: str, fix: str) -> Problem:
 
 
 def info(what: str, fix: str) -> Problem:
-    """Worth knowing."""
+    """Information without a problem."""
     return Problem(Severity.INFO, what, fix)
 
 
 def listed(names: Iterable[str]) -> str:
-    """mlx5_0, mlx5_1 and 6 more."""
+    """Return `mlx5_0, mlx5_1 and 6 more`."""
     found = list(names)
     return (
         ", ".join(found) if len(found) <= 8 else f"{', '.join(found[:7])} and {len(found) - 7} more"
@@ -93,7 +93,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def _hindered(ports: Ports) -> Found:
-    """Ports of the class that is used, which cannot be used."""
+    """Ports of the compute class that cannot be used."""
     choice = ports.choice
     missing = [hca for hca in choice.hcas if hca.expected and not hca.use]
     expected = sum(hca.expected for hca in choice.hcas)
@@ -120,7 +120,7 @@ def _hindered(ports: Ports) -> Found:
                 "a container pass /dev/infiniband and allow it",
             )
         elif has_no_address(hca):
-            # Of a model that is not known it may be any card of the machine.
+            # A card of unknown model may be any card of the machine.
             own = own_addresses(hca)
             known = hca.hca_type is not None or hca.pci_id is not None or not choice.used
             yield (error if known else warning)(
@@ -165,7 +165,7 @@ def _down(state: str, phys: str | None, names: str, group: Sequence[Hca]) -> tup
 
 
 def _on(group: Sequence[Hca]) -> str:
-    """The commands, with the names of the first port where they are known."""
+    """Return the commands, with the names of the first port if they are known."""
     first = group[0]
     tool = f"`mlxlink -d {first.pci or 'PCI'} --port_state UP`"
     if first.link_layer != ETHERNET:
@@ -264,7 +264,7 @@ def _devices(ports: Ports) -> Found:
 
 
 def _others(ports: Ports) -> Found:
-    """Of a node whose only devices are not for NCCL's own transport."""
+    """Problems of a node whose only devices do not suit NCCL's own transport."""
     for kind, group in _grouped(ports.choice.hcas, special):
         fix = _PLUGINS.get(kind or "")
         if fix is None:
@@ -272,7 +272,7 @@ def _others(ports: Ports) -> Found:
         names = listed(dict.fromkeys(hca.name for hca in group))
         word = _WORDS.get(kind or "", kind)
         what = f"{names}: {word}, which NCCL's own transport does not use; {_ELSE}"
-        # Many a server has an Ethernet card that could do iWARP.
+        # Many servers have an Ethernet card that could do iWARP.
         yield (info if kind == IWARP and not ports.gpus else warning)(what, fix)
 
 
@@ -282,7 +282,7 @@ def _addresses(ports: Ports) -> Found:
         if has_no_address(hca):
             own = own_addresses(hca)
             but = f" but {listed(own)}" if own else ""
-            # Two machines on one cable may be meant to give themselves addresses.
+            # Two directly connected machines may be meant to configure themselves.
             yield (warning if own else error)(
                 f"{hca.key} is used as the configuration says, although {_where(hca)} has no IP "
                 f"address{but}: only peers on the same segment can be reached",
@@ -314,8 +314,9 @@ def _addresses(ports: Ports) -> Found:
 
 
 def _astray(hca: Hca, choice: Choice) -> Found:
-    """Where NCCL would take an address that leads to no peer or is not meant, though the port has
-    one that is."""
+    """Ports where NCCL would choose an address that reaches no peer or is not meant, although the
+    port has a suitable one.
+    """
     meant = fit_index(hca.gids, hca.gid_slots, choice.family, choice.within)
     if told_range(choice.within) or not strays(hca.gids, hca.gid_slots, choice.family, meant):
         return
@@ -380,7 +381,7 @@ def _choice(ports: Ports) -> Found:
 def _drivers(ports: Ports) -> Found:
     for kind, group in _grouped(ports.bare, lambda function: (function.id, function.kind)):
         name, number = kind
-        # A device of which the function is not shown may be any of them.
+        # A device with a hidden function may be any of them.
         without = len(group) - ports.hidden
         if without <= 0:
             continue

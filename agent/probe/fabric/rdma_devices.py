@@ -40,9 +40,9 @@ _T = TypeVar("_T")
 
 
 class Devices:
-    """All that /sys/class/infiniband names. `skipped`: entries that are no device, and why.
-    `unread`: why it cannot be looked into, "" where it can or is not there. `functions`: those of
-    the PCI bus."""
+    """All entries of /sys/class/infiniband. `skipped`: entries that are no device, and why.
+    `unread`: why the directory is unreadable, else "". `functions`: the functions of the PCI bus.
+    """
 
     def __init__(
         self, tree: Tree, user: User | None = None, functions: Sequence[Function] = ()
@@ -86,7 +86,7 @@ class Devices:
         self.hcas += [self._port(common, port) for port in numbers[:_PORTS_MAX]]
 
     def _common(self, name: str, folder: str) -> Hca:
-        """What the ports of a device share."""
+        """Return the properties shared by the ports of a device."""
         tree = self._tree
         said = _Said(tree, folder)
         node_type = said.of("node_type", sysfs_formats.numbered)
@@ -166,8 +166,9 @@ class Devices:
         return name if is_function(name) else None
 
     def _of_bus(self, name: str) -> str:
-        """The function of a device that leads to none: the one that names it, else the one that
-        udev named it after; "" if there is none."""
+        """Return the PCI function of a device without a link to one: the function that names the
+        device, else the one in its udev name; "" if there is none.
+        """
         if self._named is None:
             self._named = {}
             for address, function in self._functions.items():
@@ -181,7 +182,9 @@ class Devices:
         return address if not self._functions or address in self._functions else ""
 
     def _cannot_open(self, verbs: str, said: _Said) -> str | None:
-        """None too where the device file is not there: that is unknown, not wrong."""
+        """Return why the device file cannot be opened. None also if it is missing: that is unknown,
+        not wrong.
+        """
         place = self._tree.locate(f"dev/infiniband/{verbs}")
         if isinstance(place, Unread):
             said.unknown["uverbs"] = place.why
@@ -189,7 +192,7 @@ class Devices:
         if self._user is not None:
             return self._user.cannot_open(place)
         if not self._tree.live and not os.path.isfile(place):
-            # A device file in a copied tree is this machine's own device.
+            # A device file in a copied tree would be this machine's device.
             return None
         try:
             os.close(os.open(place, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY))
@@ -229,7 +232,9 @@ class Devices:
     def _gids(
         self, folder: str, said: _Said, link_layer: str | None
     ) -> tuple[tuple[Gid, ...], int | None, int]:
-        """The used entries, the length of the table (None: not read) and how many are unknown."""
+        """Return the used entries, the length of the table (None: not read) and the number of
+        unknown ones.
+        """
         tree = self._tree
         names = tree.names(f"{folder}/gids")
         if isinstance(names, Unread):
@@ -245,7 +250,7 @@ class Devices:
                 why = text.why
                 continue
             if text in EMPTY:
-                # Nearly all are.
+                # Nearly all are unused.
                 read += 1
                 continue
             gid = sysfs_formats.gid(text)
@@ -255,7 +260,7 @@ class Devices:
                 continue
             read += 1
             number = number_of(gid) or 0
-            # On InfiniBand an unused entry has the prefix of the subnet, whatever that is.
+            # On InfiniBand an unused entry has the subnet prefix, whatever that is.
             bare = link_layer == INFINIBAND and is_prefix_only(number)
             if not is_empty(number) and not bare:
                 found.append(self._gid(folder, index, gid, number))
@@ -281,8 +286,9 @@ class Devices:
     def _netdevs(
         self, name: str, gids: tuple[Gid, ...], below: tuple[str, ...], link_layer: str | None
     ) -> tuple[str, ...]:
-        """RoCE's GIDs name their interface, also of a VLAN or a bond. Else it is the one below the
-        PCI function, or its bond."""
+        """Return the port's interfaces. RoCE GIDs name them, also a VLAN or a bond. Otherwise it is
+        the one below the PCI function, or its bond.
+        """
         named = tuple(dict.fromkeys(gid.netdev for gid in gids if gid.netdev is not None))
         folder = f"{CLASS}/{name}/device/net"
         if link_layer == INFINIBAND:
@@ -290,8 +296,9 @@ class Devices:
         return named or tuple(self._master(f"{folder}/{dev}", dev) for dev in below)
 
     def _below(self, name: str, port: int, link_layer: str | None) -> tuple[str, ...]:
-        """The port's interfaces below the PCI function, whose other ports have theirs there as
-        well."""
+        """Return the port's interfaces below the PCI function, which also has those of its other
+        ports.
+        """
         tree, folder = self._tree, f"{CLASS}/{name}/device/net"
         if link_layer == INFINIBAND:
             return ipoib_of(tree, name, port)
@@ -330,8 +337,9 @@ class Devices:
 
 
 def ipoib_of(tree: Tree, name: str, port: int) -> tuple[str, ...]:
-    """The IPoIB interfaces of an InfiniBand port, by its GUID, else by its number. The card's other
-    ports, which may be Ethernet, have theirs in the same folder; one that tells of neither is its.
+    """Return the IPoIB interfaces of an InfiniBand port, by its GUID, else by its number.
+    Interfaces of the card's other ports, possibly Ethernet, are in the same directory. An interface
+    without either belongs to this port.
     """
     folder = f"{CLASS}/{name}/device/net"
     found = tree.names(folder)
@@ -357,7 +365,7 @@ def _guid(tree: Tree, folder: str) -> str | None:
 
 
 def _number(tree: Tree, folder: str) -> int | None:
-    """The port of a card on which an interface stands, from 0; older kernels use dev_id."""
+    """Return the port number of an interface on its card, from 0. Older kernels use dev_id."""
     port = tree.text(f"{folder}/dev_port")
     number = None if isinstance(port, Unread) else sysfs_formats.decimal(port)
     if number:
@@ -367,7 +375,7 @@ def _number(tree: Tree, folder: str) -> int | None:
 
 
 class _Said:
-    """Reads fields of a folder and keeps why the unknown ones are."""
+    """Reads fields of a directory and records why unknown ones are unknown."""
 
     def __init__(self, tree: Tree, folder: str, unknown: dict[str, str] | None = None) -> None:
         self._tree = tree

@@ -1,4 +1,4 @@
-"""A probe as text that fits 80 columns, and a doctor's verdict in words."""
+"""Text reports of a probe, at most 80 columns wide, and a doctor's verdict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def probe_text(probe: Probe) -> str:
-    """Every port with its class and why it is used or not, GPUs, interfaces, environment."""
+    """Every port with its class and why it is used or not; GPUs, interfaces and environment."""
     parts = [_head(probe)]
     if probe.hcas:
         parts.append("\n".join(_hcas(probe.hcas)))
@@ -35,13 +35,13 @@ def probe_text(probe: Probe) -> str:
 
 
 def doctor_text(probe: Probe) -> str:
-    """What is wrong, what it costs and how to mend it."""
+    """The problems, with their effect and fix."""
     parts = ["\n".join(_problems(probe.problems))] if probe.problems else []
     return _printable("\n\n".join([*parts, summary(probe)]))
 
 
 def exit_code(probe: Probe) -> int:
-    """0 fine, 1 warnings, 2 errors."""
+    """Exit code: 0 healthy, 1 warnings, 2 errors."""
     severities = {problem.severity for problem in probe.problems}
     if Severity.ERROR in severities:
         return 2
@@ -49,7 +49,7 @@ def exit_code(probe: Probe) -> int:
 
 
 def summary(probe: Probe) -> str:
-    """One line: how many problems, and what jobs will use."""
+    """One line: the number of problems, and what jobs will use."""
     errors, warnings = (
         sum(problem.severity is severity for problem in probe.problems)
         for severity in (Severity.ERROR, Severity.WARNING)
@@ -152,7 +152,7 @@ def _network(network: Network) -> tuple[str, ...]:
 
 def _env(env: dict[str, str]) -> Iterator[str]:
     yield "ENVIRONMENT OF JOBS"
-    # Whole, however long: it is there to be copied.
+    # Never shortened, because users copy it.
     yield from (f"{name}={value}" for name, value in env.items())
 
 
@@ -164,7 +164,7 @@ def _problems(problems: Iterable[Problem]) -> Iterator[str]:
 
 
 def _table(rows: Rows) -> Iterator[str]:
-    """Columns as wide as their widest cell; the last one is cut at the width of the page."""
+    """Columns as wide as their widest cell. The last one is cut at the page width."""
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     for row in rows:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -184,5 +184,5 @@ def _wrapped(text: str, indent: str = "", rest: str | None = None) -> str:
 
 
 def _printable(text: str) -> str:
-    """Names and texts of files may hold what a terminal acts on."""
+    """Remove terminal control characters, which names and file contents may have."""
     return "".join(one if one == "\n" or one.isprintable() else "?" for one in text)

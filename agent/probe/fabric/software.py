@@ -1,4 +1,4 @@
-"""What RDMA needs besides hardware: libraries, kernel modules, GPUDirect, NCCL."""
+"""Software for RDMA: libraries, kernel modules, GPUDirect, NCCL."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _PEERMEM: Final = (
     "sys/module/nvidia_peermem/version",
 )
 _DRIVER_VERSION: Final = re.compile(r"\b(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
-# 24.10-1.1.4 is of NVIDIA's packages; a kernel's own driver says 5.0-0 or nothing.
+# 24.10-1.1.4 belongs to NVIDIA's packages; a kernel's own driver says 5.0-0 or nothing.
 _OFED: Final = re.compile(r"\d{1,2}\.\d{1,2}-\d+\.\d+.*")
 _DMABUF_KERNEL: Final = (5, 12)
 _NCCL_PACKAGE: Final = re.compile(r"nvidia_nccl_cu\d+-(\d+\.\d+\.\d+)[^/]*\.dist-info")
@@ -57,8 +57,9 @@ _SETTING: Final = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]{0,63})\s*=\s*(.{0,1024}
 def software_of(
     tree: Tree, *, python: str | None = None, home: str | None = None, nccl: str | None = None
 ) -> Software:
-    """`python` is the interpreter of jobs, `home` that of their user (None: anybody's), `nccl` a
-    version that is told instead of looked for."""
+    """`python` is the interpreter of jobs, `home` their user's home (None: any user's). `nccl` is a
+    given version, which is then not looked for.
+    """
     kernel = _text(tree, "proc/sys/kernel/osrelease")
     driver = _text(tree, "proc/driver/nvidia/version") or ""
     number = _DRIVER_VERSION.search(driver)
@@ -82,7 +83,7 @@ def software_of(
 
 
 def libraries(tree: Tree, names: Iterable[str]) -> dict[str, str | None]:
-    """Where each is found; empty where no folder of libraries can be seen."""
+    """Return the path of each library; empty if no library directory is visible."""
     folders = [folder for folder in _LIBRARIES if tree.exists(folder)]
     folders += [folder for folder in _configured(tree) if folder not in folders]
     if not folders:
@@ -95,8 +96,9 @@ def libraries(tree: Tree, names: Iterable[str]) -> dict[str, str | None]:
 
 
 def nccl_conf(tree: Tree, home: str | None) -> dict[str, str]:
-    """What NCCL reads by itself, as `NAME` -> `value (from file)`: the user's file before the
-    machine's, and the environment before both."""
+    """Return the settings that NCCL reads itself, `NAME` -> `value (from file)`: the environment
+    overrides the user's file, which overrides the machine's.
+    """
     found: dict[str, str] = {}
     users = [(f"{place}/.nccl.conf", tree.text_of_user) for place in _homes(tree, home)]
     for file, read in (*users, ("etc/nccl.conf", tree.text)):
@@ -119,7 +121,7 @@ def _homes(tree: Tree, home: str | None) -> list[str]:
 
 
 def _modules(tree: Tree) -> dict[str, str]:
-    """Those that are loaded, with their version where they tell one."""
+    """Return the loaded modules, with their versions if known."""
     found = {}
     for name in _MODULES:
         if tree.exists(f"sys/module/{name}"):
@@ -128,7 +130,9 @@ def _modules(tree: Tree) -> dict[str, str]:
 
 
 def _gpudirect(tree: Tree, kernel: str | None, driver: str) -> str | None:
-    """Necessary, not sufficient: what proves it is NCCL's own `GDRDMA` lines."""
+    """Return the GPUDirect support. Necessary, not sufficient: only NCCL's `GDRDMA` lines prove
+    it.
+    """
     if any(tree.exists(path) for path in _PEERMEM):
         return "peermem"
     if not driver:
@@ -139,7 +143,7 @@ def _gpudirect(tree: Tree, kernel: str | None, driver: str) -> str | None:
 
 
 def _nccl(tree: Tree, python: str | None) -> tuple[str | None, str]:
-    """The NCCL beside the interpreter of jobs, else the machine's own; torch is not started."""
+    """Return the NCCL beside the jobs' interpreter, else the machine's. torch is not started."""
     if python is not None:
         for folder in _site_packages(tree, python):
             names = tree.names(folder)
@@ -156,7 +160,7 @@ def _nccl(tree: Tree, python: str | None) -> tuple[str | None, str]:
 
 
 def _ucx(tree: Tree, python: str | None) -> str | None:
-    """Of the package beside the interpreter of jobs, else of the machine's own."""
+    """Return the UCX of the package beside the jobs' interpreter, else the machine's."""
     for folder in () if python is None else _site_packages(tree, python):
         names = tree.names(folder)
         for name in () if isinstance(names, Unread) else names:
@@ -171,7 +175,7 @@ def _ucx(tree: Tree, python: str | None) -> str | None:
 
 
 def _site_packages(tree: Tree, python: str) -> Iterable[str]:
-    """Of a virtual environment or an installation, by its place alone."""
+    """Return the site-packages of a virtual environment or installation, by its path alone."""
     prefix = python.strip("/").rpartition("/bin/")[0]
     for library in ("lib", "lib64"):
         names = tree.names(f"{prefix}/{library}".lstrip("/"))
@@ -182,7 +186,7 @@ def _site_packages(tree: Tree, python: str) -> Iterable[str]:
 
 
 def _configured(tree: Tree) -> Iterable[str]:
-    """The folders that the administrator gave to the dynamic linker."""
+    """Return the directories that the administrator configured for the dynamic linker."""
     names = tree.names("etc/ld.so.conf.d")
     for name in () if isinstance(names, Unread) else sorted(names):
         text = tree.text(f"etc/ld.so.conf.d/{name}")

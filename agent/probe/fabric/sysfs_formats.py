@@ -1,4 +1,6 @@
-"""How the kernel writes numbers, states, rates and GIDs into files. None: it is not written so."""
+"""The kernel's text formats for numbers, states, rates and GIDs. Parsers return None for other
+text.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ _PHYS_STATES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """`4: ACTIVE`: the number rules, the text may be anything."""
+    """`4: ACTIVE`: the number is authoritative, the text may be anything."""
 
     number: int
     text: str
@@ -40,7 +42,7 @@ class Numbered:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """`400 Gb/sec (4X NDR)`; kernels that know no name for a speed leave it out."""
+    """`400 Gb/sec (4X NDR)`; kernels without a name for a speed leave it out."""
 
     gbps: float
     width: int | None
@@ -48,18 +50,18 @@ class Rate:
 
 
 def first_line(text: str) -> str:
-    """The first line that is not blank: some files have blank ones around it."""
+    """Return the first nonblank line, because some files have blank lines around it."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def numbered(text: str) -> Numbered | None:
-    """`4: ACTIVE`."""
+    """Parse `4: ACTIVE`."""
     found = _NUMBERED.fullmatch(first_line(text))
     return Numbered(int(found[1]), (found[2] or "").strip()) if found else None
 
 
 def port_state(text: str) -> str | None:
-    """ACTIVE, DOWN...: by the number if there is one."""
+    """Return ACTIVE, DOWN...: by the number if there is one."""
     found = numbered(text)
     if found is None:
         word = first_line(text).upper()
@@ -68,7 +70,7 @@ def port_state(text: str) -> str | None:
 
 
 def phys_state(text: str) -> str | None:
-    """LinkUp, Polling...: as it is written, else by the number."""
+    """Return LinkUp, Polling...: as written, else by the number."""
     found = numbered(text)
     if found is None:
         word = first_line(text)
@@ -79,7 +81,7 @@ def phys_state(text: str) -> str | None:
 
 
 def rate(text: str) -> Rate | None:
-    """`400 Gb/sec (4X NDR)`."""
+    """Parse `400 Gb/sec (4X NDR)`."""
     found = _RATE.fullmatch(first_line(text))
     if not found:
         return None
@@ -87,19 +89,19 @@ def rate(text: str) -> Rate | None:
 
 
 def link_layer(text: str) -> str | None:
-    """InfiniBand, Ethernet or Unknown."""
+    """Parse InfiniBand, Ethernet or Unknown."""
     word = first_line(text)
     return word if word in ("InfiniBand", "Ethernet", "Unknown") else None
 
 
 def decimal(text: str) -> int | None:
-    """A decimal number of at most 18 digits."""
+    """Parse a decimal number of at most 18 digits."""
     line = first_line(text)
     return int(line) if _DECIMAL.fullmatch(line) else None
 
 
 def counter(text: str) -> int | None:
-    """A counter; a port without them says `N/A (no PMA)`."""
+    """Parse a counter. A port without counters has `N/A (no PMA)`."""
     line = first_line(text)
     if not re.fullmatch(r"[0-9]{1,20}", line):
         return None
@@ -108,31 +110,31 @@ def counter(text: str) -> int | None:
 
 
 def hexadecimal(text: str) -> int | None:
-    """0x3a4, or the same without 0x."""
+    """Parse 0x3a4, or the same without 0x."""
     found = _HEX.fullmatch(first_line(text))
     return int(found[1], 16) if found else None
 
 
 def guid(text: str) -> str | None:
-    """0002:c903:00f9:bfa0."""
+    """Parse 0002:c903:00f9:bfa0."""
     line = first_line(text)
     return line.lower() if _GUID.fullmatch(line) else None
 
 
 def gid(text: str) -> str | None:
-    """fe80:0000:0000:0000:0002:c903:00f9:bfa1."""
+    """Parse fe80:0000:0000:0000:0002:c903:00f9:bfa1."""
     line = first_line(text)
     return line.lower() if number_of(line) is not None else None
 
 
 def word(text: str) -> str | None:
-    """One printable line of moderate length."""
+    """Return one printable line of moderate length."""
     line = first_line(text)
     return line if line and len(line) <= 256 and line.isprintable() else None
 
 
 def ipoib_port_guid(address: str) -> str | None:
-    """The port GUID in an InfiniBand interface's hardware address of 20 bytes."""
+    """Return the port GUID in an InfiniBand interface's hardware address of 20 bytes."""
     parts = address.strip().lower().split(":")
     if len(parts) != 20 or any(not re.fullmatch(r"[0-9a-f]{2}", part) for part in parts):
         return None
@@ -141,11 +143,11 @@ def ipoib_port_guid(address: str) -> str | None:
 
 
 def uevent_of(text: str | Unread) -> dict[str, str]:
-    """The same; nothing of a file that cannot be read."""
+    """Parse KEY=value lines; an unreadable file has none."""
     return {} if isinstance(text, Unread) else uevent(text)
 
 
 def uevent(text: str) -> dict[str, str]:
-    """KEY=value lines."""
+    """Parse KEY=value lines."""
     pairs = (line.partition("=") for line in text.splitlines())
     return {key: value for key, equals, value in pairs if equals and value.isprintable()}

@@ -1,4 +1,4 @@
-"""What the user of this node's jobs may open, asked without becoming that user."""
+"""File access of the jobs' user, checked without becoming that user."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class User:
     home: str
 
     def cannot_open(self, path: str) -> str | None:
-        """Why the user could not open a file for reading and writing; None if nothing speaks
-        against it. Access lists beyond the mode are not looked at."""
+        """Return why the user could not open a file for reading and writing, or None. Checks only
+        the mode, not access lists.
+        """
         try:
             found = os.stat(path)
         except OSError as error:
@@ -38,7 +39,7 @@ class User:
 
 
 def user_named(name: str) -> User | None:
-    """None if this machine has no such user."""
+    """Return a user of this machine, or None."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:

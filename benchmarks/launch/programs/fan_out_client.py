@@ -1,4 +1,4 @@
-"""One end of the floor: spawns `true` when told, says when it runs and when it has ended."""
+"""Client of the floor: spawns `true` on request, and reports its start and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank: joins, adds up once, writes the moment at which the sum was there."""
+"""A rank: joins, sums once, and writes the time of the result."""
 
 from __future__ import annotations
 

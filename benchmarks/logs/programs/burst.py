@@ -1,4 +1,4 @@
-"""A job that writes so many MiB, in blocks, at so many MiB a second (0: as fast as it can)."""
+"""A job that writes a number of MiB in blocks, at a rate in MiB per second (0: full speed)."""
 
 import os
 import sys

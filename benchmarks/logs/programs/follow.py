@@ -11,4 +11,4 @@ answer = connection.getresponse()
 took = 0
 while data := answer.read1(1 << 20):
     took += len(data)
-    os.ftruncate(1, took)  # says how much came and costs the disk nothing
+    os.ftruncate(1, took)  # shows the received size and costs no disk space

@@ -2,7 +2,7 @@
 
 The `#SBATCH` lines become keys of the job. If the body only starts the training (`srun torchrun ...
 train.py`, `srun python train.py`), it becomes `run`; otherwise it is a bash script on every node.
-Everything that is not taken over is reported.
+Everything that is not converted is reported.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SHORT: Final = {
 _SWITCHES: Final = frozenset(
     {"--requeue", "--no-requeue", "--exclusive", "--overcommit", "--parsable", "--wait", "--hold"}
 )
-# Headers that we know and do not take over, and what to do instead.
+# Known headers that are not converted, and alternatives.
 _INSTEAD: Final = {
     "--partition": "name a pool with --pool",
     "--nodelist": "name nodes with --set 'placement.include=[...]'",
@@ -56,10 +56,10 @@ _INSTEAD: Final = {
     "--export": "nothing is inherited; name what is needed with -e",
 }
 _VARIABLE: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-# What follows such a word is done under a condition, often or later; what follows a `<<` is text.
+# Commands after such a word run conditionally, repeatedly or later; lines after `<<` are text.
 _CONTROL: Final = re.compile(r"(if|for|while|until|case|select|function|trap|exec)\b|[({]|.*<<")
 _SHELLS: Final = ("bash", "sh", "dash")
-# Slurm does not stop at the first error of a script, and `run` as a script does.
+# Under Slurm a script continues after an error. A script in `run` stops.
 _AS_UNDER_SLURM: Final = "set +euo pipefail"
 _WARN_S: Final = 60  # Slurm's default of --signal
 
@@ -72,13 +72,13 @@ class FromSbatch(msgspec.Struct, frozen=True):
 
 
 def from_sbatch(text: str) -> FromSbatch:
-    """The job that a batch script stands for. Raises `SpecError` where it has no command at all."""
+    """Convert a batch script. Raises `SpecError` if it has no command."""
     _refuse_interpreter(text)
     reader = _Reader()
     body: list[str] = []
     for line in _joined(text.splitlines()):
         header = _HEADER.match(line)
-        # Slurm, too, stops looking for headers at the first command.
+        # Slurm, too, ignores headers after the first command.
         if header is not None and not body:
             reader.header(header[1].rstrip("\\ "))
         elif line.strip() and not line.lstrip().startswith("#"):
@@ -90,7 +90,7 @@ def from_sbatch(text: str) -> FromSbatch:
 
 
 def _joined(lines: Sequence[str]) -> list[str]:
-    """Lines that go on in the next one are one; a comment never does."""
+    """Join continued lines; comments are never continued."""
     made: list[str] = []
     begun = ""
     for line in lines:
@@ -103,7 +103,7 @@ def _joined(lines: Sequence[str]) -> list[str]:
 
 
 def _refuse_interpreter(text: str) -> None:
-    """Raises SpecError for a script that is no shell's."""
+    """Raise SpecError for a script of another interpreter than a shell."""
     first = text.partition("\n")[0]
     words = first.removeprefix("#!").split() if first.startswith("#!") else []
     if words and base_name(words[0]) == "env":
@@ -129,14 +129,14 @@ class _Reader:
             "--output": self._output,
             "--error": self._output,
             "--chdir": lambda value: self._set("workdir", value),
-            "--requeue": lambda _: None,  # as retry.infra does anyway
+            "--requeue": lambda _: None,  # retry.infra does so anyway
             "--no-requeue": lambda _: self._set("retry", {"infra": "0"}),
             "--signal": self._signal,
             "--ntasks-per-node": self._ntasks,
         }
 
     def header(self, text: str) -> None:
-        """One `#SBATCH` line, which may hold several options."""
+        """Convert a `#SBATCH` line, which may have several options."""
         try:
             words = shlex.split(text, comments=True)
         except ValueError:
@@ -179,7 +179,7 @@ class _Reader:
         self._set("nodes", value.replace("-", "..") if re.fullmatch(r"\d+-\d+", value) else value)
 
     def _gpus(self, value: str) -> None:
-        value = value.partition("(")[0]  # `8(S:0-1)`: on which sockets they are
+        value = value.partition("(")[0]  # `8(S:0-1)` includes their sockets
         counted = value.isdecimal() or ":" in value
         self._set("resources", {"gpu": value if counted else f"{value}:1"})
 
@@ -194,7 +194,7 @@ class _Reader:
     def _time(self, value: str) -> None:
         if value.upper() in ("UNLIMITED", "INFINITE") or not value.strip("0:-"):
             return
-        # Slurm counts a bare number in minutes, and M:SS is minutes and seconds.
+        # In Slurm, a bare number is minutes, and M:SS is minutes and seconds.
         if value.isdecimal():
             value = f"{value}m"
         elif re.fullmatch(r"\d+:\d\d", value):
@@ -219,7 +219,7 @@ class _Reader:
         self._tasks = value
 
     def body(self, lines: Sequence[str], text: str) -> None:
-        """The commands: one that starts the training, or a script."""
+        """Convert the commands: one that starts the training, or a script."""
         env: dict[str, str] = {}
         place: dict[str, object] = {}
         starts: list[Start] = []
@@ -262,7 +262,9 @@ class _Reader:
             )
         for word in ("srun", "scontrol", "SLURM_"):
             if any(word in line for line in lines):
-                self.notes.append(f"there is no {word} here: docs/from-slurm.md has what to write")
+                self.notes.append(
+                    f"there is no {word} here: docs/how-to/from-slurm.md has what to write"
+                )
 
     def _training(self, start: Start) -> None:
         self._set("run", start.rest)
@@ -274,7 +276,7 @@ class _Reader:
         self.notes += start.notes
 
     def _env(self, given: dict[str, str]) -> None:
-        """The variables that a job may set."""
+        """Add the variables that a job may set."""
         env = {}
         for name, value in given.items():
             try:
@@ -292,7 +294,7 @@ class _Reader:
 
 
 def _whole(text: str) -> str:
-    """The script as one that goes on after an error, but where it says otherwise itself."""
+    """Return the script with Slurm's error handling, unless it sets its own."""
     first, newline, rest = text.partition("\n")
     if not first.startswith("#!"):
         first, newline, rest = "#!/bin/bash", "\n", text
@@ -300,8 +302,9 @@ def _whole(text: str) -> str:
 
 
 def _place(words: Sequence[str], folder: str) -> dict[str, str]:
-    """The key of a job that `cd /abs`, `conda activate /abs` or, in a folder,
-    `source venv/bin/activate` is; none if it is something else."""
+    """Return the job's key for `cd /abs`, `conda activate /abs` or, in a directory, `source
+    venv/bin/activate`; {} for other commands.
+    """
     match words:
         case ["cd", there] if there.startswith("/") and not _expands(words):
             return {"workdir": there}
@@ -315,7 +318,9 @@ def _place(words: Sequence[str], folder: str) -> dict[str, str]:
 
 
 def _key_for(line: str) -> str:
-    """What to write for a line that changes the environment of those after it; "" for others."""
+    """Return the replacement for a line that changes the environment of later ones; "" for other
+    lines.
+    """
     match line.split():
         case ["conda" | "mamba" | "micromamba", "activate", *_]:
             return "; name the folder of the environment with `python`"
@@ -326,8 +331,9 @@ def _key_for(line: str) -> str:
 
 
 def _prefix(script: str, folder: str) -> str:
-    """The virtual environment that `source SCRIPT` in a folder activates; "" if it is none that
-    has the same path on every node."""
+    """Return the virtual environment that `source SCRIPT` activates in a directory; "" unless its
+    path is the same on every node.
+    """
     if base_name(script) != "activate":
         return ""
     path = posixpath.normpath(posixpath.join(folder, script))
@@ -336,7 +342,7 @@ def _prefix(script: str, folder: str) -> str:
 
 
 def _words(line: str) -> list[str]:
-    """The words of a plain command; none where a shell is needed to read it."""
+    """Return the words of a plain command; none if it needs a shell."""
     try:
         return script_words(line)
     except RefusedError:
@@ -344,12 +350,12 @@ def _words(line: str) -> list[str]:
 
 
 def _expands(words: Sequence[str]) -> bool:
-    """Whether a shell would put something else there."""
+    """Whether a shell would expand a word."""
     return any(set(word) & set("$`*?~") for word in words)
 
 
 def _variables(words: Sequence[str]) -> dict[str, str]:
-    """Of `export A=1 B=2`, or without the export; empty if it is something else."""
+    """Return the variables of `export A=1 B=2`, or without the export; empty for other commands."""
     given = words[1:] if words[:1] == ["export"] else words
     pairs = [_VARIABLE.fullmatch(word) for word in given]
     if _expands(given):

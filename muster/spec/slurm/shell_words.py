@@ -1,8 +1,7 @@
-"""Splits a command into words as a shell does, and stops there: nothing is expanded.
+"""Splitting of a command into words by shell rules, without expansion.
 
-Written out, because `shlex` keeps the newline of a continued line and the backslash of `"\\$"`.
-What a shell would take for an operator, a second command or a comment is refused, since no shell
-runs.
+Own code, because `shlex` keeps the newline of a continued line and the backslash of `"\\$"`.
+Operators, further commands and comments are refused, because no shell runs.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ _BLANK: Final = " \t\r"
 _OPERATORS: Final = ";&|<>"
 _NO_SHELL: Final = "no shell reads this: quote it, or use `launcher: none`, where bash does"
 _ESCAPED_IN_QUOTES: Final = '$`"\\'
-# What opens a part of a substitution, and what closes it.
+# Opening and closing characters of substitutions.
 _CLOSES: Final = {"(": ")", "{": "}", "`": "`", "'": "'", '"': '"'}
 
 
 def split_words(text: str) -> list[str]:
-    """The words of `text`; `$NAME`, `*` and `~` stay as they are. Raises `RefusedError`."""
+    """Split `text`; `$NAME`, `*` and `~` stay as they are. Raises `RefusedError`."""
     refused: list[RefusedError] = []
     words = first_words(text, refused)
     raise_refused(refused[:1])
@@ -28,8 +27,8 @@ def split_words(text: str) -> list[str]:
 
 
 def script_words(text: str) -> list[str]:
-    """The words of a line of a shell script: a command substitution stays as typed, as a part of
-    its word, whatever it holds. Raises `RefusedError`.
+    """Split a line of a shell script. A command substitution stays unchanged as a part of its word.
+    Raises `RefusedError`.
     """
     refused: list[RefusedError] = []
     words = _Splitter(text.strip(_BLANK + "\n"), refused, substitutes=True).words()
@@ -38,8 +37,8 @@ def script_words(text: str) -> list[str]:
 
 
 def first_words(text: str, refused: list[RefusedError]) -> list[str]:
-    """The words of `text` before the first thing that only a shell understands; each such thing is
-    added to `refused`, once.
+    """Return the words before the first construct that needs a shell. Each such construct is added
+    to `refused` once.
     """
     return _Splitter(text.strip(_BLANK + "\n"), refused).words()
 
@@ -48,27 +47,27 @@ class _Splitter:
     def __init__(
         self, text: str, refused: list[RefusedError], *, substitutes: bool = False
     ) -> None:
-        """`substitutes`: `$(...)`, `${...}` and backticks do not end at a blank."""
+        """With `substitutes`, blanks inside `$(...)`, `${...}` and backticks do not end a word."""
         self._refused = refused
         self._text = text
         self._substitutes = substitutes
         self._at = 0
         self._word: list[str] | None = None  # None between words
         self._made: list[str] = []
-        self._plain: int | None = None  # how many words stand before the first such thing
+        self._plain: int | None = None  # number of words before the first such construct
 
     def words(self) -> list[str]:
         while self._at < len(self._text):
             try:
                 self._step(self._text[self._at])
-            except RefusedError as unreadable:  # a quote that is never closed: nothing is left
+            except RefusedError as unreadable:  # an unclosed quote: nothing is left
                 self._refused.append(unreadable)
                 break
         self._end_word()
         return self._made if self._plain is None else self._made[: self._plain]
 
     def _refuse(self, message: str, hint: str) -> None:
-        """Note what a shell would do here, and go on as if it were a blank."""
+        """Record a shell construct, and continue as after a blank."""
         self._end_word()
         if self._plain is None:
             self._plain = len(self._made)
@@ -96,7 +95,7 @@ class _Splitter:
                 self._at += 1
             case _ if char in _OPERATORS:
                 if char in "<>" and self._word is not None and "".join(self._word).isdecimal():
-                    self._word = None  # the number of a file descriptor
+                    self._word = None  # number of a file descriptor
                 self._refuse(f"`{char}` is an operator of a shell", _NO_SHELL)
             case "#" if self._word is None:
                 self._refuse("`#` begins a comment in a shell", "quote it, or remove the comment")
@@ -123,7 +122,7 @@ class _Splitter:
         self._at += 2
 
     def _substituted(self, at: int) -> int:
-        """Where the substitution that begins at `at` ends; `at` itself if none begins there."""
+        """Return the end of the substitution that begins at `at`; `at` itself if none does."""
         return _substitution_end(self._text, at) if self._substitutes else at
 
     def _until_single_quote(self) -> str:
@@ -159,10 +158,11 @@ class _Splitter:
 
 
 def _substitution_end(text: str, at: int) -> int:
-    """The index after the `$(...)`, `${...}` or backticks that begin at `at`; `at` if none does.
+    """Return the index after the `$(...)`, `${...}` or backticks that begin at `at`; `at` if none
+    does.
 
-    Parentheses, braces, quotes and further substitutions nest. Raises `RefusedError` for one that
-    is never closed.
+    Parentheses, braces, quotes and further substitutions nest. Raises `RefusedError` for an
+    unclosed one.
     """
     closes: list[str] = []
     begin = at
@@ -191,16 +191,16 @@ def _substitution_end(text: str, at: int) -> int:
 
 
 def base_name(word: str) -> str:
-    """The last part of a path: `/venv/bin/python` is `python`."""
+    """Return the last part of a path: `python` for `/venv/bin/python`."""
     return word.rstrip("/").rpartition("/")[2]
 
 
 def suffix(word: str) -> str:
-    """The suffix of a path with its dot: `.py` of `src/train.py`; empty if there is none."""
+    """Return the suffix of a path with its dot: `.py` for `src/train.py`; "" if there is none."""
     stem, dot, end = base_name(word).rpartition(".")
     return dot + end if stem.strip(".") else ""
 
 
 def stem(word: str) -> str:
-    """The last part of a path without its suffix: `train` of `src/train.py`."""
+    """Return the last part of a path without its suffix: `train` for `src/train.py`."""
     return base_name(word).removesuffix(suffix(word))

@@ -1,4 +1,4 @@
-"""The line of a batch script that starts the training, taken apart: `srun torchrun ... train.py`,
+"""Parser of the line in a batch script that starts the training: `srun torchrun ... train.py`,
 `srun python train.py`.
 """
 
@@ -12,7 +12,7 @@ from muster.spec.command import python_words, torchrun_words
 from muster.spec.errors import printable
 from muster.spec.slurm.shell_words import base_name
 
-# Options that stand alone; every other one takes a value.
+# Options without a value; all others take one.
 _SWITCHES: Final = frozenset(
     {
         "-l",
@@ -45,8 +45,8 @@ _SWITCHES: Final = frozenset(
     }
 )
 _TASKS_PER_NODE: Final = "--ntasks-per-node"
-# Options that decide where and how often something runs. What the others decide (labels, buffers,
-# the MPI, how ranks are bound) is Muster's to do.
+# Options that decide where and how often a command runs. The effect of the others (labels, buffers,
+# MPI, binding of ranks) is provided by Muster.
 _MATTERS: Final = frozenset(
     {
         "-n",
@@ -71,15 +71,16 @@ _MATTERS: Final = frozenset(
         "--cpus-per-task",
     }
 ) | {_TASKS_PER_NODE}
-# Options about the gang, which Muster sets.
+# Options of the gang, which Muster sets.
 _OF_THE_GANG: Final = re.compile(r"--(nnodes|node-rank|local-addr|rdzv-.*|master-.*)")
 _RANKS_PER_NODE: Final = "--nproc-per-node"
 _ONE_PER_GPU: Final = ("gpu", "auto")
 
 
 class Start(NamedTuple):
-    """What a rank runs, who starts it, how many on a node (empty: not said), and what to tell the
-    user of words that are not taken over."""
+    """A rank's command, its launcher, the ranks per node (empty: unknown), and messages about
+    ignored words.
+    """
 
     rest: list[str]
     launcher: str
@@ -94,7 +95,7 @@ class _Srun(NamedTuple):
 
 
 def read_start(words: list[str], tasks: str) -> Start | None:
-    """None for a line that starts something else. `tasks` on a node are what the headers say."""
+    """Parse the line; None if it starts something else. `tasks` per node come from the headers."""
     srun = _taken_apart(words)
     if not srun.rest:
         return None

@@ -1,1 +1,1 @@
-"""YAML and JSON as the job file takes them: structure without typing, with positions for errors."""
+"""Loading of YAML and JSON for job files: structure without types, with positions for errors."""

@@ -1,11 +1,11 @@
-"""Text to strings, lists and maps, and nothing cleverer.
+"""Loader of text as strings, lists and maps, without type conversion.
 
 YAML's own typing turns `off` into a boolean, `1.10` into 1.1, `010` into 8 and a date into an
-object. Here every scalar stays what the user typed; the spec gives it its type. What makes YAML
-dangerous or ambiguous (aliases, tags, merge keys, duplicate keys, several documents, deep nesting)
-is refused with the line.
+object. Here every scalar stays as typed; the spec assigns its type. Dangerous or ambiguous features
+of YAML (aliases, tags, merge keys, duplicate keys, several documents, deep nesting) are refused
+with the line.
 
-An empty value (`KEY:`) is None, which is how it differs from the empty string (`KEY: ""`).
+An empty value (`KEY:`) is None, unlike the empty string (`KEY: ""`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_DEPTH: Final = 20
 MAX_VALUES: Final = 20_000
 _MAX_INT_BITS: Final = 64
 
-# What is wrong, not what is right: compiling the wide ranges would cost every command 8 ms.
+# Match invalid text, not valid text: compiling the wide ranges would cost every command 8 ms.
 _NOT_TEXT: Final = re.compile(
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]"
 )
@@ -33,7 +33,7 @@ TOO_MANY: Final = (f"holds more than {MAX_VALUES} values", "a job is short; ship
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A parsed document: the tree, the line of each field path, and mistakes that did not stop
+    """A parsed document: the tree, the line of each field path, and problems that did not stop
     parsing.
 
     `options` are the field paths that the command line set, each with its option.
@@ -46,15 +46,15 @@ class Document(msgspec.Struct, frozen=True):
 
 
 def read_yaml(text: str) -> Document:
-    """Read one YAML document of at most 1 MiB; `SpecError` names the line of what is refused."""
-    # A command without a job file needs no YAML, and its parser takes a tenth of its start.
+    """Load one YAML document of at most 1 MiB. `SpecError` names the line of a refused part."""
+    # Commands without a job file do not need YAML, whose parser takes a tenth of their start time.
     from muster.spec.yaml.yaml_loader import compose
 
     return compose(checked_text(text))
 
 
 def read_json(text: str) -> Document:
-    """Read a JSON text of at most 1 MiB; numbers stay as typed, `true` and `null` are real."""
+    """Load a JSON text of at most 1 MiB. Numbers stay as typed; `true` and `null` are real."""
     text = checked_text(text, control_characters=True)
     repeated: list[Problem] = []
 
@@ -98,7 +98,7 @@ def check_tree(tree: object) -> None:
         wrong = _wrong_with(value, depth)
         if wrong:
             message, hint = wrong
-            where = printable(path, len(path))  # what is wrong may be in the path itself
+            where = printable(path, len(path))  # the path itself may be unprintable
             raise SpecError([Problem(where, None, message, hint, Kind.SYNTAX)])
         if isinstance(value, dict):
             for key, item in value.items():
@@ -109,7 +109,7 @@ def check_tree(tree: object) -> None:
 
 
 def join(path: str, key: object) -> str:
-    """The path of `key` under `path`."""
+    """Return the path of `key` under `path`."""
     return f"{path}.{key}" if path else str(key)
 
 
@@ -139,7 +139,7 @@ def _wrong_with(value: object, depth: int) -> tuple[str, str] | None:
 
 
 def checked_text(text: str, *, control_characters: bool = False) -> str:
-    """`text` without a byte order mark, if it is text and not too long."""
+    """Return `text` without a byte order mark, after checking its type and length."""
     text = text.removeprefix("\ufeff")
     size = len(text) if len(text) > MAX_BYTES else len(text.encode("utf-8", "replace"))
     if size > MAX_BYTES:
@@ -167,7 +167,7 @@ def fail(line: int | None, message: str, hint: str = "") -> NoReturn:
 
 
 def scalar_text(value: object) -> str:
-    """A scalar as typed, booleans as JSON writes them; `RefusedError` for anything else."""
+    """Return a scalar as typed, booleans as in JSON. Raises `RefusedError` for anything else."""
     match value:
         case bool():
             return "true" if value else "false"

@@ -1,7 +1,7 @@
-"""One map of the job file, read key by key, with every mistake collected.
+"""Reader of a map in a job file, key by key, which collects every mistake.
 
-A reader returns the checked value or the default; when it returns the default because of a
-mistake, the mistake is in `problems`, so a caller may go on and find the next one.
+A reader returns the checked value or the default; when it returns the default because of a mistake,
+the mistake is in `problems`, so a caller may go on and find the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HIDDEN: Final = ("env", "secrets")
 
 
 class Found(NamedTuple):
-    """A value that was given: the path of the spelling used, and the value, never None."""
+    """A given value: the path with the spelling used, and the value, never None."""
 
     path: str
     value: object
@@ -37,7 +37,7 @@ class Section:
         self._names: set[str] = set()  # without aliases
 
     def take(self, key: str, *aliases: str) -> Found | None:
-        """The value of `key` or of one alias; None if not given, or given wrongly (reported)."""
+        """Return the value of `key` or of one alias; None if not given or invalid (reported)."""
         spellings = (key, *aliases)
         self._known.update(spellings)
         self._names.add(key)
@@ -60,12 +60,12 @@ class Section:
         return Found(path, value)
 
     def read(self, key: str, reader: Callable[[str], T], default: T, *aliases: str) -> T:
-        """`key` as text through a pure `reader` that raises `RefusedError`."""
+        """Return `key` as text through a pure `reader` that raises `RefusedError`."""
         found = self.take(key, *aliases)
         return default if found is None else self.typed(found, reader, default)
 
     def typed(self, found: Found, reader: Callable[[str], T], default: T) -> T:
-        """A value that was taken, as text through `reader`."""
+        """Return a taken value as text through `reader`."""
         try:
             return reader(scalar_text(found.value))
         except RefusedError as refused:
@@ -73,14 +73,14 @@ class Section:
             return default
 
     def items(self, key: str, reader: Callable[[str], T], example: str) -> tuple[T, ...]:
-        """A list of scalars, each through `reader`, none twice."""
+        """Return a list of scalars, each through `reader`, without repetitions."""
         found = self.take(key)
         if found is None:
             return ()
         if not isinstance(found.value, list | tuple):
             self.problems.add(found.path, shown(found.value), "must be a list", f"write {example}")
             return ()
-        made: dict[T, None] = {}  # keeps the order, and finds a repetition in a long list at once
+        made: dict[T, None] = {}  # keeps the order, and finds repetitions in a long list fast
         for index, item in enumerate(found.value):
             path = f"{found.path}[{index}]"
             try:
@@ -95,7 +95,7 @@ class Section:
         return tuple(made)
 
     def finish(self) -> None:
-        """Report every key that nobody took: those of a later release, and unknown ones."""
+        """Report every key that was not taken: those of a later release, and unknown ones."""
         promised: Mapping[str, str] = unsupported.LATER_KEYS.get(self.path, {})
         for key in self.raw:
             if key in self._known:
@@ -123,7 +123,7 @@ class Section:
             hint = f"did you mean `{meant}`?"
         else:
             hint = f"known keys{place}: {', '.join(sorted(self._names))}"
-        # The value is not repeated: who misspells `secrets` or `env` has a secret there.
+        # Do not repeat the value: a misspelled `secrets` or `env` contains secrets.
         self.problems.add(
             printable(path), None, f"there is no key `{printable(key)}`{place}", hint, Kind.UNKNOWN
         )
@@ -133,7 +133,7 @@ class Section:
 
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:
-    """A reader of whole numbers from `low` to `high`."""
+    """Return a reader of whole numbers from `low` to `high`."""
 
     def read(text: str) -> int:
         number = units.integer(text)
@@ -147,7 +147,7 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
 
 
 def seconds(low: float, high: float) -> Callable[[str], float]:
-    """A reader of durations from `low` to `high` seconds."""
+    """Return a reader of durations from `low` to `high` seconds."""
 
     def read(text: str) -> float:
         length = units.duration(text)

@@ -1,4 +1,4 @@
-"""YAML's structure without its types. Use `loader.read_yaml` from outside.
+"""YAML loader without types. Other packages use `loader.read_yaml`.
 
 A separate module, so that programs that read no YAML do not load the parser.
 """
@@ -12,14 +12,14 @@ import yaml
 from muster.spec.errors import Problem, printable
 from muster.spec.yaml.loader import MAX_DEPTH, MAX_VALUES, TOO_MANY, Document, duplicate, fail, join
 
-# The C parser is some thirty times faster; a coordinator must not stand still over a large file.
+# The C parser is some thirty times faster, and a large file must not block a coordinator.
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Container = dict[str, object] | list[object]
 
 
 def compose(text: str) -> Document:
-    """The document in a checked text. Raises `SpecError`."""
+    """Load the document in a checked text. Raises `SpecError`."""
     composer = _Composer()
     try:
         for event in yaml.parse(text, Loader=_LOADER):
@@ -32,7 +32,7 @@ def compose(text: str) -> Document:
 
 
 class _Frame:
-    """A list or map that is being filled."""
+    """A list or map under construction."""
 
     def __init__(self, made: Container, path: str, line: int) -> None:
         self.made = made
@@ -63,7 +63,7 @@ class _Composer:
             return
         self._refuse_indirection(event, line)
         self._values += 1
-        if self._values > 3 * MAX_VALUES:  # a key, a value and the end of a map each
+        if self._values > 3 * MAX_VALUES:  # keys, values and the ends of maps
             fail(line, *TOO_MANY)
         match event:
             case yaml.ScalarEvent():
@@ -120,7 +120,7 @@ class _Composer:
         self._stack.append(_Frame(made, path, line))
 
     def _place(self, value: object, line: int) -> str:
-        """Put `value` where it belongs; returns its path."""
+        """Add `value` to the current frame. Returns its path."""
         if not self._stack:
             self.root = value
             return ""

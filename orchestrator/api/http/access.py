@@ -20,7 +20,9 @@ TOKEN: Final = web.RequestKey("token", TokenRecord)
 
 
 class Access(enum.Enum):
-    """OPEN: without a token. ADMIN, JOIN: with a token of that class and no other."""
+    """Access class of a route. OPEN needs no token; ADMIN and JOIN need a token of exactly that
+    class.
+    """
 
     OPEN = "open"
     ADMIN = "admin"
@@ -36,7 +38,7 @@ class Route:
 
     @property
     def about(self) -> RouteDoc:
-        """Raises KeyError where nobody has described it."""
+        """Return the description of the route. Raises KeyError if it has none."""
         return DESCRIPTIONS[self.method, self.path]
 
 
@@ -49,15 +51,15 @@ class AccessTable:
         self._refusals = RateLimit(refusals_per_s)
 
     def route(self, request: web.Request) -> Route | None:
-        """None where there is no such path, or not with this method."""
+        """Return the route of a request, or None if there is no such path or method."""
         resource = request.match_info.route.resource
         return None if resource is None else self._routes.get((request.method, resource.canonical))
 
     def check(self, request: web.Request) -> None:
         """Let the request pass, with its token at `TOKEN`. Raises ApiError (401, 403, 429).
 
-        A path that does not exist is closed like any other: who may not ask does not learn what
-        there is.
+        Unknown paths are closed like any other, so that unauthorized callers cannot probe for
+        routes.
         """
         route = self.route(request)
         needed = Access.ADMIN if route is None else route.access
@@ -104,7 +106,7 @@ def _unauthorized(detail: str, hint: str) -> ApiError:
 
 
 def bearer(request: web.Request) -> str:
-    """The token that a request brought, empty where it brought none or several."""
+    """Return the bearer token of a request; empty if it has none or several."""
     headers = request.headers.getall("Authorization", [])
     if len(headers) != 1:
         return ""

@@ -1,10 +1,11 @@
-"""Connections before anybody knows who is there: few, short, and none of them waits for ever.
+"""Limits on connections, above all on unauthenticated ones, which are few and short-lived.
 
-aiohttp reads a request's head as slowly as it comes. Here a head has HEAD_S from the connection, or
-from its first byte on a kept connection, and an answer WRITE_S to be taken. Who has not shown a
-good token yet is pending; of those, when there are too many, the oldest goes: whoever means it has
-shown his token long before. Where descriptors are few, streams of users are refused, and the
-connection of a user is closed with its answer; what would take the very last ones is dropped.
+aiohttp waits for a request's head without limit. Here a head must arrive within HEAD_S of the
+connection (or of its first byte on a kept connection), and the client must read the answer within
+WRITE_S. A connection without a valid token yet is pending. If there are too many, the oldest is
+dropped: legitimate clients authenticate well within this limit. If descriptors are scarce, user
+streams are refused, and a user's connection is closed after its answer. Connections that would take
+the last descriptors are dropped.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ _log = structlog.get_logger("muster.http")
 
 
 class ConnectionLimits:
-    """All connections of users and agents, and how many there may be."""
+    """All connections of users and agents, and their limits."""
 
     def __init__(
         self, *, pending_per_address_max: int, per_token_max: int, head_s: float = HEAD_S
@@ -66,8 +67,9 @@ class ConnectionLimits:
             _log.error("descriptors_short", why=shortage(), hint=HINT)
 
     def identified(self, connection: "GuardedConnection", token: TokenRecord) -> bool:
-        """Its owner is known now; False where that one has too many connections already. Agents
-        share a token, and are counted where they connect."""
+        """Record the owner of a connection. Returns False if the owner has too many connections.
+        Agents share a token, so they are counted in their sessions instead.
+        """
         if connection.token == token.id:
             return True
         self.gone(connection)
@@ -104,7 +106,7 @@ def no_descriptors() -> ApiError:
 
 
 class GuardedConnection(web.RequestHandler):
-    """One connection of a client. The middleware says when a request begins and ends."""
+    """One connection of a client. The middleware reports the start and the end of each request."""
 
     __slots__ = (
         "_busy",
@@ -137,7 +139,7 @@ class GuardedConnection(web.RequestHandler):
         self._served = False
         self._heard = False
         self._lingers = False
-        self.patient = False  # a stream: its reader may take what time it likes
+        self.patient = False  # a stream: its reader may be slow
         self.address = ""
         self.token = ""
         self.number = -1
@@ -184,7 +186,7 @@ class GuardedConnection(web.RequestHandler):
         self._busy = False
 
     def identified(self, token: TokenRecord) -> None:
-        """Raises ApiError (429) where its owner has too many connections."""
+        """Record the owner. Raises ApiError (429) if the owner has too many connections."""
         if not self._connections.identified(self, token):
             raise ApiError(
                 429,
@@ -195,12 +197,12 @@ class GuardedConnection(web.RequestHandler):
             )
 
     def refuse_stream(self) -> None:
-        """Raises ApiError (503) where descriptors are too few for something that lasts."""
+        """Raise ApiError (503) if descriptors are too scarce for a long-lived response."""
         if self.short:
             raise no_descriptors()
 
     def drop(self) -> None:
-        """End it now, without a word."""
+        """Close the connection at once, without an answer."""
         self._disarm()
         if self.transport is not None:
             self.transport.abort()
@@ -212,7 +214,7 @@ class GuardedConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,  # noqa: ARG002 - it repeats what was sent
     ) -> web.StreamResponse:
-        """What aiohttp's own reader refuses, which no middleware sees."""
+        """Answer a request that aiohttp's parser refuses; no middleware sees it."""
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun already")
         if status >= 500:
@@ -235,10 +237,10 @@ class GuardedConnection(web.RequestHandler):
     def _head_is_late(self) -> None:
         self._deadline = None
         if self._busy or self.writing_paused or self._messages:
-            # Or it is whole since this very turn of the loop.
+            # The head may have been completed in this very iteration of the loop.
             return
         if self._waiter is None:
-            # aiohttp has a whole request in hand, and has not called the middleware yet.
+            # aiohttp has a whole request, and has not called the middleware yet.
             self._arm(self._connections.head_s, self._head_is_late)
             return
         _log.debug("head_late", remote=self.address)
@@ -254,7 +256,7 @@ class GuardedConnection(web.RequestHandler):
                 )
             )
             if self.transport.can_write_eof():
-                # To whoever is still sending a close is a reset, which takes the answer with it.
+                # To a client that still sends, a close is a reset, which loses the answer.
                 self.transport.write_eof()
                 self._lingers = True
                 self._arm(LINGER_S, self.drop)

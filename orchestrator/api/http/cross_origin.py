@@ -1,7 +1,7 @@
-"""Browsers: a page of somebody else must not reach us through its reader, by name or by address.
+"""Protection against browsers: a foreign page must not reach us through its reader's browser.
 
-A page can make its own name lead to our address (DNS rebinding), so a name in `Host` has to be one
-of ours; an address cannot be rebound. Under TLS it is the certificate that says who we are.
+A page can point its own name to our address (DNS rebinding), so a name in `Host` must be one of
+ours. An address cannot be rebound. Under TLS, the certificate proves the name.
 """
 
 import ipaddress
@@ -20,13 +20,13 @@ _SAME: Final = ("same-origin", "none")
 
 
 class Origins:
-    """`names` under which we are reached besides addresses and `localhost`; None: any."""
+    """Host names that requests may use besides addresses and `localhost`; None allows any."""
 
     def __init__(self, names: Iterable[str] | None) -> None:
         self._names = None if names is None else {"localhost", *map(_canonical, names)}
 
     def check(self, request: web.Request) -> None:
-        """Raises ApiError (400, 403, 421) for a request that a foreign page may have sent."""
+        """Raise ApiError (400, 403, 421) for a request that a foreign page may have sent."""
         host = request.headers.get("Host")
         target = request.raw_path
         if host is None and request.version != HttpVersion10:

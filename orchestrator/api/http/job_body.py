@@ -1,4 +1,4 @@
-"""A job in the body of a request, as JSON or YAML."""
+"""Parsing of a job from a request body, JSON or YAML."""
 
 import asyncio
 from typing import Final, NamedTuple
@@ -15,15 +15,16 @@ from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.request_parsing import read_body
 from orchestrator.api.http.submit_policy import SubmitRules
 
-# Above this a body is parsed beside the loop: PyYAML reads about 100 KB a second.
+# Larger bodies are parsed in a thread: PyYAML reads about 100 KB a second.
 _INLINE_BYTES: Final = 4096
 JSON_TYPES: Final = ("application/json",)
 YAML_TYPES: Final = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
 
 
 class Read(NamedTuple):
-    """A job, the keys of it that its pool's defaults have filled in, and what was `asked`, which is
-    the same whatever these are."""
+    """A parsed job, the keys that its pool's defaults filled in, and the job as requested
+    (`asked`), which does not depend on the defaults.
+    """
 
     spec: JobSpec
     filled: tuple[str, ...]
@@ -31,7 +32,7 @@ class Read(NamedTuple):
 
 
 async def spec_body(request: web.Request, rules: SubmitRules) -> Read:
-    """The job, checked whole. Raises ApiError (400, 408, 415; 422 names every wrong field)."""
+    """Return the checked job. Raises ApiError (400, 408, 415; 422 names every wrong field)."""
     if request.content_type in JSON_TYPES:
         read = read_json
     elif request.content_type in YAML_TYPES:
@@ -66,7 +67,7 @@ async def spec_body(request: web.Request, rules: SubmitRules) -> Read:
 
 
 def _alone(document: Document) -> object:
-    """The job without its pool's defaults; as it was written where it is none without them."""
+    """Return the job without its pool's defaults, or as written if it is invalid without them."""
     try:
         return parse_document(document)
     except SpecError:
@@ -74,7 +75,7 @@ def _alone(document: Document) -> object:
 
 
 def spec_problem(error: SpecError) -> ApiError:
-    """What is wrong with a job, field by field."""
+    """Return the error that lists the wrong fields of a job."""
     fields = [
         FieldProblem(
             p.field,

@@ -30,7 +30,7 @@ _REQUEST_ID: Final = web.RequestKey("request_id", str)
 _log = structlog.get_logger("muster.http")
 
 Observer = Callable[[web.Request, int, float], None]
-"""Told of each request that has ended: its status, and how long it took in seconds."""
+"""Called after each request with its status and its duration in seconds."""
 
 
 def request_middleware(access: AccessTable, origins: Origins, observer: Observer) -> Middleware:
@@ -57,12 +57,13 @@ def request_middleware(access: AccessTable, origins: Origins, observer: Observer
 
 
 async def expectation(request: web.Request) -> None:
-    """`Expect: 100-continue` is not answered by the router: who may not ask is to hear that first,
-    and so is who would send too much (RFC 9110, 10.1.1). `_go_on` says the word."""
+    """Override the router's answer to `Expect: 100-continue`: unauthorized callers and oversized
+    bodies must be refused first (RFC 9110, 10.1.1). `_go_on` sends the 100.
+    """
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """A signal of the application: what every answer has."""
+    """Add the common headers to every response (a signal of the application)."""
     response.headers.update(common_headers(request.get(_REQUEST_ID, "")))
     if isinstance(request.protocol, GuardedConnection):
         request.protocol.patient = not isinstance(response, web.Response)
@@ -103,12 +104,12 @@ async def _answer(
         hint = "an operator must look: muster coordinator --check"
         problem = ApiError(503, "journal_unreadable", str(error), hint)
     except ConnectionError:
-        raise  # nobody is there to answer
+        raise  # the client has gone
     except Exception:  # noqa: BLE001 - the boundary: one bad request must not end the process
         _log.exception("request_failed", request_id=request[_REQUEST_ID], path=request.path)
         problem = internal_error()
     if request.writer.output_size > 0:
-        # A second answer would be read as more of the first; one that is cut short is asked again.
+        # A client would read a second answer as part of the first. It retries a truncated one.
         raise ConnectionError("an answer has begun already")
     return problem_response(problem, request[_REQUEST_ID])
 
@@ -118,7 +119,7 @@ def _of_agent(request: web.Request) -> bool:
 
 
 def _lasts(request: web.Request) -> bool:
-    """Whether a user asks for a stream that goes on until something ends."""
+    """Whether the user asks for a stream that stays open."""
     if not request[ABOUT].items:
         return False
     follow = getattr(request[QUERY], "follow", False)
@@ -126,7 +127,7 @@ def _lasts(request: web.Request) -> bool:
 
 
 async def _go_on(request: web.Request) -> None:
-    """Ask for the body of a client that waits to be asked. Raises HTTPRequestEntityTooLarge."""
+    """Send 100 Continue if the client waits for it. Raises HTTPRequestEntityTooLarge."""
     if request.headers.get("Expect", "").lower() != "100-continue":
         return
     length, most = request.content_length or 0, request.client_max_size
@@ -157,7 +158,7 @@ def _check_size(request: web.Request) -> None:
 
 def _log_request(request: web.Request, status: int, took_s: float) -> None:
     token = request.get(TOKEN)
-    # What changes something is worth a line; questions are many.
+    # Log requests that change something. Successful reads are too many.
     quiet = request.method in {"GET", "HEAD"} and status < 400
     (_log.debug if quiet else _log.info)(
         "request",

@@ -1,4 +1,4 @@
-"""The API in OpenAPI 3.1, made of the routes and of the very types that requests are read by."""
+"""OpenAPI 3.1 schema, generated from the routes and from the types that parse requests."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +60,7 @@ class SchemaApi:
         self._body = b""
 
     def describe(self, routes: Sequence[Route]) -> None:
-        """To be called once, with every route that there is."""
+        """Build the schema. Call it once, with all routes."""
         self._body = msgspec.json.encode(openapi(routes))
 
     async def show(self, _request: web.Request) -> web.Response:
@@ -68,7 +68,7 @@ class SchemaApi:
 
 
 def openapi(routes: Sequence[Route]) -> Schema:
-    """The whole description."""
+    """Return the whole schema."""
     types = list(dict.fromkeys(_types(routes)))
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     found = dict(zip(types, schemas, strict=True))
@@ -158,7 +158,7 @@ def _path(path: str) -> list[Schema]:
 
 
 def _query(component: Schema) -> list[Schema]:
-    """Each property of a query's struct as a parameter; one that is not given is never null."""
+    """Return each property of a query's struct as a parameter. Parameters are never null."""
     made = []
     for name, given in component.get("properties", {}).items():
         schema = {key: value for key, value in given.items() if key != "description"}

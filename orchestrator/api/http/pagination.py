@@ -1,4 +1,4 @@
-"""Where a page of a list ends: opaque to callers, as what it holds may change."""
+"""Cursors of paged lists. They are opaque to callers, because their contents may change."""
 
 import base64
 import binascii
@@ -10,12 +10,12 @@ _TEXT_BYTES_MAX: Final = 253
 
 
 def make_cursor(kind: str, place: str) -> str:
-    """Of the list `kind`: the next page begins behind `place`."""
+    """Return the cursor for the page of the list `kind` that begins after `place`."""
     return base64.urlsafe_b64encode(f"{kind}<{place}".encode()).decode().rstrip("=")
 
 
 def read_cursor(kind: str, cursor: str) -> str:
-    """The place. Raises ApiError (400)."""
+    """Return the place of a cursor. Raises ApiError (400)."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True).decode()
     except (binascii.Error, ValueError):

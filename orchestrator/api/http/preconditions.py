@@ -1,8 +1,8 @@
-"""Requests that are to count once, or only while things are as the caller saw them (RFC 9110, 13).
+"""Idempotency keys and conditional requests (RFC 9110, 13).
 
-An ETag names a revision of a job: how many facts have changed it, in this life of the coordinator.
-A revision that was shown but not yet on disk when the process died may come again with other
-content, so the epoch is part of it, and after a restart the caller looks once more.
+An ETag names a revision of a job: the number of facts that changed it in this epoch of the
+coordinator. The epoch is part of it, because a revision that was shown before a crash and not yet
+on disk may recur with other content. So after a restart the caller must read the job again.
 """
 
 import hashlib
@@ -25,18 +25,18 @@ _OURS: Final = re.compile(r'"([0-9]{1,18})\.([0-9]{1,18})"')
 
 
 def job_etag(state: State, job: Job) -> str:
-    """Of the job as it is now. Its `reason` may be worded anew without a new revision."""
+    """Return the ETag of a job. Its `reason` may change without a new revision."""
     return f'"{state.epoch}.{job.revision}"'
 
 
 def wanted_revisions(
     request: web.Request, state: State, *, required: bool = False
 ) -> frozenset[int] | None:
-    """The revisions of a job for which its `If-Match` lets the request pass; None is any.
+    """Return the revisions of a job that its `If-Match` allows; None allows any.
 
-    Who decides compares with `Job.revision`, as only there nothing can come between, and declines
-    with the code CHANGED. Empty where none of the tags can be one of now. Raises ApiError (400 for
-    what is no list of tags; 428 where the header is missing though `required`).
+    The core compares them with `Job.revision`, because only there is the check atomic, and declines
+    with the code CHANGED. The result is empty if no tag can match. Raises ApiError (400 for a
+    malformed list of tags; 428 if a `required` header is missing).
     """
     given = request.headers.getall("If-Match", [])
     if not given:
@@ -64,7 +64,7 @@ def wanted_revisions(
 
 
 def idempotency_key(request: web.Request) -> str:
-    """The request's `Idempotency-Key`, empty where it has none. Raises ApiError (400)."""
+    """Return the request's `Idempotency-Key`, or "". Raises ApiError (400)."""
     given = request.headers.getall("Idempotency-Key", [])
     if not given:
         return ""
@@ -80,11 +80,10 @@ def idempotency_key(request: web.Request) -> str:
 
 
 def request_digest(asked: object, about: str = "") -> str:
-    """SHA-256 (hex) of what was asked for, and about what: it tells a request that comes again
-    under its key from another.
+    """Return the SHA-256 (hex) of a request and its subject. It distinguishes a repeated request
+    from another one under the same key.
 
-    What is at its default is not in it, so that a release with one more field still knows the
-    requests that came before it.
+    Default values are left out, so that a release with a new field still recognizes older requests.
     """
     said = msgspec.json.encode(_said(asked), order="deterministic")
     return hashlib.sha256(said + about.encode(errors="replace")).hexdigest()

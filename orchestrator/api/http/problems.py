@@ -1,4 +1,4 @@
-"""Every failure of a request as problem+json (RFC 9457), with a stable code and what to do next."""
+"""Errors of requests as problem+json (RFC 9457), with a stable code and a hint."""
 
 import re
 import secrets
@@ -14,7 +14,7 @@ from muster.http.views import FieldProblem, Problem
 from orchestrator.core.engine.decide import VERSION
 
 CONTENT_TYPE: Final = "application/problem+json"
-# How aiohttp's words begin, and ours for the same.
+# Beginnings of aiohttp's messages, and ours for the same.
 _UNREADABLE: Final = (
     (
         "Invalid method",
@@ -45,7 +45,7 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class ApiError(Exception):
-    """A request that cannot be met. Raised anywhere below the middlewares, answered by them."""
+    """A request that fails. Raised anywhere below the middlewares, which answer it."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class ApiError(Exception):
 
 
 def bad_field(name: str, message: str, value: str = "") -> ApiError:
-    """One field of a body that cannot be used."""
+    """Error for one unusable field of a body."""
     problem = FieldProblem(name, value, message, "")
     return ApiError(422, "bad_field", f"{name} {message}", problems=[problem])
 
@@ -86,7 +86,7 @@ def problem_response(error: ApiError, request_id: str) -> web.Response:
 
 
 def problem_bytes(error: ApiError) -> bytes:
-    """A whole answer, for a connection on which no request was understood; it is closed then."""
+    """Return a complete response, for a connection without a valid request. It is closed then."""
     request_id = new_request_id()
     body = _body(error, request_id)
     headers = {
@@ -101,7 +101,7 @@ def problem_bytes(error: ApiError) -> bytes:
 
 
 def common_headers(request_id: str) -> dict[str, str]:
-    """What every answer has."""
+    """Return the headers that every response has."""
     return {
         "Server": f"muster/{VERSION}",
         "X-Content-Type-Options": "nosniff",
@@ -116,7 +116,7 @@ def new_request_id() -> str:
 
 
 def request_id_of(request: web.Request) -> str:
-    """The caller's own `X-Request-Id` where it is a word, else a new one."""
+    """Return the caller's `X-Request-Id` if it is a word, else a new id."""
     given = request.headers.getall("X-Request-Id", [])
     if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]):
         return given[0]
@@ -133,7 +133,7 @@ def internal_error() -> ApiError:
 
 
 def unreadable(error: BaseException | None) -> ApiError:
-    """What aiohttp cannot read as a request. Its own words would repeat what was sent."""
+    """Return the error for an unparsable request. aiohttp's message would repeat its content."""
     if isinstance(error, LineTooLong):
         return ApiError(
             431,
@@ -165,7 +165,7 @@ def _body(error: ApiError, request_id: str) -> bytes:
 
 
 def from_aiohttp(error: web.HTTPException, request: web.Request) -> ApiError:
-    """What aiohttp itself says (no such route, wrong method, body too large), in our words."""
+    """Translate aiohttp's own errors (no such route, wrong method, body too large)."""
     match error:
         case web.HTTPNotFound():
             return ApiError(

@@ -1,4 +1,4 @@
-"""The query parameters of each route: what they are read as, and what the schema says of them."""
+"""The query parameters of each route: their types, and their descriptions in the schema."""
 
 import enum
 from typing import Annotated, Final, Literal
@@ -13,7 +13,7 @@ from muster.spec.field_readers import MAX_NODES
 
 WAIT_S_DEFAULT: Final = 30.0
 WAIT_S_MAX: Final = 60.0
-# More than this is a mistake; less is cut to WAIT_S_MAX.
+# A greater value is refused; a smaller one is reduced to WAIT_S_MAX.
 WAIT_S_ASKED_MAX: Final = 86_400.0
 PAGE_MAX: Final = 1000
 EVENT_ID: Final = "^[0-9]{1,17}(-[0-9a-f]{1,16})?$"
@@ -26,7 +26,7 @@ class NoQuery(msgspec.Struct, frozen=True):
 
 
 class JobsQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /v1/jobs: those for which all that is given is true."""
+    """GET /v1/jobs: jobs that match all given filters."""
 
     state: Annotated[
         tuple[JobState, ...] | None, Meta(description="in one of these states, by commas")
@@ -39,7 +39,7 @@ class JobsQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodesQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /v1/nodes, in the order of their names."""
+    """GET /v1/nodes, sorted by name."""
 
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="at most so many")] = PAGE_MAX
     cursor: Annotated[
@@ -49,7 +49,7 @@ class NodesQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExplainQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /v1/jobs/{id}/explain; of a job that waits it is also told what would be if."""
+    """GET /v1/jobs/{id}/explain. For a waiting job, also what-if questions."""
 
     nodes: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_NODES)] | None,
@@ -98,7 +98,7 @@ class LogFormat(enum.Enum):
 
 
 class LogsQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /v1/jobs/{id}/logs; without a choice it is all streams of all attempts."""
+    """GET /v1/jobs/{id}/logs. The default is all streams of all attempts."""
 
     follow: Annotated[bool, Meta(description="go on until the job has ended")] = False
     tail: Annotated[
@@ -131,5 +131,5 @@ class LogsQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tail_lines(self) -> int | None:
-        """None for all."""
+        """Return the number of lines; None for all."""
         return self.tail if isinstance(self.tail, int) else None

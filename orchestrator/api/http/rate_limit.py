@@ -1,4 +1,4 @@
-"""Token buckets: so many requests a second of one caller, and a burst of ten seconds' worth."""
+"""Token buckets: a request rate per caller, with a burst of ten seconds' worth."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class _Bucket:
 
 
 class RateLimit:
-    """One bucket a caller; one that is full again is forgotten once there are many."""
+    """One bucket per caller. Full buckets are dropped once there are many."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
@@ -23,8 +23,9 @@ class RateLimit:
         self._buckets: dict[Hashable, _Bucket] = {}
 
     def take(self, caller: Hashable, now: float) -> float:
-        """Count one request at `now` (monotonic seconds). 0 where it may pass, else after how many
-        seconds the next one may."""
+        """Count one request at `now` (monotonic seconds). Returns 0 if it may pass, else the
+        seconds until the next one may.
+        """
         bucket = self._buckets.get(caller)
         if bucket is None:
             if len(self._buckets) >= _CALLERS_MAX:
@@ -39,6 +40,6 @@ class RateLimit:
 
     def _forget(self, now: float) -> None:
         full = [name for name, b in self._buckets.items() if now - b.at >= BURST_S]
-        # With nobody idle the oldest go: a flood of addresses must not fill the memory.
+        # If no caller is idle, drop the oldest: a flood of addresses must not fill the memory.
         for name in full or list(self._buckets)[: _CALLERS_MAX // 2]:
             del self._buckets[name]

@@ -28,7 +28,7 @@ _FALSE: Final = ("0", "false", "no")
 
 
 def job_id(request: web.Request) -> JobId:
-    """The job that the path names. Raises ApiError (404)."""
+    """Return the job id in the path. Raises ApiError (404)."""
     text = request.match_info["id"]
     if not _is_number(text, _JOB_ID_DIGITS_MAX) or text.startswith("0"):
         raise no_such_job(shown(text))
@@ -42,16 +42,18 @@ def no_such_job(name: object) -> ApiError:
 
 
 def read_moment(name: str, text: str, now: float) -> float:
-    """UTC seconds of a time in RFC 3339, or of a span (`10m`) before `now`. Raises ApiError."""
+    """Return the UTC seconds of a time in RFC 3339, or of a span (`10m`) before `now`. Raises
+    ApiError.
+    """
     try:
-        # A plus that was not quoted has become a space.
+        # An unquoted plus sign has become a space.
         return moment(text.replace(" ", "+"), now)
     except RefusedError as error:
         raise wrong_parameter(name, text, error.message, error.hint) from error
 
 
 def read_query(request: web.Request, kind: type[_Q]) -> _Q:
-    """The parameters of a request, which are of the type that its route says."""
+    """Return the parsed parameters of a request. Their type is declared by the route."""
     query = request[QUERY]
     assert isinstance(query, kind), f"{request.path} says {type(query)} and reads {kind}"
     return query
@@ -82,7 +84,7 @@ def _fields(kind: type) -> dict[str, inspect.Type]:
 
 
 def _plain(kind: inspect.Type) -> inspect.Type:
-    """Without what does not change how a text is read: descriptions, and None for `not given`."""
+    """Return the type without descriptions and None, which do not change how a text is parsed."""
     match kind:
         case inspect.Metadata(inner):
             return _plain(inner)
@@ -133,14 +135,14 @@ def _float(name: str, text: str, least: float | None, most: float | None) -> flo
         value = float(text)
     except ValueError:
         value = math.nan
-    # Not-a-number is in no range.
+    # NaN is in no range.
     if not least <= value <= most:
         raise wrong_parameter(name, text, f"is not a number from {least:g} to {most:g}")
     return value
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The whole body. Raises ApiError (408), and aiohttp's 413."""
+    """Return the whole body. Raises ApiError (408), and aiohttp's 413."""
     try:
         async with asyncio.timeout(BODY_S):
             return await request.read()
@@ -155,11 +157,11 @@ async def read_body(request: web.Request) -> bytes:
 
 
 async def struct_body(request: web.Request, kind: type[_T]) -> _T:
-    """A JSON body as `kind`; an empty body is an empty object. Raises ApiError (400, 408; 422 names
-    every field that `kind` does not have).
+    """Parse a JSON body as `kind`; an empty body is an empty object. Raises ApiError (400, 408; 422
+    names every unknown field).
     """
     about = request[ABOUT]
-    # A mapping is read by whoever asked for one.
+    # A handler that asks for a mapping parses it itself.
     said = about.body is kind or not hasattr(kind, "__struct_fields__")
     assert said, f"{request.path} says {about.body} and reads {kind}"
     raw = await read_body(request)
@@ -172,7 +174,7 @@ async def struct_body(request: web.Request, kind: type[_T]) -> _T:
 
 
 def _refuse_unknown(raw: bytes, known: tuple[str, ...] | None) -> None:
-    """Name every field of a body that is none of `known`. Raises ApiError (422)."""
+    """Raise ApiError (422) that names every field of a body outside `known`."""
     try:
         body = msgspec.json.decode(raw, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -195,7 +197,7 @@ def _meant(name: str, known: tuple[str, ...]) -> str:
 
 
 def shown(text: str) -> str:
-    """`text` shortened, without control characters."""
+    """Return `text`, shortened and without control characters."""
     return repr(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "...")
 
 

@@ -1,4 +1,4 @@
-"""Answers as JSON."""
+"""JSON responses."""
 
 from collections.abc import Mapping
 

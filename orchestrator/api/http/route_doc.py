@@ -11,17 +11,17 @@ from orchestrator.api.http.query_params import NoQuery
 JSON: Final = "application/json"
 STREAM: Final = "text/event-stream"
 JOB: Final = "a job file"
-"""Stands for a body that is a job, as JSON or YAML."""
+"""Placeholder for a body that is a job, as JSON or YAML."""
 
 Answers = Mapping[int, Mapping[str, Any]]
-"""By status, and by content type, the type of the body (None: any text)."""
+"""Type of the body (None: any text) by status and content type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteDoc:
-    """`headers` are those that the route itself looks at, `answer_headers` those of its good
-    answers; `items` what a stream consists of; `problems` the statuses of its own, besides those
-    that any route has.
+    """Description of a route. `headers` are the request headers that it reads, `answer_headers`
+    those of its successful responses. `items` is the element type of a stream. `problems` are its
+    own error statuses besides the common ones.
     """
 
     summary: str

@@ -16,10 +16,10 @@ _log = structlog.get_logger("muster.tokens")
 
 
 class StreamRevocation:
-    """Who is being answered: a stream is cut when its token is good no longer.
+    """The open streams, each with its token. A stream is cut when its token becomes invalid.
 
-    The connection of an agent outlives the expiry of its token, as cutting it would in the end cut
-    its jobs; it opens no other one, and it ends when the token is revoked.
+    An agent's connection survives the expiry of its token, because cutting it would in the end stop
+    its jobs. The agent cannot reconnect, though, and a revoked token cuts the connection.
     """
 
     def __init__(self, tokens: TokenStore) -> None:
@@ -29,7 +29,7 @@ class StreamRevocation:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Belongs inside of what checks the access."""
+        """Register the stream. This middleware must run inside the access check."""
         record = request.get(TOKEN)
         if record is not None:
             self._open[id(request)] = (request, record)
@@ -39,7 +39,7 @@ class StreamRevocation:
             self._open.pop(id(request), None)
 
     async def watch(self) -> Never:
-        """Look at all of them every second: time passes, and nobody says so."""
+        """Check all streams every second, because tokens expire without an event."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             for request, record in list(self._open.values()):

@@ -13,13 +13,13 @@ from orchestrator.webhooks.allowlist import Place, refused
 
 @dataclass(frozen=True, slots=True)
 class SubmitRules:
-    """`defaults` of each pool, and the `webhooks` that jobs may name."""
+    """The `defaults` of each pool, and the `webhooks` that jobs may name."""
 
     defaults: PoolDefaults = field(default_factory=dict)
     webhooks: tuple[Place, ...] = ()
 
     def check(self, spec: JobSpec) -> None:
-        """Raises ApiError (422)."""
+        """Check a job. Raises ApiError (422)."""
         problems = [
             FieldProblem(f"notify[{at}]", url, why, "ask whoever runs the coordinator to allow it")
             for at, url in enumerate(spec.notify)

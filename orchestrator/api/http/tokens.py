@@ -22,11 +22,11 @@ _log = structlog.get_logger("muster.tokens")
 
 
 class TokenStore:
-    """The tokens that are good now. A changed file is read again within a second of its change,
-    and at once where a token is asked for that is not known: it may have been made just now.
+    """The valid tokens. A changed file is read again within a second, and at once for an unknown
+    token, because it may be new.
 
-    A changed file that cannot be read is logged and the tokens before it stay good: a typing
-    mistake must not cut off every agent.
+    If a changed file is unreadable, an error is logged and the previous tokens stay valid: a typing
+    error must not disconnect every agent.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
@@ -39,7 +39,7 @@ class TokenStore:
         self._complaint = ""
 
     def find(self, text: str) -> TokenRecord | None:
-        """Whose token `text` is, or None where it is nobody's. Ask `why_not` whether it is good."""
+        """Return the record of the token `text`, or None. Call `why_not` to check its validity."""
         try:
             token = parse(text)
         except BadToken:
@@ -52,24 +52,24 @@ class TokenStore:
         return found
 
     def knows(self, record: TokenRecord) -> bool:
-        """Whether the token is in the file, be it good or not."""
+        """Whether the token is in the file, valid or not."""
         known = self._tokens.get(record.id)
         return known is not None and known.sha256 == record.sha256
 
     def why_not(self, record: TokenRecord) -> str:
-        """A sentence where a token that was good is not any more, "" where it is."""
+        """Return why a known token is no longer valid, or ""."""
         self._look()
         known = self._tokens.get(record.id)
         if known is None or not self.knows(record) or known.class_ is not record.class_:
             return "the token has been revoked"
-        # The one place where the wall clock decides: the file is written by people.
+        # The wall clock decides here because people write the expiry dates.
         if 0.0 < _expiry(known) <= self._clock.now().wall:
             return f"the token {known.id} has expired ({known.expires})"
         return ""
 
     def _good(self, token: Token) -> TokenRecord | None:
         record = self._tokens.get(token.id)
-        # Compared also where there is no such id, so that an id cannot be found out by timing.
+        # Compare even without such an id, so that timing does not reveal ids.
         same = hmac.compare_digest(
             digest(token.secret), record.sha256 if record is not None else _UNKNOWN
         )
@@ -79,7 +79,7 @@ class TokenStore:
 
     def _look(self, *, now: bool = False) -> None:
         moment = self._clock.now().mono
-        # A file that could not be read is not tried again for each token that is not in it.
+        # Do not read a broken file again for every unknown token.
         hurry = now and not self._complaint
         if not hurry and moment - self._looked_at < _LOOK_EVERY_S:
             return
@@ -88,7 +88,7 @@ class TokenStore:
         try:
             version = _version(self._path)
             if version != self._version:
-                # The version last: what hindered it may pass without another change of the file.
+                # Set the version last: the error may pass without another change of the file.
                 self._tokens = _read(self._path)
                 self._version = version
                 _log.info("tokens_read", count=len(self._tokens))
@@ -140,7 +140,7 @@ def _read(path: Path) -> dict[str, TokenRecord]:
 
 
 def _expiry(record: TokenRecord) -> float:
-    """UTC seconds, 0 for never. Raises ValueError."""
+    """Return the expiry in UTC seconds, 0 for never. Raises ValueError."""
     if not record.expires:
         return 0.0
     moment = datetime.fromisoformat(record.expires)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, assert_never, get_args
 
 from muster.protocol.ids import NodeName, task_id
+from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
 from muster.spec.units import duration_text
 from orchestrator.core.engine.apply_jobs import apply_change, apply_job, dequeue, forget, job_to
@@ -56,6 +57,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             f.NodeHeard()
             | f.NodeConnected()
             | f.DuplicateNameSeen()
+            | f.NodeDescribed()
             | f.NodeSynced()
             | f.FailureSuspected()
             | f.PortsReported()
@@ -164,13 +166,14 @@ def _apply_attempt(
         return
     attempt = job.attempts[fact.attempt - 1]
     match fact:
-        case f.AttemptArranged(_, _, master_addr, master_port, endpoints, network, fabric):
+        case f.AttemptArranged(_, _, master_addr, master_port, endpoints, network, fabric, machine):
             _attempt_to(attempt, AttemptPhase.ARRANGING)
             attempt.endpoints, attempt.network = endpoints, network
             attempt.fabric = fabric
             attempt.master_addr, attempt.master_port = master_addr, master_port
             attempt.prepared_at = at
-            attempt.machine_id = state.nodes[attempt.tasks[0].node].inventory.machine_id
+            launcher = state.nodes[attempt.tasks[0].node]
+            attempt.machine_id = launcher.inventory.machine_id if machine is None else machine
             state.ports.setdefault(attempt.machine_id, set()).add(master_port)
         case f.AttemptStarted():
             _attempt_to(attempt, AttemptPhase.RUNNING)
@@ -184,16 +187,7 @@ def _apply_attempt(
             attempt.changes.add(at, f"{node} joins")
             _take(state, job, task)
         case f.StopRequested(_, _, cause):
-            _attempt_to(attempt, AttemptPhase.STOPPING)
-            state.elastic.discard(job.id)
-            state.running.pop(job.id, None)
-            state.idle_told.pop(job.id, None)
-            attempt.cause, attempt.stopping_at = cause, at
-            asked = job.cancel[2] if job.cancel is not None else None
-            attempt.grace_s = job.spec.stop.grace_s if asked is None else asked
-            for task in attempt.tasks:
-                state.suspects.pop(task.id, None)
-            state.watches.pop((job.id, attempt.number), None)
+            _stop(state, job, attempt, cause, at)
         case f.StopForced():
             attempt.forced = True
         case f.GraceShortened(_, _, user, grace_s):
@@ -207,6 +201,19 @@ def _apply_attempt(
             state.ports.get(attempt.machine_id, set()).discard(attempt.master_port)
         case _:
             assert_never(fact)
+
+
+def _stop(state: State, job: Job, attempt: Attempt, cause: Cause, at: float) -> None:
+    _attempt_to(attempt, AttemptPhase.STOPPING)
+    state.elastic.discard(job.id)
+    state.running.pop(job.id, None)
+    state.idle_told.pop(job.id, None)
+    attempt.cause, attempt.stopping_at = cause, at
+    asked = job.cancel[2] if job.cancel is not None else None
+    attempt.grace_s = job.spec.stop.grace_s if asked is None else asked
+    for task in attempt.tasks:
+        state.suspects.pop(task.id, None)
+    state.watches.pop((job.id, attempt.number), None)
 
 
 def _apply_task(

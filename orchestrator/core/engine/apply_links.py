@@ -7,6 +7,7 @@ from typing import assert_never
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.node import LINK_TRANSITIONS, LinkState, MassOutage
+from orchestrator.core.model.registrations import NewNodes, one_more_new_node, registration_due
 from orchestrator.core.model.state import Node, State, Suspect
 from orchestrator.core.nodes.crash_loops import LIVES_KEPT, another_life
 
@@ -31,8 +32,9 @@ def apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.Spac
                 node.heard_at = node.lease_until = node.ahead_s = 0.0
                 node.instance, node.lives, node.claimed, node.ports = "", (), None, ()
                 node.disks = ()
+                node.unrecorded, node.record_due = False, 0.0
                 node.survivors.clear()
-            state.judged_from, state.brake = 0.0, None
+            state.judged_from, state.brake, state.new_nodes = 0.0, None, NewNodes()
         case f.NodeRegistered(name, agent_id, boot_id, version, inventory):
             known = state.nodes.get(name)
             if known is None:
@@ -47,19 +49,8 @@ def apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.Spac
 def apply_link(state: State, fact: f.OfLink) -> None:
     node = state.nodes[fact.node]
     match fact:
-        case f.NodeConnected(name, session, peer, heard_at, lease_until, protocol, ahead_s, life):
-            if node.session is not None:
-                state.sessions.pop(node.session, None)
-            _link_to(node, LinkState.CONNECTED)
-            node.session, node.peer, node.protocol = session, peer, protocol
-            node.heard_at, node.lease_until = heard_at, lease_until
-            if another_life(node, life):
-                node.lives = (*node.lives, heard_at)[-LIVES_KEPT:]
-            node.ahead_s, node.instance = ahead_s, life
-            node.connected_at = heard_at
-            # The agent reports them again on each connection.
-            node.survivors.clear()
-            state.sessions[session] = name
+        case f.NodeConnected():
+            _connect(state, node, fact)
         case f.PortsReported(_, ports):
             node.ports = ports
         case f.DisksReported(_, disks):
@@ -75,6 +66,8 @@ def apply_link(state: State, fact: f.OfLink) -> None:
                 task.silent = silent
         case f.DuplicateNameSeen(_, peer, claimed_at):
             node.claimed = (peer, claimed_at)
+        case f.NodeDescribed():
+            _describe(state, node, fact)
         case f.NodeSynced():
             pass
         case f.FailureSuspected(_, task, cause, ended_at):
@@ -108,6 +101,30 @@ def apply_judgement(state: State, fact: f.OfJudgement) -> None:
             state.judged_from, state.brake = until, None
         case _:
             assert_never(fact)
+
+
+def _connect(state: State, node: Node, fact: f.NodeConnected) -> None:
+    if node.session is not None:
+        state.sessions.pop(node.session, None)
+    _link_to(node, LinkState.CONNECTED)
+    node.session, node.peer, node.protocol = fact.session, fact.peer, fact.protocol
+    node.heard_at, node.lease_until = fact.heard_at, fact.lease_until
+    if another_life(node, fact.instance):
+        node.lives = (*node.lives, fact.heard_at)[-LIVES_KEPT:]
+    node.ahead_s, node.instance = fact.ahead_s, fact.instance
+    node.connected_at = fact.heard_at
+    # The agent reports them again on each connection.
+    node.survivors.clear()
+    state.sessions[fact.session] = fact.node
+
+
+def _describe(state: State, node: Node, fact: f.NodeDescribed) -> None:
+    node.version, node.inventory = fact.version, fact.inventory
+    node.unrecorded = fact.unrecorded
+    if fact.recorded_at is not None:
+        node.record_due = registration_due(node.record_due, fact.recorded_at)
+        if fact.new:
+            state.new_nodes = one_more_new_node(state.new_nodes, fact.recorded_at)
 
 
 def _link_to(node: Node, link: LinkState) -> None:

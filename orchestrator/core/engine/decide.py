@@ -28,6 +28,7 @@ from muster.protocol.gpus import problem as gpu_problem
 from muster.protocol.ids import BadId, JobId, NodeName, SessionId, TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface, problem
+from muster.protocol.inventory_bounds import inventory_problem
 from muster.protocol.states import TaskState
 from muster.protocol.traffic import PortHealth
 from orchestrator.core.engine.timers import decide_timer, restart_timers
@@ -53,6 +54,7 @@ from orchestrator.core.nodes.admission import NAME_CODES, clock_ahead_s, refuse
 from orchestrator.core.nodes.crash_loops import restarted
 from orchestrator.core.nodes.drains import drain, remove, resume
 from orchestrator.core.nodes.hardware import hardware_facts, may_be_hardware
+from orchestrator.core.nodes.registration import described, refuse_registration, registered
 from orchestrator.core.nodes.unkillable import (
     declare_task_lost,
     drain_for_unkillable,
@@ -192,11 +194,11 @@ def _hello(
         claimed = refused.code in NAME_CODES and not refused.soon
         facts: list[f.Fact] = [f.DuplicateNameSeen(hello.node, peer, now.mono)] if claimed else []
         return Decision(facts, [a.RefuseSession(session, refused)])
+    unregistered = refuse_registration(state, hello, now, limits)
+    if unregistered is not None:
+        return Decision([], [a.RefuseSession(session, unregistered)])
     node = state.nodes.get(hello.node)
-    decision = Decision()
-    described = (hello.agent_id, hello.boot_id, hello.version, hello.inventory)
-    if node is None or described != (node.agent_id, node.boot_id, node.version, node.inventory):
-        decision.facts.append(f.NodeRegistered(hello.node, *described))
+    decision = Decision(registered(state, hello, now))
     if node is not None and node.session is not None:
         decision.effects.append(a.CloseSession(node.session, "the agent has connected anew"))
     lease_until = now.mono + limits.lease_s + limits.lease_margin_s
@@ -284,7 +286,7 @@ def _report(
         case Heartbeat(sent_s, interfaces, wall_s, devices, ports, rdma, events, disks):
             until = now.mono + limits.lease_s + limits.lease_margin_s
             heard = f.NodeHeard(name, now.mono, until, clock_ahead_s(wall_s, now))
-            changed = _changed(state, name, interfaces, devices, rdma)
+            changed = _changed(state, name, interfaces, devices, rdma, now)
             changed += _ports_seen(state, name, ports)
             changed += hardware_facts(state, name, events)
             changed += _disks_seen(state, name, disks)
@@ -330,8 +332,12 @@ def _changed(
     interfaces: tuple[Interface, ...] | None,
     devices: tuple[GpuDevice, ...] | None,
     rdma: NodeRdma | None,
+    now: Instant,
 ) -> list[f.Fact]:
-    """Register the node again if its interfaces, GPUs or RDMA hardware have changed."""
+    """Describe the node again if its interfaces, GPUs or RDMA hardware have changed.
+
+    What is unusable or too large is ignored: the node keeps its last description.
+    """
     node = state.nodes[name]
     inventory = node.inventory
     if interfaces is not None and not problem(interfaces):
@@ -340,9 +346,11 @@ def _changed(
         inventory = with_devices(inventory, devices)
     if rdma is not None:
         inventory = structs.replace(inventory, rdma=rdma)
-    if inventory == node.inventory:
+    if inventory is not node.inventory and inventory_problem(inventory):
+        inventory = node.inventory
+    if inventory is node.inventory and not node.unrecorded:
         return []
-    return [f.NodeRegistered(name, node.agent_id, node.boot_id, node.version, inventory)]
+    return described(state, node, node.version, inventory, now)
 
 
 def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:

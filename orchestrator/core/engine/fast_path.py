@@ -14,8 +14,14 @@ from orchestrator.core.model.state import State
 
 
 def is_plain_heartbeat(state: State, received: s.Input) -> bool:
-    """Whether the input is a heartbeat without news, on a current connection."""
-    if not isinstance(received, s.ReportReceived) or received.session not in state.sessions:
+    """Whether the input is a heartbeat without news, on a current connection.
+
+    A heartbeat of a node whose description waits for the journal may make a durable fact.
+    """
+    if not isinstance(received, s.ReportReceived):
+        return False
+    node = state.sessions.get(received.session)
+    if node is None or state.nodes[node].unrecorded:
         return False
     report = received.report
     return isinstance(report, Heartbeat) and report == Heartbeat(

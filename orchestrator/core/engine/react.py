@@ -75,6 +75,7 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             f.NodeHeard()
             | f.EpochStarted()
             | f.NodeRegistered()
+            | f.NodeDescribed()
             | f.TaskUnreachable()
             | f.TaskReachable()
             | f.DuplicateNameSeen()

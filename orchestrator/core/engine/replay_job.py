@@ -22,8 +22,9 @@ class _AnyNode(dict[NodeName, Node]):
 def replay_job(facts: Iterable[tuple[Durable, float]]) -> Job:
     """Rebuild a job from all of its facts, in order, each with its time of record (UTC seconds).
 
-    The result equals the job in the state, except for the machine on which its attempts leased a
-    port. Raises InvalidTransition, LookupError or ValueError if the facts are not a job's history.
+    The result equals the job in the state. In a journal of release 0.1, the machine on which an
+    attempt leased a port may be missing. Raises InvalidTransition, LookupError or ValueError if the
+    facts are not a job's history.
     """
     state = State(nodes=_AnyNode())
     for fact, at in facts:

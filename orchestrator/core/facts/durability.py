@@ -47,6 +47,7 @@ _LAZY: Final = (
 _EPHEMERAL: Final = (
     f.NodeConnected,
     f.DuplicateNameSeen,
+    f.NodeDescribed,
     f.NodeSynced,
     f.FailureSuspected,
     f.NodeHeard,

@@ -49,7 +49,10 @@ class EpochStarted(_Fact, frozen=True):
 
 
 class NodeRegistered(_Fact, frozen=True):
-    """A node has joined, or its description has changed."""
+    """A node has joined, or its description has changed.
+
+    Rate-limited for each node. The journal keeps the first and the newest one of a process.
+    """
 
     node: NodeName
     agent_id: str
@@ -152,7 +155,8 @@ class AttemptArranged(_Fact, frozen=True):
     """The rendezvous of the gang. The port is leased until the attempt is closed.
 
     `endpoints` are in node-rank order. `network` names their network and the reason for the choice.
-    `fabric` is None if there is nothing to plan.
+    `fabric` is None if there is nothing to plan. `machine_id` is the machine of the port; None in
+    journals of release 0.1, where the launcher's last registration says it.
     """
 
     job: JobId
@@ -162,6 +166,7 @@ class AttemptArranged(_Fact, frozen=True):
     endpoints: tuple[Endpoint, ...] = ()
     network: str = ""
     fabric: FabricPlan | None = None
+    machine_id: str | None = None
 
 
 class TaskArranged(_Fact, frozen=True):
@@ -399,6 +404,7 @@ class JobForgotten(_Fact, frozen=True):
 
 NodeConnected = of_link.NodeConnected
 DuplicateNameSeen = of_link.DuplicateNameSeen
+NodeDescribed = of_link.NodeDescribed
 NodeSynced = of_link.NodeSynced
 FailureSuspected = of_link.FailureSuspected
 NodeHeard = of_link.NodeHeard

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from muster.protocol.control_channel import Inventory
 from muster.protocol.disks import DiskHealth
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.outcome import Cause
@@ -41,6 +42,22 @@ class DuplicateNameSeen(_Fact, frozen=True):
     node: NodeName
     peer: str
     at: float
+
+
+class NodeDescribed(_Fact, frozen=True):
+    """A known node's current description, as its agent reports it.
+
+    `unrecorded`: the journal does not have all of it that lasts, because NodeRegistered is
+    rate-limited. `recorded_at`: the journal has it, since that time (monotonic seconds of this
+    process). `new`: the node's name is new.
+    """
+
+    node: NodeName
+    version: str
+    inventory: Inventory
+    unrecorded: bool = False
+    recorded_at: float | None = None
+    new: bool = False
 
 
 class NodeSynced(_Fact, frozen=True):
@@ -147,6 +164,7 @@ OfJudgement = LivenessPaused | MassOutageDeclared | MassOutageCleared
 OfLink = (
     NodeConnected
     | DuplicateNameSeen
+    | NodeDescribed
     | NodeSynced
     | FailureSuspected
     | NodeHeard

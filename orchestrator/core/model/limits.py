@@ -63,6 +63,9 @@ class Limits(msgspec.Struct, frozen=True):
     `brake_s` is how long nothing is called lost in a mass outage, when most agents fall silent at
     once (0: no special case).
 
+    `nodes_max` is how many nodes are known, and `new_nodes_per_hour` how many new names join within
+    an hour.
+
     `own_names` are names of the coordinator's own machine, in lower case. No other machine may join
     under one of them.
     """
@@ -80,4 +83,6 @@ class Limits(msgspec.Struct, frozen=True):
     start_timeout_s: float = 120.0
     quarantine: Quarantine = Quarantine()
     hangs: HangLimits = msgspec.field(default_factory=HangLimits)
+    nodes_max: int = 10_000
+    new_nodes_per_hour: int = 2000
     own_names: frozenset[str] = frozenset()

@@ -27,6 +27,7 @@ from orchestrator.core.model.fabric_plan import FabricPlan
 from orchestrator.core.model.history import Lines
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState, MassOutage
+from orchestrator.core.model.registrations import NewNodes
 
 
 class Share(NamedTuple):
@@ -58,6 +59,8 @@ class Node:
     hardware: tuple[tuple[float, HardwareEvent], ...] = ()  # the newest, until a resume
     hardware_heard: tuple[str, int] = ("", -1)  # boot and number of the newest event
     # volatile
+    unrecorded: bool = False  # the journal does not have its description yet
+    record_due: float = 0.0  # see `registration_due`
     link: LinkState = LinkState.OFFLINE
     session: SessionId | None = None
     peer: str = ""
@@ -307,6 +310,7 @@ class State:
     ports: dict[str, set[int]] = field(default_factory=dict)  # by machine: leased to attempts
     telling: set[JobId] = field(default_factory=set)  # jobs with queued webhooks
     elastic: set[JobId] = field(default_factory=set)  # jobs whose running attempt may grow
+    new_nodes: NewNodes = field(default_factory=NewNodes)  # volatile
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic
     idle_told: dict[JobId, float] = field(default_factory=dict)  # volatile; when, monotonic

@@ -10,6 +10,7 @@ from muster.protocol.hosts_file import BadHost, breaks_line, check_address, chec
 from muster.protocol.ids import NODE_NAME_CHARS_MAX, BadId, TaskId, check_node_name
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import problem
+from muster.protocol.inventory_bounds import inventory_problem
 from muster.protocol.states import TaskState
 from muster.protocol.text import count
 from muster.spec.roles import MAX_NPROC
@@ -19,6 +20,7 @@ from orchestrator.core.model.task import OVER
 from orchestrator.core.nodes.crash_loops import another_life
 
 CLOCK_TOLERANCE_S: Final = 10.0
+_WORD_CHARS_MAX: Final = 200
 _CLOCK_MOST_S: Final = 1e10  # bounded, as any reported value is shown
 NAME_CODES: Final = ("duplicate_name", "duplicate_identity")
 """Refusal codes for a second agent of the same name or identity."""
@@ -31,6 +33,9 @@ def refuse(
 
     `foreign` are names of machines other than the agent's.
     """
+    bad = _refuse_texts(hello)
+    if bad is not None:
+        return bad
     too_old = hello.protocol_max < PROTOCOL_MIN
     if too_old or hello.protocol_min > PROTOCOL_MAX:
         remedy = (
@@ -63,6 +68,13 @@ def refuse(
     unknown = gpu_problem(hello.inventory.devices)
     if unknown is not None:
         return Refused("bad_gpus", f"{hello.node} reports GPUs that no job can be given: {unknown}")
+    too_large = inventory_problem(hello.inventory)
+    if too_large is not None:
+        return Refused(
+            "bad_inventory",
+            f"the inventory of {hello.node} is too large: {too_large}; mend that in the agent's "
+            "configuration or on its machine",
+        )
     if breaks_line(hello.inventory.hostname):
         return Refused(
             "bad_hostname",
@@ -86,6 +98,25 @@ def refuse(
     node = state.nodes.get(hello.node)
     again = None if node is None else _refuse_second(node, hello, peer)
     return again or _refuse_renamed(state, hello) or _refuse_beside(state, hello, peer)
+
+
+def _refuse_texts(hello: Hello) -> Refused | None:
+    """Refuse words of the hello itself that are longer than any agent's."""
+    texts = {
+        "agent_id": hello.agent_id,
+        "boot_id": hello.boot_id,
+        "version": hello.version,
+        "cluster": hello.cluster,
+        "instance": hello.instance,
+    }
+    for field, text in texts.items():
+        if len(text) > _WORD_CHARS_MAX or not text.isprintable():
+            return Refused(
+                "bad_hello",
+                f"{field} is not as agents say it ({text[:40]!r}): install the release of the "
+                "coordinator there, or remove what else connects with the join token",
+            )
+    return None
 
 
 def _refuse_name(name: str, foreign: frozenset[str]) -> Refused | None:

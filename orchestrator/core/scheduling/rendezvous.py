@@ -21,14 +21,21 @@ def choose_meeting(state: State, attempt: Attempt) -> AttemptArranged | Cause:
             return _refused(found.text, found.odd)
         endpoints, network = found.endpoints, found.text
     launcher = attempt.tasks[0]
-    taken = state.ports.get(nodes[0].inventory.machine_id, set())
+    machine = nodes[0].inventory.machine_id
+    taken = state.ports.get(machine, set())
     offered = () if launcher.prepared is None else launcher.prepared.ports
     port = next((port for port in offered if port not in taken), None)
     if port is None:
         text = f"{launcher.node} has no free port left in its range for the rendezvous"
         return _refused(text, launcher.node)
     return AttemptArranged(
-        attempt.job, attempt.number, endpoints[0].address, port, endpoints, network
+        attempt.job,
+        attempt.number,
+        endpoints[0].address,
+        port,
+        endpoints,
+        network,
+        machine_id=machine,
     )
 
 

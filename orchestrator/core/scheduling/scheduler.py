@@ -95,6 +95,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
         case (
             f.EpochStarted()
             | f.NodeRegistered()
+            | f.NodeDescribed()
             | f.NodeConnected()
             | f.NodeDisconnected()
             | f.LeaseExtended()

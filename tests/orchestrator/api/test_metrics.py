@@ -92,7 +92,7 @@ def test_every_family_has_a_name_that_prometheus_would_give(tmp_path: Path) -> N
 
 
 def test_the_document_has_what_is_exported() -> None:
-    document = (TREE / "docs" / "metrics.md").read_text("utf-8")
+    document = (TREE / "docs/reference/metrics.md").read_text("utf-8")
     assert reference() in document, "write the table anew: orchestrator.api.metrics.reference()"
     named = set(re.findall(r"`(muster_[a-z_]+)`", document))
     assert named <= {family.exported for family in FAMILIES.values()}

@@ -20,6 +20,7 @@ from orchestrator.journal.archive import Archived, Asked, Found
 from orchestrator.journal.backup import back_up, examined, examined_copy, restore
 from orchestrator.journal.errors import CorruptJournalError, JournalWriteError
 from orchestrator.journal.journal import Journal, events
+from orchestrator.journal.reader_pool import read_only
 from orchestrator.journal.schema import FILE_NAME, LAYOUT
 from orchestrator.shell.coordinator import replay
 from tests.orchestrator.journal.next_layout import upgrade_to_next
@@ -44,7 +45,9 @@ def rows(*jobs: int) -> list[Archived]:
 
 
 def seqs(folder: Path, job: int | None = None, after: int = 0, limit: int = 1000) -> list[int]:
-    return [r.seq for r in events(folder / FILE_NAME, job=job, after_seq=after, limit=limit)]
+    with closing(read_only(folder / FILE_NAME)) as database:
+        found = events(database, job=job, after_seq=after, limit=limit, bytes_max=1 << 20)
+    return [recorded.seq for recorded in found]
 
 
 @pytest.fixture

@@ -157,6 +157,7 @@ def test_a_look_at_a_journal_changes_nothing(tmp_path: Path, left: str) -> None:
     facts = len(FACTS)
     if left == "empty":  # as a first start that was killed leaves it
         (folder / FILE_NAME).write_bytes(b"")
+        (folder / "journal.closed").unlink()
         facts = 0
     before = files(folder)
     with examined(folder) as found:
@@ -202,7 +203,7 @@ def test_a_backup_in_place_of_a_journal_gives_no_number_twice(
     (folder / "logs" / "2000").mkdir(parents=True)
     if not readable:
         (folder / FILE_NAME).write_bytes(b"nothing that anybody can read" * 1000)
-    aside = restore(folder, tmp_path / "copy", 60)
+    aside, _ = restore(folder, tmp_path / "copy", 60)
     assert aside.exists()
     journal = Journal.open(folder)
     assert len(list(journal.replay())) == len(FACTS)

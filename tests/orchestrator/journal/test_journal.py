@@ -1,5 +1,6 @@
 """The journal on disk: what goes in comes out in order, and a stranger's file is left alone."""
 
+import contextlib
 import os
 import sqlite3
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from muster.daemon.errors import DirectoryLockedError
 from muster.protocol.control_channel import Inventory
@@ -14,6 +16,7 @@ from muster.protocol.ids import JobId, NodeName
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.model import JobSpec, Shell
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import service as sf
 from orchestrator.journal.errors import (
     CorruptJournalError,
     ForeignJournalError,
@@ -22,6 +25,7 @@ from orchestrator.journal.errors import (
     NewerJournalError,
 )
 from orchestrator.journal.journal import Journal, events
+from orchestrator.journal.reader_pool import read_only
 from orchestrator.journal.schema import FILE_NAME, LAYOUT
 
 TREE = Path(__file__).resolve().parents[3]
@@ -60,15 +64,37 @@ def test_what_was_appended_is_replayed_in_order(tmp_path: Path) -> None:
     again.close()
 
 
+def seqs_of(
+    path: Path, *, job: int | None, after: int, limit: int = 10, bytes_max: int = 1 << 20
+) -> list[int]:
+    with contextlib.closing(read_only(path)) as database:
+        found = events(database, job=job, after_seq=after, limit=limit, bytes_max=bytes_max)
+    return [recorded.seq for recorded in found]
+
+
 def test_events_are_those_of_the_job_after_a_place(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path)
     journal.append([(fact, 1.0) for fact in FACTS])
     path = tmp_path / FILE_NAME
-    seqs = [r.seq for r in events(path, job=1, after_seq=0, limit=10)]
-    assert seqs == [3, 5]
-    assert [r.seq for r in events(path, job=1, after_seq=3, limit=10)] == [5]
-    assert [r.seq for r in events(path, job=None, after_seq=1, limit=2)] == [2, 3]
-    assert events(path, job=9, after_seq=0, limit=10) == []
+    assert seqs_of(path, job=1, after=0) == [3, 5]
+    assert seqs_of(path, job=1, after=3) == [5]
+    assert seqs_of(path, job=None, after=1, limit=2) == [2, 3]
+    assert seqs_of(path, job=9, after=0) == []
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    ("bytes_max", "expected"), [(1, 1), (15_000, 2), (25_000, 3), (1 << 20, 5)]
+)
+def test_events_end_with_the_one_that_reaches_the_bytes(
+    tmp_path: Path, bytes_max: int, expected: int
+) -> None:
+    journal = Journal.open(tmp_path)
+    large = structs.replace(SPEC, run=Shell("x" * 10_000))
+    facts = [f.JobSubmitted(JobId(number), large, "ann") for number in range(1, 6)]
+    journal.append([(fact, 1.0) for fact in facts])
+    found = seqs_of(tmp_path / FILE_NAME, job=None, after=0, bytes_max=bytes_max)
+    assert found == list(range(1, expected + 1))
     journal.close()
 
 
@@ -193,3 +219,36 @@ def test_a_commit_waits_for_the_disk(tmp_path: Path) -> None:
     assert pragma("PRAGMA journal_mode").fetchone() == ("wal",)
     assert pragma("PRAGMA synchronous").fetchone() == (2,), "FULL"
     journal.close()
+
+
+def registration(node: str, boot: str) -> f.NodeRegistered:
+    return f.NodeRegistered(NodeName(node), "a", boot, "0.1.0", Inventory("10.0.0.1", "m"))
+
+
+def boots(journal: Journal) -> list[tuple[str, str]]:
+    facts = [recorded.fact for recorded in journal.replay()]
+    return [(x.node, x.boot_id) for x in facts if isinstance(x, f.NodeRegistered)]
+
+
+def test_of_a_nodes_registrations_the_first_and_the_newest_stay(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    journal.append([(registration("n1", "b0"), 1.0), (registration("n2", "b0"), 1.0)])
+    for number in range(1, 9):
+        journal.append([(registration("n1", f"b{number}"), 1.0)])
+    journal.append([(registration("n1", "b9"), 1.0), (registration("n1", "b10"), 1.0)])
+    assert boots(journal) == [("n1", "b0"), ("n2", "b0"), ("n1", "b10")]
+    # A node that comes back after its removal has a first registration again.
+    journal.append([(sf.NodeRemoved(NodeName("n1"), "ann"), 1.0)])
+    for number in range(20, 24):
+        journal.append([(registration("n1", f"b{number}"), 1.0)])
+    kept = [("n1", "b0"), ("n2", "b0"), ("n1", "b10"), ("n1", "b20"), ("n1", "b23")]
+    assert boots(journal) == kept
+    journal.close()
+
+    again = Journal.open(tmp_path)
+    assert boots(again) == kept
+    assert list(again.append([(registration("n1", "b24"), 1.0)])) == [18]
+    again.append([(registration("n1", "b25"), 1.0)])
+    again.append([(registration("n1", "b26"), 1.0)])
+    assert boots(again) == [*kept, ("n1", "b24"), ("n1", "b26")]
+    again.close()

@@ -149,6 +149,19 @@ def test_a_rank_that_falls_silent_is_told_once(tmp_path: Path) -> None:
     assert len(seen) <= 4
 
 
+@pytest.mark.parametrize("port", ["1" * 5000, "\u0661" * 4, "-1", ""])
+def test_a_rank_may_have_any_environment(tmp_path: Path, port: str) -> None:
+    """A program may replace its own environment. int() refuses more than 4,300 digits."""
+    watch = HangMonitor(Now(), list[Input]().append, 5.0, root=tmp_path)
+    (tmp_path / "logs").mkdir()
+    with program(
+        SLEEPS, {**os.environ, "MASTER_PORT": port, "NCCL_IB_HCA": "=" + "," * 5000}
+    ) as it:
+        watch.heard(TASK, tmp_path, status(it.pid))
+        asyncio.run(watch.look())
+        assert watch.told(TASK) is not None
+
+
 def test_that_all_ranks_of_a_node_have_ended_is_told_once(tmp_path: Path) -> None:
     """Its torchrun waits for those of other nodes meanwhile."""
     clock, posted = Now(), list[Input]()

@@ -60,9 +60,9 @@ def test_the_json_is_as_documented(node: Node) -> None:
 
 
 def test_every_case_fits_the_schema(tmp_path: Path) -> None:
-    schema = json.loads((TREE / "docs/probe.schema.json").read_text("utf-8"))
+    schema = json.loads((TREE / "docs/reference/probe.schema.json").read_text("utf-8"))
     assert schema == json.loads(json.dumps(probe_schema())), (
-        "write it anew: muster probe --schema > docs/probe.schema.json"
+        "write it anew: muster probe --schema > docs/reference/probe.schema.json"
     )
     validator = jsonschema.Draft202012Validator(schema)
     for case in sorted(CASES.iterdir()):
@@ -83,7 +83,7 @@ def in_process(verb: str, *arguments: str) -> tuple[int, str]:
 
 
 def test_the_page_names_every_field() -> None:
-    page = (TREE / "docs/probe.md").read_text("utf-8")
+    page = (TREE / "docs/reference/probe.md").read_text("utf-8")
     for kind in probe_schema()["$defs"].values():
         for name in kind.get("properties", ()):
             forms = (f"`{name}`", f"`.{name}`", f"`{name}[]`", f"`.{name}[]`")

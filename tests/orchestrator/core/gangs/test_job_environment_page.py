@@ -1,4 +1,4 @@
-"""docs/job-file.md names every MUSTER_* variable that a job finds, and no other."""
+"""docs/reference/environment.md names every MUSTER_* variable that a job finds, and no other."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[4]
-PAGE = (ROOT / "docs" / "job-file.md").read_text()
-SECTION = PAGE.partition("### What Muster sets\n")[2].partition("\n### ")[0]
+PAGE = (ROOT / "docs/reference/environment.md").read_text()
+SECTION = PAGE.partition("## In a job\n")[2].partition("\n## ")[0]
 
 
 def in_code(*folders: str) -> set[str]:

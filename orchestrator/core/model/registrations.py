@@ -1,0 +1,41 @@
+"""Rates at which nodes are registered in the journal. Times are monotonic seconds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+REGISTRATIONS_AT_ONCE: Final = 16
+REGISTRATION_EVERY_S: Final = 600.0
+"""One node may be registered so often at once, and once more after each such time."""
+NEW_NODES_WITHIN_S: Final = 3600.0
+
+
+def registration_due(due: float, at: float) -> float:
+    """Return the time up to which a node's registrations use up the rate, after one at `at`.
+
+    `due` is that time before (the generic cell rate algorithm).
+    """
+    return max(due, at) + REGISTRATION_EVERY_S
+
+
+def registration_wait_s(due: float, at: float, at_once: int = REGISTRATIONS_AT_ONCE) -> float:
+    """Return the seconds from `at` until a node may be registered again, 0 if it may be now."""
+    return max(0.0, due - at - (at_once - 1) * REGISTRATION_EVERY_S)
+
+
+class NewNodes(msgspec.Struct, frozen=True):
+    """The nodes with new names, `number` of them since `since`."""
+
+    since: float = 0.0
+    number: int = 0
+
+    def counted(self, at: float) -> NewNodes:
+        """Return the count as of `at`, which starts again after NEW_NODES_WITHIN_S."""
+        return self if at - self.since < NEW_NODES_WITHIN_S else NewNodes(at)
+
+
+def one_more_new_node(known: NewNodes, at: float) -> NewNodes:
+    counted = known.counted(at)
+    return NewNodes(counted.since, counted.number + 1)

@@ -1,0 +1,67 @@
+"""Bulk reads of users: logs and pages of events, in a few threads that nothing durable waits for.
+
+A read is a sequence of short slices. Users take turns, slice by slice, however many readers each
+of them has.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
+
+_T = TypeVar("_T")
+# Python runs one thread at a time: a third one would only delay the loop.
+_THREADS: Final = 2
+
+
+class BulkReads:
+    """The threads, and the readers that wait for their turn, by user."""
+
+    def __init__(self, threads: int = _THREADS) -> None:
+        self._free = threads
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="bulk-reads")
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    async def slice(self, user: str, call: Callable[[], _T]) -> _T:
+        """Run one slice of a user's read in a thread, when it is that user's turn."""
+        async with self.turn(user):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    @asynccontextmanager
+    async def turn(self, user: str) -> AsyncIterator[None]:
+        """Wait for a turn of `user`, for a read that has threads of its own."""
+        await self._take(user)
+        try:
+            yield
+        finally:
+            self._give()
+
+    def close(self) -> None:
+        """Drop the slices that have not begun. Safe to call twice."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _take(self, user: str) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(user, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self._give()
+            raise
+
+    def _give(self) -> None:
+        while self._waiting:
+            user, turns = self._waiting.popitem(last=False)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[user] = turns
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
