@@ -33,7 +33,6 @@ from agent.core.effects import (
     Timer,
     WatchPeers,
     WatchTraffic,
-    WriteHostfile,
 )
 from agent.core.inputs import CommandReceived, Input, LogsStored, TimerFired
 from agent.core.state import Identity, State
@@ -242,8 +241,6 @@ class Agent:
                 _log.info("task_accepted", task=action.task)
             case TellShim():
                 self._tasks.tell(action.task, action.command)
-            case WriteHostfile():
-                self._tasks.write_hostfile(action.task, action.text)
             case ArrangeNetwork():
                 self._network.arrange(action.task, action.plan)
             case ReleasePort():
@@ -270,7 +267,7 @@ class Agent:
         match heard.command:
             case Welcome() as welcome if self._state.welcomed:
                 _log.info("welcomed", epoch=welcome.epoch, session=welcome.session)
-                self._logs.welcomed(welcome.heartbeat_s, welcome.protocol)
+                self._logs.welcomed(welcome.heartbeat_s)
             case Refused() as refused:
                 _log.error("refused", code=refused.code, why=refused.text)
             case _:

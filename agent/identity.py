@@ -65,9 +65,7 @@ def node_name(config: AgentConfig) -> str:
     path, boot = config.state_dir / _NODE, host.boot_id()
     before, _, booted = read_name(path).partition(" ")
     if before in {"", config.node} or booted != boot or not has_tasks(config.state_dir):
-        # If no file records the name under which the tasks started, the coordinator knows it.
-        known = before or not has_tasks(config.state_dir)
-        if known and (before, booted) != (config.node, boot):
+        if (before, booted) != (config.node, boot):
             write_atomic(path, f"{config.node} {boot}\n".encode(), 0o600)
         return config.node
     _log.warning(

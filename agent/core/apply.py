@@ -10,7 +10,7 @@ import msgspec
 from agent.core import facts as f
 from agent.core.network_phase import NETWORK_TRANSITIONS, NetworkPhase, needed
 from agent.core.state import HeldTask, State
-from muster.protocol.control_channel import NO_OUTPUT, with_devices
+from muster.protocol.control_channel import with_devices
 from muster.protocol.hardware_events import EVENTS_MAX
 
 
@@ -49,13 +49,10 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
             state.told_disks = state.disks
         case f.LinkClosed():
             state.linked = state.welcomed = False
-        case f.Welcomed(epoch, cluster, lease_s, heartbeat_s, leases, protocol):
+        case f.Welcomed(epoch, cluster, lease_s, heartbeat_s, leases):
             for held in state.tasks.values():
                 held.lease_s = leases.get(held.id, held.lease_s)
-                # An earlier coordinator may have understood `no_output`; an older one waits for the
-                # end of the log.
-                held.no_output = held.no_output and protocol >= NO_OUTPUT
-            state.welcomed, state.cluster, state.protocol = True, cluster, protocol
+            state.welcomed, state.cluster = True, cluster
             state.epoch, state.lease_s, state.heartbeat_s = epoch, lease_s, heartbeat_s
             state.buried.clear()
         case f.Heard(at):
@@ -105,7 +102,6 @@ def _apply_held(
     | f.PlanTaken
     | f.NetworkReady
     | f.NetworkDenied
-    | f.PlanDenied
     | f.NetworkFreed
     | f.GateOpened
     | f.StopTaken
@@ -130,8 +126,8 @@ def _apply_held(
             held.idle_since = since
         case f.ShimSeen(_, status, at, no_output):
             held.status, held.status_at, held.no_output = status, at, no_output
-        case f.TaskFailed(_, refusal, no_output):
-            held.failure, held.no_output = refusal, no_output
+        case f.TaskFailed(_, refusal):
+            held.failure, held.no_output = refusal, True
         case f.PlanTaken(_, arrange):
             held.arrange, held.denied, held.warnings = arrange, None, ()
             if needed(arrange):
@@ -141,8 +137,6 @@ def _apply_held(
             held.warnings = warnings
         case f.NetworkDenied(_, refusal):
             _network_to(held, NetworkPhase.REFUSED)
-            held.denied = refusal
-        case f.PlanDenied(_, refusal):
             held.denied = refusal
         case f.NetworkFreed():
             _network_to(held, NetworkPhase.NONE)

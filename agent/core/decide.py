@@ -9,7 +9,7 @@ from agent.core import facts as f
 from agent.core import inputs as s
 from agent.core.decision import Decision
 from agent.core.network_phase import NetworkPhase
-from agent.core.shim_protocol import SIGNALS_RANKS, ShimPhase, ShimSignal
+from agent.core.shim_protocol import ShimPhase, ShimSignal
 from agent.core.state import HeldTask, State
 from agent.core.task import LATER, gone, report, reports, task_state
 from muster.protocol import control_channel as m
@@ -50,13 +50,7 @@ def decide(state: State, received: s.Input, now: Instant) -> Decision:
             held = state.tasks.get(task)
             if held is None or _stale(held, status.phase):
                 return Decision()
-            return Decision(
-                [
-                    f.ShimSeen(
-                        task, status, now.mono, no_output and _coordinator_supports_no_output(state)
-                    )
-                ]
-            )
+            return Decision([f.ShimSeen(task, status, now.mono, no_output)])
         case s.LinkUp():
             beat = a.SetTimer(a.Timer.HEARTBEAT, now.mono + state.heartbeat_s)
             return Decision([f.LinkOpened(now.mono)], [a.SendReport(_hello(state, now)), beat])
@@ -68,9 +62,7 @@ def decide(state: State, received: s.Input, now: Instant) -> Decision:
             if task not in state.tasks:
                 return Decision()
             refusal = m.Refusal(code, text, node_fault=True)
-            return Decision(
-                [f.TaskFailed(task, refusal, no_output=_coordinator_supports_no_output(state))]
-            )
+            return Decision([f.TaskFailed(task, refusal)])
         case s.TaskPlaced(task, paths, ports, interfaces, fabric):
             # The interfaces get a fact of their own, because the task's report may never come.
             seen = Decision() if interfaces is None else _network_seen(state, interfaces, now)
@@ -119,8 +111,6 @@ def decide(state: State, received: s.Input, now: Instant) -> Decision:
             return _network(state, task, f.NetworkReady(task, warnings))
         case s.NetworkRefused(task, refusal):
             return _network(state, task, f.NetworkDenied(task, refusal))
-        case s.PlanRefused(task, refusal):
-            return Decision([f.PlanDenied(task, refusal)] if task in state.tasks else [])
         case s.NetworkRestored(task):
             return _network_restored(state, task)
         case s.LogsStored(task):
@@ -268,11 +258,6 @@ def _command(state: State, command: m.Command, now: Instant) -> Decision:
             assert_never(command)
 
 
-def _coordinator_supports_no_output(state: State) -> bool:
-    """Whether the coordinator understands reports that a task has written nothing."""
-    return state.protocol >= m.NO_OUTPUT
-
-
 def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
     if not m.PROTOCOL_MIN <= welcome.protocol <= m.PROTOCOL_MAX:
         older = "coordinator" if welcome.protocol < m.PROTOCOL_MIN else "agent"
@@ -303,7 +288,6 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
                 welcome.lease_s,
                 welcome.heartbeat_s,
                 welcome.leases,
-                welcome.protocol,
             ),
             f.Heard(now.mono),
             # Count the lease from the moment the agent dialled, not from the answer, as the
@@ -373,8 +357,6 @@ def _about_task(state: State, command: AboutTask, now: Instant) -> Decision:
             return Decision([f.StopTaken(held.id, command)])
         case m.SignalTask(_, signal, number, ranks, late):
             if task_state(held) is not TaskState.STARTED or held.stop is not None:
-                return said()
-            if ranks and held.status is not None and held.status.v < SIGNALS_RANKS:
                 return said()
             return Decision([], [a.TellShim(held.id, ShimSignal(signal, number, ranks, late))])
         case m.DumpStacks():

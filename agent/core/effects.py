@@ -53,13 +53,6 @@ class TellShim(msgspec.Struct, frozen=True):
     command: ShimCommand
 
 
-class WriteHostfile(msgspec.Struct, frozen=True):
-    """Write `text` into the task's host file before the start."""
-
-    task: TaskId
-    text: str
-
-
 class ArrangeNetwork(msgspec.Struct, frozen=True):
     """Make the gang of `plan` reachable from this node and verify it: write the hosts table,
     resolve every name, reach the launcher (answered by NetworkArranged or NetworkRefused)."""
@@ -124,7 +117,6 @@ Effect = (
     | KeepCluster
     | CreateTask
     | TellShim
-    | WriteHostfile
     | ArrangeNetwork
     | ReleasePort
     | WatchTraffic

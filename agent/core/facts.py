@@ -37,7 +37,6 @@ class Welcomed(msgspec.Struct, frozen=True):
     lease_s: float
     heartbeat_s: float
     leases: Mapping[TaskId, float] = msgspec.field(default_factory=dict)
-    protocol: int = 1
 
 
 class Heard(msgspec.Struct, frozen=True):
@@ -137,11 +136,10 @@ class ShimSeen(msgspec.Struct, frozen=True):
 
 
 class TaskFailed(msgspec.Struct, frozen=True):
-    """The task never had a shim, and none of its processes runs."""
+    """The task never had a shim, none of its processes runs, and all its logs are empty."""
 
     task: TaskId
     refusal: Refusal
-    no_output: bool = False
 
 
 class PlanTaken(msgspec.Struct, frozen=True):
@@ -155,11 +153,6 @@ class NetworkReady(msgspec.Struct, frozen=True):
 
 
 class NetworkDenied(msgspec.Struct, frozen=True):
-    task: TaskId
-    refusal: Refusal
-
-
-class PlanDenied(msgspec.Struct, frozen=True):
     task: TaskId
     refusal: Refusal
 
@@ -215,7 +208,6 @@ TaskFact = (
     | PlanTaken
     | NetworkReady
     | NetworkDenied
-    | PlanDenied
     | NetworkFreed
     | GateOpened
     | StopTaken

@@ -196,14 +196,6 @@ class NetworkRefused(msgspec.Struct, frozen=True):
     refusal: Refusal
 
 
-class PlanRefused(msgspec.Struct, frozen=True):
-    """The node cannot carry out the plan apart from the network: the host file cannot be written.
-    The supervisor has already ordered the task's shim to end."""
-
-    task: TaskId
-    refusal: Refusal
-
-
 class NetworkRestored(msgspec.Struct, frozen=True):
     """Nothing of the task is left in this node's network configuration."""
 
@@ -249,7 +241,6 @@ Input = (
     | RdmaObserved
     | NetworkArranged
     | NetworkRefused
-    | PlanRefused
     | NetworkRestored
     | LogsStored
     | TaskRemoved

@@ -10,6 +10,7 @@ from agent.core import facts as f
 from agent.core.inputs import TaskPaths
 from agent.core.network_phase import NetworkPhase, needed
 from agent.core.shim_protocol import (
+    ShimHostfile,
     ShimHosts,
     ShimKill,
     ShimLease,
@@ -57,7 +58,7 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
         case f.GateOpened(task):
             return _open_gate(state.tasks[task])
         case f.PlanTaken(task, arrange):
-            hostfile = a.WriteHostfile(task, arrange.hostfile)
+            hostfile = a.TellShim(task, ShimHostfile(arrange.hostfile))
             if needed(arrange):
                 return [hostfile, a.ArrangeNetwork(task, arrange)]
             # If the plan starts the task at once, the start implies that it was arranged.
@@ -66,7 +67,7 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
         case f.NetworkReady(task):
             held = state.tasks[task]
             return [*_report(state, held, now), *(_open_gate(held) if held.started else [])]
-        case f.NetworkDenied(task) | f.PlanDenied(task):
+        case f.NetworkDenied(task):
             return _report(state, state.tasks[task], now)
         case f.NetworkFreed(task):
             held = state.tasks[task]
@@ -203,7 +204,7 @@ def _report(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
 
 def _cleanup(held: HeldTask) -> list[a.Effect]:
     """Remove the task once the coordinator has its end and all of its log. A task that wrote
-    nothing has no log to store, if the coordinator understands `no_output`."""
+    nothing has no log to store."""
     if not held.forgotten or task_state(held) is not TaskState.CLEANED:
         return []
     found: list[a.Effect] = []

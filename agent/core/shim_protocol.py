@@ -23,13 +23,6 @@ coordinator places a lost node's job elsewhere `lease_margin_s` after the lease:
 the kill must have finished."""
 
 
-SIGNALS_RANKS: Final = 2
-"""From this version on a shim can signal selected ranks. Older shims would signal all of them."""
-
-WRITES_HOSTFILE: Final = 3
-"""From this version on the shim writes the host file. For older shims the agent writes it."""
-
-
 class ShimPhase(enum.Enum):
     """The progress of a task. Terminal phases never change again, and their exit record is on
     disk."""
@@ -196,8 +189,7 @@ class ShimPrepare(_Command, frozen=True, tag="prepare"):
 
 
 class ShimHostfile(_Command, frozen=True, tag="hostfile"):
-    """Write the task's host file; a later start finds it there. Only for shims of version
-    `WRITES_HOSTFILE` and above."""
+    """Write the task's host file; a later start finds it there."""
 
     text: str
 
@@ -255,5 +247,13 @@ class ShimRelease(_Command, frozen=True, tag="release"):
     """The coordinator has recorded the end: the shim removes its socket and exits."""
 
 
-ShimCommand = ShimPrepare | ShimStart | ShimStop | ShimSignal | ShimKill | ShimLease | ShimRelease
-"""The commands that shims of every version understand."""
+ShimCommand = (
+    ShimPrepare
+    | ShimHostfile
+    | ShimStart
+    | ShimStop
+    | ShimSignal
+    | ShimKill
+    | ShimLease
+    | ShimRelease
+)

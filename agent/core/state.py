@@ -76,7 +76,6 @@ class State:
     linked: bool = False  # a connection is open
     welcomed: bool = False  # the coordinator has answered Hello on it
     epoch: int = 0
-    protocol: int = 1  # the version spoken with the coordinator
     cluster: str = ""  # whose tasks these are; outlives the agent process
     heartbeat_s: float = 5.0
     lease_s: float = 0.0

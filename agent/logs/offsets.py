@@ -170,15 +170,6 @@ class LogOffsets:
         for stream in known.streams.values():
             self._queue(stream)
 
-    def break_silence(self) -> list[LogReport]:
-        """Return the messages for a coordinator that ignores silence in task reports."""
-        said: list[LogReport] = []
-        for task in self._tasks.values():
-            if task.silent:
-                task.silent = False
-                said += self.end_of_task(task.id)
-        return said
-
     def read_to_end(self, stream: Stream) -> list[LogReport]:
         """Mark that everything was sent. Returns the messages to send if the file cannot grow any
         more.

@@ -25,7 +25,6 @@ from agent.logs.offsets import LogOffsets, Stream
 from agent.shim.job_files import RefusedFileError
 from muster.daemon.clock import Clock
 from muster.protocol.codec import FRAME_BYTES_MAX, ProtocolError, UnknownMessage
-from muster.protocol.control_channel import HOLES, NO_OUTPUT
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.log_channel import (
     STREAMS_PER_TASK_MAX,
@@ -83,9 +82,6 @@ class LogShipper:
         self._wake = asyncio.Event()
         self._welcomed = asyncio.Event()
         self._heartbeat_s = 5.0
-        # Whether the coordinator accepts the task's report of silence as the end of its logs.
-        self._heeds_silence = False
-        self._ships_holes = False  # as holes, not as zeros
         self._work = asyncio.Event()
         self._unheard: dict[StreamId, None] = {}
         self._unopened: set[StreamId] = set()  # for lack of descriptors
@@ -95,16 +91,11 @@ class LogShipper:
 
     # --- called by the owner ----------------------------------------------------------------------
 
-    def welcomed(self, heartbeat_s: float, protocol: int) -> None:
+    def welcomed(self, heartbeat_s: float) -> None:
         """Allow connections: the coordinator knows this agent now, and would have refused
         before.
         """
         self._heartbeat_s = heartbeat_s
-        self._heeds_silence = protocol >= NO_OUTPUT
-        self._ships_holes = protocol >= HOLES
-        if not self._heeds_silence:
-            for message in self._ledger.break_silence():
-                self._tell(message)
         self._welcomed.set()
 
     def follow(self, task: TaskId, folder: Path, streams: tuple[ShimStream, ...]) -> None:
@@ -137,7 +128,7 @@ class LogShipper:
         here then. Without `reported`, its report does not cover the logs, or an earlier agent
         process may have sent some of them.
         """
-        return self._end(task, told=reported and self._heeds_silence)
+        return self._end(task, told=reported)
 
     def _end(self, task: TaskId, *, told: bool) -> bool:
         for stream in self._quiet_of(task):
@@ -304,9 +295,7 @@ class LogShipper:
             return b""
         assert stream.sent is not None
         try:
-            if self._ships_holes:
-                return tail.source.take(stream.sent, stream.room)
-            return tail.source.read(stream.sent, stream.room)
+            return tail.source.take(stream.sent, stream.room)
         except OSError as error:
             _log.error("log_unreadable", stream=stream.path, why=error.strerror)
             tail.source.close()

@@ -7,8 +7,8 @@ import json
 import os
 from collections.abc import Mapping
 
-# 2: a signal may be for some ranks only. 3: the shim writes the host file.
-VERSION = 3
+# The version of the protocol with the agent.
+VERSION = 1
 
 
 class Phase(enum.StrEnum):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 from collections.abc import Callable
@@ -12,9 +11,8 @@ from typing import cast
 
 import msgspec
 
-from agent.core.shim_protocol import ShimCommand, ShimHostfile, ShimStatus
+from agent.core.shim_protocol import ShimCommand, ShimStatus
 from agent.shim.exit_record import SOCKET
-from agent.shim.status import encoded
 
 # Thousands of ranks with 4 KiB of error text each.
 DOCUMENT_BYTES_MAX = 64 * 1024 * 1024
@@ -30,16 +28,8 @@ class ShimUnreachable(Exception):
 
 
 def decode(document: bytes) -> ShimStatus:
-    """Decode a status. Raises msgspec.DecodeError, and ValueError for invalid JSON.
-
-    Shims of an earlier release may send incomplete characters from file names.
-    """
-    try:
-        return _decoder.decode(document)
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError:
-        return _decoder.decode(encoded(json.loads(document)))
+    """Decode a status document. Raises msgspec.DecodeError."""
+    return _decoder.decode(document)
 
 
 class ShimConnection(asyncio.Protocol):
@@ -57,7 +47,7 @@ class ShimConnection(asyncio.Protocol):
         self._unread = bytearray()
         self._transport: asyncio.WriteTransport | None = None
 
-    def send(self, *commands: ShimCommand | ShimHostfile) -> bool:
+    def send(self, *commands: ShimCommand) -> bool:
         """Send all at once, in order. Returns False if the shim has gone."""
         if self._transport is None or self._transport.is_closing():
             return False

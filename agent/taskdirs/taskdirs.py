@@ -218,20 +218,6 @@ class TaskDirs:
                 f"{RESERVE_BYTES >> 20} MiB to start; make room, or move the agent's `state_dir`"
             )
 
-    def write_hostfile(self, task: TaskId, text: str) -> None:
-        """Write the hostfile into the task's directory, readable by the job. Raises FileError."""
-        try:
-            with _opened(self._tasks) as tasks, _opened(task, tasks) as folder:
-                temporary = f".{HOSTFILE}.new"
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(temporary, dir_fd=folder)
-                _write(folder, temporary, text.encode(), 0o644)
-                os.replace(temporary, HOSTFILE, src_dir_fd=folder, dst_dir_fd=folder)
-        except OSError as error:
-            raise FileError(
-                f"the host file of task {task} cannot be written: {error.strerror}"
-            ) from error
-
     def manifest(self, task: TaskId) -> Manifest | None:
         """Return the manifest from the task's creation, or None if it is unreadable."""
         try:

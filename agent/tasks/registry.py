@@ -28,7 +28,7 @@ from agent.tasks import preflight
 from agent.tasks.adoption import Ownership, examine
 from agent.tasks.fd_budget import NoDescriptorsError, check_descriptors
 from agent.tasks.preflight import PreflightError
-from agent.tasks.supervisor import Hostfile, TaskSupervisor
+from agent.tasks.supervisor import TaskSupervisor
 from muster.daemon.errors import DaemonError, FileError
 from muster.daemon.task_owner import TaskOwner
 from muster.protocol.control_channel import PrepareTask
@@ -125,12 +125,6 @@ class TaskRegistry:
         keeper = self._keepers.get(task)
         if keeper is not None:
             keeper.order(command)
-
-    def write_hostfile(self, task: TaskId, text: str) -> None:
-        """Write the task's host file, before any later command is sent."""
-        keeper = self._keepers.get(task)
-        if keeper is not None:
-            keeper.order(Hostfile(text))
 
     def remove(self, task: TaskId) -> None:
         """Remove the task's directory once its shim has exited. Answered by TaskRemoved."""

@@ -8,7 +8,6 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -16,12 +15,9 @@ from typing import Final
 import msgspec
 import structlog
 
-from agent.core.inputs import Input, PlanRefused, ShimReported, TaskFound, TaskPaths, TaskRemoved
+from agent.core.inputs import Input, ShimReported, TaskFound, TaskPaths, TaskRemoved
 from agent.core.shim_protocol import (
-    WRITES_HOSTFILE,
     ShimCommand,
-    ShimHostfile,
-    ShimKill,
     ShimPhase,
     ShimStatus,
     StoppedBy,
@@ -34,10 +30,8 @@ from agent.shims.connection import ShimConnection, ShimUnreachable, connect, spe
 from agent.taskdirs.taskdirs import TaskDirs
 from agent.tasks.adoption import FoundTask, Ownership, examine
 from muster.daemon.errors import FileError
-from muster.protocol.control_channel import Refusal
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
-from muster.protocol.refusal_codes import RefusalCode
 
 # A shim that exits after its release is gone within a millisecond or two.
 _PAUSE_FIRST_S: Final = 0.002
@@ -51,16 +45,6 @@ _EXAMINERS: Final = ThreadPoolExecutor(256, "examiner")
 thread of this pool meanwhile."""
 
 _log = structlog.get_logger("agent.task")
-
-
-@dataclass(frozen=True, slots=True)
-class Hostfile:
-    """An order: write `text` into the task's host file."""
-
-    text: str
-
-
-Order = ShimCommand | Hostfile
 
 
 class TaskSupervisor:
@@ -92,15 +76,14 @@ class TaskSupervisor:
         self._is_adopted = found is not None
         self._last: ShimStatus | None = None
         self._connection: ShimConnection | None = None
-        self._orders: deque[Order] = deque()
+        self._orders: deque[ShimCommand] = deque()
         self._telling = False  # orders given now go with the next batch
-        self._writing: asyncio.Task[None] | None = None
         self._removal = asyncio.Event()
         self._statuses: deque[ShimStatus] = deque()  # received, not yet posted
         self._waiting = False  # for the final traffic evidence
         self._complaint = ""  # the last one that was logged
 
-    def order(self, order: Order) -> None:
+    def order(self, order: ShimCommand) -> None:
         """Queue an order. If the shim has exited, the order is dropped."""
         self._orders.append(order)
         self._tell_soon()
@@ -226,9 +209,6 @@ class TaskSupervisor:
         finally:
             self._connection = None
             connection.close()
-            if self._writing is not None:
-                self._writing.cancel()
-                self._writing = None
 
     def _tell_soon(self) -> None:
         """Send all orders of one turn of the event loop together."""
@@ -238,40 +218,11 @@ class TaskSupervisor:
 
     def _tell(self) -> None:
         self._telling = False
-        if self._connection is None or self._writing is not None:
+        if self._connection is None or not self._orders:
             return
-        commands: list[ShimCommand | ShimHostfile] = []
-        for order in self._orders:
-            if not isinstance(order, Hostfile):
-                commands.append(order)
-            elif self._last is not None and self._last.v >= WRITES_HOSTFILE:
-                commands.append(ShimHostfile(order.text))
-            else:
-                break
-        if commands and not self._connection.send(*commands):
-            # Keep the orders for the next connection.
-            return
-        for _ in commands:
-            self._orders.popleft()
-        if self._orders:
-            name = f"agent.task.{self.task}.write"
-            self._writing = asyncio.get_running_loop().create_task(self._write(), name=name)
-
-    async def _write(self) -> None:
-        """Write the host file that is the first order, for a shim that cannot. Later orders follow
-        then."""
-        hostfile = self._orders[0]
-        assert isinstance(hostfile, Hostfile)
-        try:
-            await asyncio.to_thread(self._folders.write_hostfile, self.task, hostfile.text)
-            self._orders.popleft()
-        except FileError as error:
-            # The same as a shim's own refusal.
-            self._orders[0] = ShimKill()
-            refusal = Refusal(RefusalCode.SPAWN_FAILED, str(error), node_fault=True)
-            self._post(PlanRefused(self.task, refusal))
-        self._writing = None
-        self._tell()
+        # If they cannot be sent, keep the orders for the next connection.
+        if self._connection.send(*self._orders):
+            self._orders.clear()
 
     def _heard(self, status: ShimStatus) -> None:
         if status == self._last:

@@ -11,8 +11,6 @@ ignored.
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
 from muster.protocol.disks import DiskHealth
@@ -27,24 +25,10 @@ from muster.protocol.states import TaskState
 from muster.protocol.traffic import FabricReport, PortHealth
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 7
-"""2: `SignalTask.ranks`, which agents of 1 treat as all ranks. 3: `ArrangeTask.start`, for which
-agents of 2 wait in vain. 4: leases per task, which agents of 3 ignore. 5: `DumpStacks`, which
-agents of 4 do not know. 6: `TaskReport.no_output`, after which coordinators of 5 still wait for the
-end of the log. 7: `Hole`; coordinators of 6 request its bytes again and again.
-"""
-LEASES_OF_TASKS: Final = 4
-"""First protocol with `PrepareTask.lease_s` and `Welcome.leases`."""
-STARTS_WITH_PLAN: Final = 3
-"""First protocol with `ArrangeTask.start`."""
-LOOKS: Final = 5
-"""First protocol with `DumpStacks`."""
-NO_OUTPUT: Final = 6
-"""First protocol in which `TaskReport.no_output` alone means that a log has ended without a
-byte.
-"""
-HOLES: Final = 7
-"""First protocol with `Hole`."""
+PROTOCOL_MAX = 1
+"""The window of protocols that this release speaks. Coordinator and agent agree on the newest that
+both speak. A new number is needed only for a message or field that an older peer would
+misunderstand."""
 
 
 class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):

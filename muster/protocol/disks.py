@@ -12,7 +12,7 @@ _TEXT_MAX = 4096
 class DiskHealth(msgspec.Struct, frozen=True, omit_defaults=True):
     """The disk of `folder`. `full`: no task can start there; otherwise it is nearly full. `hangs`:
     it has not answered in time, and the figures are older. `error`: the error of a write that
-    failed (`hangs` is also set, for older coordinators).
+    failed; `hangs` is set then, too.
     """
 
     folder: str

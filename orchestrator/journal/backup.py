@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from muster.daemon.durable_files import give_to_owner, lock_directory, sync_directory, sync_file
 from muster.daemon.errors import DirectoryLockedError, FileError
+from orchestrator.journal import schema
 from orchestrator.journal.archive import check_archive
 from orchestrator.journal.errors import CorruptJournalError, JournalError, LostTailError
 from orchestrator.journal.journal import last_seq, records, refuse_network
@@ -31,7 +32,7 @@ from orchestrator.journal.mark import CLOSED_NAME
 from orchestrator.journal.mark import FILE_NAME as OPEN_NAME
 from orchestrator.journal.reader_pool import frozen, read_only
 from orchestrator.journal.records import Recorded
-from orchestrator.journal.schema import FILE_NAME, LAYOUT, check, upgrade
+from orchestrator.journal.schema import FILE_NAME, check, upgrade
 
 # Epochs and jobs that the backup does not know may have existed: skip these numbers.
 _EPOCHS_LEFT_OUT: Final = 1_000_000
@@ -149,7 +150,7 @@ def _examine(database: sqlite3.Connection, path: Path) -> Examined | None:
     if layout == 0:
         return None
     database.execute("BEGIN")  # one consistent snapshot, because a coordinator may be running
-    if layout < LAYOUT:
+    if layout < schema.LAYOUT:
         # Upgrade a private copy, which nobody else sees.
         older, database = database, sqlite3.connect("", isolation_level=None)
         older.backup(database)

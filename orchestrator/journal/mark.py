@@ -98,7 +98,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A mark that exists. `note` is None if it is unreadable, like that of an older release."""
+    """A mark that exists. `note` is None if it is unreadable."""
 
     note: Note | None
 

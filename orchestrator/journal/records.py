@@ -33,15 +33,15 @@ class Recorded:
 def to_row(seq: int, fact: Fact, at: float) -> Row:
     kind, job = type(fact).__name__, getattr(fact, "job", None)
     body = _encoder.encode(fact)
-    return (seq, at, SCHEMA, kind, job, body, _crc(seq, at, SCHEMA, kind, job, body))
+    return (seq, at, SCHEMA, kind, job, body, checksum(seq, at, SCHEMA, kind, job, body))
 
 
 def from_row(seq: Any, at: Any, schema: Any, kind: Any, job: Any, body: Any, crc: Any) -> Recorded:
-    """Decode one row, which may come from a damaged file. Rows of layout 1 have no checksum (None).
+    """Decode one row, which may come from a damaged file.
 
     Raises NewerJournalError and CorruptJournalError, which name the record.
     """
-    if crc is not None and crc != _crc(seq, at, schema, kind, job, body):
+    if crc != checksum(seq, at, schema, kind, job, body):
         raise CorruptJournalError(
             f"record {seq} of the journal is not as it was written (its checksum differs)"
         )
@@ -53,7 +53,7 @@ def from_row(seq: Any, at: Any, schema: Any, kind: Any, job: Any, body: Any, crc
     try:
         return Recorded(seq, at, _decoder.decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
-        if crc is not None and kind not in _KINDS:
+        if kind not in _KINDS:
             # The checksum is right, so a release with more kinds of facts wrote it.
             raise NewerJournalError(
                 f"record {seq} of the journal is a {str(kind)[:60]}, which this Muster does not "
@@ -64,7 +64,9 @@ def from_row(seq: Any, at: Any, schema: Any, kind: Any, job: Any, body: Any, crc
         ) from error
 
 
-def _crc(seq: object, at: object, schema: object, kind: object, job: object, body: object) -> int:
+def checksum(
+    seq: object, at: object, schema: object, kind: object, job: object, body: object
+) -> int:
     """Checksum of all columns; -1, which no row has, if `body` is not bytes."""
     if not isinstance(body, bytes):
         return -1

@@ -18,8 +18,9 @@ from orchestrator.journal.loss import size
 from orchestrator.journal.mark import close_mark
 
 FILE_NAME: Final = "journal.sqlite"
-LAYOUT: Final = 3
-_LAYOUT_OF_ARCHIVE: Final = 3
+LAYOUT = 1
+UPGRADES: Final[dict[int, str]] = {}
+"""The statements that bring a journal from the layout of their number to the next one."""
 # A database of this size is checked in about 0.2 s.
 _SMALL_BYTES: Final = 64 << 20
 _APPLICATION_ID: Final = 0x4D555354  # "MUST"
@@ -28,10 +29,16 @@ _APPLICATION_ID: Final = 0x4D555354  # "MUST"
 # its facts to `history` and counts them in `moved`, which also counts the registrations of nodes
 # that newer ones have replaced. The indexes hold every column that lists filter by, so that a list
 # reads no other page of a job that it skips.
-_ARCHIVE: Final = """
+_MAKE: Final = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE fact (
+    seq INTEGER PRIMARY KEY, at REAL NOT NULL, schema INTEGER NOT NULL,
+    kind TEXT NOT NULL, job INTEGER, body BLOB NOT NULL, crc INTEGER NOT NULL
+);
+CREATE INDEX fact_job ON fact (job, seq) WHERE job IS NOT NULL;
 CREATE TABLE history (
     seq INTEGER PRIMARY KEY, at REAL NOT NULL, schema INTEGER NOT NULL,
-    kind TEXT NOT NULL, job INTEGER, body BLOB NOT NULL, crc INTEGER
+    kind TEXT NOT NULL, job INTEGER, body BLOB NOT NULL, crc INTEGER NOT NULL
 );
 CREATE INDEX history_job ON history (job, seq);
 CREATE TABLE archived (
@@ -45,27 +52,12 @@ CREATE INDEX archived_pool ON archived (pool, job, user, name, state);
 CREATE INDEX archived_state ON archived (state, job, user, name, pool);
 CREATE INDEX archived_key ON archived (key, user) WHERE key <> '';
 CREATE TABLE tally (state TEXT PRIMARY KEY, jobs INTEGER NOT NULL) WITHOUT ROWID;
-INSERT INTO meta VALUES ('moved', 0);
-"""
-
-_MAKE: Final = f"""
-BEGIN IMMEDIATE;
-CREATE TABLE fact (
-    seq INTEGER PRIMARY KEY, at REAL NOT NULL, schema INTEGER NOT NULL,
-    kind TEXT NOT NULL, job INTEGER, body BLOB NOT NULL, crc INTEGER
-);
-CREATE INDEX fact_job ON fact (job, seq) WHERE job IS NOT NULL;
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
-INSERT INTO meta VALUES ('epoch', 0);
-{_ARCHIVE}
+INSERT INTO meta VALUES ('epoch', 0), ('moved', 0);
 PRAGMA application_id = {_APPLICATION_ID};
 PRAGMA user_version = {LAYOUT};
 COMMIT;
 """  # noqa: S608 - its parts are the constants above
-
-# Layout 1 had no checksums; its rows are read without. Layout 2 had no archive: the running
-# coordinator archives the ended jobs one by one.
-_UPGRADES: Final = {1: "ALTER TABLE fact ADD COLUMN crc INTEGER;", 2: _ARCHIVE}
 
 
 def open_database(path: Path) -> sqlite3.Connection:
@@ -136,7 +128,7 @@ def check(database: sqlite3.Connection, path: Path, *, whole: bool = True) -> in
             f"{path} has layout {layout} and this Muster knows up to {LAYOUT}; "
             f"start the version that wrote it, or a newer one{_way_back(path)}"
         )
-    whole = whole or layout < _LAYOUT_OF_ARCHIVE or size(path) <= _SMALL_BYTES
+    whole = whole or size(path) <= _SMALL_BYTES
     for part in ("1",) if whole else ("fact", "meta", "tally"):
         try:
             ((verdict,),) = database.execute(f"PRAGMA quick_check({part})").fetchall()
@@ -188,7 +180,7 @@ def take_in_log(database: sqlite3.Connection, path: Path) -> None:
 
 def upgrade(database: sqlite3.Connection, layout: int) -> None:
     """Upgrade from `layout` (from 1) to the current one, in one transaction."""
-    steps = "".join(_UPGRADES[number] for number in range(layout, LAYOUT))
+    steps = "".join(UPGRADES[number] for number in range(layout, LAYOUT))
     database.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {LAYOUT}; COMMIT;")
 
 

@@ -2,8 +2,8 @@
 
 What differs between releases is changed where a process begins: the numbers of the protocol in the
 source of muster.protocol.control_channel, before anything has imported it, and what goes over the
-link. `previous` knows nothing of what came with the newest protocol; `next` says fields and
-messages of its own; `ancient` and `distant` have no protocol in common with this one.
+link. `next` says fields and messages of its own; `ancient` and `distant` have no protocol in common
+with this one.
 """
 
 from __future__ import annotations
@@ -12,17 +12,11 @@ import importlib
 import importlib.util
 import json
 import re
-import subprocess
 import sys
-import types
-from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
-# In `previous` these do not exist: fields of messages by the protocol that brought them.
-_NEW_FIELDS: Final = {3: {"arrange": {"start"}}, 6: {"task": {"no_output"}}}
-_STATUS_FIELDS: Final = ("signalled", "launcher_said", "oom_kills")
 MESSAGES: Final = "muster.protocol.control_channel"
 _LATER: Final = {"later": {"x": [1, {"y": None}]}, "soon": "words"}
 
@@ -50,47 +44,6 @@ def speak(least: int, most: int) -> None:
     import muster.protocol
 
     muster.protocol.control_channel = module
-
-
-def forget_new_fields(most: int) -> None:
-    """Of what it hears, take nothing in that came with the newest protocol."""
-    from muster.protocol import codec
-
-    unknown = _NEW_FIELDS.get(most + 1, {})
-
-    def without(whole: Callable[[bytes | str], Any]) -> Callable[[bytes | str], Any]:
-        def decode(data: bytes | str) -> Any:
-            tree = json.loads(data)
-            for message in (tree["body"], *tree["body"].get("tasks", ())):
-                for name in unknown.get(message.get("type", "task"), ()):
-                    message.pop(name, None)
-            return whole(json.dumps(tree))
-
-        return decode
-
-    for name in ("decode_command", "decode_report"):
-        setattr(codec, name, without(getattr(codec, name)))
-
-
-def old_shims() -> None:
-    """Shims as they were before signals had ranks."""
-    from agent.shims import forked
-
-    patch = (
-        "import agent.shim.status as s; s.VERSION = 1; whole = s.Status.document; "
-        "s.Status.document = lambda self, at: "
-        f"{{k: v for k, v in whole(self, at).items() if k not in {_STATUS_FIELDS!r}}}; "
-    )
-    name = "from agent.shim.fork_server import main"
-    start = subprocess.Popen
-
-    def popen(argv: list[str], **more: Any) -> subprocess.Popen[bytes]:
-        assert name in argv[-1]
-        return start([*argv[:-1], argv[-1].replace(name, f"{patch}{name}")], **more)
-
-    proxy = types.ModuleType("subprocess")
-    proxy.__dict__.update(subprocess.__dict__ | {"Popen": popen})
-    forked.subprocess = proxy  # type: ignore[attr-defined]
 
 
 def say_more() -> None:
@@ -166,11 +119,6 @@ def main(version: str, daemon: str, *arguments: str) -> int:
     with open(importlib.util.find_spec(MESSAGES).origin, encoding="utf-8") as file:  # type: ignore[union-attr, arg-type]
         most = int(re.findall(r"(?m)^PROTOCOL_MAX = (\d+)$", file.read())[0])
     match version:
-        case "previous":
-            speak(1, most - 1)
-            forget_new_fields(most - 1)
-            if daemon == "agent":
-                old_shims()
         case "next":
             speak(1, most + 1)
             say_more()
@@ -181,7 +129,7 @@ def main(version: str, daemon: str, *arguments: str) -> int:
             speak(most + 1, most + 2)
         case _:
             raise SystemExit(f"{version} is no version")
-    call_it(f"0.0.{('ancient', 'previous', 'next', 'distant').index(version)}-{version}", daemon)
+    call_it(f"0.0.{('ancient', 'next', 'distant').index(version)}-{version}", daemon)
     package = {"agent": "agent", "coordinator": "orchestrator"}[daemon]
     begin = importlib.import_module(f"{package}.__main__").main
     return int(begin(list(arguments)))

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from agent.core.shim_protocol import ShimCommand, ShimHostfile, ShimRank, ShimStatus
+from agent.core.shim_protocol import ShimCommand, ShimRank, ShimStatus
 from agent.monitors.traffic.sampler import Watched
 from agent.shim import commands, exit_record, status
 from agent.shims.shim_files import ShimIdentity
@@ -28,7 +28,7 @@ from muster.protocol.codec import CommandFrame, ReportFrame
 from muster.protocol.control_channel import Command, Report
 from muster.protocol.tokens import TokensFile
 from orchestrator.core.facts.jobs import DURABLE, SCHEMA
-from orchestrator.journal.records import from_row, to_row
+from orchestrator.journal.records import checksum, from_row, to_row
 from orchestrator.shell.logs import index
 from orchestrator.shell.logs.tombstone import Removed
 
@@ -85,7 +85,8 @@ def _fact(kind: Any) -> Kind:
     """The body of a row; the row has its schema, too, which a recording has in its own words."""
 
     def read(body: bytes) -> object:
-        return from_row(1, 0.0, SCHEMA, kind.__name__, None, body, None).fact
+        row = (1, 0.0, SCHEMA, kind.__name__, None, body)
+        return from_row(*row, checksum(*row)).fact
 
     return Kind("facts", kind.__name__, kind, lambda fact: to_row(1, fact, 0.0)[5], read)
 
@@ -172,7 +173,7 @@ def _kinds() -> list[Kind]:
             log_channel.decode_chunk,
         ),
         *map(_fact, DURABLE),
-        *map(_to_shim, (*typing.get_args(ShimCommand), ShimHostfile)),
+        *map(_to_shim, typing.get_args(ShimCommand)),
         Kind(
             "from_shim",
             "status",

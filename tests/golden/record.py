@@ -1,4 +1,5 @@
 """`python -m tests.golden.record`: record what is new, and never touch what was recorded before.
+`--anew`: remove all recordings first. Only for what no release has written yet.
 
 One file a kind and shape. It is named for the shape, so that two who add different fields add
 different files, and whoever brings both together runs this once more.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,7 +67,9 @@ def as_bytes(entry: dict[str, Any]) -> bytes:
     return base64.b64decode(entry["base64"]) if "base64" in entry else entry["text"].encode()
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
+    if arguments == ["--anew"]:
+        shutil.rmtree(RECORDED)
     made = [str(path_of(kind).name) for kind in KINDS if record(kind)]
     made += journals.record()
     for name in made:
@@ -75,4 +79,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

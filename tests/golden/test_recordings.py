@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from orchestrator.journal.journal import Journal
-from orchestrator.journal.schema import FILE_NAME
 from tests.golden import examples, journals
 from tests.golden import record as recorder
 from tests.golden.kinds import KINDS, Kind
-from tests.orchestrator.journal.old_layouts import age
 
 BY_NAME = {str(kind): kind for kind in KINDS}
 FILES = sorted(recorder.RECORDED.glob("*/*.json"))
@@ -92,19 +88,6 @@ def test_a_recorded_journal_leads_to_the_state_it_led_to(file: Path, tmp_path: P
     journals.unpack(file, tmp_path)
     expected = json.loads(journals.summary_of(file).read_text(encoding="utf-8"))
     assert examples.says(expected, json.loads(json.dumps(journals.summary(tmp_path))))
-
-
-@pytest.mark.parametrize("layout", [1, 2])
-def test_an_older_layout_of_it_leads_there_too(layout: int, tmp_path: Path) -> None:
-    """Those layouts had no archive, and the jobs that are over are among the others."""
-    cluster = journals.life()
-    with closing(Journal.open(tmp_path)) as journal:
-        journal.begin_epoch()
-        journal.append(cluster.rows)
-    before = journals.summary(tmp_path)
-    age(tmp_path / FILE_NAME, layout)
-    assert journals.summary(tmp_path) == before
-    assert len(before["jobs"]) == 10
 
 
 def test_the_recorded_life_has_jobs_in_every_phase() -> None:

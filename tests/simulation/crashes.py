@@ -55,7 +55,6 @@ class Point(NamedTuple):
 ON_DISK: Final = (
     agent_actions.KeepCluster,
     agent_actions.CreateTask,
-    agent_actions.WriteHostfile,
     agent_actions.ArrangeNetwork,
     agent_actions.RestoreNetwork,
     agent_actions.RemoveTask,

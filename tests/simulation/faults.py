@@ -42,7 +42,6 @@ WINDOWS: Final[tuple[type[f.Fact], ...]] = (
 STEPS: Final = (
     a.CreateTask,
     a.TellShim,
-    a.WriteHostfile,
     a.ArrangeNetwork,
     a.RestoreNetwork,
     a.RemoveTask,
@@ -104,7 +103,7 @@ class Swarm:
         for node in cluster.nodes:
             node.unmeets = 0.15 if self._wires.random() < 0.2 else 0.0
             if world.seed >= FIRST_WATCHED:
-                node.unwritable = 0.1 if self._wires.random() < 0.2 else 0.0
+                node.machine.unwritable = 0.1 if self._wires.random() < 0.2 else 0.0
         if self._wires.random() < 0.3:
             self._rewire_later()
 
@@ -116,7 +115,7 @@ class Swarm:
         cluster.coordinator.doom = None
         for node in cluster.nodes:
             node.spawn_fails = node.misnames = node.unmeets = node.dawdles = 0.0
-            node.unwritable = 0.0
+            node.machine.unwritable = 0.0
             node.doom = None
             self._rewire(node, rewired=False)
         cluster.network.heal()

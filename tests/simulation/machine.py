@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from agent.core.inputs import TaskFound, TaskPaths
-from agent.core.shim_protocol import ShimCommand, ShimPhase, ShimStatus
+from agent.core.shim_protocol import ShimCommand, ShimHostfile, ShimPhase, ShimStatus
 from muster.protocol.control_channel import Inventory, PrepareTask, with_devices
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.gpus import GpuDevice
@@ -53,6 +53,7 @@ class Machine:
     folders: dict[TaskId, Folder] = field(default_factory=dict)
     blocks: set[TaskId] = field(default_factory=set)  # in its hosts file; survive a boot
     broken: set[str] = field(default_factory=set)  # GPUs, by UUID
+    unwritable: float = 0.0  # how often a task's host file cannot be written
     rewired: bool = False  # its only card is in another network
     wired: list[tuple[float, str]] = field(default_factory=list)  # since when, which address
     reported: Callable[[TaskId, ShimStatus], None] | None = None
@@ -217,7 +218,11 @@ class Machine:
         name = type(command).__name__
         if shim is None or shim.dead or self._dies(shim, Deed.TAKES, name, When.BEFORE):
             return
-        shim.handle(command)
+        if isinstance(command, ShimHostfile) and self.world.chance(self.unwritable):
+            self.world.met["plan_unwritable"] += 1
+            shim.refuse_plan()
+        else:
+            shim.handle(command)
         self._dies(shim, Deed.TAKES, name, When.AFTER)
 
     def _dies(self, shim: Shim, deed: Deed, what: str, when: When) -> bool:

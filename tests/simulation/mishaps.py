@@ -69,7 +69,7 @@ class Mishaps:
             node.spawn_fails = 0.05
             node.misnames = 0.2
             node.unmeets = 0.5
-            node.unwritable = 0.1
+            node.machine.unwritable = 0.1
 
     def make_peace(self) -> None:
         self.active = False

@@ -12,10 +12,10 @@ from agent.core import inputs as s
 from agent.core.apply import apply
 from agent.core.decide import decide
 from agent.core.react import react
-from agent.core.shim_protocol import ShimCommand, ShimKill, ShimLease, ShimPhase, ShimStatus
+from agent.core.shim_protocol import ShimCommand, ShimHostfile, ShimLease, ShimPhase, ShimStatus
 from agent.core.state import Identity, State
 from agent.core.turn import turn
-from muster.protocol.control_channel import Command, PrepareTask, Refusal
+from muster.protocol.control_channel import Command, PrepareTask
 from muster.protocol.gpus import usable
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
@@ -64,7 +64,6 @@ class Node:
         self.spawn_fails = 0.0
         self.misnames = 0.0  # how often a peer's name is somebody else's here
         self.unmeets = 0.0  # how often the rendezvous port is taken, or not reached from here
-        self.unwritable = 0.0  # how often a file of a plan cannot be written
         self.dawdles = 0.0  # how often a step of the shell takes seconds
         self.state: State | None = None
         self.connection: Connection | None = None
@@ -250,19 +249,12 @@ class Node:
             case a.CreateTask(task, prepare):
                 self.later(self.pause(0.02), partial(self._make_folder, task, prepare))
             case a.TellShim(task, command):
+                if isinstance(command, ShimHostfile):
+                    held = self.state.tasks[task] if self.state is not None else None
+                    assert held is not None
+                    assert held.arrange is not None
+                    self.ground.plan_taken(self.name, task, held.arrange.fabric)
                 self._tell_shim(task, command)
-            case a.WriteHostfile(task, _):
-                if self.dies(Deed.WRITES, "WriteHostfile", When.BEFORE):
-                    return
-                held = self.state.tasks[task] if self.state is not None else None
-                assert held is not None
-                assert held.arrange is not None
-                self.ground.plan_taken(self.name, task, held.arrange.fabric)
-                if self.dies(Deed.WRITES, "WriteHostfile", When.AFTER):
-                    return
-                if self.world.chance(self.unwritable):
-                    self.world.met["plan_unwritable"] += 1
-                    self.later(0.001, partial(self._refuse_plan, task))
             case a.ArrangeNetwork(task, _):
                 self.later(self.pause(0.01), self.names.arranging(task))
             case a.ReleasePort():
@@ -351,15 +343,14 @@ class Node:
         if isinstance(command, ShimLease) and queue_until <= self.world.now:
             self.machine.tell(task, command)
             return
-        at = max(queue_until, self.world.now + self.world.rng.uniform(0.0001, 0.002))
+        # The host file travels with the command after it.
+        takes_s = (
+            0.0001 if isinstance(command, ShimHostfile) else self.world.rng.uniform(0.0001, 0.002)
+        )
+        at = max(queue_until, self.world.now + takes_s)
         self._busy_shims[task] = at
         # What is in the socket is read, whatever becomes of the agent.
         self.world.at(at - self.world.now, partial(self.machine.tell, task, command))
-
-    def _refuse_plan(self, task: TaskId) -> None:
-        refusal = Refusal("spawn_failed", "the host file cannot be written", node_fault=True)
-        self.feed(s.PlanRefused(task, refusal))
-        self._tell_shim(task, ShimKill())
 
     def _remove(self, task: TaskId) -> None:
         if self.dies(Deed.WRITES, "RemoveTask", When.BEFORE):

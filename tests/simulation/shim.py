@@ -150,6 +150,8 @@ class Shim:
         match command:
             case s.ShimPrepare():
                 self._prepare(command)
+            case s.ShimHostfile():
+                pass
             case s.ShimStart():
                 self._start(command)
             case s.ShimStop(signal, grace_s):
@@ -228,6 +230,15 @@ class Shim:
         self.world.met["refused"] += 1
         code = self._program.refusal_code
         self._refusal = s.ShimRefusal(code, f"{code}, says {self.node}")
+        self._ends = True
+        self._die(self.world.rng.choice((0.005, 0.5)))
+        self.changed(self)
+
+    def refuse_plan(self) -> None:
+        """The host file cannot be written."""
+        if self.dead or self.phase is not P.PREPARED or self._start_seen or self._ends:
+            return
+        self._refusal = s.ShimRefusal("spawn_failed", "the host file cannot be written")
         self._ends = True
         self._die(self.world.rng.choice((0.005, 0.5)))
         self.changed(self)

@@ -10,7 +10,6 @@ from muster.protocol.states import TaskState
 from orchestrator.core.engine.apply_jobs import apply_job, dequeue, job_to
 from orchestrator.core.engine.apply_links import apply_cluster, apply_link
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.base import AttemptFact, ClusterFact, JobFact, TaskFact
 from orchestrator.core.facts.hangs import HangFact
 from orchestrator.core.facts.idle import IdleFact
@@ -52,9 +51,6 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
                 task.traffic = report
         case AttemptFact():
             _apply_attempt(state, fact, at)
-        case nf.WebhookSettled(job_id) if job_id not in state.jobs:
-            # A journal of release 0.1 may record this after the job went to the archive.
-            return
         case WebhookFact():
             apply_notice(state, fact, at)
         case JobFact():

@@ -12,7 +12,6 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from muster.protocol.control_channel import (
-    LEASES_OF_TASKS,
     PROTOCOL_MAX,
     Heartbeat,
     HeartbeatAck,
@@ -278,7 +277,7 @@ def _hello(
         cluster=state.cluster,
         keep=tuple(task.id for task in keep),
         protocol=protocol,
-        leases=leases_told(state, keep, limits) if protocol >= LEASES_OF_TASKS else {},
+        leases=leases_told(state, keep, limits),
     )
     decision.effects.append(a.Send(hello.node, session, welcome))
     timer = a.Timer(a.TimerKind.NODE, node=hello.node)

@@ -29,9 +29,6 @@ from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.state import Attempt, Job, State
 from orchestrator.core.model.status import job_state
 
-_RANKS_SINCE: Final = 2
-"""The first protocol version with signals for single ranks."""
-
 _REFUSED: Final = {
     "SIGKILL": (
         "SIGKILL would make the ranks look failed",
@@ -147,7 +144,7 @@ def signal(state: State, asked: s.SignalReceived) -> Decision:
         )
     if state.disk_full:
         return _answer(asked.request, _no_room(state, "is signalled"))
-    found = _addressed(state, job, attempt, asked)
+    found = _addressed(job, attempt, asked)
     if isinstance(found, a.Declined):
         return _answer(asked.request, found)
     on, rank, nodes = found
@@ -159,7 +156,7 @@ def signal(state: State, asked: s.SignalReceived) -> Decision:
 
 
 def _addressed(
-    state: State, job: Job, attempt: Attempt, asked: s.SignalReceived
+    job: Job, attempt: Attempt, asked: s.SignalReceived
 ) -> tuple[NodeName | None, int | None, tuple[NodeName, ...]] | a.Declined:
     """Return the target node (None: all), the target rank (None: all ranks there), and the nodes to
     send to."""
@@ -189,13 +186,6 @@ def _addressed(
             # Without a launcher, the command is the only process that Muster starts there.
             return on, None, (on,)
     nodes = nodes if on is None else (on,)
-    old = [name for name in nodes if state.nodes[name].protocol < _RANKS_SINCE]
-    if old:
-        return a.Declined(
-            "agent_too_old",
-            f"the release of the agent on {old[0]} cannot signal a single rank",
-            f"upgrade it, or signal all of its ranks: --node {old[0]}",
-        )
     return on, asked.rank, nodes
 
 

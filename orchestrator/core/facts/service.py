@@ -106,14 +106,11 @@ class QuarantineSkipped(ServiceFact, Inert, durability=SYNC, reschedules=False):
 
 
 class HardwareReported(ServiceFact, durability=SYNC, reschedules=False):
-    """A hardware event of a node. `attempts` have the part, or ran out of memory.
-
-    `noted`: a HardwareNoted follows for each of them.
-    """
+    """A hardware event of a node. `attempts` have the part, or ran out of memory; a HardwareNoted
+    follows for each of them."""
 
     event: HardwareEvent
     attempts: tuple[tuple[JobId, int], ...] = ()
-    noted: bool = False
 
     def describe(self) -> str:
         return f"reports ({self.event.grade.value}): {self.event.text}"

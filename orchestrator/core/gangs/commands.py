@@ -11,7 +11,6 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from muster.protocol.control_channel import (
-    STARTS_WITH_PLAN,
     ArrangeTask,
     Command,
     ForgetTask,
@@ -69,10 +68,10 @@ def desired_commands(
             assert_never(attempt.phase)
 
 
-def merge_plan_and_start(commands: list[Command], protocol: int) -> list[Command]:
-    """Merge plan and start into one message for a gang of one whose node speaks `protocol`."""
+def merge_plan_and_start(commands: list[Command]) -> list[Command]:
+    """Merge plan and start into one message for a gang of one."""
     match commands:
-        case [ArrangeTask(hosts=()) as plan, StartTask(), *more] if protocol >= STARTS_WITH_PLAN:
+        case [ArrangeTask(hosts=()) as plan, StartTask(), *more]:
             return [replace(plan, start=True), *more]
         case _:
             return commands
@@ -108,10 +107,8 @@ def send_desired(
     session = state.nodes[task.node].session
     if session is None:
         return []
-    commands = merge_plan_and_start(
-        desired_commands(job, attempt, task, on_node, limits, gang), state.nodes[task.node].protocol
-    )
-    return [a.Send(task.node, session, command) for command in commands]
+    commands = desired_commands(job, attempt, task, on_node, limits, gang)
+    return [a.Send(task.node, session, command) for command in merge_plan_and_start(commands)]
 
 
 def tasks_on(state: State, name: NodeName) -> list[Task]:

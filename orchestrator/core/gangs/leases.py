@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from muster.protocol.control_channel import LEASES_OF_TASKS
 from muster.protocol.ids import TaskId
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import Job, Node, State, Task
@@ -24,14 +23,8 @@ def own_lease_s(job: Job, limits: Limits) -> float:
 
 
 def gone_at(state: State, node: Node, task: Task, limits: Limits) -> float:
-    """The latest time at which a task has ended on a silent node, in monotonic seconds.
-
-    An agent with a protocol older than LEASES_OF_TASKS counts at least the common lease.
-    """
-    lease_s = own_lease_s(state.jobs[task.job], limits)
-    if node.protocol < LEASES_OF_TASKS:
-        lease_s = max(lease_s, limits.lease_s)
-    return node.lease_until - limits.lease_s + lease_s
+    """The latest time at which a task has ended on a silent node, in monotonic seconds."""
+    return node.lease_until - limits.lease_s + own_lease_s(state.jobs[task.job], limits)
 
 
 def leases_told(state: State, tasks: Iterable[Task], limits: Limits) -> dict[TaskId, float]:

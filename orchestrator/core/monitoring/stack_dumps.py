@@ -12,7 +12,7 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from muster.protocol.control_channel import LOOKS, DumpStacks, StacksReport, TaskReport
+from muster.protocol.control_channel import DumpStacks, StacksReport, TaskReport
 from muster.protocol.hangs import (
     Doing,
     Hang,
@@ -51,7 +51,6 @@ RECORDS_KEPT: Final = 64
 ROUNDING_S: Final = 0.01
 """Tolerance for a timer that fires early, in seconds."""
 _TOLD: Final = {HangKind.HUNG: WebhookEvent.HUNG, HangKind.SLOW: WebhookEvent.SLOW}
-TOO_OLD: Final = "the agent of {} is of a release without stack dumps: upgrade it"
 
 
 def ask(state: State, asked: s.StacksReceived, now: Instant, limits: Limits) -> Decision:
@@ -245,8 +244,6 @@ def _begin(
             notes.append(f"{task.node}: the job has no process there now")
         elif node.session is None:
             notes.append(f"{task.node} cannot be reached now")
-        elif node.protocol < LOOKS:
-            notes.append(TOO_OLD.format(task.node))
         else:
             look = DumpStacks(task.id, state.epoch, number, threads=deep, recorder=recorder)
             sends.append(a.Send(task.node, node.session, look))

@@ -17,6 +17,7 @@ from muster.spec.roles import MAX_NPROC
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Node, State, Task
 from orchestrator.core.model.task import OVER
+from orchestrator.core.nodes.crash_loops import another_life
 
 CLOCK_TOLERANCE_S: Final = 10.0
 _WORD_CHARS_MAX: Final = 200
@@ -165,7 +166,7 @@ def _refuse_second(node: Node, hello: Hello, peer: str) -> Refused | None:
             f"the identity of {hello.node} is in use {both}: a state folder has been copied; "
             "remove the copy, and give each agent its own `node`",
         )
-    if connected and node.instance and hello.instance and node.instance != hello.instance:
+    if connected and another_life(node, hello.instance):
         # A restarted agent may reconnect before the coordinator notices the end of its last
         # connection.
         text = f"the connection of {hello.node} is still held {both}"

@@ -20,8 +20,8 @@ LIVES_KEPT: Final = 32
 
 
 def another_life(node: Node, instance: str) -> bool:
-    """Whether the agent was restarted. Old agents do not report an instance."""
-    return bool(node.instance) and bool(instance) and node.instance != instance
+    """Whether the agent was restarted."""
+    return bool(node.instance) and node.instance != instance
 
 
 def restarted(

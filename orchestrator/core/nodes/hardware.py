@@ -47,7 +47,7 @@ def hardware_facts(state: State, name: NodeName, events: tuple[HardwareEvent, ..
         if not sound(event) or (event.boot == boot and event.number <= last):
             continue
         boot, last = event.boot, event.number
-        found.append(sf.HardwareReported(name, event, _concerned(node, event), noted=True))
+        found.append(sf.HardwareReported(name, event, _concerned(node, event)))
     return found
 
 

@@ -51,18 +51,8 @@ def apply_service(state: State, fact: sf.OfService, at: float) -> None:
         case sf.HardwareReported(_, event):
             node.hardware = (*node.hardware, (at, event))[-HARDWARE_KEPT:]
             node.hardware_heard = (event.boot, event.number)
-            if not fact.noted:
-                _note(state, fact, at)
         case _:
             assert_never(fact)
-
-
-def _note(state: State, fact: sf.HardwareReported, at: float) -> None:
-    for job, number in fact.attempts:
-        # In a replay, the job may be in the archive already.
-        attempt = state.attempt(job, number)
-        if attempt is not None:
-            attempt.changes.add(at, f"{fact.node}: {fact.event.text}")
 
 
 def deadline_text(drain: Drain, now: Instant) -> str:

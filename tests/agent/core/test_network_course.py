@@ -6,7 +6,7 @@ import msgspec
 
 from agent.core import effects as a
 from agent.core import inputs as s
-from agent.core.shim_protocol import ShimExit, ShimPhase, ShimStart, ShimStatus
+from agent.core.shim_protocol import ShimExit, ShimHostfile, ShimPhase, ShimStart, ShimStatus
 from muster.protocol import control_channel as m
 from muster.protocol.ids import TaskId
 from muster.protocol.outcome import ExitStatus
@@ -32,7 +32,7 @@ def planned() -> Agent:
 def test_a_task_is_arranged_when_its_peers_are_proved() -> None:
     agent = planned()
     assert agent.effects == [
-        a.WriteHostfile(TASK, GANG.hostfile),
+        a.TellShim(TASK, ShimHostfile(GANG.hostfile)),
         a.ArrangeNetwork(TASK, GANG),
     ]
     said = reports(agent.turn(s.NetworkArranged(TASK, ("n1 is 127.0.1.1 here",))))

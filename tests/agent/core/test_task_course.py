@@ -11,6 +11,7 @@ from agent.core import inputs as s
 from agent.core.shim_protocol import (
     LEASE_GRACE_S,
     ShimExit,
+    ShimHostfile,
     ShimKill,
     ShimLease,
     ShimPhase,
@@ -48,7 +49,7 @@ def test_a_task_goes_from_prepare_to_removal() -> None:
     assert said[-1].prepared is not None
     assert (said[-1].prepared.ports, said[-1].prepared.log_dir) == ((20001,), "/t/logs")
     planned = agent.hear(ARRANGE)
-    assert a.WriteHostfile(TASK, "n1 slots=1\n") in planned
+    assert a.TellShim(TASK, ShimHostfile("n1 slots=1\n")) in planned
     assert reports(planned)[-1].state is TaskState.ARRANGED
     assert told(agent.hear(m.StartTask(TASK))) == [
         ShimStart(ARRANGE.argv, ARRANGE.env, 20001, 30.0, "SIGTERM")
@@ -75,40 +76,14 @@ def test_a_task_is_not_removed_before_its_log_is_stored_nor_before_its_end_is() 
     assert a.RemoveTask(TASK) in agent.hear(m.ForgetTask(TASK))
 
 
-def test_a_task_that_wrote_nothing_waits_for_no_log_where_that_is_understood() -> None:
-    for protocol, goes in ((m.NO_OUTPUT, True), (m.NO_OUTPUT - 1, False)):
-        agent = Agent()
-        agent.running()
-        agent.connect(TASK, protocol=protocol)
-        ended = ShimStatus(TASK, ShimPhase.CLEANED, running_s=1.0, exit=ShimExit(0))
-        said = reports(agent.turn(s.ShimReported(TASK, ended, no_output=True)))
-        assert said[-1].no_output is goes
-        assert not any(isinstance(x, a.RemoveTask) for x in agent.effects)
-        assert (a.RemoveTask(TASK) in agent.hear(m.ForgetTask(TASK))) is goes
-        assert (a.RemoveTask(TASK) in agent.turn(s.LogsStored(TASK))) or goes
-
-
-def test_so_does_a_task_that_never_had_a_shim() -> None:
-    for protocol, goes in ((m.NO_OUTPUT, True), (m.NO_OUTPUT - 1, False)):
-        agent = Agent()
-        agent.connect(protocol=protocol)
-        agent.hear(PREPARE)
-        said = reports(agent.turn(s.ShimFailed(TASK, "fork: no memory")))
-        assert said[-1].no_output is goes
-        assert (a.RemoveTask(TASK) in agent.hear(m.ForgetTask(TASK))) is goes
-
-
-def test_another_coordinator_that_does_not_understand_it_is_waited_for() -> None:
+def test_a_task_that_wrote_nothing_waits_for_no_log() -> None:
     agent = Agent()
     agent.running()
-    agent.connect(TASK, protocol=m.NO_OUTPUT)
     ended = ShimStatus(TASK, ShimPhase.CLEANED, running_s=1.0, exit=ShimExit(0))
-    agent.turn(s.ShimReported(TASK, ended, no_output=True))
-    for protocol in (m.NO_OUTPUT - 1, m.NO_OUTPUT):
-        # Nor does the next one remove what the one between has not stored.
-        agent.connect(TASK, protocol=protocol)
-        assert not any(isinstance(x, a.RemoveTask) for x in agent.hear(m.ForgetTask(TASK)))
-    assert a.RemoveTask(TASK) in agent.turn(s.LogsStored(TASK))
+    said = reports(agent.turn(s.ShimReported(TASK, ended, no_output=True)))
+    assert said[-1].no_output
+    assert not any(isinstance(x, a.RemoveTask) for x in agent.effects)
+    assert a.RemoveTask(TASK) in agent.hear(m.ForgetTask(TASK))
 
 
 def test_repeated_commands_do_nothing_twice() -> None:
@@ -181,9 +156,8 @@ def test_a_shim_that_cannot_be_made_is_the_nodes_fault_and_leaves_nothing() -> N
     said = reports(agent.turn(s.ShimFailed(TASK, "fork: no memory")))
     assert said[-1].state is TaskState.CLEANED
     assert said[-1].refusal == m.Refusal("spawn_failed", "fork: no memory", node_fault=True)
-    # A coordinator of before is told first that it has no log.
-    assert a.RemoveTask(TASK) not in agent.hear(m.ForgetTask(TASK))
-    assert a.RemoveTask(TASK) in agent.turn(s.LogsStored(TASK))
+    assert said[-1].no_output
+    assert a.RemoveTask(TASK) in agent.hear(m.ForgetTask(TASK))
 
 
 def test_tasks_that_are_not_to_be_kept_are_killed() -> None:
@@ -330,9 +304,6 @@ def test_a_signal_goes_to_what_runs_and_not_to_what_is_to_end() -> None:
     agent.running()
     assert told(agent.hear(warn)) == [ShimSignal("SIGUSR1", 1)]
     some = m.SignalTask(TASK, "SIGUSR2", 2, ranks=(1,), late=False)
-    # Its shim is of a release that would take it for all ranks.
-    assert told(agent.hear(some)) == []
-    agent.shim(ShimPhase.RUNNING, running_s=0.0, v=2)
     assert told(agent.hear(some)) == [ShimSignal("SIGUSR2", 2, (1,), late=False)]
     agent.hear(m.StopTask(TASK))
     assert told(agent.hear(warn)) == []
@@ -352,13 +323,3 @@ def test_the_ranks_that_failed_first_are_the_ones_that_are_quoted() -> None:
     assert [r.rank for r in said.ranks if r.error] == [3, 4, 5, 6]
     assert [r.at_s for r in said.ranks][:2] == [10.0, 9.0]
     assert [r.stopped for r in said.ranks] == [False] * 7 + [True]
-
-
-def test_a_plan_that_cannot_be_carried_out_is_refused_by_name() -> None:
-    agent = Agent()
-    agent.at_gate()
-    refusal = m.Refusal("spawn_failed", "the host file cannot be written", node_fault=True)
-    (said,) = reports(agent.turn(s.PlanRefused(TASK, refusal)))
-    assert said.refusal == refusal
-    ended = reports(agent.shim(ShimPhase.CLEANED, stopped_by="kill"))[-1]
-    assert (ended.state, ended.refusal) == (TaskState.CLEANED, refusal)

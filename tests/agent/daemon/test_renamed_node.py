@@ -6,10 +6,6 @@ import asyncio
 import json
 from pathlib import Path
 
-import msgspec
-
-from agent.config import AgentConfig
-from agent.identity import node_name
 from tests.agent.daemon.test_one_task import until
 from tests.agent.process_of_agent import AgentProcess, write_config
 from tests.orchestrator.process import CoordinatorProcess
@@ -56,16 +52,3 @@ def test_it_keeps_its_name_for_as_long_as_it_has_tasks(tmp_path: Path) -> None:
 
     with CoordinatorProcess(tmp_path, heartbeat_s=1, lease_s=10).start() as coordinator:
         asyncio.run(story(coordinator))
-
-
-def test_a_name_under_which_tasks_were_not_begun_is_not_kept(tmp_path: Path) -> None:
-    """Of tasks that an earlier release began nobody knows here under which name that was."""
-    n1 = AgentConfig(node="n1", coordinator="http://127.0.0.1:1", state_dir=tmp_path)
-    n2 = msgspec.structs.replace(n1, node="n2")
-    task = tmp_path / "tasks" / "7.1.0"
-    task.mkdir(parents=True)
-    assert [node_name(n2), node_name(n1)] == ["n2", "n1"]
-    task.rmdir()
-    assert node_name(n1) == "n1"
-    task.mkdir()
-    assert node_name(n2) == "n1"

@@ -45,15 +45,6 @@ def test_a_folder_of_a_job_is_its_cwd_if_it_names_one(tmp_path: Path) -> None:
     assert TaskDirs(tmp_path, None).create(prepare(workdir="/data"), ()).workdir == "/data"
 
 
-def test_the_host_file_is_replaced_whole(tmp_path: Path) -> None:
-    folders = TaskDirs(tmp_path, None)
-    paths = folders.create(prepare(), ())
-    for text in ("n1 slots=8\n", "n2 slots=8\n"):
-        folders.write_hostfile(TASK, text)
-        assert Path(paths.hostfile).read_text() == text
-    assert mode(Path(paths.hostfile)) == 0o644
-
-
 def test_a_task_that_is_there_is_not_made_again(tmp_path: Path) -> None:
     folders = TaskDirs(tmp_path, None)
     folders.create(prepare(), (1,))

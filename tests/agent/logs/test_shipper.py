@@ -20,7 +20,6 @@ from agent.logs import shipper as module
 from agent.logs.offsets import WINDOW_BYTES
 from agent.logs.shipper import LogShipper
 from muster.daemon.clock import SystemClock
-from muster.protocol.control_channel import HOLES, NO_OUTPUT
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.log_channel import StreamId, StreamKind
 from tests.agent.coordinator import DEADLINE_S, TOKEN, Coordinator
@@ -63,7 +62,7 @@ class Stored:
 
 @asynccontextmanager
 async def shipping(
-    folder: Path, coordinator: Coordinator, protocol: int = NO_OUTPUT - 1
+    folder: Path, coordinator: Coordinator
 ) -> AsyncIterator[tuple[LogShipper, Stored]]:
     (folder / "logs").mkdir(exist_ok=True)
     token = folder / "token"
@@ -71,7 +70,7 @@ async def shipping(
     stored = Stored()
     async with Dialer(coordinator.url, token, None) as dialer:
         it = LogShipper(dialer, SystemClock(), NodeName("n1"), "id", stored.note)
-        it.welcomed(5.0, protocol)
+        it.welcomed(5.0)
         run = asyncio.get_running_loop().create_task(it.run())
         try:
             yield it, stored
@@ -123,7 +122,7 @@ def test_a_byte_is_sent_when_it_is_written_without_looking_at_the_clock(
                     wanted = bytes(text)
                     await coordinator.logs.until(lambda it, now=wanted: it.data.get(OUT) == now)  # type: ignore[misc]
                     # A round trip, so that nothing but the next write wakes the shipper.
-                    it.complete(TaskId(f"{number + 100}.1.0"))
+                    it.complete(TaskId(f"{number + 100}.1.0"), reported=False)
                     await stored.take(1)
 
     asyncio.run(story())
@@ -199,7 +198,7 @@ def test_a_hole_is_sent_as_its_length_and_what_follows_it_at_its_offset(tmp_path
     async def story() -> None:
         async with (
             Coordinator() as coordinator,
-            shipping(tmp_path, coordinator, HOLES) as (it, stored),
+            shipping(tmp_path, coordinator) as (it, stored),
         ):
             path = tmp_path / "logs/rank-0.stdout"
             path.write_bytes(b"first\n")
@@ -218,23 +217,6 @@ def test_a_hole_is_sent_as_its_length_and_what_follows_it_at_its_offset(tmp_path
             data = coordinator.logs.data[OUT]
             assert data.replace(b"\0", b"") == b"first\nlast\n"
             assert len(data) <= 2 * (64 << 10), "zeros only of the blocks that are written"
-
-    asyncio.run(story())
-
-
-def test_a_coordinator_that_knows_no_holes_gets_zeros(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with (
-            Coordinator() as coordinator,
-            shipping(tmp_path, coordinator, HOLES - 1) as (it, _),
-        ):
-            path = tmp_path / "logs/rank-0.stdout"
-            path.touch()
-            os.truncate(path, 1_000_000)
-            it.follow(TASK, tmp_path, STREAMS[:1])
-            it.complete(TASK)
-            await coordinator.logs.until(lambda store: TASK in store.tasks)
-            assert coordinator.logs.data[OUT] == bytes(1_000_000)
 
     asyncio.run(story())
 
@@ -259,9 +241,9 @@ def test_a_task_without_logs_and_one_without_files_end_too(tmp_path: Path) -> No
     async def story() -> None:
         other = TaskId("4.1.0")
         async with Coordinator() as coordinator, shipping(tmp_path, coordinator) as (it, stored):
-            it.complete(other)
+            it.complete(other, reported=False)
             it.follow(TASK, tmp_path, STREAMS)
-            it.complete(TASK)
+            it.complete(TASK, reported=False)
             await coordinator.logs.until(lambda store: len(store.tasks) == 2)
             assert coordinator.logs.tasks == {other: 0, TASK: 0}
             assert await stored.take(2) == {TASK, other}
@@ -377,7 +359,7 @@ def test_what_is_not_acknowledged_is_not_followed_by_more_than_a_window(
             async with asyncio.timeout(DEADLINE_S):
                 await enough.wait()
             # A round trip, after which anything that was on its way is here.
-            it.complete(TaskId("9.9.9"))
+            it.complete(TaskId("9.9.9"), reported=False)
             await coordinator.logs.until(lambda store: bool(store.tasks))
             assert received == WINDOW_BYTES + 7
 
@@ -388,7 +370,7 @@ def test_a_task_without_a_byte_costs_no_message_where_its_report_says_so(tmp_pat
     async def story() -> None:
         async with (
             Coordinator() as coordinator,
-            shipping(tmp_path, coordinator, NO_OUTPUT) as (it, stored),
+            shipping(tmp_path, coordinator) as (it, stored),
         ):
             silent, loud = TaskId("3.1.1"), TASK
             for task in (silent, loud):
@@ -403,13 +385,6 @@ def test_a_task_without_a_byte_costs_no_message_where_its_report_says_so(tmp_pat
             # What is said is said in order: the first task's end would have come first.
             assert await stored.take(1) == {loud}
             assert coordinator.logs.tasks == {loud: 1}
-            # Another one may not have understood it, and may be heard here before its welcome is.
-            it.welcomed(5.0, NO_OUTPUT - 1)
-            assert await stored.take(1) == {silent}
-            coordinator.drop_all()
-            late = TaskId("3.1.2")
-            assert not it.complete(late)
-            assert await stored.take(1) == {late}
 
     asyncio.run(story())
 
@@ -422,7 +397,7 @@ def test_what_was_said_of_a_tasks_end_stays_true_whatever_its_shim_says_after_it
     async def story() -> None:
         async with (
             Coordinator() as coordinator,
-            shipping(tmp_path, coordinator, NO_OUTPUT) as (it, stored),
+            shipping(tmp_path, coordinator) as (it, stored),
         ):
             for _ in range(2):
                 assert it.complete(silent)
@@ -438,7 +413,7 @@ def test_a_log_that_cannot_be_opened_for_want_of_descriptors_is_read_later(tmp_p
     async def story() -> None:
         async with (
             Coordinator() as coordinator,
-            shipping(tmp_path, coordinator, NO_OUTPUT) as (it, stored),
+            shipping(tmp_path, coordinator) as (it, stored),
         ):
             silent, loud, first = TaskId("3.1.1"), TASK, TaskId("3.1.2")
             for task, text in ((silent, b""), (loud, b"last words"), (first, b"x")):

@@ -18,14 +18,12 @@ import pytest
 from agent.core.shim_protocol import (
     ShimExit,
     ShimPhase,
-    ShimRelease,
-    ShimStatus,
     ShimStop,
     StoppedBy,
 )
 from agent.shims import forked
 from agent.shims.backend import SpawnError
-from agent.shims.connection import ShimUnreachable, connect, speak
+from agent.shims.connection import ShimUnreachable, connect
 from agent.tasks.adoption import Ownership, examine
 from muster.daemon.errors import DaemonError
 from tests.agent.shims.conftest import PATIENCE_S, Node, Stage, found_in
@@ -153,31 +151,6 @@ def test_a_torn_record_is_none(any_stage: Stage) -> None:
         (folder / "exit.json").write_bytes(b'{"v":1,"task"')
         found = await asyncio.to_thread(examine, folder)
         assert found.ownership is Ownership.LOST
-
-    any_stage.play(story)
-
-
-def test_half_a_character_that_an_earlier_release_has_written_is_read(any_stage: Stage) -> None:
-    async def story(node: Node) -> None:
-        task = await node.task()
-        await task.run("sh", "-c", "echo because >&2; exit 3")
-        ended = await task.ended()
-        text = task.read("exit.json").decode().replace("because", "caf\\udce9")
-        await task.send(ShimRelease())
-        await task.gone()
-        (task.dir / "exit.json").write_text(text)
-        [found] = found_in(node.state_dir)
-        assert found.ownership is Ownership.ENDED
-        assert found.status is not None
-        assert found.status.exit == ended.exit
-        assert found.status.ranks[0].error == "caf?"
-        heard: list[ShimStatus] = []
-        ours, theirs = socket.socketpair()
-        with theirs:
-            connection = await speak(task.dir, ours, heard.append)
-            theirs.send(text.encode() + b"\n")
-        await connection.ended
-        assert heard == [found.status]
 
     any_stage.play(story)
 

@@ -26,7 +26,6 @@ from agent.tasks.adoption import FoundTask, examine
 from agent.tasks.supervisor import TaskSupervisor
 from muster.daemon.clock import SystemClock
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.control_channel import NO_OUTPUT
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 from muster.protocol.log_channel import StreamId, StreamKind
@@ -60,7 +59,7 @@ async def keeping(root: Path, *, adopted: bool) -> AsyncIterator[Bench]:
     posted: asyncio.Queue[Input] = asyncio.Queue()
     async with (
         Coordinator() as coordinator,
-        shipping(root, coordinator, NO_OUTPUT) as (logs, stored),
+        shipping(root, coordinator) as (logs, stored),
         TaskOwner("test") as owner,
     ):
         folders = TaskDirs(root, None)

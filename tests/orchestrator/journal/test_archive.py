@@ -22,9 +22,9 @@ from orchestrator.journal.backup import back_up, examined, examined_copy, restor
 from orchestrator.journal.errors import CorruptJournalError, JournalWriteError
 from orchestrator.journal.journal import Journal, events
 from orchestrator.journal.reader_pool import read_only
-from orchestrator.journal.schema import FILE_NAME
+from orchestrator.journal.schema import FILE_NAME, LAYOUT
 from orchestrator.shell.coordinator import replay
-from tests.orchestrator.journal.old_layouts import age
+from tests.orchestrator.journal.next_layout import upgrade_to_next
 from tests.orchestrator.journal.test_disk_reserve import Faulty
 
 SPEC = JobSpec(name="demo", run=Shell("true"))
@@ -183,21 +183,23 @@ def test_what_a_list_reads_is_checked(folder: Path) -> None:
             archive.search(database, Asked(10, 10))
 
 
-def test_a_journal_without_an_archive_is_taken_over_with_a_copy(tmp_path: Path) -> None:
+def test_a_backup_of_an_older_layout_is_read_and_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work = tmp_path / "work"
     journal = Journal.open(work)
     journal.append(facts(1, 2))
     journal.close()
-    age(work / FILE_NAME, 2)
     back_up(work, tmp_path / "old")
+    upgrade_to_next(monkeypatch)
     with examined_copy(tmp_path / "old") as found:
         assert (len(list(found)), found.archived, found.first_job) == (4, 0, 0)
     for _ in range(2):
         journal = Journal.open(work)
         assert [r.seq for r in journal.replay()] == [1, 2, 3, 4]
         journal.close()
-    with closing(sqlite3.connect(work / f"{FILE_NAME}.layout-2")) as copy:
-        assert copy.execute("PRAGMA user_version").fetchone() == (2,)
+    with closing(sqlite3.connect(work / f"{FILE_NAME}.layout-{LAYOUT}")) as copy:
+        assert copy.execute("PRAGMA user_version").fetchone() == (LAYOUT,)
     # A backup of the older release is put in place, and taken over at the next start.
     restore(work, tmp_path / "old", 3)
     journal = Journal.open(work)

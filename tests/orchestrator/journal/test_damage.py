@@ -26,7 +26,6 @@ from orchestrator.journal.journal import Journal
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.schema import FILE_NAME
 from orchestrator.shell.coordinator import replay
-from tests.orchestrator.journal.old_layouts import age
 
 FACTS: list[tuple[f.Fact, float]] = [
     (cf.EpochStarted(1, "abc"), 1.0),
@@ -154,26 +153,10 @@ def test_a_value_that_was_changed_is_found_by_its_checksum(tmp_path: Path) -> No
         read(folder)
 
 
-def test_a_journal_without_checksums_is_taken_over_with_a_copy(tmp_path: Path) -> None:
-    folder = made(tmp_path)
-    age(folder / FILE_NAME, 1)
-    assert len(read(folder)) == len(FACTS)
-    assert len(read(folder)) == len(FACTS)
-    copy = sqlite3.connect(folder / f"{FILE_NAME}.layout-1")
-    assert copy.execute("PRAGMA user_version").fetchone() == (1,)
-    copy.close()
-    journal = Journal.open(folder)
-    journal.append(FACTS[-1:])
-    assert len(list(journal.replay())) == len(FACTS) + 1
-    journal.close()
-
-
-@pytest.mark.parametrize("left", ["whole", "of an older layout", "killed", "empty"])
+@pytest.mark.parametrize("left", ["whole", "killed", "empty"])
 def test_a_look_at_a_journal_changes_nothing(tmp_path: Path, left: str) -> None:
     folder = made(tmp_path, closed=left != "killed")
     facts = len(FACTS)
-    if left == "of an older layout":
-        age(folder / FILE_NAME, 2)
     if left == "empty":  # as a first start that was killed leaves it
         (folder / FILE_NAME).write_bytes(b"")
         (folder / "journal.closed").unlink()
@@ -295,8 +278,8 @@ def test_what_cannot_be_restored_is_named_in_one_line(name: str, said: str, tmp_
         ("n" * 252, "cannot be written: File name too long"),
         ("work/lock/copy", "cannot be written: Not a directory"),
         ("none/copy", "cannot be written: No such file or directory"),
-        (".", "is there already"),
-        ("/dev/null", "is there already"),
+        (".", "exists already"),
+        ("/dev/null", "exists already"),
     ],
 )
 def test_a_backup_that_cannot_be_written_is_named_in_one_line(

@@ -160,7 +160,6 @@ def test_a_newer_layout_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
-        ("UPDATE fact SET schema = 99, crc = NULL WHERE seq = 2", NewerJournalError, "record 2"),
         ("UPDATE fact SET body = '{}' WHERE seq = 3", CorruptJournalError, "record 3"),
         ("DELETE FROM fact WHERE seq = 4", CorruptJournalError, "record 4"),
     ],
@@ -198,7 +197,7 @@ def test_a_failed_commit_leaves_nothing_behind(tmp_path: Path) -> None:
     journal.append([(FACTS[0], 1.0)])
     other = sqlite3.connect(tmp_path / FILE_NAME)
     # The next insert of the batch meets this row: the whole batch is undone.
-    other.execute("INSERT INTO fact VALUES (3, 0, 1, 'x', NULL, '', NULL)")
+    other.execute("INSERT INTO fact VALUES (3, 0, 1, 'x', NULL, '', 0)")
     other.commit()
     with pytest.raises(JournalWriteError, match="nothing was acted on"):
         journal.append([(FACTS[1], 1.0), (FACTS[2], 1.0)])

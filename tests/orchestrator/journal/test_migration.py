@@ -10,27 +10,24 @@ from typing import Any
 
 import pytest
 
+from orchestrator.core.facts.jobs import SCHEMA
 from orchestrator.journal.backup import back_up, examined_copy, restore
 from orchestrator.journal.errors import CorruptJournalError, NewerJournalError
 from orchestrator.journal.journal import Journal
-from orchestrator.journal.records import _crc
+from orchestrator.journal.records import checksum
 from orchestrator.journal.schema import FILE_NAME, LAYOUT
 from tests.golden import journals
 from tests.orchestrator.journal.killed import FAR, killed_at
-from tests.orchestrator.journal.old_layouts import age
-
-OLD = LAYOUT - 1
+from tests.orchestrator.journal.next_layout import NEXT, upgrade_to_next
 
 
-def old_journal(folder: Path) -> dict[str, Any]:
-    """One of the layout before this one; returns what it says."""
+def journal_of(folder: Path) -> dict[str, Any]:
+    """Make a journal; returns what it says."""
     cluster = journals.life()
     with closing(Journal.open(folder)) as journal:
         journal.begin_epoch()
         journal.append(cluster.rows)
-    before = journals.summary(folder)
-    age(folder / FILE_NAME, OLD)
-    return before
+    return journals.summary(folder)
 
 
 def layout_of(file: Path) -> int:
@@ -39,11 +36,14 @@ def layout_of(file: Path) -> int:
         return int(database.execute("PRAGMA user_version").fetchone()[0])
 
 
-def test_a_migration_that_is_killed_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+def test_a_migration_that_is_killed_leaves_the_old_or_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = tmp_path / "made"
     made.mkdir()
-    before = old_journal(made)
-    kept = f"{FILE_NAME}.layout-{OLD}"
+    before = journal_of(made)
+    upgrade_to_next(monkeypatch)
+    kept = f"{FILE_NAME}.layout-{LAYOUT}"
     layouts = []
     for moment in range(1, FAR):
         folder = tmp_path / f"at-{moment}"
@@ -52,16 +52,16 @@ def test_a_migration_that_is_killed_leaves_the_old_or_the_new(tmp_path: Path) ->
         crashed = tmp_path / f"crashed-{moment}"
         shutil.copytree(folder, crashed)
         layouts.append(layout_of(crashed / FILE_NAME))
-        if layouts[-1] == LAYOUT or (folder / kept).exists():
+        if layouts[-1] == NEXT or (folder / kept).exists():
             # What stands under that name is whole, whenever it does.
-            assert layout_of(crashed / kept) == OLD
+            assert layout_of(crashed / kept) == LAYOUT
         assert journals.summary(folder) == before
-        assert layout_of(folder / kept) == OLD
+        assert layout_of(folder / kept) == LAYOUT
         shutil.rmtree(folder)
         shutil.rmtree(crashed)
         if not killed:
             break
-    assert set(layouts) == {OLD, LAYOUT}
+    assert set(layouts) == {LAYOUT, NEXT}
     assert len(layouts) > 20, "that many moments were tried"
     assert layouts == sorted(layouts)
 
@@ -95,12 +95,14 @@ def test_a_restore_that_is_killed_leaves_the_old_the_new_or_a_refusal(tmp_path: 
     assert jobs[-1] == 1
 
 
-def test_the_way_back_from_a_newer_release_is_told_and_works(tmp_path: Path) -> None:
-    before = old_journal(tmp_path)
-    Journal.open(tmp_path).close()
-    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
-        database.execute(f"PRAGMA user_version = {LAYOUT + 1}")
-    kept = tmp_path / f"{FILE_NAME}.layout-{OLD}"
+def test_the_way_back_from_a_newer_release_is_told_and_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = journal_of(tmp_path)
+    with monkeypatch.context() as patch:
+        upgrade_to_next(patch)
+        Journal.open(tmp_path).close()
+    kept = tmp_path / f"{FILE_NAME}.layout-{LAYOUT}"
     raw = (tmp_path / FILE_NAME).read_bytes()
     with pytest.raises(NewerJournalError, match="start the version that wrote it") as refused:
         Journal.open(tmp_path)
@@ -114,14 +116,22 @@ def test_the_way_back_from_a_newer_release_is_told_and_works(tmp_path: Path) -> 
     assert now["next_job"] > before["next_job"], "numbers that came after it are not given again"
 
 
-def test_a_fact_of_a_later_release_is_no_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("schema", "body", "said"),
+    [
+        (SCHEMA, b'{"type":"JobPraised","job":1}', "record 4 of the journal is a JobPraised"),
+        (SCHEMA + 1, b"{}", f"record 4 of the journal has schema {SCHEMA + 1}"),
+    ],
+)
+def test_a_fact_of_a_later_release_is_no_damage(
+    tmp_path: Path, schema: int, body: bytes, said: str
+) -> None:
     """A downgrade within one layout is refused as such, and no backup is asked for."""
     with closing(Journal.open(tmp_path)) as journal:
         journal.append(journals.life().rows[:3])
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
-        body = b'{"type":"JobPraised","job":1}'
-        row = (4, 7.0, 1, "JobPraised", 1, body)
-        database.execute("INSERT INTO fact VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, _crc(*row)))
+        row = (4, 7.0, schema, "JobPraised", 1, body)
+        database.execute("INSERT INTO fact VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, checksum(*row)))
         database.commit()
-    with pytest.raises(NewerJournalError, match="record 4 of the journal is a JobPraised"):
+    with pytest.raises(NewerJournalError, match=said):
         journals.summary(tmp_path)

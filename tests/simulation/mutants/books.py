@@ -351,7 +351,7 @@ MUTANTS = (
         "nodes are free when the stop is requested, and the books are not read",
         _unseen(_wrap(apply, "_apply_attempt", _freed_early)),
         ("I5",),
-        seed=3,
+        seed=18,
     ),
     Mutant(
         "a gang is closed when its first task is clean, and the books are not read",

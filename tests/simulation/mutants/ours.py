@@ -12,8 +12,6 @@ from agent.core.shim_protocol import ShimLease, ShimPhase
 from muster.protocol.control_channel import Hello, Refused
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
-from orchestrator.core.engine import react, turn
-from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.gangs import transitions
 from orchestrator.core.model.node import LinkState
@@ -24,7 +22,7 @@ from orchestrator.core.scheduling import placement, scheduler
 from orchestrator.core.scheduling.placement import Waiting
 from orchestrator.core.scheduling.rendezvous import choose_meeting
 from tests.simulation.mutants import Mutant
-from tests.simulation.mutants.books import _both, _put, _wrap
+from tests.simulation.mutants.books import _wrap
 
 
 def _arranges_holes(real: Any) -> Any:
@@ -86,18 +84,6 @@ def _only_connected(real: Any) -> Any:
     return refuse
 
 
-def _judges_who_left(real: Any) -> Any:
-    def task_moved(state: State, fact: Any, now: Any, limits: Any) -> Decision:
-        decision: Decision = real(state, fact, now, limits)
-        if isinstance(fact, f.TaskExited):
-            attempt = state.jobs[fact.job].attempts[fact.attempt - 1]
-            if not attempt.tasks[fact.rank].present:
-                decision.facts += transitions._all_exited(attempt)
-        return decision
-
-    return task_moved
-
-
 def _plant_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     place = _waits_for_the_lost(placement.place)
     for module in (placement, scheduler):
@@ -134,15 +120,6 @@ MUTANTS = (
         _wrap(admission, "_refuse_second", _only_connected),
         ("I3", "I4", "I5"),
         seed=7,
-    ),
-    Mutant(
-        "one that has left its gang may end it well, twice",
-        _both(
-            _wrap(react, "task_moved", _judges_who_left),
-            _put(turn, "_is_void", lambda *_: False),
-        ),
-        ("raised: InvalidTransition",),
-        seed=355,
     ),
     Mutant("a job waits for a node that is gone", _plant_waiting, ("queue", "I10"), seed=12),
 )

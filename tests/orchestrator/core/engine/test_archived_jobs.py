@@ -4,12 +4,10 @@ from muster.protocol.control_channel import ForgetTask, StopTask, TaskReport
 from muster.protocol.ids import JobId, NodeName, TaskId
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
-from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.invariants import check
 from orchestrator.core.engine.replay_job import replay_job
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
-from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.base import Durability
 from orchestrator.core.facts.jobs import JobForgotten
 from tests.orchestrator.core.playbook import Cluster, prepared, spec
@@ -52,14 +50,6 @@ def test_it_can_be_told_from_its_facts_as_it_was() -> None:
     facts = [fact for fact in cluster.facts if getattr(fact, "job", None) == ONE]
     found = replay_job((fact, cluster.now.wall) for fact in facts)
     assert found == wanted
-
-
-def test_that_a_webhook_was_told_may_stand_behind_its_jobs_way_to_the_archive() -> None:
-    cluster = with_ended_job()
-    archive(cluster, ONE)
-    apply(cluster.state, nf.WebhookSettled(ONE, 1, 0), cluster.now.wall)
-    assert list(cluster.state.jobs) == [TWO]
-    assert check(cluster.state) == []
 
 
 def test_a_node_is_told_of_its_tasks_as_of_any_that_are_over() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from muster.protocol.control_channel import (
-    STARTS_WITH_PLAN,
     ArrangeTask,
     ForgetTask,
     PrepareTask,
@@ -17,7 +16,7 @@ from muster.protocol.control_channel import (
     StopTask,
 )
 from muster.protocol.failure_kinds import FailureKind
-from muster.protocol.ids import JobId, NodeName
+from muster.protocol.ids import JobId
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import JobState, TaskState
@@ -60,16 +59,6 @@ def test_the_plan_of_one_node_starts_it_by_itself() -> None:
     assert not cluster.commands("n0", StartTask)
     cluster.finish(task(1, 1, 0))
     assert cluster.shown(1) is JobState.SUCCEEDED
-
-
-def test_an_agent_of_before_is_told_to_start() -> None:
-    cluster = gang_of(1)
-    cluster.state.nodes[NodeName("n0")].protocol = STARTS_WITH_PLAN - 1
-    cluster.prepare(task(1, 1, 0))
-    (plan,) = cluster.commands("n0", ArrangeTask)
-    assert isinstance(plan, ArrangeTask)
-    assert not plan.start
-    assert cluster.commands("n0", StartTask) == [StartTask(task(1, 1, 0))]
 
 
 def test_nothing_is_arranged_before_all_are_prepared_nor_started_before_all_are_arranged() -> None:

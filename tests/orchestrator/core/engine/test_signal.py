@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from muster.protocol.control_channel import Hello, SignalTask, StopTask, TaskReport
-from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
+from muster.protocol.control_channel import SignalTask, StopTask, TaskReport
+from muster.protocol.ids import JobId, NodeName, TaskId
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Launcher, Stop, Warn
 from orchestrator.core.facts import effects as a
@@ -16,7 +15,7 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.base import Durability
 from orchestrator.core.views.display import job_view
-from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec
+from tests.orchestrator.core.playbook import Cluster, prepared, spec
 
 
 def running(nodes: int = 2, **more: Any) -> tuple[Cluster, list[TaskId]]:
@@ -95,17 +94,6 @@ def test_the_rank_of_a_plain_command_is_its_node() -> None:
     send(cluster, rank=1)
     expected = SignalTask(tasks[1], "SIGUSR1", 1, late=False)
     assert cluster.commands("n1", SignalTask) == [expected]
-
-
-def test_an_agent_that_cannot_signal_one_rank_is_not_asked_to() -> None:
-    cluster = Cluster()
-    described = msgspec.structs.replace(INVENTORY)
-    old = Hello(NodeName("n0"), "id", "boot-n0", "0.0.9", described, protocol_max=1)
-    cluster.turn(s.HelloReceived(SessionId(1), old, "127.0.0.1"))
-    cluster.submit(spec(nproc_per_node=2))
-    cluster.run_gang(1)
-    assert refused(send(cluster, rank=1)) == "agent_too_old"
-    assert isinstance(send(cluster), a.Signalled)
 
 
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGTERM", "SIGSTOP"])

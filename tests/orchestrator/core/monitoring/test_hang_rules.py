@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import LOOKS, DumpStacks, RankReport, StacksReport
+from muster.protocol.control_channel import DumpStacks, RankReport, StacksReport
 from muster.protocol.hangs import (
     Doing,
     Frame,
@@ -391,17 +391,6 @@ def test_a_job_that_does_not_run_has_no_stacks() -> None:
         found = cluster.answers[request]
         assert isinstance(found, a.Declined)
         assert found.code == ("not_running" if job == 1 else a.UNKNOWN_JOB)
-
-
-def test_an_agent_of_an_older_release_is_not_asked() -> None:
-    cluster = gang()
-    cluster.node("n1").protocol = LOOKS - 1
-    cluster.turn(s.StacksReceived(a.RequestId(70), JobId(1)))
-    assert looks(cluster, 1) == []
-    answers(cluster, 0, STEP, rank=active(0))
-    found = cluster.answers[70]
-    assert isinstance(found, a.Stacks)
-    assert "upgrade it" in found.view.notes[0]
 
 
 def test_a_verdict_is_there_after_a_restart() -> None:

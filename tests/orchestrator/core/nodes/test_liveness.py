@@ -114,17 +114,6 @@ def test_a_lease_is_never_so_short_that_a_lost_heartbeat_ends_the_job() -> None:
     assert told.lease_s == 30.0
 
 
-def test_an_agent_that_knows_of_no_such_lease_keeps_that_of_all() -> None:
-    cluster = of(3)
-    placed(cluster, "n0", lease_s=60.0)
-    cluster.node("n0").protocol = 3
-    cluster.leave("n0")
-    cluster.beat(LEASE_S - 1)
-    assert cluster.shown(1) is JobState.RUNNING
-    cluster.beat(2)
-    assert cluster.shown(1) is JobState.LOST
-
-
 # --- a coordinator that was stopped -----------------------------------------------------------
 
 

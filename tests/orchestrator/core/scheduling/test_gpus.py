@@ -176,7 +176,6 @@ def test_a_job_without_gpus_in_its_words_has_its_node_alone() -> None:
 
 
 def test_an_agent_that_cannot_tell_its_gpus_apart_gives_the_whole_node() -> None:
-    """Of an older release, or without UUIDs."""
     cluster = Cluster()
     cluster.join("old", gpus=8, gpu_model=H100, machine_id="old")
     join(cluster, "dark", devices=(gpu(0), gpu(1, uuid="")))
