@@ -6,9 +6,11 @@ from typing import Final, TypeVar, get_args
 
 import msgspec
 
-from muster.protocol.control_channel import Command, Report
+from muster.protocol.control_channel import Command, Hello, Report, TaskReport
 
 FRAME_BYTES_MAX: Final = 1 << 20
+RANKS_MAX: Final = 1 << 24
+"""Numbers of ranks are below this, as the shim has it."""
 COMMAND_BYTES_MAX: Final = 8 << 20
 """Limit of the coordinator's messages: the plan of a gang contains the names of all its nodes."""
 
@@ -78,7 +80,15 @@ def encode(frame: ReportFrame | CommandFrame) -> bytes:
 
 def decode_report(data: bytes | str) -> ReportFrame:
     """Decode a frame from an agent. Raises UnknownMessage and ProtocolError."""
-    return _decode(_report_decoder, data, FRAME_BYTES_MAX)
+    frame = _decode(_report_decoder, data, FRAME_BYTES_MAX)
+    match frame.body:
+        case Hello(tasks=tasks):
+            _check_ranks(*tasks)
+        case TaskReport() as task:
+            _check_ranks(task)
+        case _:
+            pass
+    return frame
 
 
 def decode_command(data: bytes | str) -> CommandFrame:
@@ -94,6 +104,16 @@ def _decode(decoder: msgspec.json.Decoder[_Frame], data: bytes | str, most: int)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         _raise_if_unknown(data)
         raise ProtocolError(f"not a message of this protocol: {error}") from error
+
+
+def _check_ranks(*tasks: TaskReport) -> None:
+    """Refuse numbers that no rank has, as causes and logs quote them. Raises ProtocolError.
+
+    The type cannot: it is in journals, too.
+    """
+    for task in tasks:
+        if not all(0 <= rank.rank < RANKS_MAX for rank in task.ranks):
+            raise ProtocolError("a report has a rank with a number that no rank has")
 
 
 def unknown_type(data: bytes | str, known: set[str]) -> str | None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import Final, get_args
+from typing import Annotated, Final, get_args
 
 import msgspec
 
-from muster.protocol.codec import ProtocolError, UnknownMessage, unknown_type
+from muster.protocol.codec import RANKS_MAX, ProtocolError, UnknownMessage, unknown_type
 from muster.protocol.ids import NodeName, TaskId
 
 RANKS_PER_NODE_MAX: Final = 1024
@@ -41,7 +41,7 @@ class StreamId(msgspec.Struct, frozen=True, omit_defaults=True):
 
     task: TaskId
     kind: StreamKind
-    rank: int | None = None
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=RANKS_MAX)] | None = None
 
 
 class LogHello(msgspec.Struct, frozen=True, tag="log_hello"):

@@ -202,3 +202,13 @@ def test_tags_are_spelled_as_they_always_were() -> None:
         "stacks",
     }
     assert all(isinstance(kind, type) and issubclass(kind, msgspec.Struct) for kind in kinds)
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 24, int("1" * 400)])
+def test_a_number_that_no_rank_has_is_refused_without_its_digits(number: int) -> None:
+    report = m.TaskReport(TASK, TaskState.STARTED, ranks=(m.RankReport(number),))
+    hello = m.Hello(NodeName("n"), "a", "b", "0", INVENTORY, tasks=(report,))
+    for body in (report, hello):
+        with pytest.raises(ProtocolError) as refused:
+            codec.decode_report(msgspec.json.encode(ReportFrame(1, body)))
+        assert len(str(refused.value)) < 200

@@ -66,3 +66,11 @@ def test_a_message_of_a_later_version_is_told_from_one_that_is_broken() -> None:
             with pytest.raises(ProtocolError) as refused:
                 decode(broken)
             assert not isinstance(refused.value, UnknownMessage)
+
+
+@pytest.mark.parametrize("number", ["-1", str(1 << 24), "1" * 400])
+def test_a_stream_of_a_number_that_no_rank_has_is_refused(number: str) -> None:
+    text = f'{{"type":"open","stream":{{"task":"1.1.0","kind":"stdout","rank":{number}}}}}'
+    with pytest.raises(ProtocolError) as refused:
+        log_channel.decode_log_report(text)
+    assert len(str(refused.value)) < 200
