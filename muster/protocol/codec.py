@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, TypeVar, get_args
 
 import msgspec
 
-from muster.protocol.control_channel import Command, Hello, Report, TaskReport
+from muster.protocol.control_channel import Command, Report
 
 FRAME_BYTES_MAX: Final = 1 << 20
-RANKS_MAX: Final = 1 << 24
-"""Numbers of ranks are below this, as the shim has it."""
 COMMAND_BYTES_MAX: Final = 8 << 20
 """Limit of the coordinator's messages: the plan of a gang contains the names of all its nodes."""
 
@@ -31,7 +30,9 @@ class UnknownMessage(ProtocolError):
     """
 
     def __init__(self, kind: str, seq: int = 0) -> None:
-        super().__init__(f"a message of the type {kind[:60]!r}, which this version does not know")
+        super().__init__(
+            f"a message of the type {kind[:60]!r}, which this version does not support"
+        )
         self.kind = kind
         self.seq = seq
 
@@ -68,6 +69,10 @@ _KNOWN: Final = {
     str(kind.__struct_config__.tag) for kind in (*get_args(Report), *get_args(Command))
 }
 
+# Outside of strings, and no digits of a fraction.
+_LONG_NUMBER: Final = re.compile(r'"(?:[^"\\]|\\.)*+"|(?<![.\d])(\d{20,})')
+_DIGITS: Final = re.compile(r"\d{20}")
+
 
 def encode(frame: ReportFrame | CommandFrame) -> bytes:
     """Encode a frame as UTF-8 JSON. Raises FrameTooLarge."""
@@ -80,15 +85,7 @@ def encode(frame: ReportFrame | CommandFrame) -> bytes:
 
 def decode_report(data: bytes | str) -> ReportFrame:
     """Decode a frame from an agent. Raises UnknownMessage and ProtocolError."""
-    frame = _decode(_report_decoder, data, FRAME_BYTES_MAX)
-    match frame.body:
-        case Hello(tasks=tasks):
-            _check_ranks(*tasks)
-        case TaskReport() as task:
-            _check_ranks(task)
-        case _:
-            pass
-    return frame
+    return _decode(_report_decoder, data, FRAME_BYTES_MAX)
 
 
 def decode_command(data: bytes | str) -> CommandFrame:
@@ -100,20 +97,25 @@ def _decode(decoder: msgspec.json.Decoder[_Frame], data: bytes | str, most: int)
     if len(data) > most:
         raise ProtocolError(f"a frame of {len(data)} bytes is over the limit of {most}")
     try:
+        refuse_long_numbers(data)
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         _raise_if_unknown(data)
         raise ProtocolError(f"not a message of this protocol: {error}") from error
 
 
-def _check_ranks(*tasks: TaskReport) -> None:
-    """Refuse numbers that no rank has, as causes and logs quote them. Raises ProtocolError.
+def refuse_long_numbers(data: bytes | str) -> None:
+    """Raise ProtocolError if a message has a number of more than 19 digits.
 
-    The type cannot: it is in journals, too.
+    Python counts without end: such a number is kept, and later it fits into no file offset, no
+    database and no text of a number.
     """
-    for task in tasks:
-        if not all(0 <= rank.rank < RANKS_MAX for rank in task.ranks):
-            raise ProtocolError("a report has a rank with a number that no rank has")
+    text = data if isinstance(data, str) else data.decode()
+    if _DIGITS.search(text) is None:
+        return
+    for found in _LONG_NUMBER.finditer(text):
+        if found[1] is not None:
+            raise ProtocolError(f"a number of {len(found[1])} digits; 19 are the most")
 
 
 def unknown_type(data: bytes | str, known: set[str]) -> str | None:

@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import Annotated, Final, get_args
+from typing import Final, get_args
 
 import msgspec
 
-from muster.protocol.codec import RANKS_MAX, ProtocolError, UnknownMessage, unknown_type
+from muster.protocol.codec import (
+    ProtocolError,
+    UnknownMessage,
+    refuse_long_numbers,
+    unknown_type,
+)
 from muster.protocol.ids import NodeName, TaskId
 
 RANKS_PER_NODE_MAX: Final = 1024
@@ -41,7 +46,7 @@ class StreamId(msgspec.Struct, frozen=True, omit_defaults=True):
 
     task: TaskId
     kind: StreamKind
-    rank: Annotated[int, msgspec.Meta(ge=0, lt=RANKS_MAX)] | None = None
+    rank: int | None = None
 
 
 class LogHello(msgspec.Struct, frozen=True, tag="log_hello"):
@@ -154,8 +159,10 @@ def decode_chunk(frame: bytes) -> tuple[Chunk, memoryview]:
     if size > HEADER_BYTES_MAX or _LENGTH.size + size > len(frame):
         raise ProtocolError(f"a log frame of {len(frame)} bytes names a header of {size}")
     view = memoryview(frame)
+    header = frame[_LENGTH.size : _LENGTH.size + size]
     try:
-        chunk = _chunk_decoder.decode(view[_LENGTH.size : _LENGTH.size + size])
+        refuse_long_numbers(header)
+        chunk = _chunk_decoder.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"not a log chunk: {error}") from error
     return chunk, view[_LENGTH.size + size :]
@@ -164,6 +171,7 @@ def decode_chunk(frame: bytes) -> tuple[Chunk, memoryview]:
 def decode_log_report(text: str | bytes) -> LogReport:
     """Decode a text frame from an agent. Raises UnknownMessage and ProtocolError."""
     try:
+        refuse_long_numbers(text)
         return _report_decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if kind := unknown_type(text, _KNOWN):
