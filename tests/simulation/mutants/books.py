@@ -174,7 +174,9 @@ def _completes_early(real: Any) -> Any:
 
 
 def _keyless(real: Any) -> Any:
-    return lambda state, received: real(state, msgspec.structs.replace(received, key=""))
+    return lambda state, received, *more: real(
+        state, msgspec.structs.replace(received, key=""), *more
+    )
 
 
 def _blames_the_stopped(real: Any) -> Any:
