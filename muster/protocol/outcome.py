@@ -97,7 +97,8 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
             case Outcome.SUCCESS:
                 return 0
             case Outcome.USER:
-                return self.exit.shell_code if self.exit is not None else 1
+                # A launcher that ended too early may have exited with 0.
+                return (self.exit.shell_code if self.exit is not None else 0) or 1
             case Outcome.INFRA:
                 return EXIT_INFRA
             case Outcome.NEVER_STARTED:

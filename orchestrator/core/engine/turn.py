@@ -23,6 +23,7 @@ from orchestrator.core.facts.service import HardwareReported, NodeDrained
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State
+from orchestrator.core.nodes.service_state import ITSELF
 from orchestrator.core.scheduling.elastic import may_join, next_join
 from orchestrator.core.scheduling.scheduler import may_place, next_placement
 
@@ -62,6 +63,8 @@ def _apply_with_reactions(
         fact = pending.popleft()
         if isinstance(fact, AttemptStarted | StopRequested) and _is_void(state, fact):
             continue
+        if isinstance(fact, NodeDrained) and _is_drained(state, fact):
+            continue
         apply(state, fact, now.wall)
         done.facts.append(fact)
         followed = react(state, fact, now, limits)
@@ -75,6 +78,11 @@ def _apply_with_reactions(
         else:
             pending.extend(followed.facts)
         done.effects += followed.effects
+
+
+def _is_drained(state: State, fact: NodeDrained) -> bool:
+    """Whether the coordinator would drain a node again, for the second of two reasons in a turn."""
+    return fact.user == ITSELF and not state.nodes[fact.node].in_service
 
 
 def _is_void(state: State, fact: AttemptStarted | StopRequested) -> bool:

@@ -150,6 +150,15 @@ def _rank_failed(task: Task, rank: RankReport, verdict: Verdict, leased: int) ->
     )
 
 
+def launcher_ended(task: Task, how: ExitStatus, when: str) -> Cause:
+    """The cause of a gang whose launcher on a node ended too early; `when` follows its end."""
+    text = (
+        f"the launcher on {task.node} {told(how)} {when}: the job's interpreter or torchrun did "
+        f"not do what was asked; see its log: muster logs {task.job} --node {task.node}"
+    )
+    return Cause(CauseCode.LAUNCHER_FAILED, Outcome.USER, shortened(text), node=task.node, exit=how)
+
+
 def _launcher_failed(task: Task, how: ExitStatus, said: str) -> Cause:
     verdict = judge(how, said)
     text = f"the launcher on {task.node} {told(how)}"

@@ -38,11 +38,11 @@ def after_attempt(job: Job, attempt: Attempt, *, spare: bool) -> JobEnded | Retr
     if cause is None:
         raise AssertionError(f"attempt {job.id}.{attempt.number} closed without a cause")
     cause = settled(job, attempt, cause, spare=spare)
+    if job.cancel is not None and cause.outcome in (Outcome.USER, Outcome.INFRA):
+        return JobEnded(job.id, cancelled(job.cancel[0], job.cancel[1]))
     retry = _retry(job, attempt, cause, spare=spare)
     if retry is None:
         return JobEnded(job.id, _with_the_others(job, cause))
-    if job.cancel is not None:
-        return JobEnded(job.id, cancelled(job.cancel[0], job.cancel[1]))
     if without_progress(job):
         why = f"no progress: {TRIES} attempts wrote no checkpoint to {job.spec.checkpoint_dir}"
         return JobEnded(job.id, replace(cause, text=f"{cause.text}; not retried, {why}"))

@@ -14,13 +14,15 @@ from muster.protocol.instant import Instant
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
+from muster.protocol.text import named
 from orchestrator.core.fabric.plan import Refused
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.failures.causes import launcher_ended
 from orchestrator.core.failures.stops import stop, stop_or_leave
-from orchestrator.core.gangs.commands import send_desired
+from orchestrator.core.gangs.commands import may_start, send_desired
 from orchestrator.core.gangs.fabric import misfit, plan_for, roll_back
 from orchestrator.core.gangs.numa_binding import binding_refused
 from orchestrator.core.gangs.preflight import refused_joiner, refused_nodes
@@ -77,7 +79,9 @@ def task_moved(
             return Decision([timed, *queue_webhooks(job, nf.WebhookEvent.STARTED)])
         case f.TaskExited():
             # If the task has left the gang, its exit has no further consequences.
-            return Decision(_all_exited(attempt) if task.present else [])
+            if not task.present:
+                return Decision()
+            return Decision(_ended_too_early(job, attempt, task) or _all_exited(attempt))
         case f.TaskCleaned():
             session = state.nodes[task.node].session
             forget: list[a.Effect] = []
@@ -197,6 +201,24 @@ def _all_exited(attempt: Attempt) -> list[f.Fact]:
     text = "every rank finished" if len(attempt.tasks) > 1 else "it finished"
     cause = Cause(CauseCode.COMPLETED, Outcome.SUCCESS, text)
     return [stop(attempt, cause)]
+
+
+def _ended_too_early(job: Job, attempt: Attempt, task: Task) -> list[f.Fact]:
+    """Stop the gang of a program that ended well before it can have done its part.
+
+    No node is to blame: only the job's own launcher does that.
+    """
+    if task.exit is None or not task.exit.ok or task.stopped_by:
+        return []
+    waiting = [t for t in attempt.present if not may_start(job, attempt, t)]
+    if attempt.phase in (AttemptPhase.PREPARING, AttemptPhase.ARRANGING):
+        when = "before the gang was started"
+    elif attempt.phase is AttemptPhase.RUNNING and task.rank == 0 and waiting:
+        nodes = named([t.node for t in waiting])
+        when = f"without listening on port {attempt.master_port}, for which {nodes} waited"
+    else:
+        return []
+    return [stop(attempt, launcher_ended(task, task.exit, when))]
 
 
 def closed(attempt: Attempt) -> list[f.Fact]:

@@ -13,6 +13,7 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import service as sf
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import Node, State
+from orchestrator.core.nodes.quarantine import out_of_pool, pool_bears
 from orchestrator.core.nodes.service_state import ITSELF
 
 WITHIN_S: Final = 600.0
@@ -39,9 +40,7 @@ def restarted(
     lives = [at for at in (*node.lives, now_mono) if at > now_mono - WITHIN_S]
     if len(lives) <= policy.restarts:
         return []
-    pool = [n for n in state.nodes.values() if n.inventory.pool == node.inventory.pool]
-    out = sum(n.drain is not None and n.drain.user == ITSELF for n in pool)
-    if out + 1 > policy.pool_share * len(pool):
+    if not pool_bears(*out_of_pool(state, node, limits), limits):
         return []
     reason = (
         f"its agent has started {len(lives)} times in {WITHIN_S / 60:g} minutes; "

@@ -64,27 +64,40 @@ def quarantined(state: State, node: Node, limits: Limits) -> list[f.Fact]:
     number = _number(node)
     if not node.in_service or not policy.jobs or number < policy.jobs:
         return []
-    pool = [n for n in state.nodes.values() if n.inventory.pool == node.inventory.pool]
-    out = sum(_is_out(n, limits) for n in pool if n is not node)
+    out, size = out_of_pool(state, node, limits)
     named = ", ".join(str(job) for job in jobs[-_NAMED:])
     last = node.faults[-1]
     why = f"at fault in {number} jobs ({named}); the last: {last.text}"
-    if out + 1 > policy.pool_share * len(pool):
+    if not pool_bears(out, size, limits):
         reason = (
-            f"{why}; it was not quarantined, as {out} of the {len(pool)} nodes of pool "
+            f"{why}; it was not quarantined, as {out} of the {size} nodes of pool "
             f"{node.inventory.pool} were, and at most {policy.pool_share:.0%} may be"
         )
         return [] if node.spared == reason else [sf.QuarantineSkipped(node.name, reason)]
     return [sf.NodeDrained(node.name, ITSELF, f"quarantined: {why}", jobs=jobs)]
 
 
+def out_of_pool(state: State, node: Node, limits: Limits) -> tuple[int, int]:
+    """Return how many other nodes of the node's pool the coordinator took out, and the pool's size.
+
+    These are nodes at fault and nodes whose agents or hardware failed.
+    """
+    pool = [n for n in state.nodes.values() if n.inventory.pool == node.inventory.pool]
+    return sum(_is_out(n, limits) for n in pool if n is not node), len(pool)
+
+
+def pool_bears(out: int, size: int, limits: Limits) -> bool:
+    """Whether one more node may be taken out of a pool of `size`, of which `out` nodes are."""
+    return out + 1 <= limits.quarantine.pool_share * size
+
+
 def _is_out(node: Node, limits: Limits) -> bool:
-    """Whether the node is quarantined or about to be.
+    """Whether the coordinator has taken the node out of service or is about to.
 
     Nodes that one attempt blames are quarantined one after another.
     """
     if node.drain is not None:
-        return bool(node.drain.jobs)
+        return node.drain.user == ITSELF
     return _number(node) >= limits.quarantine.jobs and not node.spared
 
 

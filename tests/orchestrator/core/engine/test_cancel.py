@@ -180,3 +180,16 @@ def test_one_that_has_ended_by_itself_has_no_grace_to_cut() -> None:
     (name,) = cluster.run_gang(1)
     cluster.end(name, ExitStatus(0))
     assert "ended by itself" in noted(cluster.cancel(1, grace_s=1.0))
+
+
+def test_a_cancel_while_a_failed_gang_stops_counts_although_no_retry_is_left() -> None:
+    for retries in (0, 1):
+        cluster = cluster_with(2, retry=Retry(user=retries))
+        failed, other = cluster.run_gang(1)
+        cluster.end(failed, ExitStatus(1))
+        assert cluster.shown(1) is JobState.STOPPING
+        cluster.cancel(1, reason="enough")
+        for one in (failed, other):
+            cluster.clean(one, exit=ExitStatus(1))
+        assert cluster.shown(1) is JobState.CANCELLED
+        assert cluster.cause(1).text == "cancelled by ada: enough"

@@ -9,6 +9,7 @@ from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
+from orchestrator.core.facts.service import NodeDrained
 from orchestrator.core.views.display import node_view
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
@@ -142,3 +143,14 @@ def test_a_new_coordinator_hears_of_it_with_the_hello() -> None:
     cluster.leave("a")
     cluster.join("a")
     assert cluster.resume("a") == a.NodeServiceChanged(NodeName("a"), anything=True)
+
+
+def test_several_tasks_that_cannot_be_killed_make_one_drain() -> None:
+    cluster = Cluster()
+    stuck = tuple(
+        TaskReport(task(job, 1, 0), TaskState.STARTED, survivors=(30 + job,)) for job in (7, 8, 9)
+    )
+    cluster.join("a", tasks=stuck)
+    assert [fact for fact in cluster.facts if isinstance(fact, NodeDrained)] != []
+    assert cluster.node("a").drains == 1
+    assert "SIGKILL does not end 37 of job 7" in reason_of(cluster)

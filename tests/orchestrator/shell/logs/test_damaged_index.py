@@ -100,7 +100,7 @@ def test_an_index_that_is_not_the_streams_is_named(
     with pytest.raises(LogStoreError, match=r"\.idx .*the bytes are in "):
         read(log, None)
     with pytest.raises(LogStoreError, match=r"\.idx .*the bytes are in "):
-        last_lines(log.sources(), log.boundary, 100)
+        list(last_lines(log.sources(), log.boundary, 100))
 
 
 def test_a_stream_that_was_cut_is_named(tmp_path: Path) -> None:
