@@ -47,6 +47,7 @@ from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.inbox import Inbox, Received, submit_bytes
 from orchestrator.shell.job_archive import ROOM_AGAIN_S, JobArchive
 from orchestrator.shell.job_index import JobIndex
+from orchestrator.shell.new_webhooks import NewWebhooks
 from orchestrator.shell.periodic import Periodic
 from orchestrator.shell.stats import Stats
 from orchestrator.shell.timers import Timers
@@ -137,6 +138,7 @@ class Coordinator:
         self.state = state
         self.meters = Stats()
         self.index = JobIndex(state)
+        self.webhooks = NewWebhooks(state)
         self.archive = JobArchive(journal, state, archived or {}, forgotten_to)
         self.changes = changes
         self._journal = journal
@@ -397,6 +399,7 @@ class Coordinator:
                     found.add(durability)
         self.meters.took_in(facts[known:])
         self.index.took_in(self.state, facts[known:])
+        self.webhooks.took_in(self.state, facts[known:])
         self.archive.took_in(facts[known:])
         self.meters.turns.add(time.perf_counter() - began)
         for durability in (Durability.SYNC, Durability.PATIENT):
