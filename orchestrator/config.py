@@ -47,8 +47,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     agents_max: Count = 10_000
     new_nodes_per_hour: Count = 2000
     queued_jobs_max: Count = 100_000
+    spec_bytes_per_user_max: Count = 128 << 20
+    spec_bytes_max: Count = 256 << 20
     connections_per_token_max: Count = 1000
     pending_connections_per_address_max: Count = 4096
+    streams_per_user_max: Count = 256
+    streams_max: Count = 1024
     submits_per_s: Rate = 1000
     refusals_per_s: Rate = 100
     disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=1 << 20, le=1 << 36)] = 16 << 20
@@ -114,8 +118,8 @@ class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if read_allowed(self.allow) and self.secret_file is None:
             raise ValueError(
-                "webhooks.secret_file is not set: what webhooks are sent is signed by it; make one "
-                "with `head -c 32 /dev/urandom | base64`, readable by the coordinator alone"
+                "webhooks.secret_file is not set: it signs webhook requests; create one with "
+                "`head -c 32 /dev/urandom | base64`, readable only by the coordinator"
             )
 
 
@@ -230,6 +234,6 @@ def check_listen(config: CoordinatorConfig) -> None:
         raise ConfigError(f"listen.host: expected an address or a host name, got {host!r}")
     if config.tls is None and not is_loopback(host):
         raise InsecureConfigError(
-            f"listen.host: {host} is reached from the network, and without TLS every token that "
-            "crosses it can be read; set tls.cert and tls.key, or listen on 127.0.0.1"
+            f"listen.host: {host} is reachable from the network, where tokens can be read "
+            "in transit without TLS; set tls.cert and tls.key, or listen on 127.0.0.1"
         )

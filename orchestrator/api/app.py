@@ -9,6 +9,7 @@ from orchestrator.api.http.access import Access, AccessTable, Route
 from orchestrator.api.http.cross_origin import Origins
 from orchestrator.api.http.middleware import add_headers, expectation, request_middleware
 from orchestrator.api.http.openapi import SchemaApi
+from orchestrator.api.http.stream_limits import StreamLimits
 from orchestrator.api.http.stream_revocation import StreamRevocation
 from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.http.tokens import TokenStore
@@ -52,8 +53,8 @@ def make_app(
     job_list, details = JobListApi(coordinator), JobDetailsApi(coordinator, rules)
     verbs, node_verbs = JobActionsApi(coordinator, jobs), NodeActionsApi(coordinator)
     node_check = NodeCheckApi(coordinator, jobs, rules)
-    logs = LogsApi(coordinator, log_store)
     reads = BulkReads()
+    logs = LogsApi(coordinator, log_store, reads)
     events = EventsApi(coordinator, reads)
     cluster = NodesApi(coordinator)
     metrics = MetricsApi(coordinator, agents, log_connections, log_store)
@@ -96,12 +97,14 @@ def make_app(
         Route("GET", "/v1/agent/logs", log_connections.serve, Access.JOIN),
     ]
     open_requests = StreamRevocation(tokens)
+    streams = StreamLimits(per_user_max=limits.streams_per_user_max, total_max=limits.streams_max)
     schema.describe(routes)
     access = AccessTable(routes, tokens, refusals_per_s=limits.refusals_per_s)
     app = web.Application(
         middlewares=[
             request_middleware(access, origins, metrics.http.ended),
             open_requests.middleware,
+            streams.middleware,
         ],
         client_max_size=limits.http_body_bytes_max,
     )

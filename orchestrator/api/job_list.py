@@ -13,6 +13,7 @@ from orchestrator.api.http.request_parsing import read_query
 from orchestrator.api.http.responses import reply
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.model.status import job_state
+from orchestrator.core.scheduling.scheduler import WaitingReasons
 from orchestrator.core.views.display import job_summary
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.job_archive import Line, Page
@@ -70,10 +71,11 @@ class JobListApi:
         end = bisect_left(ids, before)
         stop = max(0, end - LOOKED_AT_MAX)
         page: list[Line] = []
+        waiting = WaitingReasons(state)
         for place in range(end - 1, stop - 1, -1):
             job = state.jobs[ids[place]]
             if _matches(job, query):
-                page.append(Line(job.id, job_summary(state, job, now)))
+                page.append(Line(job.id, job_summary(state, job, now, waiting)))
                 if len(page) > query.limit:
                     return Page(page, job.id)
         return Page(page, ids[stop] if stop else 0)

@@ -25,6 +25,7 @@ from orchestrator.core.engine.decide import submitted_before
 from orchestrator.core.facts.effects import (
     CHANGED,
     DISK_FULL,
+    TOO_MANY_BYTES,
     UNKNOWN_JOB,
     Cancelled,
     Declined,
@@ -49,6 +50,7 @@ _DECLINED_STATUS: Final = {
     "no_such_rank": 422,
     "unsatisfiable": 422,
     DISK_FULL: 507,
+    TOO_MANY_BYTES: 429,
 }
 
 

@@ -1,6 +1,5 @@
 """One reader of one job's logs, at its own pace: bytes come from files, never from a queue."""
 
-import asyncio
 import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +16,10 @@ from orchestrator.core.gangs.log_delivery import tasks_with_pending_logs
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.state import Job
 from orchestrator.core.model.status import job_state
+from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.reader import (
+    History,
     Live,
     Piece,
     Place,
@@ -29,10 +30,13 @@ from orchestrator.shell.logs.reader import (
     take,
 )
 from orchestrator.shell.logs.store import LogStore, log_key
-from orchestrator.shell.logs.stream_file import Late, LogStoreError, StreamKey
+from orchestrator.shell.logs.stream_file import Late, LogStoreError, StreamFile, StreamKey
 
 # How long after its job has ended, or since the last byte came, the next may take to come.
 DELIVERY_S: Final = 5.0
+_UNREADABLE: Final = (
+    "the logs cannot be read; log_read_failed in the coordinator's log names the file"
+)
 _LOOK_EVERY_S: Final = 10.0  # whether the reader is still there
 # A batch is in memory up to three times while its reader takes it, and there may be many readers.
 _BATCH_BYTES: Final = 64 * 1024
@@ -69,6 +73,8 @@ class LogReader:
         self,
         coordinator: Coordinator,
         store: LogStore,
+        reads: BulkReads,
+        user: str,
         job: Job,
         selection: Selection,
         *,
@@ -76,6 +82,8 @@ class LogReader:
     ) -> None:
         self._coordinator = coordinator
         self._store = store
+        self._reads = reads
+        self._user = user
         self._job = job  # it changes until it has ended
         self._name = job.id
         self._selection = selection
@@ -104,7 +112,8 @@ class LogReader:
         try:
             after = await self._history(response, place, tail)
             while True:
-                await self._store.load(self._name)
+                async with self._reads.turn(self._user):
+                    await self._store.load(self._name)
                 changes = self._coordinator.changes
                 seen = {key: changes.count(key) for key in (self._name, log_key(self._name))}
                 # Looked at before reading: what makes it final was stored before.
@@ -144,7 +153,7 @@ class LogReader:
             return LogTrailer(end=True, reason=removed.text(self._name))
         _log.error("log_read_failed", job=self._name, why=str(error))
         cursor = None if self._last is None else str(self._last)
-        return LogTrailer(end=False, reason="the logs cannot be read", cursor=cursor)
+        return LogTrailer(end=False, reason=_UNREADABLE, cursor=cursor)
 
     async def _history(
         self, response: web.StreamResponse, place: Place | None, tail: int | None
@@ -156,9 +165,15 @@ class LogReader:
         if tail == 0 and place is None:
             return Live(boundary, 0)
         if tail is not None and place is None:
-            start = await asyncio.to_thread(last_lines, self._sources(), boundary, tail)
+            start = await self._tail(last_lines(self._sources(), boundary, tail))
         await self._send(response, history(self._sources(), boundary, start))
         return Live(boundary, 0)
+
+    async def _tail(self, search: Iterator[History | None]) -> History | None:
+        found: list[History | None] = [None]
+        while found == [None]:
+            found = await self._reads.slice(self._user, lambda: list(islice(search, 1)))
+        return found[0] if found else None
 
     async def _live(self, response: web.StreamResponse, after: Live) -> Live:
         until = self._store.job(self._name).next_seq
@@ -169,7 +184,7 @@ class LogReader:
 
     async def _send(self, response: web.StreamResponse, pieces: Iterator[Piece]) -> None:
         while True:
-            payload, last = await asyncio.to_thread(self._next, pieces)
+            payload, last = await self._reads.slice(self._user, lambda: self._next(pieces))
             if last is None:
                 return
             if len(payload) >= _BATCH_BYTES:
@@ -239,10 +254,16 @@ class LogReader:
         chosen = self._selection
         streams = list(self._store.job(self._name).streams.items())
         return (
-            Source(key, stream.path, stream.last_seq, chosen.since, chosen.offset)
+            self._source(key, stream)
             for key, stream in streams
             if chosen.takes(key, self._node(key))
         )
+
+    def _source(self, key: StreamKey, stream: StreamFile) -> Source:
+        # Read before the newest arrival, as the store writes it after that.
+        indexed = stream.indexed
+        chosen = self._selection
+        return Source(key, stream.path, stream.last_seq, chosen.since, chosen.offset, indexed)
 
     def _node(self, key: StreamKey) -> str:
         task = self._job.task(key.attempt, key.node_rank)

@@ -8,11 +8,13 @@ from aiohttp import web
 from muster.http.views import LogTrailer
 from muster.protocol.ids import JobId
 from muster.protocol.log_channel import StreamKind
+from orchestrator.api.http.access import TOKEN
 from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.query_params import LogFormat, LogsQuery
 from orchestrator.api.http.request_parsing import job_id, read_moment, read_query, wrong_parameter
 from orchestrator.api.jobs import find_job
 from orchestrator.api.log_stream import LogReader, Selection
+from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.reader import BadCursorError, Place, parse_cursor
 from orchestrator.shell.logs.store import LogStore
@@ -24,9 +26,10 @@ _OF_RANKS: Final = frozenset({StreamKind.STDOUT.value, StreamKind.STDERR.value})
 class LogsApi:
     """GET /v1/jobs/{id}/logs."""
 
-    def __init__(self, coordinator: Coordinator, store: LogStore) -> None:
+    def __init__(self, coordinator: Coordinator, store: LogStore, reads: BulkReads) -> None:
         self._coordinator = coordinator
         self._store = store
+        self._reads = reads
 
     async def read(self, request: web.Request) -> web.StreamResponse:
         name = job_id(request)
@@ -35,8 +38,12 @@ class LogsApi:
         as_text = query.format is LogFormat.TEXT
         place = _cursor(query)
         _, job = await find_job(self._coordinator, name)
-        reader = LogReader(self._coordinator, self._store, job, selection, as_text=as_text)
-        await self._check(name, reader, query)
+        user = request[TOKEN].user
+        reader = LogReader(
+            self._coordinator, self._store, self._reads, user, job, selection, as_text=as_text
+        )
+        async with self._reads.turn(user):
+            await self._check(name, reader, query)
         response = web.StreamResponse()
         response.content_type = "text/plain" if as_text else "application/x-ndjson"
         response.charset = "utf-8"

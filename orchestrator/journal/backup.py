@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import sqlite3
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +48,11 @@ def back_up(state_dir: Path, copy: Path, logs: Path | None = None) -> None:
 
     Raises JournalError and FileError.
     """
-    if copy.exists():
-        raise FileError(f"{copy} is there already; name a file that is not")
+    try:
+        if copy.exists():
+            raise FileError(f"{copy} exists already; name a new file")
+    except OSError as error:
+        raise FileError(f"{copy} cannot be written: {error.strerror}") from error
     temporary = copy.with_name(f".{copy.name}.tmp")
     try:
         with contextlib.closing(_existing(state_dir, logs)) as database, _removed(temporary):
@@ -98,7 +102,7 @@ def examined(state_dir: Path, logs: Path | None = None) -> Iterator[Examined]:
             yield _examine(database, path) or Examined(iter(()))
         except sqlite3.OperationalError as error:
             raise JournalError(
-                f"{path} cannot be read ({error}); see that its disk is well and that it belongs "
+                f"{path} cannot be read ({error}); check its disk, and that it belongs "
                 "to the user of this daemon"
             ) from error
         except sqlite3.Error as error:
@@ -109,22 +113,34 @@ def examined(state_dir: Path, logs: Path | None = None) -> Iterator[Examined]:
 def examined_copy(copy: Path) -> Iterator[Examined]:
     """Verify every record of a backup. Raises JournalError."""
     try:
-        if not copy.is_file():
-            raise JournalError(f"{copy}: there is no such file")
+        _refuse_no_file(copy)
         log = copy.with_name(f"{copy.name}-wal")
         if size(log):
             raise JournalError(
-                f"{copy} is a journal with a log beside it, and no backup: {log} has what was "
+                f"{copy} is a journal with a log beside it, not a backup: {log} has what was "
                 f"committed last. Take it in first: sqlite3 {copy} "
                 "'PRAGMA wal_checkpoint(TRUNCATE)'; or move it away to go without"
             )
         with contextlib.closing(frozen(copy)) as database:
             found = _examine(database, copy)
             if found is None:
-                raise JournalError(f"{copy} is empty, so no backup of a journal")
+                raise JournalError(f"{copy} is empty, so it is not a backup of a journal")
             yield found
     except sqlite3.Error as error:
         raise CorruptJournalError(f"{copy} is damaged ({error})") from error
+
+
+def _refuse_no_file(copy: Path) -> None:
+    try:
+        if not stat.S_ISREG(copy.stat().st_mode):
+            kind = "a folder" if copy.is_dir() else "no regular file"
+            raise JournalError(f"{copy} is {kind}; name a file that `muster backup` has written")
+        with copy.open("rb"):
+            pass
+    except FileNotFoundError as error:
+        raise JournalError(f"{copy}: there is no such file") from error
+    except OSError as error:
+        raise JournalError(f"{copy} cannot be read ({error.strerror})") from error
 
 
 def _examine(database: sqlite3.Connection, path: Path) -> Examined | None:
@@ -213,7 +229,7 @@ def salvaged(
         except LostTailError:
             pass
         else:
-            raise JournalError(f"{path} lacks nothing; start the coordinator on it as it is")
+            raise JournalError(f"{path} is complete; start the coordinator with it")
     with _removed(copy):
         found: tuple[int, Connect] | None = None
         why: Exception | None = None
@@ -251,6 +267,7 @@ def _write_copy(database: sqlite3.Connection, copy: Path) -> None:
     """Write a new file. Its database name is removed, so that it is never taken for the
     original.
     """
+    copy.touch(mode=0o600)  # an error of this names its cause, and one of SQLite does not
     database.execute("VACUUM INTO ?", (str(copy),))
     copy.chmod(0o600)
     with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as written:

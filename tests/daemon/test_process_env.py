@@ -74,8 +74,9 @@ def spawn(
         ("exec 2>&-", {"LANG": "C"}),
         ("ulimit -n 64", {"LC_ALL": "C", "PYTHONUTF8": "0"}),
         ("umask 0", {"HOME": "/nonexistent", "TMPDIR": "/proc", "LC_ALL": "en_US.ISO-8859-1"}),
+        ("umask 077", {}),
     ],
-    ids=["all-closed", "stderr-closed", "few-descriptors", "nowhere-to-write"],
+    ids=["all-closed", "stderr-closed", "few-descriptors", "nowhere-to-write", "umask-077"],
 )
 def test_it_serves_and_ends(
     tmp_path: Path, manager: socket.socket, daemon: str, script: str, environ: dict[str, str]

@@ -63,7 +63,7 @@ def test_a_damaged_journal_is_restored_by_the_command_that_is_told(tmp_path: Pat
         code, said = verb(process, "backup", backup)
         assert (code, "1 jobs" in said) == (0, True), said
         code, said = verb(process, "backup", backup)
-        assert (code, "is there already" in said) == (1, True), said
+        assert (code, "exists already" in said) == (1, True), said
         code, said = verb(process, "restore", backup)
         assert (code, "in use by process" in said) == (1, True), said
         # What the backup does not know.
@@ -224,3 +224,22 @@ def test_the_folder_of_logs_that_is_configured_is_looked_at(tmp_path: Path) -> N
     assert verb(process, "restore", backup)[0] == 0
     with contextlib.closing(Journal.open(process.state_dir)) as journal:
         assert journal.first_job > 2000
+
+
+def test_whatever_a_command_makes_is_its_owners_alone(tmp_path: Path) -> None:
+    """Also what SQLite makes while a backup is written, whatever umask the shell has."""
+    modes = []
+
+    def probe(*_: object) -> None:
+        (tmp_path / "made").touch()
+        modes.append((tmp_path / "made").stat().st_mode & 0o777)
+
+    process = CoordinatorProcess(tmp_path)
+    process.config.write_text(f"state_dir: {tmp_path}/s\ntokens_file: {tmp_path}/tokens\n")
+    before = os.umask(0)
+    try:
+        with mock.patch("orchestrator.__main__.back_up", probe):
+            verb(process, "backup", str(tmp_path / "none"))
+    finally:
+        os.umask(before)
+    assert modes == [0o600]

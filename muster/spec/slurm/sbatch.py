@@ -53,11 +53,17 @@ _INSTEAD: Final = {
     "--dependency": "wait for the other job first: muster wait ID",
     "--gpus": "say how many per node: #SBATCH --gpus-per-node=8",
     "--ntasks": "say how many per node: #SBATCH --ntasks-per-node=8",
-    "--export": "nothing is inherited; name what is needed with -e",
+    "--export": "the environment is not inherited; pass variables with -e",
 }
 _VARIABLE: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 # Commands after such a word run conditionally, repeatedly or later; lines after `<<` are text.
-_CONTROL: Final = re.compile(r"(if|for|while|until|case|select|function|trap|exec)\b|[({]|.*<<")
+_CONTROL: Final = re.compile(
+    r"(if|for|while|until|case|select|function|trap|exec)\b|[({]|.*<<"
+    # A function, or a line whose rest is the next one.
+    r"|[^\s()]+\s*\(\s*\)|.*(&&|\||[({])\s*$"
+)
+_TIME: Final = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}")
+_TIME_OF_BOTH: Final = re.compile(r"([0-9]+-)?[0-9]{1,4}:[0-5][0-9]:[0-5][0-9]")
 _SHELLS: Final = ("bash", "sh", "dash")
 # Under Slurm a script continues after an error. A script in `run` stops.
 _AS_UNDER_SLURM: Final = "set +euo pipefail"
@@ -163,7 +169,7 @@ class _Reader:
 
     def _not_understood(self, what: str, instead: str) -> None:
         self.notes.append(
-            f"#SBATCH {printable(what)} is not taken over" + (f": {instead}" if instead else "")
+            f"#SBATCH {printable(what)} is ignored" + (f": {instead}" if instead else "")
         )
 
     def _set(self, key: str, value: object) -> None:
@@ -172,7 +178,7 @@ class _Reader:
     def _name(self, value: str) -> None:
         name = sanitised_name(value)
         if name != value:
-            self.notes.append(f"the name {printable(value)} is written {name}")
+            self.notes.append(f"the name {printable(value)} becomes {name}")
         self._set("name", name)
 
     def _nodes(self, value: str) -> None:
@@ -194,18 +200,12 @@ class _Reader:
     def _time(self, value: str) -> None:
         if value.upper() in ("UNLIMITED", "INFINITE") or not value.strip("0:-"):
             return
-        # In Slurm, a bare number is minutes, and M:SS is minutes and seconds.
-        if value.isdecimal():
-            value = f"{value}m"
-        elif re.fullmatch(r"\d+:\d\d", value):
-            minutes, seconds = value.split(":")
-            value = f"{int(minutes)}m{int(seconds)}s"
-        self._set("time_limit", value)
+        self._set("time_limit", _duration(value))
 
     def _output(self, value: str) -> None:
         self.notes.append(
-            f"what goes to {printable(value)} under Slurm is read with `muster logs`, each rank by "
-            "itself"
+            f"output for {printable(value)} is available with `muster logs`, separately for each "
+            "rank"
         )
 
     def _signal(self, value: str) -> None:
@@ -246,7 +246,7 @@ class _Reader:
             self._env(env)
             for line in others:
                 self.notes.append(
-                    f"this line of the script is not taken over: {printable(line)}{_key_for(line)}"
+                    f"this line of the script is ignored: {printable(line)}{_key_for(line)}"
                 )
             return
         self._set("launcher", "none")
@@ -257,13 +257,13 @@ class _Reader:
         if len(starts) == 1 and plain:
             words = [word for word in starts[0].rest if _expands([word])]
             self.notes.append(
-                f"{printable(', '.join(words))} is for a shell to fill in: write values there, or "
+                f"{printable(', '.join(words))} needs a shell: write values there, or "
                 "let the program read its environment, and the line that starts it becomes `run`"
             )
         for word in ("srun", "scontrol", "SLURM_"):
             if any(word in line for line in lines):
                 self.notes.append(
-                    f"there is no {word} here: docs/how-to/from-slurm.md has what to write"
+                    f"there is no {word} in Muster: docs/how-to/from-slurm.md has what to write"
                 )
 
     def _training(self, start: Start) -> None:
@@ -283,14 +283,26 @@ class _Reader:
                 check_name(name)
             except RefusedError as refused:
                 why = refused.message.removeprefix(f"`{name}` ")
-                self.notes.append(f"{name} is not taken over: it {why}")
+                self.notes.append(f"{name} is ignored: it {why}")
                 continue
             if name == VISIBLE and "resources" in self.mapping:
-                self.notes.append(f"{name} is not taken over: it is set to the job's GPUs")
+                self.notes.append(f"{name} is ignored: it is set to the job's GPUs")
                 continue
             env[name] = value
         if env:
             self._set("env", env)
+
+
+def _duration(value: str) -> str:
+    """A time of Slurm as a job file has it; what is no time stays as it is."""
+    if not _TIME.fullmatch(value) or _TIME_OF_BOTH.fullmatch(value):
+        return value
+    days, dash, clock = value.rpartition("-")
+    numbers = clock.split(":")
+    # Without days a lone number is minutes, and two are minutes and seconds.
+    units = "hms" if dash or len(numbers) == 3 else "ms"
+    parts = [f"{int(number)}{unit}" for number, unit in zip(numbers, units, strict=False)]
+    return "".join([f"{days}d" if dash else "", *parts])
 
 
 def _whole(text: str) -> str:
@@ -358,6 +370,6 @@ def _variables(words: Sequence[str]) -> dict[str, str]:
     """Return the variables of `export A=1 B=2`, or without the export; empty for other commands."""
     given = words[1:] if words[:1] == ["export"] else words
     pairs = [_VARIABLE.fullmatch(word) for word in given]
-    if _expands(given):
+    if _expands(given) or any(pair and pair[2].startswith("(") for pair in pairs):
         return {}
     return {pair[1]: pair[2] for pair in pairs if pair} if all(pairs) else {}

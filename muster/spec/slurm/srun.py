@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from muster.spec.command import python_words, torchrun_words
+from muster.spec.command import USE_ENV, python_words, torchrun_words
 from muster.spec.errors import printable
 from muster.spec.slurm.shell_words import base_name
 
@@ -109,6 +109,9 @@ def read_start(words: list[str], tasks: str) -> Start | None:
             left += [] if nproc in _ONE_PER_GPU else [f"{_RANKS_PER_NODE}={nproc}"]
             nproc = ""
         notes += [_left("torchrun", left)] if left else []
+        options_given = {word.partition("=")[0].replace("_", "-") for word in srun.rest}
+        if "torch.distributed.launch" in srun.rest and USE_ENV not in options_given:
+            notes.append("no rank gets --local-rank here: read LOCAL_RANK in its environment")
         return Start(found.rest, "torchrun", nproc, tuple(notes))
     rest = python_words(srun.rest) if srun.rest is not words else None
     return None if rest is None else Start(rest, "processes", srun.tasks or tasks, tuple(notes))
@@ -139,4 +142,4 @@ def _is_left(option: str) -> bool:
 
 
 def _left(program: str, words: Sequence[str]) -> str:
-    return f"of {program}, this is not taken over: {printable(' '.join(words))}"
+    return f"of {program}, this is ignored: {printable(' '.join(words))}"

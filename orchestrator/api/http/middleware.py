@@ -21,7 +21,8 @@ from orchestrator.api.http.problems import (
     request_id_of,
 )
 from orchestrator.api.http.request_parsing import parse_query
-from orchestrator.api.http.route_doc import ABOUT, QUERY, STREAM
+from orchestrator.api.http.route_doc import ABOUT, QUERY
+from orchestrator.api.http.stream_limits import lasts
 from orchestrator.shell.coordinator import CoordinatorStoppedError
 
 URL_CHARS_MAX: Final = 4096
@@ -89,7 +90,7 @@ async def _answer(
         if route is not None:
             request[ABOUT] = route.about
             request[QUERY] = parse_query(request, route.about.query)
-            if connection is not None and _lasts(request):
+            if connection is not None and lasts(request):
                 connection.refuse_stream()
         await _go_on(request)
         return await handler(request)
@@ -98,7 +99,7 @@ async def _answer(
     except web.HTTPException as error:
         problem = from_aiohttp(error, request)
     except CoordinatorStoppedError as error:
-        problem = ApiError(503, "stopping", str(error), "try again in a moment")
+        problem = ApiError(503, "stopping", str(error), "try again shortly")
     except DaemonError as error:
         _log.error("request_not_answered", request_id=request[_REQUEST_ID], why=str(error))
         hint = "an operator must look: muster coordinator --check"
@@ -116,14 +117,6 @@ async def _answer(
 
 def _of_agent(request: web.Request) -> bool:
     return TOKEN in request and request[TOKEN].class_ is TokenClass.JOIN
-
-
-def _lasts(request: web.Request) -> bool:
-    """Whether the user asks for a stream that stays open."""
-    if not request[ABOUT].items:
-        return False
-    follow = getattr(request[QUERY], "follow", False)
-    return follow or STREAM in request.headers.get("Accept", "")
 
 
 async def _go_on(request: web.Request) -> None:
@@ -151,7 +144,7 @@ def _check_size(request: web.Request) -> None:
         raise ApiError(
             415,
             "unsupported_encoding",
-            "a body that is compressed is not taken",
+            "compressed bodies are not supported",
             "send it as it is, without Content-Encoding",
         )
 

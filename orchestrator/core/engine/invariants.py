@@ -29,6 +29,12 @@ def _jobs(state: State) -> Iterator[str]:
         yield from _job(job)
     if state.telling != {number for number, job in state.jobs.items() if job.notices}:
         yield f"webhooks are to be told of {sorted(state.telling)}, and others have notices"
+    live: dict[str, int] = {}
+    for job in state.jobs.values():
+        if job.phase is not JobPhase.ENDED:
+            live[job.user] = live.get(job.user, 0) + job.spec_bytes
+    if state.spec_bytes != live:
+        yield f"specifications have {live} bytes, and {state.spec_bytes} are counted"
     for number in state.running:
         attempt = state.jobs[number].current
         if attempt is None or attempt.phase is not AttemptPhase.RUNNING:

@@ -86,6 +86,7 @@ class Cancelled(msgspec.Struct, frozen=True):
 CHANGED: Final = "changed"
 """Code of a Declined: the job has changed since the client last read it."""
 DISK_FULL: Final = "disk_full"
+TOO_MANY_BYTES: Final = "too_many_bytes"
 """Code of a Declined: the journal's disk is full."""
 
 

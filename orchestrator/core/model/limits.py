@@ -63,6 +63,9 @@ class Limits(msgspec.Struct, frozen=True):
     `brake_s` is how long nothing is called lost in a mass outage, when most agents fall silent at
     once (0: no special case).
 
+    `spec_bytes_max` is the most bytes that the specifications of all jobs that have not ended may
+    have together, because they are in memory, and `user_spec_bytes_max` those of one user's jobs.
+
     `nodes_max` is how many nodes are known, and `new_nodes_per_hour` how many new names join within
     an hour.
 
@@ -83,6 +86,8 @@ class Limits(msgspec.Struct, frozen=True):
     start_timeout_s: float = 120.0
     quarantine: Quarantine = Quarantine()
     hangs: HangLimits = msgspec.field(default_factory=HangLimits)
+    spec_bytes_max: int = 256 << 20
+    user_spec_bytes_max: int = 128 << 20
     nodes_max: int = 10_000
     new_nodes_per_hour: int = 2000
     own_names: frozenset[str] = frozenset()

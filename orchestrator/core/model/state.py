@@ -276,6 +276,7 @@ class Job:
         default_factory=dict
     )  # by number and webhook
     notices_made: int = 0
+    spec_bytes: int = 0  # of the specification as submitted, as JSON
 
     @property
     def as_submitted(self) -> JobSpec:
@@ -307,6 +308,7 @@ class State:
     keys: dict[tuple[str, str], tuple[JobId, str]] = field(default_factory=dict)
     queues: dict[str, list[tuple[int, JobId]]] = field(default_factory=dict)  # by pool, in order
     held: set[JobId] = field(default_factory=set)
+    spec_bytes: dict[str, int] = field(default_factory=dict)  # by user: of jobs not ended
     ports: dict[str, set[int]] = field(default_factory=dict)  # by machine: leased to attempts
     telling: set[JobId] = field(default_factory=set)  # jobs with queued webhooks
     elastic: set[JobId] = field(default_factory=set)  # jobs whose running attempt may grow

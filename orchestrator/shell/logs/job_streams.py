@@ -1,6 +1,7 @@
 """The log streams of one job, loaded from their files."""
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,7 @@ class JobStreams:
         self.root = root
         self.streams: dict[StreamKey, StreamFile] = {}
         self.of_task: dict[tuple[int, int], list[StreamFile]] = {}  # by attempt and node
+        self.of_attempt: Counter[int] = Counter()  # streams by attempt
         self.stored: set[tuple[int, int]] = set()
         self.late: dict[StreamKey, Late] = {}
         self.removed = read_removed(root)
@@ -62,6 +64,17 @@ class JobStreams:
     def add(self, stream: StreamFile) -> None:
         self.streams[stream.key] = stream
         self.of_task.setdefault(stream.key[:2], []).append(stream)
+        self.of_attempt[stream.key.attempt] += 1
+
+    def in_other_attempts(self, attempt: int) -> int:
+        """Return the number of streams of all attempts but this one."""
+        return len(self.streams) - self.of_attempt[attempt]
+
+    def clear(self) -> None:
+        """Forget all streams, because their files are removed."""
+        self.streams, self.of_task, self.late = {}, {}, {}
+        self.of_attempt.clear()
+        self.usage = Usage()
 
     def take_seq(self) -> int:
         self.next_seq += 1

@@ -5,9 +5,13 @@ boundary are its history, merged by the time at which an agent read them. Later 
 of arrival. A cursor is a position in that order and includes the boundary. A reader that resumes
 from a cursor misses nothing and sees nothing twice.
 
+The index of a stream has no checksums. A reader checks that its records follow from each other and
+reach as far as the store knows, so that a damaged index is an error and no shorter log.
+
 Everything here reads files: call it from a thread.
 """
 
+import contextlib
 import heapq
 import os
 import re
@@ -18,12 +22,14 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from orchestrator.shell.logs.gaps import gap_text
-from orchestrator.shell.logs.index import Entry, IndexFile, incomplete_tail
+from orchestrator.shell.logs.index import Entry, IndexFile, incomplete_tail, index_path
 from orchestrator.shell.logs.stream_file import LogStoreError, StreamKey, key_of_file
 
 PIECE_BYTES: Final = 64 * 1024
 _TAIL_BYTES_MAX: Final = 64 << 20
 _FILES_OPEN_MAX: Final = 16
+_SLICE_RECORDS: Final = 512
+_SLICE_BYTES: Final = 1 << 20
 _HISTORY: Final = re.compile(
     r"h([0-9]{1,18})\.(-?0x[01]\.[0-9a-f]{1,13}p-?[0-9]{1,4})\.([0-9]{1,9})\.([0-9]{1,9})"
     r"\.([a-z]+(?:\.[0-9]{1,9})?)\.([0-9]{1,18})"
@@ -66,7 +72,8 @@ Place = History | Live
 
 
 class Source(NamedTuple):
-    """Stream to read, from byte `offset` on. `last_seq` is its newest arrival.
+    """Stream to read, from byte `offset` on. `last_seq` is its newest arrival, and `indexed` counts
+    the bytes that its index has at least.
 
     Bytes that an agent read before `since` (UTC seconds) are skipped.
     """
@@ -76,6 +83,7 @@ class Source(NamedTuple):
     last_seq: int
     since: float = 0.0
     offset: int = 0
+    indexed: int = 0
 
 
 class Piece(NamedTuple):
@@ -96,11 +104,11 @@ def parse_cursor(text: str) -> Place:
     found = _HISTORY.fullmatch(text)
     key = key_of_file(int(found[3]), int(found[4]), found[5]) if found else None
     if found is None or key is None:
-        raise BadCursorError("not a cursor that a log record carried")
+        raise BadCursorError("not a cursor of a log record")
     try:
         ts = float.fromhex(found[2])
     except OverflowError:
-        raise BadCursorError("its time is beyond what a number can hold") from None
+        raise BadCursorError("its time is out of range") from None
     return History(int(found[1]), ts, key, int(found[6]))
 
 
@@ -135,15 +143,21 @@ def live(sources: Iterable[Source], after: Live, until: int) -> Iterator[Piece]:
                 yield Piece(key, offset, entry.ts, data, Live(seq, offset + len(data)))
 
 
-def last_lines(sources: Iterable[Source], boundary: int, lines: int) -> History | None:
-    """Return the position in history that `lines` lines follow. Reads back at most 64 MiB.
+def last_lines(sources: Iterable[Source], boundary: int, lines: int) -> Iterator[History | None]:
+    """Yield the position in history that `lines` lines follow. Reads back at most 64 MiB.
 
-    Returns None if the history has no more lines than that.
+    Yields None after each slice of the search, so that readers can take turns. Yields no position
+    if the history has no more lines than that.
     """
     found = (_by_time(source, boundary, None, backward=True) for source in sources)
     newlines, seen = 0, 0
+    records, slice_ends = 0, _SLICE_BYTES
     with _Files() as files:
         for ts, key, _, source, entry in heapq.merge(*found, reverse=True):
+            records += 1
+            if records % _SLICE_RECORDS == 0 or seen >= slice_ends:
+                slice_ends = seen + _SLICE_BYTES
+                yield None
             for offset, data in reversed(list(files.read(source, entry, 0))):
                 # The log's final newline does not begin another line.
                 end = len(data) - 1 if seen == 0 and data.endswith(b"\n") else len(data)
@@ -151,11 +165,12 @@ def last_lines(sources: Iterable[Source], boundary: int, lines: int) -> History 
                 while (at := data.rfind(b"\n", 0, end)) >= 0:
                     newlines += 1
                     if newlines >= lines:
-                        return History(boundary, ts, key, offset + at + 1)
+                        yield History(boundary, ts, key, offset + at + 1)
+                        return
                     end = at
                 if seen >= _TAIL_BYTES_MAX:
-                    return History(boundary, ts, key, offset)
-    return None
+                    yield History(boundary, ts, key, offset)
+                    return
 
 
 def take(pieces: Iterator[Piece], bytes_max: int) -> list[Piece]:
@@ -173,31 +188,114 @@ def take(pieces: Iterator[Piece], bytes_max: int) -> list[Piece]:
 def _by_time(
     source: Source, boundary: int, after: History | None, *, backward: bool = False
 ) -> Iterator[tuple[float, StreamKey, int, Source, Entry]]:
-    index = IndexFile(source.path)
-    count = index.bisect(len(index), lambda entry: entry.seq >= boundary)
-    first = _first_wanted(source, index, count)
-    if after is not None:
-        place = (after.ts, after.stream)
-        if source.key == after.stream:
-            begin = index.bisect(
-                count, lambda e: e.ts > after.ts or (e.ts == after.ts and e.end > after.offset)
-            )
+    with _reading(source):
+        index = IndexFile(source.path)
+        total = _records(source, index)
+        count = index.bisect(total, lambda entry: entry.seq >= boundary)
+        first = _first_wanted(source, index, count)
+        if after is not None:
+            place = (after.ts, after.stream)
+            if source.key == after.stream:
+                begin = index.bisect(
+                    count, lambda e: e.ts > after.ts or (e.ts == after.ts and e.end > after.offset)
+                )
+            else:
+                begin = index.bisect(count, lambda entry: (entry.ts, source.key) > place)
+            first = max(first, begin)
+        if backward:
+            entries = _reversed(source, index, first, count, total)
         else:
-            begin = index.bisect(count, lambda entry: (entry.ts, source.key) > place)
-        first = max(first, begin)
-    entries = index.backward(first, count) if backward else index.forward(first, count)
-    return ((e.ts, source.key, e.start, source, e) for e in entries)
+            entries = _entries(source, index, first, count, total)
+        for entry in entries:
+            yield entry.ts, source.key, entry.start, source, entry
 
 
 def _by_arrival(
     source: Source, first_seq: int, until: int
 ) -> Iterator[tuple[int, StreamKey, Source, Entry]]:
-    index = IndexFile(source.path)
-    count = len(index)
-    first = index.bisect(count, lambda entry: entry.seq >= first_seq)
-    last = index.bisect(count, lambda entry: entry.seq >= until)
-    first = max(first, _first_wanted(source, index, last))
-    return ((e.seq, source.key, source, e) for e in index.forward(first, last))
+    with _reading(source):
+        index = IndexFile(source.path)
+        total = _records(source, index)
+        first = index.bisect(total, lambda entry: entry.seq >= first_seq)
+        last = index.bisect(total, lambda entry: entry.seq >= until)
+        first = max(first, _first_wanted(source, index, last))
+        for entry in _entries(source, index, first, last, total):
+            yield entry.seq, source.key, source, entry
+
+
+@contextlib.contextmanager
+def _reading(source: Source) -> Iterator[None]:
+    """Raise LogStoreError where the index cannot be read or has become shorter."""
+    try:
+        yield
+    except (OSError, IndexError) as error:
+        raise _damaged(source) from error
+
+
+def _damaged(source: Source) -> LogStoreError:
+    return LogStoreError(
+        f"{index_path(source.path)} is damaged, or of another stream; the bytes are in "
+        f"{source.path}"
+    )
+
+
+def _records(source: Source, index: IndexFile) -> int:
+    """Return how many records there are. Raises LogStoreError if they end too early."""
+    total = len(index)
+    if source.last_seq == 0:
+        return total
+    last = index.read(total - 1, total)[0]
+    if last.seq < source.last_seq or (last.end < source.indexed and not last.gap):
+        raise _damaged(source)
+    return total
+
+
+def _entries(
+    source: Source, index: IndexFile, first: int, last: int, total: int
+) -> Iterator[Entry]:
+    """Yield records `first` to `last`, without `last`. Raises LogStoreError if they, or the ones
+    around them, do not follow from each other."""
+    begin = max(first - 1, 0)
+    before: Entry | None = None
+    for number, entry in enumerate(index.forward(begin, min(last + 1, total)), begin):
+        _check(source, number, before, entry)
+        if first <= number < last:
+            yield entry
+        before = entry
+
+
+def _reversed(
+    source: Source, index: IndexFile, first: int, last: int, total: int
+) -> Iterator[Entry]:
+    """Yield the records of `_entries` in reverse order."""
+    begin, end = max(first - 1, 0), min(last + 1, total)
+    after: Entry | None = None
+    for number, entry in enumerate(index.backward(begin, end)):
+        if after is not None:
+            _check(source, end - number, entry, after)
+        if first <= end - 1 - number < last:
+            yield entry
+        after = entry
+    if after is not None:
+        _check(source, begin, None, after)
+
+
+def _check(source: Source, number: int, before: Entry | None, entry: Entry) -> None:
+    """Raise LogStoreError if a record is not what can follow the one before it."""
+    if before is None:
+        follows = number > 0 or entry.start == 0
+    else:
+        follows = (
+            (
+                entry.start >= before.end and not entry.has_bytes
+                if before.gap
+                else entry.start == before.end
+            )
+            and entry.ts >= before.ts
+            and entry.seq >= before.seq
+        )
+    if not follows or (entry.start < source.indexed and entry.seq > source.last_seq):
+        raise _damaged(source)
 
 
 def _first_wanted(source: Source, index: IndexFile, count: int) -> int:
@@ -246,7 +344,10 @@ class _Files:
             while at < entry.end:
                 data = os.pread(fd, min(PIECE_BYTES, entry.end - at), at)
                 if not data:
-                    return
+                    raise LogStoreError(
+                        f"{source.path} ends at byte {at}, and its index goes on: it was cut, or "
+                        f"{index_path(source.path)} is damaged"
+                    )
                 if at + len(data) < entry.end:
                     data = data[: len(data) - incomplete_tail(data)]
                 yield at, data

@@ -12,6 +12,7 @@ import resource
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -30,7 +31,7 @@ from orchestrator.shell.logs.gaps import Gap, gap_of, gap_text
 from orchestrator.shell.logs.index import RECORD_BYTES
 from orchestrator.shell.logs.job_streams import MARK_NAME, CompleteMark, JobStreams
 from orchestrator.shell.logs.layout import note_silent, remove_all_but_mark, sync_files
-from orchestrator.shell.logs.space import Space, Usage
+from orchestrator.shell.logs.space import Space
 from orchestrator.shell.logs.stream_file import (
     Late,
     LogStoreError,
@@ -45,6 +46,8 @@ SYNC_AGAIN_S: Final = 1.0
 # Because an agent has a bounded part of a stream in flight, sync sooner for heavy writers.
 _SYNC_BYTES: Final = 1 << 20
 _JOBS_KEPT: Final = 1024
+# A stream is two files and 1 KiB in memory. One attempt is always stored whole, up to its plan.
+_OTHER_STREAMS_MAX: Final = 1 << 17
 _UNBOUNDED: Final = Bounds(1 << 62, 1 << 62)
 _OPEN_SHARE: Final = 8  # share of this process's descriptors; a stream needs two
 
@@ -88,6 +91,8 @@ class LogStore:
         self._work = asyncio.Event()
         self._hurry = asyncio.Event()
         self._rounds: list[asyncio.Future[None]] = []
+        # Acknowledgements of log bytes wait for it, and for no thread that others use.
+        self._syncing = ThreadPoolExecutor(1, thread_name_prefix="log-sync")
         self.stored_bytes = self.dropped_bytes = self.stalls = 0
 
     def prepare(self) -> None:
@@ -125,7 +130,9 @@ class LogStore:
         rounds, self._rounds = self._rounds, []
         sizes = {stream: stream.size for stream in dirty}
         try:
-            await asyncio.to_thread(sync_files, [stream.path for stream in dirty], folders)
+            paths = [stream.path for stream in dirty]
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._syncing, sync_files, paths, folders)
         except LogStoreError as error:
             self._dirty = dirty | self._dirty
             self._new_folders |= folders
@@ -152,6 +159,12 @@ class LogStore:
         most = min(self._streams_max(name.task), STREAMS_PER_TASK_MAX)
         if key.rank < -1 or len(job.of_task.get(key[:2], ())) >= most:
             why = f"{key.file_name} is not stored: by its plan, task {name.task} has {most} logs"
+            raise NotWantedError(why)
+        if job.in_other_attempts(key.attempt) >= _OTHER_STREAMS_MAX:
+            why = (
+                f"{key.file_name} is not stored: the other attempts of its job have "
+                f"{_OTHER_STREAMS_MAX} logs; a new job has its own (muster rerun)"
+            )
             raise NotWantedError(why)
         try:
             path = self._folder(job, key.attempt, key.node_rank) / key.file_name
@@ -314,7 +327,8 @@ class LogStore:
                 note_silent(job.root / str(attempt), node_rank)
         except (FileError, OSError) as error:
             raise LogStoreError(str(error)) from error
-        job.stored.add((attempt, node_rank))
+        await self.load(job_id)  # evicted meanwhile, perhaps
+        self.job(job_id).stored.add((attempt, node_rank))
         for stream in mine:
             stream.release()
             self._open.pop(stream, None)
@@ -329,7 +343,7 @@ class LogStore:
         found = self._jobs.get(job)
         if found is None:
             if job in self._loading:
-                raise LogStoreError(f"the logs of job {job} are being read; ask again")
+                raise LogStoreError(f"the logs of job {job} are being loaded; try again")
             try:
                 found = JobStreams(self._root / str(job))
             except OSError as error:
@@ -368,15 +382,17 @@ class LogStore:
         """Remove all logs of a job and leave a removal mark. Raises LogStoreError."""
         await self.load(job_id)
         job = self.job(job_id)
-        gone = list(job.streams.values())
         mark = job.removed or Removed(self._clock.now().wall, why)
         try:
             # The mark is written first, so that files left by a crash count as removed.
             if job.removed is None:
                 await asyncio.to_thread(write_removed, job.root, mark)
+                # The streams may have been evicted meanwhile, and loaded anew.
+                await self.load(job_id)
+                job = self.job(job_id)
+            gone = list(job.streams.values())
             job.removed = mark
-            job.streams, job.of_task, job.late = {}, {}, {}
-            job.usage = Usage()
+            job.clear()
             for stream in gone:
                 stream.release()
                 self._open.pop(stream, None)

@@ -99,6 +99,11 @@ class StreamFile:
         self._load(IndexFile(path))
 
     @property
+    def indexed(self) -> int:
+        """How many bytes have a record in the index."""
+        return self._covered
+
+    @property
     def is_open(self) -> bool:
         return self._fds is not None
 
@@ -175,7 +180,7 @@ class StreamFile:
         if self.gap == Gap.TOO_LONG:
             return self._count(count)
         fd, index = self._open()
-        before = os.fstat(index).st_size
+        before, last_seq = os.fstat(index).st_size, self.last_seq
         try:
             if self.size + count > _OFFSET_MAX:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
@@ -183,13 +188,14 @@ class StreamFile:
                 if self._covered < self.size:
                     self._pending = b""
                     self._record(index, self.size, ts, seq)
-                    before = os.fstat(index).st_size
+                    before, last_seq = os.fstat(index).st_size, self.last_seq
                 # Written before the file grows: after a crash in between, the record is dropped.
                 self._note(index, gap_entry(self.size, gap, ts, seq))
             os.ftruncate(fd, self.size + count)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(index, before)
+                self.last_seq = last_seq
             self._mend()
             if error.errno in _TOO_LONG:
                 self._cut(ts, seq)

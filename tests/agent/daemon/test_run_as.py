@@ -22,12 +22,16 @@ pytestmark = [
 ]
 
 
-def test_a_job_is_its_user_in_its_own_folders() -> None:
+@pytest.mark.parametrize("umask", ["022", "077"])
+def test_a_job_is_its_user_in_its_own_folders(umask: str) -> None:
+    """Also under an agent that was started with a umask that lets nobody else in."""
+    within = ("sh", "-c", f'umask {umask}; exec "$@"', "sh")
+
     async def story(folder: Path) -> None:
         config = {"run_as": "nobody", "allow_root_jobs": False}
         async with (
             Coordinator() as coordinator,
-            AgentProcess(write_config(folder, coordinator.url, **config)),
+            AgentProcess(write_config(folder, coordinator.url, **config), within=within),
         ):
             session = await coordinator.session()
             await session.welcome()

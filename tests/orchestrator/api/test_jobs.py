@@ -175,6 +175,30 @@ def test_the_queue_has_a_limit_that_a_repeated_submit_does_not_meet(tmp_path: Pa
         asyncio.run(main())
 
 
+def test_jobs_of_too_many_bytes_are_refused_until_one_has_ended(tmp_path: Path) -> None:
+    large = {"env": {f"LONG_{number}": "x" * 100_000 for number in range(3)}}
+
+    async def main() -> None:
+        async with connect(coordinator, "n1") as agent:
+            await agent.hello()
+        async with user_of(coordinator) as user:
+            first = await user.submit("first", **large)
+            async with user.http.post("/v1/jobs", json={**JOB, **large}) as answer:
+                assert answer.status == 429
+                problem = await answer.json()
+                assert problem["code"] == "too_many_bytes"
+                assert "limits.spec_bytes_per_user_max" in problem["detail"]
+            assert await user.submit("first", **large) == first
+            await user.submit()
+            await user.cancel(first)
+            while (await user.http.post("/v1/jobs", json={**JOB, **large})).status == 429:
+                pass
+
+    limits = {"spec_bytes_per_user_max": 500_000}
+    with CoordinatorProcess(tmp_path, limits=limits).start() as coordinator:
+        asyncio.run(main())
+
+
 def test_a_page_that_has_looked_far_enough_ends_with_a_cursor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,5 +1,6 @@
 """A journal that is not as it was left: refused with what to do, never read as something else."""
 
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -8,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.daemon.errors import DirectoryLockedError
+from muster.daemon.errors import DirectoryLockedError, FileError
 from muster.protocol.ids import JobId
 from muster.spec.model import JobSpec, Shell
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
 from orchestrator.journal.archive import Archived
 from orchestrator.journal.backup import back_up, examined, examined_copy, restore
@@ -26,8 +28,8 @@ from orchestrator.journal.schema import FILE_NAME
 from orchestrator.shell.coordinator import replay
 from tests.orchestrator.journal.old_layouts import age
 
-FACTS: list[tuple[f.Durable, float]] = [
-    (f.EpochStarted(1, "abc"), 1.0),
+FACTS: list[tuple[f.Fact, float]] = [
+    (cf.EpochStarted(1, "abc"), 1.0),
     *(
         (f.JobSubmitted(JobId(n), JobSpec(name=f"job-{n}", run=Shell("true")), "ann"), 2.0)
         for n in range(1, 60)
@@ -253,7 +255,7 @@ def test_a_job_after_the_backup_keeps_its_number(tmp_path: Path, told_by: str) -
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "no such file"), (b"", "is empty"), (b"text" * 999, "no journal of Muster")],
+    [(None, "no such file"), (b"", "is empty"), (b"text" * 999, "not a journal of Muster")],
 )
 def test_what_is_no_backup_is_not_restored(
     tmp_path: Path, content: bytes | None, said: str
@@ -263,6 +265,49 @@ def test_what_is_no_backup_is_not_restored(
         copy.write_bytes(content)
     with pytest.raises(JournalError, match=said), examined_copy(copy):
         pass
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (".", "is a folder; name a file that `muster backup` has written"),
+        ("/dev/null", "/dev/null is no regular file; name a file that `muster backup`"),
+        ("pipe", "pipe is no regular file"),
+        ("n" * 300, "cannot be read (File name too long)"),
+        ("work/lock/copy", "cannot be read (Not a directory)"),
+        ("loop", "cannot be read (Too many levels of symbolic links)"),
+        ("none", "none: there is no such file"),
+    ],
+)
+def test_what_cannot_be_restored_is_named_in_one_line(name: str, said: str, tmp_path: Path) -> None:
+    made(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(JournalError) as refused, examined_copy(tmp_path / name):
+        pass
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("n" * 300, "cannot be written: File name too long"),
+        ("n" * 252, "cannot be written: File name too long"),
+        ("work/lock/copy", "cannot be written: Not a directory"),
+        ("none/copy", "cannot be written: No such file or directory"),
+        (".", "is there already"),
+        ("/dev/null", "is there already"),
+    ],
+)
+def test_a_backup_that_cannot_be_written_is_named_in_one_line(
+    name: str, said: str, tmp_path: Path
+) -> None:
+    folder = made(tmp_path)
+    before = files(folder)
+    with pytest.raises(FileError) as refused:
+        back_up(folder, tmp_path / name)
+    assert said in str(refused.value)
+    assert files(folder) == before
 
 
 def test_a_journal_with_its_log_beside_it_is_no_backup(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from muster.protocol.ids import JobId, TaskId
 from muster.protocol.log_channel import LogAck, LogHello, StreamId, StreamKind
 from orchestrator.api.log_stream import LogReader, Selection
 from orchestrator.shell import coordinator as coordinator_module
+from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.logs.ingest import MUCH_BYTES, LogIngest
 from orchestrator.shell.logs.store import LogStore
 from tests.orchestrator.fake_agent import FakeLogLink
@@ -50,7 +51,7 @@ def with_logs(tmp_path: Path, main: Callable[[Logs], Awaitable[None]]) -> None:
     async def play(rig: Rig) -> None:
         await rig.join()
         await rig.submit()
-        owner = TaskOwner("test")
+        owner, reads = TaskOwner("test"), BulkReads()
         store = LogStore(tmp_path / "logs", rig.coordinator.changes, SystemClock())
         owner.spawn(store.run(), name="sync")
         links = LogIngest(owner, store, rig.coordinator, connections_max=4)
@@ -58,7 +59,7 @@ def with_logs(tmp_path: Path, main: Callable[[Logs], Awaitable[None]]) -> None:
         async def read(request: web.Request) -> web.StreamResponse:
             chosen = Selection(None, None, frozenset({request.query["kind"]}), None)
             job = rig.coordinator.state.jobs[JobId(1)]
-            reader = LogReader(rig.coordinator, store, job, chosen, as_text=True)
+            reader = LogReader(rig.coordinator, store, reads, "ann", job, chosen, as_text=True)
             response = web.StreamResponse()
             await response.prepare(request)
             await reader.stream(request, response, None, None, follow=False)
@@ -73,6 +74,7 @@ def with_logs(tmp_path: Path, main: Callable[[Logs], Awaitable[None]]) -> None:
             await links.close_all()
         await owner.close()
         store.close()
+        reads.close()
 
     with_owner(tmp_path, play)
 

@@ -54,7 +54,10 @@ class Rig:
         self.acks[stream] = offset
 
     def sources(self) -> list[Source]:
-        return [Source(k, s.path, s.last_seq) for k, s in self.store.job(JOB).streams.items()]
+        return [
+            Source(k, s.path, s.last_seq, indexed=s.indexed)
+            for k, s in self.store.job(JOB).streams.items()
+        ]
 
     def pieces(self) -> list[Piece]:
         boundary = self.store.job(JOB).next_seq
@@ -125,7 +128,7 @@ def test_a_reader_who_comes_back_sees_a_gap_once(tmp_path: Path) -> None:
         assert isinstance(piece.place, Live)
         rest = list(live(rig.sources(), piece.place, boundary))
         assert shown(rest) == shown(arrived[number + 1 :])
-    tail = last_lines(rig.sources(), boundary, 1)
+    (tail,) = last_lines(rig.sources(), boundary, 1)
     assert shown(list(history(rig.sources(), boundary, tail))) == shown(pieces[1:])
     rig.store.close()
 

@@ -1,6 +1,7 @@
 """Many streams as one: nothing missing, nothing twice, from every cursor on."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,10 @@ class Log:
         return self.store.job(JOB).next_seq
 
     def sources(self) -> list[Source]:
-        return [Source(key, s.path, s.last_seq) for key, s in self.store.job(JOB).streams.items()]
+        return [
+            Source(key, s.path, s.last_seq, indexed=s.indexed)
+            for key, s in self.store.job(JOB).streams.items()
+        ]
 
 
 def by_stream(pieces: list[Piece]) -> dict[tuple[int, int], bytes]:
@@ -112,6 +116,21 @@ def test_every_cursor_resumes_without_loss_or_repeat(
     log.store.close()
 
 
+def tail_of(sources: Iterable[Source], boundary: int, lines: int) -> History | None:
+    """The result of a whole search for the last lines."""
+    return next((found for found in last_lines(sources, boundary, lines) if found), None)
+
+
+def test_a_search_for_the_last_lines_pauses_after_each_slice(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log.add([(0, 0, float(n), b"short\n") for n in range(2000)])
+    steps = list(last_lines(log.sources(), log.boundary, 1990))
+    assert steps[:3] == [None] * 3
+    assert len(steps) == 4
+    assert steps[-1] is not None
+    log.store.close()
+
+
 @given(arrivals, st.integers(1, 12))
 def test_the_last_lines_are_those_of_the_merged_text(
     tmp_path_factory: pytest.TempPathFactory, made: list[Arrival], lines: int
@@ -119,7 +138,7 @@ def test_the_last_lines_are_those_of_the_merged_text(
     log = Log(tmp_path_factory.mktemp("log"))
     log.add(made)
     whole = b"".join(p.data for p in history(log.sources(), log.boundary, None))
-    start = last_lines(log.sources(), log.boundary, lines)
+    start = tail_of(log.sources(), log.boundary, lines)
     shown = b"".join(p.data for p in history(log.sources(), log.boundary, start))
     assert shown == b"".join(re.findall(rb"[^\n]*\n|[^\n]+$", whole)[-lines:])
     log.store.close()
@@ -172,7 +191,7 @@ def test_what_is_no_cursor_is_refused(text: str) -> None:
 def test_an_empty_log_has_no_pieces(tmp_path: Path) -> None:
     log = Log(tmp_path)
     assert read(log, None) == []
-    assert last_lines(log.sources(), log.boundary, 5) is None
+    assert tail_of(log.sources(), log.boundary, 5) is None
     assert TaskId("1.1.0") == task_id(JOB, 1, 0)
     assert isinstance(parse_cursor("h1.0x1.0p0.1.0.setup.0"), History)
     log.store.close()

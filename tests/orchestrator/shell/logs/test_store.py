@@ -17,6 +17,7 @@ from orchestrator.shell.logs import store as store_module
 from orchestrator.shell.logs.index import RECORD_BYTES, IndexFile, index_path
 from orchestrator.shell.logs.store import LogStore, log_key
 from orchestrator.shell.logs.stream_file import LogStoreError, NotWantedError
+from orchestrator.shell.logs.tombstone import write_removed
 
 TASK = TaskId("7.2.1")
 OUT = StreamId(TASK, StreamKind.STDOUT, 3)
@@ -291,7 +292,7 @@ def test_what_there_is_of_a_job_is_read_by_a_thread_and_once(
         loads = [asyncio.create_task(rig.store.load(JobId(7))) for _ in range(2)]
         await asyncio.sleep(0)
         loads[0].cancel()
-        with pytest.raises(LogStoreError, match="being read"):
+        with pytest.raises(LogStoreError, match="being loaded"):
             rig.store.job(JobId(7))
         go_on.set()
         await loads[1]
@@ -326,5 +327,57 @@ def test_many_bytes_do_not_wait_for_the_next_sync(
             rig.put(at, bytes(1 << 16))
         await rig.acked.wait()
         assert rig.acks == [(OUT, 1 << 20)]
+
+    with_store(tmp_path, main)
+
+
+def test_logs_are_removed_also_if_they_are_evicted_and_loaded_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_JOBS_KEPT", 1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def write_slowly(*given: Any) -> None:
+        begun.set()
+        go_on.wait(30)
+        write_removed(*given)
+
+    monkeypatch.setattr(store_module, "write_removed", write_slowly)
+
+    async def main(rig: Rig) -> None:
+        rig.put(0, b"abc")
+        await rig.acked.wait()
+        store = LogStore(rig.root, rig.changes, SystemClock())
+        removing = asyncio.create_task(store.remove(JobId(7), "old"))
+        await asyncio.to_thread(begun.wait, 30)
+        store.job(JobId(8))
+        assert store.job(JobId(7)).streams, "loaded anew, before the mark is there"
+        go_on.set()
+        await removing
+        assert store.removed(JobId(7)) is not None
+        assert store.append(OUT, 3, memoryview(b"def"), 1.0, rig.synced) == 0
+        assert rig.acks[-1] == (OUT, 6)
+        assert [path.name for path in (rig.root / "7").iterdir()] == ["removed"]
+
+    with_store(tmp_path, main)
+
+
+def test_a_job_has_so_many_streams_of_other_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt that has begun is stored whole."""
+    monkeypatch.setattr(store_module, "_OTHER_STREAMS_MAX", 4)
+
+    def stream(attempt: int, rank: int) -> StreamId:
+        return StreamId(TaskId(f"7.{attempt}.0"), StreamKind.STDOUT, rank)
+
+    async def main(rig: Rig) -> None:
+        for attempt in (1, 2):
+            for rank in range(3):
+                assert rig.put(0, b"abc", stream(attempt, rank)) == 3
+        with pytest.raises(NotWantedError, match="muster rerun"):
+            rig.put(0, b"abc", stream(3, 0))
+        assert rig.put(3, b"def", stream(2, 0)) == 3
+        assert rig.put(0, b"abc", stream(2, 3)) == 3
 
     with_store(tmp_path, main)
