@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Never, Protocol, assert_never
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -43,9 +44,10 @@ from orchestrator.journal.errors import CorruptJournalError
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.change_counters import ChangeCounters
-from orchestrator.shell.inbox import Inbox, Received
+from orchestrator.shell.inbox import Inbox, Received, submit_bytes
 from orchestrator.shell.job_archive import ROOM_AGAIN_S, JobArchive
 from orchestrator.shell.job_index import JobIndex
+from orchestrator.shell.new_webhooks import NewWebhooks
 from orchestrator.shell.periodic import Periodic
 from orchestrator.shell.stats import Stats
 from orchestrator.shell.timers import Timers
@@ -56,6 +58,8 @@ QUIET_S: Final = 0.005
 """Wait this long after a commit, because the next one of the same job often follows."""
 GIVE_WAY_MAX_S: Final = 0.05
 SPACE_EVERY_S: Final = 2.0
+# Submits of this many bytes are judged by the free space of now, not by that of 2 s ago.
+SUBMITS_UNCHECKED_BYTES: Final = 100 << 10
 FORGOTTEN_HINT: Final = "ended_jobs in the coordinator's configuration limits their number"
 
 _log = structlog.get_logger("muster.coordinator")
@@ -114,6 +118,7 @@ class Coordinator:
         self.state = state
         self.meters = Stats()
         self.index = JobIndex(state)
+        self.webhooks = NewWebhooks(state)
         self.archive = JobArchive(journal, state, archived or {}, forgotten_to)
         self.changes = changes
         self._journal = journal
@@ -138,6 +143,7 @@ class Coordinator:
         self._next_request = 1
         self.started = asyncio.Event()  # set once the new epoch is on disk
         self._stopped = False
+        self._unchecked_bytes = 0  # of submits since the free space was last looked at
 
     def now(self) -> Instant:
         return self._clock.now()
@@ -163,14 +169,21 @@ class Coordinator:
     async def watch_space(self) -> Never:
         """Poll the free space on the journal's disk, because no event reports it."""
         while True:
-            problem = await self._journal.problem()
-            if bool(problem) != bool(self.state.disk_full):
-                if problem:
-                    _log.error("disk_full", why=problem)
-                else:
-                    _log.warning("disk_has_room", why="submits are accepted again")
-                await self._inbox.put(DiskSpaceChecked(problem))
+            checked = await self._check_space()
+            if checked is not None:
+                await self._inbox.put(checked)
             await asyncio.sleep(SPACE_EVERY_S)
+
+    async def _check_space(self) -> DiskSpaceChecked | None:
+        """Return whether the journal's disk is full, or None if the state knows it already."""
+        problem = await self._journal.problem()
+        if bool(problem) == bool(self.state.disk_full):
+            return None
+        if problem:
+            _log.error("disk_full", why=problem)
+        else:
+            _log.warning("disk_has_room", why="submits are accepted again")
+        return DiskSpaceChecked(problem)
 
     async def put(self, given: Input) -> None:
         """Add an input to the inbox. Waits while the inbox is full."""
@@ -212,6 +225,7 @@ class Coordinator:
 
         Raises CoordinatorStoppedError and JournalError.
         """
+        submit = replace(submit, size=len(msgspec.json.encode(submit.spec)))
         while True:
             searched = self.state.forgotten
             known = await self.submitted(submit.user, submit.key)
@@ -312,6 +326,13 @@ class Coordinator:
     async def _step(self, batch: list[Received]) -> None:
         facts: list[f.Fact] = []
         effects: list[a.Effect] = []
+        new_bytes = sum(submit_bytes(received.given) for received in batch)
+        if new_bytes and self._unchecked_bytes + new_bytes > SUBMITS_UNCHECKED_BYTES:
+            # Submits alone could else use up the reserve, which ends of jobs need.
+            self._unchecked_bytes = 0
+            checked = await self._check_space()
+            if checked is not None:
+                batch = [Received(checked, self.now()), *batch]
         due = self._judge(batch, facts, effects)
         if due is Durability.PATIENT:
             await self._for_company(facts, effects)
@@ -347,6 +368,7 @@ class Coordinator:
         began, known = time.perf_counter(), len(facts)
         found: set[Durability] = {Durability.SYNC} if self._flush_due else set()
         for received in batch:
+            self._unchecked_bytes += submit_bytes(received.given)
             decided = turn(self.state, received.given, received.at, self.limits)
             effects += decided.effects
             for fact in decided.facts:
@@ -356,6 +378,7 @@ class Coordinator:
                     found.add(fact.durability)
         self.meters.took_in(facts[known:])
         self.index.took_in(self.state, facts[known:])
+        self.webhooks.took_in(self.state, facts[known:])
         self.archive.took_in(facts[known:])
         self.meters.turns.add(time.perf_counter() - began)
         for durability in (Durability.SYNC, Durability.PATIENT):

@@ -8,11 +8,13 @@ from typing import Final
 
 from muster.daemon.clock import Clock
 from muster.protocol.instant import Instant
-from orchestrator.core.facts.inputs import Input
+from orchestrator.core.facts.inputs import Input, SubmitReceived
 
 WAITING_MAX: Final = 4096
 # Bounds a batch, so that a burst delays an answer by one step only.
 BATCH_MAX: Final = 512
+# A batch is one transaction. With one more job of 512 KiB it stays below the smallest disk reserve.
+SUBMIT_BYTES_MAX: Final = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,23 @@ class Inbox:
     async def take(self) -> list[Received]:
         """Wait for inputs and return up to BATCH_MAX of them.
 
-        The batch is empty only after `wake` or `pick`.
+        The submit that reaches SUBMIT_BYTES_MAX ends the batch. The batch is empty only after
+        `wake` or `pick`.
         """
         await self._filled.wait()
         items = self._items
-        batch = [items.popleft() for _ in range(min(len(items), BATCH_MAX))]
+        batch: list[Received] = []
+        size = 0
+        while items and len(batch) < BATCH_MAX and size < SUBMIT_BYTES_MAX:
+            received = items.popleft()
+            batch.append(received)
+            size += submit_bytes(received.given)
         if not items:
             self._filled.clear()
         self._room.set()
         return batch
+
+
+def submit_bytes(given: Input) -> int:
+    """Return the bytes that a submit takes in the journal, 0 for other inputs."""
+    return given.size if isinstance(given, SubmitReceived) else 0

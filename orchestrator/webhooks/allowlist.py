@@ -60,6 +60,12 @@ def refused(url: str, allowed: Iterable[Place]) -> str | None:
     return f"is not allowed; allowed are {', '.join(map(str, places))} and what is below"
 
 
+def server_of(url: str) -> tuple[str, str, int]:
+    """Return the scheme, host and port of an address."""
+    place = _place(urlsplit(url))
+    return place.scheme, place.host, place.port
+
+
 def _place(parts: SplitResult) -> Place:
     port = parts.port or _PORTS[parts.scheme]
     return Place(parts.scheme, (parts.hostname or "").lower(), port, parts.path or "/")

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Never
+from weakref import WeakValueDictionary
 
 import aiohttp
 import msgspec
@@ -25,23 +26,24 @@ from tenacity import (
 
 from muster.daemon.resolver import ThreadedResolver
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.ids import JobId
 from orchestrator.core.engine.decide import VERSION
 from orchestrator.core.facts.inputs import WebhookAttempted
 from orchestrator.core.webhooks.outbox import host_of
 from orchestrator.shell.coordinator import Coordinator, events_key
-from orchestrator.webhooks.allowlist import Place, refused
+from orchestrator.shell.new_webhooks import Delivery
+from orchestrator.webhooks.allowlist import Place, refused, server_of
 from orchestrator.webhooks.payload import headers, message
 
 REQUEST_S: Final = 10.0
 PAUSE_MAX_S: Final = 300.0
 GIVE_UP_S: Final = 86_400.0
 _AT_ONCE: Final = 16
+AT_ONCE_OF_SERVER: Final = 4
+"""Requests of one server, so that one that hangs leaves room for the others."""
 # Of all error statuses, only these may succeed later.
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
 
 _log = structlog.get_logger("muster.webhooks")
-_Place = tuple[JobId, int, int]
 
 
 class DeliveryError(Exception):
@@ -56,7 +58,7 @@ class RefusedError(Exception):
 class _Line:
     """Queue of one address, and the task that delivers it."""
 
-    waiting: deque[_Place] = field(default_factory=deque)
+    waiting: deque[Delivery] = field(default_factory=deque)
     task: asyncio.Task[None] | None = None
 
 
@@ -78,21 +80,23 @@ class WebhookSender:
         self._secret = secret
         self._pause_s = pause_s
         self._lines: dict[str, _Line] = {}
-        self._known: set[_Place] = set()
         self._at_once = asyncio.Semaphore(_AT_ONCE)
+        # A server is here while a request of it is waiting or running.
+        self._at_server: WeakValueDictionary[tuple[str, str, int], asyncio.Semaphore]
+        self._at_server = WeakValueDictionary()
 
     async def run(self) -> Never:
-        """Check for pending deliveries whenever the journal has grown."""
+        """Take new deliveries whenever the journal has grown."""
         key: Hashable = events_key(None)
         changes = self._coordinator.changes
         async with self._session() as http:
             while True:
                 seen = {key: changes.count(key)}
                 state = await self._coordinator.settled()
-                for name in sorted(state.telling):
-                    job = state.jobs[name]
-                    for number, hook in job.notices:
-                        self._take(http, job.spec.notify[hook], (name, number, hook))
+                for place in self._coordinator.webhooks.take():
+                    job = state.jobs.get(place.job)
+                    if job is not None:
+                        self._take(http, job.spec.notify[place.hook], place)
                 await changes.wait(seen)
                 if changes.closed:
                     # The process is ending; the next one delivers the rest.
@@ -108,10 +112,7 @@ class WebhookSender:
             auto_decompress=False,
         )
 
-    def _take(self, http: aiohttp.ClientSession, url: str, place: _Place) -> None:
-        if place in self._known:
-            return
-        self._known.add(place)
+    def _take(self, http: aiohttp.ClientSession, url: str, place: Delivery) -> None:
         line = self._lines.setdefault(url, _Line())
         line.waiting.append(place)
         if line.task is None:
@@ -125,10 +126,9 @@ class WebhookSender:
                 _log.warning("webhook_not_told", job=place[0], number=place[1], why=problem)
             await self._coordinator.put(WebhookAttempted(*place, problem))
             line.waiting.popleft()
-            self._known.discard(place)
         del self._lines[url]
 
-    async def _tell(self, http: aiohttp.ClientSession, url: str, place: _Place) -> str:
+    async def _tell(self, http: aiohttp.ClientSession, url: str, place: Delivery) -> str:
         """Retry until it succeeds (returns "") or can never succeed (returns why)."""
         problem = refused(url, self._allowed)
         if problem is not None:
@@ -155,7 +155,7 @@ class WebhookSender:
             return str(error)
         return ""
 
-    async def _once(self, http: aiohttp.ClientSession, url: str, place: _Place) -> None:
+    async def _once(self, http: aiohttp.ClientSession, url: str, place: Delivery) -> None:
         """Send one request. Raises DeliveryError and RefusedError."""
         name, number, hook = place
         state = await self._coordinator.settled()
@@ -163,8 +163,11 @@ class WebhookSender:
         now = self._coordinator.now()
         told = message(state, job, number, job.notices[number, hook], now)
         body = msgspec.json.encode(told)
+        server = server_of(url)
+        at_server = self._at_server.setdefault(server, asyncio.Semaphore(AT_ONCE_OF_SERVER))
         try:
             async with (
+                at_server,
                 self._at_once,
                 http.post(
                     url,

@@ -84,6 +84,33 @@ def test_a_full_disk_takes_no_job_and_loses_none(full: CoordinatorProcess, tmp_p
     asyncio.run(after())
 
 
+def test_submits_that_fill_the_disk_are_refused_before_the_reserve_is_used(
+    full: CoordinatorProcess, tmp_path: Path
+) -> None:
+    """40 MB of jobs at once, for a disk of 16 MiB: each has its answer, and what runs ends."""
+    big = {**JOB, "env": dict.fromkeys("AB", "x" * 100_000), "workdir": "/w"}
+
+    async def main() -> None:
+        async with user_of(full) as user, connect(full, "n1") as agent:
+            await agent.hello()
+            running = await user.submit()
+            task = await agent.prepare()
+            await agent.arrange(task)
+
+            async def submit() -> int:
+                async with user.http.post("/v1/jobs", json=big) as answer:
+                    await answer.read()
+                    return answer.status
+
+            answers = await asyncio.gather(*(submit() for _ in range(200)))
+            assert set(answers) == {201, 507}
+            await user.cancel(running)
+            await agent.report(task, TaskState.CLEANED)
+            assert (await user.ended(running))[0] == "CANCELLED"
+
+    asyncio.run(main())
+
+
 def test_a_coordinator_killed_on_a_full_disk_starts_on_it(
     full: CoordinatorProcess, tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ class SubmitReceived(msgspec.Struct, frozen=True):
     """A validated job. `digest` identifies the body that came with the idempotency key `key`.
 
     `searched`: how many jobs had been forgotten when the archive was searched for the key.
+    `size`: bytes that the job takes in the journal.
     """
 
     request: RequestId
@@ -37,6 +38,7 @@ class SubmitReceived(msgspec.Struct, frozen=True):
     digest: str = ""
     rerun_of: JobId | None = None
     searched: int | None = None
+    size: int = 0
 
 
 class CancelReceived(msgspec.Struct, frozen=True):

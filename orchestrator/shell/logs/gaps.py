@@ -12,6 +12,7 @@ class Gap(enum.IntEnum):
     HOLE = 1
     JOB_FULL = 2
     TASK_FULL = 3
+    TOO_LONG = 4
 
 
 _WHY: Final = {
@@ -34,6 +35,11 @@ def gap_text(code: int, length: int) -> str:
     """Return a sentence for readers, to follow "from byte N on: "."""
     if code == Gap.HOLE:
         return f"{length} bytes were never written: the log file has a hole here"
+    if code == Gap.TOO_LONG:
+        return (
+            "nothing more is stored, because the coordinator's file system cannot have so long a "
+            "file; the job goes on, and its node keeps the file until the task is removed"
+        )
     why = next((why for gap, why in _WHY.items() if gap == code), "see the coordinator's log")
     return (
         f"{length} bytes so far are not stored ({why}); the job continues, and its node keeps the "

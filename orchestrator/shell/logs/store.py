@@ -27,7 +27,7 @@ from muster.protocol.ids import JobId, TaskId, parse_task_id
 from muster.protocol.log_channel import CHUNK_BYTES_MAX, STREAMS_PER_TASK_MAX, StreamId
 from orchestrator.core.storage.log_space import Bounds
 from orchestrator.shell.change_counters import ChangeCounters
-from orchestrator.shell.logs.gaps import Gap, gap_of
+from orchestrator.shell.logs.gaps import Gap, gap_of, gap_text
 from orchestrator.shell.logs.index import RECORD_BYTES
 from orchestrator.shell.logs.job_streams import MARK_NAME, CompleteMark, JobStreams
 from orchestrator.shell.logs.layout import note_silent, remove_all_but_mark, sync_files
@@ -200,7 +200,9 @@ class LogStore:
         taken = self._write(
             job, stream, lambda: stream.append(offset, data, ts, job.next_seq), name, synced
         )
-        if taken:
+        if taken and stream.gap == Gap.TOO_LONG:
+            self.dropped_bytes += taken
+        elif taken:
             self.stored_bytes += taken
         return taken
 
@@ -252,7 +254,7 @@ class LogStore:
         synced: Synced,
     ) -> int | None:
         """Run `write` and record its result."""
-        key, before = stream.key, stream.stored
+        key, before, gap = stream.key, stream.stored, stream.gap
         try:
             taken = write()
         except LogStoreError as error:
@@ -262,6 +264,9 @@ class LogStore:
             raise
         finally:
             job.usage.add(key[:2], stream.stored - before)
+        if stream.gap == Gap.TOO_LONG and gap != Gap.TOO_LONG:
+            why = gap_text(stream.gap, 0)
+            _log.warning("log_too_long", path=str(stream.path), from_byte=stream.size, why=why)
         if taken:
             self._unsynced += taken
             job.take_seq()

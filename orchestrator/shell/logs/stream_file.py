@@ -24,6 +24,8 @@ from orchestrator.shell.logs.index import (
 _LOOK_BYTES: Final = 128 * 1024
 _LOOKS_MAX: Final = 16
 _OFFSET_MAX: Final = (1 << 63) - 1  # of a file
+# A file of this length is impossible, now and later.
+_TOO_LONG: Final = frozenset({errno.EFBIG, errno.EINVAL, errno.EOVERFLOW})
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -71,6 +73,9 @@ def key_of_file(attempt: int, node_rank: int, name: str) -> StreamKey | None:
 
 class StreamFile:
     """A stream on disk. `size` counts its bytes; `ended` means that no more follow.
+
+    If the file system cannot have so long a file, the stream ends in a gap (TOO_LONG): `size`
+    counts on, while the file stays as it is. After a restart it counts from the file's end again.
 
     `stored` is the disk usage of the stream and its index: a gap is a hole of the file.
 
@@ -134,6 +139,9 @@ class StreamFile:
         new = data[self.size - offset :]
         if not new or self.ended:
             return 0
+        if self.gap == Gap.TOO_LONG:
+            return self._count(len(new))
+        before = self.size
         fd, index = self._open()
         try:
             if self.gap:
@@ -147,7 +155,14 @@ class StreamFile:
                 self.stored += count
             self._cover(bytes(new[-3:]), ts, seq)
         except OSError as error:
+            if error.errno in _TOO_LONG and self.size > before:
+                self.size -= 1  # the gap needs this byte of the file
+                os.ftruncate(fd, self.size)
             self._mend()
+            if error.errno in _TOO_LONG:
+                self._cut(ts, seq)
+                self.size = before + len(new)
+                return len(new)
             raise LogStoreError(f"{self.path} cannot be written: {error.strerror}") from error
         return len(new)
 
@@ -162,6 +177,8 @@ class StreamFile:
         count = offset + length - self.size
         if count <= 0 or self.ended:
             return 0
+        if self.gap == Gap.TOO_LONG:
+            return self._count(count)
         fd, index = self._open()
         before, last_seq = os.fstat(index).st_size, self.last_seq
         try:
@@ -180,21 +197,54 @@ class StreamFile:
                 os.ftruncate(index, before)
                 self.last_seq = last_seq
             self._mend()
+            if error.errno in _TOO_LONG:
+                self._cut(ts, seq)
+                return self._count(count)
             raise LogStoreError(f"{self.path} cannot be written: {error.strerror}") from error
         self.size += count
         self._covered, self.gap = self.size, int(gap)
         return count
+
+    def _count(self, count: int) -> int:
+        """Count bytes after a gap that the file itself does not have."""
+        self.size += count
+        return count
+
+    def _cut(self, ts: float, seq: int) -> None:
+        """Begin the gap TOO_LONG. Raises LogStoreError if its record cannot be written.
+
+        The gap has one byte of the file, as a record of nothing is dropped after a restart. If not
+        even that byte is possible, the gap is known until the restart only.
+        """
+        data, index = self._open()
+        before = os.fstat(index).st_size
+        try:
+            if self._covered < self.size:
+                self._pending = b""
+                self._record(index, self.size, ts, seq)
+                before = os.fstat(index).st_size
+            self._note(index, gap_entry(self.size, Gap.TOO_LONG, ts, seq))
+            os.ftruncate(data, self.size + 1)
+            self._covered = self.size + 1
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(index, before)
+            if error.errno not in _TOO_LONG:
+                self._mend()
+                raise LogStoreError(f"{self.path} cannot be written: {error.strerror}") from error
+        self.gap = int(Gap.TOO_LONG)
 
     def end(self, ts: float, seq: int) -> None:
         """Mark the stream as complete. Raises LogStoreError."""
         if self.ended:
             return
         _, index = self._open()
+        end = self._covered if self.gap == Gap.TOO_LONG else self.size
         try:
-            if self._covered < self.size:
+            if self._covered < end:
                 self._pending = b""
-                self._record(index, self.size, ts, seq)
-            self._note(index, Entry(self.size, 0, ts, seq))
+                self._record(index, end, ts, seq)
+            self._note(index, Entry(end, 0, ts, seq))
         except OSError as error:
             self._mend()
             raise LogStoreError(f"{self.path} cannot be written: {error.strerror}") from error
@@ -213,6 +263,8 @@ class StreamFile:
         whole = os.fstat(index).st_size // RECORD_BYTES
         with contextlib.suppress(OSError):
             os.ftruncate(index, whole * RECORD_BYTES)
+        if self.gap == Gap.TOO_LONG:
+            return
         begin = max(self._covered, self.size - 3)
         self._pending = os.pread(data, self.size - begin, begin)
 

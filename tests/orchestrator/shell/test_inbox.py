@@ -4,8 +4,10 @@ import asyncio
 
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import SessionId
-from orchestrator.core.facts.inputs import DiskSpaceChecked, Input, SessionEnded
-from orchestrator.shell.inbox import BATCH_MAX, Inbox
+from orchestrator.core.facts.effects import RequestId
+from orchestrator.core.facts.inputs import DiskSpaceChecked, Input, SessionEnded, SubmitReceived
+from orchestrator.shell.inbox import BATCH_MAX, SUBMIT_BYTES_MAX, Inbox
+from tests.orchestrator.shell.owner import SPEC
 
 A, B, C = DiskSpaceChecked("a"), DiskSpaceChecked("b"), DiskSpaceChecked("c")
 
@@ -40,6 +42,18 @@ def test_a_burst_is_taken_in_pieces() -> None:
             inbox.put_now(DiskSpaceChecked(str(number)))
         assert len(await inbox.take()) == BATCH_MAX
         assert inputs(await inbox.take()) == [DiskSpaceChecked(str(BATCH_MAX))]
+
+    asyncio.run(main())
+
+
+def test_a_batch_ends_with_the_submit_that_reaches_its_bytes() -> None:
+    async def main() -> None:
+        inbox = Inbox(SystemClock())
+        half = SubmitReceived(RequestId(0), SPEC, "ann", size=SUBMIT_BYTES_MAX // 2)
+        for given in (A, half, half, half, B):
+            inbox.put_now(given)
+        assert inputs(await inbox.take()) == [A, half, half]
+        assert inputs(await inbox.take()) == [half, B]
 
     asyncio.run(main())
 

@@ -1,5 +1,6 @@
 """Bytes that count and are not stored: holes of a log, and what exceeds a bound."""
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from muster.protocol.ids import JobId, TaskId
 from muster.protocol.log_channel import StreamId, StreamKind
 from orchestrator.core.storage.log_space import Bounds
 from orchestrator.shell.change_counters import ChangeCounters
+from orchestrator.shell.logs.gaps import Gap, gap_text
 from orchestrator.shell.logs.index import RECORD_BYTES, IndexFile, index_path
 from orchestrator.shell.logs.layout import bytes_below
 from orchestrator.shell.logs.reader import (
@@ -23,7 +25,6 @@ from orchestrator.shell.logs.reader import (
     parse_cursor,
 )
 from orchestrator.shell.logs.store import LogStore
-from orchestrator.shell.logs.stream_file import LogStoreError
 
 OUT = StreamId(TaskId("7.1.0"), StreamKind.STDOUT, 0)
 ERR = StreamId(TaskId("7.1.0"), StreamKind.STDERR, 0)
@@ -179,16 +180,30 @@ def test_bytes_after_a_gap_survive_a_crash_before_their_record(tmp_path: Path) -
     again.store.close()
 
 
-def test_a_hole_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", [1 << 63, 10**40])
+def test_after_a_hole_that_no_file_can_have_all_is_acknowledged_and_nothing_stored(
+    tmp_path: Path, length: int
+) -> None:
     rig = Rig(tmp_path)
     rig.put(0, b"a")
-    for length in (1 << 63, 10**40):
-        with pytest.raises(LogStoreError, match="too large"):
-            rig.hole(1, length)
-    assert shown(rig.pieces()) == [(0, b"a")]
-    assert rig.put(1, b"b") == 1
-    assert shown(rig.pieces()) == [(0, b"a"), (1, b"b")]
-    rig.store.close()
+    expected = [(0, b"a"), (1, gap_text(Gap.TOO_LONG, 1))]
+    assert rig.hole(1, length) == length
+    assert shown(rig.pieces()) == expected
+    assert rig.put(1 + length, b"b") == 1
+    assert rig.hole(2 + length, 5) == 5
+    asyncio.run(rig.store.sync())
+    assert rig.acks[OUT] == 7 + length
+    # A coordinator that starts anew has the stream from its file's end on again.
+    again = rig.again()
+    assert again.store.size(OUT) == 2
+    assert again.hole(2, length - 1) == length - 1
+    assert again.put(1 + length, b"b") == 1
+    assert again.store.end(OUT, 2 + length, again.synced)
+    assert shown(again.pieces()) == expected
+    last = again.again()
+    assert last.store.stream(OUT).ended
+    assert shown(last.pieces()) == expected
+    last.store.close()
 
 
 def test_beyond_the_bound_of_a_task_bytes_are_acknowledged_and_others_stored(
