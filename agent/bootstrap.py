@@ -227,7 +227,7 @@ def _port_taken(argv: list[str]) -> str:
     for option in ("--master-port", "--rdzv-endpoint"):
         if option in argv:
             port = argv[argv.index(option) + 1].rpartition(":")[2]
-    return f"port {port} was free, and another program has taken it since"
+    return f"port {port} was free, but another program has taken it since"
 
 
 def _watch_ranks(shim: Shim, *, deepspeed: bool = False) -> list[Watcher]:

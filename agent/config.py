@@ -63,7 +63,7 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not self.file.is_absolute():
-            raise ValueError(f"hosts.file {self.file} is no absolute path")
+            raise ValueError(f"hosts.file {self.file} is not an absolute path")
 
 
 class Fabric(Rules, frozen=True, kw_only=True):
@@ -82,13 +82,14 @@ class Fabric(Rules, frozen=True, kw_only=True):
         for name, value in self.variables.items():
             if name not in SITE_SETTINGS:
                 raise ValueError(
-                    f"fabric.settings.{name} is not for here, but {', '.join(SITE_SETTINGS)} are; "
-                    "all else is planned, or belongs into the env of a job"
+                    f"fabric.settings.{name} is not a setting here, unlike "
+                    f"{', '.join(SITE_SETTINGS)}; "
+                    "all others are planned, or belong into the env of a job"
                 )
             if not value.isprintable() or not 0 < len(value) <= _SETTING_MAX:
-                raise ValueError(f"fabric.settings.{name} is no value for an environment")
+                raise ValueError(f"fabric.settings.{name} is not a valid environment value")
         if not self.root.is_absolute():
-            raise ValueError(f"fabric.root {self.root} is no absolute path")
+            raise ValueError(f"fabric.root {self.root} is not an absolute path")
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +99,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not self.kmsg.is_absolute():
-            raise ValueError(f"hardware.kmsg {self.kmsg} is no absolute path")
+            raise ValueError(f"hardware.kmsg {self.kmsg} is not an absolute path")
 
 
 class Hangs(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +140,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_url(self.coordinator)
         if not self.state_dir.is_absolute():
             # The shims' working directories differ from the agent's.
-            raise ValueError(f"state_dir {self.state_dir} is no absolute path")
+            raise ValueError(f"state_dir {self.state_dir} is not an absolute path")
         if self.address is not None:
             _check_address(self.address)
         if self.hosts.mode == "file" and self.shared_host:
@@ -178,7 +179,7 @@ def check_coordinator(config: AgentConfig) -> None:
 def _check_node(name: str) -> None:
     if not _LABEL.fullmatch(name) or name == "localhost":
         raise ValueError(
-            f"node {name!r} is no host name: use at most 63 lower-case letters, digits and "
+            f"node {name!r} is not a host name: use at most 63 lower-case letters, digits and "
             "inner hyphens"
         )
     if name.isdecimal():
@@ -195,7 +196,7 @@ def _check_url(text: str) -> None:
     if url.scheme not in {"http", "https"} or not url.hostname or port == 0:
         raise ValueError(problem)
     if url.path not in {"", "/"} or url.query or url.fragment or url.username is not None:
-        raise ValueError(f"{problem}: no user, path or query belongs in it")
+        raise ValueError(f"{problem}: it must not have a user, path or query")
 
 
 def _check_address(text: str) -> None:
@@ -204,4 +205,4 @@ def _check_address(text: str) -> None:
     except ValueError as error:
         raise ValueError(f"address {text!r} is not an IPv4 or IPv6 address") from error
     if address.is_unspecified or address.is_multicast:
-        raise ValueError(f"address {text} is not one at which a peer can reach this node")
+        raise ValueError(f"address {text} is not reachable for peers")

@@ -385,7 +385,7 @@ def _check_ports(config: AgentConfig) -> None:
         _log.warning(
             "ports_left_out",
             usable=usable,
-            why=f"of the ports {first} to {last} some are in the kernel's own range "
+            why=f"some of the ports {first} to {last} are in the kernel's own range "
             "(net.ipv4.ip_local_port_range), from which any program gets ports",
         )
 
@@ -396,7 +396,7 @@ def _warn_of_network(config: AgentConfig) -> None:
         _log.warning(
             "state_dir_on_network",
             why=f"{config.state_dir} is on a network file system ({kind}): while that hangs "
-            "nothing can be started or ended here, and two nodes may take it for their own; name a "
+            "nothing can be started or ended here, and two nodes may use the same one; name a "
             "folder on a disk of this machine with state_dir",
         )
 
@@ -407,7 +407,7 @@ def _warn_of_token(config: AgentConfig) -> None:
             _log.warning(
                 "token_file_open",
                 why=f"other users can read {config.token_file}, jobs among them, and let in "
-                f"agents of their own by it; run: chmod 600 {config.token_file}",
+                f"agents of their own with it; run: chmod 600 {config.token_file}",
             )
 
 

@@ -82,7 +82,7 @@ def _claim(folder: Path, config: AgentConfig) -> int:
         raise SecondAgentError(
             f"another agent already serves this machine: {holder}; this one is process "
             f"{os.getpid()}, node {config.node} in {config.state_dir}. Stop one of them, or set "
-            "shared_host: true in the configuration of both to try things out"
+            "shared_host: true in the configuration of both for experiments"
         ) from error
     except OSError as error:
         os.close(claim)

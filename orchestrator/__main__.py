@@ -48,8 +48,8 @@ _SERVE: Final = "coordinator"
 BACKUP: Final = "backup"
 RESTORE: Final = "restore"
 _OF_THE_JOURNAL: Final = {
-    BACKUP: "Copy the journal to a new file, whole and checked; also while the coordinator runs.",
-    RESTORE: "Put a backup in the place of the journal, while the coordinator is stopped. What was "
+    BACKUP: "Copy the journal to a new file and verify it; the coordinator may be running.",
+    RESTORE: "Replace the journal of a stopped coordinator by a backup. What was "
     "there stays beside it.",
 }
 
@@ -124,7 +124,7 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
         source.add_argument(
             "--salvage",
             action="store_true",
-            help="in its place what can be read of a journal whose end is damaged or lost",
+            help="in its place the readable part of a journal whose end is damaged or lost",
         )
     return parser.parse_args(given[1:], argparse.Namespace(verb=verb, check=False))
 
@@ -136,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration (YAML)")
     parser.add_argument("--version", action="version", version=f"muster {VERSION}")
     parser.add_argument(
-        "--check", action="store_true", help="look at configuration, tokens and journal, and end"
+        "--check", action="store_true", help="check configuration, tokens and journal, and exit"
     )
     return parser
 

@@ -118,8 +118,8 @@ class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if read_allowed(self.allow) and self.secret_file is None:
             raise ValueError(
-                "webhooks.secret_file is not set: what webhooks are sent is signed by it; make one "
-                "with `head -c 32 /dev/urandom | base64`, readable by the coordinator alone"
+                "webhooks.secret_file is not set: it signs webhook requests; create one with "
+                "`head -c 32 /dev/urandom | base64`, readable only by the coordinator"
             )
 
 
@@ -234,6 +234,6 @@ def check_listen(config: CoordinatorConfig) -> None:
         raise ConfigError(f"listen.host: expected an address or a host name, got {host!r}")
     if config.tls is None and not is_loopback(host):
         raise InsecureConfigError(
-            f"listen.host: {host} is reached from the network, and without TLS every token that "
-            "crosses it can be read; set tls.cert and tls.key, or listen on 127.0.0.1"
+            f"listen.host: {host} is reachable from the network, where tokens can be read "
+            "in transit without TLS; set tls.cert and tls.key, or listen on 127.0.0.1"
         )

@@ -19,6 +19,7 @@ from muster.daemon.listen_address import listeners
 from muster.daemon.sd_notify import Notifier
 from muster.daemon.task_owner import TaskOwner
 from muster.daemon.tls import Renewed, certificate_names
+from muster.protocol.interfaces import host_port
 from orchestrator.api.app import OPEN_REQUESTS, make_app
 from orchestrator.api.http.connection_limits import HEAD_S, ConnectionLimits, GuardedConnection
 from orchestrator.api.http.cross_origin import Origins
@@ -28,7 +29,6 @@ from orchestrator.config import CoordinatorConfig, webhook_secret
 from orchestrator.core.model.limits import HangLimits, Limits, Quarantine
 from orchestrator.core.model.members import streams_of
 from orchestrator.core.model.state import State
-from orchestrator.core.views.display import host_port
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.agent_sessions import AgentSessions
@@ -264,7 +264,7 @@ async def _renew(certificate: Renewed) -> Never:
         except TlsError as error:
             problem = str(error)
         if problem and problem != told:
-            _log.error("certificate_unreadable", why=problem, done="the one of before is shown")
+            _log.error("certificate_unreadable", why=problem, done="the previous one stays in use")
         told = problem
 
 
@@ -332,7 +332,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> str:
                 "address` shows, or to 0.0.0.0 for all of them"
             )
         case errno.EACCES | errno.EPERM:
-            return f"{where}: this user may not listen there; set listen.port above 1023"
+            return f"{where}: this user is not allowed to listen there; set listen.port above 1023"
         case _:
             why = error.strerror or str(error)
             return f"{where} ({why}); set another listen.host or listen.port"

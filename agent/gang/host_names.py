@@ -44,7 +44,7 @@ def mode_of(config: AgentConfig) -> str:
             return "file" if root and not config.shared_host else "off"
         case "private" if not root:
             raise ConfigError(
-                "hosts.mode is private, and only root can mount a file for a job alone: run the "
+                "hosts.mode is private, and only root can mount a file for a single job: run the "
                 "agent as root, or use another mode"
             )
         case mode:
@@ -117,7 +117,7 @@ class GangHostNames:
         try:
             findings = await _in_own_thread(lambda: self._prove(task, plan, own))
         except TimeoutError:
-            text = f"no name server has answered for the names of the gang within {PROOF_S:g} s"
+            text = f"no name server has resolved the gang's names within {PROOF_S:g} s"
             findings = Findings((text,))
         except OSError as error:
             text = f"the job's own {self._path} cannot be mounted: {error.strerror}"

@@ -109,7 +109,9 @@ def unanswered(names: int) -> Findings:
     if not names:
         return Findings()
     told = f"{count(names, 'name')} of the gang's nodes"
-    return Findings((), (f"no name server has said in time whether {told} mean other machines",))
+    return Findings(
+        (), (f"no name server has answered in time whether {told} mean other machines",)
+    )
 
 
 def _ask(names: Collection[str], resolver: Resolver) -> dict[str, list[str]]:
@@ -208,8 +210,8 @@ def _of_own_name(name: str, found: Sequence[str], address: str) -> str:
     text = f"this node's own name {name} leads to {_listed(found)} here, and is at {address}"
     if all(ipaddress.ip_address(other).is_loopback for other in found):
         text += (
-            "; NCCL and gloo are told their interface and do not ask, other programs may: take "
-            "the name off that line of the hosts file"
+            "; NCCL and gloo do not need it, but other programs may: remove the name from that "
+            "line of the hosts file"
         )
     return text
 

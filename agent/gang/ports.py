@@ -71,7 +71,7 @@ def free_ports(
         if len(found) == count:
             return tuple(found)
     raise NoPortsError(
-        f"of the ports {first} to {last} only {len(found)} are free and outside the kernel's own "
+        f"only {len(found)} of the ports {first} to {last} are free and outside the kernel's own "
         f"range {ephemeral}, and {count} are needed: "
         "widen `ports` in the agent's configuration"
     )
@@ -137,7 +137,7 @@ def _can_bind(port: int) -> bool:
         except OSError as error:
             if error.errno in _CANNOT_LOOK:
                 why = f"{os.strerror(error.errno)}: {_CANNOT_LOOK[error.errno]}"
-                raise NoPortsError(f"no port can be looked for: {why}") from error
+                raise NoPortsError(f"cannot look for a port: {why}") from error
             if error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:
                 return False
         else:

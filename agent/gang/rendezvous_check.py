@@ -56,7 +56,7 @@ class RendezvousChecks:
             sock = listener(port)
         except OSError as error:
             why = (
-                "was free, and another program has taken it since"
+                "was free, but another program has taken it since"
                 if error.errno == errno.EADDRINUSE
                 else f"cannot be listened on: {error.strerror}"
             )
@@ -198,7 +198,7 @@ async def _answer(sock: socket.socket) -> str:
 
 def _silent(meeting: RendezvousCheck, *, connected: bool) -> str:
     if connected:
-        return f"another program is there, which says nothing in {meeting.timeout_s:g} s"
+        return f"another program listens there, which sends nothing within {meeting.timeout_s:g} s"
     return f"no answer in {meeting.timeout_s:g} s (does a firewall drop the packets?)"
 
 
@@ -211,6 +211,6 @@ def _told(error: OSError, meeting: RendezvousCheck) -> str:
         case errno.EACCES | errno.EPERM:
             return "a rule of this node forbids the connection"
         case errno.EADDRNOTAVAIL:
-            return f"this node does not have its address {meeting.source} any more"
+            return f"this node no longer has its address {meeting.source}"
         case _:
             return (error.strerror or str(error)).lower()

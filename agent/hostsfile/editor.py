@@ -89,7 +89,9 @@ class HostsFile:
                 f"{self._path} cannot be changed: {error.strerror}; let the agent write it, or set "
                 "`hosts.mode: off` in its configuration"
             ) from error
-        raise HostsFileError(f"{self._path} is replaced by others without end; what does that?")
+        raise HostsFileError(
+            f"{self._path} is replaced by another program again and again; find out which"
+        )
 
     def _is_so(self, change: Change) -> bool:
         """Whether the file needs no change. Then a read-only file is no error."""
@@ -288,7 +290,7 @@ class HostsFile:
             if error.errno != errno.ELOOP:
                 raise
             raise HostsFileError(
-                f"{self._path} is a link that leads to itself: put a file in its place"
+                f"{self._path} is a link to itself: replace it by a file"
             ) from error
         return self._path.resolve()
 
@@ -319,7 +321,7 @@ def _opened(path: Path, access: int = os.O_RDWR) -> Iterator[int]:
     fd = os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise HostsFileError(f"{path} is no regular file")
+            raise HostsFileError(f"{path} is not a regular file")
         yield fd
     finally:
         os.close(fd)
@@ -335,7 +337,7 @@ def _is_at(fd: int, path: Path) -> bool:
 def _read(fd: int) -> bytes:
     size = os.fstat(fd).st_size
     if size > _FILE_BYTES_MAX:
-        raise HostsFileError(f"a hosts file of {size} bytes is none that this agent would change")
+        raise HostsFileError(f"a hosts file of {size} bytes is too large for this agent to change")
     found = bytearray()
     while data := os.pread(fd, 1 << 20, len(found)):
         found += data

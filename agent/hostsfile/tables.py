@@ -65,7 +65,7 @@ def check(table: Table) -> None:
     """
     problems = table_problems(table)
     if problems:
-        text = f"the coordinator sent a host table that no hosts file can hold: {listed(problems)}"
+        text = f"the coordinator sent an invalid host table: {listed(problems)}"
         raise TableRefused(Refusal(RefusalCode.HOSTS_BAD_TABLE, text))
 
 
@@ -113,7 +113,7 @@ class SharedTables:
                 raise TableRefused(
                     Refusal(RefusalCode.HOSTS_UNWRITABLE, str(error), node_fault=True)
                 ) from error
-            return (f"peers have no names here but those that they had before: {error}",)
+            return (f"peers have only their existing names here: {error}",)
         return ()
 
     def hold(self, tasks: Collection[TaskId]) -> None:

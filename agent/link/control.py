@@ -148,7 +148,7 @@ class ControlLink:
                 await self._take(connection, message.data)
         except ProtocolError as error:
             _log.warning("peer_not_understood", why=str(error))
-            connection.end(f"the coordinator was not understood: {error}")
+            connection.end(f"the coordinator's message was not understood: {error}")
             return
         except (aiohttp.ClientError, OSError) as error:
             connection.end(f"the connection failed: {error}")

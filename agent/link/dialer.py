@@ -137,9 +137,9 @@ class Dialer:
         except (OSError, UnicodeDecodeError) as error:
             if _is_token(str(self._token_file)):
                 raise ConfigError(
-                    "token_file: is a token itself; write it to a file of mode 0600, and name that"
+                    "token_file: is itself a token; write it to a file of mode 0600, and name that"
                 ) from None
-            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            why = error.strerror if isinstance(error, OSError) else "it is not text"
             raise ConfigError(f"token_file: {self._token_file} cannot be read ({why})") from error
         if not token or not token.isprintable() or " " in token:
             raise ConfigError(f"token_file: {self._token_file} does not hold one token")
@@ -230,7 +230,7 @@ def _tell(path: str) -> Callable[[RetryCallState], None]:
         told = text
         if _refused(state):
             text += (
-                f" (dials again in {state.upcoming_sleep:.0f} s; once that is mended, a restart of "
+                f" (dials again in {state.upcoming_sleep:.0f} s; once that is fixed, a restart of "
                 "this agent, which leaves its jobs running, dials at once)"
             )
         _log.warning(

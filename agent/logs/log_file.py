@@ -114,7 +114,7 @@ def _owner(folder: int, above: int | None, path: str) -> int | None:
     """
     uid = os.fstat(folder).st_uid
     if above is not None and uid != above:
-        raise RefusedFileError(f"a folder of {path} belongs to uid {uid} and not to {above}")
+        raise RefusedFileError(f"a directory of {path} belongs to uid {uid} and not to {above}")
     return above if uid == os.geteuid() else uid
 
 

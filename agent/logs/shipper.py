@@ -431,7 +431,7 @@ def _why(ends: list[str | BaseException]) -> str:
             case str():
                 why = why or end
             case ProtocolError():
-                why = f"the coordinator was not understood: {end}"
+                why = f"the coordinator's message was not understood: {end}"
             case aiohttp.ClientError() | OSError():
                 why = why or f"the log connection failed: {end}"
             case asyncio.CancelledError():

@@ -182,7 +182,7 @@ def become(owner: Owner) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     number = _SETGROUPS.get(platform.machine())
     if number is None:
-        raise OSError(f"not known how on {platform.machine()}")
+        raise OSError(f"not supported on {platform.machine()}")
     groups = os.getgrouplist(owner.name, owner.gid)
     listed = (ctypes.c_uint32 * len(groups))(*groups)
     # Use the system calls directly: libc's functions would change all threads.
@@ -192,4 +192,4 @@ def become(owner: Owner) -> None:
     libc.setfsuid(owner.uid)
     # These calls return the previous id, so a second call shows whether the first one worked.
     if libc.setfsuid(-1) != owner.uid or libc.setfsgid(-1) != owner.gid:
-        raise OSError(f"the rights of {owner.name} cannot be taken")
+        raise OSError(f"cannot get the rights of {owner.name}")

@@ -100,7 +100,7 @@ class FabricMonitor:
                 found = await asyncio.shield(self._looking)
         except TimeoutError:
             _log.error("fabric_not_read", task=task, waited_s=self._look_s)
-            return NodeFabric(unseen=f"its probe has not ended in {self._look_s:g} s")
+            return NodeFabric(unseen=f"its probe has not ended within {self._look_s:g} s")
         self.latest = found
         known, self._seen = self._seen, node_rdma(found)
         self._post(RdmaObserved(self._seen))

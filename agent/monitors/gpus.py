@@ -84,7 +84,7 @@ class GpuMonitor:
         wrong = []
         for uuid in wanted:
             if uuid not in there:
-                wrong.append(f"there is no GPU {uuid} any more")
+                wrong.append(f"GPU {uuid} no longer exists")
             elif there[uuid].fault:
                 wrong.append(f"GPU {uuid} ({there[uuid].pci}) {there[uuid].fault}")
             elif there[uuid].busy:
@@ -165,6 +165,6 @@ class GpuMonitor:
 
 def _in_use(use: MemoryUse) -> str:
     pids = ", ".join(str(pid) for pid in use.pids[:_SHOWN_MAX])
-    who = f"processes {pids} use it" if pids else "no process shows that uses it"
+    who = f"processes {pids} use it" if pids else "no process that uses it is visible"
     # Rounded, because an exact number would change with each check.
     return f"has {use.used_bytes >> 30 or 0.5:g} GiB of its memory or more in use, and {who}"

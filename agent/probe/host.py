@@ -25,7 +25,7 @@ from muster.protocol.gpus import GpuDevice, usable
 from muster.protocol.interfaces import Interface
 
 _ROOT: Final = Path("/")
-LEFT_OUT: Final = "is left out by `gpus` in the agent's configuration"
+LEFT_OUT: Final = "is excluded by `gpus` in the agent's configuration"
 
 
 class ProbeError(DaemonError):
@@ -137,12 +137,12 @@ def address_towards(coordinator: str) -> str:
             return str(sock.getsockname()[0])
     except socket.gaierror as error:
         raise ProbeError(
-            f"coordinator: this node does not know {host} ({error.strerror or error}); enter the "
+            f"coordinator: this node cannot resolve {host} ({error.strerror or error}); enter the "
             "name in DNS or /etc/hosts, or write another `coordinator` in the agent's configuration"
         ) from error
     except OSError as error:
         raise ProbeError(
-            f"the address of this node is not known: there is no way to {host} "
+            f"the address of this node is unknown: there is no route to {host} "
             f"({error.strerror or error}); set `address` in the agent's configuration"
         ) from error
 

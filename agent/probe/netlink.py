@@ -151,7 +151,7 @@ def _answer(sock: socket.socket) -> tuple[list[tuple[int, bytes]], bool]:
                 return found, whole
             if kind == _ERROR:
                 code = -struct.unpack_from("=i", body)[0]
-                raise OSError(code, "the kernel does not tell its network interfaces")
+                raise OSError(code, "the kernel does not list its network interfaces")
             found.append((kind, body))
             at += (length + 3) & ~3
 

@@ -12,7 +12,7 @@ INSTALL: Final = (
     "install py-spy beside the agent's interpreter (the extra `stacks` of muster-cluster), or "
     "anywhere on the agent's PATH"
 )
-ABSENT: Final = "py-spy is not installed on this node, so nobody can see where the ranks stand"
+ABSENT: Final = "py-spy is not installed on this node, so the stacks of ranks are not available"
 MISSING: Final = f"{ABSENT}: {INSTALL}"
 
 

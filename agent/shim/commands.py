@@ -151,7 +151,7 @@ def _text(document: dict[str, object], field: str) -> str | None:
     value = document.get(field)
     if value is None or (isinstance(value, str) and "\0" not in value):
         return value or None
-    raise Malformed(f"{field} {value!r} is not a text without NUL")
+    raise Malformed(f"{field} {value!r} is not text without NUL")
 
 
 def _words(document: dict[str, object], field: str) -> list[str] | None:
@@ -163,7 +163,7 @@ def _words(document: dict[str, object], field: str) -> list[str] | None:
     words = []
     for word in value:
         if not isinstance(word, str) or "\0" in word:
-            raise Malformed(f"{field} holds {word!r}, which is no word without NUL")
+            raise Malformed(f"{field} holds {word!r}, which is not a word without NUL")
         words.append(word)
     return words
 
@@ -207,9 +207,9 @@ def _variables(value: object) -> dict[str, str]:
         raise Malformed("env is not a map of texts")
     for name, content in value.items():
         if not name or "=" in name or "\0" in name:
-            raise Malformed(f"env holds the name {name!r}, which no environment can hold")
+            raise Malformed(f"env holds the name {name!r}, which is invalid in an environment")
         if not isinstance(content, str) or "\0" in content:
-            raise Malformed(f"env {name} is not a text without NUL")
+            raise Malformed(f"env {name} is not text without NUL")
     return value
 
 

@@ -120,7 +120,7 @@ class _Template:
         except BlockingIOError:
             return {"error": f"{folder} belongs to a shim that is still alive"}
         except OSError as error:
-            return {"error": f"{folder} cannot be made a task's folder: {error.strerror}"}
+            return {"error": f"{folder} cannot become a task directory: {error.strerror}"}
         with listener:
             try:
                 pid = self._hand_over(wish, (folder_fd, lock, listener.fileno(), *given))

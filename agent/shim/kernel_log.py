@@ -65,7 +65,7 @@ class KernelLog:
             try:
                 record = os.read(fd, RECORD_BYTES_MAX)
             except BrokenPipeError:
-                # Records were overwritten; the next read goes on with the oldest that is there.
+                # Records were overwritten; the next read goes on with the oldest that exists there.
                 continue
             except OSError:
                 return

@@ -94,7 +94,7 @@ class Preparation:
             name,
             self._in_time(
                 f"Looking up user {name} had no answer",
-                "do the directory services of this node (getent passwd) answer?",
+                "check that the directory services of this node answer (getent passwd)",
                 told,
             ),
         )
@@ -160,7 +160,7 @@ class Preparation:
         why = "was not found" if failure.code == errno.ENOENT else f"cannot run: {failure.text}"
         return (
             f"{wanted} {why} for user {self.identity.name} on this node;"
-            " set `python` to an interpreter, venv or conda prefix that is there."
+            " set `python` to an interpreter, venv or conda prefix that exists there."
         )
 
     def _take(self) -> RunnerProcess | None:
@@ -168,7 +168,7 @@ class Preparation:
         try:
             child = self._children.take()
         except OSError as error:
-            text = f"{error.strerror}: this node has no memory or no process number left."
+            text = f"{error.strerror}: this node has run out of memory or process numbers."
             self._refuse(RefusalCode.SPAWN_FAILED, text)
             return None
         child.ended = self._child_ended
@@ -186,7 +186,7 @@ class Preparation:
         cwd = self._command.cwd or self.identity.home
         answered = self._in_time(
             f"User {self.identity.name} could not enter the folder {cwd}: no answer",
-            "its file system hangs on this node; see to its mount, or name another `workdir`.",
+            "its file system hangs on this node; check its mount, or name another `workdir`.",
             told,
         )
         child.enter(

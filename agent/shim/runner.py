@@ -483,7 +483,7 @@ def describe(failure: Failure, user: str) -> str:
             )
         case "program" if failure.code == errno.ENOEXEC:
             return (
-                f"{failure.path} is no program: give it a first line such as #!/bin/sh,"
+                f"{failure.path} is not a program: give it a first line such as #!/bin/sh,"
                 " or call its interpreter."
             )
         case "program":

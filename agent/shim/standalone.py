@@ -37,7 +37,7 @@ def main(request: str) -> int:
         sys.stderr.write(f"{folder} belongs to a shim that is still alive\n")
         return 1
     except OSError as error:
-        sys.stderr.write(f"{folder} cannot be made a task's folder: {error.strerror}\n")
+        sys.stderr.write(f"{folder} cannot become a task directory: {error.strerror}\n")
         return 1
     _notify(b"READY=1")
     if wish.get("cgroup", True) and "cgroup_parent" not in wish:

@@ -81,7 +81,7 @@ class Shims(Protocol):
 def request_of(task_dir: Path, options: ShimOptions) -> dict[str, object]:
     """Return the request that describes a shim. Raises SpawnError."""
     if not task_dir.is_absolute():
-        raise SpawnError(f"the task's folder {task_dir} is no absolute path")
+        raise SpawnError(f"the task's folder {task_dir} is not an absolute path")
     return {
         **msgspec.to_builtins(options),
         "task_dir": str(task_dir),

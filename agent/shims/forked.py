@@ -59,7 +59,7 @@ class ForkServer:
                     # It has died, now or earlier: try once more with a new one.
                     await self._end()
                     if last:
-                        text = f"the shim template does not answer: {_words(error)}"
+                        text = f"the fork server does not answer: {_words(error)}"
                         raise SpawnError(text) from error
                     continue
                 if "error" in answer:
@@ -84,9 +84,9 @@ class ForkServer:
             ready = await self._answer(READY, first, START_S)
         except (OSError, EOFError, TimeoutError) as error:
             await self._end()
-            raise SpawnError(f"the shim template did not start: {_words(error)}") from error
+            raise SpawnError(f"the fork server did not start: {_words(error)}") from error
         if not ready.get("ready"):
-            raise SpawnError(f"the shim template answered {ready!r} in place of ready")
+            raise SpawnError(f"the fork server answered {ready!r} instead of ready")
 
     async def _ask(self, request: dict[str, object], given: socket.socket | None) -> dict[str, Any]:
         assert self._channel is not None
@@ -130,7 +130,7 @@ class ForkServer:
             if waiting.done():
                 continue
             if not data:
-                waiting.set_exception(EOFError("it has ended"))
+                waiting.set_exception(EOFError("it has exited"))
             elif answer.get("id", READY) == number:
                 # A cancelled request has no waiter any more.
                 waiting.set_result(answer)

@@ -69,7 +69,7 @@ def _checked(pid: int, members: Mapping[int, int], uid: int) -> Process:
         found = syscalls.stat_of(pid)
         if found is None or found[0] in "ZX":
             return Process(pid, problem=ENDED)
-        return Process(pid, problem=f"process {pid}, which the job named, is not of this task")
+        return Process(pid, problem=f"process {pid}, which the job reported, is not of this task")
     if uid != 0 and 0 in syscalls.uids_of(pid):
         return Process(pid, problem=f"process {pid} runs as root, and the job does not")
     process = Process(pid, began)

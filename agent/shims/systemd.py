@@ -163,8 +163,8 @@ class SystemdUnits:
             return await asyncio.to_thread(_pid, task_dir)
         except OSError as error:
             raise SpawnError(
-                f"no shim for task {task}: it ended as it began; `journalctl -u {unit_of(task)}` "
-                "may say why"
+                f"no shim for task {task}: it exited at its start; "
+                f"see `journalctl -u {unit_of(task)}`"
             ) from error
 
     async def close(self) -> None:

@@ -215,7 +215,7 @@ class TaskDirs:
         if free < RESERVE_BYTES:
             raise DiskFullError(
                 f"the disk of {self._root} is full: {free >> 20} MiB are free and a task needs "
-                f"{RESERVE_BYTES >> 20} MiB to begin; make room, or move the agent's `state_dir`"
+                f"{RESERVE_BYTES >> 20} MiB to start; make room, or move the agent's `state_dir`"
             )
 
     def write_hostfile(self, task: TaskId, text: str) -> None:

@@ -29,5 +29,5 @@ def check_descriptors() -> None:
     if limit - used < RESERVE:
         raise NoDescriptorsError(
             f"this agent has {used} of {limit} file descriptors in use, and keeps {RESERVE} for "
-            "what runs: raise its LimitNOFILE"
+            "running tasks: raise its LimitNOFILE"
         )

@@ -71,7 +71,7 @@ def write(state_dir: Path, jobs: int) -> None:
     journal = Journal.open(state_dir)
     try:
         for first in range(1, jobs + 1, _BATCH):
-            facts: list[tuple[f.Durable, float]] = []
+            facts: list[tuple[f.Fact, float]] = []
             rows: list[Archived] = []
             for number in range(first, min(first + _BATCH, jobs + 1)):
                 mine = list(_facts(number))
@@ -101,7 +101,7 @@ def digest(number: int) -> str:
     return f"{number:064x}"
 
 
-def _facts(number: int) -> Iterator[tuple[f.Durable, float]]:
+def _facts(number: int) -> Iterator[tuple[f.Fact, float]]:
     job, at = JobId(number), _BEGAN + 10.0 * number
     spec = structs.replace(_SPEC, name=name(number), pool=POOLS[number // 50 % len(POOLS)])
     yield f.JobSubmitted(job, spec, user(number), key(number), digest(number)), at
@@ -128,7 +128,7 @@ def _facts(number: int) -> Iterator[tuple[f.Durable, float]]:
 _examples: dict[int, Job] = {}
 
 
-def _row(number: int, facts: list[tuple[f.Durable, float]]) -> Archived:
+def _row(number: int, facts: list[tuple[f.Fact, float]]) -> Archived:
     """Return the row that the coordinator would write for such a job; replaying each job would take
     all day.
     """

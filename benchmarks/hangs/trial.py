@@ -27,8 +27,8 @@ from muster.protocol.states import TaskState
 from muster.spec.model import Argv, JobSpec, Launcher
 from orchestrator.core.engine.turn import turn
 from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import hangs as hf
 from orchestrator.core.facts import inputs as s
-from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State
 
@@ -220,7 +220,7 @@ class Trial:
     def _turn(self, received: s.Input) -> None:
         done = turn(self.state, received, Instant(self.now, 1.7e9 + self.now), self.limits)
         for fact in done.facts:
-            if isinstance(fact, f.HangJudged):
+            if isinstance(fact, hf.HangJudged):
                 self.told.append(Told(self.now, fact.verdict))
         for action in done.effects:
             match action:

@@ -41,7 +41,7 @@ def connection_options(command: _F) -> _F:
             is_flag=True,
             expose_value=False,
             callback=keep(NO_COLOUR),
-            help="No colours, as with NO_COLOR.",
+            help="Disable colours, as NO_COLOR does.",
         ),
         click.option(
             "--config",
@@ -49,7 +49,7 @@ def connection_options(command: _F) -> _F:
             metavar="FILE",
             expose_value=False,
             callback=keep(_CONFIG),
-            help="The client's file, instead of MUSTER_CONFIG.",
+            help="The client's configuration file (default: MUSTER_CONFIG).",
         ),
         click.option(
             "--token-file",
@@ -57,14 +57,14 @@ def connection_options(command: _F) -> _F:
             metavar="FILE",
             expose_value=False,
             callback=keep(_TOKEN_FILE),
-            help="File with your token, instead of MUSTER_TOKEN.",
+            help="File with your token (default: MUSTER_TOKEN).",
         ),
         click.option(
             "--url",
             metavar="URL",
             expose_value=False,
             callback=keep(_URL),
-            help="The coordinator, instead of MUSTER_URL.",
+            help="URL of the coordinator (default: MUSTER_URL).",
         ),
     ):
         command = option(command)
@@ -85,7 +85,7 @@ def connect() -> Client:
 
 def _trouble(error: ClientError, patience_s: float) -> None:
     if patience_s > _WORTH_A_NOTE_S:
-        note(f"{safe(str(error))}; trying again for {span(patience_s)}")
+        note(f"{safe(str(error))}; retrying for {span(patience_s)}")
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def detaching(*jobs: int, doing: str = "logs -f") -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         ids = " ".join(str(job) for job in jobs)
-        goes_on = f"job {ids} goes on" if len(jobs) == 1 else f"jobs {ids} go on"
+        goes_on = f"job {ids} continues" if len(jobs) == 1 else f"jobs {ids} continue"
         raise DetachedError(
             f"detached; {goes_on}: muster {doing} {ids} | muster cancel {ids}"
         ) from None

@@ -18,50 +18,50 @@ JOBS: Final = {
     "submit": "Submit a job; prints its id.",
     "ps": "List jobs.",
     "show": "Show one job: state, reason, nodes, timeline.",
-    "explain": "Show why a job waits, per node, and until when.",
-    "logs": "Print or follow what a job writes.",
+    "explain": "Show why a job waits, per node, and when it can start.",
+    "logs": "Print or follow the output of a job.",
     "attach": "Follow a job's logs; exits with its code.",
     "wait": "Wait for jobs to end; exits with their code.",
-    "cancel": "Stop jobs, or take them out of the queue.",
+    "cancel": "Stop jobs, or remove them from the queue.",
     "signal": "Signal the ranks of a running job.",
-    "stacks": "Show where the ranks of a running job stand.",
-    "evidence": "Write all that is known of a job into one file to send.",
-    "hold": "Keep jobs that wait from starting.",
-    "release": "Let held jobs go.",
-    "set": "Change priority, time limit or name of a job.",
+    "stacks": "Show the current stacks of a running job's ranks.",
+    "evidence": "Collect everything known about a job in one file to send.",
+    "hold": "Keep waiting jobs from starting.",
+    "release": "Release held jobs.",
+    "set": "Change the priority, time limit or name of a job.",
     "rerun": "Submit a job again, changed or not; prints its id.",
-    "diff": "Show what two jobs differ in.",
-    "events": "List what happened to a job.",
+    "diff": "Show the differences between two jobs.",
+    "events": "List the events of a job.",
 }
 # As JOBS, in `muster.cli.cluster.<name>`.
 CLUSTER: Final = {
     "nodes": "List the nodes.",
     "node": "Show a node, drain or resume nodes.",
-    "bench": "Measure all-reduce over nodes.",
-    "check": "Check that nodes agree and reach each other.",
-    "whoami": "Print the user that your token stands for.",
+    "bench": "Measure all-reduce between nodes.",
+    "check": "Check that nodes match and reach each other.",
+    "whoami": "Print the user that your token belongs to.",
     "version": "Show the versions of client and coordinator.",
     "schema": "Print the JSON Schema of the job file.",
-    "completion": "Print the completion of bash, zsh or fish.",
-    "token": "Make, list and revoke tokens.",
+    "completion": "Print shell completion for bash, zsh or fish.",
+    "token": "Create, list and revoke tokens.",
     "init": "Write the configuration and tokens of a new cluster.",
 }
 # Name -> help text, the daemon's package, and its first arguments.
 DAEMONS: Final[dict[str, tuple[str, ...]]] = {
     "coordinator": ("Run the coordinator.", "orchestrator"),
     "backup": (
-        "Copy the coordinator's journal to a file, beside a coordinator that runs.",
+        "Copy the coordinator's journal to a file; the coordinator may be running.",
         "orchestrator",
         "backup",
     ),
     "restore": (
-        "Put a backup in the place of the journal of a coordinator that is stopped.",
+        "Replace the journal of a stopped coordinator by a backup.",
         "orchestrator",
         "restore",
     ),
     "agent": ("Run a node's agent.", "agent"),
-    "probe": ("Show this node's HCAs, GPUs, and what its jobs will use of them.", "agent", "probe"),
-    "doctor": ("Say what is wrong with this node's fabric, and how to mend it.", "agent", "doctor"),
+    "probe": ("Show this node's HCAs and GPUs, and which of them jobs use.", "agent", "probe"),
+    "doctor": ("Show problems of this node's fabric, and how to fix them.", "agent", "doctor"),
 }
 VERBS: Final = {**JOBS, **CLUSTER, **{name: words[0] for name, words in DAEMONS.items()}}
 
@@ -132,7 +132,7 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
     is_eager=True,
     expose_value=False,
     callback=_print_version,
-    help="Show the version of this client; `muster version` asks the coordinator, too.",
+    help="Show the version of this client; `muster version` also asks the coordinator.",
 )
 def muster() -> None:
     """Run multi-node PyTorch jobs on bare-metal nodes.

@@ -83,17 +83,19 @@ def _unexpected(error: Exception) -> CliError:
             return CliError(safe(str(error)), EXIT_CLIENT)
         case UnicodeEncodeError():
             said = f"`{printable(error.object)}` is not UTF-8"
-            return CliError(f"{said}: type it where the encoding is UTF-8", EXIT_USAGE)
+            return CliError(f"{said}: use a terminal with UTF-8 encoding", EXIT_USAGE)
         case OSError() if error.strerror:
             where = f"{safe(str(error.filename))}: " if error.filename else ""
             return CliError(f"{where}{error.strerror}", EXIT_CLIENT)
         case _:
             pass
-    said = safe(str(error)) or "no further words"
+    said = safe(str(error)) or "no message"
     details = _write_details(error)
-    where = "MUSTER_DEBUG=1 shows where" if details is None else f"the details are in {details}"
+    where = (
+        "MUSTER_DEBUG=1 shows the traceback" if details is None else f"the details are in {details}"
+    )
     return CliError(
-        f"unexpected {type(error).__name__}: {said}\n  this is a mistake in muster; {where}",
+        f"unexpected {type(error).__name__}: {said}\n  this is a bug in muster; {where}",
         EXIT_CLIENT,
     )
 

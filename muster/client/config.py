@@ -150,7 +150,7 @@ def check_url(text: str) -> SplitResult:
         port = url.port
         (url.hostname or "").encode("idna")  # as the look-up of the name does
     except ValueError as error:
-        raise SettingsError(f"the address {text!r} is no URL: {error}", _URL_HINT) from None
+        raise SettingsError(f"the address {text!r} is not a URL: {error}", _URL_HINT) from None
     strange = url.path not in {"", "/"} or url.query or url.fragment or url.username is not None
     if url.scheme not in {"http", "https"} or not url.hostname or port == 0 or strange:
         raise SettingsError(f"the address {text!r} is not of the form https://host:port", _URL_HINT)
@@ -163,7 +163,7 @@ def check_url(text: str) -> SplitResult:
     return url
 
 
-_URL_HINT: Final = "say where the coordinator is: --url https://host:7077, or MUSTER_URL"
+_URL_HINT: Final = "set the coordinator's address: --url https://host:7077, or MUSTER_URL"
 
 
 def is_loopback(host: str) -> bool:
@@ -181,7 +181,7 @@ def _checked(text: str, origin: str) -> str:
     # Because it becomes a header, refuse anything but visible ASCII.
     if not token or len(token) > _TOKEN_CHARS_MAX or not all("!" <= char <= "~" for char in token):
         raise SettingsError(
-            f"what {origin} holds is no token",
+            f"{origin} does not contain a token",
             "a token is one word, muster_admin_... or the like",
         )
     return token

@@ -40,7 +40,7 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-_TRY_AGAIN: Final = "try again; `journalctl -u muster-coordinator` says what happened there"
+_TRY_AGAIN: Final = "try again; see `journalctl -u muster-coordinator` there"
 _SERVER: Final = "muster/"
 
 
@@ -100,7 +100,7 @@ class HttpContext:
                 title=reason,
                 status=status,
                 code="not_a_problem",
-                detail=f"the answer was {status} {reason}, and not from a coordinator",
+                detail=f"the answer was {status} {reason}, not from a coordinator",
                 hint=f"check the address and port, and correct them {self._where_from}",
             )
         hint = self._better_hint(problem)
@@ -111,7 +111,7 @@ class HttpContext:
         mismatch."""
         origin = self._settings.token_from
         if problem.status == 401 and origin:
-            return f"your token is from {origin}; {self.url} does not know it (any more)"
+            return f"your token is from {origin}; {self.url} does not know it"
         if problem.status == 403 and origin:
             return f"{problem.hint}; yours is from {origin}".lstrip("; ")
         if problem.code in {"no_such_route", "method_not_allowed"}:
@@ -130,8 +130,8 @@ class HttpContext:
 
     def not_http(self) -> BadAnswerError:
         return BadAnswerError(
-            f"what answers at {self.url} is no coordinator: it does not speak HTTP",
-            f"check the port, and http:// or https://; say it {self._where_from}",
+            f"the server at {self.url} is not a coordinator: it does not speak HTTP",
+            f"check the port, and http:// or https://; set it {self._where_from}",
         )
 
     def explain(self, error: Exception) -> ClientError:
@@ -142,13 +142,13 @@ class HttpContext:
                 return UnreachableError(
                     self.url,
                     f"{said} does not answer: nothing listens there",
-                    f"start it with `muster coordinator`, or say where it is {self._where_from}",
+                    f"start it with `muster coordinator`, or set its address {self._where_from}",
                 )
             case socket.gaierror():
                 return UnreachableError(
                     self.url,
                     f"{said} is not found: {error.strerror}",
-                    f"check the host name; say it {self._where_from}",
+                    f"check the host name; set it {self._where_from}",
                     passing=error.errno == socket.EAI_AGAIN,
                 )
             case ssl.SSLCertVerificationError():
@@ -164,8 +164,8 @@ class HttpContext:
             case ssl.SSLError() if not isinstance(error, ssl.SSLEOFError):
                 return UnreachableError(
                     self.url,
-                    f"{said} does not speak TLS as we do: {error.reason or error}",
-                    f"check http:// or https://, and the port; say it {self._where_from}",
+                    f"{said} has an incompatible TLS configuration: {error.reason or error}",
+                    f"check http:// or https://, and the port; set it {self._where_from}",
                     passing=False,
                 )
             case TimeoutError():

@@ -62,9 +62,9 @@ class ResumableStream(ABC, Generic[_T]):
         self._barren = self._barren + 1 if self.place() == self._before else 0
         if self._barren > _BARREN_MAX:
             raise BadAnswerError(
-                f"the coordinator ends the {self.what} again and again: "
-                f"{self.reason or 'no word why'}",
-                "its own log says why",
+                f"the coordinator keeps closing the {self.what}: "
+                f"{self.reason or 'no reason given'}",
+                "see its log",
             )
         if not self._barren:
             return 0.0

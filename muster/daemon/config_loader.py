@@ -117,7 +117,9 @@ def read_yaml(file: Path, kind: type[msgspec.Struct]) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror})") from error
     if len(raw) > _FILE_BYTES_MAX:
-        raise ConfigError(f"{file}: larger than {_FILE_BYTES_MAX} bytes, so no configuration file")
+        raise ConfigError(
+            f"{file}: larger than {_FILE_BYTES_MAX} bytes, so it is not a configuration file"
+        )
     try:
         tree = _load(raw.decode("utf-8"), kind)
     except UnicodeDecodeError as error:

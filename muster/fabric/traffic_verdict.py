@@ -58,7 +58,7 @@ def judge(gang: Gang) -> Proof:
     if len(undecided) == len(gang):
         return _counted(gang, seen)
     if undecided:
-        return _unknown(f"NCCL has said nothing of its network on {named(undecided)}")
+        return _unknown(f"NCCL has logged no network on {named(undecided)}")
     return _chosen(seen)
 
 
@@ -91,7 +91,7 @@ def summary(report: FabricReport) -> tuple[object, ...]:
 
 def reason_of(report: FabricReport) -> str:
     """Return why NCCL uses sockets there, in its own words if it logged any."""
-    return report.nccl.reason or "NCCL does not say why"
+    return report.nccl.reason or "NCCL logged no reason"
 
 
 def _sockets(on_sockets: _Seen, seen: _Seen) -> Proof:
@@ -124,7 +124,7 @@ def _chosen(seen: _Seen) -> Proof:
         (moved if carried(ports) else still if known else blind).append(name)
     if still:
         return _unknown(
-            f"NCCL chose {network}, but no HCA of {named(still)} has carried anything yet{failing}"
+            f"NCCL chose {network}, but no HCA of {named(still)} has carried traffic yet{failing}"
         )
     if moved and not blind:
         return Proof(Carrier.PROVED, f"RDMA proved: {figures(seen)}{failing}", firm=True)

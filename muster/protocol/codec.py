@@ -30,7 +30,9 @@ class UnknownMessage(ProtocolError):
     """
 
     def __init__(self, kind: str, seq: int = 0) -> None:
-        super().__init__(f"a message of the type {kind[:60]!r}, which this version does not know")
+        super().__init__(
+            f"a message of the type {kind[:60]!r}, which this version does not support"
+        )
         self.kind = kind
         self.seq = seq
 

@@ -83,7 +83,7 @@ def check_address(text: str) -> Address:
         address.is_link_local or address.scope_id is not None
     )
     if address.is_unspecified or address.is_multicast or zoned:
-        raise BadHost(f"{text[:80]!r} is not an address at which a peer can reach a node")
+        raise BadHost(f"{text[:80]!r} is not an address that peers can reach")
     return address
 
 

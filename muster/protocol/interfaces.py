@@ -97,7 +97,7 @@ def problem(interfaces: tuple[Interface, ...]) -> str | None:
             return f"{interface.name} has more than {ADDRESSES_MAX} addresses"
         for address in interface.addresses:
             if not usable_address(address):
-                return f"{interface.name} has {address[:60]!r}, at which no peer can reach it"
+                return f"{interface.name} has {address[:60]!r}, which peers cannot reach"
     return None
 
 
@@ -123,3 +123,8 @@ class Endpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     node: str
     address: str
     interface: str = ""
+
+
+def host_port(address: str, port: int) -> str:
+    """Join as in a URL: an IPv6 address stands in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

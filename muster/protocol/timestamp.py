@@ -51,5 +51,5 @@ def moment(text: str, now: float) -> float:
     except ValueError:
         raise RefusedError("is neither a duration nor a time", _MOMENT_HINT) from None
     if found.tzinfo is None:
-        raise RefusedError("is a time without its zone", f"{_MOMENT_HINT} (Z is UTC)")
+        raise RefusedError("is a time without a time zone", f"{_MOMENT_HINT} (Z is UTC)")
     return found.timestamp()

@@ -16,5 +16,5 @@ def certificate_hint(verify_code: int, other: str) -> str:
             "use a name that the certificate has, or make one that has this name (subjectAltName)"
         )
     if verify_code in _OF_ANOTHER_TIME:
-        return "see the clock of this machine, or renew the certificate"
+        return "check the clock of this machine, or renew the certificate"
     return other

@@ -7,14 +7,14 @@ from typing import Final
 from muster.protocol.hardware_events import Grade
 
 HARMLESS: Final = {
-    13: "a kernel of the program did what it may not (an index out of range, most often)",
-    31: "the program used an address of the GPU's memory that is not its own",
+    13: "a kernel of the program made an invalid access (most often an index out of range)",
+    31: "the program accessed GPU memory outside its own",
     43: "the program's GPU channel was stopped after an error of the program",
     45: "the GPU's channels were cleaned up as the program ended",
-    63: "a memory row was remapped, or is to be at the next reset",
+    63: "a memory row was remapped, or will be at the next reset",
     68: "the video processor reported an error of the program",
     92: "many single-bit memory errors were corrected",
-    109: "the program's work on the GPU did not end in its time",
+    109: "the program's work on the GPU timed out",
 }
 """Errors that a program can cause, or that need no action, each with its meaning for the program's
 author. All others are errors of the machine.

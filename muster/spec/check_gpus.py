@@ -33,7 +33,7 @@ def check_gpus(spec: JobSpec, problems: Problems) -> None:
     where, shown = "resources.numa_binding", spec.resources.numa_binding.value
     if not spec.launcher.torchruns:
         hint = "use `launcher: torchrun`, or bind in the program (`numactl`)"
-        problems.add(where, shown, "is done by torchrun", hint)
+        problems.add(where, shown, "is provided by torchrun", hint)
     if spec.resources.gpu == 0:
         hint = "leave it out, or ask for GPUs"
         problems.add(where, shown, "binds each rank near its GPU, and `gpu` is 0", hint)

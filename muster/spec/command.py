@@ -142,13 +142,13 @@ def _training_words(words: list[str]) -> list[str]:
     if first == "-m":
         return _module_words(words)
     if first.startswith("-"):
-        raise RefusedError(f"`{first}` is an option and no script", "begin with the script or `-m`")
+        raise RefusedError(f"`{first}` is an option, not a script", "begin with the script or `-m`")
     if _ASSIGNMENT.fullmatch(first):
         raise _variables_refused(list(itertools.takewhile(_ASSIGNMENT.fullmatch, words)))
     if not is_python_script(first):
         bare = "/" not in first and is_python_script(f"./{first}")
         raise RefusedError(
-            f"`{first}` is not a Python script, and torchrun starts nothing else",
+            f"`{first}` is not a Python script, and torchrun starts only Python",
             "add `launcher: none`" + (f", or write `./{first}` if it is one" if bare else ""),
         )
     return words
@@ -166,7 +166,7 @@ def _of_rank(words: list[str]) -> list[str]:
     if program in ("torchrun", "accelerate", "deepspeed"):
         raise RefusedError(
             f"`{program}` starts ranks, and `launcher: processes` starts one of it for each",
-            "write what a rank is to run, or use `launcher: none`",
+            "write the command of a rank, or use `launcher: none`",
         )
     return _module_words(words) if words[0] == "-m" else of_python(words)
 
@@ -279,7 +279,7 @@ def _accelerate_checked(words: list[str]) -> list[str]:
         if option in _ACCELERATE_KEYS:
             key = _ACCELERATE_KEYS[option]
             hint = f"leave it out, and write `{key}`" if key else "leave it out"
-            refused.append(RefusedError(f"`{word}` is for Muster to say", hint))
+            refused.append(RefusedError(f"`{word}` is set by Muster", hint))
     raise_refused(refused)
     if not any(_begins_program(word) for word in words):
         raise RefusedError(
@@ -296,7 +296,7 @@ def _begins_program(word: str) -> bool:
 
 def _launcher_refused(program: str, words: list[str]) -> RefusedError:
     """Return the correction of `accelerate launch WORDS` or `deepspeed WORDS`."""
-    said = f"Muster starts the ranks in {program}'s place"
+    said = f"Muster starts the ranks instead of {program}"
     read = _of_accelerate if program == "accelerate" else _of_deepspeed
     try:
         rest, keys = read(words)
@@ -404,7 +404,7 @@ def _torchrun_refused(words: list[str]) -> RefusedError:
     rest, options = _torchrun(words)
     said = "Muster writes the torchrun line itself"
     if not rest:
-        return RefusedError(said, "write what torchrun is to start: `run: train.py`")
+        return RefusedError(said, "write the program for torchrun: `run: train.py`")
     try:
         rest = _training_words(rest)
     except RefusedError as refused:

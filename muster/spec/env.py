@@ -81,7 +81,7 @@ def check_name(name: str) -> None:
     """Raise `RefusedError` if a job may not set this variable."""
     if not _NAME.fullmatch(name):
         raise RefusedError(
-            f"`{printable(name)}` is not a name of a variable",
+            f"`{printable(name)}` is not a valid variable name",
             "letters, digits and `_`, not beginning with a digit",
         )
     if name in _OF_TORCHRUN:
@@ -91,7 +91,7 @@ def check_name(name: str) -> None:
         )
     if name in _OURS or name.startswith(("MUSTER_", "PET_")):
         raise RefusedError(
-            f"`{name}` is set by Muster for each node", "leave it out; the job finds it set"
+            f"`{name}` is set by Muster for each node", "leave it out; Muster sets it"
         )
 
 
@@ -99,7 +99,7 @@ def _value(name: str, value: object, caller: Mapping[str, str]) -> str:
     if value is None:
         if name not in caller:
             raise RefusedError(
-                f"`{name}` is to be taken from your environment, and is not set there",
+                f"`{name}` is not set in your environment",
                 f"export {name} before you submit, or write `{name}: value` "
                 f'(`{name}: ""` for an empty one)',
             )

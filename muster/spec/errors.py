@@ -151,7 +151,7 @@ class Problems:
         found = sorted(self._found, key=lambda p: last if p.line is None else p.line)
         if self._left_out:
             found.append(
-                Problem("", None, f"and {self._left_out} more problems", "mend these first")
+                Problem("", None, f"and {self._left_out} more problems", "fix these first")
             )
         raise SpecError(found)
 

@@ -74,7 +74,7 @@ def failures(text: str) -> tuple[FailureKind, ...]:
         hint = (
             f"did you mean `{meant}`?" if meant else f"write one of {ANY_OOM}, {', '.join(known)}"
         )
-        raise RefusedError("is no class of failures", hint)
+        raise RefusedError("is not a failure class", hint)
     return (FailureKind(name),)
 
 
@@ -101,7 +101,7 @@ def label(text: str) -> str:
     """Parse the value of a node label, with the rules of the agent's configuration."""
     if not text.isprintable() or len(text) > _MAX_LABEL_CHARS:
         raise RefusedError(
-            "is no label that a node can have",
+            "is not a valid label value",
             f"use printable text of at most {_MAX_LABEL_CHARS} characters",
         )
     return text
@@ -113,9 +113,9 @@ def spread(text: str) -> str:
     typed = text.strip()
     if not _SPREAD.fullmatch(typed):
         raise RefusedError(
-            "says no label that the nodes of a gang share",
+            "is not a valid placement constraint",
             "write `same-switch`: nodes whose agents' configurations have the same `switch` in "
-            "`labels`; any other label will do",
+            "`labels`; any other label works",
         )
     return typed
 
@@ -131,9 +131,9 @@ def webhook(text: str) -> str:
         parts, port = urlsplit(""), 0
     hint = "write it as https://hooks.example.com/path"
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise RefusedError("is no address of a webhook", hint)
+        raise RefusedError("is not a webhook address", hint)
     if not _WEBHOOK.fullmatch(typed) or len(typed) > _MAX_URL_CHARS:
-        said = f"is more than {_MAX_URL_CHARS} characters, or has others than an address has"
+        said = f"is more than {_MAX_URL_CHARS} characters, or has invalid characters"
         raise RefusedError(said, hint)
     if parts.username is not None or parts.fragment or "#" in typed:
         raise RefusedError("has a user or a fragment in it", hint)
@@ -145,7 +145,7 @@ def webhook(text: str) -> str:
 def preflight(text: str) -> Preflight:
     """Parse the preflight mode. There is only one."""
     if text.strip() != Preflight.QUICK.value:
-        raise RefusedError("is no preflight of this release", "write `preflight: quick`")
+        raise RefusedError("is not a preflight mode of this release", "write `preflight: quick`")
     return Preflight.QUICK
 
 
@@ -178,7 +178,7 @@ def nodes(text: str) -> tuple[int, int | None]:
     low, dots, high = match.groups()
     if dots != ".." or not low or not high:
         least, most = sorted(min(max(int(n[:9]), 1), MAX_NODES) for n in (low or "1", high or "4"))
-        raise RefusedError("is no range of nodes", f"write both bounds: `{least}..{most}`")
+        raise RefusedError("is not a range of nodes", f"write both bounds: `{least}..{most}`")
     least, most = count(low), count(high)
     if least > most:
         raise RefusedError("ends before it begins", f"write `{most}..{least}`")
@@ -189,7 +189,7 @@ def rendezvous(text: str) -> Rendezvous:
     """Parse the rendezvous of the torchruns."""
     known = [known.value for known in Rendezvous]
     if text.strip() not in known:
-        raise RefusedError("is no rendezvous of ours", f"write {' or '.join(known)}")
+        raise RefusedError("is not a supported rendezvous", f"write {' or '.join(known)}")
     return Rendezvous(text.strip())
 
 
@@ -200,7 +200,7 @@ def numa_binding(text: str) -> NumaBinding:
     if name not in known:
         meant = nearest(name.replace("_", "-").lower(), known)
         hint = f"did you mean `{meant}`?" if meant else f"write {', '.join(known)}"
-        raise RefusedError("is no NUMA binding of torchrun's", hint)
+        raise RefusedError("is not a NUMA binding of torchrun", hint)
     return NumaBinding(name)
 
 
@@ -267,7 +267,7 @@ def pool(text: str) -> str:
     """Parse a pool name, with the rules of a job name."""
     if not _NAME.fullmatch(text):
         raise RefusedError(
-            "is not a name of a pool: a letter, then up to 62 of a-z, 0-9 and `-`",
+            "is not a pool name: a letter, then up to 62 of a-z, 0-9 and `-`",
             "write the name as the cluster's configuration has it",
         )
     return text
@@ -331,7 +331,7 @@ def warn(text: str) -> Warn | None:
         warn(meant)  # refuse any other errors in it
         raise RefusedError(
             f"`{printable(name.split(':')[0])}:` is Slurm's",
-            f"write `{printable(meant)}`: the ranks get it, and nobody else",
+            f"write `{printable(meant)}`: only the ranks get it",
         )
     signal = units.signal_name(name)
     if signal in ("SIGKILL", "SIGSTOP"):

@@ -44,7 +44,7 @@ def from_command(argv: Sequence[str], launcher: str | None = None) -> FromComman
         shown = " ".join([program, *map(printable, words[1:2])])
         why = f"torchrun starts scripts and modules, not `{shown}`"
     else:
-        why = f"`{program}` is no Python script"
+        why = f"`{program}` is not a Python script"
     return FromCommand(
         {"run": words, "launcher": "none"}, f"{why}: running it once per node (launcher: none)"
     )

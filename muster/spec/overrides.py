@@ -124,7 +124,9 @@ def put(tree: Tree, path: str, value: object) -> Problem | None:
         inner = as_map(section, at.get(section))
         if inner is None:
             where = ".".join(sections[: index + 1])
-            return Problem(path, None, f"`{where}` is no map in this job", f"set `{where}` itself")
+            return Problem(
+                path, None, f"`{where}` is not a map in this job", f"set `{where}` itself"
+            )
         at[section] = inner
         at = inner
     at[key] = value

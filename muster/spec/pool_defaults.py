@@ -31,8 +31,8 @@ def check_defaults(pool: str, tree: Tree) -> JobSpec:
     """Check the defaults with a sample job, which is returned. Raises SpecError."""
     wrong = [key for key in _OF_A_JOB if key in tree]
     if wrong:
-        why = "is each job's own, and cannot be a default"
-        raise SpecError([Problem(key, None, why, "take it out") for key in wrong])
+        why = "differs for each job, and cannot be a default"
+        raise SpecError([Problem(key, None, why, "remove it") for key in wrong])
     return parse_mapping({"run": "x.py", "pool": pool, **tree})
 
 

@@ -48,7 +48,7 @@ def read_nproc(job: Section) -> Nproc:
         meant = _role_meant(str(name))
         if meant is not None:
             problems = job.problems
-            problems.add(path, None, "is neither a role nor like a node's name", f"write `{meant}`")
+            problems.add(path, None, "is neither a role nor a valid node name", f"write `{meant}`")
             continue
         try:
             by_node[field_readers.node_name(str(name))] = count

@@ -202,13 +202,11 @@ def _gpu_advice(typed: str) -> RefusedError:
     if times := _GPU_TIMES.fullmatch(typed):
         model, count = times["model"] or times["after"], times["count"] or times["before"]
         meant = gpu_text(int(count), _model(model))
-        return RefusedError("is no model and count", f"write `{meant}`")
+        return RefusedError("is not a model and count", f"write `{meant}`")
     if typed.lower() in _NO_MODELS:
         return RefusedError("does not say how many", "write `8`, a count per node")
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", typed):
-        return RefusedError(
-            "says which GPU and not how many", f"write `{typed}:8`, a count per node"
-        )
+        return RefusedError("is a model without a count", f"write `{typed}:8`, a count per node")
     return RefusedError(
         "is not a number of GPUs", "write the count per node, `8`, or model and count, `H100:8`"
     )

@@ -14,7 +14,7 @@ LATER_KEYS: Final = {
         "after": "submit the second job once `muster wait ID` has returned 0",
         "file_mounts": "put the files on storage that every node mounts, and use that path",
         "git": "clone in `setup`, or use a `workdir` that exists on the nodes",
-        "image": "jobs run on the node itself: name an interpreter or environment in `python`",
+        "image": "jobs run directly on the node: name an interpreter or environment in `python`",
         "outputs": "write results to storage that every node mounts",
         "prepare": "use `setup`, which runs once per node and attempt",
         "secrets": "keep the secret in a file that only you can read on the nodes, and name the "

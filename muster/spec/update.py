@@ -68,14 +68,14 @@ def _not_changeable(key: str, job: int) -> Problem:
             shown,
             None,
             "cannot be changed once a job is submitted",
-            f"run it anew: muster rerun {job} --set {shown}=VALUE, then muster cancel {job}",
+            f"submit it again: muster rerun {job} --set {shown}=VALUE, then muster cancel {job}",
         )
     meant = nearest(key, CHANGEABLE) or suggestion("", key, known)
     hint = f"did you mean `{meant}`? " if meant else ""
     return Problem(
         shown,
         None,
-        "is no key of a job",
-        f"{hint}these can be changed: {', '.join(CHANGEABLE)}",
+        "is not a key of a job",
+        f"{hint}changeable keys: {', '.join(CHANGEABLE)}",
         Kind.UNKNOWN,
     )

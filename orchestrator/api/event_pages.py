@@ -95,6 +95,6 @@ class EventPages:
         return await self._reads.slice(user, lambda: [_line(*fact) for fact in facts])
 
 
-def _line(job: Job | None, seq: int, at: float, fact: f.Durable) -> Line:
+def _line(job: Job | None, seq: int, at: float, fact: f.Fact) -> Line:
     view = event_view(job, seq, at, fact)
     return Line(view.seq, view.id, view.kind, msgspec.json.encode(view))

@@ -29,9 +29,9 @@ from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.coordinator import Coordinator, events_key
 
 HEARTBEAT_S: Final = 15.0
-# What a stream hands over at once: more of it is in memory only when its reader has taken that.
+# Bytes that a stream writes at once. It loads more only when the client has read them.
 _PIECE_BYTES: Final = 64 << 10
-_HINT: Final = "send the last id that came, or leave it out to read from the start"
+_HINT: Final = "send the last received id, or leave it out to read from the start"
 _EVENT_ID: Final = re.compile(EVENT_ID)
 
 
@@ -82,7 +82,7 @@ class EventsApi:
         if not found:
             message = "is beyond the newest event"
         elif place.mark and found[0].seq == place.seq and not place.names(found[0].at):
-            message = "was another event than the one that is there now"
+            message = "is another event now"
         else:
             return
         message += "; was a backup of the coordinator restored?"
@@ -168,10 +168,10 @@ class _Place:
 def _place(request: web.Request, after: str) -> _Place:
     """The later one of what the header and the parameter say. Raises ApiError."""
     if not _EVENT_ID.fullmatch(after):
-        raise wrong_parameter("after", after, "is no id of an event", _HINT)
+        raise wrong_parameter("after", after, "is not an event id", _HINT)
     text = request.headers.get("Last-Event-ID", "0")
     if not _EVENT_ID.fullmatch(text):
-        message = f"{shown(text)} is no id of an event"
+        message = f"{shown(text)} is not an event id"
         raise ApiError(400, "bad_last_event_id", message, _HINT)
     asked, last = _Place(after, header=False), _Place(text, header=True)
     return asked if asked.seq > last.seq or not last.seq else last

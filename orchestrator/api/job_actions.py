@@ -62,7 +62,7 @@ class JobActionsApi:
         if hold is not UNSET and not isinstance(hold, bool):
             raise bad_field("hold", "is neither true nor false")
         if not isinstance(reason, str) or len(reason) > REASON_CHARS_MAX:
-            raise bad_field("reason", f"is no text of at most {REASON_CHARS_MAX} characters")
+            raise bad_field("reason", f"is not a text of at most {REASON_CHARS_MAX} characters")
         if not asked and hold is UNSET:
             raise ApiError(400, "bad_body", "there is nothing to change", NOTHING)
         state, job = await find_job(self._coordinator, name)
@@ -100,13 +100,13 @@ class JobActionsApi:
             return reply(explain(state, job, now, limits))
         for node in drained:
             if node not in state.nodes:
-                raise bad_field("drained", f"{shown(node)} is no node; see: muster nodes")
+                raise bad_field("drained", f"{shown(node)} is not a node; see: muster nodes")
         if job.phase not in WAITING:
             raise ApiError(
                 409,
                 "not_waiting",
-                f"job {name} is {job_state(job).value}: only of a job that waits it can be told",
-                f"what became of it: muster explain {name}",
+                f"job {name} is {job_state(job).value}: what-if questions need a waiting job",
+                f"its end: muster explain {name}",
             )
         told = explain(*what_if_state(state, job, now, query.nodes, drained), now, limits)
         text = "it would start now" if told.starts_now else told.text
@@ -162,7 +162,7 @@ class JobActionsApi:
             raise spec_problem(error) from error
         for node in asked.exclude:
             if node not in state.nodes:
-                raise bad_field("exclude", f"{node!r} is no node; see: muster nodes")
+                raise bad_field("exclude", f"{node!r} is not a node; see: muster nodes")
         digest = request_digest(spec, f"again {name}")
         return await self._jobs.take(request, key, spec, digest, name)
 

@@ -56,19 +56,21 @@ class Family:
 FAMILIES: Final = {
     family.name: family
     for family in (
-        Family("muster_build", "info", "The coordinator that answers.", ("version",)),
-        Family("muster_epoch", "gauge", "How often a coordinator took over this journal."),
+        Family("muster_build", "info", "The coordinator's version.", ("version",)),
+        Family(
+            "muster_epoch", "gauge", "Number of coordinator processes that have owned this journal."
+        ),
         Family(
             "muster_clock_in_doubt",
             "gauge",
-            "1 while the coordinator's clock may be wrong, and nothing is removed for its age.",
+            "1 while the coordinator's clock may be wrong, and retention by age is suspended.",
         ),
         Family("muster_jobs", "gauge", "Jobs, by the state that users see.", ("state",)),
         Family("muster_queue_jobs", "gauge", "Jobs that wait for nodes.", ("pool",)),
         Family(
             "muster_queue_oldest_wait_seconds",
             "gauge",
-            "How long ago the first submitted of the jobs that wait was submitted.",
+            "Age of the oldest waiting job.",
             ("pool",),
         ),
         Family("muster_nodes", "gauge", "Nodes that ever joined.", ("pool", "link")),
@@ -91,11 +93,11 @@ FAMILIES: Final = {
             "of the others (away); those that no job is given (faulty).",
             ("pool", "model", "use"),
         ),
-        Family("muster_attempts_started", "counter", "Attempts whose gates were opened."),
+        Family("muster_attempts_started", "counter", "Attempts that have started."),
         Family(
             "muster_attempts_failed",
             "counter",
-            "Attempts that were stopped for another cause than being done.",
+            "Attempts that stopped for another cause than completion.",
             ("cause",),
         ),
         Family(
@@ -107,19 +109,19 @@ FAMILIES: Final = {
         Family(
             "muster_quiet_gangs",
             "gauge",
-            "Running gangs of which nothing is heard, by verdict: hung, or slow.",
+            "Running gangs without progress, by verdict: hung or slow.",
             ("verdict",),
         ),
         Family(
             "muster_hca_bytes_per_second",
             "gauge",
-            "What an HCA of a running gang carried last, in its busier direction.",
+            "Last traffic rate of an HCA of a running gang, in its busier direction.",
             ("node", "port"),
         ),
         Family(
             "muster_hca_flaps",
             "gauge",
-            "How often the link of an HCA has gone down since its gang began.",
+            "Link-down events of an HCA since its gang started.",
             ("node", "port"),
         ),
         Family(
@@ -131,58 +133,58 @@ FAMILIES: Final = {
         Family(
             "muster_rail_imbalance_ratio",
             "gauge",
-            "How much less than the mean the least busy HCA of a node has carried, 0 to 1.",
+            "By how much the least busy HCA of a node is below the mean, 0 to 1.",
             ("node",),
         ),
         Family(
             "muster_tcp_share_ratio",
             "gauge",
-            "The part of a node's bytes that went by TCP since its gang began, 0 to 1.",
+            "TCP share of a node's bytes since its gang started, 0 to 1.",
             ("node",),
         ),
-        Family("muster_journal_facts", "counter", "Facts put on disk."),
+        Family("muster_journal_facts", "counter", "Facts written to disk."),
         Family(
             "muster_journal_commit_seconds",
             "histogram",
-            "Until a commit is on disk.",
+            "Duration of commits.",
         ),
-        Family("muster_turn_seconds", "histogram", "Judging a batch of what happened."),
-        Family("muster_event_loop_lag_seconds", "histogram", "How late a timer of a second was."),
+        Family("muster_turn_seconds", "histogram", "Duration of decisions on a batch of inputs."),
+        Family("muster_event_loop_lag_seconds", "histogram", "Lag of a timer of one second."),
         Family("muster_agents", "gauge", "Control connections of agents."),
         Family(
             "muster_websocket_received_bytes",
             "counter",
-            "From agents.",
+            "Messages from agents.",
             ("channel",),
         ),
-        Family("muster_websocket_sent_bytes", "counter", "To agents.", ("channel",)),
+        Family("muster_websocket_sent_bytes", "counter", "Messages to agents.", ("channel",)),
         Family("muster_log_stored_bytes", "counter", "Bytes of jobs' logs taken into the store."),
         Family(
             "muster_log_stalls",
             "counter",
-            "Streams that could not be stored for a time; their nodes keep the bytes.",
+            "Streams that are temporarily not stored; their nodes keep the bytes.",
         ),
         Family(
             "muster_log_dropped_bytes",
             "counter",
-            "Bytes of jobs' logs beyond a bound of job_logs: acknowledged and not stored.",
+            "Bytes of jobs' logs beyond a limit of job_logs: acknowledged and not stored.",
         ),
         Family("muster_log_store_short", "gauge", "1 while the log disk is short of room."),
         Family(
             "muster_log_waiting_jobs",
             "gauge",
-            "Running jobs that wait with their logs: they use more than their share of the disk.",
+            "Running jobs whose logs wait because they use more than their share of the disk.",
         ),
         Family(
             "muster_http_requests",
             "counter",
-            "Requests that were answered; 0 is one whose caller went before.",
+            "Answered requests; status 0 means that the client disconnected first.",
             ("method", "route", "status"),
         ),
         Family(
             "muster_http_request_seconds",
             "histogram",
-            "Until the answer was ready, of streams until their end.",
+            "Duration until the answer was ready, or until the end of a stream.",
             ("route",),
         ),
     )

@@ -28,11 +28,13 @@ class NodeActionsApi:
         asked = await struct_body(request, DrainRequest)
         reason = " ".join(asked.reason.split())
         if not reason:
-            raise bad_field("reason", "is empty: say why, for whoever finds the node drained")
+            raise bad_field(
+                "reason", "is empty: give a reason, for those who find the node drained"
+            )
         if asked.now and asked.after_checkpoint:
-            raise bad_field("now", "and after_checkpoint are two answers to one question: give one")
+            raise bad_field("now", "and after_checkpoint exclude each other: give one")
         if asked.now and asked.deadline_s is not None:
-            raise bad_field("now", "and deadline_s are two answers to one question: give one")
+            raise bad_field("now", "and deadline_s exclude each other: give one")
         deadline_s = 0.0 if asked.now else asked.deadline_s
         result = await self._coordinator.request(
             lambda rid: DrainReceived(rid, name, user, reason, deadline_s, asked.after_checkpoint)

@@ -50,7 +50,7 @@ def back_up(state_dir: Path, copy: Path, logs: Path | None = None) -> None:
     """
     try:
         if copy.exists():
-            raise FileError(f"{copy} is there already; name a file that is not")
+            raise FileError(f"{copy} exists already; name a new file")
     except OSError as error:
         raise FileError(f"{copy} cannot be written: {error.strerror}") from error
     temporary = copy.with_name(f".{copy.name}.tmp")
@@ -102,7 +102,7 @@ def examined(state_dir: Path, logs: Path | None = None) -> Iterator[Examined]:
             yield _examine(database, path) or Examined(iter(()))
         except sqlite3.OperationalError as error:
             raise JournalError(
-                f"{path} cannot be read ({error}); see that its disk is well and that it belongs "
+                f"{path} cannot be read ({error}); check its disk, and that it belongs "
                 "to the user of this daemon"
             ) from error
         except sqlite3.Error as error:
@@ -117,14 +117,14 @@ def examined_copy(copy: Path) -> Iterator[Examined]:
         log = copy.with_name(f"{copy.name}-wal")
         if size(log):
             raise JournalError(
-                f"{copy} is a journal with a log beside it, and no backup: {log} has what was "
+                f"{copy} is a journal with a log beside it, not a backup: {log} has what was "
                 f"committed last. Take it in first: sqlite3 {copy} "
                 "'PRAGMA wal_checkpoint(TRUNCATE)'; or move it away to go without"
             )
         with contextlib.closing(frozen(copy)) as database:
             found = _examine(database, copy)
             if found is None:
-                raise JournalError(f"{copy} is empty, so no backup of a journal")
+                raise JournalError(f"{copy} is empty, so it is not a backup of a journal")
             yield found
     except sqlite3.Error as error:
         raise CorruptJournalError(f"{copy} is damaged ({error})") from error
@@ -229,7 +229,7 @@ def salvaged(
         except LostTailError:
             pass
         else:
-            raise JournalError(f"{path} lacks nothing; start the coordinator on it as it is")
+            raise JournalError(f"{path} is complete; start the coordinator with it")
     with _removed(copy):
         found: tuple[int, Connect] | None = None
         why: Exception | None = None

@@ -13,7 +13,8 @@ from typing import Final, Self, TypeVar
 from muster.daemon.durable_files import DirectoryLock, lock_directory
 from muster.daemon.errors import FileError
 from muster.daemon.network_fs import network_kind
-from orchestrator.core.facts.jobs import Durable, NodeRegistered
+from orchestrator.core.facts.cluster import NodeRegistered
+from orchestrator.core.facts.jobs import Fact
 from orchestrator.core.facts.service import NodeRemoved
 from orchestrator.journal import archive
 from orchestrator.journal.archive import Archived
@@ -158,7 +159,7 @@ class Journal:
                 ) from error
         return epoch
 
-    def append(self, facts: Sequence[tuple[Durable, float]]) -> range:
+    def append(self, facts: Sequence[tuple[Fact, float]]) -> range:
         """Write facts, each with its time (UTC seconds), in one transaction.
 
         Returns their seqs; everything is on disk then. On JournalWriteError nothing was written,
@@ -182,7 +183,7 @@ class Journal:
             self._checkpoint()
         return range(first, first + len(rows))
 
-    def _replaced(self, facts: Sequence[tuple[Durable, float]], first: int) -> list[int]:
+    def _replaced(self, facts: Sequence[tuple[Fact, float]], first: int) -> list[int]:
         """The seqs of registrations that say nothing any more once `facts` are written.
 
         The first one of a node in this process stays, as facts after it rest on the node's being

@@ -165,7 +165,7 @@ def _examined(log: Path) -> Log:
         return Log()
     except OSError as error:
         raise JournalError(
-            f"{log} cannot be read ({error.strerror}); see that its disk is well and that it "
+            f"{log} cannot be read ({error.strerror}); check its disk, and that it "
             "belongs to the user of this daemon"
         ) from error
 

@@ -2,11 +2,13 @@
 
 import zlib
 from dataclasses import dataclass
-from typing import Any, Final, get_args
+from functools import reduce
+from operator import or_
+from typing import Any, Final
 
 import msgspec
 
-from orchestrator.core.facts.jobs import SCHEMA, Durable
+from orchestrator.core.facts.jobs import DURABLE, SCHEMA, Fact
 from orchestrator.journal.errors import CorruptJournalError, NewerJournalError
 
 Row = tuple[int, float, int, str, int | None, bytes, int]
@@ -15,8 +17,8 @@ Row = tuple[int, float, int, str, int | None, bytes, int]
 COLUMNS: Final = "seq, at, schema, kind, job, body, crc"
 
 _encoder: Final = msgspec.json.Encoder()
-_KINDS: Final = {kind.__name__ for kind in get_args(Durable)}
-_decoder: Final[msgspec.json.Decoder[Durable]] = msgspec.json.Decoder(Durable)
+_KINDS: Final = {kind.__name__ for kind in DURABLE}
+_decoder: Final[msgspec.json.Decoder[Fact]] = msgspec.json.Decoder(reduce(or_, DURABLE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +27,10 @@ class Recorded:
 
     seq: int
     at: float
-    fact: Durable
+    fact: Fact
 
 
-def to_row(seq: int, fact: Durable, at: float) -> Row:
+def to_row(seq: int, fact: Fact, at: float) -> Row:
     kind, job = type(fact).__name__, getattr(fact, "job", None)
     body = _encoder.encode(fact)
     return (seq, at, SCHEMA, kind, job, body, _crc(seq, at, SCHEMA, kind, job, body))

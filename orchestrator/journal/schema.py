@@ -124,7 +124,7 @@ def check(database: sqlite3.Connection, path: Path, *, whole: bool = True) -> in
         if _has_our_mark(path):
             raise CorruptJournalError(f"{path} is damaged ({error})") from error
         raise ForeignJournalError(
-            f"{path} is no journal of Muster ({error}); move it away, or set another state_dir"
+            f"{path} is not a journal of Muster ({error}); move it away, or set another state_dir"
         ) from error
     if application != _APPLICATION_ID and (application or layout or tables):
         raise ForeignJournalError(

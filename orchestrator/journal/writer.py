@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.core.facts.jobs import Durable
+from orchestrator.core.facts.jobs import Fact
 from orchestrator.journal.archive import Archived
 from orchestrator.journal.journal import Journal, events
 from orchestrator.journal.reader_pool import ReaderPool
@@ -41,7 +41,7 @@ class JournalWriter:
     def path(self) -> Path:
         return self._journal.path
 
-    async def append(self, facts: Sequence[tuple[Durable, float]]) -> range:
+    async def append(self, facts: Sequence[tuple[Fact, float]]) -> range:
         """Call `Journal.append`. Cancelling the wait does not undo the commit."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[range] = loop.create_future()

@@ -199,7 +199,7 @@ class AgentSessions:
         """Fail a task whose command exceeds the frame limit. Sending it again would not help."""
         assert self.coordinator is not None
         state = TaskState.ASSIGNED if isinstance(command, PrepareTask) else TaskState.PREPARED
-        text = f"what it has to be told is {why}; make the job's environment or command smaller"
+        text = f"its command is {why}; make the job's environment or command smaller"
         refused = TaskReport(command.task, state, refusal=Refusal(RefusalCode.TOO_LARGE, text))
         await self.coordinator.put(ReportReceived(session.id, refused))
 
@@ -247,7 +247,7 @@ async def _frame(socket: web.WebSocketResponse) -> bytes | None:
         case WSMsgType.CLOSE | WSMsgType.CLOSING | WSMsgType.CLOSED:
             return None
         case WSMsgType.ERROR:
-            raise ProtocolError(f"not a websocket frame that we take: {message.data}")
+            raise ProtocolError(f"not a supported websocket frame: {message.data}")
         case _:
             raise ProtocolError(f"a frame of type {message.type.name}; messages are text frames")
 

@@ -25,7 +25,7 @@ from orchestrator.core.engine.fast_path import is_answer, is_plain_heartbeat
 from orchestrator.core.engine.turn import turn
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.facts.durability import Durability, durability_of
+from orchestrator.core.facts.base import Durability
 from orchestrator.core.facts.inputs import (
     CoordinatorStarted,
     DiskSpaceChecked,
@@ -56,29 +56,9 @@ QUIET_S: Final = 0.005
 """Wait this long after a commit, because the next one of the same job often follows."""
 GIVE_WAY_MAX_S: Final = 0.05
 SPACE_EVERY_S: Final = 2.0
-FORGOTTEN_HINT: Final = "ended_jobs in the coordinator's configuration says how many are kept"
+FORGOTTEN_HINT: Final = "ended_jobs in the coordinator's configuration limits their number"
 
 _log = structlog.get_logger("muster.coordinator")
-_MILESTONES: Final = frozenset(
-    (
-        f.EpochStarted,
-        f.NodeRegistered,
-        f.JobSubmitted,
-        f.JobHeld,
-        f.JobReleased,
-        f.JobChanged,
-        f.CancelRequested,
-        f.AttemptPlaced,
-        f.AttemptStarted,
-        f.SignalRequested,
-        f.StopRequested,
-        f.AttemptClosed,
-        f.JobEnded,
-        f.NodeConnected,
-        f.NodeDisconnected,
-        f.NodeLeaseExpired,
-    )
-)
 
 
 class CoordinatorStoppedError(DaemonError):
@@ -147,7 +127,7 @@ class Coordinator:
         self._sessions = sessions
         self._inbox = Inbox(clock)
         self._timers = Timers(clock, lambda timer: self._inbox.put_now(TimerFired(timer)))
-        self._staged: list[tuple[f.Durable, float]] = []
+        self._staged: list[tuple[f.Fact, float]] = []
         self._flush: asyncio.TimerHandle | None = None
         self._flush_due = False
         self._committing = False
@@ -188,7 +168,7 @@ class Coordinator:
                 if problem:
                     _log.error("disk_full", why=problem)
                 else:
-                    _log.warning("disk_has_room", why="submits are taken again")
+                    _log.warning("disk_has_room", why="submits are accepted again")
                 await self._inbox.put(DiskSpaceChecked(problem))
             await asyncio.sleep(SPACE_EVERY_S)
 
@@ -371,10 +351,9 @@ class Coordinator:
             effects += decided.effects
             for fact in decided.facts:
                 facts.append(fact)
-                durability = durability_of(fact)
-                if durability is not Durability.EPHEMERAL:
-                    self._staged.append((fact, received.at.wall))  # type: ignore[arg-type]
-                    found.add(durability)
+                if fact.durability is not Durability.EPHEMERAL:
+                    self._staged.append((fact, received.at.wall))
+                    found.add(fact.durability)
         self.meters.took_in(facts[known:])
         self.index.took_in(self.state, facts[known:])
         self.archive.took_in(facts[known:])
@@ -468,7 +447,7 @@ def _numbered(submit: SubmitReceived, request: a.RequestId) -> SubmitReceived:
 
 
 def _stopped() -> CoordinatorStoppedError:
-    return CoordinatorStoppedError("the coordinator is stopping; ask again with the same key")
+    return CoordinatorStoppedError("the coordinator is stopping; retry with the same key")
 
 
 def _touched(facts: list[f.Fact]) -> set[Hashable]:
@@ -486,7 +465,7 @@ def _final(facts: list[f.Fact]) -> set[Hashable]:
 
 
 def _log_fact(fact: f.Fact) -> None:
-    if type(fact) not in _MILESTONES:
+    if not fact.milestone:
         return
     fields = {
         name: value

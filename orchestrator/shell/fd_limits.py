@@ -9,7 +9,7 @@ import resource
 from typing import Final
 
 RESERVE: Final = 64
-HINT: Final = "close streams that nobody reads (logs -f, events -f), or raise its LimitNOFILE"
+HINT: Final = "close unused streams (logs -f, events -f), or raise its LimitNOFILE"
 
 
 def is_short(number: int) -> bool:

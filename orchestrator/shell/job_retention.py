@@ -93,7 +93,7 @@ class JobRetention:
             _log.warning(
                 "clock_in_doubt",
                 why=doubt,
-                hint="no job and no log is removed for its age meanwhile: set the time",
+                hint="retention by age is suspended: set the time",
             )
         elif self._doubt and not doubt:
             _log.info("clock_no_longer_in_doubt")

@@ -257,5 +257,7 @@ def test_a_stream_that_never_brings_anything_is_given_up(
     monkeypatch.setattr("muster.client.resumable_stream._PAUSE_MAX_S", 0.0)
     trailer = b'{"end": false, "reason": "the logs cannot be read"}\n'
     fake.script.first_answers = [(200, trailer, "application/x-ndjson")] * 100
-    with pytest.raises(BadAnswerError, match="again and again: the logs cannot be read"):
+    with pytest.raises(
+        BadAnswerError, match="keeps closing the log stream: the logs cannot be read"
+    ):
         list(make(fake.url, TOKEN).logs(42))

@@ -77,7 +77,7 @@ def test_a_certificate_that_has_expired_is_no_matter_of_its_ca(
 
 
 def test_a_server_without_tls_is_named(make: MakeClient) -> None:
-    with running() as fake, pytest.raises(UnreachableError, match="does not speak TLS"):
+    with running() as fake, pytest.raises(UnreachableError, match="has an incompatible TLS"):
         make(fake.url.replace("http:", "https:"), TOKEN).nodes()
 
 

@@ -83,7 +83,7 @@ def test_a_broken_file_is_refused_without_repeating_it(tmp_path: Path, text: str
 
 @pytest.mark.parametrize("token", ["two words", "line\nInjected: x", "\x1b[31m", "ü"])
 def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
-    with pytest.raises(SettingsError, match="MUSTER_TOKEN holds is no token"):
+    with pytest.raises(SettingsError, match="MUSTER_TOKEN does not contain a token"):
         load_settings({"MUSTER_TOKEN": token, "HOME": "/nonexistent"})
 
 

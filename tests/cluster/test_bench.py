@@ -100,7 +100,7 @@ def test_ctrl_c_cancels_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
     [
         (("--sizes", "1X"), "is no size; write 1M..1G"),
         (("--nodes", "3", "--nodes-named", "a,b"), "--nodes 3 and --nodes-named, which names 2"),
-        (("--nodes-named", "a,,b"), "names no node between two commas"),
+        (("--nodes-named", "a,,b"), "has an empty node name between two commas"),
         (("--compare-tcp", "--rdma", "off"), "so not --rdma off"),
     ],
 )

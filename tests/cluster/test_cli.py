@@ -43,7 +43,7 @@ def test_events_are_followed_to_the_end_of_the_job(cluster: LocalCluster, tmp_pa
 
 def test_a_dry_run_knows_the_nodes(cluster: LocalCluster, tmp_path: Path) -> None:
     fits = cluster.muster("submit", "--dry-run", "--nodes", "3", "--", "true")
-    assert "it fits the nodes that are known" in fits.stderr
+    assert "it fits the known nodes" in fits.stderr
     unfit = cluster.muster("submit", "--dry-run", "--nodes", "9", "--", "true", check=False)
     assert (unfit.returncode, "nodes: 9" in unfit.stdout) == (123, True)
     assert "does not fit" in unfit.stderr
@@ -60,6 +60,6 @@ def test_a_batch_script_of_slurm_runs(cluster: LocalCluster, tmp_path: Path) -> 
         "srun python rank.py\n"
     )
     done = cluster.muster("submit", "--from-sbatch", str(script), "--wait")
-    assert "--partition=gpu is not taken over" in done.stderr
+    assert "--partition=gpu is ignored" in done.stderr
     out = cluster.muster("logs", "--rank", "all", "--no-prefix", "old").stdout
     assert sorted(out.splitlines()) == [f"rank {rank}" for rank in range(4)]

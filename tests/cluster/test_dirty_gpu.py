@@ -40,6 +40,6 @@ def test_one_that_stays_dirty_is_given_to_nobody_until_it_is_clean(
     (refused,) = client.job(int(job)).attempts
     assert refused.cause is not None
     assert "has 40 GiB of its memory or more in use" in refused.cause.text
-    assert "no process shows that uses it" in one_gpu.muster("explain", job).stdout
+    assert "no process that uses it is visible" in one_gpu.muster("explain", job).stdout
     one_gpu.gpu.memory_in_use(0)
     assert wait(one_gpu, job) == 0

@@ -72,14 +72,14 @@ def test_it_is_named_while_the_siblings_still_refuse_to_go(
     assert now.failure == "exception"
     assert now.kill_at is not None
     shown = cluster.muster("show", job).stdout
-    assert "of the grace left" in shown
+    assert "of the grace period left" in shown
     assert "\\x1b[31mabout to fail" in shown
     assert "    ValueError: rank three gives up" in shown.replace("[rank3]: ", "")
     cluster.muster("cancel", "--force", "--wait", job)
     ended = view(cluster, job)
     ranks = {r.rank: r.stopped for t in ended.attempts[0].tasks for r in t.ranks}
     assert ranks == {0: True, 1: True, 2: True, 3: False}
-    assert any("; 3 ranks stopped by us" in step.text for step in ended.timeline)
+    assert any("; 3 ranks stopped by Muster" in step.text for step in ended.timeline)
 
 
 @pytest.mark.parametrize(

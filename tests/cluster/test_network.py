@@ -146,7 +146,7 @@ def test_a_port_that_is_taken_between_test_and_use_costs_nothing(
     first, second = view(cluster, job).attempts
     assert first.cause is not None
     assert (first.cause.node, first.cause.refusal) == ("node-1", "port_taken")
-    assert "and another program has taken it since" in first.cause.text
+    assert "but another program has taken it since" in first.cause.text
     assert second.cause is not None
     assert second.cause.code is CauseCode.COMPLETED
     assert any("(free budget)" in event.text for event in events(cluster, job))
@@ -162,7 +162,7 @@ def test_agents_that_share_a_machine_keep_the_addresses_they_were_given(
     job = submit(cluster, tmp_path, nodes=2, run=script)
     assert wait(cluster, job) == 0
     (attempt,) = view(cluster, job).attempts
-    assert attempt.network == "127.0.0.0/8 on lo, as the agents' configuration says"
+    assert attempt.network == "127.0.0.0/8 on lo, from the agents' configuration"
     assert attempt.master is not None
     assert attempt.master.startswith("127.0.0.11:")
     assert (tmp_path / "interface").read_text() == "lo"

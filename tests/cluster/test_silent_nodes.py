@@ -59,7 +59,7 @@ def test_a_node_without_power_ends_the_attempt_by_its_neighbours_word(
     cause = view(three, job).attempts[0].cause
     assert cause is not None
     assert (cause.code, cause.node) == (CauseCode.NODE_LOST, gone)
-    assert "no answer from 10.77.0." in cause.text
+    assert "an answer from 10.77.0." in cause.text
     until(lambda: three.survivors() == [], "nothing of the job is left anywhere")
     # What that node may still have is not given to another attempt.
     assert view(three, job).state is JobState.STOPPING

@@ -97,7 +97,7 @@ def test_releases_that_differ_by_one_run_jobs_together(
     assert [wait(mixed, job) for job in one] == [0, 0]
     # Each pair knows that their logs are without a byte, and not that they are still to come.
     said = [mixed.muster("logs", job).stderr for job in one]
-    assert all("has written nothing" in text and "delivered" not in text for text in said), said
+    assert all("has no output" in text and "delivered" not in text for text in said), said
     until(lambda: tasks_of(mixed) == [], "no task is on a node")
     job = submit(mixed, tmp_path, nodes=2, run=WAITS)
     pids(tmp_path)

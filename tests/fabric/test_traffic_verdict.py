@@ -91,7 +91,7 @@ def test_one_node_on_sockets_is_enough_though_others_have_said_nothing() -> None
 def test_lines_without_traffic_are_not_believed() -> None:
     found = judge(gang(report(lines.IB_2_18), report(lines.IB_2_18, ports(0))))
     assert found.carrier is Carrier.UNKNOWN
-    assert "no HCA of gpu-01 has carried anything yet" in found.text
+    assert "no HCA of gpu-01 has carried traffic yet" in found.text
 
 
 def test_rdma_that_fails_is_told_with_nccl_s_words() -> None:
@@ -118,7 +118,7 @@ def test_a_gang_of_one_has_no_traffic() -> None:
 def test_nothing_said_is_unknown() -> None:
     assert judge(gang(None, None)).carrier is Carrier.UNKNOWN
     found = judge(gang(report(lines.IB_2_18), report()))
-    assert found.text == "unknown, because NCCL has said nothing of its network on gpu-01"
+    assert found.text == "unknown, because NCCL has logged no network on gpu-01"
 
 
 def test_nvlink_between_nodes_is_neither() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import lzma
 import tempfile
-import typing
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from orchestrator.core.engine.replay_job import replay_job
 from orchestrator.core.engine.turn import Turn
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts.effects import RequestId
-from orchestrator.core.facts.jobs import SCHEMA, Durable
+from orchestrator.core.facts.jobs import DURABLE, SCHEMA, Fact
 from orchestrator.core.model.state import Attempt, Job, State
 from orchestrator.core.model.status import job_state
 from orchestrator.journal import archive
@@ -33,19 +32,18 @@ from tests.golden import examples
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
 FOLDER = Path(__file__).parent / "recorded" / "journals"
-_DURABLE = typing.get_args(Durable)
 
 
 @dataclass
 class Written(Cluster):
     """A cluster whose durable facts are kept with their moments, as a journal has them."""
 
-    rows: list[tuple[Durable, float]] = field(default_factory=list)
+    rows: list[tuple[Fact, float]] = field(default_factory=list)
 
     def turn(self, received: s.Input) -> Turn:
         done = super().turn(received)
         at = Instant(self.mono, 0.0).mono + 1_700_000_000.0
-        durable = [(fact, at) for fact in done.facts if isinstance(fact, _DURABLE)]
+        durable = [(fact, at) for fact in done.facts if isinstance(fact, DURABLE)]
         self.rows += durable
         self.mono += 0.25 if durable else 0.0
         return done

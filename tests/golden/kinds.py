@@ -27,7 +27,7 @@ from muster.protocol import codec, log_channel
 from muster.protocol.codec import CommandFrame, ReportFrame
 from muster.protocol.control_channel import Command, Report
 from muster.protocol.tokens import TokensFile
-from orchestrator.core.facts.jobs import SCHEMA, Durable
+from orchestrator.core.facts.jobs import DURABLE, SCHEMA
 from orchestrator.journal.records import from_row, to_row
 from orchestrator.shell.logs import index
 from orchestrator.shell.logs.tombstone import Removed
@@ -171,7 +171,7 @@ def _kinds() -> list[Kind]:
             lambda chunk: log_channel.encode_chunk(chunk, b"\x00bytes\xff"),
             log_channel.decode_chunk,
         ),
-        *map(_fact, typing.get_args(Durable)),
+        *map(_fact, DURABLE),
         *map(_to_shim, (*typing.get_args(ShimCommand), ShimHostfile)),
         Kind(
             "from_shim",

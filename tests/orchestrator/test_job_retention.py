@@ -17,6 +17,7 @@ from muster.protocol.instant import Instant
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.model import JobSpec, Shell
 from orchestrator.core.engine.replay_job import replay_job
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.state import State
 from orchestrator.journal.archive import Archived
@@ -37,7 +38,7 @@ FOREVER = 1e12
 DAY = 86400.0
 
 
-def history(job: int, began: float = 0.0) -> list[tuple[f.Durable, float]]:
+def history(job: int, began: float = 0.0) -> list[tuple[f.Fact, float]]:
     """Job n ends at second n."""
     return [
         (f.JobSubmitted(JobId(job), SPEC, "ann", f"key-{job}", "digest"), began + job),
@@ -155,7 +156,7 @@ def test_a_start_with_a_wrong_clock_does_not_vouch_for_the_next(tmp_path: Path) 
     with closing(Journal.open(tmp_path)) as journal:
         assert journal.last_record_at is None
     with closing(with_jobs(tmp_path, 3)) as journal:
-        journal.append([(f.EpochStarted(2, "abc"), 400 * DAY)])
+        journal.append([(cf.EpochStarted(2, "abc"), 400 * DAY)])
         assert journal.last_record_at == 3.0, "of the archive"
         journal.append(history(4))
         assert journal.last_record_at == 4.0

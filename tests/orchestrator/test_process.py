@@ -69,7 +69,7 @@ def open_tokens(folder: Path) -> dict[str, Any]:
         (open_tokens, 2, "chmod 600"),
         (lambda f: {"tls": {"cert": f"{f}/no.crt", "key": f"{f}/no.key"}}, 2, "tls.cert"),
         (not_a_folder, 1, "cannot be used as a state folder"),
-        (no_journal, 1, "no journal of Muster"),
+        (no_journal, 1, "not a journal of Muster"),
         (lambda _: {"listen": {"host": "192.0.2.1.invalid", "port": 0}}, 2, "without TLS"),
     ],
 )

@@ -63,7 +63,7 @@ def test_a_damaged_journal_is_restored_by_the_command_that_is_told(tmp_path: Pat
         code, said = verb(process, "backup", backup)
         assert (code, "1 jobs" in said) == (0, True), said
         code, said = verb(process, "backup", backup)
-        assert (code, "is there already" in said) == (1, True), said
+        assert (code, "exists already" in said) == (1, True), said
         code, said = verb(process, "restore", backup)
         assert (code, "in use by process" in said) == (1, True), said
         # What the backup does not know.

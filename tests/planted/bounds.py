@@ -27,7 +27,7 @@ from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs
 from orchestrator.core.facts import service as sf
 from orchestrator.core.model.history import LINES_KEPT, Lines
-from orchestrator.core.model.state import Node
+from orchestrator.core.model.state import Node, State
 from orchestrator.core.nodes import service_state
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.inbox import Inbox
@@ -196,12 +196,13 @@ def what_is_told_of_a_job_has_a_bound(_: Path) -> None:
 
 def the_faults_of_a_node_have_a_bound(_: Path) -> None:
     node = Node(NodeName("n1"), "id", "boot", "0.1.0", Inventory("10.0.0.1", "m1"))
+    state = State(nodes={node.name: node})
     for number in range(1, MANY):
         service_state.apply_service(
-            node, sf.NodeFaultRecorded(node.name, JobId(number), 1, "lost"), 0.0
+            state, sf.NodeFaultRecorded(node.name, JobId(number), 1, "lost"), 0.0
         )
         event = HardwareEvent("boot", number, "link", Grade.NOTE, "a link is down")
-        service_state.apply_service(node, sf.HardwareReported(node.name, event), 0.0)
+        service_state.apply_service(state, sf.HardwareReported(node.name, event), 0.0)
     kept = len(node.faults) + len(node.hardware)
     assert kept <= 100, f"{kept} faults and events are kept"
 

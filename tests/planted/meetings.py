@@ -54,9 +54,10 @@ def _the_nodes_lease(state: State, node: Node, task: Task, limits: Limits) -> fl
 
 
 def _spared_for_good(real: Any) -> Any:
-    def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
+    def apply_service(state: State, fact: sf.OfService, at: float) -> None:
+        node = state.nodes[fact.node]
         before = node.spared
-        real(node, fact, at)
+        real(state, fact, at)
         if isinstance(fact, sf.NodeFaultRecorded):
             node.spared = before
 

@@ -19,8 +19,10 @@ from muster.protocol.ids import JobId
 from muster.protocol.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode
 from orchestrator.core.engine.invariants import check
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.facts.durability import Durability, durability_of
+from orchestrator.core.facts import links as lf
+from orchestrator.core.facts.base import Durability
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.state import Attempt, Job, State
 from orchestrator.core.scheduling.elastic import next_join
@@ -36,7 +38,7 @@ from tests.simulation.world import Violation, World
 COMPARE_EVERY = 150  # commits
 _Key = TypeVar("_Key")
 
-_QUIET = (f.NodeHeard, f.NodeSynced)
+_QUIET = (lf.NodeHeard, lf.NodeSynced)
 
 
 @dataclass
@@ -75,7 +77,7 @@ class Checkers:
             if isinstance(fact, _QUIET):
                 continue
             loud = True
-            if isinstance(fact, f.OfJudgement):
+            if isinstance(fact, cf.LivenessPaused | cf.MassOutageDeclared | cf.MassOutageCleared):
                 self.world.met[type(fact).__name__] += 1
             if isinstance(fact, f.AttemptPlaced):
                 self._placed(state, fact)
@@ -98,7 +100,7 @@ class Checkers:
     def _check_over(self, fact: f.Fact) -> None:
         """A fact of a job that may be in the archive would follow from nothing."""
         job = getattr(fact, "job", None)
-        if job in self.over and durability_of(fact) is not Durability.EPHEMERAL:
+        if job in self.over and fact.durability is not Durability.EPHEMERAL:
             self.fail(f"archive: job {job} has ended, and {fact} is decided")
 
     def _placed(self, state: State, fact: f.AttemptPlaced) -> None:
@@ -124,7 +126,7 @@ class Checkers:
                 if chance(state, job).starts_now:
                     self.fail(f"explain: job {job.id} is said to start now, and waits")
 
-    def synced(self, facts: list[f.Durable]) -> None:
+    def synced(self, facts: list[f.Fact]) -> None:
         """These facts are on disk now."""
         for fact in facts:
             match fact:
@@ -140,7 +142,7 @@ class Checkers:
                     self._check_network(job, attempt, endpoints)
                 case f.TaskCleaned(job, attempt, rank):
                     self._check_blocks(job, attempt, rank)
-                case f.EpochStarted(epoch):
+                case cf.EpochStarted(epoch):
                     if epoch <= self.epoch:
                         self.fail(f"epoch {epoch} follows epoch {self.epoch}")
                     self.epoch = epoch

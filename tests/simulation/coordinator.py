@@ -16,11 +16,10 @@ from muster.protocol.ids import SessionId
 from muster.protocol.instant import Instant
 from orchestrator.core.engine.fast_path import is_answer, is_plain_heartbeat
 from orchestrator.core.engine.turn import turn
-from orchestrator.core.facts import durability as durabilities
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.facts.durability import Durability
+from orchestrator.core.facts.base import Durability
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State
 from tests.simulation.checkers import Checkers
@@ -48,7 +47,7 @@ class Moment(enum.Enum):
 class Doom:
     """Die at the next commit that holds a fact of this type."""
 
-    fact: type[f.Durable]
+    fact: type[f.Fact]
     moment: Moment
     power: bool = False
 
@@ -240,10 +239,10 @@ class Coordinator:
     def _stage(self, facts: list[f.Fact], received: Instant) -> set[Durability]:
         found: set[Durability] = set()
         for fact in facts:
-            durability = durabilities.durability_of(fact)
+            durability = fact.durability
             if durability is not Durability.EPHEMERAL:
                 self.world.log(f"fact {type(fact).__name__} {_brief(fact)}")
-                self.disk.stage(fact, received.wall)  # type: ignore[arg-type]
+                self.disk.stage(fact, received.wall)
                 found.add(durability)
         return found
 

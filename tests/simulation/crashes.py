@@ -96,7 +96,7 @@ def every() -> tuple[Point, ...]:
     assert not strayed, f"is it written to a disk? {strayed}"
     phases = [phase.value for phase in shim_protocol.ShimPhase]
     found = (
-        *_points(Who.COORDINATOR, Deed.WRITES, _names(jobs.Durable)),
+        *_points(Who.COORDINATOR, Deed.WRITES, _durable_facts()),
         *_points(Who.COORDINATOR, Deed.SENDS, _names(control_channel.Command)),
         *_points(Who.COORDINATOR, Deed.SENDS, _names(effects.Result)),
         *_points(Who.COORDINATOR, Deed.TAKES, _names(control_channel.Report)),
@@ -109,6 +109,10 @@ def every() -> tuple[Point, ...]:
         *_points(Who.SHIM, Deed.WRITES, phases),
     )
     return tuple(point for point in found if point not in MOOT)
+
+
+def _durable_facts() -> list[str]:
+    return [kind.__name__ for kind in jobs.DURABLE]
 
 
 def _names(union: object) -> list[str]:

@@ -13,7 +13,7 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.state import State
 
 _encoder: Final = msgspec.json.Encoder()
-_decoder: Final = msgspec.json.Decoder(f.Durable)
+_decoder: Final = msgspec.json.Decoder(f.Fact)
 
 
 class Disk:
@@ -24,13 +24,13 @@ class Disk:
 
     def __init__(self) -> None:
         self.synced: list[tuple[bytes, float]] = []
-        self.staged: list[tuple[f.Durable, float]] = []
+        self.staged: list[tuple[f.Fact, float]] = []
         self.shadow = State()
 
-    def stage(self, fact: f.Durable, at: float) -> None:
+    def stage(self, fact: f.Fact, at: float) -> None:
         self.staged.append((fact, at))
 
-    def sync(self) -> list[f.Durable]:
+    def sync(self) -> list[f.Fact]:
         """Everything staged is now durable; returns it."""
         done = self.staged
         self.staged = []
@@ -53,14 +53,14 @@ class Disk:
                 apply(state, fact, at)
         return state
 
-    def histories(self, jobs: Container[JobId]) -> dict[JobId, list[tuple[f.Durable, float]]]:
+    def histories(self, jobs: Container[JobId]) -> dict[JobId, list[tuple[f.Fact, float]]]:
         """The facts of each job."""
-        found: dict[JobId, list[tuple[f.Durable, float]]] = {}
+        found: dict[JobId, list[tuple[f.Fact, float]]] = {}
         for fact, at in self._facts():
             job = getattr(fact, "job", None)
             if job is not None and job in jobs:
                 found.setdefault(job, []).append((fact, at))
         return found
 
-    def _facts(self) -> Iterator[tuple[f.Durable, float]]:
+    def _facts(self) -> Iterator[tuple[f.Fact, float]]:
         return ((_decoder.decode(data), at) for data, at in self.synced)

@@ -26,7 +26,7 @@ FIRST_DRAINED: Final = 380
 """From this seed on. Those before stay the runs that they were."""
 
 NEVER: Final = Quarantine(jobs=0, restarts=0)
-WINDOWS: Final[tuple[type[f.Durable], ...]] = (sf.NodeDrained, sf.NodeResumed, sf.DrainTimed)
+WINDOWS: Final[tuple[type[f.Fact], ...]] = (sf.NodeDrained, sf.NodeResumed, sf.DrainTimed)
 
 _DEADLINES_S: Final = (None, None, 0.0, 2.0, 30.0, 300.0)
 _DECLINED: Final = frozenset({"check_failed", "unknown_node"})

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from agent.core import effects as a
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
 from tests.simulation.coordinator import Doom, Moment
 from tests.simulation.draining import WINDOWS as OF_DRAINS
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
 # The moments that matter: what is decided there must not be half done.
-WINDOWS: Final[tuple[type[f.Durable], ...]] = (
+WINDOWS: Final[tuple[type[f.Fact], ...]] = (
     f.AttemptPlaced,
     f.AttemptPlaced,
     f.AttemptArranged,
@@ -35,8 +36,8 @@ WINDOWS: Final[tuple[type[f.Durable], ...]] = (
     f.CancelRequested,
     f.RetryScheduled,
     f.TaskLost,
-    f.NodeRegistered,
-    f.EpochStarted,
+    cf.NodeRegistered,
+    cf.EpochStarted,
 )
 STEPS: Final = (
     a.CreateTask,

@@ -9,6 +9,7 @@ from muster.protocol.ids import JobId, NodeName
 from muster.protocol.outcome import Cause, CauseCode
 from orchestrator.core.facts import hangs as hf
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import links as lf
 from orchestrator.core.facts import service as sf
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.node import LinkState
@@ -35,7 +36,7 @@ class Judging:
     def _turned(self, state: State, facts: list[f.Fact]) -> None:
         for fact in facts:
             match fact:
-                case f.NodeLeaseExpired(node):
+                case lf.NodeLeaseExpired(node):
                     self._check_brake(state, node)
                 case f.StopRequested(job, number, cause) if cause.code is CauseCode.HARDWARE:
                     self._check_blamed(state, job, number, cause)

@@ -20,7 +20,7 @@ from tests.simulation.world import World
 FIRST_STEERED: Final = 200
 """From this seed on. Those before stay the runs that they were."""
 
-WINDOWS: Final[tuple[type[f.Durable], ...]] = (f.JobHeld, f.JobChanged, f.SignalRequested)
+WINDOWS: Final[tuple[type[f.Fact], ...]] = (f.JobHeld, f.JobChanged, f.SignalRequested)
 """As those of the faults: moments in which nothing must be half done."""
 
 _WRONG_STATE: Final = frozenset(

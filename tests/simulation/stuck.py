@@ -8,6 +8,7 @@ from typing import Final
 from agent.core.shim_protocol import ShimPhase
 from muster.protocol.ids import NodeName, TaskId
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import links as lf
 from orchestrator.core.facts import service as sf
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import State
@@ -43,7 +44,7 @@ class Stuck:
     def _turned(self, state: State, facts: list[f.Fact]) -> None:
         for fact in facts:
             match fact:
-                case f.SurvivorsReported(node, _, pids) if pids:
+                case lf.SurvivorsReported(node, _, pids) if pids:
                     self._resumed.discard(node)
                 case sf.NodeResumed(node):
                     self._resumed.add(node)

@@ -73,7 +73,7 @@ def test_every_point_is_passed_in_some_course() -> None:
 
 def test_the_list_has_every_durable_fact_and_every_message() -> None:
     listed = {(point.who, point.deed, point.what) for point in every()}
-    for kind in members(jobs.Durable):
+    for kind in jobs.DURABLE:
         assert (Who.COORDINATOR, Deed.WRITES, kind.__name__) in listed
     for kind in members(control_channel.Command):
         assert (Who.COORDINATOR, Deed.SENDS, kind.__name__) in listed

@@ -76,7 +76,7 @@ def test_torchrun_takes(run: object, argv: tuple[str, ...]) -> None:
         ("/venv/bin/torchrun --nproc-per-node gpu x.py", "write `run: x.py`"),
         ("python -m torch.distributed.run --nnodes=2 x.py", "write `run: x.py` and `nodes: 2`"),
         ("-m torch.distributed.launch x.py", "write `run: x.py`"),
-        ("torchrun", "what torchrun is to start"),
+        ("torchrun", "the program for torchrun"),
         ("/venv/bin/python x.py -a", "write `python: /venv/bin/python` and `run: x.py -a`"),
         ("python3.11 -m pkg", "write `python: python3.11` and `run: -m pkg`"),
         ("python -c 'print(1)'", "launcher: none"),
@@ -139,7 +139,7 @@ def test_accelerate_refuses_what_is_for_muster_to_say(run: object, hint: str) ->
 
 def test_deepspeed_takes_what_torchrun_takes() -> None:
     assert read_run("python x.py -a", Launcher.DEEPSPEED) == Argv(("x.py", "-a"))
-    with pytest.raises(RefusedError, match="place"):
+    with pytest.raises(RefusedError, match="instead"):
         read_run("deepspeed x.py", Launcher.DEEPSPEED)
 
 
@@ -240,9 +240,9 @@ def test_all_mistakes_of_a_line_are_told_at_once() -> None:
         parse_mapping({"run": "A=1 B=2 torchrun --nnodes 2 train.py 2>&1 | tee log # slow"})
     told = [(problem.field, problem.message, problem.hint) for problem in caught.value.problems]
     assert [message for _, message, _ in told] == [
-        "`>` is an operator of a shell",
-        "`&` is an operator of a shell",
-        "`|` is an operator of a shell",
+        "`>` is a shell operator",
+        "`&` is a shell operator",
+        "`|` is a shell operator",
         "`#` begins a comment in a shell",
         "begins by setting a variable",
         "Muster writes the torchrun line itself",

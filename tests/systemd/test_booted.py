@@ -255,7 +255,7 @@ def test_what_a_killed_shim_leaves_is_ended(machine: Machine) -> None:
     job = machine.submit("orphan", STUBBORN)
     shim = machine.show(f"muster-task-{job}-1-0", "MainPID")
     machine.run("sh", "-c", f"kill -KILL {shim}")
-    text = "the process that watches over the ranks"
+    text = "the process that supervises the ranks"
     wait_long(lambda: text in machine.muster("show", job).stdout, "the cause is told")
     machine.muster("cancel", job)
     machine.nothing_left()
@@ -267,7 +267,7 @@ def test_who_stops_the_slice_ends_jobs_as_they_asked(machine: Machine) -> None:
     machine.run("systemctl", "stop", "muster.slice")
     assert machine.said("cat", "/tmp/stopped.asked") == machine.pid("stopped")
     assert machine.start_time(machine.pid("stopped")) != began
-    text = "ended its part of the job without being asked"
+    text = "ended its part of the job by itself"
     wait_long(lambda: text in machine.muster("show", job).stdout, "the end is told")
     machine.muster("cancel", job)
     machine.nothing_left()

@@ -94,7 +94,7 @@ async def _one(
     try:
         found = msgspec.json.decode(said.out, type=list[_Thread])
     except msgspec.DecodeError as error:
-        return RankStacks(rank, pid, problem=f"py-spy's answer is not understood: {error}")
+        return RankStacks(rank, pid, problem=f"py-spy's output cannot be parsed: {error}")
     return RankStacks(rank, pid, _told(found, pid, threads=threads))
 
 
@@ -146,13 +146,13 @@ async def _all_of(stream: asyncio.StreamReader) -> bytes:
     while data := await stream.read(1 << 16):
         found += data
         if len(found) > _OUTPUT_BYTES_MAX:
-            raise OSError(f"py-spy says more than {_OUTPUT_BYTES_MAX} bytes")
+            raise OSError(f"the output of py-spy exceeds {_OUTPUT_BYTES_MAX} bytes")
     return bytes(found)
 
 
 def _why(said: bytes) -> str:
     lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
-    first = lines[0].removeprefix("Error: ") if lines else "py-spy failed without a word"
+    first = lines[0].removeprefix("Error: ") if lines else "py-spy failed without a message"
     if "ermission" in said.decode("utf-8", "replace") or "os error 1)" in first:
         first += "; the kernel does not let this agent look at it (kernel.yama.ptrace_scope)"
     return first[:_TEXT_MAX]

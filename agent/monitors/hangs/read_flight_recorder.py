@@ -20,7 +20,7 @@ class Plain(pickle.Unpickler):
     """Unpickles lists, dicts, text and numbers: data that needs no global names."""
 
     def find_class(self, module: str, name: str) -> object:
-        raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
+        raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
 
     def persistent_load(self, pid: object) -> object:  # noqa: ARG002
         raise pickle.UnpicklingError("it refers to something outside")

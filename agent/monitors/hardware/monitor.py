@@ -95,7 +95,7 @@ class HardwareMonitor:
             _log.warning(
                 "hardware_not_watched",
                 path=str(self._path),
-                why=f"{error.strerror}: failures of GPUs, and kills for memory, are not noticed; "
+                why=f"{error.strerror}: GPU failures and out-of-memory kills are not detected; "
                 "let the agent read the kernel's log (CAP_SYSLOG)",
             )
             self._least = int(self._clock.now().mono * 1e6)

@@ -76,7 +76,7 @@ class CounterReader:
                     continue
                 found = folders[folder].value(names[what])
                 if folder == COUNTERS and found == _END:
-                    found = "it stands at the end of its 32 bits"
+                    found = "it has reached its maximum of 32 bits"
                 if isinstance(found, int):
                     values[what] = found * unit // WORD_BYTES
                     known.folders[what] = folder

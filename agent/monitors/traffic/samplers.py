@@ -146,5 +146,5 @@ def _unheard(plan: ArrangeTask, folder: Path) -> str | None:
     if env.get("NCCL_DEBUG_FILE") == log_file(folder):
         return None
     if "NCCL_DEBUG" in env or "NCCL_DEBUG_FILE" in env:
-        return "NCCL's lines go where the job's own NCCL_DEBUG sends them"
-    return "NCCL was asked for no lines"
+        return "NCCL's log goes to the destination of the job's own NCCL_DEBUG"
+    return "NCCL's log is disabled"

@@ -27,7 +27,7 @@ EXIT_CONFIG: Final = 125
 """Not 2, which doctor uses for an unhealthy node."""
 CONFIG: Final = Path("/etc/muster/agent.yaml")
 
-_DOCTOR_CODES: Final = "Exit codes: 0 fine, 1 warnings, 2 errors, 125 cannot be asked like this."
+_DOCTOR_CODES: Final = "Exit codes: 0 healthy, 1 warnings, 2 errors, 125 usage error."
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
@@ -39,9 +39,9 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         return 0
     root: Path = flags.root
     if not root.is_dir():
-        return _complain(verb, f"--root: {root} is no folder")
+        return _complain(verb, f"--root: {root} is not a directory")
     if flags.nccl is not None and version_of(flags.nccl) is None:
-        return _complain(verb, f"--nccl: {flags.nccl!r} is no version, write it as 2.27.3")
+        return _complain(verb, f"--nccl: {flags.nccl!r} is not a version; write it like 2.27.3")
     try:
         asked = _asked(root, flags.config, flags.nccl)
     except ConfigError as error:
@@ -113,8 +113,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         prog=f"muster {verb}",
         description="Show this node's HCAs, GPUs and interfaces, and what its jobs will use."
         if probing
-        else "Say what is wrong with this node's fabric, what it costs and how to mend it. "
-        "Needs no cluster.",
+        else "Show the problems of this node's fabric, their effect and the fix. Needs no cluster.",
         epilog=None if probing else _DOCTOR_CODES,
     )
     parser.add_argument(
@@ -122,7 +121,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         type=Path,
         default=Path("/"),
         metavar="DIR",
-        help="read sys, proc, dev and etc below DIR; nothing is asked of this machine",
+        help="read sys, proc, dev and etc below DIR; this machine is not queried",
     )
     parser.add_argument("--json", action="store_true", help="docs/reference/probe.md explains it")
     parser.add_argument(

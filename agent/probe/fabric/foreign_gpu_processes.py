@@ -29,7 +29,7 @@ def used_by(pids: tuple[int, ...]) -> str:
     named = ", ".join(f"{pid} ({_name(pid)})" for pid in pids[:_NAMED])
     more = f" and {len(pids) - _NAMED} more" if len(pids) > _NAMED else ""
     one = len(pids) == 1
-    return f"is used by process{'' if one else 'es'} {named}{more}, of no job"
+    return f"is used by process{'' if one else 'es'} {named}{more}, outside all jobs"
 
 
 def _is_stranger(pid: int) -> bool:

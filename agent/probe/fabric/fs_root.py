@@ -50,9 +50,9 @@ _REASONS: Final = {
     errno.EINVAL: Unread("the kernel has no value (EINVAL)", empty=True),
     errno.ENODATA: Unread("the kernel has no value (ENODATA)", empty=True),
     errno.EOPNOTSUPP: Unread("the driver does not support it", empty=True),
-    errno.EISDIR: Unread("a folder stands in its place"),
+    errno.EISDIR: Unread("a directory instead of a file"),
     errno.EMEDIUMTYPE: Unread("not a plain file"),
-    errno.ELOOP: Unread("links in a circle"),
+    errno.ELOOP: Unread("circular links"),
 }
 TOO_LONG: Final = Unread(f"longer than {BYTES_MAX} bytes")
 NO_TEXT: Final = Unread("not UTF-8 text")

@@ -25,14 +25,14 @@ from muster.protocol.gpus import TEXT_MAX, GpuDevice, is_uuid
 
 DRIVER: Final = "proc/driver/nvidia/gpus"
 _MIG: Final = "proc/driver/nvidia/capabilities"
-MIG: Final = "is divided by MIG, and Muster gives out whole GPUs"
+MIG: Final = "is divided by MIG, and Muster assigns whole GPUs"
 EXCLUDED: Final = "is excluded by the NVIDIA driver"
-NO_DRIVER: Final = "is served by no NVIDIA driver"
-UNSEEN: Final = "is not shown by NVML: it has failed, or this agent may not use it"
-REMAP_FAILED: Final = "has a row of its memory that could not be remapped: have it replaced"
+NO_DRIVER: Final = "has no NVIDIA driver"
+UNSEEN: Final = "is not shown by NVML: it has failed, or this agent has no permission"
+REMAP_FAILED: Final = "has a memory row that could not be remapped: replace the GPU"
 NO_NVML: Final = (
-    "nvidia-ml-py is not installed for the agent: memory that is in use, GPUs that nobody uses and "
-    "what they count of their own errors go unseen"
+    "nvidia-ml-py is not installed for the agent: memory that is in use, idle GPUs and error "
+    "counters are not visible"
 )
 INSTALL_NVML: Final = (
     "install nvidia-ml-py beside the agent's interpreter (the extra `gpu` of muster-cluster), and "
@@ -321,7 +321,7 @@ def ailment(nvml: Any, handle: Any) -> str:
     return ""
 
 
-_MUST_RECOVER: Final = "must be recovered, says its driver"
+_MUST_RECOVER: Final = "must be recovered, according to its driver"
 _COUNTS: Final = "counts "
 _COUNTED: Final = ((REMAP_FAILED, "remap"), (_MUST_RECOVER, "recovery"), (_COUNTS, "ecc"))
 _RECOVERY_ACTION: Final = 274

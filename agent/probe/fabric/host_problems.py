@@ -91,8 +91,8 @@ def of_earlier_lives(found: tuple[LeftoverProcess, ...]) -> Iterator[Problem]:
     """Processes of jobs without a shim."""
     if found:
         yield warning(
-            f"{describe(found)}: of a job whose shim is dead, and still running",
-            "an agent that has its machine for itself ends them as it starts; or "
+            f"{describe(found)}: still running, although the shim of its job is dead",
+            "an agent alone on its machine kills them at its start; or "
             f"`kill -9 {' '.join(str(remain.pid) for remain in found[:_NAMED])}`",
         )
 
@@ -101,8 +101,8 @@ def of_left_units(found: tuple[LeftUnit, ...]) -> Iterator[Problem]:
     """Tasks in systemd units that no agent knows."""
     if found:
         yield warning(
-            f"{units.words(found)}: of a task whose folder is gone, and still running",
-            "an agent that has its machine for itself ends them as it starts; or "
+            f"{units.words(found)}: still running, although the directory of its task is gone",
+            "an agent alone on its machine kills them at its start; or "
             f"`systemctl stop {' '.join(unit.name for unit in found[:_NAMED])}`",
         )
 
@@ -111,8 +111,8 @@ def of_traces(found: Sequence[str]) -> Iterator[Problem]:
     """Leftovers besides processes."""
     for what in found:
         yield warning(
-            f"left by an earlier life of the agent: {what}",
-            "the agent removes it as it starts: systemctl restart muster-agent; jobs run on",
+            f"left by an earlier agent process: {what}",
+            "the agent removes it at its start: systemctl restart muster-agent; jobs continue",
         )
 
 
@@ -161,12 +161,12 @@ def _libraries(node: Node) -> Iterator[Problem]:
             continue
         if name == "libibverbs.so.1":
             yield stop(
-                f"{name} is not installed: NCCL cannot use InfiniBand or RoCE and takes TCP",
+                f"{name} is not installed: NCCL cannot use InfiniBand or RoCE and uses TCP",
                 packages[name],
             )
         elif name == "libmlx5.so.1" and mlx5:
             yield stop(
-                f"{name} is not installed: libibverbs finds no mlx5 device, and NCCL takes TCP",
+                f"{name} is not installed: libibverbs finds no mlx5 device, and NCCL uses TCP",
                 packages[name],
             )
         elif name == "librdmacm.so.1":
@@ -222,7 +222,8 @@ def _gpudirect(node: Node) -> Iterator[Problem]:
     elif node.bridges_unread:
         yield info(
             f"whether PCI access control (ACS) sends traffic between GPUs and HCAs through the CPU "
-            f"is unknown: the configuration of {listed(node.bridges_unread)} cannot be read whole",
+            f"is unknown: the configuration of {listed(node.bridges_unread)} is only partly "
+            "readable",
             "run `muster doctor` as root on the node, which may read it",
         )
 
@@ -231,7 +232,7 @@ def _topology(node: Node) -> Iterator[Problem]:
     if node.absent:
         yield warning(
             f"fabric.settings names the topology file {node.settings['NCCL_TOPO_FILE']}, which is "
-            "not there: NCCL passes over it without an error",
+            "not there: NCCL ignores it without an error",
             "put the provider's file there, or correct the agent's configuration",
         )
         return
@@ -244,8 +245,8 @@ def _topology(node: Node) -> Iterator[Problem]:
     if node.flat or unknown:
         why = "virtual PCI topology" if node.flat else "no NUMA nodes or PCI paths"
         yield warning(
-            f"{why}: which HCA is near to which GPU is unknown, to NCCL too; it may cost most of "
-            "the bandwidth",
+            f"{why}: distances between HCAs and GPUs are unknown, also to NCCL; this may cost most "
+            "of the bandwidth",
             "set NCCL_TOPO_FILE to the provider's file for this kind of machine, in the agent's "
             "configuration (fabric.settings), in /etc/nccl.conf or in the jobs' env",
         )
@@ -259,8 +260,8 @@ def _nccl_conf(node: Node) -> Iterator[Problem]:
         fix = f"take {name} out of {file}"
         if ours is not None and ours != value:
             yield warning(
-                f"{file} sets {name}={value}, this probe {ours}: the jobs' environment wins, other "
-                "programs take the file's",
+                f"{file} sets {name}={value}, this probe {ours}: the jobs' environment overrides "
+                "it, other programs use the file's",
                 fix,
             )
         elif _forces_tcp(name, value) and node.used:
@@ -302,9 +303,9 @@ def _name(node: Node) -> Iterator[Problem]:
         return
     what = (
         f"this machine's own name is {node.local_name} in /etc/hosts: programs that look "
-        "themselves up (gloo without GLOO_SOCKET_IFNAME) tell peers an address that leads nowhere"
+        "themselves up (gloo without GLOO_SOCKET_IFNAME) give peers an unreachable address"
     )
-    fix = "give the name its real address in /etc/hosts, or take the line out"
+    fix = "give the name its real address in /etc/hosts, or remove the line"
     yield warning(what, fix) if node.hcas or node.gpus else info(what, fix)
 
 

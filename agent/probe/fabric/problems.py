@@ -27,7 +27,7 @@ _WORDS: Final = {OPA: "Omni-Path"}
 _PLUGINS: Final = {
     OPA: "install a plugin for Omni-Path (libfabric with OPX or PSM2, and aws-ofi-nccl); do not "
     "set NCCL_IB_HCA",
-    USNIC: "nothing: no plugin of NCCL's knows it; jobs use TCP",
+    USNIC: "nothing: no NCCL plugin supports it; jobs use TCP",
     IWARP: "nothing, unless RDMA was meant to be here: then an InfiniBand or RoCE card is needed",
 }
 
@@ -115,7 +115,7 @@ def _hindered(ports: Ports) -> Found:
             continue
         if hca.uverbs_error is not None:
             yield error(
-                f"{hca.key}: {hca.reason}; NCCL would skip it without a word; {left}",
+                f"{hca.key}: {hca.reason}; NCCL would skip it silently; {left}",
                 "let the jobs' user open the device: udev's rule of rdma-core gives mode 0666; in "
                 "a container pass /dev/infiniband and allow it",
             )
@@ -140,7 +140,7 @@ def _hindered(ports: Ports) -> Found:
             told = f", {hca.phys_state}" if hca.phys_state else ""
             yield info(
                 f"{hca.key} is {hca.state}{told}; it is not one of the compute HCAs",
-                "nothing, unless it is meant to be used",
+                "nothing, unless it should be used",
             )
 
 
@@ -150,7 +150,7 @@ def _down(state: str, phys: str | None, names: str, group: Sequence[Hca]) -> tup
     if state == "INIT":
         return (
             f"{what}: the link is up, but no subnet manager has configured it",
-            "start the fabric's subnet manager (opensm, UFM), or find why it does not reach us",
+            "start the fabric's subnet manager (opensm, UFM), or find out why it is unreachable",
         )
     if phys == "Disabled":
         return f"{what}: switched off on this host", f"switch it on: {_on(group)}"
@@ -160,7 +160,10 @@ def _down(state: str, phys: str | None, names: str, group: Sequence[Hca]) -> tup
             "look at the cable, the transceivers and the port of the switch",
         )
     if state == "ARMED":
-        return f"{what}: on its way up", "look again in a minute; else ask the subnet manager"
+        return (
+            f"{what}: on its way up",
+            "check again in a minute; otherwise check the subnet manager",
+        )
     return what, "look at the port: `ibstat`, `mlxlink -d PCI`, and the kernel's log"
 
 
@@ -194,9 +197,9 @@ def _links(ports: Ports) -> Found:
             )
         elif rate is None and hca.rate_gbps is not None:
             yield info(
-                f"{hca.key}: this kernel has no name for the port's speed and says "
+                f"{hca.key}: this kernel has no name for the port's speed and reports "
                 f"{hca.rate_gbps:g} Gb/s",
-                "nothing; a newer kernel or driver tells it",
+                "nothing; a newer kernel or driver reports it",
             )
         if hca.phys_state == "LinkErrorRecovery":
             yield warning(
@@ -224,7 +227,7 @@ def _links(ports: Ports) -> Found:
         yield warning(
             f"the RoCE interfaces have different MTUs ({listed(map(str, sorted(mtus)))}): a path "
             "takes the smaller one, or breaks",
-            "give all of them the same, as the switches have it (`ip link set NETDEV mtu 9000`)",
+            "give all of them the MTU of the switches (`ip link set NETDEV mtu 9000`)",
         )
 
 
@@ -248,11 +251,11 @@ def _devices(ports: Ports) -> Found:
             "/sys/class/infiniband and /dev/infiniband",
         )
     for name, why in ports.skipped.items():
-        yield info(f"/sys/class/infiniband/{name} is no device: {why}", "nothing")
+        yield info(f"/sys/class/infiniband/{name} is not a device: {why}", "nothing")
     used = ports.choice.used
     if ports.live and used and not ports.uverbs_there:
         yield stop(
-            "there is no /dev/infiniband: no job can open an HCA, and NCCL uses TCP without a word",
+            "there is no /dev/infiniband: no job can open an HCA, and NCCL uses TCP silently",
             "`modprobe ib_uverbs`; in a container pass /dev/infiniband (--device /dev/infiniband)",
         )
     most = devices_max(ports.version)
@@ -293,7 +296,7 @@ def _addresses(ports: Ports) -> Found:
         kinds = {version_of(gid.type) for gid in routable(hca.gids)}
         if kinds == {1}:
             yield warning(
-                f"{hca.key} has RoCE v1 addresses only, which no router passes on",
+                f"{hca.key} has RoCE v1 addresses only, which routers do not forward",
                 "switch RoCE v2 on (`cma_roce_mode -m 2`, or the driver's configuration)",
             )
     apart = ports.environment.apart
@@ -330,8 +333,8 @@ def _astray(hca: Hca, choice: Choice) -> Found:
         )
         return
     yield warning(
-        f"{hca.key}: NCCL would take {address} (GID index {taken}), which leads to no peer beyond "
-        f"the own segment; index {meant} is the one for jobs",
+        f"{hca.key}: NCCL would take {address} (GID index {taken}), which reaches no peer beyond "
+        f"its own segment; index {meant} is the one for jobs",
         f"take {address} off {_where(hca)}: programs that find their address themselves use it",
     )
 
@@ -352,8 +355,8 @@ def _one_subnet(roce: Sequence[Hca], networks: Sequence[Network]) -> Found:
         if all(one & other for one, other in combinations(netdevs, 2)):
             continue
         yield warning(
-            f"{listed(hca.key for hca in group)} have addresses in one network ({subnet}): what is "
-            "meant for one may leave by another (ARP flux)",
+            f"{listed(hca.key for hca in group)} have addresses in one network ({subnet}): traffic "
+            "for one may leave through another (ARP flux)",
             "a network for each rail; or arp_ignore=1 and arp_announce=2 (net.ipv4.conf.all) with "
             "a routing table for each interface",
         )
@@ -368,12 +371,12 @@ def _choice(ports: Ports) -> Found:
     choice = ports.choice
     for entry in choice.unmatched:
         yield warning(
-            f"fabric.include or fabric.exclude names {entry}, which is no HCA of this node",
+            f"fabric.include or fabric.exclude names {entry}, which is not an HCA of this node",
             "`muster probe` lists names, PCI addresses, interfaces and addresses",
         )
     if choice.fabric.alternatives:
         others = "; ".join(choice.fabric.alternatives)
-        what = f"{choice.fabric.name} is taken for the compute fabric; not used: {others}"
+        what = f"{choice.fabric.name} is used as the compute fabric; not used: {others}"
         fix = "if that is wrong, name the HCAs in the agent's configuration (fabric.include)"
         yield warning(what, fix) if choice.close else info(what, fix)
 

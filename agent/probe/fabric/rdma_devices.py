@@ -76,7 +76,7 @@ class Devices:
         if isinstance(ports, Unread):
             link = tree.link(folder)
             dangling = not isinstance(link, Unread) and not tree.exists(folder)
-            self.skipped[name] = "the link leads nowhere" if dangling else f"ports: {ports.why}"
+            self.skipped[name] = "broken link" if dangling else f"ports: {ports.why}"
             return
         numbers = sorted(int(port) for port in ports if port.isascii() and port.isdecimal())
         if not numbers:

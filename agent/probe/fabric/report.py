@@ -64,7 +64,7 @@ def summary(probe: Probe) -> str:
         ports = f"{fabric.used}{of} port{'' if fabric.used == 1 and not of else 's'}"
         return f"{count}, RDMA over {ports} ({fabric.name})"
     if fabric.unread:
-        return f"{count}, unknown whether there is RDMA here"
+        return f"{count}, RDMA unknown"
     if not probe.hcas:
         return f"{count}, no RDMA here: TCP"
     of = f" (0 of {fabric.expected}, {fabric.name})" if fabric.expected else ""
@@ -160,7 +160,7 @@ def _problems(problems: Iterable[Problem]) -> Iterator[str]:
     for problem in problems:
         yield _wrapped(f"{_WORDS[problem.severity]}: {problem.what}", indent="", rest="    ")
         if problem.fix != "nothing":
-            yield _wrapped(f"mend: {problem.fix}", indent="    ")
+            yield _wrapped(f"fix: {problem.fix}", indent="    ")
 
 
 def _table(rows: Rows) -> Iterator[str]:

@@ -64,7 +64,7 @@ def software_of(
     driver = _text(tree, "proc/driver/nvidia/version") or ""
     number = _DRIVER_VERSION.search(driver)
     core = _text(tree, "sys/module/mlx5_core/version")
-    source = "told on the command line"
+    source = "from the command line"
     if nccl is None:
         nccl, source = _nccl(tree, python)
     return Software(

@@ -60,7 +60,7 @@ class Names(click.ParamType["tuple[str, ...]"]):
             return value
         names = tuple(dict.fromkeys(word.strip() for word in str(value).split(",")))
         if not all(names):
-            self.fail(f"{value!r} names no node between two commas", param, ctx)
+            self.fail(f"{value!r} has an empty node name between two commas", param, ctx)
         return names
 
 
@@ -69,19 +69,21 @@ def command() -> None:
     """Measure the performance that nodes give a job. Each benchmark is an ordinary job."""
 
 
-@command.command("allreduce", short_help="Measure all-reduce over the nodes, by size.")
+@command.command("allreduce", short_help="Measure all-reduce between nodes, by message size.")
 @click.option(
-    "--nodes", type=click.IntRange(1, MAX_NODES), metavar="N", help="On so many nodes; else 2."
+    "--nodes", type=click.IntRange(1, MAX_NODES), metavar="N", help="Number of nodes (default 2)."
 )
 @click.option(
-    "--nodes-named", "named", type=Names(), metavar="A,B", help="On these nodes, and no others."
+    "--nodes-named", "named", type=Names(), metavar="A,B", help="Use exactly these nodes."
 )
 @click.option(
-    "--sizes", type=Sizes(), default="1M..1G", show_default=True, help="Payloads: 1M..1G, or 1M,1G."
+    "--sizes",
+    type=Sizes(),
+    default="1M..1G",
+    show_default=True,
+    help="Message sizes: 1M..1G, or 1M,1G.",
 )
-@click.option(
-    "--compare-tcp", is_flag=True, help="Run it again without RDMA, and print both beside it."
-)
+@click.option("--compare-tcp", is_flag=True, help="Run again without RDMA, and print both results.")
 @click.option(
     "--rdma",
     type=click.Choice(["required", "preferred", "off"]),
@@ -101,14 +103,14 @@ def command() -> None:
     type=click.IntRange(1, _ROUNDS_MAX),
     default=5,
     show_default=True,
-    help="Iterations before.",
+    help="Warm-up iterations.",
 )
 @click.option("--pool", metavar="POOL", help="The pool of nodes.")
-@click.option("--python", metavar="PATH", help="Interpreter or environment that has torch.")
+@click.option("--python", metavar="PATH", help="Interpreter or environment with torch.")
 @click.option(
     "-e", "--env", "env", multiple=True, metavar="K[=V]", help="Set a variable (NCCL_ALGO=Ring)."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of the tables.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @connection_options
 def allreduce(
     *,
@@ -219,12 +221,12 @@ class _Bench:
         if fabric.proof is not None:
             verdict, transport = fabric.proof.verdict, fabric.proof.text
         if about is not None and about.backend == "gloo" and about.nodes > 1:
-            verdict, transport = Carrier.TCP, "TCP: gloo knows nothing else"
+            verdict, transport = Carrier.TCP, "TCP: gloo supports nothing else"
         line = pass_line(about, rows, rates_of(fabric.plan), tcp=verdict is Carrier.TCP)
         run = Run(job, rdma, nodes, about, tuple(rows), planned, verdict, transport, line)
         code = exit_code(ended)
         if code:
-            note(f"{ending(ended)}\n  muster show {job}, and muster logs {job}, say more")
+            note(f"{ending(ended)}\n  muster show {job}, and muster logs {job}, show more")
         if not self.as_json and rows:
             print_run(run)
         return run, code
@@ -246,7 +248,7 @@ class _Bench:
                 continue
             if entry.attempt != attempt:
                 if rows:
-                    note(f"attempt {entry.attempt} begins anew")
+                    note(f"attempt {entry.attempt} starts again")
                 attempt, rest, rows, about = entry.attempt, b"", [], None
             *lines, rest = (rest + record_bytes(entry)).split(b"\n")
             for text in lines:
@@ -261,4 +263,4 @@ class _Bench:
 
     def _cancelled(self, job: int) -> DetachedError:
         self.client.cancel(job, reason="Ctrl-C in muster bench")
-        return DetachedError(f"interrupted; job {job} is cancelled")
+        return DetachedError(f"interrupted; job {job} was cancelled")

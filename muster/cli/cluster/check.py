@@ -51,13 +51,13 @@ _NAMES: Final = "hosts_"
 
 @click.command("check")
 @click.argument("nodes", metavar="[NODE...]", nargs=-1, type=NODE)
-@click.option("--wait", "waits", is_flag=True, help="Wait for busy nodes, instead of leaving them.")
+@click.option("--wait", "waits", is_flag=True, help="Wait for busy nodes instead of skipping them.")
 @click.option(
     "--mib",
     type=click.IntRange(1, 1024),
     default=16,
     show_default=True,
-    help="MiB from each node to each other, on each network.",
+    help="MiB to send between each pair of nodes, on each network.",
 )
 @click.option(
     "--timeout",
@@ -65,9 +65,9 @@ _NAMES: Final = "hosts_"
     type=DURATION,
     default=3.0,
     metavar="TIME",
-    help="For a connection; 3s if not given.",
+    help="Timeout of a connection (default 3s).",
 )
-@click.option("--python", metavar="PATH", help="Interpreter or environment instead of the nodes'.")
+@click.option("--python", metavar="PATH", help="Interpreter or environment (default: the nodes').")
 @json_option
 @connection_options
 def command(
@@ -206,7 +206,7 @@ class _Check:
             # job.
             number = self.client.submit(job, key).id if number is None else number
             self.client.cancel(number, reason="Ctrl-C in muster check")
-            raise DetachedError(f"interrupted; job {number} is cancelled") from None
+            raise DetachedError(f"interrupted; job {number} was cancelled") from None
 
     def _followed(self, job: int) -> set[str]:
         if taken := self._not_started(job):
@@ -257,7 +257,7 @@ class _Check:
         taken = {v.node: v.reason.text for v in verdicts if not v.can and v.node in wanted}
         self.client.cancel(job, reason="its nodes are not free")
         if not taken:
-            text = f"no job can be started on these nodes together: {view.reason.text}"
+            text = f"no job can start on these nodes together: {view.reason.text}"
             self._find(Severity.FAULT, "refused", tuple(sorted(wanted)), text)
             return wanted
         self.skipped |= taken
@@ -270,7 +270,7 @@ class _Check:
         if cause is None or cause.node is None or cause.outcome is Outcome.CANCELLED:
             raise RefusedError(
                 f"job {view.id} {view.state.value}: {safe(view.reason.text)}; "
-                f"muster show {view.id} says more"
+                f"see muster show {view.id}"
             )
         refusal = cause.refusal or ""
         kind = "names" if refusal.startswith(_NAMES) else "refused"
@@ -279,7 +279,7 @@ class _Check:
         if output.nodes and not refusal:
             # Because the job had started, what it reported before the failure is still valid.
             self.told |= output.nodes
-        note(f"{safe(cause.text)}; again without {safe(cause.node)}")
+        note(f"{safe(cause.text)}; retrying without {safe(cause.node)}")
         return {cause.node}
 
     def _warnings(self, attempt: AttemptView) -> None:

@@ -91,7 +91,7 @@ _PEM = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path
     "--dir",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where to write; /etc/muster for root, else ~/.config/muster.",
+    help="Directory to write to (default: /etc/muster for root, else ~/.config/muster).",
 )
 @click.option(
     "--listen",
@@ -99,13 +99,13 @@ _PEM = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path
     default="127.0.0.1:7077",
     show_default=True,
     callback=_read_listen,
-    help="Where the coordinator listens; other than this machine only with TLS.",
+    help="Listen address of the coordinator. Non-loopback addresses need TLS.",
 )
 @click.option("--tls-cert", type=_PEM, help="The coordinator's certificate (PEM).")
 @click.option("--tls-key", type=_PEM, help="Its private key (PEM).")
-@click.option("--tls-ca", type=_PEM, help="The CA that agents and clients are to trust (PEM).")
-@click.option("--url", help="The coordinator as nodes reach it; made from --listen otherwise.")
-@click.option("--user", help="Whose jobs the admin token submits; you otherwise.")
+@click.option("--tls-ca", type=_PEM, help="The CA that agents and clients trust (PEM).")
+@click.option("--url", help="URL of the coordinator for nodes (default: from --listen).")
+@click.option("--user", help="User of the admin token (default: you).")
 @click.option("--force", is_flag=True, help="Replace existing files; their tokens stop working.")
 @json_option
 def command(
@@ -207,7 +207,7 @@ def _agent_yaml(cluster: Cluster) -> str:
 
 
 _HINTS: Final = """\
-# The interpreter of jobs that name none: a venv with torch. The default is the agent's own.
+# The default interpreter of jobs: a venv with torch. Without it, jobs use the agent's own.
 #python: /opt/training/bin/python
 # An agent that runs as root needs the user of its jobs.
 #run_as: trainer
@@ -229,12 +229,12 @@ def _scalar(text: str) -> str:
 
 def _tls(listen: Listen, cert: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
     if (cert is None) != (key is None):
-        raise click.UsageError("--tls-cert and --tls-key belong together")
+        raise click.UsageError("--tls-cert and --tls-key must be used together")
     if cert is not None and key is not None:
         return Tls(cert, key, ca)
     if not is_loopback(listen.host):
         raise click.UsageError(
-            f"{listen.host} is reached from the network, where tokens need TLS: add --tls-cert "
+            f"{listen.host} is reachable from the network, where tokens need TLS: add --tls-cert "
             "and --tls-key (and --tls-ca for a CA of your own)"
         )
     return None
@@ -260,7 +260,7 @@ def this_user(environ: Mapping[str, str]) -> str:
 def user_named(text: str) -> str:
     """Return `text` if it is a valid user name; otherwise raise UsageError."""
     if not text or not text.isprintable() or text != text.strip():
-        raise click.UsageError(f"{text!r} is no name of a user")
+        raise click.UsageError(f"{text!r} is not a valid user name")
     return text
 
 

@@ -46,7 +46,7 @@ def command() -> None:
     """Show and maintain single nodes; `muster nodes` lists all of them."""
 
 
-@command.command("show", short_help="Show all that is known of a node.")
+@command.command("show", short_help="Show everything known about a node.")
 @click.argument("node", metavar="NODE", type=NODE)
 @json_option
 @connection_options
@@ -106,12 +106,12 @@ def _facts(view: NodeView) -> list[tuple[str, str]]:
 
 
 def _drain(drain: DrainView) -> str:
-    ends = "" if drain.ends_at is None else f"; ends what runs there at {moment(drain.ends_at)}"
+    ends = "" if drain.ends_at is None else f"; running jobs end at {moment(drain.ends_at)}"
     return f"by {drain.user} at {moment(drain.at)}: {drain.reason}{ends}"
 
 
 def _fault(fault: FaultView) -> str:
-    since = f"; {fault.since} ended well there since" if fault.since else ""
+    since = f"; {fault.since} succeeded there since" if fault.since else ""
     return f"job {fault.job}, attempt {fault.attempt}: {fault.text}{since}"
 
 
@@ -124,7 +124,7 @@ def _rdma(rdma: RdmaView) -> str:
 def _link(view: NodeView) -> str:
     since = "" if view.connected_s is None else f" for {span(view.connected_s)}"
     seen = "never" if view.last_seen_s is None else f"{span(view.last_seen_s)} ago"
-    return f"{view.link}{since}, last heard of {seen}"
+    return f"{view.link}{since}, last message {seen}"
 
 
 def _print_job(client: Client, view: NodeView, number: int, attempt: int | None) -> None:

@@ -20,21 +20,21 @@ from muster.protocol.outcome import EXIT_CLIENT
 
 @click.command("drain", short_help="Take nodes out of service.")
 @click.argument("nodes", metavar="NODE...", nargs=-1, required=True, type=NODE)
-@click.option("--reason", required=True, metavar="TEXT", help="Why; shown by `muster nodes`.")
+@click.option("--reason", required=True, metavar="TEXT", help="Reason, shown by `muster nodes`.")
 @click.option(
     "--deadline",
     "deadline_s",
     type=DURATION,
     metavar="TIME",
-    help="Ask what still runs there in so long (2h) to end.",
+    help="Ask jobs that still run after this time (2h) to end.",
 )
-@click.option("--now", is_flag=True, help="End what runs there at once.")
+@click.option("--now", is_flag=True, help="End running jobs at once.")
 @click.option(
     "--after-checkpoint",
     is_flag=True,
-    help="Ask each job with a `checkpoint_dir` to end once it has written a checkpoint.",
+    help="Ask each job with a `checkpoint_dir` to end after its next checkpoint.",
 )
-@click.option("-y", "--yes", is_flag=True, help="With --now: do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="With --now: do not ask for confirmation.")
 @json_option
 @connection_options
 def drain(
@@ -55,11 +55,13 @@ def drain(
     the deadline. A node stays drained through restarts and reboots.
     """
     if now and after_checkpoint:
-        raise click.UsageError("--now and --after-checkpoint cannot go together: give one of them")
+        raise click.UsageError("--now and --after-checkpoint exclude each other: give one of them")
     if now and deadline_s is not None:
-        raise click.UsageError("--now and --deadline cannot go together: give one of them")
+        raise click.UsageError("--now and --deadline exclude each other: give one of them")
     if not reason.strip():
-        raise click.UsageError("--reason is empty: say why, for whoever finds the node drained")
+        raise click.UsageError(
+            "--reason is empty: give a reason, for those who find the node drained"
+        )
     client = connect()
     names = list(dict.fromkeys(nodes))
     if now and not yes and sys.stdin.isatty() and not _sure(client, names):
@@ -70,7 +72,7 @@ def drain(
         answer = client.drain(
             name, reason, deadline_s=deadline_s, now=now, after_checkpoint=after_checkpoint
         )
-        note(_said(answer, "was so already"))
+        note(_said(answer, "no change"))
         return answer.node
 
     return for_each(names, one, NodeList, as_json=as_json)
@@ -78,7 +80,7 @@ def drain(
 
 @click.command("resume", short_help="Take nodes back into service.")
 @click.argument("nodes", metavar="NODE...", nargs=-1, required=True, type=NODE)
-@click.option("--no-check", is_flag=True, help="Whatever may still be wrong with them.")
+@click.option("--no-check", is_flag=True, help="Resume even if checks still fail.")
 @json_option
 @connection_options
 def resume(*, nodes: tuple[str, ...], no_check: bool, as_json: bool) -> int:
@@ -94,7 +96,7 @@ def resume(*, nodes: tuple[str, ...], no_check: bool, as_json: bool) -> int:
     return for_each(list(dict.fromkeys(nodes)), one, NodeList, as_json=as_json)
 
 
-@click.command("remove", short_help="Forget nodes that are gone.")
+@click.command("remove", short_help="Remove nodes that are gone.")
 @click.argument("nodes", metavar="NODE...", nargs=-1, required=True, type=NODE)
 @json_option
 @connection_options
@@ -126,4 +128,4 @@ def _sure(client: Client, names: list[str]) -> bool:
     programs."""
     for name in names:
         note(f"{safe(name)}: {safe(client.node(name).state.text)}")
-    return click.confirm("end what runs there now?", default=False, err=True)
+    return click.confirm("end the running jobs now?", default=False, err=True)

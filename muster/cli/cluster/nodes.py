@@ -29,7 +29,7 @@ _COLOURS: Final = {"connected": "green", "suspect": "yellow", "lost": "red"}
 
 
 @click.command("nodes")
-@click.option("-w", "--watch", "watched", is_flag=True, help="Go on showing them, until Ctrl-C.")
+@click.option("-w", "--watch", "watched", is_flag=True, help="Refresh the list until Ctrl-C.")
 @json_option
 @connection_options
 def command(*, watched: bool, as_json: bool) -> None:

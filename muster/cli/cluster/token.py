@@ -33,7 +33,7 @@ _file = click.option(
     "--file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="The coordinator's tokens file; that of `muster init` otherwise.",
+    help="The coordinator's tokens file (default: that of `muster init`).",
 )
 
 
@@ -67,16 +67,18 @@ def command() -> None:
     """
 
 
-@command.command("create", short_help="Make a token; prints it, this once.")
+@command.command("create", short_help="Create a token and print it, only this once.")
 @click.option(
     "--role",
     type=click.Choice([each.value for each in TokenClass]),
     default=TokenClass.ADMIN.value,
     show_default=True,
-    help="admin: the API; join: agents.",
+    help="admin: for the API; join: for agents.",
 )
-@click.option("--user", metavar="NAME", help="Whose jobs it submits; you otherwise.")
-@click.option("--expires", type=DURATION, metavar="TIME", help="It ends after this long: 30d.")
+@click.option("--user", metavar="NAME", help="User of the token (default: you).")
+@click.option(
+    "--expires", type=DURATION, metavar="TIME", help="Lifetime, such as 30d (default: unlimited)."
+)
 @_file
 @json_option
 def create(
@@ -100,7 +102,7 @@ def create(
         print(text)
     until = f"until {ends}" if ends else "until it is revoked"
     note(
-        f"token {record.id} of {safe(user)} is good {until}; to end it: "
+        f"token {record.id} of {safe(user)} is valid {until}; to revoke it: "
         f"muster token revoke {record.id}{f' --file {path}' if file else ''}"
     )
 
@@ -119,7 +121,7 @@ def list_(*, file: Path | None, as_json: bool) -> None:
     print_table(_COLUMNS, rows)
 
 
-@command.command("revoke", short_help="Take tokens out.")
+@command.command("revoke", short_help="Revoke tokens.")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @_file
 @json_option

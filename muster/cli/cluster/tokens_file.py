@@ -24,8 +24,8 @@ PRIVATE: Final = 0o600
 _SECRET_BYTES: Final = 32
 _ID_BYTES: Final = 4
 _HEAD: Final = (
-    "# Who may do what: `muster token` changes it. The secrets are not in here and cannot be got "
-    "back.\n"
+    "# Access tokens; change them with `muster token`. The secrets are not stored and cannot be "
+    "recovered.\n"
 )
 
 
@@ -101,7 +101,7 @@ def _target(path: Path) -> Path:
     try:
         return path.resolve()
     except (OSError, RuntimeError) as error:  # a link to itself
-        raise ConfigError(f"{path}: is a link that leads nowhere") from error
+        raise ConfigError(f"{path}: is a broken link") from error
 
 
 def _locked(path: Path) -> int:

@@ -138,7 +138,7 @@ def _with_command(
 ) -> tuple[dict[str, object], Document]:
     if "run" in tree:
         where = typed.sbatch if typed.file is None else typed.file
-        notes.append(f"the command after -- takes the place of `run` in {where}")
+        notes.append(f"the command after -- replaces `run` in {where}")
     launcher = tree.get("launcher")
     made = from_command(typed.command, launcher if isinstance(launcher, str) else None)
     if made.note:

@@ -65,7 +65,7 @@ class IdempotencyKey(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         key = str(value)
         if not key.strip() or not (key.isascii() and key.isprintable()):
-            self.fail(f"{key!r} is no key: write printable ASCII characters", param, ctx)
+            self.fail(f"{key!r} is not a valid key: use printable ASCII characters", param, ctx)
         return key
 
 

@@ -21,17 +21,17 @@ from muster.protocol.outcome import EXIT_CLIENT
 
 @click.command("cancel")
 @click.argument("jobs", metavar="JOB...", nargs=-1, required=True, type=JOB)
-@click.option("--reason", default="", metavar="TEXT", help="Why; shown by `muster show`.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason, shown by `muster show`.")
 @click.option(
     "--grace",
     "grace_s",
     type=DURATION,
     metavar="TIME",
-    help="Time between the stop signal and SIGKILL, instead of the job's own.",
+    help="Time between the stop signal and SIGKILL (default: the job's).",
 )
-@click.option("--force", is_flag=True, help="SIGKILL at once.")
-@click.option("--wait", "waits", is_flag=True, help="Return when the jobs have ended.")
-@click.option("-y", "--yes", is_flag=True, help="Several jobs: do not ask.")
+@click.option("--force", is_flag=True, help="Send SIGKILL at once.")
+@click.option("--wait", "waits", is_flag=True, help="Wait until the jobs have ended.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 @connection_options
 def command(

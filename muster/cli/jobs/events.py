@@ -26,7 +26,7 @@ _COLUMNS: Final = (
 @click.command("events")
 @click.argument("job", metavar="JOB", type=JOB)
 @click.option(
-    "-f", "--follow", is_flag=True, help="Go on until the job ends; Ctrl-C only detaches."
+    "-f", "--follow", is_flag=True, help="Follow until the job ends; Ctrl-C only detaches."
 )
 @json_option
 @connection_options

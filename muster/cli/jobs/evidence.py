@@ -38,15 +38,15 @@ class Written(msgspec.Struct, frozen=True):
 
 @click.command("evidence")
 @click.argument("job", metavar="[JOB]", required=False, type=JOB)
-@click.option("--node", metavar="NODE", type=NODE, help="Of a node instead of a job.")
+@click.option("--node", metavar="NODE", type=NODE, help="Collect about a node instead of a job.")
 @click.option(
     "-o",
     "--output",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where to write it  [default: muster-job-ID.tar.gz]",
+    help="File to write  [default: muster-job-ID.tar.gz]",
 )
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @json_option
 @connection_options
 def command(

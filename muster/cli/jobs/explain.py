@@ -35,7 +35,10 @@ _AHEAD: Final = (
 @click.command("explain")
 @click.argument("what", metavar="[rdma] JOB", nargs=-1, required=True, type=JOB)
 @click.option(
-    "--nodes", type=click.IntRange(1, MAX_NODES), metavar="N", help="Suppose it asked for so many."
+    "--nodes",
+    type=click.IntRange(1, MAX_NODES),
+    metavar="N",
+    help="What if it asked for this number of nodes?",
 )
 @click.option(
     "--after",
@@ -44,7 +47,7 @@ _AHEAD: Final = (
     multiple=True,
     type=(click.Choice(["drain"]), NODE),
     metavar="drain NODE",
-    help="Suppose this node were drained.",
+    help="What if this node were drained?",
 )
 @json_option
 @connection_options
@@ -69,7 +72,7 @@ def command(
     if not topic and job == "rdma":
         raise click.UsageError("rdma of which job? muster explain rdma JOB")
     if topic and (nodes is not None or changes):
-        raise click.UsageError("--nodes and --after are of a job that waits, and not of its RDMA")
+        raise click.UsageError("--nodes and --after apply to a waiting job, not to its RDMA")
     client = connect()
     if topic:
         plan = client.fabric(find_job(client, job))
@@ -120,7 +123,7 @@ def _print_queue(found: Explanation) -> None:
 
 def _print_nodes(found: Explanation, now: datetime | None) -> None:
     mine = not found.ready or any(verdict.can for verdict in found.nodes)
-    what = "could be taken now" if mine else "free, for those before it"
+    what = "could be used now" if mine else "free, but for earlier jobs"
     print(f"\nneeds {_nodes(found.wanted)}; {found.ready} {what}")
     if found.nodes:
         print_table(_NODES, [_row(verdict, now) for verdict in found.nodes])

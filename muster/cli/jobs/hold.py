@@ -14,7 +14,7 @@ from muster.http.views import JobList, JobSummary
 
 @click.command("hold")
 @click.argument("jobs", metavar="JOB...", nargs=-1, required=True, type=JOB)
-@click.option("--reason", default="", metavar="TEXT", help="Why; shown by `muster ps`.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason, shown by `muster ps`.")
 @json_option
 @connection_options
 def command(*, jobs: tuple[str, ...], reason: str, as_json: bool) -> int:
@@ -26,7 +26,7 @@ def command(*, jobs: tuple[str, ...], reason: str, as_json: bool) -> int:
 
     def hold(number: int) -> JobSummary:
         answer = client.change(number, {"hold": True, "reason": reason})
-        said = "HELD" if answer.changed else f"was held already by {safe(answer.job.held_by)}"
+        said = "HELD" if answer.changed else f"is already held by {safe(answer.job.held_by)}"
         note(f"job {number} {said}")
         return answer.job
 

@@ -49,7 +49,7 @@ class Pattern(click.ParamType["re.Pattern[str]"]):
         try:
             return re.compile(value)
         except (re.error, OverflowError, RecursionError) as error:
-            self.fail(f"{value!r} is no regular expression: {error}", param, ctx)
+            self.fail(f"{value!r} is not a valid regular expression: {error}", param, ctx)
 
 
 class Since(click.ParamType[str]):
@@ -68,19 +68,19 @@ class Since(click.ParamType[str]):
 @click.command("logs")
 @click.argument("job", metavar="JOB", type=JOB)
 @click.option(
-    "-f", "--follow", is_flag=True, help="Go on until the job ends; Ctrl-C only detaches."
+    "-f", "--follow", is_flag=True, help="Follow until the job ends; Ctrl-C only detaches."
 )
 @click.option(
     "--rank",
     type=CountOrAll(RANK_MAX),
     metavar="R|all",
-    help="This rank, or all of them. Without it: rank 0, and the errors of the rank that failed.",
+    help="This rank, or all (default: rank 0, and the errors of the rank that failed).",
 )
-@click.option("--node", metavar="NODE", help="Only what was written on this node.")
+@click.option("--node", metavar="NODE", help="Only the output on this node.")
 @click.option("--stdout", is_flag=True, help="Only standard output; with --stderr, both.")
 @click.option("--stderr", is_flag=True, help="Only standard error.")
 @click.option(
-    "--nccl", is_flag=True, help="NCCL's own lines, which Muster keeps apart from the output."
+    "--nccl", is_flag=True, help="NCCL's log lines, which Muster stores separately from the output."
 )
 @click.option(
     "--attempt",
@@ -92,30 +92,36 @@ class Since(click.ParamType[str]):
     "--tail",
     type=CountOrAll(TAIL_MAX),
     metavar="N|all",
-    help="Begin with the last N lines: 10 with -f, else all of them.",
+    help="Begin with the last N lines (default: 10 with -f, else all).",
 )
 @click.option(
     "--since",
     type=Since(),
     metavar="TIME",
-    help="Only what was read since then: 10m, or 2026-11-22T01:30:00Z.",
+    help="Only output since this time: 10m, or 2026-11-22T01:30:00Z.",
 )
 @click.option(
     "--grep",
     type=Pattern(),
     metavar="RE",
-    help="Of what the other options choose, only lines in which this is found.",
+    help="Only lines that match this regular expression.",
 )
-@click.option("--timestamps", is_flag=True, help="Begin each line with when it was read (UTC).")
-@click.option("--no-prefix", is_flag=True, help="No `[node rN]` before the lines of several ranks.")
-@click.option("--raw", is_flag=True, help="Send a terminal the job's own bytes, escapes and all.")
+@click.option(
+    "--timestamps", is_flag=True, help="Begin each line with the time at which it was read (UTC)."
+)
+@click.option(
+    "--no-prefix", is_flag=True, help="Omit the prefix `[node rN]` from lines of several ranks."
+)
+@click.option(
+    "--raw", is_flag=True, help="Send the job's bytes to a terminal unchanged, with escapes."
+)
 @click.option(
     "--download",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
     help="Write every stream of all attempts to a file of its own in DIR, and print their names. "
-    "Again, it goes on where it stopped.",
+    "A repeated command continues there.",
 )
 @click.option("--exit-status", is_flag=True, help="Exit with the job's code once it has ended.")
 @json_option
@@ -156,7 +162,9 @@ def command(
         _refuse_looks(grep=grep, timestamps=timestamps, no_prefix=no_prefix, raw=raw)
     lines = TAIL_WHEN_FOLLOWING if tail is None and follow else number_of(tail)
     if nccl and (rank is not None or stdout or stderr):
-        raise click.UsageError("--nccl is of a whole node: choose with --node, no rank or stream")
+        raise click.UsageError(
+            "--nccl applies to a whole node: select with --node, not a rank or stream"
+        )
     stream = ",".join(["stdout"] * stdout + ["stderr"] * stderr) or ("nccl" if nccl else None)
     whole = node is not None or nccl
     if folder is not None:
@@ -167,7 +175,7 @@ def command(
             "--timestamps": timestamps,
         }
         if wrong := [name for name, given in shown.items() if given]:
-            raise click.UsageError(f"--download takes whole streams, so not {', '.join(wrong)}")
+            raise click.UsageError(f"--download takes whole streams: leave out {', '.join(wrong)}")
         chosen, lines = number_of(rank), None
     else:
         chosen = 0 if rank is None and not whole else number_of(rank)
@@ -204,7 +212,7 @@ def command(
 
 def _refuse_looks(**looks: object) -> None:
     if wrong := ["--" + name.replace("_", "-") for name, given in looks.items() if given]:
-        raise click.UsageError(f"--json prints records as they are, so not {', '.join(wrong)}")
+        raise click.UsageError(f"--json prints unchanged records: leave out {', '.join(wrong)}")
 
 
 def _last_attempt(client: Client, job: int, query: LogQuery) -> LogQuery:
@@ -217,7 +225,7 @@ def _last_attempt(client: Client, job: int, query: LogQuery) -> LogQuery:
 
 def _previous(view: JobView) -> int:
     if view.attempt < 2:
-        raise RefusedError(f"job {view.id} has no attempt before the last: it was tried once")
+        raise RefusedError(f"job {view.id} has no earlier attempt: it was tried once")
     return view.attempt - 1
 
 

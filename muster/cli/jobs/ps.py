@@ -30,12 +30,12 @@ _COLUMNS: Final = (
 
 
 @click.command("ps")
-@click.option("-a", "--all", "everything", is_flag=True, help="Ended jobs too.")
+@click.option("-a", "--all", "everything", is_flag=True, help="Include ended jobs.")
 @click.option(
     "-n",
     "count",
     type=click.IntRange(1, 10**9),
-    help="The newest N jobs, ended ones too (with -a: 100).",
+    help="Number of newest jobs, including ended ones (default with -a: 100).",
 )
 @click.option("--user", metavar="NAME", help="Only the jobs of this user.")
 @click.option("--pool", metavar="POOL", help="Only jobs in the queue of this pool.")
@@ -51,7 +51,7 @@ _COLUMNS: Final = (
     "--watch",
     "watched",
     is_flag=True,
-    help="Go on showing them, until none of them waits or runs any more, or Ctrl-C.",
+    help="Refresh the list until no job waits or runs, or until Ctrl-C.",
 )
 @json_option
 @connection_options
@@ -106,7 +106,7 @@ def _nothing(user: str | None, pool: str | None, states: tuple[str, ...], *, end
         return f"no job{whose}{where} is {' or '.join(states)}"
     if ended:
         return f"there is no job{whose}{where}"
-    return f"no job{whose}{where} waits or runs; `muster ps -a` lists those that ended"
+    return f"no job{whose}{where} waits or runs; `muster ps -a` lists ended jobs"
 
 
 def _over(found: JobList) -> bool:

@@ -23,7 +23,7 @@ def command(*, jobs: tuple[str, ...], as_json: bool) -> int:
     def release(number: int) -> JobSummary:
         answer = client.change(number, {"hold": False})
         state = f"{answer.job.state.value}: {safe(answer.job.reason.text)}"
-        note(f"job {number} {'' if answer.changed else 'was released already, '}{state}")
+        note(f"job {number} {'' if answer.changed else 'is already released, '}{state}")
         return answer.job
 
     return for_each(find_jobs(client, jobs), release, JobList, as_json=as_json)

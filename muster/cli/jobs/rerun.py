@@ -16,14 +16,14 @@ from muster.cli.output.json_output import json_option, print_json
 
 @click.command("rerun")
 @click.argument("job", metavar="JOB", type=JOB)
-@click.option("--exclude", multiple=True, metavar="NODE", type=NODE, help="Keep it off this node.")
+@click.option("--exclude", multiple=True, metavar="NODE", type=NODE, help="Exclude this node.")
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a key of the job.")
 @click.option(
     "--idempotency-key",
     "key",
     type=IDEMPOTENCY_KEY,
     metavar="KEY",
-    help="Running it again under the same key gives the same job.",
+    help="A repeated rerun with the same key returns the same job.",
 )
 @json_option
 @connection_options

@@ -46,7 +46,7 @@ def command(*, words: tuple[str, ...], as_json: bool) -> int:
     def change(number: int) -> JobSummary:
         answer = client.change(number, wanted)
         job = answer.job
-        said = "changed" if answer.changed else "is so already"
+        said = "changed" if answer.changed else "unchanged"
         note(f"job {number} {said}; {job.state.value}: {safe(job.reason.text)}")
         return answer.job
 

@@ -42,7 +42,9 @@ _WORDS_CHARS: Final = 60
 
 @click.command("show")
 @click.argument("job", metavar="JOB", type=JOB)
-@click.option("--fabric", "fabric", is_flag=True, help="Its fabric plan: HCAs, settings, and why.")
+@click.option(
+    "--fabric", "fabric", is_flag=True, help="Show its fabric plan: HCAs, settings, and reasons."
+)
 @json_option
 @connection_options
 def command(*, job: str, fabric: bool, as_json: bool) -> None:
@@ -71,7 +73,7 @@ def command(*, job: str, fabric: bool, as_json: bool) -> None:
             _print_tail(attempt.cause)
     for notice in view.notices:
         why = f": {notice.problem}" if notice.problem else ""
-        _line(f"webhook {notice.to} is still to be told ({notice.event}){why}")
+        _line(f"webhook {notice.to} is pending ({notice.event}){why}")
     _print_timeline(view, told)
 
 
@@ -133,9 +135,9 @@ def _countdowns(view: JobView, now: datetime | None) -> list[str]:
     if view.kill_at is not None:
         left = (view.kill_at - now).total_seconds()
         lines.append(
-            f"stopping: {span(left)} of the grace left"
+            f"stopping: {span(left)} of the grace period left"
             if left > 0
-            else "stopping: the grace is over, what is left is killed"
+            else "stopping: the grace period is over, remaining processes are killed"
         )
     return lines
 
@@ -246,7 +248,9 @@ def _ranks(task: TaskView) -> str:
         told.append("...")
     stopped = sum(rank.stopped for rank in task.ranks)
     if stopped:
-        told.append(f"{stopped} stopped by us" if stopped < len(numbers) else "stopped by us")
+        told.append(
+            f"{stopped} stopped by Muster" if stopped < len(numbers) else "stopped by Muster"
+        )
     return f"{text} ({', '.join(told)})" if told else text
 
 
@@ -276,7 +280,7 @@ def _print_timeline(view: JobView, told: set[str]) -> None:
     """Print the timeline. Sentences that were already printed are shortened."""
     if not view.timeline:
         return
-    print("\ntimeline (+ since the line before)")
+    print("\ntimeline (+ time since the previous line)")
     width = terminal_width()
     wide = width is None or width >= _WIDE
     before = view.timeline[0].at

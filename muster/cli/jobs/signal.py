@@ -31,6 +31,6 @@ def command(*, job: str, signal: str, rank: int | None, node: str | None, as_jso
     whom = "its ranks" if rank is None else f"rank {rank}"
     note(f"job {number}: {answer.signal} to {whom} on {safe(named(answer.nodes))}")
     if answer.away:
-        note(f"unreachable now, and told when back: {safe(named(answer.away))}")
+        note(f"unreachable now, signalled when back: {safe(named(answer.away))}")
     if as_json:
         print_json(answer)

@@ -32,6 +32,6 @@ def command(*, job: str, as_json: bool) -> None:
             print(line)
     if not found.groups:
         why = "; ".join(found.notes) or "no node has answered"
-        raise RefusedError(f"no stack can be had: {safe(why)}")
+        raise RefusedError(f"no stack is available: {safe(why)}")
     for text in found.notes:
         note(safe(text))

@@ -59,7 +59,7 @@ class _Submit(click.Command):
                 if (name := word.partition("=")[0]) in _OURS:
                     first = safe(command[0])
                     raise click.UsageError(
-                        f"{name} is behind the command, which would get it: write it before "
+                        f"{name} follows the command, which would receive it: write it before "
                         f"{first}, or, if that is meant, -- before {first}",
                         ctx,
                     )
@@ -72,11 +72,16 @@ class _Submit(click.Command):
     "--from-sbatch",
     "sbatch",
     metavar="FILE",
-    help="A batch script of Slurm instead; what is not taken over is named.",
+    help="A Slurm batch script instead; ignored parts are reported.",
 )
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a key of the job.")
 @click.option(
-    "-e", "--env", "env", multiple=True, metavar="K[=V]", help="Set a variable, or pass on yours."
+    "-e",
+    "--env",
+    "env",
+    multiple=True,
+    metavar="K[=V]",
+    help="Set a variable, or pass yours through.",
 )
 @click.option("--name", metavar="NAME", help="Name of the job.")
 @click.option(
@@ -91,21 +96,21 @@ class _Submit(click.Command):
     metavar="N",
     envvar="MUSTER_SUBMIT_NPROC_PER_NODE",
     show_envvar=True,
-    help="Number of ranks on each node.",
+    help="Number of ranks per node.",
 )
 @click.option(
     "--time-limit",
     metavar="TIME",
     envvar="MUSTER_SUBMIT_TIME_LIMIT",
     show_envvar=True,
-    help="Stop it after this long (24h, 90m).",
+    help="Time limit (24h, 90m).",
 )
 @click.option(
     "--priority",
     metavar="0-100",
     envvar="MUSTER_SUBMIT_PRIORITY",
     show_envvar=True,
-    help="Higher starts first.",
+    help="Priority; higher starts first.",
 )
 @click.option(
     "--pool",
@@ -117,27 +122,27 @@ class _Submit(click.Command):
 @click.option(
     "--nccl-debug",
     is_flag=True,
-    help="Raise NCCL_DEBUG to INFO: which network NCCL chose, and why.",
+    help="Set NCCL_DEBUG to INFO, to log which network NCCL chose, and why.",
 )
-@click.option("--wait", "waits", is_flag=True, help="Wait for its end; exit with its code.")
-@click.option("--follow", is_flag=True, help="As --wait, and print its logs.")
+@click.option("--wait", "waits", is_flag=True, help="Wait until it ends, and exit with its code.")
+@click.option("--follow", is_flag=True, help="Like --wait, and print its logs.")
 @click.option(
     "--idempotency-key",
     "key",
     type=IDEMPOTENCY_KEY,
     metavar="KEY",
-    help="Submitting again under the same key gives the same job.",
+    help="A repeated submit with the same key returns the same job.",
 )
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Only check it, print it with its defaults, and say whether it fits the nodes.",
+    help="Only check the job; print it with its defaults, and whether it fits the nodes.",
 )
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="JSON instead of the id: the job; with --wait, as it has ended.",
+    help="Print the job as JSON instead of the id; with --wait, after its end.",
 )
 @connection_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
@@ -166,7 +171,7 @@ def command(
     """
     _check_usage(file, sbatch, command)
     if as_json and follow:
-        raise click.UsageError("--follow prints the logs on stdout, where --json wants to be alone")
+        raise click.UsageError("--follow prints the logs on stdout, which --json needs alone")
     given = {name: text for name, text in options.items() if text is not None}
     job = read_job(Typed(file, command, sets, env, given, sbatch, nccl_debug), os.environ)
     for said in job.notes:
@@ -191,7 +196,7 @@ def command(
 
 def _check_usage(file: str | None, sbatch: str | None, command: tuple[str, ...]) -> None:
     if file is not None and sbatch is not None:
-        raise click.UsageError("-f and --from-sbatch are both the job: give one of them")
+        raise click.UsageError("-f and --from-sbatch exclude each other: give one of them")
     if (meant := meant_for_a_shell(command)) is not None:
         raise click.UsageError(
             f"the command is one word, and no file of that name is here; write it as: -- {meant}"
@@ -223,9 +228,9 @@ def _check_only(job: Job, *, as_json: bool) -> int:
     for warning in found.warnings:
         note(safe(warning))
     if not found.fits:
-        note(f"it does not fit the nodes that are known: {safe(found.unfit or 'no word why')}")
+        note(f"it does not fit the known nodes: {safe(found.unfit or 'no reason given')}")
         return EXIT_NEVER_STARTED
-    note("it fits the nodes that are known")
+    note("it fits the known nodes")
     return 0
 
 

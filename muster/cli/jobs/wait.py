@@ -29,9 +29,11 @@ from muster.protocol.states import ENDED_STATES
     "timeout_s",
     type=DURATION,
     metavar="TIME",
-    help="Give up after this long (1h, 90m) with exit code 125; the jobs go on.",
+    help="Give up after this time (1h, 90m) with exit code 125; the jobs continue.",
 )
-@click.option("--any", "first", is_flag=True, help="Until the first of them ends, with its code.")
+@click.option(
+    "--any", "first", is_flag=True, help="Wait for the first job that ends, and exit with its code."
+)
 @json_option
 @connection_options
 def command(*, jobs: tuple[str, ...], timeout_s: float | None, first: bool, as_json: bool) -> int:
@@ -103,7 +105,7 @@ def code_though_unread(client: Client, job: int, show: Callable[[], int | None])
     if view.state in ENDED_STATES:
         return exit_code(view)
     raise DetachedError(
-        f"nobody reads this any more; job {job} goes on: muster attach {job} | muster cancel {job}"
+        f"the output was closed; job {job} continues: muster attach {job} | muster cancel {job}"
     )
 
 

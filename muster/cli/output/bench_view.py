@@ -62,7 +62,7 @@ def print_run(run: Run) -> None:
     lines = paragraph(safe(text))
     print(click.style(lines, fg=colour) if colour and use_colour() else lines)
     if run.wrong:
-        print(paragraph(f"WRONG: {run.wrong} elements of the sums were not what they must be"))
+        print(paragraph(f"WRONG: {run.wrong} elements of the sums have a wrong value"))
 
 
 def print_comparison(fast: Run, slow: Run) -> None:
@@ -94,7 +94,7 @@ def print_comparison(fast: Run, slow: Run) -> None:
         ],
     )
     if fast.about is not None and fast.about.backend != "nccl":
-        print(paragraph(f"both went over TCP: {fast.about.backend} knows nothing else"))
+        print(paragraph(f"both went over TCP: {fast.about.backend} supports nothing else"))
     print_plot([fast, slow])
 
 

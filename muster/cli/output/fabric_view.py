@@ -38,7 +38,7 @@ def print_fabric(view: FabricView) -> None:
         _line(view.refused, "the gang was refused: ")
         return
     if view.plan is None:
-        _line("there is no plan yet: it is made when all nodes of the gang are ready")
+        _line("there is no plan yet: it is created when all nodes of the gang are ready")
         return
     _line(view.plan.text)
     for note in view.plan.notes:

@@ -12,7 +12,10 @@ import msgspec
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 json_option: Final[Callable[[_F], _F]] = click.option(
-    "--json", "as_json", is_flag=True, help="JSON on stdout, as the coordinator's API has it."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="JSON on stdout, in the format of the coordinator's API.",
 )
 
 

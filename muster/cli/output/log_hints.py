@@ -93,7 +93,7 @@ def _ranks_each(view: JobView) -> int | None:
 def nothing_written(view: JobView, query: LogQuery) -> str:
     """Return the message for logs that exist but are empty."""
     job, over = view.id, view.state in ENDED_STATES
-    said = f"job {job} has written nothing"
+    said = f"job {job} has no output"
     if view.started_at is None:
         if over:
             return f"{said}: it never started\n  why: muster show {job}"
@@ -101,7 +101,7 @@ def nothing_written(view: JobView, query: LogQuery) -> str:
     whose = f"rank {query.rank} of " if query.rank is not None else ""
     where = f" on {safe(query.node)}" if query.node is not None else ""
     some = query.since is not None or query.stream in {"stdout", "stderr"}
-    which = " of what the options choose" if some else ""
+    which = " for these options" if some else ""
     yet = "" if over else " so far"
     show = f"muster show {job}"
     state = f"why it ended: {show}" if over and view.exit_code else f"its state: {show}"

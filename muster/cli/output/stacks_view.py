@@ -34,7 +34,7 @@ def stack_lines(groups: Sequence[StackGroup]) -> Iterator[str]:
 def verdict_lines(verdict: HangVerdict) -> Iterator[str]:
     """Yield the lines of a verdict with its evidence."""
     yield safe(verdict.text)
-    yield f"  nothing moved for {verdict.quiet_s:.0f} s; that is told after {verdict.limit_s:.0f} s"
+    yield f"  no progress for {verdict.quiet_s:.0f} s; reported after {verdict.limit_s:.0f} s"
     for rank in verdict.ranks:
         still = "moves" if rank.still_s is None else f"no bytes for {rank.still_s:.0f} s"
         idle = "computes" if rank.idle_s is None else f"no CPU for {rank.idle_s:.0f} s"

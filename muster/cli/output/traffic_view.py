@@ -31,7 +31,7 @@ def print_traffic(proof: JobProof) -> None:
 
 def _print_node(node: NodeProof) -> None:
     print(f"\n  node {safe(node.node)}")
-    parts = [f"watched for {node.seconds:.0f} s", f"NCCL: {node.said}"]
+    parts = [f"observed for {node.seconds:.0f} s", f"NCCL: {node.said}"]
     if node.ports:
         parts.insert(1, f"peak {amount(node.peak)}/s")
     if node.tcp_share is not None:
@@ -39,7 +39,7 @@ def _print_node(node: NodeProof) -> None:
     _line("; ".join(parts), "  ")
     if node.gaps:
         times = "once" if node.gaps == 1 else f"{node.gaps} times"
-        _line(f"nobody looked {times}, for {node.gap_s:.0f} s in all; the totals are whole", "  ")
+        _line(f"not sampled {times}, for {node.gap_s:.0f} s in all; the totals are whole", "  ")
     if node.shared:
         _line("other jobs ran on the node: their traffic is counted, too", "  ")
     if node.imbalance is not None and node.imbalance >= _UNEVEN:
@@ -58,7 +58,7 @@ def _print_node(node: NodeProof) -> None:
         if socket.sent is not None and socket.received is not None:
             _line(
                 f"{socket.name}: sent {amount(socket.sent)}, received {amount(socket.received)}, "
-                f"peak {amount(socket.peak)}/s, all that the node sends there",
+                f"peak {amount(socket.peak)}/s, all traffic of the node there",
                 "  ",
             )
 

@@ -53,7 +53,7 @@ _INSTEAD: Final = {
     "--dependency": "wait for the other job first: muster wait ID",
     "--gpus": "say how many per node: #SBATCH --gpus-per-node=8",
     "--ntasks": "say how many per node: #SBATCH --ntasks-per-node=8",
-    "--export": "nothing is inherited; name what is needed with -e",
+    "--export": "the environment is not inherited; pass variables with -e",
 }
 _VARIABLE: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 # Commands after such a word run conditionally, repeatedly or later; lines after `<<` are text.
@@ -169,7 +169,7 @@ class _Reader:
 
     def _not_understood(self, what: str, instead: str) -> None:
         self.notes.append(
-            f"#SBATCH {printable(what)} is not taken over" + (f": {instead}" if instead else "")
+            f"#SBATCH {printable(what)} is ignored" + (f": {instead}" if instead else "")
         )
 
     def _set(self, key: str, value: object) -> None:
@@ -178,7 +178,7 @@ class _Reader:
     def _name(self, value: str) -> None:
         name = sanitised_name(value)
         if name != value:
-            self.notes.append(f"the name {printable(value)} is written {name}")
+            self.notes.append(f"the name {printable(value)} becomes {name}")
         self._set("name", name)
 
     def _nodes(self, value: str) -> None:
@@ -204,8 +204,8 @@ class _Reader:
 
     def _output(self, value: str) -> None:
         self.notes.append(
-            f"what goes to {printable(value)} under Slurm is read with `muster logs`, each rank by "
-            "itself"
+            f"output for {printable(value)} is available with `muster logs`, separately for each "
+            "rank"
         )
 
     def _signal(self, value: str) -> None:
@@ -246,7 +246,7 @@ class _Reader:
             self._env(env)
             for line in others:
                 self.notes.append(
-                    f"this line of the script is not taken over: {printable(line)}{_key_for(line)}"
+                    f"this line of the script is ignored: {printable(line)}{_key_for(line)}"
                 )
             return
         self._set("launcher", "none")
@@ -257,13 +257,13 @@ class _Reader:
         if len(starts) == 1 and plain:
             words = [word for word in starts[0].rest if _expands([word])]
             self.notes.append(
-                f"{printable(', '.join(words))} is for a shell to fill in: write values there, or "
+                f"{printable(', '.join(words))} needs a shell: write values there, or "
                 "let the program read its environment, and the line that starts it becomes `run`"
             )
         for word in ("srun", "scontrol", "SLURM_"):
             if any(word in line for line in lines):
                 self.notes.append(
-                    f"there is no {word} here: docs/how-to/from-slurm.md has what to write"
+                    f"there is no {word} in Muster: docs/how-to/from-slurm.md has what to write"
                 )
 
     def _training(self, start: Start) -> None:
@@ -283,10 +283,10 @@ class _Reader:
                 check_name(name)
             except RefusedError as refused:
                 why = refused.message.removeprefix(f"`{name}` ")
-                self.notes.append(f"{name} is not taken over: it {why}")
+                self.notes.append(f"{name} is ignored: it {why}")
                 continue
             if name == VISIBLE and "resources" in self.mapping:
-                self.notes.append(f"{name} is not taken over: it is set to the job's GPUs")
+                self.notes.append(f"{name} is ignored: it is set to the job's GPUs")
                 continue
             env[name] = value
         if env:

@@ -12,7 +12,7 @@ from muster.spec.errors import RefusedError, raise_refused
 
 _BLANK: Final = " \t\r"
 _OPERATORS: Final = ";&|<>"
-_NO_SHELL: Final = "no shell reads this: quote it, or use `launcher: none`, where bash does"
+_NO_SHELL: Final = "no shell runs here: quote it, or use `launcher: none`, which runs bash"
 _ESCAPED_IN_QUOTES: Final = '$`"\\'
 # Opening and closing characters of substitutions.
 _CLOSES: Final = {"(": ")", "{": "}", "`": "`", "'": "'", '"': '"'}
@@ -96,7 +96,7 @@ class _Splitter:
             case _ if char in _OPERATORS:
                 if char in "<>" and self._word is not None and "".join(self._word).isdecimal():
                     self._word = None  # number of a file descriptor
-                self._refuse(f"`{char}` is an operator of a shell", _NO_SHELL)
+                self._refuse(f"`{char}` is a shell operator", _NO_SHELL)
             case "#" if self._word is None:
                 self._refuse("`#` begins a comment in a shell", "quote it, or remove the comment")
             case _:

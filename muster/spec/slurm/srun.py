@@ -142,4 +142,4 @@ def _is_left(option: str) -> bool:
 
 
 def _left(program: str, words: Sequence[str]) -> str:
-    return f"of {program}, this is not taken over: {printable(' '.join(words))}"
+    return f"of {program}, this is ignored: {printable(' '.join(words))}"

@@ -124,7 +124,7 @@ def _wrong_with(value: object, depth: int) -> tuple[str, str] | None:
             pass
         case int():
             if value.bit_length() > _MAX_INT_BITS:
-                return "is a number out of all bounds", ""
+                return "is a number out of range", ""
         case float():
             if not math.isfinite(value):
                 return "is not a finite number", ""
@@ -134,7 +134,7 @@ def _wrong_with(value: object, depth: int) -> tuple[str, str] | None:
             if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
                 return "has a key that is not text", "keys are names"
         case _:
-            return f"is a {type(value).__name__}, which no job can hold", "use text"
+            return f"is a {type(value).__name__}, which is not allowed in a job", "use text"
     return None
 
 

@@ -73,7 +73,7 @@ class AccessTable:
                     429,
                     "too_many_refusals",
                     f"too many requests without a good token from {request.remote}",
-                    "see that the token is right before you ask again",
+                    "check the token before the next request",
                     headers={"Retry-After": str(math.ceil(wait_s))},
                 )
             raise _unauthorized(
@@ -94,7 +94,7 @@ class AccessTable:
             raise ApiError(
                 403,
                 "forbidden",
-                f"a token of class {record.class_.value} does not open this",
+                f"a token of class {record.class_.value} is not allowed here",
                 f"use a token of class {class_.value}",
             )
         request[TOKEN] = record

@@ -99,7 +99,7 @@ def no_descriptors() -> ApiError:
     return ApiError(
         503,
         "no_descriptors",
-        shortage() or "the coordinator was short of file descriptors a moment ago",
+        shortage() or "the coordinator was recently short of file descriptors",
         HINT,
         headers={"Retry-After": "5", "Connection": "close"},
     )
@@ -191,7 +191,7 @@ class GuardedConnection(web.RequestHandler):
             raise ApiError(
                 429,
                 "too_many_connections",
-                "this token has as many connections as one may have",
+                "this token has reached its limit of connections",
                 "close some, or use one connection for several requests",
                 headers={"Retry-After": "5", "Connection": "close"},
             )

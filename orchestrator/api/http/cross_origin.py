@@ -30,7 +30,7 @@ class Origins:
         host = request.headers.get("Host")
         target = request.raw_path
         if host is None and request.version != HttpVersion10:
-            raise ApiError(400, "no_host", "a request names its host", "send `Host`")
+            raise ApiError(400, "no_host", "a request must name its host", "send `Host`")
         if not target.startswith("/") and target != "*":
             # The host of an absolute target replaces that of the header (RFC 9112, 3.2.2).
             host = _authority(target)
@@ -42,7 +42,7 @@ class Origins:
             raise ApiError(
                 403,
                 "cross_origin",
-                f"a page of {shown(origin)} may not ask here",
+                f"a page of {shown(origin)} may not send requests here",
                 "call the API from a program, not from a page",
             )
         site = request.headers.get("Sec-Fetch-Site")
@@ -50,14 +50,14 @@ class Origins:
             raise ApiError(
                 403,
                 "cross_origin",
-                "a page of another site may not ask here",
+                "a page of another site may not send requests here",
                 "call the API from a program, not from a page",
             )
 
     def _check_host(self, host: str, where: str) -> None:
         found = _HOST.fullmatch(host)
         if found is None:
-            raise ApiError(400, "bad_host", f"{where} {shown(host)} names no host")
+            raise ApiError(400, "bad_host", f"{where} {shown(host)} is not a host")
         name = _canonical(found["name"])
         if self._names is None or name in self._names or _is_address(name.strip("[]")):
             return

@@ -99,7 +99,7 @@ async def _answer(
     except web.HTTPException as error:
         problem = from_aiohttp(error, request)
     except CoordinatorStoppedError as error:
-        problem = ApiError(503, "stopping", str(error), "try again in a moment")
+        problem = ApiError(503, "stopping", str(error), "try again shortly")
     except DaemonError as error:
         _log.error("request_not_answered", request_id=request[_REQUEST_ID], why=str(error))
         hint = "an operator must look: muster coordinator --check"
@@ -144,7 +144,7 @@ def _check_size(request: web.Request) -> None:
         raise ApiError(
             415,
             "unsupported_encoding",
-            "a body that is compressed is not taken",
+            "compressed bodies are not supported",
             "send it as it is, without Content-Encoding",
         )
 

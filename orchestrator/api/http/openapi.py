@@ -27,22 +27,25 @@ _JOB_ID: Final[Schema] = {"type": "integer", "minimum": 1, "maximum": 10**18 - 1
 _NODE_ID: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": 253}
 _REQUEST_HEADERS: Final[Mapping[str, tuple[str, Schema]]] = {
     "Idempotency-Key": (
-        "Of one job, however often it is sent.",
+        "The key of a submit; repeating it returns the same job.",
         {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
     ),
-    "If-Match": ("The ETag of the job as the caller saw it.", {"type": "string"}),
+    "If-Match": ("The ETag of the job as last read by the caller.", {"type": "string"}),
     "Last-Event-ID": (
-        "Go on behind this event.",
+        "Continue after this event.",
         {"type": "string", "pattern": EVENT_ID},
     ),
 }
 _ANSWER_HEADERS: Final[Schema] = {
-    "X-Request-Id": {"schema": {"type": "string"}, "description": "Also in the log."},
+    "X-Request-Id": {
+        "schema": {"type": "string"},
+        "description": "The request id, also in the coordinator's log.",
+    },
 }
 _OWN_ANSWER_HEADERS: Final[Schema] = {
     "ETag": {
         "schema": {"type": "string"},
-        "description": "The job's revision, to be sent as If-Match.",
+        "description": "The job's revision, for If-Match.",
         "required": True,
     },
     "Location": {

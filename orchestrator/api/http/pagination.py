@@ -30,6 +30,6 @@ def bad_cursor() -> ApiError:
     return ApiError(
         400,
         "bad_cursor",
-        "the cursor is not one that a page of this list ended with",
+        "the cursor is not from a page of this list",
         "leave it out to read from the start",
     )

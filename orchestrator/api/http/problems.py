@@ -127,8 +127,8 @@ def internal_error() -> ApiError:
     return ApiError(
         500,
         "internal",
-        "the coordinator made a mistake; its log has the details",
-        "look in its log for the request_id of this answer",
+        "internal error of the coordinator; its log has the details",
+        "search its log for the request_id of this answer",
     )
 
 
@@ -176,7 +176,7 @@ def from_aiohttp(error: web.HTTPException, request: web.Request) -> ApiError:
             return ApiError(
                 405,
                 "method_not_allowed",
-                f"{request.method} is not possible on {request.path}",
+                f"{request.method} is not allowed on {request.path}",
                 f"possible: {allowed}",
                 headers={"Allow": allowed},
             )

@@ -29,22 +29,22 @@ class JobsQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /v1/jobs: jobs that match all given filters."""
 
     state: Annotated[
-        tuple[JobState, ...] | None, Meta(description="in one of these states, by commas")
+        tuple[JobState, ...] | None, Meta(description="in one of these states, separated by commas")
     ] = None
     user: Annotated[_Word | None, Meta(description="of this user")] = None
     pool: Annotated[_Word | None, Meta(description="in this pool")] = None
     name: Annotated[_Word | None, Meta(description="of this name")] = None
-    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="at most so many")] = 100
-    cursor: Annotated[_Word | None, Meta(description="the next page: of the page before")] = None
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="maximum number")] = 100
+    cursor: Annotated[_Word | None, Meta(description="cursor of the previous page")] = None
 
 
 class NodesQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /v1/nodes, sorted by name."""
 
-    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="at most so many")] = PAGE_MAX
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="maximum number")] = PAGE_MAX
     cursor: Annotated[
         Annotated[str, Meta(max_length=400)] | None,
-        Meta(description="the next page: of the page before"),
+        Meta(description="cursor of the previous page"),
     ] = None
 
 
@@ -53,10 +53,10 @@ class ExplainQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_NODES)] | None,
-        Meta(description="suppose that it asked for so many nodes"),
+        Meta(description="what if it asked for this number of nodes"),
     ] = None
     drained: Annotated[
-        tuple[_Word, ...] | None, Meta(description="suppose that these nodes, by commas, were")
+        tuple[_Word, ...] | None, Meta(description="what if these nodes, separated by commas, were")
     ] = None
 
 
@@ -68,7 +68,7 @@ class WaitQuery(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=WAIT_S_ASKED_MAX,
-            description=f"answer after so many seconds, and after {WAIT_S_MAX:g} at the latest",
+            description=f"answer after this number of seconds, at most {WAIT_S_MAX:g}",
         ),
     ] = WAIT_S_DEFAULT
 
@@ -81,14 +81,14 @@ class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             max_length=40,
             pattern=EVENT_ID,
-            description="only those behind this event: its `id`, or its sequence number",
+            description="only events after this one: its `id` or its sequence number",
         ),
     ] = "0"
-    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="of a list: at most so many")] = (
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="maximum number in a list")] = (
         PAGE_MAX
     )
     follow: Annotated[
-        bool, Meta(description="as Server-Sent Events: those that are there, then what comes")
+        bool, Meta(description="as Server-Sent Events: existing ones, then new ones")
     ] = False
 
 
@@ -100,34 +100,34 @@ class LogFormat(enum.Enum):
 class LogsQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /v1/jobs/{id}/logs. The default is all streams of all attempts."""
 
-    follow: Annotated[bool, Meta(description="go on until the job has ended")] = False
+    follow: Annotated[bool, Meta(description="follow until the job has ended")] = False
     tail: Annotated[
         Annotated[int, Meta(ge=0, le=TAIL_MAX)] | Literal["all"] | None,
-        Meta(description="begin with so many last lines"),
+        Meta(description="begin with this number of last lines"),
     ] = None
     since: Annotated[
-        _Word | None, Meta(description="begin at this time (RFC 3339), or so long ago (10m)")
+        _Word | None, Meta(description="begin at this time (RFC 3339), or this long ago (10m)")
     ] = None
     rank: Annotated[
         Annotated[int, Meta(ge=0, le=RANK_MAX)] | None, Meta(description="of this rank")
     ] = None
     node: Annotated[_Word | None, Meta(description="of this node")] = None
     stream: Annotated[
-        tuple[StreamKind, ...] | None, Meta(description="of these streams, by commas")
+        tuple[StreamKind, ...] | None, Meta(description="of these streams, separated by commas")
     ] = None
     attempt: Annotated[
         Annotated[int, Meta(ge=1, le=ATTEMPT_MAX)] | None, Meta(description="of this attempt")
     ] = None
-    format: Annotated[
-        LogFormat, Meta(description="records with a trailer, or the bytes as they were written")
-    ] = LogFormat.NDJSON
+    format: Annotated[LogFormat, Meta(description="records with a trailer, or the raw bytes")] = (
+        LogFormat.NDJSON
+    )
     offset: Annotated[
         Annotated[int, Meta(ge=0, le=10**18 - 1)] | None,
-        Meta(description="of one stream: from this byte on"),
+        Meta(description="of one stream: begin at this byte"),
     ] = None
-    cursor: Annotated[_Word | None, Meta(description="go on behind the record that carried it")] = (
-        None
-    )
+    cursor: Annotated[
+        _Word | None, Meta(description="continue after the record with this cursor")
+    ] = None
 
     @property
     def tail_lines(self) -> int | None:

@@ -69,7 +69,7 @@ def parse_query(request: web.Request, kind: type[_Q]) -> _Q:
     for name, text in request.query.items():
         if name not in fields:
             names = f"there are {', '.join(sorted(fields))}" if fields else "there are none"
-            raise wrong_parameter(name, text, "is no parameter here", names)
+            raise wrong_parameter(name, text, "is not a parameter here", names)
         if name in values:
             raise wrong_parameter(name, text, "is given twice", "give it once")
         values[name] = _value(name, text, fields[name])
@@ -163,7 +163,7 @@ async def struct_body(request: web.Request, kind: type[_T]) -> _T:
     about = request[ABOUT]
     # A handler that asks for a mapping parses it itself.
     said = about.body is kind or not hasattr(kind, "__struct_fields__")
-    assert said, f"{request.path} says {about.body} and reads {kind}"
+    assert said, f"{request.path} declares {about.body} and reads {kind}"
     raw = await read_body(request)
     try:
         return msgspec.json.decode(raw or b"{}", type=kind)
@@ -183,11 +183,11 @@ def _refuse_unknown(raw: bytes, known: tuple[str, ...] | None) -> None:
         return
     unknown = [name for name in body if name not in known][:_UNKNOWN_NAMED_MAX]
     problems = [
-        FieldProblem(printable(name), "", "is no field here", _meant(name, known))
+        FieldProblem(printable(name), "", "is not a field here", _meant(name, known))
         for name in unknown
     ]
     if problems:
-        detail = f"no field here: {', '.join(each.field for each in problems)}"
+        detail = f"not fields here: {', '.join(each.field for each in problems)}"
         raise ApiError(422, "bad_field", detail, problems[0].hint, problems=problems)
 
 

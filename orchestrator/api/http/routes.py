@@ -18,30 +18,32 @@ DESCRIPTIONS: Final = {
     ("GET", "/openapi.json"): RouteDoc(
         summary="This description, OpenAPI 3.1.", answers={200: {JSON: None}}
     ),
-    ("GET", "/healthz"): RouteDoc(summary="Whether the process answers.", answers=as_text()),
-    ("GET", "/readyz"): RouteDoc(summary="Whether requests are taken.", answers=as_text()),
-    ("HEAD", "/healthz"): RouteDoc(summary="As GET, without a body.", answers=as_text()),
-    ("HEAD", "/readyz"): RouteDoc(summary="As GET, without a body.", answers=as_text()),
+    ("GET", "/healthz"): RouteDoc(summary="Liveness check.", answers=as_text()),
+    ("GET", "/readyz"): RouteDoc(
+        summary="Readiness check: requests are accepted.", answers=as_text()
+    ),
+    ("HEAD", "/healthz"): RouteDoc(summary="Like GET, without a body.", answers=as_text()),
+    ("HEAD", "/readyz"): RouteDoc(summary="Like GET, without a body.", answers=as_text()),
     ("GET", "/metrics"): RouteDoc(
-        summary="Figures for Prometheus, or as OpenMetrics where that is accepted.",
+        summary="Prometheus metrics, or OpenMetrics if accepted.",
         answers=as_text(),
     ),
     ("GET", "/v1/version"): RouteDoc(
-        summary="The coordinator's version, and who it takes the caller for.",
+        summary="The coordinator's version, and the caller's user.",
         answers=as_json(h.VersionView),
     ),
     ("GET", "/v1/nodes"): RouteDoc(
-        summary="The nodes by their names, in pages.",
+        summary="The nodes by name, in pages.",
         query=p.NodesQuery,
         answers=as_json(h.NodeList),
     ),
     ("GET", "/v1/nodes/{id}"): RouteDoc(summary="One node.", answers=as_json(h.NodeView)),
     ("GET", "/v1/nodes/{id}/probe"): RouteDoc(
-        summary="What a node's agent has said of its GPUs, networks and RDMA.",
+        summary="The agent's reports on a node's GPUs, networks and RDMA.",
         answers=as_json(NodeProbe),
     ),
     ("POST", "/v1/nodes/{id}/check"): RouteDoc(
-        summary="A job that checks a node against the free ones of its pool.",
+        summary="Submit a job that checks a node with free nodes of its pool.",
         body=CheckRequest,
         answers=_MADE,
         headers=("Idempotency-Key",),
@@ -55,19 +57,19 @@ DESCRIPTIONS: Final = {
         problems=(422,),
     ),
     ("POST", "/v1/nodes/{id}/resume"): RouteDoc(
-        summary="Take a node back into service, once it is checked.",
+        summary="Return a node to service after a check.",
         body=nodes.ResumeRequest,
         answers=as_json(nodes.NodeAnswer),
         problems=(409, 422),
     ),
     ("POST", "/v1/nodes/{id}/remove"): RouteDoc(
-        summary="Forget a node that is gone.",
+        summary="Remove a node that is gone.",
         body=nodes.RemoveRequest,
         answers=as_json(nodes.NodeAnswer),
         problems=(409, 422),
     ),
     ("POST", "/v1/jobs"): RouteDoc(
-        summary="Submit a job; under the same Idempotency-Key it is one.",
+        summary="Submit a job; a repeated Idempotency-Key returns the same job.",
         body=JOB,
         answers=_MADE,
         headers=("Idempotency-Key",),
@@ -75,7 +77,7 @@ DESCRIPTIONS: Final = {
         problems=(409, 422, 507),
     ),
     ("POST", "/v1/jobs:validate"): RouteDoc(
-        summary="What a submit would make of a job, without one.",
+        summary="Validate a job without submitting it.",
         body=JOB,
         answers=as_json(h.Validation),
         problems=(422,),
@@ -91,14 +93,14 @@ DESCRIPTIONS: Final = {
         answer_headers=("ETag",),
     ),
     ("GET", "/v1/jobs/{id}/spec"): RouteDoc(
-        summary="A job's specification with every default.", answers=as_json(h.SpecView)
+        summary="A job's specification with all defaults.", answers=as_json(h.SpecView)
     ),
     ("GET", "/v1/jobs/{id}/env"): RouteDoc(
         summary="The environment of the last attempt, by node.",
         answers=as_json(h.EnvironmentView),
     ),
     ("GET", "/v1/jobs/{id}/fabric"): RouteDoc(
-        summary="The fabric plan of the last attempt: rails, each node's ports and settings, why.",
+        summary="The fabric plan of the last attempt: rails, ports, settings and reasons.",
         answers=as_json(FabricView),
     ),
     ("PATCH", "/v1/jobs/{id}"): RouteDoc(
@@ -110,32 +112,32 @@ DESCRIPTIONS: Final = {
         problems=(409, 412, 422, 507),
     ),
     ("GET", "/v1/jobs/{id}/wait"): RouteDoc(
-        summary="The job when it has ended, or when the time is over.",
+        summary="Wait until the job has ended, or until the timeout.",
         query=p.WaitQuery,
         answers=as_json(h.JobSummary),
     ),
     ("POST", "/v1/jobs/{id}/cancel"): RouteDoc(
-        summary="Ask for a job to be stopped.",
+        summary="Cancel a job.",
         body=verbs.CancelRequest,
         answers=as_json(verbs.CancelAnswer, 202),
         problems=(422,),
     ),
     ("GET", "/v1/jobs/{id}/events"): RouteDoc(
-        summary="What happened to a job; followed as Server-Sent Events.",
+        summary="The events of a job; also as Server-Sent Events.",
         query=p.EventsQuery,
         answers={200: {JSON: h.EventList, STREAM: None}, 204: {}},
         items=(h.EventView, h.EventsEnd),
         headers=("Last-Event-ID",),
     ),
     ("GET", "/v1/events"): RouteDoc(
-        summary="What happened; followed as Server-Sent Events.",
+        summary="All events; also as Server-Sent Events.",
         query=p.EventsQuery,
         answers={200: {JSON: h.EventList, STREAM: None}},
         items=(h.EventView, h.EventsEnd),
         headers=("Last-Event-ID",),
     ),
     ("GET", "/v1/jobs/{id}/explain"): RouteDoc(
-        summary="Why a job is where it is, or what would be if.",
+        summary="Explain a job's state, or answer a what-if question.",
         query=p.ExplainQuery,
         answers=as_json(h.Explanation),
         problems=(409, 422),
@@ -147,16 +149,16 @@ DESCRIPTIONS: Final = {
         problems=(409, 422, 507),
     ),
     ("POST", "/v1/jobs/{id}/stacks"): RouteDoc(
-        summary="Where the ranks of a job that runs stand now, grouped by equal stacks.",
+        summary="The current stacks of a running job's ranks, grouped by equal stacks.",
         answers=as_json(StacksView),
         problems=(409,),
     ),
     ("GET", "/v1/jobs/{id}/evidence"): RouteDoc(
-        summary="The verdicts on a job's attempts, each with the signals that it rests on.",
+        summary="The verdicts on a job's attempts, with their evidence.",
         answers=as_json(Evidence),
     ),
     ("POST", "/v1/jobs/{id}/rerun"): RouteDoc(
-        summary="A new job like this one.",
+        summary="Submit a job again, with changes.",
         body=verbs.RerunRequest,
         answers=_MADE,
         headers=("Idempotency-Key",),
@@ -164,7 +166,7 @@ DESCRIPTIONS: Final = {
         problems=(409, 422, 507),
     ),
     ("GET", "/v1/jobs/{id}/logs"): RouteDoc(
-        summary="A job's logs: what there is, then what comes.",
+        summary="A job's logs; can be followed.",
         query=p.LogsQuery,
         answers={200: {"application/x-ndjson": None, "text/plain": None}},
         items=(h.LogRecord, h.LogTrailer),

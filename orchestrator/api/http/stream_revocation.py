@@ -54,7 +54,7 @@ class StreamRevocation:
                 _log.warning(
                     "join_token_expired",
                     token_id=record.id,
-                    why=f"{why}; agents that use it stay connected, and are not let in again: give "
+                    why=f"{why}; agents that use it stay connected, and are cannot reconnect: give "
                     "each a new token_file",
                 )
             return

@@ -105,7 +105,7 @@ def _version(path: Path) -> FileVersion:
     except FileNotFoundError as error:
         raise ConfigError(
             f"{path}: there is no tokens file, and no way to run without one; "
-            "make one with: muster init"
+            "create one with: muster init"
         ) from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
@@ -132,7 +132,7 @@ def _read(path: Path) -> dict[str, TokenRecord]:
             _expiry(record)
         except ValueError as error:
             raise ConfigError(
-                f"{path}: token {record.id}: expires: {record.expires!r} is no moment with its "
+                f"{path}: token {record.id}: expires: {record.expires!r} is not a time with its "
                 "time zone, such as 2027-01-31T12:00:00Z"
             ) from error
         tokens[record.id] = record

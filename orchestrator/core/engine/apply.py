@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Final, assert_never, get_args
+from typing import Final, assert_never
 
 from muster.protocol.ids import NodeName, task_id
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
-from muster.spec.units import duration_text
-from orchestrator.core.engine.apply_jobs import apply_change, apply_job, dequeue, forget, job_to
-from orchestrator.core.engine.apply_links import apply_cluster, apply_judgement, apply_link
-from orchestrator.core.facts import hangs as hf
-from orchestrator.core.facts import idle as idf
+from orchestrator.core.engine.apply_jobs import apply_job, dequeue, job_to
+from orchestrator.core.engine.apply_links import apply_cluster, apply_link
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.facts import service as sf
 from orchestrator.core.facts import webhooks as nf
+from orchestrator.core.facts.base import AttemptFact, ClusterFact, JobFact, TaskFact
+from orchestrator.core.facts.hangs import HangFact
+from orchestrator.core.facts.idle import IdleFact
+from orchestrator.core.facts.links import LinkFact
+from orchestrator.core.facts.service import HardwareNoted, ServiceFact
+from orchestrator.core.facts.webhooks import WebhookFact
 from orchestrator.core.model.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.job import JobPhase
@@ -31,139 +33,43 @@ CUTS_KEPT: Final = 400
 SIGNALS_KEPT: Final = 16
 """Signals kept per attempt, to send again to a node whose connection may have lost them."""
 
-_OF_NO_REVISION: Final = frozenset(
-    {f.RunTimed, f.JobForgotten, nf.WebhookFailed, idf.IdleTimed, *get_args(hf.Looking)}
-)
-
 
 def apply(state: State, fact: f.Fact, at: float) -> None:
     """Change `state` by `fact`, which was recorded at `at` (UTC seconds, for display only)."""
     match fact:
-        case (
-            f.TaskPrepared()
-            | f.TaskRefused()
-            | f.TaskArranged()
-            | f.TaskListening()
-            | f.TaskStarted()
-            | f.TaskExited()
-            | f.TaskCleaned()
-            | f.TaskLost()
-            | f.TaskLeft()
-            | f.TaskUnreachable()
-            | f.TaskReachable()
-        ):
-            _apply_task(state, fact, at)
-        case (
-            f.NodeHeard()
-            | f.NodeConnected()
-            | f.DuplicateNameSeen()
-            | f.NodeDescribed()
-            | f.NodeSynced()
-            | f.FailureSuspected()
-            | f.PortsReported()
-            | f.PeersReported()
-            | f.DisksReported()
-            | f.SurvivorsReported()
-            | f.NodeDisconnected()
-            | f.LeaseExtended()
-            | f.NodeLeaseExpired()
-        ):
+        case LinkFact():
             apply_link(state, fact)
-        case f.EpochStarted() | f.NodeRegistered() | f.SpaceChanged():
-            apply_cluster(state, fact)
-        case (
-            sf.NodeDrained()
-            | sf.DrainTimed()
-            | sf.NodeResumed()
-            | sf.NodeFaultRecorded()
-            | sf.NodeFaultsDecayed()
-            | sf.QuarantineSkipped()
-            | sf.HardwareReported()
-        ):
-            apply_service(state.nodes[fact.node], fact, at)
-            if isinstance(fact, sf.HardwareReported) and not fact.noted:
-                for job_id, number in fact.attempts:
-                    # In a replay, the job may be in the archive already.
-                    attempt = state.attempt(job_id, number)
-                    if attempt is not None:
-                        attempt.changes.add(at, f"{fact.node}: {fact.event.text}")
-        case sf.HardwareNoted(job, number, text):
-            state.jobs[job].attempts[number - 1].changes.add(at, text)
-        case sf.NodeRemoved(node):
-            del state.nodes[node]
-        case (
-            f.JobSubmitted()
-            | f.CancelRequested()
-            | f.RetryScheduled()
-            | f.JobRequeued()
-            | f.JobEnded()
-        ):
-            apply_job(state, fact, at)
+        case TaskFact():
+            _apply_task(state, fact, at)
+        case HangFact():
+            apply_hang(state, fact, at)
+        case IdleFact():
+            apply_idle(state, fact, at)
+        case f.TrafficMeasured(name, report):
+            task = state.task(name)
+            # Ignore reports after the exit: TaskExited has the last one, which is on disk.
+            if task is not None and task.exit is None and task.state not in OVER:
+                task.traffic = report
+        case AttemptFact():
+            _apply_attempt(state, fact, at)
         case nf.WebhookSettled(job_id) if job_id not in state.jobs:
             # A journal of release 0.1 may record this after the job went to the archive.
             return
-        case nf.WebhookQueued() | nf.WebhookSettled() | nf.WebhookFailed():
+        case WebhookFact():
             apply_notice(state, fact, at)
-        case f.JobHeld() | f.JobReleased() | f.JobChanged():
-            apply_change(state, fact, at)
-        case f.LivenessPaused() | f.MassOutageDeclared() | f.MassOutageCleared():
-            apply_judgement(state, fact)
-        case f.JobForgotten(number):
-            forget(state, number)
-        case f.RunTimed(job, number, since):
-            attempt = state.jobs[job].attempts[number - 1]
-            if attempt.phase is AttemptPhase.RUNNING:
-                state.running[job] = since
-        case (
-            f.AttemptPlaced()
-            | f.AttemptArranged()
-            | f.AttemptStarted()
-            | f.StopRequested()
-            | f.StopForced()
-            | f.GraceShortened()
-            | f.TaskJoined()
-            | f.AttemptClosed()
-        ):
-            _apply_attempt(state, fact, at)
-        case f.AttemptWarned() | f.SignalRequested():
-            _apply_signal(state, fact, at)
-        case f.TaskCheckpointed():
-            apply_checkpoint(state, fact, at)
-        case f.TrafficMeasured() | f.TrafficJudged():
-            _apply_traffic(state, fact, at)
-        case (
-            hf.ActivityMeasured()
-            | hf.StackDumpBegun()
-            | hf.StackDumpJoined()
-            | hf.StacksReported()
-            | hf.StackDumpEnded()
-            | hf.HangSuspected()
-            | hf.HangDismissed()
-            | hf.HangJudged()
-            | hf.HangCleared()
-        ):
-            apply_hang(state, fact, at)
-        case idf.GpusReported() | idf.IdleTimed() | idf.IdleJudged() | idf.IdleOver():
-            apply_idle(state, fact, at)
+        case JobFact():
+            apply_job(state, fact, at)
+        case ServiceFact():
+            apply_service(state, fact, at)
+        case ClusterFact():
+            apply_cluster(state, fact)
         case _:
             assert_never(fact)
-    name = getattr(fact, "job", None)
-    if name is not None and type(fact) not in _OF_NO_REVISION:
-        state.jobs[name].revision += 1
+    if isinstance(fact, JobFact) and fact.revises:
+        state.jobs[fact.job].revision += 1
 
 
-def _apply_attempt(
-    state: State,
-    fact: f.AttemptPlaced
-    | f.AttemptArranged
-    | f.AttemptStarted
-    | f.StopRequested
-    | f.StopForced
-    | f.GraceShortened
-    | f.TaskJoined
-    | f.AttemptClosed,
-    at: float,
-) -> None:
+def _apply_attempt(state: State, fact: f.OfAttempt, at: float) -> None:
     job = state.jobs[fact.job]
     if isinstance(fact, f.AttemptPlaced):
         dequeue(state, job)
@@ -189,59 +95,39 @@ def _apply_attempt(
             attempt.released_at = at
             if job.spec.elastic:
                 state.elastic.add(job.id)
-        case f.TaskJoined(_, _, rank, node, endpoint, gpus):
-            task = Task(task_id(job.id, attempt.number, rank), job.id, attempt.number, rank, node)
-            task.joined, task.endpoint, task.gpus = True, endpoint, gpus
-            attempt.tasks.append(task)
-            attempt.changes.add(at, f"{node} joins")
-            _take(state, job, task)
         case f.StopRequested(_, _, cause):
             _stop(state, job, attempt, cause, at)
         case f.StopForced():
             attempt.forced = True
-        case f.GraceShortened(_, _, user, grace_s):
-            attempt.shortened = at, grace_s
-            job.notes.add(at, f"grace cut to {duration_text(grace_s)} by {user}")
+        case f.GraceShortened():
+            attempt.shortened = at, fact.grace_s
+            job.notes.add(at, fact.describe())
         case f.AttemptClosed():
             _attempt_to(attempt, AttemptPhase.CLOSED)
             attempt.closed_at = at
             for task in attempt.tasks:
                 _free(state, task)
             state.ports.get(attempt.machine_id, set()).discard(attempt.master_port)
+        case f.AttemptWarned() | f.SignalRequested():
+            _apply_signal(job, attempt, fact, at)
+        case f.RunTimed(_, _, since):
+            if attempt.phase is AttemptPhase.RUNNING:
+                state.running[job.id] = since
+        case f.TrafficJudged(_, _, proof):
+            attempt.proof = proof
+            attempt.changes.add(at, fact.describe())
+        case HardwareNoted():
+            attempt.changes.add(at, fact.describe())
         case _:
             assert_never(fact)
 
 
-def _stop(state: State, job: Job, attempt: Attempt, cause: Cause, at: float) -> None:
-    _attempt_to(attempt, AttemptPhase.STOPPING)
-    state.elastic.discard(job.id)
-    state.running.pop(job.id, None)
-    state.idle_told.pop(job.id, None)
-    attempt.cause, attempt.stopping_at = cause, at
-    asked = job.cancel[2] if job.cancel is not None else None
-    attempt.grace_s = job.spec.stop.grace_s if asked is None else asked
-    for task in attempt.tasks:
-        state.suspects.pop(task.id, None)
-    state.watches.pop((job.id, attempt.number), None)
-
-
-def _apply_task(
-    state: State,
-    fact: f.TaskPrepared
-    | f.TaskRefused
-    | f.TaskArranged
-    | f.TaskListening
-    | f.TaskStarted
-    | f.TaskExited
-    | f.TaskCleaned
-    | f.TaskLost
-    | f.TaskLeft
-    | f.TaskUnreachable
-    | f.TaskReachable,
-    at: float,
-) -> None:
+def _apply_task(state: State, fact: f.OfTask, at: float) -> None:
     job = state.jobs[fact.job]
     attempt = job.attempts[fact.attempt - 1]
+    if isinstance(fact, f.TaskJoined):
+        _join(state, job, attempt, fact, at)
+        return
     task = attempt.tasks[fact.rank]
     match fact:
         case f.TaskPrepared(_, _, _, prepared):
@@ -256,8 +142,7 @@ def _apply_task(
             task.listening = True
         case f.TaskStarted():
             _task_to(task, TaskState.STARTED)
-            begun = all(reached(t.state, TaskState.STARTED) for t in attempt.tasks)
-            if begun and not task.joined:
+            if not task.joined and all(reached(t.state, TaskState.STARTED) for t in attempt.tasks):
                 attempt.started_at = at
         case f.TaskExited(_, _, _, exit_status, ranks, stopped_by, traffic):
             _task_to(task, TaskState.EXITED)
@@ -275,6 +160,8 @@ def _apply_task(
             since = at if task.cut_at is None else task.cut_at
             attempt.cuts.append(Unreachable(at, task.node, max(0.0, at - since)))
             task.cut_at = None
+        case f.TaskCheckpointed():
+            apply_checkpoint(attempt, task, fact, at)
         case f.TaskLeft(_, _, _, reason, force):
             task.left, task.left_force = reason, force
             here = len(attempt.present)
@@ -289,24 +176,31 @@ def _apply_task(
         _free(state, task)
 
 
-def _apply_traffic(state: State, fact: f.TrafficMeasured | f.TrafficJudged, at: float) -> None:
-    match fact:
-        case f.TrafficMeasured(name, report):
-            task = state.task(name)
-            # Ignore reports after the exit: TaskExited has the last one, which is on disk.
-            if task is not None and task.exit is None and task.state not in OVER:
-                task.traffic = report
-        case f.TrafficJudged(job, number, proof):
-            attempt = state.jobs[job].attempts[number - 1]
-            attempt.proof = proof
-            attempt.changes.add(at, proof.text)
-        case _:
-            assert_never(fact)
+def _join(state: State, job: Job, attempt: Attempt, fact: f.TaskJoined, at: float) -> None:
+    name = task_id(job.id, attempt.number, fact.rank)
+    task = Task(name, job.id, attempt.number, fact.rank, fact.node)
+    task.joined, task.endpoint, task.gpus = True, fact.endpoint, fact.gpus
+    attempt.tasks.append(task)
+    attempt.changes.add(at, f"{fact.node} joins")
+    _take(state, job, task)
 
 
-def _apply_signal(state: State, fact: f.AttemptWarned | f.SignalRequested, at: float) -> None:
-    job = state.jobs[fact.job]
-    attempt = job.attempts[fact.attempt - 1]
+def _stop(state: State, job: Job, attempt: Attempt, cause: Cause, at: float) -> None:
+    _attempt_to(attempt, AttemptPhase.STOPPING)
+    state.elastic.discard(job.id)
+    state.running.pop(job.id, None)
+    state.idle_told.pop(job.id, None)
+    attempt.cause, attempt.stopping_at = cause, at
+    asked = job.cancel[2] if job.cancel is not None else None
+    attempt.grace_s = job.spec.stop.grace_s if asked is None else asked
+    for task in attempt.tasks:
+        state.suspects.pop(task.id, None)
+    state.watches.pop((job.id, attempt.number), None)
+
+
+def _apply_signal(
+    job: Job, attempt: Attempt, fact: f.AttemptWarned | f.SignalRequested, at: float
+) -> None:
     match fact:
         case f.AttemptWarned():
             attempt.warned_at, attempt.warned_limit_s = at, job.spec.time_limit_s
@@ -315,7 +209,7 @@ def _apply_signal(state: State, fact: f.AttemptWarned | f.SignalRequested, at: f
                 _signal(attempt, warn.signal, late=True)
         case f.SignalRequested():
             _signal(attempt, fact.signal, node=fact.node, rank=fact.rank)
-            job.notes.add(at, f"{fact.text} by {fact.user}")
+            job.notes.add(at, fact.describe())
         case _:
             assert_never(fact)
 

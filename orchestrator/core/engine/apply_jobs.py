@@ -7,7 +7,6 @@ from typing import assert_never
 
 from msgspec import UNSET, json, structs
 
-from muster.protocol.ids import JobId
 from muster.spec.model import JobSpec
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.errors import InvalidTransition
@@ -15,19 +14,7 @@ from orchestrator.core.model.job import JOB_TRANSITIONS, JobPhase
 from orchestrator.core.model.state import Hold, Job, State
 
 
-def forget(state: State, number: JobId) -> None:
-    gone = state.jobs.pop(number)
-    state.telling.discard(number)
-    if gone.key:
-        del state.keys[gone.user, gone.key]
-    state.forgotten += 1
-
-
-def apply_job(
-    state: State,
-    fact: f.JobSubmitted | f.CancelRequested | f.RetryScheduled | f.JobRequeued | f.JobEnded,
-    at: float,
-) -> None:
+def apply_job(state: State, fact: f.OfJob, at: float) -> None:
     match fact:
         case f.JobSubmitted(job_id, spec, user, key, digest, rerun_of):
             size = bytes_of(spec)
@@ -61,39 +48,46 @@ def apply_job(
             job_to(job, JobPhase.ENDED)
             job.cause, job.ended_at = cause, at
             _release_bytes(state, job)
+        case f.JobHeld() | f.JobReleased() | f.JobChanged():
+            _apply_change(state, state.jobs[fact.job], fact, at)
+        case f.JobForgotten(job_id):
+            job = state.jobs.pop(job_id)
+            state.telling.discard(job_id)
+            if job.key:
+                del state.keys[job.user, job.key]
+            state.forgotten += 1
         case _:
             assert_never(fact)
 
 
-def apply_change(state: State, fact: f.JobHeld | f.JobReleased | f.JobChanged, at: float) -> None:
-    job = state.jobs[fact.job]
+def _apply_change(
+    state: State, job: Job, fact: f.JobHeld | f.JobReleased | f.JobChanged, at: float
+) -> None:
     match fact:
         case f.JobHeld(_, user, reason):
             _leave_line(state, job)
             job_to(job, JobPhase.HELD)
             state.held.add(job.id)
             job.hold = Hold(user, reason, at)
-            job.notes.add(at, f"held by {user}" + (f": {reason}" if reason else ""))
-        case f.JobReleased(_, user):
+        case f.JobReleased():
             _leave_line(state, job)
             job_to(job, JobPhase.QUEUED)
             enqueue(state, job)
             job.released = True
-            job.notes.add(at, f"released by {user}")
-        case f.JobChanged(_, user, priority, time_limit_s, name):
+        case f.JobChanged(_, _, priority, time_limit_s, name):
             waits = job.phase is JobPhase.QUEUED
             if waits:
                 dequeue(state, job)
             if job.asked is None:
                 job.asked = job.spec
             given = {"priority": priority, "time_limit_s": time_limit_s, "name": name}
-            told = {field: value for field, value in given.items() if value is not UNSET}
-            job.spec = structs.replace(job.spec, **told)
+            changes = {field: value for field, value in given.items() if value is not UNSET}
+            job.spec = structs.replace(job.spec, **changes)
             if waits:
                 enqueue(state, job)
-            job.notes.add(at, f"changed by {user}: {fact.text}")
         case _:
             assert_never(fact)
+    job.notes.add(at, fact.describe())
 
 
 def bytes_of(spec: JobSpec) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import cluster as cf
+from orchestrator.core.facts import links as lf
+from orchestrator.core.facts.links import OfLink
 from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.node import LINK_TRANSITIONS, LinkState, MassOutage
 from orchestrator.core.model.registrations import NewNodes, one_more_new_node, registration_due
@@ -12,11 +14,11 @@ from orchestrator.core.model.state import Node, State, Suspect
 from orchestrator.core.nodes.crash_loops import LIVES_KEPT, another_life
 
 
-def apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.SpaceChanged) -> None:
+def apply_cluster(state: State, fact: cf.OfCluster) -> None:
     match fact:
-        case f.SpaceChanged(problem):
+        case cf.SpaceChanged(problem):
             state.disk_full = problem
-        case f.EpochStarted(epoch, cluster, networks, first_job):
+        case cf.EpochStarted(epoch, cluster, networks, first_job):
             state.epoch, state.cluster, state.networks = epoch, cluster, networks
             state.next_job = max(state.next_job, first_job)
             state.disk_full = ""
@@ -35,75 +37,69 @@ def apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.Spac
                 node.unrecorded, node.record_due = False, 0.0
                 node.survivors.clear()
             state.judged_from, state.brake, state.new_nodes = 0.0, None, NewNodes()
-        case f.NodeRegistered(name, agent_id, boot_id, version, inventory):
+        case cf.NodeRegistered(name, agent_id, boot_id, version, inventory):
             known = state.nodes.get(name)
             if known is None:
                 state.nodes[name] = Node(name, agent_id, boot_id, version, inventory)
             else:
                 known.agent_id, known.boot_id = agent_id, boot_id
                 known.version, known.inventory = version, inventory
-        case _:
-            assert_never(fact)
-
-
-def apply_link(state: State, fact: f.OfLink) -> None:
-    node = state.nodes[fact.node]
-    match fact:
-        case f.NodeConnected():
-            _connect(state, node, fact)
-        case f.PortsReported(_, ports):
-            node.ports = ports
-        case f.DisksReported(_, disks):
-            node.disks = disks
-        case f.SurvivorsReported(_, name, pids):
-            if pids:
-                node.survivors[name] = pids
-            else:
-                node.survivors.pop(name, None)
-        case f.PeersReported(_, name, silent):
-            task = state.task(name)
-            if task is not None:
-                task.silent = silent
-        case f.DuplicateNameSeen(_, peer, claimed_at):
-            node.claimed = (peer, claimed_at)
-        case f.NodeDescribed():
-            _describe(state, node, fact)
-        case f.NodeSynced():
-            pass
-        case f.FailureSuspected(_, task, cause, ended_at):
-            state.suspects[task] = Suspect(cause, ended_at)
-        case f.NodeHeard(_, heard_at, lease_until, ahead_s):
-            # A plain heartbeat may overtake an earlier one with news (see fast_path).
-            node.heard_at = max(node.heard_at, heard_at)
-            node.lease_until = max(node.lease_until, lease_until)
-            node.ahead_s = ahead_s
-        case f.NodeDisconnected(_, session):
-            state.sessions.pop(session, None)
-            if node.session == session:
-                _link_to(node, LinkState.SUSPECT)
-                node.session = None
-        case f.LeaseExtended(_, lease_until):
-            _link_to(node, LinkState.SUSPECT)
-            node.lease_until = lease_until
-        case f.NodeLeaseExpired():
-            _link_to(node, LinkState.LOST)
-        case _:
-            assert_never(fact)
-
-
-def apply_judgement(state: State, fact: f.OfJudgement) -> None:
-    match fact:
-        case f.LivenessPaused(until):
+        case cf.LivenessPaused(until):
             state.judged_from = until
-        case f.MassOutageDeclared():
+        case cf.MassOutageDeclared():
             state.brake = MassOutage(fact.at, fact.lasts_s, fact.gone, fact.of)
-        case f.MassOutageCleared(until):
+        case cf.MassOutageCleared(until):
             state.judged_from, state.brake = until, None
         case _:
             assert_never(fact)
 
 
-def _connect(state: State, node: Node, fact: f.NodeConnected) -> None:
+def apply_link(state: State, fact: OfLink) -> None:
+    node = state.nodes[fact.node]
+    match fact:
+        case lf.NodeConnected():
+            _connect(state, node, fact)
+        case lf.PortsReported(_, ports):
+            node.ports = ports
+        case lf.DisksReported(_, disks):
+            node.disks = disks
+        case lf.SurvivorsReported(_, name, pids):
+            if pids:
+                node.survivors[name] = pids
+            else:
+                node.survivors.pop(name, None)
+        case lf.PeersReported(_, name, silent):
+            task = state.task(name)
+            if task is not None:
+                task.silent = silent
+        case lf.DuplicateNameSeen(_, peer, claimed_at):
+            node.claimed = (peer, claimed_at)
+        case lf.NodeDescribed():
+            _describe(state, node, fact)
+        case lf.NodeSynced():
+            pass
+        case lf.FailureSuspected(_, task, cause, ended_at):
+            state.suspects[task] = Suspect(cause, ended_at)
+        case lf.NodeHeard(_, heard_at, lease_until, ahead_s):
+            # A plain heartbeat may overtake an earlier one with news (see fast_path).
+            node.heard_at = max(node.heard_at, heard_at)
+            node.lease_until = max(node.lease_until, lease_until)
+            node.ahead_s = ahead_s
+        case lf.NodeDisconnected(_, session):
+            state.sessions.pop(session, None)
+            if node.session == session:
+                _link_to(node, LinkState.SUSPECT)
+                node.session = None
+        case lf.LeaseExtended(_, lease_until):
+            _link_to(node, LinkState.SUSPECT)
+            node.lease_until = lease_until
+        case lf.NodeLeaseExpired():
+            _link_to(node, LinkState.LOST)
+        case _:
+            assert_never(fact)
+
+
+def _connect(state: State, node: Node, fact: lf.NodeConnected) -> None:
     if node.session is not None:
         state.sessions.pop(node.session, None)
     _link_to(node, LinkState.CONNECTED)
@@ -118,7 +114,7 @@ def _connect(state: State, node: Node, fact: f.NodeConnected) -> None:
     state.sessions[fact.session] = fact.node
 
 
-def _describe(state: State, node: Node, fact: f.NodeDescribed) -> None:
+def _describe(state: State, node: Node, fact: lf.NodeDescribed) -> None:
     node.version, node.inventory = fact.version, fact.inventory
     node.unrecorded = fact.unrecorded
     if fact.recorded_at is not None:

@@ -35,11 +35,14 @@ from muster.protocol.traffic import PortHealth
 from orchestrator.core.engine.apply_jobs import bytes_of
 from orchestrator.core.engine.timers import decide_timer, restart_timers
 from orchestrator.core.engine.user_requests import cancel, change, signal
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.failures.causes import ended_before_s, from_report, is_consequence
+from orchestrator.core.failures.stops import affects_gang, stop, stop_or_leave, was_killed
 from orchestrator.core.gangs.commands import commands_for_reported_task, tasks_on
 from orchestrator.core.gangs.leases import leases_told
 from orchestrator.core.gangs.task_reports import new_facts_from_report
@@ -62,7 +65,6 @@ from orchestrator.core.nodes.unkillable import (
     drain_for_unkillable,
     survivor_facts,
 )
-from orchestrator.core.scheduling.elastic import affects_gang, survives_without, was_killed
 from orchestrator.core.scheduling.placement import never_fits
 from orchestrator.core.webhooks.outbox import on_attempted
 
@@ -99,10 +101,10 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
             return _hello(state, session, hello, peer, foreign, now, limits)
         case s.SessionEnded(session):
             name = state.sessions.get(session)
-            return Decision([f.NodeDisconnected(name, session)] if name is not None else [])
+            return Decision([lf.NodeDisconnected(name, session)] if name is not None else [])
         case s.DiskSpaceChecked(problem):
             changed = bool(problem) != bool(state.disk_full)
-            return Decision([f.SpaceChanged(problem)] if changed else [])
+            return Decision([cf.SpaceChanged(problem)] if changed else [])
         case s.WebhookAttempted():
             return on_attempted(state, received)
         case s.JobsArchived(jobs):
@@ -117,12 +119,12 @@ def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: 
     """Start an epoch: no connection is known, and every lease gets a full term."""
     cluster = state.cluster or started.cluster
     decision = Decision(
-        [f.EpochStarted(started.epoch, cluster, started.networks, started.first_job)]
+        [cf.EpochStarted(started.epoch, cluster, started.networks, started.first_job)]
     )
     until = now.mono + limits.lease_s + limits.lease_margin_s
     for node in state.nodes.values():
         if node.holders:
-            decision.facts.append(f.LeaseExtended(node.name, until))
+            decision.facts.append(lf.LeaseExtended(node.name, until))
             decision.effects.append(
                 a.SetTimer(a.Timer(a.TimerKind.NODE, node=node.name), now.mono + limits.silence_s)
             )
@@ -144,8 +146,8 @@ def _submit(state: State, received: s.SubmitReceived, limits: Limits) -> Decisio
     if state.disk_full:
         declined = a.Declined(
             a.DISK_FULL,
-            f"no job is taken now: {state.disk_full}",
-            "make room there and submit again; jobs run on and can be cancelled",
+            f"no job is accepted now: {state.disk_full}",
+            "make room there and submit again; jobs continue and can be cancelled",
         )
         return Decision([], [a.Answer(request, declined)])
     too_many = _too_many_bytes(state, received, limits)
@@ -155,8 +157,8 @@ def _submit(state: State, received: s.SubmitReceived, limits: Limits) -> Decisio
     if impossible is not None:
         declined = a.Declined(
             "unsatisfiable",
-            f"job {spec.name!r} cannot start on the nodes that are known: {impossible}",
-            "see what there is with: muster nodes",
+            f"job {spec.name!r} cannot start on the known nodes: {impossible}",
+            "list the nodes with: muster nodes",
         )
         return Decision([], [a.Answer(request, declined)])
     job = JobId(state.next_job)
@@ -218,7 +220,7 @@ def _hello(
     refused = refuse(state, hello, peer, VERSION, foreign)
     if refused is not None:
         claimed = refused.code in NAME_CODES and not refused.soon
-        facts: list[f.Fact] = [f.DuplicateNameSeen(hello.node, peer, now.mono)] if claimed else []
+        facts: list[f.Fact] = [lf.DuplicateNameSeen(hello.node, peer, now.mono)] if claimed else []
         return Decision(facts, [a.RefuseSession(session, refused)])
     unregistered = refuse_registration(state, hello, now, limits)
     if unregistered is not None:
@@ -226,13 +228,13 @@ def _hello(
     node = state.nodes.get(hello.node)
     decision = Decision(registered(state, hello, now))
     if node is not None and node.session is not None:
-        decision.effects.append(a.CloseSession(node.session, "the agent has connected anew"))
+        decision.effects.append(a.CloseSession(node.session, "the agent has connected again"))
     lease_until = now.mono + limits.lease_s + limits.lease_margin_s
     protocol = min(hello.protocol_max, PROTOCOL_MAX)
     ahead_s = clock_ahead_s(hello.wall_s, now)
     life = hello.instance
     decision.facts.append(
-        f.NodeConnected(hello.node, session, peer, now.mono, lease_until, protocol, ahead_s, life)
+        lf.NodeConnected(hello.node, session, peer, now.mono, lease_until, protocol, ahead_s, life)
     )
     decision.facts += restarted(state, hello.node, life, now.mono, limits)
     decision.facts += _ports_seen(state, hello.node, hello.ports)
@@ -266,7 +268,7 @@ def _hello(
     # After the tasks, so that a task which its own report ends is not ended again.
     decision.facts += hardware_facts(state, hello.node, hello.hardware)
     decision.facts += drained
-    decision.facts.append(f.NodeSynced(hello.node, tuple(reported.items())))
+    decision.facts.append(lf.NodeSynced(hello.node, tuple(reported.items())))
     welcome = Welcome(
         epoch=state.epoch,
         session=session,
@@ -311,7 +313,7 @@ def _report(
     match report:
         case Heartbeat(sent_s, interfaces, wall_s, devices, ports, rdma, events, disks):
             until = now.mono + limits.lease_s + limits.lease_margin_s
-            heard = f.NodeHeard(name, now.mono, until, clock_ahead_s(wall_s, now))
+            heard = lf.NodeHeard(name, now.mono, until, clock_ahead_s(wall_s, now))
             changed = _changed(state, name, interfaces, devices, rdma, now)
             changed += _ports_seen(state, name, ports)
             changed += hardware_facts(state, name, events)
@@ -342,14 +344,14 @@ def _report(
 
 def _ports_seen(state: State, name: NodeName, ports: tuple[PortHealth, ...] | None) -> list[f.Fact]:
     known = state.nodes[name].ports if name in state.nodes else ()
-    return [] if ports is None or ports == known else [f.PortsReported(name, ports)]
+    return [] if ports is None or ports == known else [lf.PortsReported(name, ports)]
 
 
 def _disks_seen(state: State, name: NodeName, disks: tuple[DiskHealth, ...] | None) -> list[f.Fact]:
     known = state.nodes[name].disks if name in state.nodes else ()
     if disks is None or disks == known:
         return []
-    return [f.DisksReported(name, tuple(disk for disk in disks[:_DISKS_MAX] if sound(disk)))]
+    return [lf.DisksReported(name, tuple(disk for disk in disks[:_DISKS_MAX] if sound(disk)))]
 
 
 def _changed(
@@ -384,7 +386,7 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     job = state.jobs[task.job]
     attempt = job.attempts[task.attempt - 1]
     if report.silent != task.silent:
-        peers: list[f.Fact] = [f.PeersReported(task.node, task.id, report.silent[:_SILENT_MAX])]
+        peers: list[f.Fact] = [lf.PeersReported(task.node, task.id, report.silent[:_SILENT_MAX])]
         return [*peers, *_take_report(state, task, replace(report, silent=task.silent), now)]
     measured, by_tcp = traffic.traffic_facts(job, attempt, task, report.traffic)
     seen = checkpoint_facts(attempt, task, report.checkpoint)
@@ -397,19 +399,18 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     cause = from_report(task, report, leased) if task.present else None
     cause = add_workdir_hint(job.spec, task, cause)
     if cause is None and by_tcp is not None and attempt.phase is AttemptPhase.RUNNING:
-        return [*measured, f.StopRequested(task.job, task.attempt, by_tcp), *found[len(measured) :]]
+        return [*measured, stop(attempt, by_tcp), *found[len(measured) :]]
     if cause is None or not affects_gang(job, report, cause):
         return found
-    if survives_without(job, attempt, task, cause, killed=was_killed(report)):
-        return [f.TaskLeft(task.job, task.attempt, task.rank, cause.text), *found]
+    ended = stop_or_leave(job, attempt, task, cause, killed=was_killed(report))
     waits = is_consequence(cause) or may_be_hardware(cause)
-    if waits and attempt.phase is AttemptPhase.RUNNING:
+    if waits and attempt.phase is AttemptPhase.RUNNING and type(ended[0]) is f.StopRequested:
         if task.id not in state.suspects:
             ended_at = now.mono - ended_before_s(cause, report)
-            found.append(f.FailureSuspected(task.node, task.id, cause, ended_at))
+            found.append(lf.FailureSuspected(task.node, task.id, cause, ended_at))
         return found
     # Before the news, so that the cause is on record before the exit.
-    return [f.StopRequested(task.job, task.attempt, cause), *found]
+    return [*ended, *found]
 
 
 def _task(state: State, name: TaskId) -> Task | None:

@@ -12,12 +12,15 @@ from muster.protocol.ids import NodeName, TaskId, parse_task_id
 from muster.protocol.instant import Instant
 from muster.protocol.states import TaskState
 from orchestrator.core.engine.timers import limit_timers, phase_timers, traffic_timer
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import hangs as hf
 from orchestrator.core.facts import idle as idf
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import links as lf
 from orchestrator.core.facts import service as sf
 from orchestrator.core.facts import webhooks as nf
+from orchestrator.core.facts.base import AttemptFact, Inert, TaskFact
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.gangs.commands import (
     commands_for_reported_task,
@@ -37,7 +40,7 @@ from orchestrator.core.model.state import Attempt, Job, State
 from orchestrator.core.model.task import OVER
 from orchestrator.core.monitoring import stack_dumps
 from orchestrator.core.monitoring.idle_gpus import react_to_idle, schedule_idle_check
-from orchestrator.core.nodes.drains import leaves_after_checkpoint, react_to_service
+from orchestrator.core.nodes.drains import leaves_after_checkpoint, react_to_drain
 from orchestrator.core.nodes.hardware import react_to_hardware
 from orchestrator.core.nodes.liveness import released, silent_timer, timers_of_the_silent
 from orchestrator.core.nodes.peer_reports import (
@@ -52,17 +55,8 @@ from orchestrator.core.webhooks.outbox import queue_webhooks
 
 def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
     match fact:
-        case (
-            f.TaskPrepared()
-            | f.TaskRefused()
-            | f.TaskArranged()
-            | f.TaskListening()
-            | f.TaskStarted()
-            | f.TaskCleaned()
-            | f.TaskLost()
-            | f.TaskLeft()
-        ):
-            return task_moved(state, fact, now, limits)
+        case Inert():
+            return Decision()
         case f.TaskExited():
             moved = task_moved(state, fact, now, limits)
             # The other ranks may have been silent before, so evaluate the hang now.
@@ -71,44 +65,20 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
                 state, job, job.attempts[fact.attempt - 1], now, limits
             )
             return Decision([*moved.facts, *left.facts], [*moved.effects, *left.effects])
-        case (
-            f.NodeHeard()
-            | f.EpochStarted()
-            | f.NodeRegistered()
-            | f.NodeDescribed()
-            | f.TaskUnreachable()
-            | f.TaskReachable()
-            | f.DuplicateNameSeen()
-            | f.PortsReported()
-            | f.DisksReported()
-            | f.SurvivorsReported()
-            | f.TrafficMeasured()
-            | f.LeaseExtended()
-            | f.LivenessPaused()
-            | f.MassOutageDeclared()
-            | f.SpaceChanged()
-            | f.JobSubmitted()
-            | f.JobHeld()
-            | f.JobReleased()
-            | f.CancelRequested()
-            | f.JobRequeued()
-            | f.JobForgotten()
-            | hf.StackDumpJoined()
-            | hf.StackDumpEnded()
-            | hf.HangSuspected()
-            | hf.HangDismissed()
-            | hf.HangCleared()
-            | nf.WebhookQueued()
-            | nf.WebhookSettled()
-            | nf.WebhookFailed()
-            | sf.HardwareNoted()
-        ):
-            return Decision()
+        case f.TaskJoined(job_id, number, rank):
+            job = state.jobs[job_id]
+            attempt = job.attempts[number - 1]
+            task = attempt.tasks[rank]
+            return Decision([], send_desired(state, job, attempt, task, None, limits))
+        case f.TaskCheckpointed():
+            return Decision(leaves_after_checkpoint(state, fact))
+        case TaskFact():
+            return task_moved(state, fact, now, limits)
         case f.JobEnded(job_id):
             return Decision(queue_webhooks(state.jobs[job_id], nf.WebhookEvent.ENDED))
         case hf.ActivityMeasured() | hf.StackDumpBegun() | hf.StacksReported() | hf.HangJudged():
             return stack_dumps.react_to_stack_dump(state, fact, now, limits)
-        case idf.GpusReported() | idf.IdleTimed() | idf.IdleJudged() | idf.IdleOver():
+        case idf.GpusReported() | idf.IdleJudged():
             return react_to_idle(state, fact, now)
         case f.TrafficJudged():
             job, attempt = _of(state, fact)
@@ -117,20 +87,14 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             return react_to_hardware(state, fact)
         case sf.NodeFaultRecorded(name):
             return Decision(quarantined(state, state.nodes[name], limits))
-        case (
-            sf.NodeDrained()
-            | sf.DrainTimed()
-            | sf.NodeResumed()
-            | sf.NodeFaultsDecayed()
-            | sf.QuarantineSkipped()
-        ):
-            return react_to_service(state, fact, now)
-        case f.NodeSynced(name, held):
+        case sf.NodeDrained() | sf.DrainTimed():
+            return react_to_drain(state, fact, now)
+        case lf.NodeSynced(name, held):
             decision = _synced(state, name, held, limits)
             back = [task for task in tasks_on(state, name) if task.cut_at is not None]
             decision.facts += [f.TaskReachable(task.job, task.attempt, task.rank) for task in back]
             return decision
-        case f.FailureSuspected(_, task):
+        case lf.FailureSuspected(_, task):
             return _suspected(state, task, now, limits)
         case f.JobChanged():
             # Because the time limit may have changed, set its timers again.
@@ -141,22 +105,20 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             return Decision([], [*limit_timers(state, job, now), *soon])
         case f.AttemptWarned() | f.SignalRequested():
             return _signalled(state, fact)
-        case f.NodeDisconnected(name, _):
+        case lf.NodeDisconnected(name, _):
             away = state.nodes[name].link is LinkState.SUSPECT
             cut = [t for t in tasks_on(state, name) if t.cut_at is None] if away else []
             told: list[f.Fact] = [f.TaskUnreachable(t.job, t.attempt, t.rank) for t in cut]
             told += apply_peer_reports(state, name, now, limits)
             return Decision(told, silent_timer(state, state.nodes[name], now, limits))
-        case f.PeersReported(_, task, _):
+        case lf.PeersReported(_, task, _):
             return Decision(on_peers_unreachable(state, task, now, limits))
-        case f.NodeConnected(name):
+        case lf.NodeConnected(name):
             return Decision(released(state, now, limits), word_timer(state, name))
-        case f.NodeLeaseExpired() | sf.NodeRemoved():
+        case lf.NodeLeaseExpired() | sf.NodeRemoved():
             # Fewer nodes are silent now, so the mass outage may be over.
             return Decision(released(state, now, limits))
-        case f.TaskCheckpointed():
-            return Decision(leaves_after_checkpoint(state, fact))
-        case f.MassOutageCleared():
+        case cf.MassOutageCleared():
             return Decision([], timers_of_the_silent(state))
         case f.RetryScheduled(job_id, _, delay_s, _):
             timer = a.Timer(a.TimerKind.RETRY, job=job_id)
@@ -169,12 +131,6 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             return _phase_begun(state, fact, now, limits)
         case f.StopRequested() | f.StopForced() | f.GraceShortened():
             return _stopping(state, fact, limits)
-        case f.TaskJoined(job_id, number, rank):
-            job = state.jobs[job_id]
-            attempt = job.attempts[number - 1]
-            return Decision(
-                [], send_desired(state, job, attempt, attempt.tasks[rank], None, limits)
-            )
         case f.AttemptClosed(job_id, number):
             return Decision(_after(state, state.jobs[job_id], number, limits))
         case _:
@@ -269,19 +225,6 @@ def _stopping(
     return decision
 
 
-def _of(state: State, fact: _AttemptFact) -> tuple[Job, Attempt]:
+def _of(state: State, fact: AttemptFact) -> tuple[Job, Attempt]:
     job = state.jobs[fact.job]
     return job, job.attempts[fact.attempt - 1]
-
-
-_AttemptFact = (
-    f.AttemptPlaced
-    | f.AttemptArranged
-    | f.AttemptStarted
-    | f.AttemptWarned
-    | f.SignalRequested
-    | f.StopRequested
-    | f.StopForced
-    | f.GraceShortened
-    | f.TrafficJudged
-)

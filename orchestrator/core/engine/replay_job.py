@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import NodeName
 from orchestrator.core.engine.apply import apply
-from orchestrator.core.facts.jobs import Durable
+from orchestrator.core.facts.jobs import Fact
 from orchestrator.core.model.state import Job, Node, State
 
 
@@ -19,7 +19,7 @@ class _AnyNode(dict[NodeName, Node]):
         return node
 
 
-def replay_job(facts: Iterable[tuple[Durable, float]]) -> Job:
+def replay_job(facts: Iterable[tuple[Fact, float]]) -> Job:
     """Rebuild a job from all of its facts, in order, each with its time of record (UTC seconds).
 
     The result equals the job in the state. In a journal of release 0.1, the machine on which an

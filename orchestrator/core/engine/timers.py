@@ -13,6 +13,7 @@ from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.failures.causes import from_record, is_consequence
+from orchestrator.core.failures.stops import stop
 from orchestrator.core.gangs.refusals import refusal_cause
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.job import JobPhase
@@ -57,7 +58,7 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
             cause = _overdue(state, timer.kind, attempt, now, limits)
             if cause is None:
                 return Decision()
-            return Decision([f.StopRequested(attempt.job, attempt.number, cause)])
+            return Decision([stop(attempt, cause)])
         case a.TimerKind.HANG | a.TimerKind.LOOK:
             return stack_dumps.timer_fired(state, timer, now, limits)
         case a.TimerKind.IDLE:

@@ -20,6 +20,7 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.facts.effects import unknown_job
+from orchestrator.core.failures.stops import stop
 from orchestrator.core.gangs.launch import gang_of
 from orchestrator.core.gangs.retry_policy import cancelled
 from orchestrator.core.model.attempt import AttemptPhase
@@ -33,7 +34,7 @@ _RANKS_SINCE: Final = 2
 
 _REFUSED: Final = {
     "SIGKILL": (
-        "SIGKILL would end the ranks as if they had failed",
+        "SIGKILL would make the ranks look failed",
         "to end the job at once: muster cancel --force {job}",
     ),
     "SIGTERM": (
@@ -63,7 +64,7 @@ def cancel(state: State, asked: s.CancelReceived) -> Decision:
     if attempt is None:
         decision.facts.append(f.JobEnded(job.id, cause))
     elif attempt.phase is not AttemptPhase.STOPPING:
-        decision.facts.append(f.StopRequested(job.id, attempt.number, cause))
+        decision.facts.append(stop(attempt, cause))
     elif asked.force:
         if not attempt.forced:
             decision.facts.append(f.StopForced(job.id, attempt.number))
@@ -88,7 +89,7 @@ def _shorter(job: Job, attempt: Attempt, user: str, grace_s: float) -> tuple[lis
     now_s = grace_now_s(attempt)
     if grace_s >= now_s:
         kept = duration_text(now_s)
-        return [], f"its stop has begun with a grace of {kept}, which is not made longer"
+        return [], f"its stop has begun with a grace of {kept}, which cannot be extended"
     fact = f.GraceShortened(job.id, attempt.number, user, grace_s)
     return [
         fact
@@ -105,8 +106,8 @@ def change(state: State, asked: s.ChangeReceived, now: Instant) -> Decision:
             asked.request,
             a.Declined(
                 a.CHANGED,
-                f"job {job.id} is not as it was when you last looked at it",
-                f"look again (GET /v1/jobs/{job.id}), and send the ETag of that answer",
+                f"job {job.id} has changed since you last read it",
+                f"read it again (GET /v1/jobs/{job.id}), and send the ETag of that answer",
             ),
         )
     if job.phase is JobPhase.ENDED:
@@ -137,11 +138,11 @@ def signal(state: State, asked: s.SignalReceived) -> Decision:
             asked.request,
             a.Declined(
                 "not_running",
-                f"job {job.id} is {job_state(job).value}: only the ranks of a job that runs can be "
+                f"job {job.id} is {job_state(job).value}: only the ranks of a running job can be "
                 "signalled",
                 f"to end it: muster cancel {job.id}"
                 if attempt is None
-                else f"how far it is: muster show {job.id}",
+                else f"its progress: muster show {job.id}",
             ),
         )
     if state.disk_full:
@@ -192,7 +193,7 @@ def _addressed(
     if old:
         return a.Declined(
             "agent_too_old",
-            f"the agent of {old[0]} is of a release that cannot signal one rank",
+            f"the release of the agent on {old[0]} cannot signal a single rank",
             f"upgrade it, or signal all of its ranks: --node {old[0]}",
         )
     return on, asked.rank, nodes
@@ -203,7 +204,7 @@ def _no_room(state: State, done: str) -> a.Declined:
     return a.Declined(
         a.DISK_FULL,
         f"no job {done} now: {state.disk_full}",
-        "make room there and ask again; jobs run on and can be cancelled",
+        "make room there and ask again; jobs continue and can be cancelled",
     )
 
 
@@ -211,7 +212,7 @@ def _ended(job: Job, done: str) -> a.Declined:
     return a.Declined(
         "already_ended",
         f"job {job.id} has ended ({job_state(job).value}) and cannot be {done}",
-        f"run it again, changed where you like: muster rerun {job.id} --set KEY=VALUE",
+        f"run it again, with changes if needed: muster rerun {job.id} --set KEY=VALUE",
     )
 
 
@@ -245,7 +246,7 @@ def _unholdable(job: Job, asked: s.ChangeReceived) -> a.Declined | None:
         case JobPhase.ACTIVE if asked.hold is True:
             return a.Declined(
                 "not_waiting",
-                f"job {job.id} is {job_state(job).value}, and only a job that waits can be held",
+                f"job {job.id} is {job_state(job).value}, and only a waiting job can be held",
                 f"to stop it: muster cancel {job.id}; to run it again later: "
                 f"muster rerun {job.id}, and hold the new job",
             )
@@ -255,7 +256,7 @@ def _unholdable(job: Job, asked: s.ChangeReceived) -> a.Declined | None:
             return a.Declined(
                 "not_held",
                 f"job {job.id} is not held: it is {job_state(job).value}",
-                f"why it does not run yet: muster explain {job.id}"
+                f"why it does not run: muster explain {job.id}"
                 if job.phase is not JobPhase.ACTIVE
                 else "",
             )

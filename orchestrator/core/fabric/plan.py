@@ -34,7 +34,7 @@ ONLY_IB: Final = {"NCCL_NET": "IB", "NCCL_NET_PLUGIN": "none"}
 PLUGIN: Final = ("NCCL_NET", "NCCL_NET_PLUGIN")
 """Variables by which a job or a site selects another network than NCCL's own."""
 _NOTES_MAX: Final = 8
-_ALONE: Final = "one node: nothing goes between nodes"
+_ALONE: Final = "one node: there is no traffic between nodes"
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ def plan(
     hardware and the job only prefers RDMA.
     """
     if wish.rdma is Rdma.OFF:
-        return _tcp("TCP, as the job says (rdma: off)")
+        return _tcp("TCP, as set in the job (rdma: off)")
     if wish.sockets:
         return _tcp(f"TCP: the job's own {wish.sockets} turns RDMA off")
     required = wish.rdma is Rdma.REQUIRED
@@ -104,7 +104,7 @@ def lack(member: Member) -> str | None:
     """Why a node cannot use RDMA, in words that follow its name; None if it may be able to."""
     fabric = member.fabric
     if fabric.unseen:
-        return f"cannot say what it has for RDMA: {fabric.unseen}"
+        return f"does not know its RDMA equipment: {fabric.unseen}"
     if fabric.stops:
         return f"cannot use RDMA: {fabric.stops[0]}"
     if member.ports:
@@ -134,7 +134,7 @@ def _fitted(plan: FabricPlan, member: Member, wish: FabricRequest) -> NodePlan |
     used: list[FabricPort] = []
     for number, (port, rail) in enumerate(zip(ports, plan.rails, strict=True)):
         if port is None:
-            return f"{member.node} has no port for rail {number}, which its gang uses"
+            return f"{member.node} has no port for rail {number} of its gang"
         name = unlike(port, rail)
         if name is not None:
             mine, its = told(name, getattr(port, name)), told(name, getattr(rail, name))
@@ -242,7 +242,7 @@ def _over(
                 apart.append(Difference(member.node, f"{member.node}: {why}"))
         if not apart:
             if wish.conf:
-                beside = [*beside, f"the job's NCCL_CONF_FILE={wish.conf} may say otherwise"]
+                beside = [*beside, f"the job's NCCL_CONF_FILE={wish.conf} may differ"]
             return _planned(rails, agreed, members, made, notes, beside)
         if required:
             return Refused(tuple(apart))

@@ -1,4 +1,4 @@
-"""Inputs, facts with their durability, and effects: everything that can happen.
+"""Inputs, facts with their properties, and effects: everything that can happen.
 
 A fact's class name is its tag in the journal.
 """

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from muster.protocol.control_channel import StacksReport
 from muster.protocol.hangs import HangVerdict, RankActivity, RankStacks
-from muster.protocol.ids import JobId, TaskId
+from muster.protocol.ids import TaskId
+from orchestrator.core.facts.base import (
+    EPHEMERAL,
+    LAZY,
+    SYNC,
+    AttemptFact,
+    BaseFact,
+    Inert,
+)
 
 
-class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
-    pass
+class HangFact(BaseFact, family=True, reschedules=False, milestone=False):
+    """A fact about a gang that may hang."""
 
 
-class ActivityMeasured(_Fact, frozen=True):
+class ActivityMeasured(HangFact, durability=EPHEMERAL, revises=False):
     """The newest report of a node on the activity of its task's ranks. `at` is in monotonic seconds
     of this process."""
 
@@ -22,14 +28,12 @@ class ActivityMeasured(_Fact, frozen=True):
     at: float
 
 
-class StackDumpBegun(_Fact, frozen=True):
+class StackDumpBegun(HangFact, AttemptFact, durability=EPHEMERAL, revises=False):
     """A stack dump of these tasks has begun and ends at `until`; `requests` wait for it.
 
     `judges`: the dump decides whether the gang hangs. `notes` are sentences on what is missing.
     """
 
-    job: JobId
-    attempt: int
     number: int
     tasks: tuple[TaskId, ...]
     until: float
@@ -38,62 +42,56 @@ class StackDumpBegun(_Fact, frozen=True):
     judges: bool = False
 
 
-class StackDumpJoined(_Fact, frozen=True):
+class StackDumpJoined(HangFact, AttemptFact, Inert, durability=EPHEMERAL, revises=False):
     """Another request waits for the current stack dump."""
 
-    job: JobId
-    attempt: int
     request: int
 
 
-class StacksReported(_Fact, frozen=True):
+class StacksReported(HangFact, durability=EPHEMERAL, revises=False):
     """A task has answered the stack dump."""
 
     task: TaskId
     report: StacksReport
 
 
-class StackDumpEnded(_Fact, frozen=True):
-    job: JobId
-    attempt: int
+class StackDumpEnded(HangFact, AttemptFact, Inert, durability=EPHEMERAL, revises=False):
+    """All tasks have answered the stack dump, or its time is over."""
 
 
-class HangSuspected(_Fact, frozen=True):
+class HangSuspected(HangFact, AttemptFact, Inert, durability=EPHEMERAL, revises=False):
     """The stacks of a suspected hang. A second dump at `again_at` shows whether they still hold."""
 
-    job: JobId
-    attempt: int
     stacks: tuple[RankStacks, ...]
     again_at: float
 
 
-class HangDismissed(_Fact, frozen=True):
+class HangDismissed(HangFact, AttemptFact, Inert, durability=EPHEMERAL, revises=False):
     """No hang was found, or none beyond the verdict on record.
 
     If `again_at` is given, there is no stack dump before it.
     """
 
-    job: JobId
-    attempt: int
     again_at: float = 0.0
 
 
-class HangJudged(_Fact, frozen=True):
+class HangJudged(HangFact, AttemptFact, durability=SYNC):
     """The gang hangs, or is slow."""
 
-    job: JobId
-    attempt: int
     verdict: HangVerdict
 
+    def describe(self) -> str:
+        return self.verdict.text
 
-class HangCleared(_Fact, frozen=True):
+
+class HangCleared(HangFact, AttemptFact, Inert, durability=LAZY):
     """The gang makes progress again."""
 
-    job: JobId
-    attempt: int
+    def describe(self) -> str:
+        return "it moves again"
 
 
-Looking = (
+OfHang = (
     ActivityMeasured
     | StackDumpBegun
     | StackDumpJoined
@@ -101,6 +99,6 @@ Looking = (
     | StackDumpEnded
     | HangSuspected
     | HangDismissed
+    | HangJudged
+    | HangCleared
 )
-"""Facts of this process alone; never journaled."""
-OfHang = Looking | HangJudged | HangCleared

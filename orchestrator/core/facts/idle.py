@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import msgspec
+from muster.protocol.ids import TaskId
+from orchestrator.core.facts.base import (
+    EPHEMERAL,
+    LAZY,
+    SYNC,
+    AttemptFact,
+    BaseFact,
+    Inert,
+)
 
-from muster.protocol.ids import JobId, TaskId
+
+class IdleFact(BaseFact, family=True, reschedules=False, milestone=False):
+    """A fact about idle GPUs."""
 
 
-class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
-    pass
-
-
-class GpusReported(_Fact, frozen=True):
+class GpusReported(IdleFact, durability=EPHEMERAL, revises=False):
     """The newest report of a node: since when its task's GPUs are idle (monotonic seconds of this
     process). None if they are busy or cannot be read."""
 
@@ -19,29 +25,26 @@ class GpusReported(_Fact, frozen=True):
     since: float | None
 
 
-class IdleTimed(_Fact, frozen=True):
+class IdleTimed(IdleFact, AttemptFact, Inert, durability=EPHEMERAL, revises=False):
     """The idle GPUs were reported to users at `at` (monotonic seconds of this process)."""
 
-    job: JobId
-    attempt: int
     at: float
 
 
-class IdleJudged(_Fact, frozen=True):
+class IdleJudged(IdleFact, AttemptFact, durability=SYNC):
     """All GPUs of the gang have been idle for the time that its job configures."""
 
-    job: JobId
-    attempt: int
     text: str
 
+    def describe(self) -> str:
+        return self.text
 
-class IdleOver(_Fact, frozen=True):
+
+class IdleOver(IdleFact, AttemptFact, Inert, durability=LAZY):
     """A GPU of the gang is busy again, or cannot be read."""
 
-    job: JobId
-    attempt: int
+    def describe(self) -> str:
+        return "its GPUs are no longer idle, or unreadable"
 
 
-IdleWatching = GpusReported | IdleTimed
-"""Facts of this process alone; never journaled."""
-OfIdle = IdleWatching | IdleJudged | IdleOver
+OfIdle = GpusReported | IdleTimed | IdleJudged | IdleOver

@@ -7,93 +7,82 @@ reused.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, get_args
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
 from muster.fabric.traffic_verdict import Proof
-from muster.protocol.control_channel import Inventory, Prepared, RankReport, Refusal
+from muster.protocol.control_channel import Prepared, RankReport, Refusal
 from muster.protocol.ids import JobId, NodeName, TaskId
-from muster.protocol.interfaces import Endpoint
+from muster.protocol.interfaces import Endpoint, host_port
 from muster.protocol.outcome import Cause, ExitStatus
+from muster.protocol.refusal_codes import headline
 from muster.protocol.traffic import FabricReport
 from muster.spec.model import JobSpec
+from muster.spec.serialize import nodes_text
 from muster.spec.units import duration_text
+from orchestrator.core.facts import cluster as of_cluster
 from orchestrator.core.facts import hangs as of_hang
 from orchestrator.core.facts import idle as of_idle
 from orchestrator.core.facts import links as of_link
 from orchestrator.core.facts import webhooks as nf
+from orchestrator.core.facts.base import (
+    EPHEMERAL,
+    LAZY,
+    PATIENT,
+    SYNC,
+    AttemptFact,
+    Inert,
+    JobFact,
+    TaskFact,
+)
 from orchestrator.core.facts.service import HardwareNoted, OfService
 from orchestrator.core.model.fabric_plan import FabricPlan
 
 SCHEMA: Final = 1
 
 
-class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
-    pass
-
-
-class EpochStarted(_Fact, frozen=True):
-    """A coordinator process took over the journal, without the connections of the previous one.
-
-    `cluster` is the name that the journal's first owner gave it. `networks` are those that the
-    configuration wants gangs to use. No new job gets a number below `first_job`, as a restored
-    journal may lack some jobs.
-    """
-
-    epoch: int
-    cluster: str = ""
-    networks: tuple[str, ...] = ()
-    first_job: int = 0
-
-
-class NodeRegistered(_Fact, frozen=True):
-    """A node has joined, or its description has changed.
-
-    Rate-limited for each node. The journal keeps the first and the newest one of a process.
-    """
-
-    node: NodeName
-    agent_id: str
-    boot_id: str
-    version: str
-    inventory: Inventory
-
-
-class JobSubmitted(_Fact, frozen=True):
+class JobSubmitted(JobFact, Inert, durability=SYNC, reschedules=True, milestone=True):
     """`key` is the client's idempotency key, `digest` the SHA-256 of the body submitted with it.
 
     `rerun_of` is the job that this one runs again.
     """
 
-    job: JobId
     spec: JobSpec
     user: str
     key: str = ""
     digest: str = ""
     rerun_of: JobId | None = None
 
+    def describe(self) -> str:
+        again = "" if self.rerun_of is None else f", job {self.rerun_of} again"
+        nodes = nodes_text(self.spec)
+        count = "1 node" if nodes == 1 else f"{nodes} nodes"
+        return f"submitted by {self.user}: {self.spec.name}, {count}{again}"
 
-class JobHeld(_Fact, frozen=True):
+
+class JobHeld(JobFact, Inert, durability=SYNC, reschedules=True, milestone=True):
     """A waiting job must not be placed until a user releases it."""
 
-    job: JobId
     user: str
     reason: str = ""
 
+    def describe(self) -> str:
+        return f"held by {self.user}" + (f": {self.reason}" if self.reason else "")
 
-class JobReleased(_Fact, frozen=True):
+
+class JobReleased(JobFact, Inert, durability=SYNC, reschedules=True, milestone=True):
     """The job waits in its queue again, at its former position."""
 
-    job: JobId
     user: str
 
+    def describe(self) -> str:
+        return f"released by {self.user}"
 
-class JobChanged(_Fact, frozen=True):
+
+class JobChanged(JobFact, durability=SYNC, reschedules=True, milestone=True):
     """The fields that a user changed of a job that has not ended. The others keep their values."""
 
-    job: JobId
     user: str
     priority: int | UnsetType = UNSET
     time_limit_s: float | UnsetType | None = UNSET
@@ -102,56 +91,63 @@ class JobChanged(_Fact, frozen=True):
     @property
     def text(self) -> str:
         """The changes, nearly in the spelling of a job file."""
-        told = []
+        changes = []
         if self.priority is not UNSET:
-            told.append(f"priority {self.priority}")
+            changes.append(f"priority {self.priority}")
         if self.time_limit_s is not UNSET:
             limit_s = self.time_limit_s
-            told.append(
+            changes.append(
                 "no time limit" if limit_s is None else f"time limit {duration_text(limit_s)}"
             )
         if self.name is not UNSET:
-            told.append(f"name {self.name}")
-        return ", ".join(told)
+            changes.append(f"name {self.name}")
+        return ", ".join(changes)
+
+    def describe(self) -> str:
+        return f"changed by {self.user}: {self.text}"
 
 
-class CancelRequested(_Fact, frozen=True):
-    job: JobId
+class CancelRequested(JobFact, Inert, durability=SYNC, reschedules=False, milestone=True):
     user: str
     reason: str = ""
     grace_s: float | None = None
     force: bool = False
 
+    def describe(self) -> str:
+        how = "cancel with force" if self.force else "cancel"
+        return f"{how} requested by {self.user}" + (f": {self.reason}" if self.reason else "")
 
-class AttemptPlaced(_Fact, frozen=True):
+
+class AttemptPlaced(AttemptFact, durability=SYNC, reschedules=True, milestone=True):
     """The gang: `nodes` in node-rank order, the launcher first. They are taken from here on.
 
     `why` explains the choice in words. `gpus` has, for each node, the UUIDs of the gang's GPUs, or
     () for the whole node. If `gpus` is empty, the gang has every node as a whole.
     """
 
-    job: JobId
-    attempt: int
     nodes: tuple[NodeName, ...]
     why: str = ""
     gpus: tuple[tuple[str, ...], ...] = ()
 
+    def describe(self) -> str:
+        return f"placed on {', '.join(self.nodes)}"
 
-class TaskPrepared(_Fact, frozen=True):
-    job: JobId
-    attempt: int
-    rank: int
+
+class TaskPrepared(TaskFact, durability=LAZY, reschedules=False):
     prepared: Prepared
 
+    def describe(self) -> str:
+        return "prepared"
 
-class TaskRefused(_Fact, frozen=True):
-    job: JobId
-    attempt: int
-    rank: int
+
+class TaskRefused(TaskFact, durability=SYNC, reschedules=False):
     refusal: Refusal
 
+    def describe(self) -> str:
+        return f"refused: {headline(self.refusal.text)}"
 
-class AttemptArranged(_Fact, frozen=True):
+
+class AttemptArranged(AttemptFact, durability=SYNC, reschedules=False, milestone=False):
     """The rendezvous of the gang. The port is leased until the attempt is closed.
 
     `endpoints` are in node-rank order. `network` names their network and the reason for the choice.
@@ -159,8 +155,6 @@ class AttemptArranged(_Fact, frozen=True):
     journals of release 0.1, where the launcher's last registration says it.
     """
 
-    job: JobId
-    attempt: int
     master_addr: str
     master_port: int
     endpoints: tuple[Endpoint, ...] = ()
@@ -168,49 +162,53 @@ class AttemptArranged(_Fact, frozen=True):
     fabric: FabricPlan | None = None
     machine_id: str | None = None
 
+    def describe(self) -> str:
+        if not self.master_addr:
+            return "arranged"
+        over = f", network {self.network}" if self.network else ""
+        return f"rendezvous at {host_port(self.master_addr, self.master_port)}{over}"
 
-class TaskArranged(_Fact, frozen=True):
+
+class TaskArranged(TaskFact, durability=LAZY, reschedules=False):
     """`warnings` are sentences for users."""
 
-    job: JobId
-    attempt: int
-    rank: int
     warnings: tuple[str, ...] = ()
 
+    def describe(self) -> str:
+        return "arranged"
 
-class AttemptStarted(_Fact, frozen=True):
+
+class AttemptStarted(AttemptFact, durability=SYNC, reschedules=False, milestone=True):
     """The gates may open: from here on, processes of the job may run."""
 
-    job: JobId
-    attempt: int
+    def describe(self) -> str:
+        return "all nodes are ready, starting"
 
 
-class TaskListening(_Fact, frozen=True):
+class TaskListening(TaskFact, durability=LAZY, reschedules=False):
     """The launcher's rendezvous port is open."""
 
-    job: JobId
-    attempt: int
-    rank: int
+    def describe(self) -> str:
+        return "the rendezvous port listens"
 
 
-class TaskStarted(_Fact, frozen=True):
-    job: JobId
-    attempt: int
-    rank: int
+class TaskStarted(TaskFact, durability=LAZY, reschedules=False):
+    """The gate of the task has opened: its launcher runs."""
+
+    def describe(self) -> str:
+        return "started"
 
 
-class AttemptWarned(_Fact, frozen=True):
+class AttemptWarned(AttemptFact, durability=SYNC, reschedules=False, milestone=False):
     """The ranks get the signal that warns of the time limit, once."""
 
-    job: JobId
-    attempt: int
+    def describe(self) -> str:
+        return "the ranks are warned that the time limit is near"
 
 
-class SignalRequested(_Fact, frozen=True):
+class SignalRequested(AttemptFact, durability=SYNC, reschedules=False, milestone=True):
     """The ranks of the attempt get a signal, once. `node` and `rank` restrict it if given."""
 
-    job: JobId
-    attempt: int
     user: str
     signal: str
     node: NodeName | None = None
@@ -222,247 +220,227 @@ class SignalRequested(_Fact, frozen=True):
         whom = "all ranks" if self.rank is None else f"rank {self.rank}"
         return f"{self.signal} sent to {whom}" + (f" on {self.node}" if self.node else "")
 
+    def describe(self) -> str:
+        return f"{self.text} by {self.user}"
 
-class StopRequested(_Fact, frozen=True):
+
+class StopRequested(AttemptFact, durability=SYNC, reschedules=False, milestone=True):
     """The attempt ends, for this cause and no other."""
 
-    job: JobId
-    attempt: int
     cause: Cause
 
+    def describe(self) -> str:
+        return f"stopping: {self.cause.text}"
 
-class StopForced(_Fact, frozen=True):
+
+class StopForced(AttemptFact, durability=SYNC, reschedules=False, milestone=False):
     """The grace period is over: kill the stopping attempt."""
 
-    job: JobId
-    attempt: int
+    def describe(self) -> str:
+        return "grace period is over, killing"
 
 
-class GraceShortened(_Fact, frozen=True):
+class GraceShortened(AttemptFact, durability=SYNC, reschedules=False, milestone=False):
     """A user shortened the grace period of a stop: it ends `grace_s` from now."""
 
-    job: JobId
-    attempt: int
     user: str
     grace_s: float
 
+    def describe(self) -> str:
+        return f"grace period cut to {duration_text(self.grace_s)} by {self.user}"
 
-class TaskExited(_Fact, frozen=True):
+
+class TaskExited(TaskFact, durability=PATIENT, reschedules=False):
     """`traffic` is the last traffic report before the exit."""
 
-    job: JobId
-    attempt: int
-    rank: int
     exit: ExitStatus
     ranks: tuple[RankReport, ...] = ()
     stopped_by: str = ""
     traffic: FabricReport | None = None
 
+    def describe(self) -> str:
+        if self.exit.signal is not None:
+            return f"ended by signal {self.exit.signal}"
+        code = self.exit.code
+        return "ended, exit status unknown" if code is None else f"ended with code {code}"
 
-class TaskCleaned(_Fact, frozen=True):
+
+class TaskCleaned(TaskFact, durability=PATIENT, reschedules=True):
     """Nothing of the task is left on its node. `no_output`: the task never wrote a byte."""
 
-    job: JobId
-    attempt: int
-    rank: int
     no_output: bool = False
 
+    def describe(self) -> str:
+        return "nothing is left on the node"
 
-class TaskLost(_Fact, frozen=True):
+
+class TaskLost(TaskFact, durability=SYNC, reschedules=True):
     """The node can no longer be running the task, and will not report how it ended."""
 
-    job: JobId
-    attempt: int
-    rank: int
     reason: str
 
+    def describe(self) -> str:
+        return f"lost: {self.reason}"
 
-class TaskUnreachable(_Fact, frozen=True):
+
+class TaskUnreachable(TaskFact, Inert, durability=LAZY, reschedules=False):
     """The task's node cannot be reached; the task is presumed to run on."""
 
-    job: JobId
-    attempt: int
-    rank: int
+    def describe(self) -> str:
+        return "cannot be reached, presumed running"
 
 
-class TaskReachable(_Fact, frozen=True):
+class TaskReachable(TaskFact, Inert, durability=LAZY, reschedules=False):
     """The task's node is connected again and still has the task."""
 
-    job: JobId
-    attempt: int
-    rank: int
+    def describe(self) -> str:
+        return "is back"
 
 
-class TaskJoined(_Fact, frozen=True):
+class TaskJoined(TaskFact, durability=SYNC, reschedules=False):
     """A node joins a running elastic gang. Its task gets the next free rank.
 
     Peers reach the task at `endpoint` (None: at the address that its agent reports). `gpus` as in
     AttemptPlaced.
     """
 
-    job: JobId
-    attempt: int
-    rank: int
     node: NodeName
     endpoint: Endpoint | None = None
     gpus: tuple[str, ...] = ()
 
+    def describe(self) -> str:
+        return "joins the running gang"
 
-class TaskLeft(_Fact, frozen=True):
+
+class TaskLeft(TaskFact, durability=SYNC, reschedules=True):
     """An elastic gang continues without this task.
 
     The task is stopped if it still runs, at once with `force`. Its node is free after that.
     """
 
-    job: JobId
-    attempt: int
-    rank: int
     reason: str
     force: bool = False
 
+    def describe(self) -> str:
+        return f"the gang continues without it: {self.reason}"
 
-class TaskCheckpointed(_Fact, frozen=True):
+
+class TaskCheckpointed(TaskFact, durability=LAZY, reschedules=False):
     """A node saw that the job wrote a checkpoint `ago_s` seconds ago.
 
     It is the `fresh`-th checkpoint since the task began. `name` is the newest file.
     """
 
-    job: JobId
-    attempt: int
-    rank: int
     name: str
     fresh: int = 1
     ago_s: float = 0.0
 
+    def describe(self) -> str:
+        return f"saw a checkpoint: {self.name}"
 
-class TrafficJudged(_Fact, frozen=True):
+
+class TrafficJudged(AttemptFact, durability=LAZY, reschedules=False, milestone=False):
     """New or better evidence of what carries the traffic of the attempt."""
 
-    job: JobId
-    attempt: int
     proof: Proof
 
+    def describe(self) -> str:
+        return self.proof.text
 
-class AttemptClosed(_Fact, frozen=True):
+
+class AttemptClosed(AttemptFact, durability=SYNC, reschedules=True, milestone=True):
     """Every task is cleaned or lost; the nodes and the port are free."""
 
-    job: JobId
-    attempt: int
+    def describe(self) -> str:
+        return "closed, its nodes are free"
 
 
-class RetryScheduled(_Fact, frozen=True):
+class RetryScheduled(JobFact, durability=SYNC, reschedules=False, milestone=False):
     """Another attempt follows after `delay_s`. It avoids the nodes in `avoid` if others suffice.
 
     `budget` is the retry budget to charge: user, infra, or free if the retry costs nothing.
     """
 
-    job: JobId
     budget: str
     delay_s: float
     avoid: tuple[NodeName, ...] = ()
 
+    def describe(self) -> str:
+        return f"will be retried in {self.delay_s:g} s ({self.budget} budget)"
 
-class JobRequeued(_Fact, frozen=True):
-    job: JobId
+
+class JobRequeued(JobFact, Inert, durability=LAZY, reschedules=True, milestone=False):
+    """The wait before a retry is over: the job is in its queue again."""
+
+    def describe(self) -> str:
+        return "queued again"
 
 
-class JobEnded(_Fact, frozen=True):
-    job: JobId
+class JobEnded(JobFact, durability=SYNC, reschedules=True, milestone=True):
     cause: Cause
 
+    def describe(self) -> str:
+        return f"ended: {self.cause.text}"
 
-class RunTimed(_Fact, frozen=True):
+
+class RunTimed(
+    AttemptFact, durability=EPHEMERAL, reschedules=False, milestone=False, revises=False
+):
     """The attempt has run since `since` (monotonic seconds of this process), as its nodes
     report."""
 
-    job: JobId
-    attempt: int
     since: float
 
 
-class TrafficMeasured(_Fact, frozen=True):
+class TrafficMeasured(
+    Inert, durability=EPHEMERAL, reschedules=False, milestone=False, revises=False
+):
     """The newest figures of a node on its part of a gang's traffic."""
 
     task: TaskId
     report: FabricReport
 
 
-class SpaceChanged(_Fact, frozen=True):
-    """The journal's disk is full (a sentence), or has room again ("")."""
-
-    problem: str
-
-
-class JobForgotten(_Fact, frozen=True):
+class JobForgotten(
+    JobFact, Inert, durability=EPHEMERAL, reschedules=False, milestone=False, revises=False
+):
     """The ended job is in the archive and leaves the state.
 
     After JobEnded, the only facts of a job are those about its webhooks and this one.
     """
 
-    job: JobId
 
-
-NodeConnected = of_link.NodeConnected
-DuplicateNameSeen = of_link.DuplicateNameSeen
-NodeDescribed = of_link.NodeDescribed
-NodeSynced = of_link.NodeSynced
-FailureSuspected = of_link.FailureSuspected
-NodeHeard = of_link.NodeHeard
-PortsReported = of_link.PortsReported
-PeersReported = of_link.PeersReported
-DisksReported = of_link.DisksReported
-SurvivorsReported = of_link.SurvivorsReported
-NodeDisconnected = of_link.NodeDisconnected
-LeaseExtended = of_link.LeaseExtended
-NodeLeaseExpired = of_link.NodeLeaseExpired
-LivenessPaused = of_link.LivenessPaused
-MassOutageDeclared = of_link.MassOutageDeclared
-MassOutageCleared = of_link.MassOutageCleared
-OfLink = of_link.OfLink
-OfJudgement = of_link.OfJudgement
-
-HangJudged = of_hang.HangJudged
-HangCleared = of_hang.HangCleared
-Looking = of_hang.Looking
-IdleJudged = of_idle.IdleJudged
-IdleOver = of_idle.IdleOver
-
-Ephemeral = (
-    OfLink
-    | OfJudgement
-    | Looking
-    | of_idle.IdleWatching
-    | RunTimed
-    | SpaceChanged
-    | JobForgotten
-    | TrafficMeasured
-    | nf.WebhookFailed
-)
-
-Durable = (
-    EpochStarted
-    | NodeRegistered
-    | OfService
-    | nf.WebhookQueued
-    | nf.WebhookSettled
-    | JobSubmitted
+OfJob = (
+    JobSubmitted
     | JobHeld
     | JobReleased
     | JobChanged
     | CancelRequested
-    | AttemptPlaced
-    | TaskPrepared
-    | TaskRefused
+    | RetryScheduled
+    | JobRequeued
+    | JobEnded
+    | JobForgotten
+)
+OfAttempt = (
+    AttemptPlaced
     | AttemptArranged
-    | TaskArranged
     | AttemptStarted
-    | TaskListening
-    | TaskStarted
     | AttemptWarned
     | SignalRequested
     | StopRequested
     | StopForced
     | GraceShortened
+    | RunTimed
+    | TrafficJudged
+    | HardwareNoted
+    | AttemptClosed
+)
+OfTask = (
+    TaskPrepared
+    | TaskRefused
+    | TaskArranged
+    | TaskListening
+    | TaskStarted
     | TaskExited
     | TaskCleaned
     | TaskLost
@@ -470,17 +448,20 @@ Durable = (
     | TaskReachable
     | TaskJoined
     | TaskLeft
-    | TrafficJudged
     | TaskCheckpointed
-    | HangJudged
-    | HangCleared
-    | IdleJudged
-    | IdleOver
-    | HardwareNoted
-    | AttemptClosed
-    | RetryScheduled
-    | JobRequeued
-    | JobEnded
+)
+Fact = (
+    of_cluster.OfCluster
+    | OfJob
+    | OfAttempt
+    | OfTask
+    | TrafficMeasured
+    | of_link.OfLink
+    | of_hang.OfHang
+    | of_idle.OfIdle
+    | nf.OfNotices
+    | OfService
 )
 
-Fact = Durable | Ephemeral
+DURABLE: Final = tuple(fact for fact in get_args(Fact) if fact.durability is not EPHEMERAL)
+"""The facts that the journal may hold."""

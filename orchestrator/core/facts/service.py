@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.ids import JobId, NodeName
+from muster.spec.units import duration_text
+from orchestrator.core.facts.base import (
+    LAZY,
+    SYNC,
+    AttemptFact,
+    BaseFact,
+    Inert,
+)
 
 
-class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
-    pass
+class ServiceFact(BaseFact, family=True, milestone=False, revises=False):
+    """A fact about the service of a node."""
+
+    node: NodeName
 
 
-class NodeDrained(_Fact, frozen=True):
+class NodeDrained(ServiceFact, durability=SYNC, reschedules=True):
     """A node gets no more jobs until it is resumed. A later drain replaces reason and deadline.
 
     Running jobs continue (`deadline_s` None), are stopped after that many seconds, or at once (0).
@@ -20,82 +28,104 @@ class NodeDrained(_Fact, frozen=True):
     those for whose failures the coordinator itself quarantines the node.
     """
 
-    node: NodeName
     user: str
     reason: str
     deadline_s: float | None = None
     jobs: tuple[JobId, ...] = ()
     after_checkpoint: bool = False
 
+    def describe(self) -> str:
+        ends = "; jobs there leave after their next checkpoint" if self.after_checkpoint else ""
+        if self.deadline_s is not None:
+            when = f"in {duration_text(self.deadline_s)}" if self.deadline_s else "at once"
+            ends += f"; running jobs end {when}"
+        return f"drained by {self.user}: {self.reason}{ends}"
 
-class DrainTimed(_Fact, frozen=True):
+
+class DrainTimed(ServiceFact, durability=LAZY, reschedules=False):
     """`left_s` seconds of a drain's deadline are left.
 
     Recorded from time to time, so that a restart does not grant the whole deadline again.
     """
 
-    node: NodeName
     left_s: float
 
+    def describe(self) -> str:
+        return f"is drained: running jobs have {duration_text(self.left_s)} left"
 
-class NodeRemoved(_Fact, frozen=True):
+
+class NodeRemoved(ServiceFact, durability=SYNC, reschedules=True):
     """A node is forgotten. A node of that name may join later, without any history."""
 
-    node: NodeName
     user: str
 
+    def describe(self) -> str:
+        return f"removed by {self.user}"
 
-class NodeResumed(_Fact, frozen=True):
+
+class NodeResumed(ServiceFact, Inert, durability=SYNC, reschedules=True):
     """A node is in service again, and its faults are forgotten."""
 
-    node: NodeName
     user: str
 
+    def describe(self) -> str:
+        return f"resumed by {self.user}"
 
-class NodeFaultRecorded(_Fact, frozen=True):
+
+class NodeFaultRecorded(ServiceFact, durability=SYNC, reschedules=False):
     """An attempt failed by this node's fault: the first of that job on this node."""
 
-    node: NodeName
     of_job: JobId
     attempt: int
     text: str
 
+    def describe(self) -> str:
+        return f"is at fault for attempt {self.attempt} of job {self.of_job}: {self.text}"
 
-class NodeFaultsDecayed(_Fact, frozen=True):
+
+class NodeFaultsDecayed(ServiceFact, Inert, durability=LAZY, reschedules=False):
     """An attempt ended well on a node that was at fault before.
 
     The oldest `forgets` of its faults are forgotten.
     """
 
-    node: NodeName
     forgets: int = 0
 
+    def describe(self) -> str:
+        gone = f", {self.forgets} of its faults forgiven" if self.forgets else ""
+        return f"has succeeded again{gone}"
 
-class QuarantineSkipped(_Fact, frozen=True):
+
+class QuarantineSkipped(ServiceFact, Inert, durability=SYNC, reschedules=False):
     """A node was not quarantined, because too much of its pool already is."""
 
-    node: NodeName
     reason: str
 
+    def describe(self) -> str:
+        return f"is not quarantined: {self.reason}"
 
-class HardwareReported(_Fact, frozen=True):
+
+class HardwareReported(ServiceFact, durability=SYNC, reschedules=False):
     """A hardware event of a node. `attempts` have the part, or ran out of memory.
 
     `noted`: a HardwareNoted follows for each of them.
     """
 
-    node: NodeName
     event: HardwareEvent
     attempts: tuple[tuple[JobId, int], ...] = ()
     noted: bool = False
 
+    def describe(self) -> str:
+        return f"reports ({self.event.grade.value}): {self.event.text}"
 
-class HardwareNoted(_Fact, frozen=True):
+
+class HardwareNoted(AttemptFact, Inert, durability=SYNC, reschedules=False, milestone=False):
     """A hardware event that concerns the attempt, for the history of its job."""
 
-    job: JobId
-    attempt: int
     text: str
+
+    def describe(self) -> str:
+        return self.text
 
 
 OfService = (

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import enum
 
-import msgspec
-
-from muster.protocol.ids import JobId
+from orchestrator.core.facts.base import (
+    EPHEMERAL,
+    LAZY,
+    SYNC,
+    Inert,
+    JobFact,
+)
 
 
 class WebhookEvent(enum.Enum):
@@ -20,36 +24,38 @@ class WebhookEvent(enum.Enum):
     SLOW = "slow"
 
 
-class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
-    pass
+class WebhookFact(JobFact, family=True, reschedules=False, milestone=False):
+    """A fact about the `number`-th event of a job."""
+
+    number: int
 
 
-class WebhookQueued(_Fact, frozen=True):
+class WebhookQueued(WebhookFact, Inert, durability=SYNC):
     """An event to send to all webhooks of the job. `number` counts the job's events.
 
     `attempt` is the job's last attempt so far.
     """
 
-    job: JobId
-    number: int
     event: WebhookEvent
     attempt: int
 
+    def describe(self) -> str:
+        return f"webhooks to notify: {self.event.value}"
 
-class WebhookSettled(_Fact, frozen=True):
+
+class WebhookSettled(WebhookFact, Inert, durability=LAZY):
     """The webhook at this place of `notify` got the event, or (`problem`) never will."""
 
-    job: JobId
-    number: int
     hook: int
     problem: str = ""
 
+    def describe(self) -> str:
+        return f"failed: {self.problem}" if self.problem else "was notified"
 
-class WebhookFailed(_Fact, frozen=True):
+
+class WebhookFailed(WebhookFact, Inert, durability=EPHEMERAL, revises=False):
     """A delivery failed and will be tried again."""
 
-    job: JobId
-    number: int
     hook: int
     problem: str
 

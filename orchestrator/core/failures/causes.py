@@ -72,7 +72,7 @@ def from_report(task: Task, report: TaskReport, leased: int = 0) -> Cause | None
         return Cause(
             CauseCode.TASK_VANISHED,
             Outcome.INFRA,
-            f"the process that watches over the ranks on {task.node} was killed",
+            f"the process that supervises the ranks on {task.node} was killed",
             node=task.node,
             node_fault=True,
         )
@@ -129,7 +129,7 @@ def _rank_failed(task: Task, rank: RankReport, verdict: Verdict, leased: int) ->
     in_use = verdict.kind is FailureKind.PORT_IN_USE and rank.rank == 0
     taken = in_use and leased > 0 and says_in_use(rank.error, leased)
     if taken:
-        advice = f"port {leased} was free for MASTER_PORT, and another program has taken it since"
+        advice = f"port {leased} was free for MASTER_PORT, but another program has taken it since"
         verdict = replace(verdict, advice=advice)
     full = rank.disk_full and (verdict.kind is FailureKind.DISK_FULL or not verdict.said)
     what = f"rank {rank.rank} on {task.node} {told(how)}"
@@ -183,7 +183,7 @@ def told(exit_status: ExitStatus) -> str:
         return f"was killed by {signal_name(exit_status.signal)}"
     if exit_status.code is not None:
         return f"exited with code {exit_status.code}"
-    return "ended in a way that was not seen"
+    return "ended with an unknown status"
 
 
 def signal_name(number: int) -> str:

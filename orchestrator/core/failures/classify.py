@@ -86,8 +86,8 @@ def says_in_use(written: str, port: int) -> bool:
 
 
 OUT_OF_MEMORY: Final = (
-    "the kernel killed it because the memory of its node or its cgroup was used up: use fewer data "
-    "loader workers or a smaller batch, or ask for nodes with more memory"
+    "the kernel killed it because the memory of its node or its cgroup was exhausted: use fewer "
+    "data loader workers or a smaller batch, or ask for nodes with more memory"
 )
 _SIGKILL: Final = 9
 _SIGABRT: Final = 6

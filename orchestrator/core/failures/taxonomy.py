@@ -48,8 +48,8 @@ RULES: Final = (
         "CUDA out of memory. Tried to allocate 2.00 GiB",
         r"CUDA out of memory|HIP out of memory|OutOfMemoryError|CUDA error: out of memory"
         r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
-        "the memory of its GPU is used up: make the batch or the model's part smaller, or see with "
-        "nvidia-smi on that node whether another process holds it",
+        "the memory of its GPU is exhausted: make the batch or the model's part smaller, or see "
+        "with nvidia-smi on that node whether another process holds it",
     ),
     _rule(
         FailureKind.SHARED_MEMORY,
@@ -58,7 +58,7 @@ RULES: Final = (
         r"insufficient shared memory|out of shared memory|unable to (?:open|write to|mmap).{0,80}"
         r"shared memory|torch_shm_manager|No space left on device.{0,40}/dev/shm"
         r"|/dev/shm.{0,80}No space left on device",
-        "shared memory (/dev/shm) of the node is used up: use fewer data loader workers, or make "
+        "shared memory (/dev/shm) of the node is exhausted: use fewer data loader workers, or make "
         "/dev/shm larger there",
     ),
     _rule(
@@ -76,14 +76,14 @@ RULES: Final = (
         "DataLoader worker (pid 4711) is killed by signal: Killed.",
         r"DefaultCPUAllocator: (?:can't|not enough)|^MemoryError\b|Cannot allocate memory"
         r"|DataLoader worker .{0,40}killed by signal: Killed|std::bad_alloc",
-        "the main memory of the node is used up: use fewer data loader workers or a smaller batch, "
-        "and see what else runs there",
+        "the main memory of the node is exhausted: use fewer data loader workers or a smaller "
+        "batch, and see what else runs there",
     ),
     _rule(
         FailureKind.DISK_FULL,
         "OSError: [Errno 122] Disk quota exceeded",
         r"Disk quota exceeded|\[Errno 122\]",
-        "a quota is used up: remove what is not needed, or ask for more",
+        "a quota is exhausted: remove what is not needed, or ask for more",
     ),
     _rule(
         FailureKind.DISK_FULL,

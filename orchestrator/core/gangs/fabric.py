@@ -14,14 +14,15 @@ from muster.spec.check_rdma import named_plugin, rdma_off
 from muster.spec.model import Rdma, env_on_node, gpus_on_node
 from orchestrator.core.fabric.plan import PLUGIN, FabricRequest, Refused, join, nccl_of, plan
 from orchestrator.core.fabric.port_slots import Member
-from orchestrator.core.facts.jobs import Fact, StopRequested, TaskRefused
+from orchestrator.core.facts.jobs import Fact, TaskRefused
 from orchestrator.core.failures.causes import shortened
+from orchestrator.core.failures.stops import stop
 from orchestrator.core.model.fabric_plan import FabricPlan, NodePlan
 from orchestrator.core.model.state import Attempt, Job, Task
 
 _WITNESSES_MAX: Final = 32
 _NOTHING: Final = NodeFabric()
-_UNTOLD: Final = NodeFabric(unseen="its agent does not tell")
+_UNTOLD: Final = NodeFabric(unseen="its agent does not report it")
 
 
 def plan_for(job: Job, attempt: Attempt) -> FabricPlan | Refused | None:
@@ -59,7 +60,7 @@ def roll_back(attempt: Attempt, refused: Refused) -> list[Fact]:
         refusal=RefusalCode.FABRIC_DIFFERS,
         node_fault=True,
     )
-    return [*facts, StopRequested(attempt.job, attempt.number, cause)]
+    return [*facts, stop(attempt, cause)]
 
 
 def misfit(job: Job, attempt: Attempt, task: Task) -> TaskRefused | None:

@@ -11,7 +11,8 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.text import count
 from muster.spec.model import Rdma
-from orchestrator.core.facts.jobs import Fact, StopRequested, TaskRefused
+from orchestrator.core.facts.jobs import Fact, TaskRefused
+from orchestrator.core.failures.stops import stop
 from orchestrator.core.model.clocks import clock_warning
 from orchestrator.core.model.state import Attempt, Job, State, Task
 
@@ -40,7 +41,7 @@ def refused_nodes(state: State, job: Job, attempt: Attempt) -> list[Fact]:
         refusal=RefusalCode.PREFLIGHT,
         node_fault=True,
     )
-    return [*refusals, StopRequested(attempt.job, attempt.number, cause)]
+    return [*refusals, stop(attempt, cause)]
 
 
 def refused_joiner(state: State, job: Job, task: Task) -> TaskRefused | None:

@@ -45,7 +45,7 @@ def after_attempt(job: Job, attempt: Attempt, *, spare: bool) -> JobEnded | Retr
         return JobEnded(job.id, cancelled(job.cancel[0], job.cancel[1]))
     if without_progress(job):
         why = f"no progress: {TRIES} attempts wrote no checkpoint to {job.spec.checkpoint_dir}"
-        return JobEnded(job.id, replace(cause, text=f"{cause.text}; not tried again, {why}"))
+        return JobEnded(job.id, replace(cause, text=f"{cause.text}; not retried, {why}"))
     return retry
 
 
@@ -106,7 +106,7 @@ def _with_the_others(job: Job, cause: Cause) -> Cause:
     if alike:
         text += f" | so did {named(alike)}"
     if other:
-        text += f" | refused by others too: {listed(other, TOLD_MAX)}"
+        text += f" | also refused by others: {listed(other, TOLD_MAX)}"
     return replace(cause, text=text)
 
 

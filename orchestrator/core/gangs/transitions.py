@@ -19,6 +19,7 @@ from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.failures.stops import stop, stop_or_leave
 from orchestrator.core.gangs.commands import send_desired
 from orchestrator.core.gangs.fabric import misfit, plan_for, roll_back
 from orchestrator.core.gangs.numa_binding import binding_refused
@@ -28,7 +29,6 @@ from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import Attempt, Job, State, Task
 from orchestrator.core.model.task import OVER, reached
-from orchestrator.core.scheduling.elastic import survives_without
 from orchestrator.core.scheduling.rendezvous import choose_meeting
 from orchestrator.core.webhooks.outbox import queue_webhooks
 
@@ -108,7 +108,7 @@ def _prepared(state: State, job: Job, attempt: Attempt) -> Decision:
         return Decision(refused)
     meeting = binding_refused(job, attempt) or choose_meeting(state, attempt)
     if isinstance(meeting, Cause):
-        return Decision([f.StopRequested(attempt.job, attempt.number, meeting)])
+        return Decision([stop(attempt, meeting)])
     fabric = plan_for(job, attempt)
     if isinstance(fabric, Refused):
         return Decision(roll_back(attempt, fabric))
@@ -121,7 +121,7 @@ def _refused(job: Job, attempt: Attempt, task: Task, now: Instant, limits: Limit
     Whether all of them refuse alike decides if the job is retried.
     """
     if task.joined and attempt.phase is AttemptPhase.RUNNING:
-        return Decision(_ended(job, attempt, task, refusal_of(attempt, task)))
+        return Decision([*stop_or_leave(job, attempt, task, refusal_of(attempt, task))])
     if task.refusal is not None and task.refusal.code in BY_US:
         # The coordinator recorded this refusal together with its consequences.
         return Decision()
@@ -166,7 +166,7 @@ def _all_answered(attempt: Attempt) -> list[f.Fact]:
 
 
 def _rolled_back(attempt: Attempt) -> f.Fact:
-    return f.StopRequested(attempt.job, attempt.number, refusal_cause(attempt))
+    return stop(attempt, refusal_cause(attempt))
 
 
 def _all_arranged(attempt: Attempt) -> list[f.Fact]:
@@ -196,7 +196,7 @@ def _all_exited(attempt: Attempt) -> list[f.Fact]:
         return []
     text = "every rank finished" if len(attempt.tasks) > 1 else "it finished"
     cause = Cause(CauseCode.COMPLETED, Outcome.SUCCESS, text)
-    return [f.StopRequested(attempt.job, attempt.number, cause)]
+    return [stop(attempt, cause)]
 
 
 def closed(attempt: Attempt) -> list[f.Fact]:
@@ -209,18 +209,16 @@ def closed(attempt: Attempt) -> list[f.Fact]:
 
 def _unexpected_end(job: Job, attempt: Attempt, task: Task) -> list[f.Fact]:
     """Stop the gang of a task that was cleaned before it ended by itself, without a request."""
-    if attempt.phase is AttemptPhase.STOPPING or attempt.phase is AttemptPhase.CLOSED:
-        return []
     # After a restart, an agent killed while it refused a task no longer knows the reason.
     by_itself = task.exit is not None and task.stopped_by not in {"stop", "kill"}
     if by_itself or task.refusal is not None:
         return []
-    text = f"{task.node} ended its part of the job without being asked"
+    text = f"{task.node} ended its part of the job by itself"
     return _vanished(job, attempt, task, text, CauseCode.TASK_VANISHED)
 
 
 def _lost(job: Job, attempt: Attempt, task: Task, reason: str) -> list[f.Fact]:
-    if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.exit is not None:
+    if task.exit is not None:
         return []
     text = f"{task.node} was lost: {reason}"
     return _vanished(job, attempt, task, text, CauseCode.NODE_LOST)
@@ -228,13 +226,4 @@ def _lost(job: Job, attempt: Attempt, task: Task, reason: str) -> list[f.Fact]:
 
 def _vanished(job: Job, attempt: Attempt, task: Task, text: str, code: CauseCode) -> list[f.Fact]:
     cause = Cause(code, Outcome.INFRA, text, node=task.node, node_fault=True)
-    return _ended(job, attempt, task, cause)
-
-
-def _ended(job: Job, attempt: Attempt, task: Task, cause: Cause) -> list[f.Fact]:
-    """Handle the end of one task before its gang's: the task leaves, or the whole gang stops."""
-    if not task.present:
-        return []
-    if survives_without(job, attempt, task, cause):
-        return [f.TaskLeft(task.job, task.attempt, task.rank, cause.text)]
-    return [f.StopRequested(attempt.job, attempt.number, cause)]
+    return [*stop_or_leave(job, attempt, task, cause)]

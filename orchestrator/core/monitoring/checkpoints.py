@@ -13,7 +13,7 @@ from muster.protocol.instant import Instant
 from muster.protocol.outcome import CauseCode
 from muster.spec.units import duration_text
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.model.state import Attempt, Job, LastCheckpoint, State, Task
+from orchestrator.core.model.state import Attempt, Job, LastCheckpoint, Task
 from orchestrator.core.model.task import OVER
 
 TRIES: Final = 3
@@ -38,9 +38,7 @@ def checkpoint_facts(attempt: Attempt, task: Task, seen: Checkpoint | None) -> l
     return [f.TaskCheckpointed(*key, name, seen.fresh, seen.ago_s)]
 
 
-def apply_checkpoint(state: State, fact: f.TaskCheckpointed, at: float) -> None:
-    attempt = state.jobs[fact.job].attempts[fact.attempt - 1]
-    task = attempt.tasks[fact.rank]
+def apply_checkpoint(attempt: Attempt, task: Task, fact: f.TaskCheckpointed, at: float) -> None:
     task.checkpoint = fact.fresh, fact.name
     attempt.checkpoint = LastCheckpoint(at - fact.ago_s, fact.name, task.node, fact.rank)
 

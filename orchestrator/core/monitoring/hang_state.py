@@ -27,12 +27,12 @@ def apply_hang(state: State, fact: hf.OfHang, at: float) -> None:
             attempt = state.jobs[job].attempts[number - 1]
             attempt.hang = verdict
             attempt.hangs = [*attempt.hangs, (at, verdict)][-VERDICTS_KEPT:]
-            attempt.changes.add(at, verdict.text)
+            attempt.changes.add(at, fact.describe())
             state.watches.pop((job, number), None)
         case hf.HangCleared(job, number):
             attempt = state.jobs[job].attempts[number - 1]
             attempt.hang = None
-            attempt.changes.add(at, "it moves again")
+            attempt.changes.add(at, fact.describe())
         case hf.StackDumpBegun(job, number, count, tasks, until, requests, notes, judges):
             state.look_number = count
             state.looks[job, number] = StackDump(

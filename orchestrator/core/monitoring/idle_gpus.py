@@ -22,6 +22,7 @@ from orchestrator.core.facts import idle as idf
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.failures.stops import stop
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Attempt, Job, State, Task
@@ -91,12 +92,12 @@ def evaluate_idle(state: State, job: Job, attempt: Attempt, now: Instant) -> Dec
                 ends_at = max(ends_at, told + idle.for_s * (1.0 - WARNED))
             if now.mono < ends_at - ROUNDING_S:
                 return Decision([], [_timer(*key, ends_at)])
-            return Decision([f.StopRequested(*key, _cause(idle))])
+            return Decision([stop(attempt, _cause(idle))])
         case _:
             assert_never(idle.action)
 
 
-def react_to_idle(state: State, fact: idf.OfIdle, now: Instant) -> Decision:
+def react_to_idle(state: State, fact: idf.GpusReported | idf.IdleJudged, now: Instant) -> Decision:
     """The immediate consequences of a fact about idleness."""
     match fact:
         case idf.GpusReported(name, since):
@@ -105,8 +106,6 @@ def react_to_idle(state: State, fact: idf.OfIdle, now: Instant) -> Decision:
         case idf.IdleJudged(job, number):
             told = queue_webhooks(state.jobs[job], nf.WebhookEvent.IDLE)
             return Decision(told, [_timer(job, number, now.mono)])
-        case idf.IdleTimed() | idf.IdleOver():
-            return Decision()
         case _:
             assert_never(fact)
 
@@ -126,13 +125,10 @@ def apply_idle(state: State, fact: idf.OfIdle, at: float) -> None:
         case idf.IdleOver(job, number):
             attempt = state.jobs[job].attempts[number - 1]
             attempt.idle = ""
-            attempt.changes.add(at, OVER_TEXT)
+            attempt.changes.add(at, fact.describe())
             state.idle_told.pop(job, None)
         case _:
             assert_never(fact)
-
-
-OVER_TEXT: Final = "its GPUs are not idle any more, or cannot be read"
 
 
 def _idle_since(state: State, job: Job, attempt: Attempt) -> float | None:
@@ -157,7 +153,7 @@ def _words(idle: Idle) -> str:
         return f"{text} {duration_text(idle.for_s)}"
     first_s = idle.for_s * WARNED
     rest = duration_text(idle.for_s - first_s)
-    return f"{text} {duration_text(first_s)}: it is stopped if they are for {rest} more"
+    return f"{text} {duration_text(first_s)}: it is stopped if they stay idle for {rest} more"
 
 
 def _cause(idle: Idle) -> Cause:

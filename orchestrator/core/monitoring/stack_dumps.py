@@ -35,6 +35,7 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.facts.effects import unknown_job
 from orchestrator.core.facts.webhooks import WebhookEvent
+from orchestrator.core.failures.stops import stop
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.members import gang_members, seat
@@ -50,7 +51,7 @@ RECORDS_KEPT: Final = 64
 ROUNDING_S: Final = 0.01
 """Tolerance for a timer that fires early, in seconds."""
 _TOLD: Final = {HangKind.HUNG: WebhookEvent.HUNG, HangKind.SLOW: WebhookEvent.SLOW}
-TOO_OLD: Final = "the agent of {} is of a release that cannot tell stacks: upgrade it"
+TOO_OLD: Final = "the agent of {} is of a release without stack dumps: upgrade it"
 
 
 def ask(state: State, asked: s.StacksReceived, now: Instant, limits: Limits) -> Decision:
@@ -61,8 +62,8 @@ def ask(state: State, asked: s.StacksReceived, now: Instant, limits: Limits) -> 
     attempt = job.current
     running = attempt is not None and attempt.phase is AttemptPhase.RUNNING
     if attempt is None or not running or job_state(job) is not JobState.RUNNING:
-        text = f"job {job.id} is {job_state(job).value}: only ranks that run have stacks"
-        hint = f"how far it is: muster show {job.id}; what it left: muster evidence {job.id}"
+        text = f"job {job.id} is {job_state(job).value}: only running ranks have stacks"
+        hint = f"its progress: muster show {job.id}; its data: muster evidence {job.id}"
         return Decision([], [a.Answer(asked.request, a.Declined("not_running", text, hint))])
     if (job.id, attempt.number) in state.looks:
         return Decision([hf.StackDumpJoined(job.id, attempt.number, asked.request)])
@@ -151,7 +152,7 @@ def react_to_stack_dump(
             cause = _hung(state.jobs[job], fact)
             if cause is None or attempt.phase is not AttemptPhase.RUNNING:
                 return Decision(told)
-            return Decision([*told, f.StopRequested(job, number, cause)])
+            return Decision([*told, stop(attempt, cause)])
         case _:
             assert_never(fact)
 
@@ -241,7 +242,7 @@ def _begin(
     for task in attempt.present:
         node = state.nodes[task.node]
         if task.state is not TaskState.STARTED:
-            notes.append(f"{task.node}: nothing of the job runs there now")
+            notes.append(f"{task.node}: the job has no process there now")
         elif node.session is None:
             notes.append(f"{task.node} cannot be reached now")
         elif node.protocol < LOOKS:

@@ -108,7 +108,7 @@ def not_used(job: Job, proof: Proof) -> Cause | None:
     return Cause(
         CauseCode.RDMA_NOT_USED,
         Outcome.INFRA,
-        f"the job requires RDMA, and its traffic goes by TCP: {proof.text.removeprefix('TCP: ')}",
+        f"the job requires RDMA, but its traffic uses TCP: {proof.text.removeprefix('TCP: ')}",
         node=proof.node,
         node_fault=proof.node is not None,
     )
@@ -126,15 +126,15 @@ def proof_line(job: Job, attempt: Attempt) -> ProofView | None:
     proof = proof_of(attempt)
     text = proof.text
     if proof.carrier is Carrier.TCP and job.spec.rdma is Rdma.OFF:
-        text += " (as the job asks: rdma: off)"
+        text += " (as set in the job: rdma: off)"
     return ProofView(proof.carrier, text)
 
 
 def _unwatched(attempt: Attempt) -> ProofView:
     if len(attempt.present) < 2:
         return ProofView(Carrier.UNKNOWN, proof_of(attempt).text)
-    why = "no node has an RDMA device or a GPU: what goes between them goes by TCP"
-    return ProofView(Carrier.UNKNOWN, f"not watched, because {why}")
+    why = "no node has an RDMA device or a GPU: the traffic between them uses TCP"
+    return ProofView(Carrier.UNKNOWN, f"not monitored, because {why}")
 
 
 def proof_view(job: Job, attempt: Attempt) -> JobProof:

@@ -53,7 +53,9 @@ def refuse(
         return bad
     unusable = problem(hello.inventory.interfaces)
     if unusable is not None:
-        return Refused("bad_network", f"{hello.node} reports what no peer can use: {unusable}")
+        return Refused(
+            "bad_network", f"{hello.node} reports values that no peer can use: {unusable}"
+        )
     try:
         check_address(hello.inventory.address)
     except BadHost as error:
@@ -61,38 +63,39 @@ def refuse(
     if not 0 <= hello.inventory.gpus <= MAX_NPROC:
         return Refused(
             "bad_gpus",
-            f"{hello.node} reports a number of GPUs that no node has (0 to {MAX_NPROC}); set "
+            f"{hello.node} reports an impossible number of GPUs (valid: 0 to {MAX_NPROC}); set "
             "`gpus` in the agent's configuration",
         )
     unknown = gpu_problem(hello.inventory.devices)
     if unknown is not None:
-        return Refused("bad_gpus", f"{hello.node} reports GPUs that no job can be given: {unknown}")
+        return Refused("bad_gpus", f"{hello.node} reports GPUs that no job can use: {unknown}")
     too_large = inventory_problem(hello.inventory)
     if too_large is not None:
         return Refused(
             "bad_inventory",
-            f"the inventory of {hello.node} is too large: {too_large}; mend that in the agent's "
+            f"the inventory of {hello.node} is too large: {too_large}; fix that in the agent's "
             "configuration or on its machine",
         )
     if breaks_line(hello.inventory.hostname):
         return Refused(
             "bad_hostname",
-            f"{hello.node} calls itself {hello.inventory.hostname[:80]!r}, which would break its "
-            "peers' hosts files; give the machine another host name (hostnamectl hostname NAME)",
+            f"{hello.node} has the host name {hello.inventory.hostname[:80]!r}, which would break "
+            "its peers' hosts files; give the machine another host name (hostnamectl hostname "
+            "NAME)",
         )
     ours = hello.cluster == state.cluster
     if hello.tasks and hello.cluster and not ours:
         return Refused(
             "other_cluster",
             f"the agent has {count(len(hello.tasks), 'task')} of cluster {hello.cluster}, and this "
-            f"coordinator is of cluster {state.cluster}: its state folder is empty or another "
-            "one's; start it with the one that it had",
+            f"coordinator is of cluster {state.cluster}: its state directory is empty or another "
+            "one's; start it with the original one",
         )
     if ours and hello.epoch_seen > state.epoch:
         return Refused(
             "old_epoch",
             f"the agent has served epoch {hello.epoch_seen} and this coordinator is in epoch "
-            f"{state.epoch}: its state folder is older than another one's; restore the newer one",
+            f"{state.epoch}: its state directory is older than another one; restore the newer one",
         )
     node = state.nodes.get(hello.node)
     again = None if node is None else _refuse_second(node, hello, peer)
@@ -136,7 +139,7 @@ def _refuse_name(name: str, foreign: frozenset[str]) -> Refused | None:
         return Refused(
             "bad_name",
             f"{name} is a name of the coordinator's machine (its host name, listen.names or its "
-            "certificate), which peers of this node would then look for here; set `node` in the "
+            "certificate), which peers of this node would then confuse with it; set `node` in the "
             "agent's configuration to another name",
         )
     return None
@@ -227,7 +230,7 @@ def _refuse_beside(state: State, hello: Hello, peer: str) -> Refused | None:
 def _name_taken(node: Node) -> bool:
     """Whether the node's agent still holds its name.
 
-    An agent that is cut off may be running something until its lease is over.
+    An agent that is cut off may be running something until its lease has expired.
     """
     if node.link is LinkState.CONNECTED:
         return True

@@ -45,6 +45,6 @@ def restarted(
         return []
     reason = (
         f"its agent has started {len(lives)} times in {WITHIN_S / 60:g} minutes; "
-        "why is in its log: journalctl -u muster-agent; mend it, then resume the node"
+        "see its log: journalctl -u muster-agent; fix it, then resume the node"
     )
     return [sf.NodeDrained(name, ITSELF, reason)]

@@ -18,6 +18,7 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import service as sf
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.failures.stops import stop, stop_or_leave
 from orchestrator.core.gangs.commands import tasks_on
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.clocks import clock_warning
@@ -27,7 +28,6 @@ from orchestrator.core.model.task import reached
 from orchestrator.core.nodes.hardware import hardware_problems
 from orchestrator.core.nodes.unkillable import survivor_problems
 from orchestrator.core.nodes.warnings import claim_warning
-from orchestrator.core.scheduling.elastic import survives_without
 from orchestrator.core.scheduling.reasons import jobs_named
 
 _PARTS: Final = 16
@@ -81,7 +81,7 @@ def remove(state: State, asked: s.RemoveReceived) -> Decision:
     if node.session is not None or node.link is LinkState.CONNECTED:
         declined = a.Declined(
             "node_connected",
-            f"{node.name} is connected, and would be back at once",
+            f"{node.name} is connected, and would come back at once",
             f"stop its agent there (systemctl disable --now muster-agent), then: muster node "
             f"remove {node.name}",
         )
@@ -91,7 +91,7 @@ def remove(state: State, asked: s.RemoveReceived) -> Decision:
         declined = a.Declined(
             "node_busy",
             f"{node.name} cannot be reached, and may still run {held}",
-            "wait until its lease is over (muster nodes says when), or start its agent",
+            "wait until its lease has expired (muster nodes says when), or start its agent",
         )
         return _answer(asked.request, declined)
     fact = sf.NodeRemoved(node.name, asked.user)
@@ -106,9 +106,9 @@ def resume_problems(state: State, node: Node, now: Instant) -> tuple[str, ...]:
     Its agent reports changes of RDMA ports and GPUs as they happen.
     """
     if node.link is not LinkState.CONNECTED:
-        return (f"{node.name} is not connected: see that its agent runs",)
+        return (f"{node.name} is not connected: check that its agent runs",)
     left = [
-        f"what job {job} left there is not gone yet"
+        f"processes or files of job {job} are still there"
         for job, number in sorted(node.holders)
         if state.jobs[job].attempts[number - 1].phase is AttemptPhase.STOPPING
     ]
@@ -124,7 +124,7 @@ def unfit_to_resume(node: Node, found: tuple[str, ...]) -> a.Declined:
     return a.Declined(
         "check_failed",
         f"{node.name} stays out of service: {'; '.join(found)}",
-        f"mend that and resume it again, or take it as it is: "
+        f"fix that and resume it again, or skip the checks: "
         f"muster node resume {node.name} --no-check",
     )
 
@@ -135,25 +135,11 @@ def unknown_node(name: NodeName) -> a.Declined:
     )
 
 
-def react_to_service(
-    state: State,
-    fact: sf.NodeDrained
-    | sf.DrainTimed
-    | sf.NodeResumed
-    | sf.NodeFaultsDecayed
-    | sf.QuarantineSkipped,
-    now: Instant,
-) -> Decision:
+def react_to_drain(state: State, fact: sf.NodeDrained | sf.DrainTimed, now: Instant) -> Decision:
     """Return the consequences for the jobs on the node."""
-    match fact:
-        case sf.NodeDrained() | sf.DrainTimed():
-            node = state.nodes[fact.node]
-            assert node.drain is not None
-            return Decision(_leave(state, node, node.drain), drain_timer(node, now))
-        case sf.NodeResumed() | sf.NodeFaultsDecayed() | sf.QuarantineSkipped():
-            return Decision()
-        case _:
-            assert_never(fact)
+    node = state.nodes[fact.node]
+    assert node.drain is not None
+    return Decision(_leave(state, node, node.drain), drain_timer(node, now))
 
 
 def drain_timer(node: Node, now: Instant) -> list[a.Effect]:
@@ -194,7 +180,7 @@ def leaves_after_checkpoint(state: State, fact: f.TaskCheckpointed) -> list[f.Fa
         staying = [one for one in staying if one is not task]
         gone = _end(state, task, cause, over=True, force=False)
         if len(staying) < job.spec.nodes or any(type(it) is f.StopRequested for it in gone):
-            return [f.StopRequested(job.id, attempt.number, cause)]
+            return [stop(attempt, cause)]
         found += gone
     return found
 
@@ -229,14 +215,13 @@ def _end(state: State, task: Task, cause: Cause, *, over: bool, force: bool) -> 
     forced: list[f.Fact] = [f.StopForced(job.id, attempt.number)] if force else []
     match attempt.phase:
         case AttemptPhase.PREPARING | AttemptPhase.ARRANGING:
-            return [f.StopRequested(job.id, attempt.number, cause)]
+            return [stop(attempt, cause)]
         case AttemptPhase.RUNNING:
             starting = task.joined and not reached(task.state, TaskState.STARTED)
             if not task.present or not (over or starting):
                 return []
-            if survives_without(job, attempt, task, cause):
-                return [f.TaskLeft(job.id, attempt.number, task.rank, cause.text, force)]
-            return [f.StopRequested(job.id, attempt.number, cause), *forced]
+            gone = stop_or_leave(job, attempt, task, cause, force=force)
+            return [*gone, *forced] if type(gone[0]) is f.StopRequested else [*gone]
         case AttemptPhase.STOPPING:
             return [] if attempt.forced else forced
         case AttemptPhase.CLOSED:

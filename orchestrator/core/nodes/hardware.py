@@ -24,12 +24,11 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import service as sf
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.failures.stops import stop_or_leave
 from orchestrator.core.gangs.commands import tasks_on
 from orchestrator.core.gangs.launch import ranks_of
-from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.state import Attempt, Job, Node, Share, State, Task
 from orchestrator.core.nodes.service_state import ITSELF
-from orchestrator.core.scheduling.elastic import survives_without
 
 _MAY_BE: Final = frozenset({FailureKind.GPU_FAILED, FailureKind.CUDA_ERROR})
 
@@ -63,15 +62,9 @@ def react_to_hardware(state: State, fact: sf.HardwareReported) -> Decision:
     for task in tasks_on(state, node.name):
         job = state.jobs[task.job]
         attempt = job.attempts[task.attempt - 1]
-        over = attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)
-        if over or not task.present or (job.id, attempt.number) not in fact.attempts:
-            continue
-        cause = _cause(node, event, rank_of_gpu(job, attempt, task, node, event))
-        if survives_without(job, attempt, task, cause):
-            left = f.TaskLeft(job.id, attempt.number, task.rank, cause.text)
-            decision.facts.append(left)
-        else:
-            decision.facts.append(f.StopRequested(job.id, attempt.number, cause))
+        if (job.id, attempt.number) in fact.attempts:
+            cause = _cause(node, event, rank_of_gpu(job, attempt, task, node, event))
+            decision.facts += stop_or_leave(job, attempt, task, cause)
     if node.in_service:
         decision.facts.append(sf.NodeDrained(node.name, ITSELF, event.text))
     return decision
@@ -116,7 +109,7 @@ def hardware_problems(node: Node) -> tuple[str, ...]:
         for _, event in node.hardware
         if event.grade is Grade.CRITICAL and event.uuid and event.pci not in there
     }
-    return tuple(f"{text}; it is not there any more" for text in lost.values())
+    return tuple(f"{text}; it has gone" for text in lost.values())
 
 
 def hardware_warnings(node: Node) -> tuple[str, ...]:

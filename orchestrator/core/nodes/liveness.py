@@ -14,8 +14,10 @@ from typing import Final
 from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
 from muster.spec.units import duration_text
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.gangs.commands import tasks_on
 from orchestrator.core.gangs.leases import gone_at
@@ -47,11 +49,11 @@ def node_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits)
     if now.mono > due + limits.heartbeat_s:
         # Only a process that was not running is so late.
         until = now.mono + limits.silence_s
-        return Decision([f.LivenessPaused(until)], [a.SetTimer(timer, until)])
+        return Decision([cf.LivenessPaused(until)], [a.SetTimer(timer, until)])
     if node.link is LinkState.CONNECTED and node.session is not None:
-        why = f"nothing heard for {limits.silence_s:g} s"
+        why = f"no message for {limits.silence_s:g} s"
         return Decision(
-            [f.NodeDisconnected(node.name, node.session)], [a.CloseSession(node.session, why)]
+            [lf.NodeDisconnected(node.name, node.session)], [a.CloseSession(node.session, why)]
         )
     return _lost(state, node, now, limits)
 
@@ -74,7 +76,7 @@ def released(state: State, now: Instant, limits: Limits) -> list[f.Fact]:
     away = [node for node in state.nodes.values() if node.link is LinkState.SUSPECT]
     if len(away) > MANY * (len(away) + _connected(state)):
         return []
-    return [f.MassOutageCleared(now.mono + limits.silence_s)]
+    return [cf.MassOutageCleared(now.mono + limits.silence_s)]
 
 
 def timers_of_the_silent(state: State) -> list[a.Effect]:
@@ -92,8 +94,8 @@ def brake_text(state: State) -> str:
     if brake is None:
         return ""
     return (
-        f"{brake.gone} of {brake.of} agents fell silent at once, so it may be the coordinator that "
-        f"is cut off: nothing there is called lost before {duration_text(brake.lasts_s)} are over"
+        f"{brake.gone} of {brake.of} agents fell silent at once, so the coordinator may be cut "
+        f"off: none of them is declared lost before {duration_text(brake.lasts_s)} have passed"
     )
 
 
@@ -111,13 +113,13 @@ def _lost(state: State, node: Node, now: Instant, limits: Limits) -> Decision:
     gone = _fell_silent_together(state, node, limits)
     if state.brake is None and gone is not None and limits.brake_s > 0:
         until = now.mono + limits.brake_s
-        brake = f.MassOutageDeclared(now.mono, limits.brake_s, *gone)
+        brake = cf.MassOutageDeclared(now.mono, limits.brake_s, *gone)
         return Decision([brake], [a.SetTimer(timer, until)])
     tasks = tasks_on(state, node.name)
     lost = [task for task in tasks if gone_at(state, node, task, limits) <= now.mono + ROUNDING_S]
     decision = Decision()
     if len(lost) == len(tasks) and node.lease_until <= now.mono + ROUNDING_S:
-        decision.facts.append(f.NodeLeaseExpired(node.name))
+        decision.facts.append(lf.NodeLeaseExpired(node.name))
     else:
         later = [gone_at(state, node, task, limits) for task in tasks if task not in lost] or [
             node.lease_until

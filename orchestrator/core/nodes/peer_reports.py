@@ -20,12 +20,12 @@ from muster.protocol.text import named
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.failures.stops import stop_or_leave
 from orchestrator.core.gangs.commands import tasks_on
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Attempt, Node, State, Task
-from orchestrator.core.scheduling.elastic import survives_without
 
 
 def apply_peer_reports(state: State, name: NodeName, now: Instant, limits: Limits) -> list[f.Fact]:
@@ -89,7 +89,7 @@ def silent_one(state: State, attempt: Attempt, cause: Cause, now: Instant, limit
     gone = [t.node for t in attempt.present if is_silent(state, t, now, limits)]
     if not gone or cause.node in gone:
         return cause
-    text = f"{gone[0]} was lost: nothing has been heard of it, and {cause.text}"
+    text = f"{gone[0]} was lost: it has sent nothing, and {cause.text}"
     return replace(
         cause,
         code=CauseCode.NODE_LOST,
@@ -125,13 +125,11 @@ def _gone(state: State, attempt: Attempt, task: Task, now: Instant, limits: Limi
         return []
     get = "gets" if len(witnesses) == 1 else "get"
     text = (
-        f"{task.node} was lost: nothing has been heard of it for {limits.silence_s:g} s, and "
-        f"{named(witnesses)} {get} no answer from {address} any more"
+        f"{task.node} was lost: it has sent nothing for {limits.silence_s:g} s, and "
+        f"{named(witnesses)} no longer {get} an answer from {address}"
     )
     cause = Cause(CauseCode.NODE_LOST, Outcome.INFRA, text, node=task.node, node_fault=True)
-    if survives_without(job, attempt, task, cause):
-        return [f.TaskLeft(task.job, task.attempt, task.rank, cause.text)]
-    return [f.StopRequested(task.job, task.attempt, cause)]
+    return [*stop_or_leave(job, attempt, task, cause)]
 
 
 def _is_heeded(node: Node, now: Instant) -> bool:

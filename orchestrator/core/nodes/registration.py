@@ -16,7 +16,9 @@ from muster.protocol.control_channel import Hello, Inventory, Refused
 from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
 from muster.spec.units import duration_text
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import links as lf
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.registrations import (
     REGISTRATION_EVERY_S,
@@ -86,7 +88,7 @@ def described(
     wait_s = registration_wait_s(node.record_due, now.mono, _CHANGES_AT_ONCE)
     if news and not state.disk_full and not wait_s:
         return _recorded(node.name, node.agent_id, node.boot_id, version, inventory, now)
-    return [] if same else [f.NodeDescribed(node.name, version, inventory, unrecorded=news)]
+    return [] if same else [lf.NodeDescribed(node.name, version, inventory, unrecorded=news)]
 
 
 def _recorded(
@@ -100,8 +102,8 @@ def _recorded(
     new: bool = False,
 ) -> list[f.Fact]:
     return [
-        f.NodeRegistered(name, agent_id, boot_id, version, lasting(inventory)),
-        f.NodeDescribed(name, version, inventory, recorded_at=now.mono, new=new),
+        cf.NodeRegistered(name, agent_id, boot_id, version, lasting(inventory)),
+        lf.NodeDescribed(name, version, inventory, recorded_at=now.mono, new=new),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Nodes in and out of service: apply the facts about them, and describe these in words."""
+"""Nodes in and out of service: apply the facts about them, and describe drains in words."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Final, assert_never
 from msgspec.structs import replace
 
 from muster.protocol.instant import Instant
-from muster.spec.units import duration_text
 from orchestrator.core.facts import service as sf
 from orchestrator.core.model.node import Drain, Fault, rounded_down
-from orchestrator.core.model.state import Node
+from orchestrator.core.model.state import State
 
 ITSELF: Final = "muster"
 """The user of drains that the coordinator starts by itself."""
@@ -18,7 +17,8 @@ HARDWARE_KEPT: Final = 16
 FAULTS_KEPT: Final = 16
 
 
-def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
+def apply_service(state: State, fact: sf.OfService, at: float) -> None:
+    node = state.nodes[fact.node]
     match fact:
         case sf.NodeDrained(_, user, reason, deadline_s, jobs, after):
             node.drains += 1
@@ -30,7 +30,7 @@ def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
             if node.drain is not None:
                 node.drain = replace(node.drain, left_s=left_s, left_at=at)
         case sf.NodeRemoved():
-            pass  # `apply` removes it from the state
+            del state.nodes[fact.node]
         case sf.NodeResumed():
             node.drain, node.spared, node.hardware = None, "", ()
             node.faults, node.faults_gone, node.lives = (), 0, ()
@@ -51,45 +51,28 @@ def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
         case sf.HardwareReported(_, event):
             node.hardware = (*node.hardware, (at, event))[-HARDWARE_KEPT:]
             node.hardware_heard = (event.boot, event.number)
+            if not fact.noted:
+                _note(state, fact, at)
         case _:
             assert_never(fact)
 
 
-def service_event(fact: sf.OfService) -> str:
-    """The fact in words, to follow the node's name."""
-    match fact:
-        case sf.NodeDrained(_, user, reason, deadline_s, after_checkpoint=after):
-            ends = "; jobs there leave after their next checkpoint" if after else ""
-            if deadline_s is not None:
-                when = f"in {duration_text(deadline_s)}" if deadline_s else "at once"
-                ends += f"; what runs there ends {when}"
-            return f"drained by {user}: {reason}{ends}"
-        case sf.DrainTimed(_, left_s):
-            return f"is drained: what runs there has {duration_text(left_s)} left"
-        case sf.NodeRemoved(_, user):
-            return f"removed by {user}"
-        case sf.NodeResumed(_, user):
-            return f"resumed by {user}"
-        case sf.NodeFaultRecorded(_, job, attempt, text):
-            return f"is at fault for attempt {attempt} of job {job}: {text}"
-        case sf.NodeFaultsDecayed(_, forgets):
-            return "has done well again" + (
-                f", {forgets} of its faults forgotten" if forgets else ""
-            )
-        case sf.QuarantineSkipped(_, reason):
-            return f"is not quarantined: {reason}"
-        case sf.HardwareReported(_, event):
-            return f"reports ({event.grade.value}): {event.text}"
-        case _:
-            assert_never(fact)
+def _note(state: State, fact: sf.HardwareReported, at: float) -> None:
+    for job, number in fact.attempts:
+        # In a replay, the job may be in the archive already.
+        attempt = state.attempt(job, number)
+        if attempt is not None:
+            attempt.changes.add(at, f"{fact.node}: {fact.event.text}")
 
 
 def deadline_text(drain: Drain, now: Instant) -> str:
     """The time that running jobs still have, in words; "" if they may continue."""
     left_s = deadline_left_s(drain, now)
     if left_s is None:
-        return "what runs leaves after its next checkpoint" if drain.after_checkpoint else ""
-    return f"ends what runs in {rounded_down(left_s)}" if left_s else "what runs is being ended"
+        return "running jobs leave after their next checkpoint" if drain.after_checkpoint else ""
+    return (
+        f"ends running jobs in {rounded_down(left_s)}" if left_s else "running jobs are being ended"
+    )
 
 
 def deadline_left_s(drain: Drain, now: Instant) -> float | None:

@@ -11,6 +11,7 @@ from muster.protocol.control_channel import TaskReport
 from muster.protocol.ids import BadId, NodeName, parse_task_id
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import links as lf
 from orchestrator.core.facts import service as sf
 from orchestrator.core.model.state import Node, Task
 from orchestrator.core.nodes.service_state import ITSELF
@@ -32,7 +33,7 @@ def drain_for_unkillable(node: Node | None, name: NodeName, report: TaskReport) 
         job = ""
     reason = (
         f"unkillable: SIGKILL does not end {_pids(report.survivors)}{job}, "
-        "which the kernel holds, as it does for a hung disk or GPU driver; "
+        "which the kernel holds, as for a hung disk or GPU driver; "
         "reboot it, then resume it"
     )
     return [sf.NodeDrained(name, ITSELF, reason)]
@@ -48,7 +49,7 @@ def survivor_facts(node: Node | None, name: NodeName, report: TaskReport) -> lis
         return []
     if report.survivors and len(known) >= TASKS_KEPT:
         return []
-    return [f.SurvivorsReported(name, report.task, report.survivors)]
+    return [lf.SurvivorsReported(name, report.task, report.survivors)]
 
 
 def declare_task_lost(task: Task, report: TaskReport) -> list[f.Fact]:

@@ -26,6 +26,6 @@ def claim_warning(node: Node, now: Instant) -> str:
         return ""
     peer, at = node.claimed
     return (
-        f"another agent at {peer} calls itself {node.name} too, and was refused "
+        f"another agent at {peer} also has the name {node.name}, and was refused "
         f"{max(now.mono - at, 0.0):.0f} s ago"
     )

@@ -1,22 +1,12 @@
-"""Elastic gangs: which tasks may leave a running gang, and which nodes may join it.
-
-Under c10d, if a torchrun is gone or waits to join, all torchruns hold a new rendezvous. They
-restart their ranks with the new world size. The launcher's node holds the store of the rendezvous,
-so the gang ends with that node.
-"""
+"""Elastic gangs: nodes that may join a running gang. `failures.stops` lets tasks leave."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Final
 
-from muster.protocol.control_channel import TaskReport
-from muster.protocol.outcome import Cause, CauseCode, Outcome
-from muster.protocol.states import TaskState
 from orchestrator.core.facts.jobs import Fact, TaskJoined, TaskStarted
-from orchestrator.core.model.attempt import AttemptPhase
-from orchestrator.core.model.state import Attempt, Job, Node, State, Task
-from orchestrator.core.model.task import reached
+from orchestrator.core.model.state import Attempt, Job, Node, State
 from orchestrator.core.scheduling.gpu_preference import is_short
 from orchestrator.core.scheduling.gpus import given
 from orchestrator.core.scheduling.placement import busy, preference, unfit
@@ -26,40 +16,6 @@ from orchestrator.core.scheduling.topology import same
 
 COMES_BACK: Final = 2
 """Number of times one node may join the same attempt: each join restarts all ranks."""
-
-
-def affects_gang(job: Job, report: TaskReport, cause: Cause) -> bool:
-    """Whether a cause concerns the whole gang.
-
-    In an elastic gang, torchrun restarts failed ranks.
-    """
-    return (
-        not job.spec.elastic or cause.code is not CauseCode.RANK_FAILED or report.exit is not None
-    )
-
-
-def survives_without(
-    job: Job, attempt: Attempt, task: Task, cause: Cause, *, killed: bool = False
-) -> bool:
-    """Whether the gang can continue after this task ended for this cause.
-
-    A lost node or a `killed` torchrun leaves. A torchrun that gives up has closed the rendezvous
-    for all.
-    """
-    if not job.spec.elastic or attempt.phase is not AttemptPhase.RUNNING or task.rank == 0:
-        return False
-    if attempt.started_at is None:
-        return False
-    if task.joined and (cause.rank is None or not reached(task.state, TaskState.STARTED)):
-        # The task never belonged to the gang, or joined when the gang was about to end.
-        return True
-    rest = [t for t in attempt.present if t is not task and reached(t.state, TaskState.STARTED)]
-    departs = killed or cause.outcome is Outcome.INFRA
-    return departs and len(rest) >= job.spec.nodes
-
-
-def was_killed(report: TaskReport) -> bool:
-    return report.exit is not None and report.exit.signal is not None
 
 
 def may_join(state: State, fact: Fact) -> bool:

@@ -59,7 +59,7 @@ def forecast(state: State, job: Job, line: list[Job], now: Instant) -> Forecast:
             if looked > VERDICTS_MAX:
                 break
         if isinstance(gang, Waiting) or looked > VERDICTS_MAX:
-            return Forecast(None, "unknown: too much comes before it to tell")
+            return Forecast(None, "unknown: too many jobs are before it")
         if next_one is job:
             break
         holder = (next_one.id, len(next_one.attempts) + 1)
@@ -113,5 +113,5 @@ def _unknown(trial: State, waiting: Job, job: Job) -> str:
     strange = [it.name for it in fitting if used_by_strangers(it)]
     if strange:
         where = f"on {named(strange)}"
-        return f"unknown: {who}waits for GPUs that processes of no job use, {where}"
-    return f"never: {who or 'it '}does not fit the nodes that are known"
+        return f"unknown: {who}waits for GPUs that foreign processes use, {where}"
+    return f"never: {who or 'it '}does not fit the known nodes"

@@ -46,7 +46,7 @@ def used_by_strangers(node: Node) -> str:
     used = [gpu for gpu in usable(node.inventory.devices) if gpu.busy]
     if not used:
         return ""
-    more = f", and {len(used) - 1} more are used so" if len(used) > 1 else ""
+    more = f", and {len(used) - 1} more are in use" if len(used) > 1 else ""
     return f"GPU {used[0].pci} {used[0].busy}{more}"
 
 

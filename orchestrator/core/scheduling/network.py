@@ -395,11 +395,11 @@ def _why(nodes: Sequence[Node], gang: Sequence[_Place], entry: str | None) -> st
     names = sorted({place.interface for place in gang if place.interface})
     on = f" on {', '.join(names[:_NODES_TOLD])}" if names else ""
     if all(place.pinned for place in gang):
-        return f"{where}{on}, as the agents' configuration says"
+        return f"{where}{on}, from the agents' configuration"
     if entry is not None:
-        return f"{where}{on}, as `networks` says ({entry})"
+        return f"{where}{on}, from `networks` ({entry})"
     if gang[0].kind is InterfaceKind.LOOPBACK:
-        return f"{where}{on}, as all of it is on one machine"
+        return f"{where}{on}, because all nodes are on one machine"
     speed = min(place.speed_mbps for place in gang)
     what = _WORDS[max(place.rank for place in gang)]
     what += f", {speed / 1000:g} Gbit/s" if speed else ""
@@ -415,7 +415,7 @@ def _told(nodes: Sequence[Node], networks: Sequence[str], doubled: set[str]) -> 
     twice = f"; {', '.join(sorted(doubled)[:_NODES_TOLD])}" if doubled else ""
     return (
         f"its nodes share no network{among}: {'; '.join(has)}{twice}; connect them, or name in "
-        "`networks` of the coordinator's configuration one over which they reach each other"
+        "`networks` of the coordinator's configuration one on which they reach each other"
     )
 
 

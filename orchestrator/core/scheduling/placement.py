@@ -73,8 +73,8 @@ class Considered(msgspec.Struct, frozen=True):
     gang: tuple[NodeName, ...]
 
 
-_APART: Final = Rejection("network", "is free, and shares no network with enough of the others")
-_UNLIKE: Final = Rejection("fabric", "is free, and its fabric is not that of enough of the others")
+_APART: Final = Rejection("network", "is free, but shares no network with enough of the others")
+_UNLIKE: Final = Rejection("fabric", "is free, but its fabric matches too few of the others")
 SPREAD: Final = "spread"
 LAUNCHERS_TRIED: Final = 16
 """Number of launcher candidates that are tried for one with enough others on its network."""
@@ -152,7 +152,7 @@ def _without_label(placement: Placement, node: Node) -> Rejection | None:
             return Rejection("label", f"has the label {name}={has}, not {value}")
     shared = placement.shared_label
     if shared is not None and shared not in node.inventory.labels:
-        return Rejection("label", f"has no label {shared}, which placement.spread goes by")
+        return Rejection("label", f"has no label {shared}, which placement.spread needs")
     return None
 
 
@@ -288,7 +288,7 @@ def preference(
 
 def _left_out(state: State, job: Job, node: Node) -> Rejection:
     if node.name in job.avoid:
-        return Rejection("failed_before", "failed an attempt of this job, and others can run it")
+        return Rejection("failed_before", "failed an attempt of this job, which others can run")
     return busy(state, job.spec, node) or Rejection("not_connected", "is not connected")
 
 
@@ -349,11 +349,11 @@ def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
     left_out = [n.name for n in fitting if n.name in job.avoid and n.name not in nodes]
     free = len(fitting) - len(left_out)
     near = f", all of {value_of(spec, state.nodes[nodes[0]])}" if spec.placement.spread else ""
-    out = f"; left out, as the job failed there: {_some(left_out)}" if left_out else ""
+    out = f"; excluded, because the job failed there: {_some(left_out)}" if left_out else ""
     if free == len(nodes):
         return f"the only {count(free, 'free node')} that fit{'s' if free == 1 else ''}{near}{out}"
     part = any(shares(spec, state.nodes[name].inventory) for name in nodes)
-    first = "those that others share already, then " if part else ""
+    first = "partly used ones, then " if part else ""
     kinds = {kind_of(state.nodes[name]) for name in nodes}
     one = len(nodes) > 1 and len(kinds) == 1 and "" not in kinds and spec.rdma is not Rdma.OFF
     also = " and with one kind of RDMA" if one else ""

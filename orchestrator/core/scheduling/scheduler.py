@@ -7,14 +7,9 @@ starve a large gang.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import assert_never
 
 from muster.spec.model import JobSpec
-from orchestrator.core.facts import hangs as hf
-from orchestrator.core.facts import idle as idf
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.facts import service as sf
-from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.jobs import AttemptPlaced
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Job, State
@@ -23,101 +18,12 @@ from orchestrator.core.scheduling.placement import Waiting, never_fits, place, w
 
 
 def may_place(state: State, fact: f.Fact) -> bool:
-    """Whether this fact may let a gang be placed that could not be placed before.
-
-    Such a fact frees a node, or changes a queue, a node, its link, the networks or the disk space.
-    Other facts need no placement pass.
-    """
-    # The most frequent facts come first, as in `apply` and `react`: a match tests case by case.
-    match fact:
-        case f.TaskCleaned() | f.TaskLost():
-            # All other tasks keep their nodes until their attempt is closed.
-            attempt = state.attempt(fact.job, fact.attempt)
-            return attempt is not None and not attempt.tasks[fact.rank].present
-        case (
-            f.TaskPrepared()
-            | f.TaskArranged()
-            | f.TaskListening()
-            | f.TaskStarted()
-            | f.TaskExited()
-            | f.NodeHeard()
-            | f.PortsReported()
-            | f.PeersReported()
-            | f.DisksReported()
-            | f.SurvivorsReported()
-            | f.TrafficMeasured()
-            | f.TrafficJudged()
-            | f.TaskCheckpointed()
-            | hf.ActivityMeasured()
-            | hf.StackDumpBegun()
-            | hf.StackDumpJoined()
-            | hf.StacksReported()
-            | hf.StackDumpEnded()
-            | hf.HangSuspected()
-            | hf.HangDismissed()
-            | hf.HangJudged()
-            | hf.HangCleared()
-            | idf.GpusReported()
-            | idf.IdleTimed()
-            | idf.IdleJudged()
-            | idf.IdleOver()
-            | f.DuplicateNameSeen()
-            | f.NodeSynced()
-            | f.LivenessPaused()
-            | f.MassOutageDeclared()
-            | f.MassOutageCleared()
-            | f.FailureSuspected()
-            | f.RunTimed()
-            | f.CancelRequested()
-            | f.RetryScheduled()
-            | f.AttemptArranged()
-            | f.AttemptStarted()
-            | f.AttemptWarned()
-            | f.SignalRequested()
-            | f.StopRequested()
-            | f.StopForced()
-            | f.GraceShortened()
-            | f.TaskUnreachable()
-            | f.TaskReachable()
-            | f.TaskJoined()
-            | f.TaskRefused()
-            | f.JobForgotten()
-            | nf.WebhookQueued()
-            | nf.WebhookSettled()
-            | nf.WebhookFailed()
-            | sf.DrainTimed()
-            | sf.NodeFaultRecorded()
-            | sf.NodeFaultsDecayed()
-            | sf.QuarantineSkipped()
-            | sf.HardwareReported()
-            | sf.HardwareNoted()
-        ):
-            return False
-        case (
-            f.EpochStarted()
-            | f.NodeRegistered()
-            | f.NodeDescribed()
-            | f.NodeConnected()
-            | f.NodeDisconnected()
-            | f.LeaseExtended()
-            | f.NodeLeaseExpired()
-            | f.SpaceChanged()
-            | f.JobSubmitted()
-            | f.JobRequeued()
-            | f.JobHeld()
-            | f.JobReleased()
-            | f.JobChanged()
-            | f.JobEnded()
-            | f.AttemptPlaced()
-            | f.AttemptClosed()
-            | f.TaskLeft()
-            | sf.NodeDrained()
-            | sf.NodeRemoved()
-            | sf.NodeResumed()
-        ):
-            return True
-        case _:
-            assert_never(fact)
+    """Whether this fact may let a gang be placed that could not be placed before."""
+    if isinstance(fact, f.TaskCleaned | f.TaskLost):
+        # All other tasks keep their nodes until their attempt is closed.
+        attempt = state.attempt(fact.job, fact.attempt)
+        return attempt is not None and not attempt.tasks[fact.rank].present
+    return fact.reschedules
 
 
 def next_placement(state: State) -> AttemptPlaced | None:
@@ -175,7 +81,7 @@ class WaitingReasons:
         """Return the sentence on one job."""
         state, pool = self._state, job.spec.pool
         if state.disk_full:
-            return f"nothing is started: {state.disk_full}"
+            return f"no job is started: {state.disk_full}"
         queue = state.queues[pool]
         ahead = bisect_left(queue, (-job.spec.priority, job.id))
         if ahead == 0:

@@ -30,8 +30,8 @@ def clock_doubt(since_record_s: float, ahead_s: Sequence[float]) -> str:
     apart = sum(abs(ahead) > APART_S for ahead in ahead_s)
     if apart > len(ahead_s) - apart:
         return (
-            f"the clocks of {apart} of {len(ahead_s)} connected nodes are more than a day off the "
-            "coordinator's"
+            f"the clocks of {apart} of {len(ahead_s)} connected nodes differ by more than a day "
+            "from the coordinator's"
         )
     confirmed = apart < len(ahead_s) - apart
     if abs(since_record_s) > APART_S and not confirmed:
@@ -39,7 +39,7 @@ def clock_doubt(since_record_s: float, ahead_s: Sequence[float]) -> str:
         apart_text = duration_text(round(abs(since_record_s) / _HOUR_S) * _HOUR_S)
         return (
             f"by its clock the coordinator began {apart_text} {way} the last record of its "
-            "journal, and most nodes do not confirm the time"
+            "journal, and most nodes have another time"
         )
     return ""
 

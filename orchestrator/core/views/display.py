@@ -10,6 +10,7 @@ import msgspec
 from muster.http import views as h
 from muster.protocol.fabric import NodeRdma
 from muster.protocol.instant import Instant
+from muster.protocol.interfaces import host_port
 from muster.protocol.states import TaskState
 from muster.protocol.text import count, named
 from muster.protocol.timestamp import maybe_timestamp, timestamp
@@ -280,7 +281,7 @@ def _stopping_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
     ]
     if not away:
         return h.Reason("stopping", text)
-    waits = f"{_away(state, away, now)}, waited for until its lease is over"
+    waits = f"{_away(state, away, now)}, waited for until its lease expires"
     return h.Reason("unreachable", f"{text}; {waits}{_and(brake_text(state))}")
 
 
@@ -351,12 +352,7 @@ def _hang_text(attempt: Attempt) -> str:
     if attempt.hang is None:
         return ""
     quiet = duration_text(float(round(attempt.hang.quiet_s)))
-    return f"{attempt.hang.text}; nothing of it moved for {quiet}"
-
-
-def host_port(address: str, port: int) -> str:
-    """Join as in a URL: an IPv6 address stands in brackets."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return f"{attempt.hang.text}; no progress for {quiet}"
 
 
 def _task_view(
@@ -427,10 +423,10 @@ def _link_state(node: Node, now: Instant, brake: str, keeps_until: float | None)
             text = f"{running}; {free} of {node.inventory.gpus} GPUs free"
             return h.Reason("shared" if free else "busy", text)
         case LinkState.OFFLINE:
-            return h.Reason("offline", "not heard of since the coordinator started")
+            return h.Reason("offline", "no message since the coordinator started")
         case LinkState.SUSPECT:
             left = "" if keeps_until is None else f" for {max(0.0, keeps_until - now.mono):.0f} s"
-            what = f"; what it runs may go on{left}" if node.holders else ""
+            what = f"; its jobs may continue{left}" if node.holders else ""
             return h.Reason("unreachable", f"unreachable{what}{_and(brake)}")
         case LinkState.LOST:
             return h.Reason("lost", "silent beyond its lease")

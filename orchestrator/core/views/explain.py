@@ -135,7 +135,7 @@ def _verdict(
     holder, in_s = _last_needed(state, job, node, lack.holders, now)
     several = len({name for name, _ in lack.holders}) > 1
     if in_s is not None:
-        limit = f"; it can be taken when job {holder.id} ends" if several else ""
+        limit = f"; it is available when job {holder.id} ends" if several else ""
     else:
         limit = f"; job {holder.id} has no time limit" if several else ", which has no time limit"
     return h.NodeVerdict(
@@ -176,7 +176,7 @@ def _last_needed(
 
 
 def _since_when(state: State, node: Node, now: Instant, limits: Limits) -> str:
-    heard = f", last heard of {now.mono - node.heard_at:.0f} s ago" if node.heard_at > 0.0 else ""
+    heard = f", last message {now.mono - node.heard_at:.0f} s ago" if node.heard_at > 0.0 else ""
     holder = f", has {jobs_named(node.holders)}" if node.holders else ""
     said = node_state(node, now, keeps_until=keeps_until(state, node, limits))
     return f": {said.text}{heard}{holder}"
@@ -186,7 +186,7 @@ def _when(state: State, job: Job, it: Chance, now: Instant) -> tuple[str, Timest
     if it.starts_now:
         return "now", timestamp(now.wall)
     if state.disk_full:
-        return f"unknown: nothing is started: {state.disk_full}", None
+        return f"unknown: no job is started: {state.disk_full}", None
     found = forecast(state, job, it.line, now)
     if found.in_s is None:
         return found.text, None
@@ -226,7 +226,7 @@ def _hints_of_order(job: Job, it: Chance) -> list[str]:
         return [f"would start now with a priority above {first}: {how}"]
     match job.phase:
         case JobPhase.HELD:
-            return [f"would start now if it were released: {release}"]
+            return [f"would start now if released: {release}"]
         case JobPhase.BACKOFF:
             return [f"would start now without its pause: muster hold {job.id}, then {release}"]
         case _:
@@ -284,9 +284,9 @@ def _then(job: Job, attempt: Attempt) -> str:
         budget = f"attempt {attempt.number + 1}"
         guilty = sorted(blame(job), key=natural)
         away = f", not on {', '.join(guilty[:4])}" if job.avoid and guilty else ""
-        return f"tried again: {budget}{away}"
+        return f"retried: {budget}{away}"
     if job.phase is JobPhase.HELD:
-        return "tried again once it is released"
+        return "retried once it is released"
     state = job_state(job).value
     tries = f" after {count(len(job.attempts), 'attempt')}" if len(job.attempts) > 1 else ""
     return f"the job ended{tries}: {state}, exit code {job.cause.exit_code if job.cause else 0}"

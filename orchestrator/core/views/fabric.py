@@ -22,7 +22,7 @@ from orchestrator.core.monitoring.traffic import nccl_lines, proof_view, watched
 from orchestrator.core.scheduling.rendezvous import endpoint
 
 _OURS: Final = ("NCCL_", "GLOO_", "UCX_")
-_OF_A_FILE: Final = "a file of NCCL's on the node says otherwise"
+_OF_A_FILE: Final = "a file of NCCL on the node overrides it"
 _NOTHING: Final = FabricPlan(Transport.OPEN, "TCP: no node has an RDMA device that jobs can use")
 
 
@@ -139,10 +139,10 @@ def _settings(
         if given == value:
             made.append(Setting(name, value, _why(name, value, job, attempt, plan, mine)))
         else:
-            why = "the job's own env has it, and that wins"
+            why = "the job's own env overrides it"
             made.append(Setting(name, given, why, planned=value))
     made += [
-        Setting(name, value, "the job's own env has it")
+        Setting(name, value, "set in the job's own env")
         for name, value in own.items()
         if name.startswith(_OURS) and name not in planned
     ]
@@ -161,16 +161,16 @@ def _why(
         case "UCX_NET_DEVICES" if mine.hcas:
             return "the same ports, for UCX"
         case "UCX_NET_DEVICES":
-            return "UCX, too, is to leave RDMA alone"
+            return "disables RDMA for UCX, too"
         case "NCCL_IB_GID_INDEX":
             version = version_of(mine.nccl)
             if version is not None and version < DYNAMIC:
-                return f"NCCL {mine.nccl} takes entry 0 if it is told no other"
+                return f"NCCL {mine.nccl} uses entry 0 by default"
             if value == CHOOSE:
                 return _OF_A_FILE
             if version is None or version >= ROBUST:
-                return "NCCL by itself takes another address than is meant"
-            return f"NCCL {mine.nccl} stumbles over tables with holes, as this node's"
+                return "NCCL's own choice is another address"
+            return f"NCCL {mine.nccl} fails with tables with holes, as on this node"
         case "NCCL_IB_ADDR_FAMILY" if value == "AF_INET":
             return _OF_A_FILE
         case "NCCL_IB_ADDR_FAMILY":
@@ -178,23 +178,23 @@ def _why(
         case "NCCL_IB_ADDR_RANGE":
             return "the agent's configuration wants addresses of this network (fabric.include)"
         case "UCX_IB_GID_INDEX":
-            return "this UCX does not find the entry by itself"
+            return "this UCX does not find the entry itself"
         case "NCCL_CROSS_NIC" | "NCCL_IB_TC" | "NCCL_IB_SL" | "NCCL_TOPO_FILE":
-            return "the agent's configuration has it, of this site (fabric.settings)"
+            return "set in the agent's configuration for this site (fabric.settings)"
         case "NCCL_IB_MERGE_NICS":
-            return "the agent's configuration has it, of this site (fabric.settings)"
+            return "set in the agent's configuration for this site (fabric.settings)"
         case "NCCL_NET":
-            return "rdma: required: NCCL is to end without RDMA, and not to go on over TCP"
+            return "rdma: required: NCCL must fail without RDMA instead of using TCP"
         case "NCCL_NET_PLUGIN":
-            return "with NCCL_NET: no plugin is to come in between"
+            return "with NCCL_NET, so that no plugin is used"
         case "NCCL_IB_DISABLE":
             return _why_tcp(job, plan)
         case "NCCL_DEBUG" | "NCCL_DEBUG_SUBSYS":
-            return "what NCCL chooses is to be proved: its lines are in `muster logs --nccl`"
+            return "to verify NCCL's choice: its lines are in `muster logs --nccl`"
         case "NCCL_SOCKET_IFNAME" | "GLOO_SOCKET_IFNAME":
-            return f"the network on which the gang meets: {attempt.network or value}"
+            return f"the network of the gang: {attempt.network or value}"
         case _:
-            return "as the plan says"
+            return "from the plan"
 
 
 def _why_tcp(job: Job, plan: FabricPlan) -> str:

@@ -25,7 +25,7 @@ def timeline(job: Job, state: JobState) -> list[h.Step]:
         moments = (
             (attempt.placed_at, f"placed on {named(first)}"),
             (attempt.prepared_at, "every node ready; gang arranged"),
-            (attempt.released_at, "gates opened"),
+            (attempt.released_at, "start gates opened"),
             (attempt.started_at, "every node started"),
             (attempt.warned_at, "ranks warned that the time limit is near"),
             *attempt.changes.told(),
@@ -79,5 +79,5 @@ def why_stopping(attempt: Attempt) -> str:
     if cause.code is CauseCode.COMPLETED:
         return cause.text
     ours = sum(1 for t in attempt.tasks for r in t.ranks if r.rank != cause.rank and r.stopped)
-    others = f"; {count(ours, 'rank')} stopped by us" if cause.rank is not None and ours else ""
+    others = f"; {count(ours, 'rank')} stopped by Muster" if cause.rank is not None and ours else ""
     return f"{cause.text}{others}"

@@ -13,7 +13,7 @@ from orchestrator.core.model.state import Job, QueuedWebhook, State
 
 _WORDS = {
     nf.WebhookEvent.STARTED: "that attempt {} has started",
-    nf.WebhookEvent.RETRYING: "that attempt {} failed and another follows",
+    nf.WebhookEvent.RETRYING: "that attempt {} failed and is retried",
     nf.WebhookEvent.ENDED: "of the end",
     nf.WebhookEvent.IDLE: "that attempt {} is idle",
     nf.WebhookEvent.HUNG: "that attempt {} hangs",
@@ -39,7 +39,7 @@ def apply_notice(state: State, fact: nf.OfNotices, at: float) -> None:
         case nf.WebhookSettled(_, number, hook, problem):
             notice = job.notices.pop((number, hook), None)
             if notice is not None and problem:
-                told = f"webhook {host_of(job, hook)} was not told {words(notice)}: {problem}"
+                told = f"webhook {host_of(job, hook)} was not notified {words(notice)}: {problem}"
                 job.notes.add(at, told)
             if not job.notices:
                 state.telling.discard(job.id)

@@ -36,6 +36,6 @@ def gap_text(code: int, length: int) -> str:
         return f"{length} bytes were never written: the log file has a hole here"
     why = next((why for gap, why in _WHY.items() if gap == code), "see the coordinator's log")
     return (
-        f"{length} bytes so far are not stored ({why}); the job goes on, and its node keeps the "
+        f"{length} bytes so far are not stored ({why}); the job continues, and its node keeps the "
         "file until the task is removed"
     )

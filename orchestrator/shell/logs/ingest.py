@@ -126,7 +126,9 @@ class LogIngest:
         )
         await socket.prepare(request)
         if len(self._sockets) >= self._max or self._coordinator.changes.closed:
-            await _close(socket, WSCloseCode.TRY_AGAIN_LATER, "no further connection is taken now")
+            await _close(
+                socket, WSCloseCode.TRY_AGAIN_LATER, "no further connection is accepted now"
+            )
             return socket
         self._sockets.add(socket)
         writer: asyncio.Task[None] | None = None
@@ -365,7 +367,7 @@ class LogIngest:
             connection.late.add(name)
             return True
         connection.strangers.add(name)
-        why = f"no job here has such a task: its log stays on the node, in tasks/{name}"
+        why = f"no job has such a task: its log stays on the node, in tasks/{name}"
         _log.warning("logs_of_a_foreign_task", task=name, node=connection.node, why=why)
         return False
 
@@ -386,7 +388,7 @@ async def _frame(socket: web.WebSocketResponse) -> str | bytes | None:
         case WSMsgType.ERROR if isinstance(message.data, TimeoutError):
             return None  # the ping timed out
         case _:
-            raise ProtocolError(f"not a websocket frame that we take: {message.data}")
+            raise ProtocolError(f"not a supported websocket frame: {message.data}")
 
 
 async def _close(socket: web.WebSocketResponse, code: int, why: str) -> None:

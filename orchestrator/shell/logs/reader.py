@@ -104,11 +104,11 @@ def parse_cursor(text: str) -> Place:
     found = _HISTORY.fullmatch(text)
     key = key_of_file(int(found[3]), int(found[4]), found[5]) if found else None
     if found is None or key is None:
-        raise BadCursorError("not a cursor that a log record carried")
+        raise BadCursorError("not a cursor of a log record")
     try:
         ts = float.fromhex(found[2])
     except OverflowError:
-        raise BadCursorError("its time is beyond what a number can hold") from None
+        raise BadCursorError("its time is out of range") from None
     return History(int(found[1]), ts, key, int(found[6]))
 
 

@@ -338,7 +338,7 @@ class LogStore:
         found = self._jobs.get(job)
         if found is None:
             if job in self._loading:
-                raise LogStoreError(f"the logs of job {job} are being read; ask again")
+                raise LogStoreError(f"the logs of job {job} are being loaded; try again")
             try:
                 found = JobStreams(self._root / str(job))
             except OSError as error:

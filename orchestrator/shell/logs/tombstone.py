@@ -31,7 +31,7 @@ def read_removed(root: Path) -> Removed | None:
     except FileNotFoundError:
         return None
     except msgspec.DecodeError:
-        return Removed(0.0, "the mark that says why cannot be read")
+        return Removed(0.0, "the removal mark is unreadable")
 
 
 def write_removed(root: Path, mark: Removed) -> None:

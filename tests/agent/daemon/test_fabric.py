@@ -154,5 +154,5 @@ def test_devices_that_may_not_be_looked_at_are_unknown(tmp_path: Path) -> None:
 
     with capture_logs():
         seen = asyncio.run(launch())
-    assert seen.unseen == "its RDMA devices: links in a circle"
+    assert seen.unseen == "its RDMA devices: circular links"
     assert heard == [RdmaObserved(None)]

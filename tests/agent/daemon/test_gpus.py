@@ -51,16 +51,16 @@ def test_a_task_with_a_whole_node_costs_no_look(root: Path) -> None:
 
 def test_a_gpu_that_has_gone_or_is_another_one_is_named(root: Path) -> None:
     describe(root, 2, uuid(2, 2))
-    with pytest.raises(GpuGoneError, match=f"there is no GPU {uuid(1, 2)} any more"):
+    with pytest.raises(GpuGoneError, match=f"GPU {uuid(1, 2)} no longer exists"):
         check(root, uuid(1, 1), uuid(1, 2))
 
 
 def test_a_gpu_that_no_job_is_given_any_more_is_named(root: Path) -> None:
     (root / f"proc/driver/nvidia/gpus/{address(1)}/information").unlink()
     (root / f"proc/driver/nvidia/gpus/{address(1)}").rmdir()
-    with pytest.raises(GpuGoneError, match="there is no GPU"):
+    with pytest.raises(GpuGoneError, match="no longer exists"):
         check(root, uuid(1, 1))
-    with pytest.raises(GpuGoneError, match=r"\(.*\) is left out by `gpus`"):
+    with pytest.raises(GpuGoneError, match=r"\(.*\) is excluded by `gpus`"):
         check(root, uuid(1, 3), offered=2)
 
 

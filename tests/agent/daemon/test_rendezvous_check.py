@@ -108,7 +108,7 @@ def test_a_port_that_somebody_took_meanwhile_is_refused(port: int) -> None:
         no = refused(lambda launcher, _: launcher.prove(LAUNCHER, meeting(port)))
     assert no.code == RefusalCode.PORT_TAKEN
     assert not no.node_fault
-    assert no.text == f"port {port} was free, and another program has taken it since"
+    assert no.text == f"port {port} was free, but another program has taken it since"
 
 
 def test_nobody_listens(port: int) -> None:
@@ -136,7 +136,7 @@ def test_another_launcher_is_there(port: int) -> None:
     ("says", "words"),
     [
         (b"SSH-2.0-OpenSSH_9\r\n", "another program answers there"),
-        (b"", "another program is there, which says nothing in 0.3 s"),
+        (b"", "another program listens there, which sends nothing within 0.3 s"),
         (None, "the connection is closed at once"),
         (b"x" * 5000, "another program answers there"),
     ],
@@ -183,7 +183,7 @@ def test_packets_that_are_dropped_are_told_from_those_that_are_rejected(port: in
 def test_an_address_that_this_node_has_no_more(port: int) -> None:
     away = meeting(port, source="203.0.113.77", timeout_s=0.2)
     no = refused(lambda _, worker: worker.prove(WORKER, away))
-    assert "this node does not have its address 203.0.113.77 any more" in no.text
+    assert "this node no longer has its address 203.0.113.77" in no.text
 
 
 NAMESPACE = """

@@ -45,7 +45,7 @@ def test_a_token_in_the_place_of_its_files_name_is_not_repeated(tmp_path: Path) 
     token = make(TokenClass.JOIN, "abcd1234", secrets.token_hex(32))
     code, text = start_and_fail(write_config(tmp_path, "http://127.0.0.1:7", token_file=token))
     assert code == 2
-    assert "token_file: is a token itself; write it to a file" in text
+    assert "token_file: is itself a token; write it to a file" in text
     assert token not in text
 
 

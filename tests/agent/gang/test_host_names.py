@@ -382,7 +382,7 @@ def test_what_was_not_asked_for_by_name_is_done_as_well_as_can_be(
     async def story() -> None:
         found = await hosts_of(tmp_path, "auto", Book(names={})).arrange(TASK, plan())
         assert isinstance(found, tuple)
-        assert "no names here but those that they had" in found[0]
+        assert "only their existing names here" in found[0]
         assert "node-b" in " ".join(found[1:])
 
     live(story)

@@ -124,7 +124,7 @@ def test_a_link_that_leads_to_itself_is_a_refusal_in_words(path: Path, file: Hos
     path.unlink()
     path.symlink_to(path.name)
     for change in (put, take):
-        with pytest.raises(HostsFileError, match=r"leads to itself: put a file in its place"):
+        with pytest.raises(HostsFileError, match=r"is a link to itself: replace it by a file"):
             file.update(change)
 
 

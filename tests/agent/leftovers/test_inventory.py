@@ -56,7 +56,7 @@ def test_names_and_folders_are_told_with_what_they_are_of(
     # Beside an agent that runs, such a folder may be on its way.
     assert of_this(list_leftovers(state, hosts, 0.0)) == found[:1]
     assert [problem.what for problem in host_problems.of_traces(found)] == [
-        f"left by an earlier life of the agent: {text}" for text in found
+        f"left by an earlier agent process: {text}" for text in found
     ]
     _name_traces(AgentConfig(node="n1", state_dir=state, hosts=Hosts(file=hosts)))
     told = capsys.readouterr()

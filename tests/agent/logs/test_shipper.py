@@ -453,7 +453,7 @@ def test_a_log_that_cannot_be_opened_for_want_of_descriptors_is_read_later(tmp_p
             with descriptors_left():
                 for task in (silent, loud):
                     it.follow(task, tmp_path / task, STREAMS)
-                    # Nobody can tell yet: what has written nothing may be removed.
+                    # Nobody can tell yet: what has no output may be removed.
                     assert not it.complete(task)
             assert await stored.take(2) == {silent, loud}
             assert coordinator.logs.data[OUT] == coordinator.logs.data[ERR] == b"last words"

@@ -79,7 +79,7 @@ def test_the_address_is_the_one_on_the_way_to_the_coordinator() -> None:
 
 
 def test_an_unknown_coordinator_is_told_in_words() -> None:
-    with pytest.raises(host.ProbeError, match=r"does not know coordinator\.invalid .* /etc/hosts"):
+    with pytest.raises(host.ProbeError, match=r"cannot resolve coordinator\.invalid .* /etc/hosts"):
         host.address_towards("https://coordinator.invalid:7077")
 
 

@@ -140,7 +140,7 @@ class Node:
         return await self.speak(folder, pid, ours)
 
     async def speak(self, folder: Path, pid: int, given: socket.socket | None = None) -> Spoken:
-        """Connect to a shim that is there."""
+        """Connect to a shim that exists there."""
         self.dialogues.append(await Dialogue.begin(folder, given))
         return Spoken(self.dialogues[-1], pid)
 

@@ -45,7 +45,7 @@ while time.time() < end:
 @pytest.fixture
 def counted() -> Iterator[Path]:
     """A cgroup below which the kernel counts processes: of the second version, or of the first,
-    which has the same bound, and of which a shim knows nothing else."""
+    which has the same bound, and of which a shim supports nothing else."""
     name = f"muster-test-{os.getpid()}"
     own = own_cgroup()
     for above in (Path(own or "/nowhere"), Path("/sys/fs/cgroup/pids")):

@@ -414,7 +414,7 @@ def test_a_rendezvous_port_that_another_program_took_is_told(
         assert status.refusal is not None
         assert status.refusal.code == RefusalCode.PORT_TAKEN
         assert (
-            status.refusal.text == f"port {port} was free, and another program has taken it since"
+            status.refusal.text == f"port {port} was free, but another program has taken it since"
         )
         assert status.exit is not None
         assert status.exit.code == 1

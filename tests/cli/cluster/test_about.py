@@ -63,7 +63,7 @@ def test_a_node_is_shown_with_all_that_is_known(run: Run, fake: FakeCoordinator)
     for line in (
         "node gpu-01  connected",
         "  runs job 42",
-        "  link      connected for 1h01m, last heard of 2s ago",
+        "  link      connected for 1h01m, last message 2s ago",
         "  host name worker-17",
         "  address   10.0.0.1, calls from 10.0.0.9",
         "  GPUs      4/8 H100",

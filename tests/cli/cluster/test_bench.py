@@ -140,9 +140,9 @@ def test_what_is_asked_for_is_in_the_job(fake: FakeCoordinator, run: Muster) -> 
 def test_gloo_goes_over_tcp_and_nobody_has_to_prove_it(fake: FakeCoordinator, run: Muster) -> None:
     ran(fake, ABOUT.replace("nccl", "gloo", 1), row(1 << 30, 1.0), runs=2)
     done = run("bench", "allreduce")
-    assert "transport: TCP: gloo knows nothing else\n" in done.stdout.decode()
+    assert "transport: TCP: gloo supports nothing else\n" in done.stdout.decode()
     (only,) = json.loads(run("bench", "allreduce", "--json").stdout)["runs"]
-    assert (only["verdict"], only["transport"]) == ("tcp", "TCP: gloo knows nothing else")
+    assert (only["verdict"], only["transport"]) == ("tcp", "TCP: gloo supports nothing else")
 
 
 def test_rdma_of_which_job(run: Muster) -> None:

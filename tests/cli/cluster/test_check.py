@@ -119,7 +119,7 @@ def test_a_job_that_was_cancelled_is_no_finding(fake: FakeCoordinator, run: Must
     fake.script.jobs[42] = ended(job_view(42), JobState.CANCELLED, 121, "cancelled by bob")
     done = run("check")
     assert done.returncode == 125
-    assert b"job 42 CANCELLED: cancelled by bob; muster show 42 says more" in done.stderr
+    assert b"job 42 CANCELLED: cancelled by bob; see muster show 42" in done.stderr
 
 
 @pytest.mark.parametrize("size", ["0", "1025", "x"])

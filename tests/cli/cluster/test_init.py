@@ -145,5 +145,5 @@ def test_what_no_coordinator_could_listen_on_is_refused_under_tls_too(
 def test_what_is_no_name_of_a_user_is_refused(run: Run, tmp_path: Path, user: str) -> None:
     done = run("init", "--dir", "cluster", "--user", user)
     assert done.returncode == 2
-    assert b"is no name of a user" in done.stderr
+    assert b"is not a valid user name" in done.stderr
     assert not (tmp_path / "cluster").exists()

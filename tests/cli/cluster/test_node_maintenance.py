@@ -74,8 +74,8 @@ def test_what_cannot_be_is_said(muster: Muster) -> None:
     for options, word in (
         ((), "--reason"),
         (("--reason", " "), "--reason is empty"),
-        (("--reason", "x", "--now", "--after-checkpoint"), "cannot go together"),
-        (("--reason", "x", "--now", "--deadline", "2h"), "cannot go together"),
+        (("--reason", "x", "--now", "--after-checkpoint"), "exclude each other"),
+        (("--reason", "x", "--now", "--deadline", "2h"), "exclude each other"),
         (("--reason", "x", "--deadline", "soon"), "soon"),
     ):
         done = muster("drain", "c1", *options)
@@ -102,7 +102,7 @@ def test_one_that_is_gone_is_removed(muster: Muster, coordinator: CoordinatorPro
             await agent.hello()
             refused = await asyncio.to_thread(muster, "remove", "gone")
             assert refused.returncode == 125
-            assert "gone is connected, and would be back at once" in refused.stderr
+            assert "gone is connected, and would come back at once" in refused.stderr
 
     asyncio.run(come_and_go())
     done = muster("remove", "gone", "--json")

@@ -71,7 +71,7 @@ def test_hold_and_release_several(muster: Muster, submit: Callable[..., str]) ->
     assert (held.returncode, held.stdout) == (0, "")
     assert held.stderr == f"muster: job {one} HELD\nmuster: job {two} HELD\n"
     again = muster("hold", one).stderr
-    assert again == f"muster: job {one} was held already by admin-user\n"
+    assert again == f"muster: job {one} is already held by admin-user\n"
     assert "held by admin-user: data" in muster("ps").stdout
     shown = muster("show", one).stdout
     assert f"by admin-user: muster release {one}" in shown
@@ -80,7 +80,7 @@ def test_hold_and_release_several(muster: Muster, submit: Callable[..., str]) ->
     assert f"job {one} QUEUED: " in free.stderr
     assert "there is no job 999999" in free.stderr
     assert f"job {two} QUEUED: " in free.stderr
-    assert f"job {two} was released already, QUEUED" in muster("release", two).stderr
+    assert f"job {two} is already released, QUEUED" in muster("release", two).stderr
 
 
 def test_what_was_never_held_is_not_released(muster: Muster, submit: Callable[..., str]) -> None:
@@ -89,7 +89,7 @@ def test_what_was_never_held_is_not_released(muster: Muster, submit: Callable[..
     assert done.returncode == 125
     assert done.stderr == (
         f"muster: job {job} is not held: it is QUEUED\n"
-        f"  why it does not run yet: muster explain {job}\n"
+        f"  why it does not run: muster explain {job}\n"
     )
 
 
@@ -100,8 +100,8 @@ def test_set(muster: Muster, submit: Callable[..., str]) -> None:
     assert done.stderr.startswith(f"muster: job {job} changed; QUEUED: ")
     view = json.loads(muster("show", job, "--json").stdout)
     assert (view["priority"], "time_limit" in view["spec"]) == (80, False)
-    assert "is so already" in muster("set", job, "priority=80").stderr
-    assert "is so already" in muster("set", job, "max_duration=none").stderr
+    assert "unchanged" in muster("set", job, "priority=80").stderr
+    assert "unchanged" in muster("set", job, "max_duration=none").stderr
     timeline = muster("show", job).stdout
     assert "changed by admin-user: priority 80, no time limit" in timeline
 
@@ -185,19 +185,19 @@ def test_explain(muster: Muster, submit: Callable[..., str]) -> None:
     job = submit(name="why", nodes=2, priority=98)
     said = muster("explain", job).stdout
     assert "in the queue of pool default, behind" in said
-    assert "needs 2 nodes; 0 could be taken now" in said
-    assert "c1    no   is not connected: unreachable, last heard of" in said
+    assert "needs 2 nodes; 0 could be used now" in said
+    assert "c1    no   is not connected: unreachable, last message" in said
     assert "waits for 2 nodes to come back" in said
     found = json.loads(muster("explain", "why", "--json").stdout)
     assert (found["wanted"], found["starts_now"]) == (2, False)
     assert {node["reason"]["code"] for node in found["nodes"]} == {"not_connected"}
     what_if = muster("explain", "why", "--nodes", "1", "--after", "drain", "c1").stdout
     assert "if it asked for 1 node and c1 was drained:" in what_if
-    assert "needs 1 node; 0 could be taken now" in what_if
+    assert "needs 1 node; 0 could be used now" in what_if
     assert "drained by you" in what_if
     wrong = muster("explain", "why", "--after", "drain", "nobody")
     assert wrong.returncode == 2
-    assert "'nobody' is no node" in wrong.stderr
+    assert "'nobody' is not a node" in wrong.stderr
     assert muster("explain", "rdma", "why", "--nodes", "1").returncode == 2
     ended = submit(name="gone")
     muster("cancel", ended, "--reason", "typo")

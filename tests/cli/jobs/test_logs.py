@@ -231,7 +231,7 @@ def test_ctrl_c_detaches_and_leaves_the_job_alone(start: Start, fake: FakeCoordi
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
-    assert err == (b"muster: detached; job 42 goes on: muster logs -f 42 | muster cancel 42\n")
+    assert err == (b"muster: detached; job 42 continues: muster logs -f 42 | muster cancel 42\n")
     assert not fake.script.cancelled
 
 

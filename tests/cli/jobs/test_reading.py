@@ -93,7 +93,7 @@ def test_show_quotes_the_last_words_of_what_failed_and_nothing_in_them_moves_the
     assert "\r" not in text
     assert "    \\x1b[2J    boom" in text
     assert "ValueError: \\u202e" in text
-    assert "8-10 (9: exit 17, 2 stopped by us)" in text
+    assert "8-10 (9: exit 17, 2 stopped by Muster)" in text
     assert json.loads(run("show", "42", "--json").stdout)["failure"] == "exception"
 
 
@@ -103,8 +103,8 @@ def test_show_counts_down(run: Run, fake: FakeCoordinator) -> None:
     fake.put(job_view(2, state=JobState.STOPPING, kill_at=now + timedelta(seconds=55)))
     fake.put(job_view(3, state=JobState.STOPPING, kill_at=now - timedelta(seconds=5)))
     assert re.search(r"time limit: ends in 1[12]m", run("show", "1").stdout.decode())
-    assert re.search(r"stopping: \d+s of the grace left", run("show", "2").stdout.decode())
-    assert "the grace is over" in run("show", "3").stdout.decode()
+    assert re.search(r"stopping: \d+s of the grace period left", run("show", "2").stdout.decode())
+    assert "the grace period is over" in run("show", "3").stdout.decode()
     assert json.loads(run("show", "2", "--json").stdout)["kill_at"] == "2023-11-14T22:16:18Z"
 
 
@@ -197,7 +197,7 @@ def test_following_events_detaches(start: Start, fake: FakeCoordinator) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
-    assert b"job 42 goes on: muster events -f 42" in err
+    assert b"job 42 continues: muster events -f 42" in err
 
 
 def test_nodes_are_listed(run: Run, fake: FakeCoordinator) -> None:
@@ -455,7 +455,7 @@ def test_what_many_nodes_refuse_alike_is_said_once(run: Run, fake: FakeCoordinat
     shown = run("show", "42").stdout.decode()
     assert shown.count(refusal.text) == 1
     assert shown.count("as above") == 2
-    assert "timeline (+ since the line before)" in shown
+    assert "timeline (+ time since the previous line)" in shown
 
 
 def test_on_a_terminal_what_is_said_is_broken_between_words(
@@ -488,7 +488,7 @@ def test_what_is_said_of_wrong_usage_breaks_between_words(environ: dict[str, str
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--user", "bob"), "no job of user bob waits or runs; `muster ps -a` lists those that"),
+        (("--user", "bob"), "no job of user bob waits or runs; `muster ps -a` lists ended"),
         (("--pool", "zz", "-a"), "there is no job in pool zz\n"),
         (("--state", "lost", "--state", "HELD"), "no job is LOST or HELD\n"),
     ],

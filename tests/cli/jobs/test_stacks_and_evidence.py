@@ -86,7 +86,7 @@ def job(muster: Muster, tmp_path: Path) -> str:
 def test_stacks_that_cannot_be_had(muster: Muster, job: str) -> None:
     done = muster("stacks", job)
     assert done.returncode == 125
-    assert f"job {job} is QUEUED: only ranks that run have stacks" in done.stderr
+    assert f"job {job} is QUEUED: only running ranks have stacks" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -165,7 +165,7 @@ def test_a_verdict_as_text_has_all_its_signals() -> None:
     text = "\n".join(verdict_lines(verdict))
     for said in (
         "hung: rank 3 at data.py:17",
-        "nothing moved for 70 s; that is told after 60 s",
+        "no progress for 70 s; reported after 60 s",
         "rank 3: no bytes for 70 s, no CPU for 70 s; stopped in do_signal_stop",
         "last collective all_reduce; 6 of 7 completed",
         "n1: py-spy is not installed",

@@ -163,15 +163,18 @@ def test_a_job_that_can_never_start_is_no_mistake_of_usage(
         (("--", "python train.py --lr 1"), "write it as: -- python train.py --lr 1"),
         (
             ("train.py", "--lr", "1", "--dry-run"),
-            "get it: write it before train.py, or, if that is",
+            "receive it: write it before train.py, or, if that is",
         ),
-        (("python", "train.py", "--nodes=2"), "--nodes is behind the command"),
+        (("python", "train.py", "--nodes=2"), "--nodes follows the command"),
         (("-f", "missing.yaml"), "cannot be read: No such file"),
         (("-f", "."), "cannot be read: Is a directory"),
         (("-f", "latin.yaml"), "is not UTF-8 (byte 5)"),
         (("-f", "job.yaml", "--set", "nodes"), "is not `key=value`"),
-        (("-f", "job.yaml", "--idempotency-key", ""), "'--idempotency-key': '' is no key"),
-        (("-f", "job.yaml", "--idempotency-key", "ü"), "'--idempotency-key': 'ü' is no key"),
+        (("-f", "job.yaml", "--idempotency-key", ""), "'--idempotency-key': '' is not a valid key"),
+        (
+            ("-f", "job.yaml", "--idempotency-key", "ü"),
+            "'--idempotency-key': 'ü' is not a valid key",
+        ),
     ],
 )
 def test_wrong_usage_is_said(
@@ -224,7 +227,7 @@ def test_a_dry_run_says_whether_the_job_fits(
     fake.script.validation = api.Validation(spec, (), fits=False, unfit="it needs 9 nodes")
     unfit = run("submit", "-f", "job.yaml", "--dry-run", "--json")
     assert (unfit.returncode, json.loads(unfit.stdout)) == (123, spec)
-    assert b"does not fit the nodes that are known: it needs 9 nodes" in unfit.stderr
+    assert b"does not fit the known nodes: it needs 9 nodes" in unfit.stderr
     assert not fake.script.submitted
 
 
@@ -241,7 +244,7 @@ def test_a_batch_script_of_slurm_is_submitted_with_what_is_typed_beside_it(
         "nodes": "2",
         "workdir": str(tmp_path),
     }
-    assert b"#SBATCH --partition=gpu is not taken over: name a pool with --pool" in done.stderr
+    assert b"#SBATCH --partition=gpu is ignored: name a pool with --pool" in done.stderr
     assert run("submit", "--from-sbatch", "job.sh", "-f", "job.yaml").returncode == 2
 
 
@@ -253,7 +256,7 @@ def test_the_refusal_of_a_batch_script_names_what_was_not_taken_over(
     assert done.returncode == 2
     said = done.stderr.decode()
     assert "nodes: `0`" in said
-    assert "  #SBATCH --partition=gpu is not taken over: name a pool with --pool\n" in said
+    assert "  #SBATCH --partition=gpu is ignored: name a pool with --pool\n" in said
     assert not fake.script.submitted
 
 
@@ -287,7 +290,7 @@ def test_a_command_that_takes_the_place_of_the_files_is_said(
 ) -> None:
     (tmp_path / "job.yaml").write_text("run: train.py\nworkdir: /x\n")
     done = run("submit", "-f", "job.yaml", "--", "python", "eval.py")
-    assert b"the command after -- takes the place of `run` in job.yaml\n" in done.stderr
+    assert b"the command after -- replaces `run` in job.yaml\n" in done.stderr
     assert mapping_of(fake) == {"run": ["eval.py"], "workdir": "/x"}
 
 
@@ -340,7 +343,7 @@ def test_a_submit_lasts_over_a_restart(start: Start, fake: FakeCoordinator) -> N
     process = start("submit", "--", "python", "train.py")
     assert process.stderr is not None
     lines = iter(process.stderr.readline, b"")
-    assert any(b"trying again for 30s" in line for line in lines)
+    assert any(b"retrying for 30s" in line for line in lines)
     fake.start()
     assert process.communicate(timeout=DEADLINE_S)[0] == b"42\n"
     assert len(fake.script.submitted) == 1
@@ -352,5 +355,5 @@ def test_ctrl_c_while_waiting_detaches(start: Start, fake: FakeCoordinator) -> N
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
-    assert b"detached; job 42 goes on: muster logs -f 42 | muster cancel 42" in err
+    assert b"detached; job 42 continues: muster logs -f 42 | muster cancel 42" in err
     assert not fake.script.cancelled

@@ -79,7 +79,7 @@ def test_ctrl_c_while_waiting_stops_nothing(start: Start, fake: FakeCoordinator)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
-    assert err == b"muster: detached; jobs 1 2 go on: muster wait 1 2 | muster cancel 1 2\n"
+    assert err == b"muster: detached; jobs 1 2 continue: muster wait 1 2 | muster cancel 1 2\n"
     assert not fake.script.cancelled
 
 

@@ -62,7 +62,7 @@ def test_a_job_that_goes_on_is_no_success_where_the_reader_has_left(
     fake.log(record(1, "loss 0.5\n"))
     code, _, err = without_a_reader(environ, "o", "attach", "42")
     assert code == 130
-    assert b"job 42 goes on: muster attach 42 | muster cancel 42" in err
+    assert b"job 42 continues: muster attach 42 | muster cancel 42" in err
     assert without_a_reader(environ, "o", "logs", "-f", "42")[0] == 0
 
 
@@ -111,5 +111,5 @@ def test_ctrl_c_detaches_though_it_has_ended_the_reader_too(
     assert process.stdout.readline() == b"[gpu-01 r1] other\n"
     process.stdout.close()
     process.send_signal(signal.SIGINT)
-    assert b"detached; job 42 goes on" in process.stderr.read()
+    assert b"detached; job 42 continues" in process.stderr.read()
     assert process.wait(DEADLINE_S) == 130

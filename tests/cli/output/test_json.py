@@ -90,7 +90,7 @@ def test_records_that_are_not_complete_are_no_success(run: Run, fake: FakeCoordi
 def test_what_changes_lines_does_not_go_with_records(run: Run) -> None:
     done = run("logs", "42", "--json", "--grep", "loss", "--no-prefix")
     assert done.returncode == 2
-    assert b"so not --grep, --no-prefix" in done.stderr
+    assert b"leave out --grep, --no-prefix" in done.stderr
 
 
 def test_the_files_of_a_download(run: Run, fake: FakeCoordinator, tmp_path: Path) -> None:

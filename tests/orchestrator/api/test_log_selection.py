@@ -108,7 +108,7 @@ def test_one_stream_resumes_at_a_byte(coordinator: CoordinatorProcess) -> None:
         (f"{ONE}&offset=-1", "is not a whole number"),
         ("since=yesterday", "is neither a duration nor a time"),
         ("since=5", "needs a unit"),
-        ("since=2023-11-14T22:13:20", "without its zone"),
+        ("since=2023-11-14T22:13:20", "without a time zone"),
         ("tail=some", "is not a whole number"),
     ],
 )

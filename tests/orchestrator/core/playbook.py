@@ -28,8 +28,8 @@ from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.turn import Turn, turn
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
-from orchestrator.core.facts.durability import Durability, durability_of
-from orchestrator.core.facts.jobs import Durable, Fact
+from orchestrator.core.facts.base import Durability
+from orchestrator.core.facts.jobs import Fact
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import Job, Node, State
 from orchestrator.core.model.status import job_state
@@ -84,10 +84,10 @@ class Cluster:
 
     def replayed(self) -> State:
         """What a new process makes of the journal."""
-        decoder = msgspec.json.Decoder(Durable)
+        decoder = msgspec.json.Decoder(Fact)
         state = State()
         for fact in self.facts:
-            if durability_of(fact) is not Durability.EPHEMERAL:
+            if fact.durability is not Durability.EPHEMERAL:
                 apply(state, decoder.decode(msgspec.json.encode(fact)), self.now.wall)
         return state
 

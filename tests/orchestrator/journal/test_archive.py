@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.model import JobSpec, Shell
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
 from orchestrator.journal import archive, schema
 from orchestrator.journal.archive import Archived, Asked, Found
@@ -32,7 +33,7 @@ ROW = Archived(1, "ann", "demo", "default", "CANCELLED", 2.0, "", "", b"{}")
 RESERVE = 1 << 20
 
 
-def facts(*jobs: int) -> list[tuple[f.Durable, float]]:
+def facts(*jobs: int) -> list[tuple[f.Fact, float]]:
     """Of each a submit; then, of all of them, the ends."""
     return [
         *((f.JobSubmitted(JobId(n), SPEC, "ann", f"key-{n}", "digest"), 1.0) for n in jobs),
@@ -54,7 +55,7 @@ def seqs(folder: Path, job: int | None = None, after: int = 0, limit: int = 1000
 def folder(tmp_path: Path) -> Path:
     """A journal with jobs 1 to 4, all ended; 1 and 3 are in the archive. Its facts are 1 to 9."""
     journal = Journal.open(tmp_path)
-    journal.append([(f.EpochStarted(1), 0.0), *facts(1, 2, 3, 4)])
+    journal.append([(cf.EpochStarted(1), 0.0), *facts(1, 2, 3, 4)])
     assert journal.archive(rows(1, 3))
     journal.close()
     return tmp_path

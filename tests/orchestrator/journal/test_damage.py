@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from muster.daemon.errors import DirectoryLockedError, FileError
 from muster.protocol.ids import JobId
 from muster.spec.model import JobSpec, Shell
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
 from orchestrator.journal.archive import Archived
 from orchestrator.journal.backup import back_up, examined, examined_copy, restore
@@ -27,8 +28,8 @@ from orchestrator.journal.schema import FILE_NAME
 from orchestrator.shell.coordinator import replay
 from tests.orchestrator.journal.old_layouts import age
 
-FACTS: list[tuple[f.Durable, float]] = [
-    (f.EpochStarted(1, "abc"), 1.0),
+FACTS: list[tuple[f.Fact, float]] = [
+    (cf.EpochStarted(1, "abc"), 1.0),
     *(
         (f.JobSubmitted(JobId(n), JobSpec(name=f"job-{n}", run=Shell("true")), "ann"), 2.0)
         for n in range(1, 60)
@@ -254,7 +255,7 @@ def test_a_job_after_the_backup_keeps_its_number(tmp_path: Path, told_by: str) -
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "no such file"), (b"", "is empty"), (b"text" * 999, "no journal of Muster")],
+    [(None, "no such file"), (b"", "is empty"), (b"text" * 999, "not a journal of Muster")],
 )
 def test_what_is_no_backup_is_not_restored(
     tmp_path: Path, content: bytes | None, said: str

@@ -22,7 +22,7 @@ RESERVE = 1 << 20
 SPEC = JobSpec(name="demo", run=Shell("true"))
 
 
-def submitted(number: int, size: int = 0) -> list[tuple[f.Durable, float]]:
+def submitted(number: int, size: int = 0) -> list[tuple[f.Fact, float]]:
     return [(f.JobSubmitted(JobId(number), SPEC, "ann", "", "x" * size), 1.0)]
 
 

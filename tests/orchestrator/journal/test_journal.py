@@ -15,6 +15,7 @@ from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.model import JobSpec, Shell
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import service as sf
 from orchestrator.journal.errors import (
@@ -39,9 +40,9 @@ journal = Journal.open(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """
-FACTS: list[f.Durable] = [
-    f.EpochStarted(1),
-    f.NodeRegistered(NodeName("n1"), "a", "b", "0.1.0", Inventory("10.0.0.1", "m")),
+FACTS: list[f.Fact] = [
+    cf.EpochStarted(1),
+    cf.NodeRegistered(NodeName("n1"), "a", "b", "0.1.0", Inventory("10.0.0.1", "m")),
     f.JobSubmitted(JobId(1), SPEC, "ann", "key", "digest"),
     f.JobSubmitted(JobId(2), SPEC, "bob"),
     f.AttemptPlaced(JobId(1), 1, (NodeName("n1"),)),
@@ -132,7 +133,7 @@ def test_only_one_process_has_it(tmp_path: Path) -> None:
 def test_a_text_file_is_no_journal(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text("dear diary, this is long enough to be looked at\n" * 50)
     before = (tmp_path / FILE_NAME).read_bytes()
-    with pytest.raises(ForeignJournalError, match="no journal of Muster"):
+    with pytest.raises(ForeignJournalError, match="not a journal of Muster"):
         Journal.open(tmp_path)
     assert (tmp_path / FILE_NAME).read_bytes() == before
 
@@ -222,13 +223,13 @@ def test_a_commit_waits_for_the_disk(tmp_path: Path) -> None:
     journal.close()
 
 
-def registration(node: str, boot: str) -> f.NodeRegistered:
-    return f.NodeRegistered(NodeName(node), "a", boot, "0.1.0", Inventory("10.0.0.1", "m"))
+def registration(node: str, boot: str) -> cf.NodeRegistered:
+    return cf.NodeRegistered(NodeName(node), "a", boot, "0.1.0", Inventory("10.0.0.1", "m"))
 
 
 def boots(journal: Journal) -> list[tuple[str, str]]:
     facts = [recorded.fact for recorded in journal.replay()]
-    return [(x.node, x.boot_id) for x in facts if isinstance(x, f.NodeRegistered)]
+    return [(x.node, x.boot_id) for x in facts if isinstance(x, cf.NodeRegistered)]
 
 
 def test_of_a_nodes_registrations_the_first_and_the_newest_stay(tmp_path: Path) -> None:

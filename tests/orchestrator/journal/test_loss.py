@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from muster.daemon.errors import FileError
 from muster.protocol.ids import JobId
 from muster.spec.model import JobSpec, Shell
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
 from orchestrator.journal import mark
 from orchestrator.journal.backup import back_up, examined, examined_copy, restore, salvaged
@@ -35,7 +36,7 @@ COMMITS: Final = 12
 FRAME: Final = 24 + 4096
 
 
-def job(number: int, user: str) -> tuple[f.Durable, float]:
+def job(number: int, user: str) -> tuple[f.Fact, float]:
     spec = JobSpec(name=f"job-{number}", run=Shell("x" * 3000))
     return f.JobSubmitted(JobId(number), spec, user), 2.0
 
@@ -45,7 +46,7 @@ def killed(folder: Path, user: str) -> Path:
     work = folder / "work"
     journal = Journal.open(work)
     journal.begin_epoch()
-    journal.append([(f.EpochStarted(1, user), 1.0), job(1, user)])
+    journal.append([(cf.EpochStarted(1, user), 1.0), job(1, user)])
     journal.close()
     journal = Journal.open(work)
     journal.begin_epoch()
@@ -272,7 +273,7 @@ def test_what_the_database_took_in_is_not_undone_by_a_damaged_log(tmp_path: Path
     work = tmp_path / "work"
     journal = Journal.open(work)
     journal.begin_epoch()
-    journal.append([(f.EpochStarted(1, "ann"), 1.0)])
+    journal.append([(cf.EpochStarted(1, "ann"), 1.0)])
     for number in range(1, COMMITS):
         journal.append([job(number, "ann")])
     journal._checkpoint()
@@ -293,7 +294,7 @@ def test_a_journal_that_lacks_nothing_is_not_salvaged(
     clusters: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = spoiled(clusters, tmp_path / "state", marked=True).parent
-    with pytest.raises(JournalError, match="lacks nothing"), salvaged(folder, None, replay):
+    with pytest.raises(JournalError, match="is complete"), salvaged(folder, None, replay):
         pass
 
 

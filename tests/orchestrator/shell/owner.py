@@ -46,12 +46,12 @@ class Recorder(JournalWriter):
     def __init__(self, journal: Journal, happened: Happened) -> None:
         super().__init__(journal)
         self.happened = happened
-        self.commits: list[list[f.Durable]] = []
+        self.commits: list[list[f.Fact]] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.fails = False
 
-    async def append(self, facts: Sequence[tuple[f.Durable, float]]) -> range:
+    async def append(self, facts: Sequence[tuple[f.Fact, float]]) -> range:
         self.happened.append("commit begins")
         await self.gate.wait()
         if self.fails:

@@ -78,7 +78,7 @@ def test_a_new_connection_of_an_agent_ends_its_old_one(coordinator: CoordinatorP
         ):
             await old.hello()
             await new.hello()
-            assert (await closed(old))[1] == "the agent has connected anew"
+            assert (await closed(old))[1] == "the agent has connected again"
             await new.say(Heartbeat(1.0))
             assert await new.hear() == HeartbeatAck(1.0)
             assert await link_of(user, "a3") == "connected"
@@ -153,7 +153,7 @@ async def says_an_unknown_tag_first(agent: FakeAgent) -> None:
         (says_no_hello, "the first message is not a hello"),
         (says_hello_twice, "a second hello"),
         (leaves_a_gap, "1 frames are missing"),
-        (says_an_unknown_tag_first, "which this version does not know"),
+        (says_an_unknown_tag_first, "which this version does not support"),
     ],
 )
 def test_what_cannot_be_understood_ends_the_connection_with_the_reason(

@@ -10,7 +10,7 @@ import pytest
 from muster.protocol.control_channel import Heartbeat
 from muster.protocol.disks import DiskHealth
 from muster.protocol.ids import JobId, NodeName
-from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts.effects import Declined, RequestId, Submitted
 from orchestrator.core.facts.inputs import (
     CancelReceived,
@@ -70,7 +70,7 @@ def test_what_is_only_about_connections_is_never_written(tmp_path: Path) -> None
         await rig.coordinator.put(ReportReceived(S1, Heartbeat(1.0)))
         await rig.happened.until("HeartbeatAck")
         written = [type(fact) for commit in rig.journal.commits for fact in commit]
-        assert written == [f.EpochStarted, f.NodeRegistered]
+        assert written == [cf.EpochStarted, cf.NodeRegistered]
 
     with_owner(tmp_path, main)
 

@@ -129,7 +129,7 @@ def test_one_that_refuses_is_not_asked_again_and_that_is_shown(
         assert [one.told["event"] for one in got] == ["started", "ended"]
         view = await notices(user, job, lambda found: not found)
         (step,) = [step["text"] for step in view["timeline"] if "webhook" in step["text"]]
-        assert f"was not told that attempt 1 has started: it answered {code}" in step
+        assert f"was not notified that attempt 1 has started: it answered {code}" in step
         assert {one.path for one in got} == {"/team"}
 
     scene(coordinator, main)

@@ -15,9 +15,11 @@ from muster.protocol.outcome import Cause
 from muster.spec.model import JobSpec
 from orchestrator.core.engine import apply, apply_jobs, decide, react
 from orchestrator.core.engine import turn as turns
-from orchestrator.core.facts import durability as durabilities
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.facts.durability import Durability
+from orchestrator.core.facts import links as lf
+from orchestrator.core.facts.base import Durability
+from orchestrator.core.failures import stops
 from orchestrator.core.failures.causes import from_report
 from orchestrator.core.gangs import commands, launch, retry_policy, transitions
 from orchestrator.core.gangs.launch import Gang
@@ -34,14 +36,7 @@ from tests.simulation.mutants import Mutant, Patch
 
 
 def _durable(kind: type[f.Fact], durability: Durability) -> Patch:
-    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        _wrap(
-            durabilities,
-            "durability_of",
-            lambda real: lambda fact: durability if isinstance(fact, kind) else real(fact),
-        )(monkeypatch)
-
-    return patch
+    return _put(kind, "durability", durability)
 
 
 def _put(module: Any, name: str, value: Any) -> Patch:
@@ -118,7 +113,7 @@ def _skips_the_head(state: State) -> f.AttemptPlaced | None:
 
 
 def _blind_to_returns(real: Any) -> Any:
-    return lambda state, fact: not isinstance(fact, f.NodeConnected) and real(state, fact)
+    return lambda state, fact: not isinstance(fact, lf.NodeConnected) and real(state, fact)
 
 
 def _blind_to_ends(real: Any) -> Any:
@@ -211,8 +206,7 @@ def _goes_on_always(monkeypatch: pytest.MonkeyPatch) -> None:
         running = attempt.phase is AttemptPhase.RUNNING and attempt.started_at is not None
         return job.spec.elastic and running
 
-    for module in (decide, transitions):
-        monkeypatch.setattr(module, "survives_without", always)
+    monkeypatch.setattr(stops, "survives_without", always)
 
 
 def _freed_on_leaving(real: Any) -> Any:
@@ -246,7 +240,7 @@ MUTANTS = (
         seed=1,
     ),
     Mutant(
-        "an epoch is told before it is on disk", _durable(f.EpochStarted, LAZY), ("epoch",), seed=6
+        "an epoch is told before it is on disk", _durable(cf.EpochStarted, LAZY), ("epoch",), seed=6
     ),
     Mutant("exits never reach the disk", _durable(f.TaskExited, EPHEMERAL), ("replay",)),
     Mutant(

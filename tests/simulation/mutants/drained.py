@@ -11,7 +11,7 @@ from muster.protocol.outcome import CauseCode, Outcome
 from orchestrator.core.engine import react, timers
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import service as sf
-from orchestrator.core.facts.durability import Durability
+from orchestrator.core.facts.base import Durability
 from orchestrator.core.gangs import retry_policy
 from orchestrator.core.model.limits import Limits, Quarantine
 from orchestrator.core.model.state import Job, Node, State

@@ -20,6 +20,7 @@ from muster.protocol.states import TaskState
 from orchestrator.core.engine import apply, decide, react, timers
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State
@@ -33,7 +34,7 @@ def _short_lease(real: Any) -> Any:
 
     def apply_link(state: State, fact: Any) -> None:
         real(state, fact)
-        if isinstance(fact, f.NodeConnected | f.NodeHeard):
+        if isinstance(fact, lf.NodeConnected | lf.NodeHeard):
             state.nodes[fact.node].lease_until -= 29.0
 
     return apply_link
@@ -44,7 +45,7 @@ def _no_lease_after_restart(real: Any) -> Any:
         decision: Decision = real(state, epoch, now, limits)
         decision.facts = [
             msgspec.structs.replace(fact, lease_until=now.mono)
-            if isinstance(fact, f.LeaseExtended)
+            if isinstance(fact, lf.LeaseExtended)
             else fact
             for fact in decision.facts
         ]
@@ -56,7 +57,7 @@ def _no_lease_after_restart(real: Any) -> Any:
 def _lost_when_silent(real: Any) -> Any:
     def apply_link(state: State, fact: Any) -> None:
         real(state, fact)
-        if isinstance(fact, f.NodeDisconnected):
+        if isinstance(fact, lf.NodeDisconnected):
             node = state.nodes[fact.node]
             node.lease_until = min(node.lease_until, node.heard_at + 20.0)
 

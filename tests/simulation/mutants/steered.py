@@ -6,8 +6,8 @@ from typing import Any
 
 from orchestrator.core.engine import decide
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.base import Durability
 from orchestrator.core.facts.decision import Decision
-from orchestrator.core.facts.durability import Durability
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.scheduling.placement import Considered, Verdict

@@ -45,8 +45,8 @@ def test_a_torchrun_script_becomes_the_job_that_one_would_write() -> None:
         "env": {"OMP_NUM_THREADS": "8", "NCCL_IB_HCA": "mlx5_0,mlx5_1"},
     }
     assert found.notes == (
-        "the name LLaMA_7b is written llama-7b",
-        "what goes to slurm-%j.out under Slurm is read with `muster logs`, each rank by itself",
+        "the name LLaMA_7b becomes llama-7b",
+        "output for slurm-%j.out is available with `muster logs`, separately for each rank",
         "--signal=B:USR1@300 reaches the ranks, not the script",
         "run: train.py --lr 1e-5 --name 'a b' (launcher: torchrun)",
     )
@@ -58,7 +58,7 @@ def test_a_folder_and_an_environment_are_keys() -> None:
     found = made(body="cd /shared/llama\nsource venv/bin/activate\nsrun python train.py")
     assert found.mapping["workdir"] == "/shared/llama"
     assert found.mapping["python"] == "/shared/llama/venv"
-    assert not [note for note in found.notes if "not taken over" in note]
+    assert not [note for note in found.notes if "is ignored" in note]
     found = made("--chdir=/x", body=". /opt/venv/bin/activate\nsrun python train.py")
     assert (found.mapping["workdir"], found.mapping["python"]) == ("/x", "/opt/venv")
 
@@ -120,15 +120,15 @@ def test_headers_become_keys(header: str, keys: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("header", "said"),
     [
-        ("--partition=gpu", "#SBATCH --partition=gpu is not taken over: name a pool with --pool"),
-        ("-p gpu", "#SBATCH --partition=gpu is not taken over"),
-        ("--mail-type=END", "#SBATCH --mail-type=END is not taken over"),
+        ("--partition=gpu", "#SBATCH --partition=gpu is ignored: name a pool with --pool"),
+        ("-p gpu", "#SBATCH --partition=gpu is ignored"),
+        ("--mail-type=END", "#SBATCH --mail-type=END is ignored"),
         ("--array=0-9", "submit once for each index"),
-        ("--exclusive", "#SBATCH --exclusive is not taken over"),
-        ("--gres=gpu:2,license:1", "#SBATCH --gres=license:1 is not taken over"),
-        ("--nodes", "#SBATCH --nodes is not taken over: it has no value"),
+        ("--exclusive", "#SBATCH --exclusive is ignored"),
+        ("--gres=gpu:2,license:1", "#SBATCH --gres=license:1 is ignored"),
+        ("--nodes", "#SBATCH --nodes is ignored: it has no value"),
         ("--job-name='x", "its quotes do not match"),
-        ("-Z", "#SBATCH -Z is not taken over"),
+        ("-Z", "#SBATCH -Z is ignored"),
     ],
 )
 def test_what_is_not_understood_is_named(header: str, said: str) -> None:
@@ -152,13 +152,13 @@ def test_any_other_body_is_a_script_on_every_node(body: str) -> None:
     assert found.mapping["launcher"] == "none"
     assert body in str(found.mapping["run"])
     assert any("once on every node" in note for note in found.notes)
-    assert ("srun" in body) == any("there is no srun here" in note for note in found.notes)
+    assert ("srun" in body) == any("there is no srun in Muster" in note for note in found.notes)
 
 
 def test_lines_beside_the_training_are_named() -> None:
     found = made(body="module load cuda\nsource /site/env.sh\nsrun python train.py")
-    assert any("is not taken over: module load cuda" in note for note in found.notes)
-    assert "this line of the script is not taken over: source /site/env.sh" in found.notes
+    assert any("is ignored: module load cuda" in note for note in found.notes)
+    assert "this line of the script is ignored: source /site/env.sh" in found.notes
 
 
 def test_variables_that_muster_sets_are_named_and_left_out() -> None:
@@ -168,7 +168,7 @@ srun torchrun --nnodes 2 train.py"""
     found = made("--nodes=2", "--gpus-per-node=2", body=body)
     assert found.mapping["env"] == {"OMP_NUM_THREADS": "8"}
     for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
-        assert any(note.startswith(f"{name} is not taken over: it is ") for note in found.notes)
+        assert any(note.startswith(f"{name} is ignored: it is ") for note in found.notes)
     assert parse_mapping({**found.mapping, "workdir": "/x"}).nodes == 2
     whole = made(body="export CUDA_VISIBLE_DEVICES=0,1\nsrun torchrun train.py")
     assert whole.mapping["env"] == {"CUDA_VISIBLE_DEVICES": "0,1"}
@@ -186,7 +186,7 @@ def test_options_of_torchrun_that_are_not_taken_over_are_named(options: str, sai
     ours = "--nnodes 2 --rdzv_backend c10d --rdzv-endpoint=$HEAD:1 --master_port 1 --node-rank 0"
     found = made(body=f"srun torchrun {ours} {options} train.py")
     assert found.mapping == {"run": ["train.py"]}
-    assert f"of torchrun, this is not taken over: {said}" in found.notes
+    assert f"of torchrun, this is ignored: {said}" in found.notes
     assert made(body=f"torchrun {ours} --nproc-per-node=gpu a.py").notes == (
         "run: a.py (launcher: torchrun)",
     )
@@ -197,7 +197,7 @@ def test_what_srun_says_of_ranks_and_nodes_is_taken_over_or_named() -> None:
     assert found.mapping["nproc_per_node"] == "4"
     assert len(found.notes) == 1
     found = made(body="srun -N1 -n 8 --export=ALL,A=1 python train.py")
-    assert "of srun, this is not taken over: -N1 -n 8 --export=ALL,A=1" in found.notes
+    assert "of srun, this is ignored: -N1 -n 8 --export=ALL,A=1" in found.notes
 
 
 @pytest.mark.parametrize("switch", ["--kill-on-bad-exit", "-v", "--pty", "--overcommit", "-K1"])
@@ -222,7 +222,7 @@ def test_what_is_done_after_the_training_is_named() -> None:
     assert found.mapping["env"] == {"A": "1"}
     assert "workdir" not in found.mapping
     for line in ("export B=2", "cd /x"):
-        assert f"this line of the script is not taken over: {line}" in found.notes
+        assert f"this line of the script is ignored: {line}" in found.notes
 
 
 def test_a_script_goes_on_after_an_error_as_under_slurm(tmp_path: Path) -> None:
@@ -256,14 +256,14 @@ def test_a_script_of_another_interpreter_is_refused_with_what_to_do() -> None:
 )
 def test_lines_that_change_the_environment_say_which_key_does(line: str, hint: str) -> None:
     found = made(body=f"{line}\nsrun python train.py")
-    (note,) = [note for note in found.notes if f"not taken over: {line}" in note]
+    (note,) = [note for note in found.notes if f"is ignored: {line}" in note]
     assert hint in note
 
 
 def test_a_conda_environment_that_is_named_by_its_folder_is_the_jobs_python() -> None:
     found = made(body="conda activate /shared/envs/train\nsrun python train.py")
     assert found.mapping["python"] == "/shared/envs/train"
-    assert not [note for note in found.notes if "not taken over" in note]
+    assert not [note for note in found.notes if "is ignored" in note]
 
 
 def test_what_only_a_shell_can_fill_in_is_named() -> None:
@@ -304,15 +304,15 @@ def test_a_script_without_a_command_is_refused() -> None:
 def test_a_command_substitution_is_one_word(line: str, left: str) -> None:
     found = made(body=line)
     assert found.mapping["run"] == ["x.py"]
-    told = [note for note in found.notes if "not taken over" in note]
-    assert [note.partition("not taken over: ")[2] for note in told] == ([left] if left else [])
+    told = [note for note in found.notes if "is ignored" in note]
+    assert [note.partition("is ignored: ")[2] for note in told] == ([left] if left else [])
 
 
 @pytest.mark.parametrize("word", ["$(nproc --all)", "`nproc --all`", '"$(nproc | head -n 1)"'])
 def test_a_substitution_among_the_arguments_is_for_a_shell(word: str) -> None:
     found = made(body=f"srun torchrun x.py --workers {word}")
     assert found.mapping["launcher"] == "none"
-    assert any("is for a shell to fill in" in note for note in found.notes)
+    assert any("needs a shell" in note for note in found.notes)
 
 
 def test_a_substitution_that_is_never_closed_is_a_script() -> None:

@@ -73,7 +73,7 @@ def test_what_would_run_something_runs_nothing(tmp_path: Path, protocol: int) ->
     mark, dump = tmp_path / "ran", tmp_path / "fr_0"
     dump.write_bytes(pickle.dumps({"entries": [Evil(mark)]}, protocol))
     found = read_now(dump, 0)
-    assert "is no plain data" in found.problem
+    assert "is not plain data" in found.problem
     assert not mark.exists()
 
 

@@ -217,7 +217,7 @@ async def test_what_nvml_begins_to_count_is_told_once_until_it_is_mended(node: N
         node.look(ECC)
         (seen,) = await node.hears(1)
         node.look(ECC.replace("2", "3"))
-        node.look("is divided by MIG, and Muster gives out whole GPUs")
+        node.look("is divided by MIG, and Muster assigns whole GPUs")
         node.look(REMAP_FAILED)
         await node.hears(2)
     event = seen.event

@@ -195,7 +195,7 @@ def test_bytes_of_the_driver_stand_in_for_no_counter_that_failed_once(node: Node
 def test_a_counter_at_the_end_of_its_32_bits_is_unknown(node: Node) -> None:
     shorter(node, f"{FULL}\n")
     (port,) = CounterReader(node.root).reading((), 0.0).ports
-    assert (port.values, port.why) == ({}, "it stands at the end of its 32 bits")
+    assert (port.values, port.why) == ({}, "it has reached its maximum of 32 bits")
 
 
 def test_efa_counts_bytes(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_a_doctor_s_code_is_the_worst_problem(node: Node) -> None:
     slow = muster("doctor", "--root", str(node.root))
     assert slow.returncode == 1
     assert "warning: mlx5_1:1 runs at 100 Gb/s" in slow.stdout
-    assert "mend:" in slow.stdout
+    assert "fix:" in slow.stdout
     node.file(f"{place}/state", "1: DOWN\n")
     down = muster("doctor", "--root", str(node.root), "--json")
     assert down.returncode == 2
@@ -134,8 +134,8 @@ def test_a_doctor_s_code_is_the_worst_problem(node: Node) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--root", "/no/such/folder"), "is no folder"),
-        (("--nccl", "torch"), "is no version"),
+        (("--root", "/no/such/folder"), "is not a directory"),
+        (("--nccl", "torch"), "is not a version"),
         (("--config", "/no/such.yaml"), "no such configuration file"),
         (("--frobnicate",), "--help"),
     ],

@@ -175,7 +175,7 @@ def test_a_gpu_that_a_process_of_no_job_uses_is_busy_and_has_no_fault(
             shim.kill()
     comm = Path("/proc/self/comm").read_text().strip()
     assert [it.busy for it in found[:3]] == [
-        f"is used by process {os.getpid()} ({comm}), of no job",
+        f"is used by process {os.getpid()} ({comm}), outside all jobs",
         "",
         "",
     ]
@@ -229,7 +229,7 @@ def test_a_copied_tree_is_never_asked_of_nvml(node: Node, monkeypatch: pytest.Mo
         ({"action": 0}, ""),
         (
             {"action": 1},
-            "must be recovered, says its driver: reset it (nvidia-smi --gpu-reset)",
+            "must be recovered, according to its driver: reset it (nvidia-smi --gpu-reset)",
         ),
         ({"action": 3}, ""),
         ({"errors": 0}, ""),

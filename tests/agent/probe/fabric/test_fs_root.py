@@ -35,11 +35,11 @@ def test_each_reason(node: Node) -> None:
     assert tree.text("sys/empty") is EMPTY
     assert tree.text("sys/binary") is NO_TEXT
     assert tree.text("sys/long") is TOO_LONG
-    assert "folder" in why(tree.text("sys/folder"))
+    assert "directory" in why(tree.text("sys/folder"))
     assert "no such file" in why(tree.text("sys/none"))
     assert "no such file" in why(tree.text("sys/empty/below"))
     assert "no such file" in why(tree.text("sys/dangling"))
-    assert "circle" in why(tree.text("sys/circle"))
+    assert "circular" in why(tree.text("sys/circle"))
     # Nobody writes to it: it is not waited for.
     assert isinstance(tree.text("sys/fifo"), Unread)
     assert "no such file" in why(tree.names("sys/none"))

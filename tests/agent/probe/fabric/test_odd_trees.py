@@ -161,9 +161,9 @@ def test_a_class_folder_that_cannot_be_read_is_told(node: Node) -> None:
     assert found.hcas == ()
     (problem,) = told(found)
     assert problem.severity is Severity.WARNING
-    assert problem.what.startswith("/sys/class/infiniband cannot be read (links in a circle)")
+    assert problem.what.startswith("/sys/class/infiniband cannot be read (circular links)")
     assert exit_code(found) == 1
-    assert summary(found) == "1 problem, unknown whether there is RDMA here"
+    assert summary(found) == "1 problem, RDMA unknown"
 
 
 def test_an_interface_folder_that_cannot_be_read_ends_nothing(node: Node) -> None:

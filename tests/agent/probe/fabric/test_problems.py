@@ -206,7 +206,7 @@ def test_a_close_choice_is_a_warning_and_a_clear_one_is_not(node: Node) -> None:
 def test_rules_that_name_nothing(node: Node) -> None:
     compute(node)
     (problem,) = told(node.probe(exclude=["mlx5_9"]))
-    assert "mlx5_9, which is no HCA" in problem.what
+    assert "mlx5_9, which is not an HCA" in problem.what
 
 
 def test_more_ports_than_nccl_takes(node: Node) -> None:

@@ -56,9 +56,9 @@ def test_settings_of_the_site(node: Node) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"NCCL_IB_TIMEOUT": "22"}, "fabric.settings.NCCL_IB_TIMEOUT is not for here"),
-        ({"NCCL_IB_TC": ""}, "is no value for an environment"),
-        ({"NCCL_TOPO_FILE": "/a\nb"}, "is no value for an environment"),
+        ({"NCCL_IB_TIMEOUT": "22"}, "fabric.settings.NCCL_IB_TIMEOUT is not a setting here"),
+        ({"NCCL_IB_TC": ""}, "is not a valid environment value"),
+        ({"NCCL_TOPO_FILE": "/a\nb"}, "is not a valid environment value"),
     ],
 )
 def test_settings_that_are_not_for_a_site(settings: dict[str, str | int], said: str) -> None:

@@ -20,6 +20,7 @@ from orchestrator.api.http.preconditions import (
 )
 from orchestrator.api.http.problems import ApiError
 from orchestrator.core.engine.apply import apply
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.state import State
 from tests.orchestrator.fake_agent import connect
@@ -31,7 +32,7 @@ SPEC = parse_mapping({"run": ["/bin/true"], "launcher": "none"})
 
 def state_with_job() -> State:
     state = State()
-    apply(state, f.EpochStarted(7), 0.0)
+    apply(state, cf.EpochStarted(7), 0.0)
     apply(state, f.JobSubmitted(JobId(1), SPEC, "alice"), 0.0)
     return state
 

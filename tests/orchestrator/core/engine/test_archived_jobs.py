@@ -10,7 +10,7 @@ from orchestrator.core.engine.replay_job import replay_job
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import webhooks as nf
-from orchestrator.core.facts.durability import Durability, durability_of
+from orchestrator.core.facts.base import Durability
 from orchestrator.core.facts.jobs import JobForgotten
 from tests.orchestrator.core.playbook import Cluster, prepared, spec
 
@@ -32,7 +32,7 @@ def with_ended_job() -> Cluster:
 def archive(cluster: Cluster, *jobs: JobId) -> list[JobId]:
     """Say that these are in the archive; those that are gone because of it."""
     done = cluster.turn(s.JobsArchived(jobs))
-    assert all(durability_of(fact) is Durability.EPHEMERAL for fact in done.facts)
+    assert all(fact.durability is Durability.EPHEMERAL for fact in done.facts)
     return [fact.job for fact in done.facts if isinstance(fact, JobForgotten)]
 
 
@@ -50,7 +50,7 @@ def test_it_can_be_told_from_its_facts_as_it_was() -> None:
     cluster = with_ended_job()
     wanted = cluster.job(1)
     facts = [fact for fact in cluster.facts if getattr(fact, "job", None) == ONE]
-    found = replay_job((fact, cluster.now.wall) for fact in facts)  # type: ignore[misc]
+    found = replay_job((fact, cluster.now.wall) for fact in facts)
     assert found == wanted
 
 

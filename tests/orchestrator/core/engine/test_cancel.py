@@ -148,7 +148,7 @@ def test_the_grace_of_a_stop_that_has_begun_is_cut_and_never_made_longer() -> No
     cluster.beat(10)
     assert kill_in_s(cluster) == 590
     longer = noted(cluster.cancel(1, grace_s=900.0))
-    assert longer == "its stop has begun with a grace of 10m, which is not made longer"
+    assert longer == "its stop has begun with a grace of 10m, which cannot be extended"
     assert kill_in_s(cluster) == 590
     cut = noted(cluster.cancel(1, grace_s=60.0))
     assert cut == "its grace of 10m is cut to 1m from now"
@@ -159,7 +159,7 @@ def test_the_grace_of_a_stop_that_has_begun_is_cut_and_never_made_longer() -> No
     cluster.join("n0", tasks=(TaskReport(first, TaskState.STARTED, prepared=prepared()),))
     assert cluster.commands("n0", StopTask) == [StopTask(first, "SIGTERM", 60.0)]
     told = [step.text for step in job_view(cluster.state, cluster.job(1), cluster.now).timeline]
-    assert "grace cut to 1m by ada" in told
+    assert "grace period cut to 1m by ada" in told
     cluster.cancel(1, force=True)
     assert cluster.commands("n0", StopTask)[-1] == StopTask(first, "SIGTERM", 60.0, force=True)
     assert kill_in_s(cluster) <= 0

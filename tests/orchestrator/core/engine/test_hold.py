@@ -11,6 +11,7 @@ from muster.protocol.states import JobState
 from muster.spec.model import Retry
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.invariants import check
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
@@ -182,10 +183,10 @@ OLD = (
 
 def test_an_old_journal_is_read() -> None:
     state = State()
-    register = f.NodeRegistered(NodeName("n0"), "id", "boot-n0", "0.0.9", INVENTORY)
+    register = cf.NodeRegistered(NodeName("n0"), "id", "boot-n0", "0.0.9", INVENTORY)
     apply(state, register, 0.0)
     for text in OLD:
-        apply(state, msgspec.json.decode(text, type=f.Durable), 0.0)
+        apply(state, msgspec.json.decode(text, type=f.Fact), 0.0)
     job = state.jobs[JobId(1)]
     (attempt,) = job.attempts
     assert (job.rerun_of, job.hold, attempt.why_there) == (None, None, "")

@@ -431,4 +431,4 @@ def test_only_ranks_that_we_ended_are_called_stopped_by_us() -> None:
     )
     cluster.report(tasks[1], TaskState.EXITED, ranks=ends, **more)
     steps = [s.text for s in job_view(cluster.state, cluster.job(1), cluster.now).timeline]
-    assert "rank 0 on n0 exited with code 3; 2 ranks stopped by us" in steps
+    assert "rank 0 on n0 exited with code 3; 2 ranks stopped by Muster" in steps

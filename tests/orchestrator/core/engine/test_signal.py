@@ -14,7 +14,7 @@ from muster.spec.model import Launcher, Stop, Warn
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.facts.durability import Durability, durability_of
+from orchestrator.core.facts.base import Durability
 from orchestrator.core.views.display import job_view
 from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec
 
@@ -149,5 +149,5 @@ def test_a_node_that_was_away_is_told_when_it_is_back_and_which_is_said() -> Non
 
 def test_it_is_on_disk_before_a_node_hears_of_it() -> None:
     fact = f.SignalRequested(JobId(1), 1, "ada", "SIGUSR1")
-    assert durability_of(fact) is Durability.SYNC
+    assert fact.durability is Durability.SYNC
     assert fact.text == "SIGUSR1 sent to all ranks"

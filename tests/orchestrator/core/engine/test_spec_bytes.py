@@ -8,7 +8,7 @@ from muster.protocol.instant import Instant
 from muster.spec.model import JobSpec, Shell
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.turn import turn
-from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import cluster as cluster_facts
 from orchestrator.core.facts.effects import Answer, Declined, RequestId, Result, Submitted
 from orchestrator.core.facts.inputs import CancelReceived, Input, SubmitReceived
 from orchestrator.core.model.limits import Limits
@@ -23,7 +23,11 @@ def cluster() -> State:
     """A node that is not connected, so that jobs wait."""
     state = State()
     inventory = Inventory("10.0.0.1", "m1")
-    apply(state, f.NodeRegistered(NodeName("n1"), "agent", "boot", "0.1.0", inventory), 0.0)
+    apply(
+        state,
+        cluster_facts.NodeRegistered(NodeName("n1"), "agent", "boot", "0.1.0", inventory),
+        0.0,
+    )
     return state
 
 

@@ -58,7 +58,7 @@ def test_where_it_is_required_nccl_may_not_fall_back() -> None:
 
 def test_off_is_honest() -> None:
     found = planned([full("n1"), full("n2")], OFF)
-    assert (found.transport, found.text) == (Transport.TCP, "TCP, as the job says (rdma: off)")
+    assert (found.transport, found.text) == (Transport.TCP, "TCP, as set in the job (rdma: off)")
     assert found.of(1) == NodePlan(env=NO_IB)
     assert planned([node("n1"), node("n2")], OFF).of(0).env == NO_IB
 
@@ -192,8 +192,8 @@ def replace_ports(member: Member, number: int, **values: object) -> Member:
             "n2 has no port that can be used: mlx5_0:1: port DOWN, Disabled",
         ),
         (
-            node("n2", unseen="its agent does not tell"),
-            "n2 cannot say what it has for RDMA: its agent does not tell",
+            node("n2", unseen="its agent does not report it"),
+            "n2 does not know its RDMA equipment: its agent does not report it",
         ),
         (
             node("n2", unused=("mlx5_4:1",)),
@@ -453,7 +453,7 @@ def test_a_node_joins_a_gang_that_its_ports_fit() -> None:
         assert told == gang.of(0)
         for odd, why in (
             (node("n3"), "n3 has no RDMA device that jobs can use, and its gang uses RDMA"),
-            (without("n3", 2), "n3 has no port for rail 2, which its gang uses"),
+            (without("n3", 2), "n3 has no port for rail 2 of its gang"),
             (
                 changed("n3", 2, rate_gbps=200.0),
                 "n3: mlx5_2:1 runs at 200 Gb/s, and the one of its gang runs at 400 Gb/s",

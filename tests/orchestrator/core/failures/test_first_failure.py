@@ -72,7 +72,7 @@ def test_a_leased_port_that_was_taken_before_rank_0_listened_costs_nothing(
     assert (cause.outcome, cause.refusal) == (Outcome.INFRA, RefusalCode.PORT_TAKEN)
     assert cause.kind == "port_in_use"
     assert cause.text.endswith(
-        f"port {port} was free for MASTER_PORT, and another program has taken it since"
+        f"port {port} was free for MASTER_PORT, but another program has taken it since"
     )
     for name in tasks:
         cluster.clean(name)
@@ -231,7 +231,7 @@ def test_everything_that_is_shown_of_it() -> None:
     )
     view = job_view(cluster.state, cluster.job(1), cluster.now)
     assert [r.stopped for r in view.attempts[0].tasks[1].ranks] == [False, True]
-    assert any("; 1 rank stopped by us" in step.text for step in view.timeline)
+    assert any("; 1 rank stopped by Muster" in step.text for step in view.timeline)
     for name in tasks:
         cluster.clean(name, exit=ExitStatus(signal=15), stopped_by="stop")
     summary = job_summary(cluster.state, cluster.job(1), cluster.now)

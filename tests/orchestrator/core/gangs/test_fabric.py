@@ -100,7 +100,7 @@ def test_an_agent_that_does_not_tell_is_no_reason_to_guess() -> None:
     cluster = gang(TWO, None)
     plan = cluster.job(1).attempts[0].fabric
     assert plan is not None
-    assert plan.text == "TCP: n1 cannot say what it has for RDMA: its agent does not tell"
+    assert plan.text == "TCP: n1 does not know its RDMA equipment: its agent does not report it"
 
 
 def test_a_gang_that_differs_is_refused_and_gets_other_nodes() -> None:
@@ -211,7 +211,7 @@ def test_a_file_for_nccl_that_the_job_names_is_said() -> None:
     cluster = gang(TWO, TWO, env={"NCCL_CONF_FILE": "/data/nccl.conf"})
     plan = cluster.job(1).attempts[0].fabric
     assert plan is not None
-    assert plan.notes == ("the job's NCCL_CONF_FILE=/data/nccl.conf may say otherwise",)
+    assert plan.notes == ("the job's NCCL_CONF_FILE=/data/nccl.conf may differ",)
 
 
 def test_sockets_of_the_job_s_own_are_said() -> None:

@@ -187,7 +187,7 @@ def test_who_has_said_something_else_is_told_with_what() -> None:
         cluster.clean(task(1, attempt, 0))
         cluster.beat(2)
     assert cluster.cause(1).text == (
-        "n2 refused: no torch | so did n1 | refused by others too: n0: the disk is full"
+        "n2 refused: no torch | so did n1 | also refused by others: n0: the disk is full"
     )
 
 

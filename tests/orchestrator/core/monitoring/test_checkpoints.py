@@ -130,7 +130,7 @@ def test_a_drain_waits_for_the_next_checkpoint() -> None:
     cluster.drain("n1", after_checkpoint=True)
     assert cluster.shown(1) is JobState.RUNNING
     view = node_view(cluster.node("n1"), cluster.now)
-    assert "what runs leaves after its next checkpoint" in view.state.text
+    assert "running jobs leave after their next checkpoint" in view.state.text
     assert view.drain is not None
     assert view.drain.after_checkpoint
     saw(cluster, first, "step-1")

@@ -24,10 +24,10 @@ from muster.protocol.ids import JobId, NodeName, TaskId
 from muster.protocol.outcome import CauseCode, ExitStatus, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import hangs as hf
 from orchestrator.core.facts import inputs as s
-from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import webhooks as nf
-from orchestrator.core.facts.durability import Durability, durability_of
+from orchestrator.core.facts.base import Durability
 from orchestrator.core.model.limits import HangLimits
 from orchestrator.core.views.display import job_view
 from orchestrator.webhooks.payload import message
@@ -101,8 +101,8 @@ def hang(cluster: Cluster, first: RankActivity, second: RankActivity) -> None:
         answers(cluster, 1, HELD, STEP, rank=second.later(age))
 
 
-def judged(cluster: Cluster) -> list[f.HangJudged]:
-    return [fact for fact in cluster.facts if isinstance(fact, f.HangJudged)]
+def judged(cluster: Cluster) -> list[hf.HangJudged]:
+    return [fact for fact in cluster.facts if isinstance(fact, hf.HangJudged)]
 
 
 def test_a_gang_that_stands_still_is_looked_at_twice_and_the_odd_rank_named() -> None:
@@ -114,7 +114,7 @@ def test_a_gang_that_stands_still_is_looked_at_twice_and_the_odd_rank_named() ->
     assert fact.verdict.node == "n1"
     assert fact.verdict.firm
     assert [len(group.ranks) for group in fact.verdict.groups] == [1, 1]
-    assert durability_of(fact) is Durability.SYNC
+    assert fact.durability is Durability.SYNC
     assert len(looks(cluster, 0)) == 2
     # Told once, however long it goes on, and nothing is done about it.
     cluster.beat(600.0)
@@ -134,7 +134,7 @@ def test_webhooks_are_told_of_it_and_whoever_looks_at_the_job_sees_it() -> None:
         assert (said.event, said.attempt, said.cause) == ("hung", 1, None)
         assert said.text == "hung: rank 1 at data.py:17"
         if what is Hang.NOTIFY:
-            assert "; hung: rank 1 at data.py:17; nothing of it moved for" in said.job.reason.text
+            assert "; hung: rank 1 at data.py:17; no progress for" in said.job.reason.text
             says(cluster, 1, active(1))
             # It is over before the webhook has heard of it: what is told is still what was found.
             assert "hung" not in message(cluster.state, job, 2, notice, cluster.now).job.reason.text
@@ -155,7 +155,7 @@ def test_it_is_over_when_it_moves() -> None:
     hang(cluster, idle(0), idle(1))
     says(cluster, 1, active(1))
     assert cluster.job(1).attempts[0].hang is None
-    assert any(isinstance(fact, f.HangCleared) for fact in cluster.facts)
+    assert any(isinstance(fact, hf.HangCleared) for fact in cluster.facts)
 
 
 def test_who_is_to_be_looked_at_in_a_hair_is_not_looked_for_at_this_very_moment() -> None:

@@ -24,7 +24,8 @@ HOOK = ("https://hooks.example.com/x",)
 NOTIFY = {"gpu_util_below": 5, "for_s": 3600.0, "action": "notify"}
 STOP = {"gpu_util_below": 5, "for_s": 3600.0, "action": "stop"}
 WARNING = (
-    "all its GPUs have been used less than 5 % for 30m: it is stopped if they are for 30m more"
+    "all its GPUs have been used less than 5 % for 30m: "
+    "it is stopped if they stay idle for 30m more"
 )
 
 
@@ -246,9 +247,9 @@ def test_what_was_told_is_known_after_a_restart() -> None:
     ("fact", "text"),
     [
         (idf.IdleJudged(JobId(1), 1, WARNING), WARNING),
-        (idf.IdleOver(JobId(1), 1), "its GPUs are not idle any more, or cannot be read"),
+        (idf.IdleOver(JobId(1), 1), "its GPUs are no longer idle, or unreadable"),
     ],
 )
-def test_events_say_it(fact: f.Durable, text: str) -> None:
+def test_events_say_it(fact: f.Fact, text: str) -> None:
     view = event_view(None, 7, 1.0, fact)
     assert (view.kind, view.text) == (type(fact).__name__, f"attempt 1: {text}")

@@ -17,7 +17,7 @@ from muster.protocol.traffic import Carrier, FabricReport, NcclEvidence, PortFig
 from muster.spec.model import Rdma
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.facts.durability import Durability, durability_of
+from orchestrator.core.facts.base import Durability
 from orchestrator.core.views.display import job_view, node_view
 from orchestrator.core.views.fabric import fabric_view
 from tests.fabric import nccl_lines as lines
@@ -107,13 +107,13 @@ def test_the_verdict_is_a_fact_and_a_line_of_the_timeline_and_no_sample_is() -> 
     tell(cluster, first, report(lines.IB_2_18))
     assert proof(cluster) == (
         Carrier.UNKNOWN,
-        "unknown, because NCCL has said nothing of its network on n1",
+        "unknown, because NCCL has logged no network on n1",
     )
     for task in (first, second):
         tell(cluster, task, report(lines.IB_2_18, 100 * GB))
     tell(cluster, first, report(lines.IB_2_18, 200 * GB))
     assert proof(cluster) == (Carrier.PROVED, "RDMA proved: 1/1 HCAs, 41 GB/s peak, TCP 0.0 %")
-    kept = [x for x in cluster.facts if durability_of(x) is not Durability.EPHEMERAL]
+    kept = [x for x in cluster.facts if x.durability is not Durability.EPHEMERAL]
     judged = [x for x in kept if isinstance(x, f.TrafficJudged)]
     assert [x.proof.carrier for x in judged] == [Carrier.PROVED]
     assert not any(isinstance(x, f.TrafficMeasured) for x in kept)
@@ -165,7 +165,7 @@ def test_all_nodes_on_sockets_end_it_at_once_for_good() -> None:
     cause = cluster.cause(1)
     assert (cause.code, cause.exit_code) == (CauseCode.RDMA_NOT_USED, 122)
     assert cause.text == (
-        "the job requires RDMA, and its traffic goes by TCP: NCCL used NET/Socket on all 2 "
+        "the job requires RDMA, but its traffic uses TCP: NCCL used NET/Socket on all 2 "
         "nodes (NET/IB found no device)"
     )
     assert len(cluster.job(1).attempts) == 1
@@ -226,7 +226,7 @@ def test_who_does_not_require_it_goes_on(rdma: Rdma) -> None:
     found = proof(cluster)
     assert found is not None
     assert found[0] is Carrier.TCP
-    assert found[1].endswith("(as the job asks: rdma: off)") is (rdma is Rdma.OFF)
+    assert found[1].endswith("(as set in the job: rdma: off)") is (rdma is Rdma.OFF)
 
 
 def test_a_rank_that_failed_first_is_the_cause() -> None:
@@ -261,7 +261,7 @@ def test_of_nodes_without_devices_it_is_said_that_nobody_looks() -> None:
     assert proof(cluster) is None
     found = fabric_view(cluster.job(1)).proof
     assert found is not None
-    assert found.text.startswith("not watched, because no node has an RDMA device or a GPU")
+    assert found.text.startswith("not monitored, because no node has an RDMA device or a GPU")
 
 
 def test_a_port_that_went_down_is_a_warning_of_its_node() -> None:

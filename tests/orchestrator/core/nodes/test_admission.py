@@ -71,7 +71,7 @@ def test_a_second_agent_is_refused_and_the_first_keeps_its_job(copy: dict[str, o
     assert node_of(cluster).link is LinkState.CONNECTED
     assert cluster.shown(1) is JobState.RUNNING
     (warning,) = shown(cluster)
-    assert "another agent at 10.9.9.9 calls itself n0 too" in warning
+    assert "another agent at 10.9.9.9 also has the name n0" in warning
     assert warning in node_view(node_of(cluster), cluster.now).state.text
     cluster.beat(120)
     assert shown(cluster) == ()

@@ -22,7 +22,7 @@ from orchestrator.core.engine.apply import apply
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.facts.durability import Durability, durability_of
+from orchestrator.core.facts.base import Durability
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import State
@@ -235,8 +235,8 @@ def test_facts_survive_the_journal() -> None:
     cluster.submit(spec(nodes=2))
     for name in cluster.run_gang(1):
         cluster.finish(name)
-    durable = [x for x in cluster.facts if durability_of(x) is not Durability.EPHEMERAL]
-    decoder = msgspec.json.Decoder(f.Durable)
+    durable = [x for x in cluster.facts if x.durability is not Durability.EPHEMERAL]
+    decoder = msgspec.json.Decoder(f.Fact)
     copies = [decoder.decode(msgspec.json.encode(fact)) for fact in durable]
     assert copies == durable
     state = State()
@@ -258,7 +258,7 @@ def test_a_coordinator_of_another_journal_leaves_an_agents_tasks_alone() -> None
     (refused,) = done.effects
     assert isinstance(refused, a.RefuseSession)
     assert refused.refused.code == "other_cluster"
-    assert "start it with the one that it had" in refused.refused.text
+    assert "start it with the original one" in refused.refused.text
 
 
 def test_an_agent_without_tasks_may_change_its_cluster() -> None:

@@ -48,7 +48,7 @@ def test_the_node_of_an_agent_that_starts_again_and_again_is_drained_and_its_job
     drain = cluster.node("a").drain
     assert drain is not None
     assert drain.user == "muster"
-    assert drain.reason.startswith("its agent has started 3 times in 10 minutes; why is in its log")
+    assert drain.reason.startswith("its agent has started 3 times in 10 minutes; see its log")
     assert cluster.node("a").admin is AdminState.DRAINING
     assert cluster.job(1).attempts[0].cause is None
 

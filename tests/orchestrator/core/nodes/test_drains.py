@@ -202,7 +202,7 @@ def test_who_and_since_when_and_why_is_shown(cluster: Cluster) -> None:
     assert idle.state.code == idle.admin == "drained"
     assert idle.state.text == "drained by ana since 2h: bad DIMM"
     assert busy.state.code == busy.admin == "draining"
-    assert busy.state.text.startswith("runs job 1; drained by ana since 2h: bad DIMM; ends what")
+    assert busy.state.text.startswith("runs job 1; drained by ana since 2h: bad DIMM; ends running")
     assert busy.drain is not None
     assert busy.drain.ends_at is not None
     assert not busy.drain.quarantine
@@ -257,7 +257,7 @@ def test_what_a_job_left_is_to_be_gone_first(cluster: Cluster) -> None:
     cluster.drain("a", deadline_s=0.0)
     declined = cluster.resume("a")
     assert isinstance(declined, a.Declined)
-    assert "what job 1 left there is not gone yet" in declined.text
+    assert "processes or files of job 1 are still there" in declined.text
     cluster.clean(running)
     assert isinstance(cluster.resume("a"), a.NodeServiceChanged)
 

@@ -18,7 +18,7 @@ from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.replay_job import replay_job
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import service as sf
-from orchestrator.core.facts.durability import Durability, durability_of
+from orchestrator.core.facts.base import Durability
 from orchestrator.core.facts.effects import Declined
 from orchestrator.core.facts.jobs import StopRequested
 from orchestrator.core.model.attempt import AttemptPhase
@@ -258,7 +258,7 @@ def test_the_job_has_it_in_its_own_records(cluster: Cluster, grade: Grade) -> No
     report(cluster, "a", event(grade=grade))
     cluster.finish(task(1, 1, 0))
     facts = [fact for fact in cluster.facts if getattr(fact, "job", None) == 1]
-    again = replay_job((fact, cluster.now.wall) for fact in facts)  # type: ignore[misc]
+    again = replay_job((fact, cluster.now.wall) for fact in facts)
     assert f"a: {TEXT}" in [text for _, text in again.attempts[0].changes.told()]
     assert again.attempts[0].changes == cluster.job(1).attempts[0].changes
 
@@ -299,7 +299,7 @@ def test_resume_looks_whether_the_gpu_is_there(cluster: Cluster) -> None:
     cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, devices=rest)))
     declined = cluster.resume("b")
     assert isinstance(declined, Declined)
-    assert "it is not there any more" in declined.text
+    assert "it has gone" in declined.text
     everything = tuple(gpu(at, "b") for at in range(8))
     cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, devices=everything)))
     cluster.resume("b")
@@ -361,7 +361,7 @@ def test_what_cannot_be_shown_is_not_kept(cluster: Cluster, wrong: dict[str, Any
 def test_it_is_on_disk_before_anything_is_done_because_of_it(cluster: Cluster) -> None:
     report(cluster, "a", event())
     kept = [fact for fact in cluster.facts if isinstance(fact, sf.HardwareReported)]
-    assert [durability_of(fact) for fact in kept] == [Durability.SYNC]
+    assert [fact.durability for fact in kept] == [Durability.SYNC]
 
 
 def test_a_storm_keeps_the_last(cluster: Cluster) -> None:

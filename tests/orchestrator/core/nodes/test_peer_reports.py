@@ -75,8 +75,8 @@ def test_the_neighbours_word_ends_the_attempt_when_the_node_is_unknown() -> None
     assert cause is not None
     assert (cause.code, cause.node, cause.exit_code) == (CauseCode.NODE_LOST, "c", 122)
     assert cause.text == (
-        f"c was lost: nothing has been heard of it for {SILENCE_S:g} s, and b, d get no answer "
-        "from 10.0.0.2 any more"
+        f"c was lost: it has sent nothing for {SILENCE_S:g} s, and b, d no longer get an "
+        "answer from 10.0.0.2"
     )
     # The others stop, and the next attempt waits: what is on that node may still run.
     assert all(cluster.commands(name, StopTask) for name in ("a", "b", "d"))
@@ -244,7 +244,7 @@ def test_a_rank_that_lost_a_silent_peer_is_not_to_blame() -> None:
     cause = cluster.job(1).attempts[0].cause
     assert cause is not None
     assert (cause.code, cause.node, cause.exit_code) == (CauseCode.NODE_LOST, "c", 122)
-    assert cause.text.startswith("c was lost: nothing has been heard of it, and rank 1 on b exited")
+    assert cause.text.startswith("c was lost: it has sent nothing, and rank 1 on b exited")
 
 
 def test_a_node_that_comes_back_with_another_boot_has_lost_its_part_at_once() -> None:

@@ -11,7 +11,7 @@ from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Rdma, Retry
 from orchestrator.core.facts import service as sf
-from orchestrator.core.facts.durability import Durability, durability_of
+from orchestrator.core.facts.base import Durability
 from orchestrator.core.model.blame import guilty_nodes
 from orchestrator.core.model.limits import Limits, Quarantine
 from orchestrator.core.model.node import AdminState
@@ -249,7 +249,7 @@ def test_a_lost_node_is_at_fault_and_its_drain_is_not() -> None:
 def test_the_record_is_on_disk(cluster: Cluster) -> None:
     fail_at(cluster, "a")
     kept = [fact for fact in cluster.facts if isinstance(fact, sf.NodeFaultRecorded)]
-    assert [durability_of(fact) for fact in kept] == [Durability.SYNC]
+    assert [fact.durability for fact in kept] == [Durability.SYNC]
 
 
 def test_it_can_be_switched_off() -> None:

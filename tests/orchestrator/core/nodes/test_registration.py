@@ -12,9 +12,10 @@ from muster.protocol.fabric import NodeRdma
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import NodeName, SessionId
 from muster.protocol.interfaces import Interface, InterfaceKind
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.facts.durability import Durability, durability_of
+from orchestrator.core.facts.base import Durability
 from tests.orchestrator.core.playbook import INVENTORY, Cluster
 
 N0 = NodeName("n0")
@@ -23,11 +24,11 @@ DAY = 86400.0
 
 
 def durable(cluster: Cluster) -> list[f.Fact]:
-    return [x for x in cluster.facts if durability_of(x) is not Durability.EPHEMERAL]
+    return [x for x in cluster.facts if x.durability is not Durability.EPHEMERAL]
 
 
-def registrations(cluster: Cluster) -> list[f.NodeRegistered]:
-    return [x for x in cluster.facts if isinstance(x, f.NodeRegistered)]
+def registrations(cluster: Cluster) -> list[cf.NodeRegistered]:
+    return [x for x in cluster.facts if isinstance(x, cf.NodeRegistered)]
 
 
 def heartbeat(cluster: Cluster, **news: Any) -> None:

@@ -13,7 +13,7 @@ from orchestrator.core.views.explain import explain
 from tests.orchestrator.core.playbook import Cluster, spec
 from tests.orchestrator.core.scheduling.test_gpus import gpu, join, numbers, part, uuid
 
-BUSY = "is used by process 4711 (python), of no job"
+BUSY = "is used by process 4711 (python), outside all jobs"
 
 
 def tell(cluster: Cluster, *busy: int, count: int = 2) -> None:
@@ -36,7 +36,7 @@ def test_a_job_waits_with_the_process_in_the_reason(gpus: int | None) -> None:
     reason = job_summary(cluster.state, cluster.job(1), cluster.now).reason
     assert f"GPU {gpu(1).pci} {BUSY}" in reason.text
     told = explain(cluster.state, cluster.job(1), cluster.now, Limits())
-    assert told.forecast == "unknown: waits for GPUs that processes of no job use, on a"
+    assert told.forecast == "unknown: waits for GPUs that foreign processes use, on a"
     assert told.starts_by is None
     tell(cluster)
     assert cluster.shown(1) is JobState.PREPARING

@@ -356,7 +356,7 @@ def test_explain_says_which_job_has_to_end() -> None:
     # Two are free; those of job 2 come first.
     verdict = explain(cluster.state, cluster.job(4), cluster.now, cluster.limits).nodes[0]
     assert verdict.reason.text == (
-        "has 2 of 8 GPUs free: jobs 1, 2 and 3 have the rest; it can be taken when job 2 ends"
+        "has 2 of 8 GPUs free: jobs 1, 2 and 3 have the rest; it is available when job 2 ends"
     )
     assert verdict.job == 2
     assert verdict.free_by is not None
@@ -421,7 +421,7 @@ def test_a_placement_of_an_older_release_has_whole_nodes() -> None:
     cluster = Cluster()
     join(cluster, "a")
     old = msgspec.json.decode(
-        b'{"type":"AttemptPlaced","job":1,"attempt":1,"nodes":["a"]}', type=f.Durable
+        b'{"type":"AttemptPlaced","job":1,"attempt":1,"nodes":["a"]}', type=f.Fact
     )
     apply(cluster.state, f.JobSubmitted(JobId(1), part(2), "ada"), 0.0)
     apply(cluster.state, old, 0.0)

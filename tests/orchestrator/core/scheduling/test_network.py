@@ -275,7 +275,7 @@ def test_a_refusal_lists_what_each_node_has() -> None:
         "its nodes share no network: n1 has docker0 172.17.0.1/16 (ends on this machine), eth0 "
         "10.0.0.1/24, virbr0 192.168.122.1/24 (ends on this machine); n2 has docker0 172.17.0.1/16 "
         "(ends on this machine), eth0 10.0.9.2/24 (down); connect them, or name in `networks` of "
-        "the coordinator's configuration one over which they reach each other"
+        "the coordinator's configuration one on which they reach each other"
     )
 
 
@@ -312,7 +312,7 @@ def test_what_cannot_be_read_is_left_out() -> None:
     ("gang", "networks", "text"),
     [
         (nodes(*TWO), (), "10.1.0.0/24 on ib0 (InfiniBand), the best that all 2 nodes share"),
-        (nodes(*TWO), ("eth0",), "10.0.0.0/24 on eth0, as `networks` says (eth0)"),
+        (nodes(*TWO), ("eth0",), "10.0.0.0/24 on eth0, from `networks` (eth0)"),
         (
             nodes(
                 (roce("ens1", "10.2.0.1/24", gbit=200),), (roce("ens7", "10.2.0.2/24", gbit=100),)
@@ -323,9 +323,9 @@ def test_what_cannot_be_read_is_left_out() -> None:
         (
             nodes((eth("e", "10.0.0.1/24", pinned=True),), (eth("e", "10.9.0.1/24", pinned=True),)),
             (),
-            "2 subnets on e, as the agents' configuration says",
+            "2 subnets on e, from the agents' configuration",
         ),
-        (nodes((LO,)), (), "127.0.0.0/8 on lo, as all of it is on one machine"),
+        (nodes((LO,)), (), "127.0.0.0/8 on lo, because all nodes are on one machine"),
     ],
 )
 def test_why_in_a_line(gang: list[Node], networks: tuple[str, ...], text: str) -> None:

@@ -12,6 +12,7 @@ from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 from orchestrator.core.engine.apply import apply
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.effects import Declined
 from orchestrator.core.model.state import State
@@ -139,7 +140,7 @@ def test_what_a_node_reports_of_its_network_is_kept_once() -> None:
         cluster.rewire("n1", changed)
     cluster.prepare(task(1, 1, 0))
     assert cluster.state.nodes[NodeName("n1")].inventory.interfaces == changed
-    assert sum(isinstance(fact, f.NodeRegistered) for fact in cluster.facts) == 2
+    assert sum(isinstance(fact, cf.NodeRegistered) for fact in cluster.facts) == 2
     assert plan(cluster, "n1").env["MASTER_ADDR"] == "10.0.0.9"
 
 
@@ -182,9 +183,9 @@ def test_a_journal_from_before_there_were_endpoints_still_replays() -> None:
 
 def test_the_networks_of_the_configuration_are_of_the_epoch() -> None:
     state = State()
-    apply(state, f.EpochStarted(1, "here", ("ib0",)), 0.0)
+    apply(state, cf.EpochStarted(1, "here", ("ib0",)), 0.0)
     first = state.networks
-    apply(state, f.EpochStarted(2, "here"), 0.0)
+    apply(state, cf.EpochStarted(2, "here"), 0.0)
     assert (first, state.networks) == (("ib0",), ())
 
 
@@ -368,4 +369,4 @@ def test_a_node_that_gets_its_network_back_is_used_without_being_asked() -> None
     for _ in range(2):
         cluster.rewire("n2", eth("e2", "10.0.0.2/24"))
     assert len(cluster.job(1).attempts) == 2
-    assert sum(isinstance(fact, f.NodeRegistered) for fact in cluster.facts) == 4
+    assert sum(isinstance(fact, cf.NodeRegistered) for fact in cluster.facts) == 4

@@ -63,7 +63,7 @@ def test_what_no_switch_has_is_refused_at_submit() -> None:
     alone = cluster_of({"f": ""})
     refused = alone.submit(near(1))
     assert isinstance(refused, Declined)
-    assert "f has no label switch, which placement.spread goes by" in refused.text
+    assert "f has no label switch, which placement.spread needs" in refused.text
 
 
 def test_a_network_is_still_needed() -> None:

@@ -16,8 +16,10 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.model import JobSpec, Placement, Resources, Retry
 from orchestrator.core.engine.apply import apply
+from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import links as lf
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State
@@ -68,7 +70,7 @@ def test_each_node_says_why_not() -> None:
     found = told(cluster, 2)
     assert said(found) == {
         "big": (True, "is free"),
-        "away": (False, "is not connected: unreachable, last heard of 0 s ago"),
+        "away": (False, "is not connected: unreachable, last message 0 s ago"),
         "busy": (False, "runs job 1"),
         "old": (False, "has GPUs of model A100, not H100"),
         "other": (False, "is in pool spare"),
@@ -146,8 +148,8 @@ def test_a_node_that_is_away_says_since_when_and_what_it_has() -> None:
     cluster.pass_time(40)
     cluster.submit(spec("second", nodes=2))
     text = said(told(cluster, 2))["n0"][1]
-    assert text.startswith("is not connected: unreachable; what it runs may go on for 290 s")
-    assert text.endswith(", last heard of 40 s ago, has job 1, which has no time limit")
+    assert text.startswith("is not connected: unreachable; its jobs may continue for 290 s")
+    assert text.endswith(", last message 40 s ago, has job 1, which has no time limit")
 
 
 def test_a_held_job_says_what_a_release_would_do() -> None:
@@ -160,7 +162,7 @@ def test_a_held_job_says_what_a_release_would_do() -> None:
     cluster.finish(name)
     found = told(cluster, 2)
     assert (found.text, found.place) == ("held by ada: data", None)
-    assert found.hints == ("would start now if it were released: muster release 2",)
+    assert found.hints == ("would start now if released: muster release 2",)
 
 
 def test_nothing_starts_now_where_the_coordinator_s_disk_is_full() -> None:
@@ -173,8 +175,8 @@ def test_nothing_starts_now_where_the_coordinator_s_disk_is_full() -> None:
     cluster.finish(name)
     found = told(cluster, 2)
     assert not found.starts_now
-    assert found.text == "nothing is started: /var/lib/muster is full"
-    assert found.forecast == "unknown: nothing is started: /var/lib/muster is full"
+    assert found.text == "no job is started: /var/lib/muster is full"
+    assert found.forecast == "unknown: no job is started: /var/lib/muster is full"
     assert in_s(cluster, found) is None
     cluster.turn(s.DiskSpaceChecked(""))
     assert cluster.job(2).attempts
@@ -241,13 +243,13 @@ def test_where_it_ran_and_why_there_and_what_came_of_it() -> None:
     cluster.end(second, ExitStatus(3))
     cluster.clean(first)
     cluster.clean(second, exit=ExitStatus(3))
-    assert told(cluster, 1).attempts[0].then == "tried again: attempt 2"
+    assert told(cluster, 1).attempts[0].then == "retried: attempt 2"
     cluster.beat(6)
     for name in cluster.run_gang(1, 2):
         cluster.finish(name)
     done = told(cluster, 1)
     assert [story.then for story in done.attempts] == [
-        "tried again: attempt 2",
+        "retried: attempt 2",
         "the job ended after 2 attempts: SUCCEEDED, exit code 0",
     ]
     assert "exited with code 3" in done.attempts[0].ended
@@ -281,7 +283,7 @@ JOBS = st.lists(
 def state_of(nodes: list[Any], jobs: list[Any], taken: set[int], avoid: set[int]) -> State:
     """What no turn leaves behind: jobs that could be placed and have not been yet."""
     state = State()
-    apply(state, f.EpochStarted(1, "here"), 0.0)
+    apply(state, cf.EpochStarted(1, "here"), 0.0)
     for number, (gpus_there, model, pool, subnet, connected) in enumerate(nodes):
         cluster_node = NodeName(f"n{number}")
         inventory = {
@@ -291,9 +293,9 @@ def state_of(nodes: list[Any], jobs: list[Any], taken: set[int], avoid: set[int]
             "interfaces": eth("e0", f"10.{subnet}.0.{number + 1}/24"),
         }
         described = type(INVENTORY)("10.0.0.1", f"m{number}", **inventory)
-        apply(state, f.NodeRegistered(cluster_node, "id", "b", "v", described), 0.0)
+        apply(state, cf.NodeRegistered(cluster_node, "id", "b", "v", described), 0.0)
         if connected:
-            fact = f.NodeConnected(cluster_node, number + 1, "", 1.0, 100.0)  # type: ignore[arg-type]
+            fact = lf.NodeConnected(cluster_node, number + 1, "", 1.0, 100.0)  # type: ignore[arg-type]
             apply(state, fact, 0.0)
     holder = spec("holder", time_limit_s=60.0)
     apply(state, f.JobSubmitted(JobId(1), holder, "ada"), 0.0)

@@ -83,15 +83,15 @@ def test_the_user_s_value_and_the_plan_s() -> None:
     cluster = gang(TWO, TWO, env=env)
     mine = setting(cluster, "NCCL_IB_HCA")
     assert (mine.value, mine.planned) == ("mlx5", "=mlx5_0:1,mlx5_1:1")
-    assert setting(cluster, "NCCL_IB_TIMEOUT").why == "the job's own env has it"
+    assert setting(cluster, "NCCL_IB_TIMEOUT").why == "set in the job's own env"
     assert "HOME" not in [it.name for it in plan_of(cluster).nodes[0].settings]
 
 
 @pytest.mark.parametrize(
     ("nccl", "sparse", "why"),
     [
-        ("2.18.1", False, "NCCL 2.18 takes entry 0 if it is told no other"),
-        ("2.22.3", True, "NCCL 2.22 stumbles over tables with holes, as this node's"),
+        ("2.18.1", False, "NCCL 2.18 uses entry 0 by default"),
+        ("2.22.3", True, "NCCL 2.22 fails with tables with holes, as on this node"),
     ],
 )
 def test_why_the_gid_index_is_set(nccl: str, why: str, *, sparse: bool) -> None:
@@ -106,7 +106,7 @@ def test_why_the_gid_index_is_set_where_nccl_finds_one_by_itself() -> None:
     other = tuple(roce(at, fourth=PortGids(5, (5,), ranged=True)) for at in range(2))
     cluster = gang(NodeFabric(ports=other), NodeFabric(ports=other))
     mine = setting(cluster, "NCCL_IB_GID_INDEX")
-    assert (mine.value, mine.why) == ("5", "NCCL by itself takes another address than is meant")
+    assert (mine.value, mine.why) == ("5", "NCCL's own choice is another address")
 
 
 def test_what_a_file_sets_is_taken_back_for_a_reason() -> None:
@@ -118,7 +118,7 @@ def test_what_a_file_sets_is_taken_back_for_a_reason() -> None:
     cluster = gang(fabric, fabric)
     for name, value in (("NCCL_IB_GID_INDEX", "-1"), ("NCCL_IB_ADDR_FAMILY", "AF_INET")):
         mine = setting(cluster, name)
-        assert (mine.value, mine.why) == (value, "a file of NCCL's on the node says otherwise")
+        assert (mine.value, mine.why) == (value, "a file of NCCL on the node overrides it")
     assert [port.gid_index for port in plan_of(cluster).nodes[0].ports] == [5, 5]
 
 
@@ -148,7 +148,7 @@ def test_every_setting_has_its_reason() -> None:
         for rdma in Rdma:
             found = seen(gang(fabric, fabric, rdma=rdma, nccl="2.18.1")).plan
             for mine in () if found is None else found.nodes:
-                assert all(it.why and it.why != "as the plan says" for it in mine.settings)
+                assert all(it.why and it.why != "from the plan" for it in mine.settings)
 
 
 def test_a_gang_that_was_refused_says_so_and_nothing_of_traffic() -> None:

@@ -77,7 +77,7 @@ def test_a_job_that_stops_says_for_which_node_it_waits_and_still_why_it_stops() 
     assert shown.reason.code == "unreachable"
     assert shown.reason.text == (
         "cancelled by ada; 1 of 2 nodes clean; n1 unreachable for 40 s, waited for until its lease "
-        "is over"
+        "expires"
     )
     cluster.beat(1000)
     assert cluster.shown(1) is JobState.CANCELLED

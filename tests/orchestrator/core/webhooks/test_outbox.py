@@ -7,7 +7,7 @@ from orchestrator.core.engine.invariants import check
 from orchestrator.core.engine.replay_job import replay_job
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import webhooks as nf
-from orchestrator.core.facts.durability import Durability, durability_of
+from orchestrator.core.facts.base import Durability
 from orchestrator.core.views.display import job_view
 from tests.orchestrator.core.playbook import Cluster, spec
 
@@ -88,8 +88,8 @@ def test_one_that_was_never_told_is_in_the_timeline_without_its_secret() -> None
     tell(cluster, "it answered 404")
     view = job_view(cluster.state, cluster.job(1), cluster.now)
     (step,) = [step.text for step in view.timeline if "webhook" in step.text]
-    assert step == "webhook a.example.com was not told of the end: it answered 404"
+    assert step == "webhook a.example.com was not notified of the end: it answered 404"
     assert "secret" not in step
     facts = [x for x in cluster.facts if getattr(x, "job", None) == 1]
-    kept = [(x, 1.0) for x in facts if durability_of(x) is not Durability.EPHEMERAL]
-    assert replay_job(kept).notices == {}  # type: ignore[arg-type]
+    kept = [(x, 1.0) for x in facts if x.durability is not Durability.EPHEMERAL]
+    assert replay_job(kept).notices == {}

@@ -292,7 +292,7 @@ def test_what_there_is_of_a_job_is_read_by_a_thread_and_once(
         loads = [asyncio.create_task(rig.store.load(JobId(7))) for _ in range(2)]
         await asyncio.sleep(0)
         loads[0].cancel()
-        with pytest.raises(LogStoreError, match="being read"):
+        with pytest.raises(LogStoreError, match="being loaded"):
             rig.store.job(JobId(7))
         go_on.set()
         await loads[1]

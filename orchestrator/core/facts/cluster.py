@@ -1,0 +1,82 @@
+"""Facts about the coordinator, its disk, and the nodes that it knows."""
+
+from __future__ import annotations
+
+from muster.protocol.control_channel import Inventory
+from muster.protocol.ids import NodeName
+from orchestrator.core.facts.base import EPHEMERAL, SYNC, ClusterFact, Inert
+
+
+class EpochStarted(ClusterFact, Inert, durability=SYNC, reschedules=True, milestone=True):
+    """A coordinator process took over the journal, without the connections of the previous one.
+
+    `cluster` is the name that the journal's first owner gave it. `networks` are those that the
+    configuration wants gangs to use. No new job gets a number below `first_job`, as a restored
+    journal may lack some jobs.
+    """
+
+    epoch: int
+    cluster: str = ""
+    networks: tuple[str, ...] = ()
+    first_job: int = 0
+
+    def describe(self) -> str:
+        return f"coordinator started, epoch {self.epoch}"
+
+
+class NodeRegistered(ClusterFact, Inert, durability=SYNC, reschedules=True, milestone=True):
+    """A node has joined, or its description has changed.
+
+    Rate-limited for each node. The journal keeps the first and the newest one of a process.
+    """
+
+    node: NodeName
+    agent_id: str
+    boot_id: str
+    version: str
+    inventory: Inventory
+
+    def describe(self) -> str:
+        return f"node {self.node} registered (agent {self.version})"
+
+
+class SpaceChanged(ClusterFact, Inert, durability=EPHEMERAL, reschedules=True, milestone=False):
+    """The journal's disk is full (a sentence), or has room again ("")."""
+
+    problem: str
+
+
+class LivenessPaused(ClusterFact, Inert, durability=EPHEMERAL, reschedules=False, milestone=False):
+    """This process was not running for a while: it judges no silent node before `until`."""
+
+    until: float
+
+
+class MassOutageDeclared(
+    ClusterFact, Inert, durability=EPHEMERAL, reschedules=False, milestone=False
+):
+    """Most agents fell silent at once, `gone` of `of`.
+
+    From `at` on, the coordinator declares nothing lost for `lasts_s`.
+    """
+
+    at: float
+    lasts_s: float
+    gone: int
+    of: int
+
+
+class MassOutageCleared(ClusterFact, durability=EPHEMERAL, reschedules=False, milestone=False):
+    """Enough agents are back: the coordinator judges the silent ones from `until` on."""
+
+    until: float
+
+
+OfCluster = (
+    EpochStarted
+    | NodeRegistered
+    | SpaceChanged
+    | LivenessPaused
+    | MassOutageDeclared
+    | MassOutageCleared
+)
