@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent.monitors.traffic import nccl_log as module
-from agent.monitors.traffic.nccl_log import FILES_MAX, LOG, NcclLines
-from muster.fabric import nccl_communicators
+from agent.monitors.traffic.nccl_log import FILES_MAX, LOG, FileState, NcclLines
+from muster.fabric import nccl_communicators, nccl_log
 from muster.fabric.nccl_log import ProcessEvidence
 from muster.protocol.traffic import NcclEvidence
 from tests.descriptors import descriptors_left
@@ -116,7 +116,7 @@ def test_so_many_files_and_no_more(task: Path) -> None:
 
 
 def test_files_that_come_between_two_lives_are_no_more_in_all(task: Path) -> None:
-    known = {}
+    known: dict[str, FileState] = {}
     for life in range(3):
         for number in range(FILES_MAX):
             write(task, f"gpu-{life}.{number}", said.info("Using network IB"))
@@ -163,7 +163,7 @@ def test_evidence_is_put_together_where_there_are_new_bytes(
     task: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merged: list[NcclEvidence] = []
-    whole = module.merged
+    whole = nccl_log.merged
 
     def counted(found: Iterable[ProcessEvidence]) -> NcclEvidence:
         merged.append(whole(found))
