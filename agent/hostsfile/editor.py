@@ -23,8 +23,10 @@ from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import FileError
 from muster.protocol.hosts_file import merge
 
-LOCK_S: Final = 5.0
-"""Seconds to wait for another process's lock."""
+LOCK_S: Final = 1.0
+"""Seconds to wait for another process's lock, once a change. Every user can lock the file, so a
+longer lock is ignored: the exchange merges what its holder writes.
+"""
 QUIET_S: Final = 2.0
 """Seconds to wait for a writer that has the file open, before and after the exchange."""
 _ROUNDS: Final = 100
@@ -60,12 +62,14 @@ class HostsFile:
         self._path = path
         self._backup = backup
         self._writing = backup.with_name(f"{backup.name}.writing")
+        self._lock_until = 0.0
 
     def update(self, change: Change) -> None:
         """Apply `change` to the current text, repeatedly if others write meanwhile.
 
         Raises HostsFileError and the errors of `change`; nothing is changed then.
         """
+        self._lock_until = time.monotonic() + LOCK_S
         try:
             self._recover()
             for _ in range(_ROUNDS):
@@ -111,7 +115,7 @@ class HostsFile:
                 return False
         quiet = _settled(path) is not None
         with _opened(path) as fd:
-            _lock(fd, path)
+            atomic_exchange.lock(fd, self._lock_until)
             if not _is_at(fd, path):
                 return False
             text = _read(fd)
@@ -241,7 +245,7 @@ class HostsFile:
 
     def _written(self, fd: int, path: Path, change: Change) -> bool:
         """Write without truncating the file before everything is in place."""
-        _lock(fd, path)
+        atomic_exchange.lock(fd, self._lock_until)
         if not _is_at(fd, path):
             return False
         for _ in range(_ROUNDS):
@@ -321,14 +325,6 @@ def _opened(path: Path, access: int = os.O_RDWR) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-def _lock(fd: int, path: Path) -> None:
-    """Lock the file until it is closed. Raises HostsFileError."""
-    if not atomic_exchange.lock(fd, time.monotonic() + LOCK_S):
-        raise HostsFileError(
-            f"{path} has been locked by another process for {LOCK_S:g} s; `lslocks` shows by which"
-        )
 
 
 def _is_at(fd: int, path: Path) -> bool:

@@ -27,6 +27,7 @@ _ANSWER = "answer"
 # an automounter.
 ANSWER_S = 120.0
 TAIL_BYTES = 4096
+_PATH_MAX = 8192
 
 
 class PreparationListener:
@@ -179,7 +180,9 @@ class Preparation:
             self._refuse(RefusalCode.SPAWN_FAILED, text)
         self._outcome.launcher_ended(how)
 
-    def _enter(self, child: RunnerProcess, told: Told) -> None:
+    def _enter(
+        self, child: RunnerProcess, told: Told, programs: Sequence[str] = (), path: str = ""
+    ) -> None:
         cwd = self._command.cwd or self.identity.home
         answered = self._in_time(
             f"User {self.identity.name} could not enter the folder {cwd}: no answer",
@@ -187,7 +190,13 @@ class Preparation:
             told,
         )
         child.enter(
-            self.identity, cwd, self._command.no_new_privileges, self._command.hosts, answered
+            self.identity,
+            cwd,
+            self._command.no_new_privileges,
+            self._command.hosts,
+            answered,
+            programs,
+            path,
         )
 
     def _in_time(self, what: str, hint: str, told: Told) -> Told:
@@ -239,11 +248,14 @@ class Preparation:
             return
 
         def told(report: Report) -> None:
-            if self._refused_early(report, RefusalCode.SPAWN_FAILED):
-                return
+            self._interpreter_told(report)
             self._done()
 
-        self._enter(child, told)
+        path = self.environment({})["PATH"]
+        wanted = self._command.launcher == commands.PROCESSES and self._command.python is not None
+        # A longer PATH has no room in an order. Then the start finds out.
+        known = self.interpreters() if wanted and len(path) <= _PATH_MAX else []
+        self._enter(child, told, known, path if known else "")
 
     def _open_log(self, name: str) -> int | None:
         """A descriptor. If the file cannot be made, refuse the task and return None."""

@@ -139,15 +139,26 @@ class Runner:
         self._send({"do": "look_up", "name": name})
 
     def enter(
-        self, identity: Identity, cwd: str, no_new_privileges: bool, hosts: Hosts | None = None
+        self,
+        identity: Identity,
+        cwd: str,
+        no_new_privileges: bool,
+        hosts: Hosts | None = None,
+        programs: Sequence[str] = (),
+        path: str = "",
     ) -> None:
-        """Order: mount the task's hosts file, take on the user and enter the folder."""
+        """Order: mount the task's hosts file, take on the user and enter the folder. One of
+        `programs`, if there are any, has to be executable there; bare names are looked up in
+        `path`.
+        """
         fields = {name: getattr(identity, name) for name in Identity.__slots__}
         order: dict[str, object] = {
             "identity": fields,
             "cwd": cwd,
             "no_new_privileges": no_new_privileges,
             "hosts": None if hosts is None else [hosts.source, hosts.target],
+            "programs": list(programs),
+            "path": path,
         }
         self._send({"do": "enter", **order})
 
@@ -294,6 +305,10 @@ class _Orders:
         take_on(identity, order["no_new_privileges"] is True)
         self._stage, self._path = "folder", str(order["cwd"])
         os.chdir(self._path)
+        programs: list[str] = order["programs"]  # type: ignore[assignment]
+        if programs:
+            self._stage, self._path = "program", programs[0]
+            _find(programs, {"PATH": str(order["path"])})
         os.write(self._answers, _DONE)
 
     def _become(self, order: dict[str, object], fds: list[int]) -> None:
@@ -395,6 +410,17 @@ def _exec(candidates: Sequence[str], arguments: Sequence[str], env: dict[str, st
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
                 break
     raise first or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def _find(candidates: Sequence[str], env: Mapping[str, str]) -> None:
+    """Raise OSError if no candidate is a file that may be executed."""
+    code = errno.ENOENT
+    for path, _ in _paths(candidates, env):
+        if os.path.isfile(path):
+            if os.access(path, os.X_OK):
+                return
+            code = errno.EACCES
+    raise OSError(code, os.strerror(code))
 
 
 def _bin_folder(python: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from agent.shim.cgroup import Cgroup
 from agent.shim.commands import Hosts
@@ -46,10 +46,12 @@ class RunnerProcess:
         no_new_privileges: bool,
         hosts: Hosts | None,
         told: Told,
+        programs: Sequence[str] = (),
+        path: str = "",
     ) -> None:
         """As Runner.enter."""
         self._told.append(told)
-        self._runner.enter(identity, cwd, no_new_privileges, hosts)
+        self._runner.enter(identity, cwd, no_new_privileges, hosts, programs, path)
 
     def become(self, program: Program, told: Told) -> None:
         """As Runner.become."""

@@ -29,15 +29,15 @@ def remove_tree(name: str, above: int) -> None:
     except FileNotFoundError:
         return
     # Different from the names of an interrupted removal.
-    stem = secrets.token_hex(8)
-    names = (f".removed-{stem}-{number}" for number in itertools.count())
+    stem = f".removed-{secrets.token_hex(8)}-"
+    names = (f"{stem}{number}" for number in itertools.count())
     try:
-        todo = _empty(top, top, names)
+        todo = _empty(top, top, stem, names)
         while todo:
             folder = todo.pop()
             fd = os.open(folder, _DIR, dir_fd=top)
             try:
-                todo += _empty(fd, top, names)
+                todo += _empty(fd, top, stem, names)
             finally:
                 os.close(fd)
             os.rmdir(folder, dir_fd=top)
@@ -46,22 +46,35 @@ def remove_tree(name: str, above: int) -> None:
     os.rmdir(name, dir_fd=above)
 
 
-def _empty(fd: int, top: int, names: Iterator[str]) -> list[str]:
+def _empty(fd: int, top: int, stem: str, names: Iterator[str]) -> list[str]:
     """Unlink all files, and move the subdirectories to `top`, made accessible. Returns their
-    `names` there.
+    `names` there, which begin with `stem`.
     """
-    with os.scandir(fd) as entries:
-        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    folders = []
-    for name, is_folder in found:
-        if not is_folder:
-            _unmounted(name, fd, partial(os.unlink, name, dir_fd=fd))
-            continue
-        _allow(name, fd)
-        there = next(names)
-        _unmounted(name, fd, partial(os.rename, name, there, src_dir_fd=fd, dst_dir_fd=top))
-        folders.append(there)
+    folders: list[str] = []
+    while _pass(fd, top, stem, names, folders):
+        pass
     return folders
+
+
+def _pass(fd: int, top: int, stem: str, names: Iterator[str], folders: list[str]) -> bool:
+    """List the directory once and take out what is found. The names are not collected: there may be
+    millions. Returns False if there was none, because a listing may miss some during changes.
+    """
+    found = False
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            name = entry.name
+            if name.startswith(stem):
+                continue
+            found = True
+            if not entry.is_dir(follow_symlinks=False):
+                _unmounted(name, fd, partial(os.unlink, name, dir_fd=fd))
+                continue
+            _allow(name, fd)
+            there = next(names)
+            _unmounted(name, fd, partial(os.rename, name, there, src_dir_fd=fd, dst_dir_fd=top))
+            folders.append(there)
+    return found
 
 
 def _unmounted(name: str, above: int, act: Callable[[], None]) -> None:

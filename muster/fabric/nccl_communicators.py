@@ -18,6 +18,8 @@ SOCKET: Final = "Socket"
 COMMS_MAX: Final = 64
 """Limit per process. Further communicators count as one between hosts."""
 _PAIRS_MAX: Final = 256
+ENTRIES_MAX: Final = 4096
+"""Limit of communicators, own ranks and pairs together, of all processes of a task."""
 _THREAD: Final = re.compile(r":(\d{1,10}:\d{1,10}) \[")
 _INIT: Final = re.compile(
     r"comm 0x[0-9a-fA-F]{1,16} rank (\d{1,7}) nranks (\d{1,7}) .{0,200}?"
@@ -55,6 +57,21 @@ class Communicator(msgspec.Struct, frozen=True, omit_defaults=True):
     pairs: tuple[Pair, ...] = ()
 
 
+class Room:
+    """Number of communicators, own ranks and pairs that the logs of a task may still add."""
+
+    def __init__(self, known: Iterable[Communicator] = ()) -> None:
+        """`known` are those of an earlier agent process."""
+        self._left = ENTRIES_MAX - sum(1 + len(one.own) + len(one.pairs) for one in known)
+
+    def take(self) -> bool:
+        """Take one, if there is one left."""
+        if self._left <= 0:
+            return False
+        self._left -= 1
+        return True
+
+
 @dataclass(slots=True)
 class _Comm:
     size: int = 0
@@ -67,7 +84,8 @@ class _Comm:
 class Comms:
     """Collects the communicators of one process from its lines in order."""
 
-    def __init__(self, known: Iterable[Communicator] = ()) -> None:
+    def __init__(self, known: Iterable[Communicator], room: Room) -> None:
+        self._room = room
         self._comms = {
             one.id: _Comm(
                 one.size,
@@ -91,8 +109,7 @@ class Comms:
         thread, name = _thread(line), found[3].lower()
         comm = self._comm(name)
         comm.size = int(found[2])
-        if len(comm.own) < _PAIRS_MAX:
-            comm.own.add(int(found[1]))
+        self._add_own(comm, int(found[1]))
         if found[4] == "START":
             self._making[thread] = name
             if len(self._making) > COMMS_MAX:
@@ -125,9 +142,11 @@ class Comms:
         comm = self._comm(name)
         found = _RANKS.search(line)
         one, other = (-1, -1) if found is None else (int(found[1]), int(found[2]))
-        if found is not None and found[3] is not None and not name and len(comm.own) < _PAIRS_MAX:
-            comm.own.add(one if found[3] == "send" else other)
-        if (one, other) not in comm.pairs and len(comm.pairs) >= _PAIRS_MAX:
+        if found is not None and found[3] is not None and not name:
+            self._add_own(comm, one if found[3] == "send" else other)
+        if (one, other) not in comm.pairs and not (
+            len(comm.pairs) < _PAIRS_MAX and self._room.take()
+        ):
             one = other = -1
         known = comm.pairs.get((one, other), Pair(one, other, 0))
         comm.pairs[one, other] = Pair(one, other, known.count + 1, known.tcp + tcp, known.gdr + gdr)
@@ -153,9 +172,13 @@ class Comms:
         )
 
     def _comm(self, name: str) -> _Comm:
-        if name not in self._comms and len(self._comms) >= COMMS_MAX:
+        if name not in self._comms and not (len(self._comms) < COMMS_MAX and self._room.take()):
             name = ""
         return self._comms.setdefault(name, _Comm())
+
+    def _add_own(self, comm: _Comm, rank: int) -> None:
+        if rank not in comm.own and len(comm.own) < _PAIRS_MAX and self._room.take():
+            comm.own.add(rank)
 
     def _told(self, comm: _Comm, network: str) -> None:
         self._words += 1
@@ -175,12 +198,12 @@ class Between(msgspec.Struct, frozen=True):
     local: bool
 
 
-def between(comms: Iterable[Communicator], others: Iterable[Communicator] = ()) -> Between:
-    """Return what is between hosts. `others`: the communicators of all processes of this host,
-    including these.
-    """
-    own = tuple(comms)
-    here = _here((*own, *others))
+Here = Mapping[str, frozenset[int]]
+"""The ranks of each communicator that are on this host."""
+
+
+def between(own: tuple[Communicator, ...], here: Here) -> Between:
+    """Return what is between hosts. `here` is of all processes of this host, including this one."""
     rdma = tcp = gdr = 0
     words: list[tuple[int, str, bool]] = []
     whole = [_whole(one, here) for one in own]
@@ -202,7 +225,7 @@ def between(comms: Iterable[Communicator], others: Iterable[Communicator] = ()) 
     )
 
 
-def _here(every: Iterable[Communicator]) -> Mapping[str, frozenset[int]]:
+def ranks_here(every: Iterable[Communicator]) -> Here:
     """Return the ranks of each communicator that are on this host."""
     found: dict[str, set[int]] = {}
     for one in every:
@@ -210,7 +233,7 @@ def _here(every: Iterable[Communicator]) -> Mapping[str, frozenset[int]]:
     return {name: frozenset(ranks) for name, ranks in found.items()}
 
 
-def _whole(one: Communicator, here: Mapping[str, frozenset[int]]) -> bool:
+def _whole(one: Communicator, here: Here) -> bool:
     """Whether all of it is on this host."""
     return bool(one.id) and 0 < one.size <= len(here[one.id])
 
@@ -219,7 +242,7 @@ def _on_host(
     pair: Pair,
     one: Communicator,
     own: tuple[Communicator, ...],
-    here: Mapping[str, frozenset[int]],
+    here: Here,
 ) -> bool:
     """Whether both ends are known to be on this host."""
     ends = {pair.one, pair.other}

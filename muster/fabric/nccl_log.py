@@ -9,12 +9,20 @@ of NCCL 2.4 to 2.30.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
-from muster.fabric.nccl_communicators import SOCKET, Comms, Communicator, between
+from muster.fabric.nccl_communicators import (
+    SOCKET,
+    Comms,
+    Communicator,
+    Here,
+    Room,
+    between,
+    ranks_here,
+)
 from muster.protocol.traffic import NcclEvidence
 
 LINE_BYTES_MAX: Final = 4096
@@ -83,13 +91,15 @@ class NcclLog:
     and uses bounded memory.
     """
 
-    def __init__(self, known: ProcessEvidence | None = None) -> None:
-        """`known` is the evidence from the part already read."""
+    def __init__(self, known: ProcessEvidence | None = None, room: Room | None = None) -> None:
+        """`known` is the evidence from the part already read. `room` is shared by the logs of a
+        task.
+        """
         known = known or ProcessEvidence()
         self._rest = b""
         self._skip = False
         self._version = known.version
-        self._comms = Comms(known.comms)
+        self._comms = Comms(known.comms, room or Room(known.comms))
         self._plugin = known.plugin
         self._nvlink = known.over_nvlink
         self._devices = dict.fromkeys(known.devices)
@@ -131,7 +141,7 @@ class NcclLog:
             trouble=tuple(self._trouble),
             comms=self._comms.known(),
         )
-        return _settled(said, ())
+        return _settled(said, ranks_here(said.comms))
 
     def _why(self) -> str:
         if self._reason_rank == _NO_DEVICE and self._hcas:
@@ -180,8 +190,8 @@ def merged(found: Iterable[ProcessEvidence]) -> NcclEvidence:
     processes = list(found)
     if not processes:
         return NcclEvidence()
-    comms = tuple(comm for one in processes for comm in one.comms)
-    every = [_settled(one, comms) for one in processes]
+    here = ranks_here(comm for one in processes for comm in one.comms)
+    every = [_settled(one, here) for one in processes]
     # Prefer a process on sockets, if there is one.
     chief = next((one for one in every if one.sockets), None) or max(
         every, key=lambda one: (one.over_rdma, bool(one.network), one.decided)
@@ -203,11 +213,9 @@ def merged(found: Iterable[ProcessEvidence]) -> NcclEvidence:
     )
 
 
-def _settled(one: ProcessEvidence, others: Sequence[Communicator]) -> ProcessEvidence:
-    """Reduce the evidence to traffic between hosts. `others` are the communicators of all processes
-    of this host.
-    """
-    known = between(one.comms, others)
+def _settled(one: ProcessEvidence, here: Here) -> ProcessEvidence:
+    """Reduce the evidence to traffic between hosts. `here` is of all processes of this host."""
+    known = between(one.comms, here)
     local = bool(one.comms) and known.local
     channels = known.rdma or known.tcp
     sockets = known.sockets or not (known.word or channels or local or one.plugin != SOCKET)

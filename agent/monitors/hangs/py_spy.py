@@ -170,6 +170,12 @@ def _told(found: list[_Thread], pid: int, *, threads: bool) -> tuple[ThreadStack
 
 def _thread(thread: _Thread, most: int) -> ThreadStack:
     frames = tuple(
-        Frame(frame.name[:120], frame.filename[-200:], frame.line) for frame in thread.frames[:most]
+        Frame(_printable(frame.name[:120]), _printable(frame.filename[-200:]), frame.line)
+        for frame in thread.frames[:most]
     )
-    return ThreadStack((thread.thread_name or "")[:64], frames, thread.owns_gil)
+    return ThreadStack(_printable((thread.thread_name or "")[:64]), frames, thread.owns_gil)
+
+
+def _printable(name: str) -> str:
+    """The name, which a job chose, safe for a terminal."""
+    return "".join(char if char.isprintable() else "?" for char in name)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 
 from agent.core.inputs import Input, StacksObserved
@@ -23,8 +24,8 @@ from muster.protocol.hangs import RankActivity, RankStacks, RecordedRank
 from muster.protocol.ids import TaskId
 
 BYTES_MAX: Final = 512 << 10
-"""The approximate size limit of all stacks in an answer: half a frame."""
-_FRAME_BYTES: Final = 48
+"""The size limit of all encoded stacks in an answer: half a frame."""
+_LEFT_OUT: Final = "its stack is left out: the stacks of this node are too large for one report"
 
 _log = structlog.get_logger("agent.hangs")
 
@@ -105,13 +106,22 @@ class StackDumper:
 
 
 def bounded(found: tuple[RankStacks, ...]) -> tuple[RankStacks, ...]:
-    """Cut the stacks to fit an answer: first to the main threads, then to fewer frames."""
+    """Cut the stacks to fit an answer: first to the main threads, then to fewer frames, at last to
+    fewer ranks.
+    """
     if _size(found) > BYTES_MAX:
         found = tuple(RankStacks(r.rank, r.pid, r.threads[:1], r.problem) for r in found)
     most = 40
     while _size(found) > BYTES_MAX and most > 1:
         most //= 2
         found = tuple(_cut(rank, most) for rank in found)
+    number = len(found)
+    while _size(found) > BYTES_MAX and number:
+        number //= 2
+        found = (
+            *found[:number],
+            *(RankStacks(r.rank, r.pid, (), _LEFT_OUT) for r in found[number:]),
+        )
     return found
 
 
@@ -121,8 +131,4 @@ def _cut(rank: RankStacks, most: int) -> RankStacks:
 
 
 def _size(found: tuple[RankStacks, ...]) -> int:
-    return sum(
-        100 + len(rank.problem) + sum(len(f.name) + len(f.file) + _FRAME_BYTES for f in t.frames)
-        for rank in found
-        for t in rank.threads
-    )
+    return len(msgspec.json.encode(found))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from collections import deque
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,7 @@ import msgspec
 from agent.logs.log_file import SHORTAGES, LogSource
 from agent.shim.job_files import RefusedFileError
 from agent.taskdirs.taskdirs import NCCL
+from muster.fabric.nccl_communicators import Room
 from muster.fabric.nccl_log import NcclLog, ProcessEvidence, merged
 from muster.protocol.traffic import NcclEvidence
 
@@ -31,7 +33,8 @@ _REFUSED_MAX: Final = 1024
 # Limit of names, because a job may create millions of files.
 _NAMES_MAX: Final = 8192
 _READ_BYTES: Final = 1 << 20
-_READS_MAX: Final = 16
+LOOK_BYTES_MAX: Final = 4 << 20
+"""Of all files together: about a second of a thread."""
 # Files of NCCL's flight recorder: dumps, and the pipes that trigger them.
 _RECORDER: Final = ("fr_", "frp_")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
@@ -51,11 +54,22 @@ class FileState(msgspec.Struct, omit_defaults=True):
 
 
 class _File:
-    def __init__(self, source: LogSource, state: FileState) -> None:
+    def __init__(self, source: LogSource, state: FileState, room: Room) -> None:
         self.source = source
-        self.log = NcclLog(state.said if state.read else None)
+        self._log = NcclLog(state.said if state.read else None, room)
+        self._state: FileState | None = None
         self.read = self.freed = state.read
         self.part = b""
+
+    def feed(self, data: bytes) -> None:
+        self.read += len(data)
+        self._log.feed(data)
+        self._state = None
+
+    def state(self) -> FileState:
+        if self._state is None:
+            self._state = FileState(self.read - self._log.unfinished, self._log.evidence())
+        return self._state
 
 
 class NcclLines:
@@ -65,27 +79,27 @@ class NcclLines:
         """`folder` is the task's directory, `known` the state of an earlier agent process."""
         self._folder = folder
         self._known = known or {}
+        self._room = Room(comm for one in self._known.values() for comm in one.said.comms)
+        self._evidence: NcclEvidence | None = None
         self._files: dict[str, _File] = {}
         self._refused: set[str] = set()
         self._written: int | None = None
         self.blind = False
         """Whether the last pass has missed lines for lack of descriptors."""
+        self.behind = False
+        """Whether the last pass has left bytes for the next one."""
 
     def look(self) -> NcclEvidence:
         """Read new lines and return the evidence from all lines."""
         self.blind = False
-        for name in self._names():
-            file = self._files.get(name) or self._open(name)
-            if file is not None:
-                self._read(file)
-        return merged(one.said for one in self.state().values() if one.read or one.said.decided)
+        if self._read_all() or self._evidence is None:
+            said = (one.said for one in self.state().values() if one.read or one.said.decided)
+            self._evidence = merged(said)
+        return self._evidence
 
     def state(self) -> dict[str, FileState]:
         """State for the next agent process. Incomplete lines are read again."""
-        return self._known | {
-            name: FileState(file.read - file.log.unfinished, file.log.evidence())
-            for name, file in self._files.items()
-        }
+        return self._known | {name: file.state() for name, file in self._files.items()}
 
     @property
     def any(self) -> bool:
@@ -105,8 +119,12 @@ class NcclLines:
         except OSError as error:
             self.blind = error.errno in SHORTAGES
             return list(self._files)
-        room = min(FILES_MAX - len(self._files), _REFUSED_MAX - len(self._refused))
-        return [*self._files, *islice(filter(self._is_new, sorted(names)), room)]
+        found = [name for name in sorted(names) if self._is_new(name)]
+        again = [name for name in found if name in self._known]
+        new = [name for name in found if name not in self._known]
+        taken = len(self._files.keys() | self._known.keys())
+        room = max(0, min(FILES_MAX - taken, _REFUSED_MAX - len(self._refused)))
+        return [*again, *new[:room], *self._files]
 
     def _is_new(self, name: str) -> bool:
         if name in self._files or name in self._refused:
@@ -125,28 +143,46 @@ class NcclLines:
             return None
         if source is None:
             return None
-        file = self._files[name] = _File(source, self._known.get(name, FileState()))
+        known = self._known.get(name, FileState())
+        file = self._files[name] = _File(source, known, self._room)
         return file
 
-    def _read(self, file: _File) -> None:
-        for _ in range(_READS_MAX):
-            try:
-                data = file.source.read(file.read, _READ_BYTES)
-            except OSError:
-                return
-            if not data:
-                break
-            try:
-                self._keep(file, data)
-            except OSError:
-                # For lack of descriptors, the next pass reads it again.
-                self.blind = True
-                return
-            file.read += len(data)
-            file.log.feed(data)
+    def _read_all(self) -> int:
+        """Read new bytes, of each file one piece in turn; return their number."""
+        waiting = deque(self._names())
+        done = 0
+        while waiting and done < LOOK_BYTES_MAX:
+            name = waiting.popleft()
+            file = self._files.get(name) or self._open(name)
+            if file is None:
+                continue
+            # The next pass begins with the files that this one read least recently.
+            self._files[name] = self._files.pop(name)
+            if count := self._read(file):
+                done += count
+                waiting.append(name)
+        self.behind = bool(waiting)
+        return done
+
+    def _read(self, file: _File) -> int:
+        """Read the next piece of a file and return its length in bytes; 0 at its end."""
+        try:
+            data = file.source.read(file.read, _READ_BYTES)
+        except OSError:
+            return 0
+        if not data:
+            return 0
+        try:
+            self._keep(file, data)
+        except OSError:
+            # For lack of descriptors, the next pass reads it again.
+            self.blind = True
+            return 0
+        file.feed(data)
         if file.read - file.freed >= FILE_BYTES_MAX:
             file.freed = file.read
             _free(file.source.fileno(), file.read)
+        return len(data)
 
     def _keep(self, file: _File, data: bytes) -> None:
         """Copy complete lines into the task's own log, each with its process. Raises OSError if

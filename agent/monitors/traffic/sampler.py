@@ -33,10 +33,12 @@ SAY_S: Final = 15.0
 """Interval of reports with new figures only. A change of the verdict is reported at once."""
 LAST_LOOK_S: Final = 2.0
 """A driver that hangs delays the end of a task by at most this."""
-# Lines that remain unread for lack of descriptors are lost with the task.
+# Lines that remain unread, for lack of descriptors or because of their number, are lost with the
+# task.
 _LAST_LOOKS: Final = 10
 _LAST_PAUSE_S: Final = 0.1
-_STATE_BYTES_MAX: Final = 1 << 20
+_STATE_BYTES_MAX: Final = 4 << 20
+"""More than the bounds on files and entries of NCCL's log allow."""
 
 _log = structlog.get_logger("agent.proof")
 
@@ -109,9 +111,9 @@ class Sampler:
             self._over = last
             await asyncio.to_thread(self._sample, counters=counters)
             for _ in range(_LAST_LOOKS if last else 0):
-                if not self._lines.blind:
+                if not (self._lines.blind or self._lines.behind):
                     break
-                await asyncio.sleep(_LAST_PAUSE_S)
+                await asyncio.sleep(_LAST_PAUSE_S if self._lines.blind else 0)
                 await asyncio.to_thread(self._sample, counters=False)
             if self._lines.any:
                 self._lines_came()

@@ -2,20 +2,26 @@
 
 Jobs are counted, not attempts, and only failures for which the node itself is to blame. If a node
 refuses to prepare a job, that counts only once another node has prepared the same job: every node
-refuses a wrong path. A node that lacks the RDMA that a job requires is sound. No clock is involved:
-a fault is forgotten after enough attempts have ended well on the node.
+refuses a wrong path. A node that lacks the RDMA that a job requires is sound. What a job's own
+programs write or refuse counts for its retries and not here: that includes its `setup`, which may
+fail on one node only. No clock is involved: a fault is forgotten after enough attempts have ended
+well on the node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
+from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.ids import NodeName
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusal_codes import RefusalCode, headline
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import service as sf
+from orchestrator.core.failures.kernel_log import Xid, read
 from orchestrator.core.gangs.retry_policy import settled
 from orchestrator.core.model.blame import guilty_nodes
 from orchestrator.core.model.limits import Limits
@@ -23,6 +29,10 @@ from orchestrator.core.model.state import Attempt, Job, Node, State
 from orchestrator.core.nodes.service_state import ITSELF
 
 _NAMED = 6
+_OF_THE_JOB = frozenset(
+    {RefusalCode.FABRIC_DIFFERS, RefusalCode.SETUP_FAILED, RefusalCode.BOOTSTRAP_FAILED}
+)
+"""Refusals that say nothing about the node: the job or its programs choose them."""
 
 
 def judged(
@@ -36,6 +46,8 @@ def judged(
         case Outcome.SUCCESS | Outcome.TIME_LIMIT:
             return _trusted(state, attempt, limits)
         case Outcome.INFRA if cause.code is not CauseCode.DRAINED and _proved(attempt, cause):
+            if cause.code is CauseCode.RANK_FAILED and not _seen(attempt, cause):
+                cause = replace(cause, node_fault=False)
             return _blamed(state, job, attempt, _at_fault(attempt, cause))
         case _:
             return []
@@ -118,6 +130,19 @@ def _proved(attempt: Attempt, cause: Cause) -> bool:
     return by_itself or any(t.prepared is not None and t.refusal is None for t in attempt.tasks)
 
 
+def _seen(attempt: Attempt, cause: Cause) -> bool:
+    """Whether the agent or the kernel saw the fault for which the rank failed. Its own output is no
+    evidence, because every program can write it.
+    """
+    ranks = [r for t in attempt.tasks if t.node == cause.node for r in t.ranks]
+    return any(
+        isinstance(read(rank.kernel), Xid)
+        or (rank.disk_full and cause.kind == FailureKind.DISK_FULL)
+        for rank in ranks
+        if rank.rank == cause.rank
+    )
+
+
 def _at_fault(attempt: Attempt, cause: Cause) -> dict[NodeName, str]:
     """Return the nodes at fault that are not sound, each with its own reason."""
     found = {}
@@ -126,7 +151,7 @@ def _at_fault(attempt: Attempt, cause: Cause) -> dict[NodeName, str]:
         task = tasks.get(name)
         text = cause.text
         if task is not None and task.state is not TaskState.LOST and task.refusal is not None:
-            if task.refusal.code == RefusalCode.FABRIC_DIFFERS:
+            if task.refusal.code in _OF_THE_JOB:
                 continue
             if name != cause.node:
                 said = headline(task.refusal.text)

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import subprocess
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -98,6 +99,23 @@ def test_a_removal_follows_no_link_and_minds_no_depth(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "tasks") == []
     assert (outside / "kept").read_text() == "kept"
     folders.remove(TASK)
+
+
+def test_a_removal_of_a_wide_folder_takes_no_memory_for_its_names(tmp_path: Path) -> None:
+    folders = TaskDirs(tmp_path, None)
+    folders.create(prepare(), ())
+    wide = folders.path(TASK) / "scratch/wide"
+    wide.mkdir()
+    for number in range(10_000):
+        (wide / f"{number:0100}").touch()
+    tracemalloc.start()
+    try:
+        folders.remove(TASK)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert os.listdir(tmp_path / "tasks") == []
+    assert most < 512 << 10
 
 
 Mount = Callable[[Path, Path], None]

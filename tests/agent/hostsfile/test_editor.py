@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.hostsfile import atomic_exchange
 from agent.hostsfile import editor as hosts_file
 from agent.hostsfile.editor import HostsFile, HostsFileError
 from tests.agent.hostsfile.changes import BASE, alone, put, take
@@ -143,12 +144,37 @@ def test_a_file_that_may_only_be_read_is_none_where_it_need_not_change(
     assert mounted.read_bytes() == BASE
 
 
-def test_a_lock_that_nobody_gives_back_is_a_refusal_in_words(
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_lock_of_a_process_that_only_reads_delays_a_change_once(
+    path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch, *, in_place: bool
+) -> None:
+    """Every user can lock a file that it may read."""
+    monkeypatch.setattr(hosts_file, "LOCK_S", 0.05)
+    ends: list[float] = []
+    lock = atomic_exchange.lock
+
+    def locked(fd: int, until: float) -> bool:
+        ends.append(until)
+        return lock(fd, until)
+
+    monkeypatch.setattr(atomic_exchange, "lock", locked)
+    if in_place:
+        os.link(path, path.with_name("second name"))
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        file.update(put)
+    assert path.read_bytes() == put(BASE)
+    assert len(set(ends)) == 1
+    assert len(ends) == 1 + in_place
+
+
+def test_a_lock_of_a_process_that_writes_is_a_refusal_in_words(
     path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hosts_file, "LOCK_S", 0.05)
-    with path.open() as held:
+    monkeypatch.setattr(hosts_file, "QUIET_S", 0.05)
+    with path.open("r+") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(HostsFileError, match="locked by another process"):
+        with pytest.raises(HostsFileError, match="open for writing in another process"):
             file.update(put)
     file.update(put)

@@ -144,7 +144,6 @@ first = begin(0)
 while os.pread(62, 1, 0) != b"1":
     time.sleep(0.01)
 second = begin(1)
-tell(t="rank", rank=1, pid=float(second.pid))
 for rank, process in enumerate([first, second]):
     tell(t="exit", rank=rank, signal=-process.wait())
 """
@@ -157,6 +156,35 @@ for rank, process in enumerate([first, second]):
         status = await task.ended()
         ends = [rank.exit and rank.exit.signal for rank in status.ranks]
         assert ends == [signal.SIGINT, signal.SIGINT]
+
+    stage.play(story)
+
+
+def test_a_pid_that_is_no_integer_during_the_stop_is_dropped(stage: Stage) -> None:
+    """It equals that of a living process, which ignores the signal."""
+    words = """
+import subprocess, sys, time
+socket.recv_fds(channel, 65536, 2)  # the answer to the speaker's own question
+process = subprocess.Popen(["sh", "-c", "trap '' INT; echo; exec sleep 1000"], stdout=-1)
+process.stdout.readline()
+tell(t="rank", rank=0, pid=process.pid)
+while os.pread(62, 1, 0) != b"1":
+    time.sleep(0.01)
+tell(t="rank", rank=0, pid=float(process.pid))
+# What answers this has read that.
+tell(t="open", rank=0, local_rank=0)
+socket.recv_fds(channel, 65536, 2)
+process.terminate()
+tell(t="exit", rank=0, signal=-process.wait())
+"""
+
+    async def story(node: Node) -> None:
+        task = await speaker(node, words)
+        await start(task)
+        await task.until(lambda status: status.ranks and status.ranks[0].pid)
+        await task.send(ShimStop(signal="SIGINT", grace_s=60.0))
+        status = await task.ended()
+        assert [rank.exit and rank.exit.signal for rank in status.ranks] == [signal.SIGTERM]
 
     stage.play(story)
 

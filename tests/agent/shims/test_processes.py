@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from agent.core.shim_protocol import ShimExit, ShimPhase, ShimStart, ShimStatus, ShimStop
+from muster.protocol.refusal_codes import RefusalCode
 from tests.agent.shims.conftest import Node, Spoken, Stage
 from tests.agent.shims.test_termination import eventually
 
@@ -75,15 +77,37 @@ def test_a_python_script_is_run_by_the_jobs_interpreter(any_stage: Stage) -> Non
     any_stage.play(story)
 
 
-def test_an_interpreter_that_is_not_there(any_stage: Stage) -> None:
+def test_an_interpreter_that_is_not_there(any_stage: Stage, tmp_path: Path) -> None:
+    """It is refused before the gate, as under torchrun, so that other nodes are tried."""
+    (tmp_path / "no prefix").mkdir()
+    (tmp_path / "text").touch(0o644)
+    wrong = ["/no/such/venv", "no/such/venv", "no-such-python", str(tmp_path / "no prefix")]
+
+    async def story(node: Node) -> None:
+        for number, python in enumerate([*wrong, str(tmp_path / "text")]):
+            task = await node.task(f"{number}.1.0")
+            status = await task.prepared(launcher="processes", python=python)
+            assert status.refusal is not None, python
+            assert status.refusal.code == RefusalCode.NO_PYTHON
+            why = "was not found" if python in wrong else "cannot run: Permission denied"
+            assert status.refusal.text.startswith(f"The interpreter {python} {why}")
+
+    any_stage.play(story)
+
+
+def test_an_interpreter_that_goes_away_before_the_start(any_stage: Stage, tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
-        start = ShimStart(["train.py"], ranks=ranks(0, 2), interpreter=True)
-        await started(task, start, python="/no/such/venv")
+        python = tmp_path / "python"
+        python.touch(0o755)
+        status = await task.prepared(launcher="processes", python=str(python))
+        assert status.phase is ShimPhase.PREPARED
+        python.unlink()
+        await task.send(ShimStart(["train.py"], ranks=ranks(0, 2), interpreter=True))
         status = await task.ended()
         assert status.exit == ShimExit(code=127)
         assert status.refusal is not None
-        assert status.refusal.text.startswith("The interpreter /no/such/venv was not found")
+        assert status.refusal.text.startswith(f"The interpreter {python} was not found")
         assert status.running_s is None
         # One that was told to end before it could try has that as its end.
         assert set(ends(status).values()) <= {ShimExit(code=127), ShimExit(signal=15)}

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.core.inputs import Input, StacksObserved
-from agent.monitors.hangs import flight_recorder
+from agent.monitors.hangs import flight_recorder, py_spy
 from agent.monitors.hangs.monitor import HangMonitor
-from agent.monitors.hangs.stack_dumps import StackDumper
+from agent.monitors.hangs.stack_dumps import BYTES_MAX, StackDumper, bounded
 from agent.taskdirs.taskdirs import NCCL, TaskDirs, user_of
 from muster.daemon.task_owner import TaskOwner
 from muster.protocol.control_channel import DumpStacks
+from muster.protocol.hangs import RankStacks
 from tests.agent.monitors.hangs.test_monitor import TASK, Now, program, status
 from tests.agent.shims.shim_of import be_shim_of
 
@@ -48,6 +50,27 @@ def test_a_recorder_that_writes_late_is_no_sign_that_its_rank_moves(
     out.write_bytes(b"")
     text = f"FOLDER, LOG = {str(folder / NCCL)!r}, {str(out)!r}\n" + RECORDS
     asyncio.run(story(folders, folder, out, text))
+
+
+@pytest.mark.parametrize("char", ["\x01", "\N{ROCKET}", "a"])
+@pytest.mark.parametrize("ranks", [24, 1024])
+def test_stacks_fit_into_a_report_whatever_their_names(char: str, ranks: int) -> None:
+    threads = [
+        {
+            "os_thread_id": 1,
+            "thread_name": 200 * char,
+            "frames": 40 * [{"name": 200 * char, "filename": 300 * char, "line": 10**9}],
+        }
+    ]
+    found = msgspec.json.decode(msgspec.json.encode(threads), type=list[py_spy._Thread])
+    told = py_spy._told(found, 1, threads=False)
+    assert all(frame.name.isprintable() and frame.file.isprintable() for frame in told[0].frames)
+    assert told[0].name.isprintable()
+    fitting = bounded(tuple(RankStacks(rank, 1 << 22, told) for rank in range(ranks)))
+    assert len(msgspec.json.encode(fitting)) <= BYTES_MAX
+    assert [rank.rank for rank in fitting] == list(range(ranks))
+    assert all(rank.threads or "left out" in rank.problem for rank in fitting)
+    assert fitting[0].threads
 
 
 async def story(folders: TaskDirs, folder: Path, out: Path, text: str) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import pwd
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from agent.monitors.traffic import nccl_log as module
-from agent.monitors.traffic.nccl_log import FILES_MAX, LOG, NcclLines
+from agent.monitors.traffic.nccl_log import FILES_MAX, LOG, FileState, NcclLines
+from muster.fabric import nccl_communicators, nccl_log
+from muster.fabric.nccl_log import ProcessEvidence
+from muster.protocol.traffic import NcclEvidence
 from tests.descriptors import descriptors_left
 from tests.fabric import nccl_lines as said
 
@@ -108,6 +112,96 @@ def test_so_many_files_and_no_more(task: Path) -> None:
     found = NcclLines(task)
     assert found.look().processes == FILES_MAX
     assert found.look().processes == FILES_MAX
+    found.close()
+
+
+def test_files_that_come_between_two_lives_are_no_more_in_all(task: Path) -> None:
+    known: dict[str, FileState] = {}
+    for life in range(3):
+        for number in range(FILES_MAX):
+            write(task, f"gpu-{life}.{number}", said.info("Using network IB"))
+        found = NcclLines(task, known)
+        assert found.look().processes == FILES_MAX
+        known = found.state()
+        found.close()
+        for file in (task / "nccl").iterdir():
+            file.unlink()
+    assert len(known) == FILES_MAX
+
+
+def test_what_is_kept_of_all_files_of_a_task_is_bounded(task: Path) -> None:
+    inits, channels = [
+        "".join(f":1:1 [0] {line}\n" for line in lines)
+        for lines in (
+            [
+                f"comm 0x1 rank {rank} nranks 999 c commId 0x{comm:x} - Init START"
+                for comm in range(8)
+                for rank in range(64)
+            ],
+            [f"Channel 00 : {n + 1000} -> {n + 2000} [send] via NET/IB/0" for n in range(64)],
+        )
+    ]
+    for number in range(20):
+        write(task, f"gpu-07.{number}", inits + channels)
+    found = NcclLines(task)
+    assert found.look().over_rdma == 20 * 64
+    comms = [comm for one in found.state().values() for comm in one.said.comms]
+    held = sum(1 + len(comm.own) + len(comm.pairs) for comm in comms)
+    # Each process has one unnamed communicator and one unknown pair beyond them.
+    most = nccl_communicators.ENTRIES_MAX
+    assert most <= held <= most + 2 * 20
+    known = found.state()
+    found.close()
+    write(task, "gpu-07.x", inits + channels)
+    again = NcclLines(task, known)
+    assert again.look().over_rdma == 21 * 64
+    assert len(again.state()["gpu-07.x"].said.comms) <= 1
+    again.close()
+
+
+def test_evidence_is_put_together_where_there_are_new_bytes(
+    task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged: list[NcclEvidence] = []
+    whole = nccl_log.merged
+
+    def counted(found: Iterable[ProcessEvidence]) -> NcclEvidence:
+        merged.append(whole(found))
+        return merged[-1]
+
+    monkeypatch.setattr(module, "merged", counted)
+    found = NcclLines(task)
+    write(task, "gpu-07.1", said.IB_2_18)
+    assert [found.look().over_rdma for _ in range(3)] == [4, 4, 4]
+    assert len(merged) == 1
+    write(task, "gpu-07.1", said.SOCKET_2_18)
+    found.look()
+    assert len(merged) == 2
+    found.close()
+
+
+def test_a_look_reads_a_part_and_begins_with_another_file(
+    task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_BYTES_MAX", 2 << 20)
+    for name in ("a", "b", "c"):
+        write(task, name, (1 << 20) * 3 * "x" + "\n")
+    write(task, "d", said.IB_2_18)
+    found = NcclLines(task)
+    assert found.look().over_rdma == 0
+    assert found.behind
+    assert found.look().over_rdma == 4
+    looks = 2
+    while found.behind:
+        found.look()
+        looks += 1
+    assert looks <= 6
+    assert {name: one.read for name, one in found.state().items()} == {
+        "a": (3 << 20) + 1,
+        "b": (3 << 20) + 1,
+        "c": (3 << 20) + 1,
+        "d": len(said.IB_2_18),
+    }
     found.close()
 
 

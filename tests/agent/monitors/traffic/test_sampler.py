@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from agent.core.inputs import Input, TrafficObserved
+from agent.monitors.traffic import nccl_log
 from agent.monitors.traffic import sampler as module
 from agent.monitors.traffic.counters import CounterReader
-from agent.monitors.traffic.nccl_log import NcclLines
+from agent.monitors.traffic.nccl_log import FILES_MAX, NcclLines
 from agent.monitors.traffic.sampler import STATE, Sampler, Watched, kept
 from muster.fabric.counters import RECEIVED, SENT, Totals
 from muster.protocol.ids import TaskId
@@ -204,6 +205,35 @@ def test_a_kept_state_that_cannot_be_read_is_none(bench: Bench) -> None:
     assert kept(bench.folder) is None
     (bench.folder / STATE).write_text("{")
     assert kept(bench.folder) is None
+
+
+def test_the_largest_state_can_be_read(bench: Bench) -> None:
+    wide = chr(0x1F680)
+    devices = " ".join(f"[{n}]{n:063}:1/RoCE" for n in range(64))
+    for number in range(FILES_MAX):
+        text = "".join(
+            f":1:{n} [0] comm 0x1 rank 1 nranks 9999 c commId 0x{number:08x}{n:08x} - Init START\n"
+            f":1:{n} [0] NCCL INFO Using network {wide * 63}\n"
+            for n in range(40)
+        )
+        for n in range(4):
+            text += f"NCCL WARN {n} Call to ibv_{wide * 200}\n"
+        text += f"NCCL INFO NET/IB : Using {devices[:3900]}\n"
+        (bench.folder / "nccl" / f"{number:0200}").write_text(text)
+    bench.look(bench.life())
+    assert (bench.folder / STATE).stat().st_size > 1 << 20
+    again = kept(bench.folder)
+    assert again is not None
+    assert again.said.processes == FILES_MAX
+
+
+def test_the_last_look_reads_more_than_one_pass_does(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nccl_log, "LOOK_BYTES_MAX", 1 << 20)
+    bench.say("x" * (3 << 20) + "\n" + lines.SOCKET_2_18)
+    asyncio.run(bench.life().finish())
+    assert bench.heard[-1].nccl.sockets == 1
 
 
 def test_whose_lines_go_elsewhere_are_not_looked_for(bench: Bench) -> None:

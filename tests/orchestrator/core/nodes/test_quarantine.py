@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from muster.protocol.control_channel import RankReport
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.outcome import CauseCode, ExitStatus
-from muster.protocol.states import JobState
+from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Rdma, Retry
 from orchestrator.core.facts import service as sf
 from orchestrator.core.facts.base import Durability
@@ -81,6 +82,52 @@ def test_what_the_users_program_does_counts_for_nothing(cluster: Cluster) -> Non
         cluster.finish(running, 1)
         assert cluster.shown(number) is JobState.FAILED
     assert cluster.node("a").faults == ()
+
+
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+FULL = "OSError: [Errno 28] No space left on device"
+XID = "NVRM: Xid (PCI:0000:4e:00): 79, pid=4242, name=python, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    ("error", "disk_full", "kernel", "faults"),
+    [
+        pytest.param(ECC, False, "", 0, id="a text about a GPU"),
+        pytest.param(FULL, False, "", 0, id="a text about a disk"),
+        pytest.param(ECC, True, "", 0, id="a full disk and a text about a GPU"),
+        pytest.param(FULL, True, "", 1, id="the disk of the node is full"),
+        pytest.param(ECC, False, XID, 1, id="the kernel says it"),
+    ],
+)
+def test_what_a_program_writes_is_no_evidence_against_a_node(
+    cluster: Cluster, error: str, disk_full: bool, kernel: str, faults: int
+) -> None:
+    cluster.submit(spec(placement={"include": ["a"]}, retry=Retry(infra=0)))
+    (running,) = cluster.run_gang(1)
+    how = ExitStatus(1)
+    rank = RankReport(0, exit=how, error=error, disk_full=disk_full, kernel=kernel)
+    cluster.report(running, TaskState.EXITED, prepared=prepared(), exit=how, ranks=(rank,))
+    cluster.clean(running, prepared=prepared(), exit=how, ranks=(rank,))
+    cluster.beat(2)
+    assert cluster.cause(1).exit_code == 122
+    assert len(cluster.node("a").faults) == faults
+
+
+@pytest.mark.parametrize("code", ["setup_failed", "bootstrap_failed"])
+def test_a_set_up_that_fails_on_one_node_only_is_no_nodes_fault(
+    cluster: Cluster, code: str
+) -> None:
+    """It may do so by itself: it sees the rank of its node."""
+    cluster.submit(spec(nodes=2, retry=Retry(infra=0)))
+    launcher, worker = (one.id for one in cluster.job(1).attempts[0].tasks)
+    cluster.prepare(worker)
+    cluster.refuse(launcher, code)
+    cluster.beat(2)
+    for one in (launcher, worker):
+        cluster.clean(one)
+    cluster.beat(2)
+    assert cluster.cause(1).refusal == code
+    assert all(not node.faults for node in cluster.state.nodes.values())
 
 
 def test_a_path_that_is_wrong_everywhere_is_no_nodes_fault(cluster: Cluster) -> None:
