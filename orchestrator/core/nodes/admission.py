@@ -33,7 +33,7 @@ def refuse(
 
     `foreign` are names of machines other than the agent's.
     """
-    bad = _refuse_texts(hello)
+    bad = _refuse_name(hello.node, foreign) or _refuse_texts(hello)
     if bad is not None:
         return bad
     too_old = hello.protocol_max < PROTOCOL_MIN
@@ -49,9 +49,6 @@ def refuse(
             f"this coordinator ({version}) speaks protocol {PROTOCOL_MIN} to {PROTOCOL_MAX}, the "
             f"agent ({hello.version}) {hello.protocol_min} to {hello.protocol_max}: {remedy}",
         )
-    bad = _refuse_name(hello.node, foreign)
-    if bad is not None:
-        return bad
     unusable = problem(hello.inventory.interfaces)
     if unusable is not None:
         return Refused(

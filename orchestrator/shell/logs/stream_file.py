@@ -100,7 +100,7 @@ class StreamFile:
 
     @property
     def indexed(self) -> int:
-        """How many bytes have a record in the index."""
+        """Number of bytes that have a record in the index."""
         return self._covered
 
     @property

@@ -121,14 +121,5 @@ MUTANTS = (
         ("I3", "I4", "I5"),
         seed=7,
     ),
-    Mutant(
-        "one that has left its gang may end it well, twice",
-        _both(
-            _wrap(react, "task_moved", _judges_who_left),
-            _put(turn, "_is_void", lambda *_: False),
-        ),
-        ("raised: InvalidTransition",),
-        seed=997,
-    ),
     Mutant("a job waits for a node that is gone", _plant_waiting, ("queue", "I10"), seed=12),
 )

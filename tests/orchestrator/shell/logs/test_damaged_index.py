@@ -19,6 +19,7 @@ def made(root: Path) -> Log:
     for number in range(12):
         log.add([(0, number % 2, float(number // 3), b"x" * number + b"\n")])
     log.add([(1, 0, 9.0, b"one line\n"), (0, 0, 9.5, b"the end\n")])
+    log.store.close()
     return log
 
 
