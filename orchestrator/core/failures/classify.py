@@ -19,6 +19,8 @@ from orchestrator.core.failures.taxonomy import IN_USE, RULES
 
 LINE_CHARS_MAX: Final = 300
 WRITTEN_CHARS_MAX: Final = 8192
+JUDGED_CHARS_MAX: Final = 2048
+"""Length of the beginning of a line that rules see, as their time may grow with its square."""
 LINES_JUDGED: Final = 20
 """Number of last lines that count for a process that ended without a traceback."""
 
@@ -135,7 +137,7 @@ def _last_words(written: str) -> tuple[str, str, bool]:
     did not end the program.
     """
     written = written[-WRITTEN_CHARS_MAX:]
-    lines = [_OF_RANK.sub("", line.rstrip()) for line in written.splitlines()]
+    lines = [_OF_RANK.sub("", line.rstrip())[:JUDGED_CHARS_MAX] for line in written.splitlines()]
     frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
     for at in range(frames[-1] + 1 if frames else len(lines), len(lines)):
         if lines[at] and not lines[at][0].isspace():

@@ -1,7 +1,8 @@
 """The taxonomy of failures: a table from output patterns to kind, blame and advice.
 
 The first matching rule wins, so specific rules stand before general ones. A new kind of failure is
-a new row here, with a piece of real output in its test.
+a new row here, with a piece of real output in its test. The event loop waits for the search, so a
+pattern has no two unbounded repetitions of the same characters in a row.
 """
 
 from __future__ import annotations
@@ -64,8 +65,7 @@ RULES: Final = (
     _rule(
         FailureKind.LOCKED_MEMORY,
         "ibv_create_cq() failed: Cannot allocate memory",
-        r"ibv_(?:create_cq|create_qp|reg_mr\w*|alloc_pd|open_device)\S*.{0,80}Cannot allocate "
-        r"memory"
+        r"ibv_(?:create_cq|create_qp|reg_mr|alloc_pd|open_device).{0,120}Cannot allocate memory"
         r"|(?:ulimit|limit).{0,40}memlock|memlock.{0,40}limit|RLIMIT_MEMLOCK",
         "the process may lock too little memory for RDMA: see `ulimit -l` in a job there (muster "
         "doctor), and set LimitMEMLOCK=infinity in the agent's unit",
@@ -324,7 +324,7 @@ RULES: Final = (
         "The client socket has timed out after 2000ms while trying to connect to (10.0.0.1, 29779)",
         r"timed out after \d+ms while trying to connect|connectFullMesh failed|No route to host"
         r"|Network is unreachable|Connection refused|Gloo connect.{0,20} failed|ncclSystemError"
-        r"|ibv_\w+ failed|Call to connect .{0,60}failed|gaierror|Name or service not known",
+        r"|ibv_\w{1,40} failed|Call to connect .{0,60}failed|gaierror|Name or service not known",
         "it could not connect to another rank: see that the nodes reach each other on every port "
         "(firewall), and that NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME name the right network",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.spec.model import Argv, Shell
+from muster.spec.parse import MAX_LAUNCH_BYTES
 from orchestrator.api.redaction import REDACTED, without_secrets_inside
 
 CANARY = "hf_canary5512"
@@ -165,3 +167,14 @@ def test_a_script_that_is_long_takes_no_longer_for_what_stands_in_it(part: str) 
     """Whoever looks for it anew at each place would take hours for this."""
     script = part * (1_000_000 // len(part))
     assert CANARY not in shown(f"{script}\nA_PASSWORD={CANARY}")
+
+
+@pytest.mark.parametrize("end", ["", ":"])
+def test_the_longest_command_of_a_job_costs_a_small_part_of_a_second(end: str) -> None:
+    words = ["a-H" * (MAX_LAUNCH_BYTES // 12) + end] * 4
+    took = []
+    for _ in range(3):
+        began = time.process_time()
+        shown(words)
+        took.append(time.process_time() - began)
+    assert min(took) < 0.5

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.outcome import ExitStatus
-from orchestrator.core.failures.classify import CONSEQUENCES, LINE_CHARS_MAX, judge
+from orchestrator.core.failures.classify import (
+    CONSEQUENCES,
+    JUDGED_CHARS_MAX,
+    LINE_CHARS_MAX,
+    judge,
+)
 from orchestrator.core.failures.taxonomy import RULES
 
 FAILED = ExitStatus(1)
@@ -497,3 +503,19 @@ def test_an_abort_at_the_exit_names_what_helps() -> None:
     assert verdict.kind is FailureKind.ABORTED
     assert "time.sleep(0.02)" in verdict.advice
     assert "destroy_process_group() alone does not" in verdict.advice
+
+
+def test_no_rule_takes_long_over_a_text_that_nearly_matches() -> None:
+    began = time.process_time()
+    for rule in RULES:
+        for begin in (rule.sign[: len(rule.sign) // 2], rule.sign[:-1], "ibv_reg_mr"):
+            rule.search(begin + "a" * 8192)
+            rule.search(begin * (8192 // len(begin)))
+    # One such text took 16 s when a rule had three repetitions of the same characters in a row.
+    assert time.process_time() - began < 8
+
+
+def test_the_rules_see_only_the_beginning_of_a_long_line() -> None:
+    for room, kind in ((0, FailureKind.DISK_FULL), (1, FailureKind.EXITED)):
+        line = "Disk quota exceeded".rjust(JUDGED_CHARS_MAX + room)
+        assert judge(FAILED, "x" + line[1:]).kind is kind
