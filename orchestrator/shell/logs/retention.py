@@ -1,8 +1,8 @@
 """Retention of logs: by age and by size together, the oldest ended jobs first.
 
 Logs of running jobs are never removed. Those of a job that ended within the last hour stay while a
-node may still deliver some. While the clock is in doubt, no logs are removed for their age, and
-otherwise only a limited number at once.
+node may still deliver some. While the clock is in doubt, or not confirmed yet, no logs are removed
+for their age, and otherwise only a limited number at once.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ class Retention:
         if total <= self._keep.bytes_max:
             ended = [one for one in ended if one[0] > self._keep.age_s]
         allowed = 0
-        if not self._coordinator.clock_doubt():
+        if self._coordinator.may_remove_by_age():
             allowed = self._allowed.look(now.mono, len(sizes), self._keep.age_s)
         for age, name in sorted(ended, key=lambda one: (-one[0], one[1])):
             if allowed and age > self._keep.age_s:
