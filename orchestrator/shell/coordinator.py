@@ -150,7 +150,7 @@ class Coordinator:
         return clock_doubt(since, self._ahead_s())
 
     def may_remove_by_age(self) -> bool:
-        """Whether the wall clock is trusted enough to remove what is old by it."""
+        """Return whether the wall clock is trusted enough to remove what is old by it."""
         up_s = self._clock.now().mono - self._began_mono
         return not self.clock_doubt() and may_remove_by_age(up_s, self._ahead_s())
 

@@ -44,7 +44,7 @@ def clock_doubt(since_record_s: float, ahead_s: Sequence[float]) -> str:
 
 
 def may_remove_by_age(up_s: float, ahead_s: Sequence[float]) -> bool:
-    """Whether the clock of a coordinator that began `up_s` ago had a chance to be contradicted.
+    """Return whether nodes could contradict the clock of a coordinator that began `up_s` ago.
 
     Most connected nodes agree with it, or it has waited an hour for them. `ahead_s` is as in
     `clock_doubt`. Without this, each restart with a wrong clock removes some history before the

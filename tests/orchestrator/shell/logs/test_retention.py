@@ -15,8 +15,10 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.state import Task
+from orchestrator.journal.loss import last_with_logs
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.logs.layout import present_jobs
 from orchestrator.shell.logs.retention import Keep, Retention
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.tombstone import read_removed
@@ -152,6 +154,22 @@ def test_logs_of_before_the_clock_was_set_are_no_older_than_they_are(tmp_path: P
     asyncio.run(retention.sweep())
     assert rig.kept() == [3]
     rig.store.close()
+
+
+def test_a_job_whose_logs_cannot_be_read_holds_up_no_other(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, *(job(number, NOW - 9 * DAY) for number in (1, 2, 3)))
+    for number in (2, 3):
+        rig.write(number, 100)
+    (tmp_path / "1" / "1" / "0" / "stdout.0").mkdir(parents=True)  # a directory as a stream
+    assert rig.sweep(Keep(7 * DAY, 1 << 40)) == [1]
+    rig.store.close()
+
+
+def test_only_names_of_jobs_are_looked_at(tmp_path: Path) -> None:
+    for name in ("7", "007", "0", "9" * 18, "1" * 19, "1" * 30, "\u0663", "lost+found"):
+        (tmp_path / name).mkdir()
+    assert sorted(present_jobs(tmp_path)) == [7, int("9" * 18)]
+    assert last_with_logs(tmp_path / "journal", tmp_path) == int("9" * 18)
 
 
 def test_what_is_too_much_goes_oldest_first_and_never_of_a_running_job(tmp_path: Path) -> None:
