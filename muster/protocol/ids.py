@@ -15,6 +15,7 @@ NodeName = NewType("NodeName", str)
 TaskId = NewType("TaskId", str)
 SessionId = NewType("SessionId", int)
 
+_JOB: Final = re.compile(r"[1-9][0-9]{0,17}")
 _TASK: Final = re.compile(r"([1-9][0-9]{0,17})\.([1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})")
 _NODE: Final = re.compile(
     r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*"
@@ -26,6 +27,11 @@ _TASKS_KEPT: Final = 4096
 
 class BadId(ValueError):
     """A text that is not an id of the expected kind. The message contains the text."""
+
+
+def is_job_id(text: str) -> bool:
+    """Return whether a text, such as the name of a folder, is the number of a job."""
+    return _JOB.fullmatch(text) is not None
 
 
 def task_id(job: JobId, attempt: int, node_rank: int) -> TaskId:

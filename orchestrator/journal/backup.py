@@ -5,13 +5,14 @@ import os
 import shutil
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from muster.daemon.durable_files import give_to_owner, lock_directory, sync_directory, sync_file
 from muster.daemon.errors import DirectoryLockedError, FileError
+from muster.protocol.ids import JobId
 from orchestrator.journal import schema
 from orchestrator.journal.archive import check_archive
 from orchestrator.journal.errors import CorruptJournalError, JournalError, LostTailError
@@ -39,6 +40,9 @@ _EPOCHS_LEFT_OUT: Final = 1_000_000
 _JOBS_LEFT_OUT: Final = 1000
 # The log first: a database that stays behind without it is noticed at the next start.
 _PARTS: Final = ("-shm", "-wal", "")
+
+# The mark of a job whose logs retention has removed, in its folder of logs.
+REMOVED_NAME: Final = "removed"
 
 Connect = Callable[[Path], sqlite3.Connection]
 
@@ -168,12 +172,20 @@ class Replaced(NamedTuple):
     last_job: int
 
 
-def restore(state_dir: Path, copy: Path, next_job: int, logs: Path | None = None) -> Replaced:
+def restore(
+    state_dir: Path,
+    copy: Path,
+    next_job: int,
+    logs: Path | None = None,
+    attempts: Mapping[JobId, int] | None = None,
+) -> Replaced:
     """Replace the journal by a verified backup.
 
     `next_job` follows the last job in the backup. Later jobs and epochs may have left traces on
     nodes, so their numbers are not reused. They are found in the current journal and in `logs` (as
-    in `Journal.open`). Raises DirectoryLockedError, FileError and JournalError.
+    in `Journal.open`). `attempts` is the number of attempts of each job that has not ended by the
+    backup. Later attempts get the same numbers again, so the logs of the earlier ones are renamed.
+    Raises DirectoryLockedError, FileError and JournalError.
     """
     path = state_dir / FILE_NAME
     temporary = state_dir / f".{FILE_NAME}.{RESTORED}"
@@ -191,7 +203,11 @@ def restore(state_dir: Path, copy: Path, next_job: int, logs: Path | None = None
                     _leave_out(database, epoch, last_job)
                 give_to_owner(temporary)
                 sync_file(temporary)
-                aside = _swap(path, temporary)
+                aside = _swap(
+                    path,
+                    temporary,
+                    lambda: _set_logs_aside(logs or state_dir / "logs", attempts or {}),
+                )
                 remove_leftovers(state_dir, FILE_NAME)
                 sync_directory(state_dir)
         except (OSError, sqlite3.Error) as error:
@@ -328,11 +344,31 @@ def _last(path: Path, logs: Path | None) -> tuple[int | None, int]:
         return None, 0
 
 
-def _swap(path: Path, made: Path) -> Path:
+def _set_logs_aside(logs: Path, attempts: Mapping[JobId, int]) -> None:
+    """Rename the logs of attempts that are not known, `1` to `1.replaced-1`, and remove the mark of
+    logs that were removed: the next run would be taken for delivered. Raises OSError and FileError.
+    """
+    for job, known in attempts.items():
+        folder = logs / str(job)
+        names = set(os.listdir(folder)) if folder.is_dir() else set[str]()
+        unknown = {name for name in names if name.isdecimal() and int(name) > known}
+        for name in unknown:
+            number = 1
+            while f"{name}.{REPLACED}-{number}" in names:
+                number += 1
+            os.rename(folder / name, folder / f"{name}.{REPLACED}-{number}")
+        if REMOVED_NAME in names:
+            os.unlink(folder / REMOVED_NAME)
+        if unknown or REMOVED_NAME in names:
+            sync_directory(folder)
+
+
+def _swap(path: Path, made: Path, meanwhile: Callable[[], None]) -> Path:
     """Rename the old journal and put `made` in its place; returns the new name of the old one.
 
     From the first rename to the last one the folder has a file of the name `restoring-N`, so that
-    the next restore can undo what a kill in between left. Raises OSError.
+    the next restore can undo what a kill in between left. `meanwhile` runs in between, while no
+    coordinator can start. Raises OSError.
     """
     number = 1
     while any(old.exists() for _, old in _files(path, number)):
@@ -344,6 +380,7 @@ def _swap(path: Path, made: Path) -> Path:
         with contextlib.suppress(FileNotFoundError):
             os.rename(file, old)
     sync_directory(path.parent)
+    meanwhile()
     os.rename(restoring, path)
     return _replaced(path, number)
 

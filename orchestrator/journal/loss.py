@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from muster.protocol.ids import is_job_id
 from orchestrator.journal import mark
 from orchestrator.journal.disk_reserve import FILE_NAME as RESERVE
 from orchestrator.journal.errors import (
@@ -104,7 +105,7 @@ def last_with_logs(path: Path, logs: Path | None) -> int:
     `path`), or 0. Every placed job has output, unless it wrote nothing. Raises JournalError.
     """
     folder = logs or path.parent / "logs"
-    return max((int(name) for name in _names(folder) if name.isdecimal()), default=0)
+    return max((int(name) for name in _names(folder) if is_job_id(name)), default=0)
 
 
 def half_restored(path: Path) -> Path | None:

@@ -39,7 +39,7 @@ from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Job, State
-from orchestrator.core.storage.removal import clock_doubt
+from orchestrator.core.storage.removal import clock_doubt, may_remove_by_age
 from orchestrator.journal.errors import CorruptJournalError
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.writer import JournalWriter
@@ -124,6 +124,7 @@ class Coordinator:
         self._journal = journal
         self._clock = clock
         began = clock.now()
+        self._began_mono = began.mono
         # Measured on the monotonic clock, which nobody can set.
         self._last_record = None if last_record_at is None else last_record_at - began.mono
         self.limits: Final = limits
@@ -149,11 +150,19 @@ class Coordinator:
         return self._clock.now()
 
     def clock_doubt(self) -> str:
-        """Return why nothing may be removed for its age now, or "" if removal is safe."""
+        """Return why the wall clock seems wrong, or ""."""
         now = self._clock.now()
         since = 0.0 if self._last_record is None else now.wall - now.mono - self._last_record
+        return clock_doubt(since, self._ahead_s())
+
+    def may_remove_by_age(self) -> bool:
+        """Return whether the wall clock is trusted enough to remove what is old by it."""
+        up_s = self._clock.now().mono - self._began_mono
+        return not self.clock_doubt() and may_remove_by_age(up_s, self._ahead_s())
+
+    def _ahead_s(self) -> list[float]:
         nodes = self.state.nodes.values()
-        return clock_doubt(since, [n.ahead_s for n in nodes if n.link is LinkState.CONNECTED])
+        return [node.ahead_s for node in nodes if node.link is LinkState.CONNECTED]
 
     async def run(self, epoch: int) -> None:
         """Own the state until cancelled. Any exception means that the process must exit."""

@@ -56,13 +56,17 @@ class JobRetention:
         """Remove the jobs that exceed the limits, and return how many.
 
         Stops at a page of jobs that all stay, because nearly all later jobs ended later. While the
-        clock is in doubt, nothing is removed for its age. The number removed at once is limited.
+        clock is in doubt, or not confirmed yet, nothing is removed for its age. The number removed
+        at once is limited.
         """
         archive, ages = self._coordinator.archive, self._ages
         now = self._coordinator.now()
         ages.look(now)
         total, age_s = archive.ended.total(), self._keep.age_s
-        allowed = self._allowed.look(now.mono, total, age_s) if self._is_sure() else 0
+        self._log_doubt()
+        allowed = 0
+        if self._coordinator.may_remove_by_age():
+            allowed = self._allowed.look(now.mono, total, age_s)
         excess = total - self._keep.jobs_max
         after = gone = 0
         while rows := await archive.oldest(after, _LOOKED_AT):
@@ -86,8 +90,8 @@ class JobRetention:
             _log.info("jobs_forgotten", jobs=gone, last=archive.forgotten_to)
         return gone
 
-    def _is_sure(self) -> bool:
-        """Whether the wall clock seems right. Changes are logged once."""
+    def _log_doubt(self) -> None:
+        """Log once when the wall clock begins or ceases to seem wrong."""
         doubt = self._coordinator.clock_doubt()
         if doubt and not self._doubt:
             _log.warning(
@@ -98,4 +102,3 @@ class JobRetention:
         elif self._doubt and not doubt:
             _log.info("clock_no_longer_in_doubt")
         self._doubt = doubt
-        return not doubt

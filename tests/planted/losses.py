@@ -93,18 +93,23 @@ def a_wrong_clock_removes_no_logs(folder: Path) -> None:
     async def ended_at(names: list[JobId]) -> dict[JobId, float]:
         return dict.fromkeys(names, NOW - 40 * DAY)
 
-    now = Instant(0.0, NOW)
     known = SimpleNamespace(
         state=state,
-        now=lambda: now,
+        now=lambda: Instant(0.0, NOW),
         archive=SimpleNamespace(ended_at=ended_at),
-        _clock=SimpleNamespace(now=lambda: now),
+        _began_mono=0.0,
         _last_record=None,
     )
-    known.clock_doubt = lambda: Coordinator.clock_doubt(cast(Coordinator, known))
+    known._clock = known
+    real = cast(Coordinator, known)
+    known._ahead_s = lambda: Coordinator._ahead_s(real)
+    known.clock_doubt = lambda: Coordinator.clock_doubt(real)
+    known.may_remove_by_age = lambda: Coordinator.may_remove_by_age(real)
     store = SimpleNamespace(remove=remove)
-    keep = Keep(7 * DAY, 1 << 40)
-    asyncio.run(Retention(folder, cast(Any, store), cast(Any, known), keep).sweep())
+    retention = Retention(folder, cast(Any, store), real, Keep(7 * DAY, 1 << 40))
+    for hours in range(1, 3):
+        known.now = lambda at=3600.0 * hours: Instant(at, NOW + at)
+        asyncio.run(retention.sweep())
     assert removed == [], "the logs of a job are gone"
 
 

@@ -33,8 +33,7 @@ def clock_doubt(since_record_s: float, ahead_s: Sequence[float]) -> str:
             f"the clocks of {apart} of {len(ahead_s)} connected nodes differ by more than a day "
             "from the coordinator's"
         )
-    confirmed = apart < len(ahead_s) - apart
-    if abs(since_record_s) > APART_S and not confirmed:
+    if abs(since_record_s) > APART_S and not _confirmed(ahead_s):
         way = "after" if since_record_s > 0 else "before"
         apart_text = duration_text(round(abs(since_record_s) / _HOUR_S) * _HOUR_S)
         return (
@@ -42,6 +41,20 @@ def clock_doubt(since_record_s: float, ahead_s: Sequence[float]) -> str:
             "journal, and most nodes have another time"
         )
     return ""
+
+
+def may_remove_by_age(up_s: float, ahead_s: Sequence[float]) -> bool:
+    """Return whether nodes could contradict the clock of a coordinator that began `up_s` ago.
+
+    Most connected nodes agree with it, or it has waited an hour for them. `ahead_s` is as in
+    `clock_doubt`. Without this, each restart with a wrong clock removes some history before the
+    first node is connected.
+    """
+    return up_s >= _HOUR_S or _confirmed(ahead_s)
+
+
+def _confirmed(ahead_s: Sequence[float]) -> bool:
+    return 2 * sum(abs(ahead) > APART_S for ahead in ahead_s) < len(ahead_s)
 
 
 def hourly(total: int, keep_s: float) -> int:
@@ -56,18 +69,20 @@ def hourly(total: int, keep_s: float) -> int:
 
 @dataclass(slots=True)
 class Allowance:
-    """Rate limit of removals: full at the start, refilled as time passes."""
+    """Rate limit of removals: empty at the first look, so that restarts add nothing; filled as time
+    passes.
+    """
 
-    left: float | None = None
-    at: float = 0.0
+    left: float = 0.0
+    at: float | None = None
 
     def look(self, mono: float, total: int, keep_s: float) -> int:
         """The number that may be removed now, of `total` that exist at `mono`."""
         most = hourly(total, keep_s)
-        grown = most * (mono - self.at) / _HOUR_S
-        self.left = most if self.left is None else min(most, self.left + grown)
+        passed_s = 0.0 if self.at is None else mono - self.at
+        self.left = min(most, self.left + most * passed_s / _HOUR_S)
         self.at = mono
         return int(self.left)
 
     def take(self, count: int) -> None:
-        self.left = (self.left or 0.0) - count
+        self.left -= count

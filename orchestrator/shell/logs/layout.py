@@ -11,7 +11,7 @@ from typing import Final
 
 from muster.daemon.durable_files import sync_directory
 from muster.daemon.errors import FileError
-from muster.protocol.ids import JobId
+from muster.protocol.ids import JobId, is_job_id
 from orchestrator.shell.logs.index import index_path
 from orchestrator.shell.logs.stream_file import LogStoreError, allocated
 from orchestrator.shell.logs.tombstone import is_mark
@@ -83,10 +83,10 @@ def numbered(folder: Path) -> list[int]:
 
 
 def present_jobs(root: Path) -> list[JobId]:
-    """Return the jobs that have a folder. Raises LogStoreError."""
+    """Return the jobs that have a folder. Other names are ignored. Raises LogStoreError."""
     try:
         with os.scandir(root) as entries:
-            return [JobId(int(entry.name)) for entry in entries if entry.name.isdecimal()]
+            return [JobId(int(entry.name)) for entry in entries if is_job_id(entry.name)]
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -1,13 +1,14 @@
 """Retention of logs: by age and by size together, the oldest ended jobs first.
 
 Logs of running jobs are never removed. Those of a job that ended within the last hour stay while a
-node may still deliver some. While the clock is in doubt, no logs are removed for their age, and
-otherwise only a limited number at once.
+node may still deliver some. While the clock is in doubt, or not confirmed yet, no logs are removed
+for their age, and otherwise only a limited number at once.
 """
 
 import asyncio
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Never
@@ -66,7 +67,9 @@ class Retention:
             await asyncio.sleep(SWEEP_EVERY_S)
 
     async def sweep(self) -> None:
-        """Remove the logs that exceed the limits. Raises LogStoreError."""
+        """Remove the logs that exceed the limits. A job whose logs cannot be read or removed waits
+        for the next sweep. Raises LogStoreError and JournalError.
+        """
         now = self._coordinator.now()
         self._ages.look(now)
         present = await asyncio.to_thread(present_jobs, self._root)
@@ -78,7 +81,8 @@ class Retention:
         self._ended |= {JobId(number): at for number, at in archived.items()}
         for name in unknown:
             if name not in jobs and name not in archived and self._coordinator.forgot(name):
-                await self._store.forget(name)
+                with _left_for_later(name):
+                    await self._store.forget(name)
         for place, name in enumerate(present):
             if place % _AT_ONCE == 0:
                 await asyncio.sleep(0)  # there may be a million jobs
@@ -91,7 +95,9 @@ class Retention:
                 self._gone.add(name)
                 continue
             sizes[name] = size
-            age = await self._settled_for(name)
+            age = None
+            with _left_for_later(name):
+                age = await self._settled_for(name)
             if age is not None:
                 self._settled[name] = size
                 ended.append((age, name))
@@ -99,7 +105,7 @@ class Retention:
         if total <= self._keep.bytes_max:
             ended = [one for one in ended if one[0] > self._keep.age_s]
         allowed = 0
-        if not self._coordinator.clock_doubt():
+        if self._coordinator.may_remove_by_age():
             allowed = self._allowed.look(now.mono, len(sizes), self._keep.age_s)
         for age, name in sorted(ended, key=lambda one: (-one[0], one[1])):
             if allowed and age > self._keep.age_s:
@@ -113,8 +119,9 @@ class Retention:
                 )
             else:
                 continue
-            total -= sizes[name]
-            await self.remove(name, why, sizes[name])
+            with _left_for_later(name):
+                await self.remove(name, why, sizes[name])
+                total -= sizes[name]
 
     async def remove(self, name: JobId, why: str, size: int) -> None:
         """Remove the logs of a job, `size` bytes. Raises LogStoreError."""
@@ -140,6 +147,15 @@ class Retention:
             return age
         await self._store.load(name)
         return None if tasks_with_pending_logs(job, self._store.job(name).stored) else age
+
+
+@contextlib.contextmanager
+def _left_for_later(job: JobId) -> Iterator[None]:
+    """Log an error of the log store, so that the logs of one job do not hold up those of others."""
+    try:
+        yield
+    except LogStoreError as error:
+        _log.error("log_retention_failed", job=job, why=str(error))
 
 
 def _size(folder: Path) -> int | None:

@@ -2,14 +2,12 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from muster.daemon.durable_files import write_atomic
 from muster.protocol.ids import JobId
-
-_NAME: Final = "removed"
+from orchestrator.journal.backup import REMOVED_NAME
 
 
 class Removed(msgspec.Struct, frozen=True):
@@ -27,7 +25,7 @@ class Removed(msgspec.Struct, frozen=True):
 def read_removed(root: Path) -> Removed | None:
     """Return the mark in a job's folder, or None if its logs are kept. Raises OSError."""
     try:
-        return msgspec.json.decode((root / _NAME).read_bytes(), type=Removed)
+        return msgspec.json.decode((root / REMOVED_NAME).read_bytes(), type=Removed)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError:
@@ -36,8 +34,8 @@ def read_removed(root: Path) -> Removed | None:
 
 def write_removed(root: Path, mark: Removed) -> None:
     """Write the mark to disk. Raises FileError."""
-    write_atomic(root / _NAME, msgspec.json.encode(mark), 0o600)
+    write_atomic(root / REMOVED_NAME, msgspec.json.encode(mark), 0o600)
 
 
 def is_mark(name: str) -> bool:
-    return name == _NAME
+    return name == REMOVED_NAME

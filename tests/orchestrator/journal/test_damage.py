@@ -3,6 +3,7 @@
 import os
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,18 @@ from hypothesis import strategies as st
 
 from muster.daemon.errors import DirectoryLockedError, FileError
 from muster.protocol.ids import JobId
+from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.model import JobSpec, Shell
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
 from orchestrator.journal.archive import Archived
-from orchestrator.journal.backup import back_up, examined, examined_copy, restore
+from orchestrator.journal.backup import (
+    REMOVED_NAME,
+    back_up,
+    examined,
+    examined_copy,
+    restore,
+)
 from orchestrator.journal.errors import (
     CorruptJournalError,
     JournalError,
@@ -26,6 +34,7 @@ from orchestrator.journal.journal import Journal
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.schema import FILE_NAME
 from orchestrator.shell.coordinator import replay
+from tests.orchestrator.journal.commands import command
 
 FACTS: list[tuple[f.Fact, float]] = [
     (cf.EpochStarted(1, "abc"), 1.0),
@@ -212,6 +221,31 @@ def test_a_backup_in_place_of_a_journal_gives_no_number_twice(
     assert journal.begin_epoch() > last, "agents serve no coordinator of an earlier life"
     assert journal.first_job > 2000
     journal.close()
+
+
+def test_a_job_that_runs_again_after_a_restore_has_no_logs_of_its_first_run(tmp_path: Path) -> None:
+    """The backup knows job 1 as waiting and job 2 as ended."""
+    submitted = [
+        (f.JobSubmitted(JobId(n), JobSpec(name="demo", run=Shell("true")), "ann"), 1.0)
+        for n in (1, 2)
+    ]
+    cause = Cause(CauseCode.CANCELLED, Outcome.CANCELLED, "cancelled by ann")
+    with closing(Journal.open(tmp_path / "state")) as journal:
+        journal.begin_epoch()
+        journal.append([*submitted, (f.JobEnded(JobId(2), cause), 2.0)])
+    back_up(tmp_path / "state", tmp_path / "backup")
+    logs = tmp_path / "state" / "logs"
+    for run in (1, 2):
+        for job in ("1", "2"):
+            (logs / job / "1").mkdir(parents=True, exist_ok=True)
+            (logs / job / "1" / "stdout").write_text(f"run {run}")
+            (logs / job / REMOVED_NAME).write_text("{}")
+        code, said = command(tmp_path, "restore", "BACKUP")
+        assert code == 0, said
+        assert not (logs / "1" / "1").exists()
+        assert (logs / "1" / f"1.replaced-{run}" / "stdout").read_text() == f"run {run}"
+        assert not (logs / "1" / REMOVED_NAME).exists()
+        assert sorted(os.listdir(logs / "2")) == ["1", REMOVED_NAME], "job 2 stays"
 
 
 @pytest.mark.parametrize("told_by", ["logs on another disk", "the journal", "its archive"])

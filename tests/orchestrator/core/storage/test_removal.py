@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.storage.removal import Allowance, clock_doubt, hourly
+from orchestrator.core.storage.removal import Allowance, clock_doubt, hourly, may_remove_by_age
 
 DAY = 86400.0
 YEAR = 365 * DAY
@@ -39,6 +39,23 @@ def test_the_clock_is_in_doubt_where_records_or_most_nodes_speak_against_it(
 
 
 @pytest.mark.parametrize(
+    ("up_s", "ahead", "may"),
+    [
+        (0.0, [], False),
+        (3599.0, [], False),
+        (3600.0, [], True),
+        (0.0, [0.0], True),
+        (0.0, [-OFF, 0.0], False),
+        (0.0, [-OFF, 0.0, 30.0], True),
+    ],
+)
+def test_nodes_confirm_the_clock_or_an_hour_passes_first(
+    up_s: float, ahead: list[float], may: bool
+) -> None:
+    assert may_remove_by_age(up_s, ahead) is may
+
+
+@pytest.mark.parametrize(
     ("total", "keep_s", "allowed"),
     [
         (0, YEAR, 10),
@@ -62,12 +79,17 @@ def test_a_day_removes_a_day_s_part_at_the_most(steps: list[float], total: int) 
         may = allowance.look(mono, total, YEAR)
         allowance.take(may)
         gone += may
-    assert gone <= hourly(total, YEAR) * (1 + mono / 3600)
+    assert gone <= hourly(total, YEAR) * mono / 3600
+
+
+def test_a_restart_gives_no_allowance() -> None:
+    assert Allowance().look(1000.0, 24_000, YEAR) == 0
 
 
 def test_what_was_not_taken_does_not_add_up() -> None:
     allowance = Allowance()
-    assert allowance.look(0.0, 24_000, YEAR) == 1000
+    assert allowance.look(0.0, 24_000, YEAR) == 0
+    assert allowance.look(3600.0, 24_000, YEAR) == 1000
     allowance.take(1000)
-    assert allowance.look(1800.0, 24_000, YEAR) == 500
+    assert allowance.look(5400.0, 24_000, YEAR) == 500
     assert allowance.look(10 * 3600.0, 24_000, YEAR) == 1000

@@ -15,8 +15,10 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.state import Task
+from orchestrator.journal.loss import last_with_logs
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.logs.layout import present_jobs
 from orchestrator.shell.logs.retention import Keep, Retention
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.tombstone import read_removed
@@ -60,7 +62,7 @@ class Rig:
         }
         self.coordinator = SimpleNamespace(
             now=lambda: Instant(0.0, NOW),
-            clock_doubt=lambda: "",
+            may_remove_by_age=lambda: True,
             state=SimpleNamespace(jobs=known),
             job=self._job,
             archive=SimpleNamespace(ended_at=self._ended_at),
@@ -84,9 +86,12 @@ class Rig:
         return StreamId(TaskId(f"{number}.1.0"), StreamKind.STDOUT, 0)
 
     def sweep(self, keep: Keep) -> list[int]:
-        """Which jobs have logs after it."""
+        """Which jobs have logs after an hour."""
         coordinator = cast("Coordinator", self.coordinator)
-        asyncio.run(Retention(self.root, self.store, coordinator, keep).sweep())
+        retention = Retention(self.root, self.store, coordinator, keep)
+        for passed_s in (0.0, 3600.0):
+            self.coordinator.now = lambda at=passed_s: Instant(at, NOW - 3600.0 + at)
+            asyncio.run(retention.sweep())
         return self.kept()
 
     def kept(self) -> list[int]:
@@ -112,10 +117,10 @@ def test_none_go_for_their_age_while_the_clock_is_in_doubt(tmp_path: Path) -> No
     rig = Rig(tmp_path, job(1, NOW - 9 * DAY), job(2, NOW - 8 * DAY), job(3, NOW - DAY))
     for number in (1, 2, 3):
         rig.write(number, 10_000)
-    rig.coordinator.clock_doubt = lambda: "the nodes say so"
+    rig.coordinator.may_remove_by_age = lambda: False
     assert rig.sweep(Keep(7 * DAY, 1 << 40)) == [1, 2, 3]
     assert rig.sweep(Keep(7 * DAY, 25_000)) == [2, 3], "what is too much has to go"
-    rig.coordinator.clock_doubt = lambda: ""
+    rig.coordinator.may_remove_by_age = lambda: True
     assert rig.sweep(Keep(7 * DAY, 1 << 40)) == [3]
     rig.store.close()
 
@@ -126,7 +131,7 @@ def test_only_some_go_for_their_age_in_an_hour(tmp_path: Path) -> None:
         rig.write(number, 100)
     coordinator = cast("Coordinator", rig.coordinator)
     retention = Retention(tmp_path, rig.store, coordinator, Keep(7 * DAY, 1 << 40))
-    for hours, kept in ((0.0, 20), (0.1, 19), (1.1, 9), (9.0, 0)):
+    for hours, kept in ((0.0, 30), (1.0, 20), (1.1, 19), (2.1, 9), (9.0, 0)):
         rig.coordinator.now = lambda hours=hours: Instant(3600.0 * hours, NOW + 3600.0 * hours)
         asyncio.run(retention.sweep())
         assert len(rig.kept()) == kept, hours
@@ -149,6 +154,22 @@ def test_logs_of_before_the_clock_was_set_are_no_older_than_they_are(tmp_path: P
     asyncio.run(retention.sweep())
     assert rig.kept() == [3]
     rig.store.close()
+
+
+def test_a_job_whose_logs_cannot_be_read_holds_up_no_other(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, *(job(number, NOW - 9 * DAY) for number in (1, 2, 3)))
+    for number in (2, 3):
+        rig.write(number, 100)
+    (tmp_path / "1" / "1" / "0" / "stdout.0").mkdir(parents=True)  # a directory as a stream
+    assert rig.sweep(Keep(7 * DAY, 1 << 40)) == [1]
+    rig.store.close()
+
+
+def test_only_names_of_jobs_are_looked_at(tmp_path: Path) -> None:
+    for name in ("7", "007", "0", "9" * 18, "1" * 19, "1" * 30, "\u0663", "lost+found"):
+        (tmp_path / name).mkdir()
+    assert sorted(present_jobs(tmp_path)) == [7, int("9" * 18)]
+    assert last_with_logs(tmp_path / "journal", tmp_path) == int("9" * 18)
 
 
 def test_what_is_too_much_goes_oldest_first_and_never_of_a_running_job(tmp_path: Path) -> None:
