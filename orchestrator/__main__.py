@@ -42,7 +42,7 @@ from orchestrator.journal.errors import (
     LostTailError,
 )
 from orchestrator.server import serve
-from orchestrator.shell.coordinator import replay
+from orchestrator.shell.replay import replay
 
 _SERVE: Final = "coordinator"
 BACKUP: Final = "backup"

@@ -33,13 +33,14 @@ from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.change_counters import ChangeCounters
-from orchestrator.shell.coordinator import Coordinator, replay
+from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.job_retention import JobRetention, RetentionPolicy
 from orchestrator.shell.logs.ingest import LogIngest
 from orchestrator.shell.logs.retention import Keep, Retention
 from orchestrator.shell.logs.room import MakeRoom
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream_file import LogStoreError
+from orchestrator.shell.replay import replay
 from orchestrator.shell.stats import Histogram
 from orchestrator.webhooks.allowlist import read_allowed
 from orchestrator.webhooks.sender import WebhookSender

@@ -58,7 +58,7 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class TokensFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole tokens file (YAML or JSON)."""
 
-    tokens: tuple[TokenRecord, ...] = ()
+    tokens: tuple[TokenRecord, ...]
 
 
 def make(class_: TokenClass, id_: str, secret: str) -> str:

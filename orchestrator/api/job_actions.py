@@ -1,5 +1,6 @@
 """Routes that act on a submitted job: hold, change, signal, stacks, explain and rerun."""
 
+import asyncio
 from typing import Any, Final
 
 import msgspec
@@ -9,6 +10,7 @@ from msgspec import UNSET
 from muster.http.job_actions import ChangeAnswer, RerunRequest, SignalAnswer, SignalRequest
 from muster.protocol.ids import NodeName
 from muster.spec.errors import RefusedError, SpecError
+from muster.spec.model import JobSpec
 from muster.spec.overrides import apply_overrides
 from muster.spec.parse import parse_mapping
 from muster.spec.serialize import to_mapping
@@ -40,6 +42,8 @@ from orchestrator.core.views.explain import explain
 from orchestrator.shell.coordinator import Coordinator
 
 REASON_CHARS_MAX: Final = 1000
+# Each may copy the whole environment of a job.
+SETS_MAX: Final = 256
 RANK_MAX: Final = 10**7
 _SHOWN_CHARS: Final = 80
 NOTHING: Final = "give one of priority, time_limit, name, hold"
@@ -155,16 +159,23 @@ class JobActionsApi:
         key = idempotency_key(request)
         asked = await struct_body(request, RerunRequest)
         state, job = await find_job(self._coordinator, name)
-        try:
-            tree = apply_overrides(to_mapping(job.as_submitted), asked.set)
-            spec = parse_mapping(without_nodes(tree, asked.exclude))
-        except SpecError as error:
-            raise spec_problem(error) from error
+        if len(asked.set) > SETS_MAX:
+            raise bad_field("set", f"has {len(asked.set)} entries, and {SETS_MAX} is the most")
         for node in asked.exclude:
             if node not in state.nodes:
                 raise bad_field("exclude", f"{node!r} is not a node; see: muster nodes")
+        try:
+            spec = await asyncio.to_thread(_changed_spec, job.as_submitted, asked)
+        except SpecError as error:
+            raise spec_problem(error) from error
         digest = request_digest(spec, f"again {name}")
         return await self._jobs.take(request, key, spec, digest, name)
+
+
+def _changed_spec(spec: JobSpec, asked: RerunRequest) -> JobSpec:
+    """Return the specification with the requested changes. Raises SpecError."""
+    tree = apply_overrides(to_mapping(spec), asked.set)
+    return parse_mapping(without_nodes(tree, asked.exclude))
 
 
 def without_nodes(tree: dict[str, object], nodes: tuple[str, ...]) -> dict[str, object]:
@@ -174,7 +185,8 @@ def without_nodes(tree: dict[str, object], nodes: tuple[str, ...]) -> dict[str, 
         return tree
     chosen = dict(placement or {})
     named, excluded = chosen.get("include"), chosen.get("exclude")
-    rest = [node for node in named if node not in nodes] if isinstance(named, list) else []
+    gone = set(nodes)
+    rest = [node for node in named if node not in gone] if isinstance(named, list) else []
     if rest:
         # Remove them from the included nodes. An empty list would mean any node.
         chosen["include"] = rest

@@ -7,7 +7,7 @@ answer, readers read the committed state, and watchers wait for a job to change.
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, Final, Never, Protocol, assert_never
 
@@ -20,7 +20,6 @@ from muster.daemon.errors import DaemonError
 from muster.protocol.control_channel import Command, Refused
 from muster.protocol.ids import JobId, SessionId
 from muster.protocol.instant import Instant
-from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.decide import submitted_before
 from orchestrator.core.engine.fast_path import is_answer, is_plain_heartbeat
 from orchestrator.core.engine.turn import turn
@@ -35,12 +34,10 @@ from orchestrator.core.facts.inputs import (
     SubmitReceived,
     TimerFired,
 )
-from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.storage.removal import clock_doubt, may_remove_by_age
-from orchestrator.journal.errors import CorruptJournalError
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.change_counters import ChangeCounters
@@ -77,20 +74,6 @@ class Sessions(Protocol):
     def refuse(self, session: SessionId, refused: Refused) -> None: ...
 
     def close(self, session: SessionId, why: str) -> None: ...
-
-
-def replay(records: Iterable[Recorded]) -> State:
-    """Rebuild the state from the journal's facts. Raises JournalError."""
-    state = State()
-    for recorded in records:
-        try:
-            apply(state, recorded.fact, recorded.at)
-        except (InvalidTransition, LookupError, ValueError) as error:
-            raise CorruptJournalError(
-                f"record {recorded.seq} of the journal ({type(recorded.fact).__name__}) does not "
-                f"follow from those before it ({error})"
-            ) from error
-    return state
 
 
 class Coordinator:

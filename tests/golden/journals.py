@@ -26,8 +26,8 @@ from orchestrator.journal import archive
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.reader_pool import read_only
 from orchestrator.journal.schema import FILE_NAME, LAYOUT
-from orchestrator.shell.coordinator import replay
 from orchestrator.shell.job_archive import row_of
+from orchestrator.shell.replay import replay
 from tests.golden import examples
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 

@@ -19,6 +19,7 @@ from orchestrator.core.model.task import OVER
 TRIES: Final = 3
 """Number of attempts in a row without a checkpoint after which the job is not retried."""
 NAME_CHARS_MAX: Final = 200
+_AGO_MOST_S: Final = 1e9  # bounded, as any reported value is shown
 
 
 def checkpoint_facts(attempt: Attempt, task: Task, seen: Checkpoint | None) -> list[f.Fact]:
@@ -35,7 +36,7 @@ def checkpoint_facts(attempt: Attempt, task: Task, seen: Checkpoint | None) -> l
         if first.present and first.state not in OVER:
             return []
     key = (task.job, task.attempt, task.rank)
-    return [f.TaskCheckpointed(*key, name, seen.fresh, seen.ago_s)]
+    return [f.TaskCheckpointed(*key, name, seen.fresh, max(0.0, min(seen.ago_s, _AGO_MOST_S)))]
 
 
 def apply_checkpoint(attempt: Attempt, task: Task, fact: f.TaskCheckpointed, at: float) -> None:

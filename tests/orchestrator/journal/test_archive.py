@@ -23,7 +23,7 @@ from orchestrator.journal.errors import CorruptJournalError, JournalWriteError
 from orchestrator.journal.journal import Journal, events
 from orchestrator.journal.reader_pool import read_only
 from orchestrator.journal.schema import FILE_NAME, LAYOUT
-from orchestrator.shell.coordinator import replay
+from orchestrator.shell.replay import replay
 from tests.orchestrator.journal.next_layout import upgrade_to_next
 from tests.orchestrator.journal.test_disk_reserve import Faulty
 

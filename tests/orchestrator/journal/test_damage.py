@@ -33,7 +33,7 @@ from orchestrator.journal.errors import (
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.schema import FILE_NAME
-from orchestrator.shell.coordinator import replay
+from orchestrator.shell.replay import replay
 from tests.orchestrator.journal.commands import command
 
 FACTS: list[tuple[f.Fact, float]] = [

@@ -24,7 +24,7 @@ from orchestrator.journal.errors import CorruptJournalError, JournalError, LostT
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.mark import Marked, Note
 from orchestrator.journal.schema import FILE_NAME
-from orchestrator.shell.coordinator import replay
+from orchestrator.shell.replay import replay
 from tests.small_disk import small_disk
 
 LOG: Final = f"{FILE_NAME}-wal"

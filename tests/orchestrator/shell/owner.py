@@ -16,7 +16,8 @@ from orchestrator.journal.errors import JournalWriteError
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.change_counters import ChangeCounters
-from orchestrator.shell.coordinator import Coordinator, replay
+from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.replay import replay
 
 SPEC = JobSpec(name="demo", run=Shell("true"), launcher=Launcher.NONE)
 S1 = SessionId(1)

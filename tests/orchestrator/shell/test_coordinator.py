@@ -24,7 +24,8 @@ from orchestrator.journal.errors import JournalWriteError
 from orchestrator.journal.journal import Journal
 from orchestrator.shell import coordinator as coordinator_module
 from orchestrator.shell import job_archive as archive_module
-from orchestrator.shell.coordinator import CoordinatorStoppedError, replay
+from orchestrator.shell.coordinator import CoordinatorStoppedError
+from orchestrator.shell.replay import replay
 from tests.orchestrator.shell.owner import S1, SPEC, Rig, with_owner
 
 
