@@ -23,7 +23,7 @@ class About(NamedTuple):
 
 _DURATION: Final = "a duration"
 _COMMAND: Final = "a string or a list"
-_NODES: Final = "a list of names"
+_NODES: Final = "a list of up to 4096 names"
 _RANKS: Final = "1 to 1024"
 
 KEYS: Final[dict[str, About]] = {

@@ -7,6 +7,7 @@ structs, so that messages and the journal carry them unchanged. Older readers ig
 from __future__ import annotations
 
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -157,7 +158,7 @@ class Idle(msgspec.Struct, frozen=True):
     action: IdleAction = IdleAction.NOTIFY
 
 
-class Placement(msgspec.Struct, frozen=True):
+class Placement(msgspec.Struct, frozen=True, dict=True):
     """Nodes that a job may use (empty: any) and must not use, and labels that its nodes must have.
     `spread` is the required proximity of a gang's nodes, `same-` and the name of a label; None
     means anywhere.
@@ -167,6 +168,16 @@ class Placement(msgspec.Struct, frozen=True):
     exclude: tuple[str, ...] = ()
     labels: dict[str, str] = {}
     spread: str | None = None
+
+    @cached_property
+    def included(self) -> frozenset[str]:
+        """`include` for look-ups: each scheduling pass looks for every node."""
+        return frozenset(self.include)
+
+    @cached_property
+    def excluded(self) -> frozenset[str]:
+        """`exclude` for look-ups."""
+        return frozenset(self.exclude)
 
     @property
     def shared_label(self) -> str | None:

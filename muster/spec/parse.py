@@ -412,6 +412,10 @@ def _placement(job: Section, nodes: int, nproc: Nproc, roles: Roles) -> Placemen
         # A user who gives rank counts for some nodes only means these nodes.
         include = tuple(nproc.by_node)
         where, given = "nproc_per_node", None
+    for path, names in ((where, include), (f"{part.path}.exclude", exclude)):
+        if len(names) > field_readers.MAX_NODES:
+            said = f"names {len(names)} nodes, and {field_readers.MAX_NODES} is the limit"
+            job.problems.add(path, None, said, "name fewer, or use labels")
     usable = set(include) - set(exclude)
     if include and len(usable) < nodes:
         job.problems.add(

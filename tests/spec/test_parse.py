@@ -574,3 +574,14 @@ def test_a_warning_is_not_judged_by_a_limit_that_is_wrong_itself() -> None:
     with pytest.raises(SpecError) as caught:
         parse_mapping({"run": "x.py", "time_limit": "90", "stop": {"warn": "USR1@5m"}})
     assert [problem.field for problem in caught.value.problems] == ["time_limit"]
+
+
+@pytest.mark.parametrize("key", ["include", "exclude"])
+def test_a_list_of_more_nodes_than_a_job_can_have(key: str) -> None:
+    names = [f"n{number}" for number in range(4097)]
+    parse_mapping({"run": "train.py", "placement": {key: names[1:]}})
+    with pytest.raises(SpecError) as caught:
+        parse_mapping({"run": "train.py", "placement": {key: names}})
+    (problem,) = caught.value.problems
+    assert problem.field == f"placement.{key}"
+    assert "4096 is the limit" in problem.message

@@ -102,9 +102,9 @@ def unfit(spec: JobSpec, node: Node) -> Rejection | None:
     """Why this node can never run a task of this job as both are now; None if it can."""
     if node.inventory.pool != spec.pool:
         return Rejection("pool", f"is in pool {node.inventory.pool}")
-    if spec.placement.include and node.name not in spec.placement.include:
+    if spec.placement.include and node.name not in spec.placement.included:
         return Rejection("not_included", "is not in placement.include")
-    if node.name in spec.placement.exclude:
+    if node.name in spec.placement.excluded:
         return Rejection("excluded", "is in placement.exclude")
     return (
         _too_few_gpus(spec.resources, node)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from muster.protocol.ids import NodeName
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState
-from muster.spec.model import Role, Roles
+from muster.spec.model import Placement, Role, Roles
 from orchestrator.core.engine import turn as turns
 from orchestrator.core.facts.effects import Declined
 from orchestrator.core.model.state import State
 from orchestrator.core.scheduling.elastic import next_join
-from orchestrator.core.scheduling.placement import never_fits
+from orchestrator.core.scheduling.placement import never_fits, unfit
 from orchestrator.core.scheduling.scheduler import next_placement, why_waiting
 from tests.orchestrator.core.playbook import Cluster, spec
 from tests.orchestrator.core.scheduling.test_rendezvous import eth
@@ -211,3 +213,29 @@ def test_a_node_that_does_not_tell_its_networks_may_be_of_a_gang_on_any() -> Non
         cluster.join(f"n{number}", interfaces=eth("e0", f"10.{number}.0.1/24"))
     cluster.submit(spec(nodes=2))
     assert [t.node for t in cluster.job(1).attempts[0].tasks] == ["n1", "old"]
+
+
+class _Compared(str):
+    """A name that refuses a comparison with another one."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        assert str.__eq__(self, other), "a long list of names is looked through for each node"
+        return True
+
+
+def test_a_node_is_looked_up_in_the_names_of_a_job() -> None:
+    cluster = Cluster()
+    cluster.join("n1")
+    node = cluster.state.nodes[NodeName("n1")]
+    names = (*(_Compared(f"other{number}") for number in range(100)), "n1")
+    only, never = (
+        msgspec.structs.replace(spec(), placement=placement)
+        for placement in (Placement(include=names), Placement(exclude=names))
+    )
+    assert unfit(only, node) is None
+    left_out = unfit(never, node)
+    assert left_out is not None
+    assert left_out.code == "excluded"
