@@ -8,6 +8,7 @@ import pytest
 
 from muster.protocol.control_channel import Inventory, SignalTask
 from muster.protocol.states import TaskState
+from orchestrator.api.job_actions import SETS_MAX
 from tests.orchestrator.fake_agent import connect, prepared
 from tests.orchestrator.process import CoordinatorProcess
 from tests.orchestrator.user import JOB, User, user_of
@@ -200,6 +201,7 @@ def test_a_rerun_that_cannot_be_is_refused(cluster: CoordinatorProcess) -> None:
         for body, words in (
             ({"set": ["nodes=0"]}, "nodes"),
             ({"set": ["nodes"]}, "--set"),
+            ({"set": ["env.A=1"] * (SETS_MAX + 1)}, "256 is the most"),
             ({"exclude": ["nope"]}, "nope"),
             ({"exclude": ["v1"]}, "placement"),
         ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import json
 
 from muster.protocol.control_channel import Checkpoint, PrepareTask
 from muster.protocol.ids import TaskId
@@ -65,6 +66,15 @@ def test_a_file_that_is_written_again_is_another_one() -> None:
     for fresh in (1, 2, 3):
         saw(cluster, first, "last.pt", fresh)
     assert noted(cluster) == [(0, "last.pt")] * 3
+
+
+def test_any_age_can_be_shown() -> None:
+    """An age of 1e308 s made the list of jobs fail for everybody."""
+    cluster, (first, _) = running()
+    saw(cluster, first, "step-1", ago_s=1e308)
+    view = job_view(cluster.state, cluster.job(1), cluster.now)
+    assert "last checkpoint" in view.reason.text
+    json.encode(view)
 
 
 def test_users_see_the_last_one_and_how_old_it_is() -> None:
