@@ -44,13 +44,15 @@ def make_app(
     rules: SubmitRules,
 ) -> web.Application:
     """Build the application. Only routes in `routes` are reachable."""
+    parsers = BulkReads()
     jobs = JobsApi(
         coordinator,
         queued_max=limits.queued_jobs_max,
         submits_per_s=limits.submits_per_s,
         rules=rules,
+        parsers=parsers,
     )
-    job_list, details = JobListApi(coordinator), JobDetailsApi(coordinator, rules)
+    job_list, details = JobListApi(coordinator), JobDetailsApi(coordinator, jobs)
     verbs, node_verbs = JobActionsApi(coordinator, jobs), NodeActionsApi(coordinator)
     node_check = NodeCheckApi(coordinator, jobs, rules)
     reads = BulkReads()
@@ -115,6 +117,7 @@ def make_app(
 
     async def close(_app: web.Application) -> None:
         reads.close()
+        parsers.close()
 
     app.on_cleanup.append(close)
     return app

@@ -6,11 +6,9 @@ from muster.http.views import EnvironmentView, NodeEnvironment, SpecView
 from muster.protocol.ids import JobId
 from muster.spec.serialize import to_mapping
 from orchestrator.api.dry_run import validation
-from orchestrator.api.http.job_body import spec_body
 from orchestrator.api.http.request_parsing import job_id
 from orchestrator.api.http.responses import reply
-from orchestrator.api.http.submit_policy import SubmitRules
-from orchestrator.api.jobs import find_job
+from orchestrator.api.jobs import JobsApi, find_job
 from orchestrator.api.redaction import without_secrets, without_secrets_inside
 from orchestrator.core.gangs.launch import environments
 from orchestrator.core.model.state import Job
@@ -22,12 +20,13 @@ from orchestrator.shell.coordinator import Coordinator
 class JobDetailsApi:
     """POST /v1/jobs:validate, GET /v1/jobs/{id}/spec, /env, /fabric and /evidence."""
 
-    def __init__(self, coordinator: Coordinator, rules: SubmitRules) -> None:
+    def __init__(self, coordinator: Coordinator, jobs: JobsApi) -> None:
         self._coordinator = coordinator
-        self._rules = rules
+        self._jobs = jobs
 
     async def validate(self, request: web.Request) -> web.Response:
-        read = await spec_body(request, self._rules)
+        self._jobs.check_rate(request)  # it costs as much as a submit
+        read = await self._jobs.parsed(request)
         return reply(validation(await self._coordinator.settled(), read.spec, read.filled))
 
     async def spec(self, request: web.Request) -> web.Response:

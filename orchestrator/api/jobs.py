@@ -12,7 +12,7 @@ from muster.http.views import JobSummary
 from muster.protocol.ids import JobId
 from muster.spec.model import JobSpec
 from orchestrator.api.http.access import TOKEN
-from orchestrator.api.http.job_body import spec_body
+from orchestrator.api.http.job_body import Read, spec_body
 from orchestrator.api.http.preconditions import idempotency_key, job_etag, request_digest
 from orchestrator.api.http.problems import ApiError, bad_field
 from orchestrator.api.http.query_params import WAIT_S_MAX, WaitQuery
@@ -37,6 +37,7 @@ from orchestrator.core.facts.inputs import CancelReceived, SubmitReceived
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.views.display import job_summary, job_view
+from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.coordinator import FORGOTTEN_HINT, Coordinator, forgotten_text
 
 _REASON_CHARS_MAX: Final = 1000
@@ -64,17 +65,23 @@ class JobsApi:
         queued_max: int,
         submits_per_s: float,
         rules: SubmitRules,
+        parsers: BulkReads,
     ) -> None:
         self._coordinator = coordinator
         self._rules = rules
+        self._parsers = parsers
         self._submits = RateLimit(submits_per_s)
         self._queued_max = queued_max
 
     async def submit(self, request: web.Request) -> web.Response:
         self.check_rate(request)
         key = idempotency_key(request)
-        read = await spec_body(request, self._rules)
+        read = await self.parsed(request)
         return await self.take(request, key, read.spec, request_digest(read.asked))
+
+    async def parsed(self, request: web.Request) -> Read:
+        """Return the job in the body. Raises ApiError."""
+        return await spec_body(request, self._rules, self._parsers)
 
     async def taken_before(
         self, request: web.Request, key: str, digest: str

@@ -38,6 +38,10 @@ class BulkReads:
         finally:
             self._give()
 
+    def waiting(self, user: str) -> int:
+        """Return the number of this user's slices that wait for their turn."""
+        return len(self._waiting.get(user, ()))
+
     def close(self) -> None:
         """Drop the slices that have not begun. Safe to call twice."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,6 +1,6 @@
 """Parsing of a job from a request body, JSON or YAML."""
 
-import asyncio
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from aiohttp import web
@@ -11,12 +11,16 @@ from muster.spec.model import JobSpec
 from muster.spec.parse import parse_document
 from muster.spec.pool_defaults import fill_in
 from muster.spec.yaml.loader import Document, read_json, read_yaml
+from orchestrator.api.http.access import TOKEN
 from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.request_parsing import read_body
 from orchestrator.api.http.submit_policy import SubmitRules
+from orchestrator.shell.bulk_reads import BulkReads
 
 # Larger bodies are parsed in a thread: PyYAML reads about 100 KB a second.
 _INLINE_BYTES: Final = 4096
+WAITING_MAX: Final = 32
+"""Number of a user's larger bodies that may wait for a thread."""
 JSON_TYPES: Final = ("application/json",)
 YAML_TYPES: Final = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
 
@@ -31,8 +35,8 @@ class Read(NamedTuple):
     asked: object
 
 
-async def spec_body(request: web.Request, rules: SubmitRules) -> Read:
-    """Return the checked job. Raises ApiError (400, 408, 415; 422 names every wrong field)."""
+async def spec_body(request: web.Request, rules: SubmitRules, parsers: BulkReads) -> Read:
+    """Return the checked job. Raises ApiError (400, 408, 415, 429; 422 names every wrong field)."""
     if request.content_type in JSON_TYPES:
         read = read_json
     elif request.content_type in YAML_TYPES:
@@ -59,11 +63,24 @@ async def spec_body(request: web.Request, rules: SubmitRules) -> Read:
         return Read(spec, filled, _alone(asked) if filled else spec)
 
     try:
-        made = parse() if len(text) <= _INLINE_BYTES else await asyncio.to_thread(parse)
+        made = parse() if len(text) <= _INLINE_BYTES else await _in_turn(request, parsers, parse)
     except SpecError as error:
         raise spec_problem(error) from error
     rules.check(made.spec)
     return made
+
+
+async def _in_turn(request: web.Request, parsers: BulkReads, parse: Callable[[], Read]) -> Read:
+    user = request[TOKEN].user
+    if parsers.waiting(user) >= WAITING_MAX:
+        raise ApiError(
+            429,
+            "too_many_submits",
+            f"{WAITING_MAX} large jobs of {user} wait to be parsed, which is the limit",
+            "wait, then submit again with the same Idempotency-Key",
+            headers={"Retry-After": "5"},
+        )
+    return await parsers.slice(user, parse)
 
 
 def _alone(document: Document) -> object:

@@ -52,6 +52,8 @@ def test_a_token_that_submits_too_fast_is_told_to_wait(tmp_path: Path) -> None:
                 assert answer.status == 429
                 assert int(answer.headers["Retry-After"]) >= 1
                 assert (await answer.json())["code"] == "too_many_submits"
+            async with user.http.post("/v1/jobs:validate", json=JOB) as answer:
+                assert answer.status == 429
 
     with CoordinatorProcess(tmp_path, limits={"submits_per_s": 0.1}).start() as coordinator:
         asyncio.run(main())
