@@ -159,7 +159,7 @@ def _is_known(client: Client, job: int) -> bool:
 def _kept(folder: Path) -> Iterator[None]:
     """What is in the folder now is in it afterwards, and nothing else."""
     with_name = folder.with_name(f"{folder.name}.kept")
-    shutil.copytree(folder, with_name, symlinks=True)
+    _copy(folder, with_name)
     try:
         yield
     finally:
@@ -168,8 +168,15 @@ def _kept(folder: Path) -> Iterator[None]:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        shutil.copytree(with_name, folder, symlinks=True, dirs_exist_ok=True)
+        _copy(with_name, folder)
         shutil.rmtree(with_name)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a folder with the holes of its files: a log may have more of them than a disk has room."""
+    target.mkdir(exist_ok=True)
+    argv = ["cp", "-a", "--sparse=always", f"{source}/.", str(target)]
+    subprocess.run(argv, check=True, capture_output=True)
 
 
 @contextmanager
