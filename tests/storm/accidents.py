@@ -173,7 +173,7 @@ def _kept(folder: Path) -> Iterator[None]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a folder with the holes of its files: a log may have more of them than a disk has room."""
+    """Copy a folder with the holes of its files, for which a disk may have no room."""
     target.mkdir(exist_ok=True)
     argv = ["cp", "-a", "--sparse=always", f"{source}/.", str(target)]
     subprocess.run(argv, check=True, capture_output=True)
