@@ -90,7 +90,7 @@ def test_ctrl_c_cancels_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
         (tmp_path / "go").touch()
     job = cluster.client().job(cluster.client().find_job("bench-allreduce"))
     assert bench.returncode == 130
-    assert f"interrupted; job {job.id} is cancelled" in said
+    assert f"interrupted; job {job.id} was cancelled" in said
     assert job.state.value == "CANCELLED"
     cluster.muster("wait", blocker)
 

@@ -101,7 +101,8 @@ WANTED = {
     "cause_lease_expired": 10,
     "cause_task_vanished": 10,
     "cause_prepare_timeout": 1,
-    "cause_start_timeout": 10,
+    # Rare: a launcher that ends before its start ends its attempt at once.
+    "cause_start_timeout": 3,
 }
 
 
