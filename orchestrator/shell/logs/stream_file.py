@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import resource
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -155,11 +156,12 @@ class StreamFile:
                 self.stored += count
             self._cover(bytes(new[-3:]), ts, seq)
         except OSError as error:
-            if error.errno in _TOO_LONG and self.size > before:
+            too_long = _is_too_long(error)
+            if too_long and self.size > before:
                 self.size -= 1  # the gap needs this byte of the file
                 os.ftruncate(fd, self.size)
             self._mend()
-            if error.errno in _TOO_LONG:
+            if too_long:
                 self._cut(ts, seq)
                 self.size = before + len(new)
                 return len(new)
@@ -197,7 +199,7 @@ class StreamFile:
                 os.ftruncate(index, before)
                 self.last_seq = last_seq
             self._mend()
-            if error.errno in _TOO_LONG:
+            if _is_too_long(error):
                 self._cut(ts, seq)
                 return self._count(count)
             raise LogStoreError(f"{self.path} cannot be written: {error.strerror}") from error
@@ -329,6 +331,13 @@ class StreamFile:
             with self.path.open("rb") as file:
                 file.seek(self._covered)
                 self._pending = file.read(3)
+
+
+def _is_too_long(error: OSError) -> bool:
+    """Whether no file can be so long. A limit of this process can be raised, so it is met like a
+    full disk."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return error.errno in _TOO_LONG and limit == resource.RLIM_INFINITY
 
 
 def _has_bytes(path: Path, start: int) -> bool:

@@ -12,7 +12,6 @@ from muster.protocol.ids import JobId, TaskId
 from muster.protocol.log_channel import StreamId, StreamKind
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.logs import store as store_module
-from orchestrator.shell.logs.gaps import Gap
 from orchestrator.shell.logs.index import IndexFile
 from orchestrator.shell.logs.reader import Live, Source, live
 from orchestrator.shell.logs.store import LogStore, log_key
@@ -155,29 +154,22 @@ def test_what_cannot_be_synced_is_not_acknowledged_and_tried_again(
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-def test_a_log_beyond_the_limit_on_the_size_of_files_is_not_stored(
-    tmp_path: Path,
-) -> None:
+def test_a_limit_on_the_size_of_files_is_met_like_a_full_disk(tmp_path: Path) -> None:
     """In a process of its own: the limit is for all of it."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
-            key = Rig(tmp_path).store._place(OUT)[1]
-            file = StreamFile(key, tmp_path / "stdout.0")
-            taken = [
-                file.append(0, memoryview(b"x" * 20_000), 1.0, 1),
-                file.append(20_000, memoryview(b"y"), 2.0, 2),
-                file.skip(20_001, 1 << 62, Gap.HOLE, 3.0, 3),
-            ]
-            os.write(writing, f"{taken} {file.size} ".encode())
-            again = StreamFile(key, tmp_path / "stdout.0")
-            os.write(writing, f"{again.size} {again.gap:d}".encode())
+            file = StreamFile(Rig(tmp_path).store._place(OUT)[1], tmp_path / "stdout.0")
+            try:
+                file.append(0, memoryview(b"x" * 20_000), 1.0, 1)
+            except LogStoreError as error:
+                os.write(writing, f"{file.size} {error}".encode())
         finally:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         said = pipe.read().decode()
     os.waitpid(child, 0)
-    assert said == f"[20000, 1, {1 << 62}] {20_001 + (1 << 62)} 10000 {Gap.TOO_LONG:d}"
+    assert said == f"10000 {tmp_path}/stdout.0 cannot be written: File too large"
