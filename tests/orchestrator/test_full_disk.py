@@ -97,8 +97,11 @@ def test_submits_that_fill_the_disk_are_refused_before_the_reserve_is_used(
             task = await agent.prepare()
             await agent.arrange(task)
 
+            # More of a user at once are refused before they are parsed.
+            at_once = asyncio.Semaphore(30)
+
             async def submit() -> int:
-                async with user.http.post("/v1/jobs", json=big) as answer:
+                async with at_once, user.http.post("/v1/jobs", json=big) as answer:
                     await answer.read()
                     return answer.status
 
