@@ -62,6 +62,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(missing)
 
 
+@pytest.fixture(autouse=True)
+def same_umask() -> Iterator[None]:
+    """Fail a test that leaves another umask to the tests after it."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    after = os.umask(before)
+    assert after == before, f"the test left umask {after:03o}"
+
+
 @pytest.fixture
 def measured(record_property: Callable[[str, object], None]) -> Callable[[int, float], None]:
     """Record the seconds of a fault for docs/reference/fault-matrix.md; no test depends on them."""

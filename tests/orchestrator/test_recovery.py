@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import io
 import json
 import os
 import shlex
@@ -15,10 +14,10 @@ from unittest import mock
 import pytest
 
 from muster.protocol.states import TaskState
-from orchestrator.__main__ import main
 from orchestrator.journal.backup import back_up
 from orchestrator.journal.journal import Journal
 from tests.orchestrator.fake_agent import connect
+from tests.orchestrator.journal.commands import in_this_process
 from tests.orchestrator.process import DEADLINE_S, CoordinatorProcess, run
 from tests.orchestrator.user import user_of
 from tests.small_disk import small_disk
@@ -26,15 +25,8 @@ from tests.small_disk import small_disk
 
 def verb(process: CoordinatorProcess, *words: str) -> tuple[int, str]:
     """`muster coordinator WORDS` in this process; its code and what it says."""
-    said = io.StringIO()
-    with (
-        contextlib.redirect_stdout(said),
-        contextlib.redirect_stderr(said),
-        mock.patch("orchestrator.__main__.prepare_process_env"),
-    ):
-        config = ["--config", str(process.config)]
-        code = main([*words, *config])
-    return code, said.getvalue().strip()
+    code, output = in_this_process(*words, "--config", str(process.config))
+    return code, output.strip()
 
 
 def refused(process: CoordinatorProcess) -> str:

@@ -73,11 +73,16 @@ assert connections() is not None
 assert os.listdir("/sys/class/net")
 user = pwd.getpwnam(sys.argv[1])
 as_user = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups", "--"]
-with subprocess.Popen([*as_user, "sleep", "1000"], env={"A": "1"}) as process:
-    while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\\n":
-        pass
-    assert Path(f"/proc/{process.pid}/environ").read_bytes() == b"A=1\\0"
-    process.kill()
+# Its environment appears a moment after its name does.
+started = lambda: (proc / "comm").read_text() == "sleep\\n" and (proc / "environ").read_bytes()
+with subprocess.Popen([*as_user, "sleep", "60"], env={"A": "1"}) as process:
+    proc = Path(f"/proc/{process.pid}")
+    try:
+        while not started():
+            assert process.poll() is None
+        assert started() == b"A=1\\0"
+    finally:
+        process.kill()
 home = Path(tempfile.mkdtemp(dir=user.pw_dir))
 os.chown(home, user.pw_uid, user.pw_gid)
 home.rmdir()
@@ -240,7 +245,10 @@ def test_the_sandbox_of_the_agent_leaves_it_what_it_does_for_jobs(machine: Machi
     for name, text in (("work.py", WORK), ("systemd/system/work.service", "\n".join(service))):
         machine.run("sh", "-c", f'printf %s "$0" > /run/{name}', text)
     machine.run("systemctl", "daemon-reload")
-    done = machine.run("systemctl", "start", "work.service", check=False)
+    try:
+        done = machine.run("systemctl", "start", "work.service", check=False)
+    finally:
+        machine.run("systemctl", "stop", "work.service")
     assert done.returncode == 0, machine.said("cat", "/run/work.err") + done.stderr
 
 

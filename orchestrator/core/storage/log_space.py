@@ -11,6 +11,8 @@ from muster.protocol.ids import JobId
 
 # Several times the volume that arrives at once.
 _RESERVE_MIN: Final = 1 << 20
+# Part of `free_min` that the newest logs of ended jobs may keep.
+_KEPT_PART: Final = 16
 
 
 class Full(enum.Enum):
@@ -64,8 +66,9 @@ def low_mark(free_min: int) -> int:
 def plan(jobs: Iterable[JobUse], free: int, free_min: int) -> Plan:
     """Decide which logs to remove with `free` bytes left on the disk.
 
-    Logs of ended jobs go first, the oldest first. The rest is shared equally between the running
-    jobs and one more, so that a new job finds room, too.
+    Logs of ended jobs go first, the oldest first. The newest of them are kept as long as all that
+    is kept is small: their removal would free little, and their users have not read them yet. The
+    rest is shared equally between the running jobs and one more, so that a new job finds room, too.
     """
     low = low_mark(free_min)
     if free >= low:
@@ -74,10 +77,12 @@ def plan(jobs: Iterable[JobUse], free: int, free_min: int) -> Plan:
     # More than the mark, as otherwise each byte that arrives would cause another decision.
     wanted = low + free_min // 2
     ended = [(use.ended_at, use) for use in jobs if use.ended_at is not None and use.used > 0]
+    left = sum(use.used for _, use in ended)
     remove: list[JobId] = []
     for _, use in sorted(ended, key=lambda found: (found[0], found[1].job)):
-        if free >= wanted:
+        if free >= wanted or left <= free_min // _KEPT_PART:
             break
+        left -= use.used
         remove.append(use.job)
         free += use.used
     running = [use.used for use in jobs if use.ended_at is None]

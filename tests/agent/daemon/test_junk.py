@@ -13,7 +13,7 @@ from muster.protocol.control_channel import ForgetTask, TaskReport
 from muster.protocol.ids import TaskId
 from muster.protocol.states import TaskState
 from tests.agent.coordinator import Coordinator
-from tests.agent.daemon.test_one_task import TASK, begin, is_in, until_gone
+from tests.agent.daemon.test_one_task import TASK, begin, is_in, until
 from tests.agent.daemon.test_survival import waiting_job
 from tests.agent.process_of_agent import AgentProcess, write_config
 
@@ -68,8 +68,7 @@ def test_a_start_goes_on_with_its_tasks_and_leaves_the_rest(tmp_path: Path) -> N
             assert ended.exit.code == 7
             await coordinator.logs.until(lambda store: TASK in store.tasks)
             await session.send(ForgetTask(TASK))
-            await until_gone(tasks / TASK)
-            assert set(os.listdir(tasks)) == junk
+            await until(lambda: set(os.listdir(tasks)) == junk)
             (line,) = [line for line in agent.log.read_text().splitlines() if "not_tasks" in line]
             assert all(name in line for name in junk)
 

@@ -34,7 +34,17 @@ def test_only_ended_jobs_are_removed_the_oldest_first_and_no_more_than_needed(
     gained = sum(ended[job].used for job in remove)
     if remove:
         assert free + gained - ended[remove[-1]].used < LOW + FLOOR // 2, "the last was needed"
-    assert not left or free + gained >= LOW, "room was made as long as there was something to go"
+    kept = sum(use.used for job, use in ended.items() if job not in remove)
+    assert kept <= FLOOR // 16 or free + gained >= LOW, (
+        "room was made while much was left to remove"
+    )
+
+
+def test_small_logs_that_ended_last_are_kept() -> None:
+    jobs = [JobUse(JobId(1), 10 * FLOOR, None)]
+    jobs += [JobUse(JobId(n), FLOOR // 50, 100.0 + n) for n in range(2, 6)]
+    assert plan(jobs, FLOOR, FLOOR).remove == (2,)
+    assert plan([use for use in jobs if use.job != 2], FLOOR, FLOOR).remove == ()
 
 
 @given(USES, st.integers(0, LOW - 1))
