@@ -143,12 +143,7 @@ def _submit(state: State, received: s.SubmitReceived, limits: Limits) -> Decisio
             hint = "submit again with the same key"
             return Decision([], [a.Answer(request, a.Declined(a.SEARCH_AGAIN, again, hint))])
     if state.disk_full:
-        declined = a.Declined(
-            a.DISK_FULL,
-            f"no job is accepted now: {state.disk_full}",
-            "make room there and submit again; jobs continue and can be cancelled",
-        )
-        return Decision([], [a.Answer(request, declined)])
+        return Decision([], [a.Answer(request, a.no_room(state.disk_full, "no job is accepted"))])
     too_many = _too_many_bytes(state, received, limits)
     if too_many is not None:
         return Decision([], [a.Answer(request, too_many)])
