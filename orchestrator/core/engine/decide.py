@@ -382,8 +382,10 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     if report.silent != task.silent:
         peers: list[f.Fact] = [lf.PeersReported(task.node, task.id, report.silent[:_SILENT_MAX])]
         return [*peers, *_take_report(state, task, replace(report, silent=task.silent), now)]
-    measured, by_tcp = traffic.traffic_facts(job, attempt, task, report.traffic)
-    seen = checkpoint_facts(attempt, task, report.checkpoint)
+    measured, by_tcp = traffic.traffic_facts(
+        job, attempt, task, report.traffic, disk_full=bool(state.disk_full)
+    )
+    seen = checkpoint_facts(state, attempt, task, report.checkpoint, now)
     looked = stack_dumps.activity_facts(report, now)
     idle = idle_facts(job, attempt, task, report, now)
     found = [*measured, *new_facts_from_report(task, report), *seen, *looked, *idle]
