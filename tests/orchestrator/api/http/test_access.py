@@ -14,8 +14,9 @@ from muster.daemon.clock import SystemClock
 from muster.daemon.errors import ConfigError
 from muster.protocol.instant import Instant
 from muster.protocol.tokens import TokenClass
-from orchestrator.api.http.access import Access
+from orchestrator.api.http.route import Access, Route, as_text
 from orchestrator.api.http.tokens import TokenStore
+from orchestrator.api.nodes import NodesApi
 from orchestrator.core.engine.decide import VERSION
 from tests.orchestrator.api.router import routes
 from tests.orchestrator.process import CoordinatorProcess, token_file
@@ -92,6 +93,14 @@ def test_the_routes_are_those_that_are_known_here() -> None:
     assert found >= OPEN_ROUTES | JOIN_ROUTES
     assert ("POST", "/v1/jobs") in found
     assert len(found) == 34, "a new route: see that access_of says who may call it"
+
+
+def test_a_route_needs_an_access_rule_and_an_object_for_its_handler() -> None:
+    with pytest.raises(TypeError, match="access"):
+        Route("GET", "/x", NodesApi.nodes, summary="x", answers=as_text())  # type: ignore[call-arg]
+    route = Route("GET", "/x", NodesApi.nodes, Access.ADMIN, "x", answers=as_text())
+    with pytest.raises(LookupError, match="GET /x"):
+        route.bind([object()])
 
 
 def test_what_does_not_exist_is_closed_as_well(coordinator: CoordinatorProcess) -> None:
