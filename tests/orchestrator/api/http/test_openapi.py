@@ -103,59 +103,58 @@ def test_the_same_with_many_more(
     made_up(api, busy, route, 200)
 
 
-def test_every_route_is_described_and_nothing_else(busy: CoordinatorProcess) -> None:
+def test_every_route_is_registered_and_nothing_else() -> None:
     assert set(NAMES) == set(routes())
 
-    async def main() -> None:
-        async with user_of(busy) as user:
-            document = await user.get("/openapi.json")
-        assert document["openapi"].startswith("3.1")
-        described = {
-            (method.upper(), path)
-            for path, operations in document["paths"].items()
-            for method in operations
-        }
-        assert described == set(NAMES)
-        for name in ("Cancel", "Change", "Signal", "Rerun"):
-            body = document["components"]["schemas"][f"{name}Request"]
-            assert body["additionalProperties"] is False
-        paths = document["paths"]
-        for method, path, status, header in (
-            ("post", "/v1/jobs", "201", "Location"),
-            ("post", "/v1/jobs/{id}/rerun", "201", "Location"),
-            ("get", "/v1/jobs/{id}", "200", "ETag"),
-            ("patch", "/v1/jobs/{id}", "200", "ETag"),
-        ):
-            assert header in paths[path][method]["responses"][status]["headers"]
-        refused_when_full = {
-            (method, path)
-            for path, operations in paths.items()
-            for method, operation in operations.items()
-            if "507" in operation["responses"]
-        }
-        assert refused_when_full == {
-            ("post", "/v1/jobs"),
-            ("post", "/v1/jobs/{id}/rerun"),
-            ("patch", "/v1/jobs/{id}"),
-            ("post", "/v1/jobs/{id}/signal"),
-            ("post", "/v1/nodes/{id}/check"),
-        }
-        names = [
-            operation["operationId"]
-            for operations in document["paths"].values()
-            for operation in operations.values()
-        ]
-        assert len(set(names)) == len(names)
-        limit = next(
-            parameter
-            for parameter in document["paths"]["/v1/jobs"]["get"]["parameters"]
-            if parameter["name"] == "limit"
-        )
-        assert limit["schema"] == {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": 1000,
-            "default": 100,
-        }
 
-    asyncio.run(main())
+async def test_every_route_is_described_and_nothing_else(busy: CoordinatorProcess) -> None:
+    async with user_of(busy) as user:
+        document = await user.get("/openapi.json")
+    assert document["openapi"].startswith("3.1")
+    described = {
+        (method.upper(), path)
+        for path, operations in document["paths"].items()
+        for method in operations
+    }
+    assert described == set(NAMES)
+    for name in ("Cancel", "Change", "Signal", "Rerun"):
+        body = document["components"]["schemas"][f"{name}Request"]
+        assert body["additionalProperties"] is False
+    paths = document["paths"]
+    for method, path, status, header in (
+        ("post", "/v1/jobs", "201", "Location"),
+        ("post", "/v1/jobs/{id}/rerun", "201", "Location"),
+        ("get", "/v1/jobs/{id}", "200", "ETag"),
+        ("patch", "/v1/jobs/{id}", "200", "ETag"),
+    ):
+        assert header in paths[path][method]["responses"][status]["headers"]
+    refused_when_full = {
+        (method, path)
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+        if "507" in operation["responses"]
+    }
+    assert refused_when_full == {
+        ("post", "/v1/jobs"),
+        ("post", "/v1/jobs/{id}/rerun"),
+        ("patch", "/v1/jobs/{id}"),
+        ("post", "/v1/jobs/{id}/signal"),
+        ("post", "/v1/nodes/{id}/check"),
+    }
+    names = [
+        operation["operationId"]
+        for operations in document["paths"].values()
+        for operation in operations.values()
+    ]
+    assert len(set(names)) == len(names)
+    limit = next(
+        parameter
+        for parameter in document["paths"]["/v1/jobs"]["get"]["parameters"]
+        if parameter["name"] == "limit"
+    )
+    assert limit["schema"] == {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": 1000,
+        "default": 100,
+    }
