@@ -9,15 +9,14 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 
-from agent.shim import commands
 from agent.shim.bootstrap_channel import EXIT_TOO_OLD, LAST_PACKETS, PRELUDE, Gate
-from agent.shim.commands import Prepare
 from agent.shim.credentials import Identity, base_environment
 from agent.shim.event_loop import Loop, now
 from agent.shim.exit_record import TORCHRUN_LOGS, Logs
+from agent.shim.messages import PROCESSES, TORCHRUN, ShimExit, ShimPrepare
 from agent.shim.runner import Failure, Program, Report, describe
 from agent.shim.runners import RunnerProcess, Runners, Told
-from agent.shim.status import Exit, RefusalCode
+from muster.protocol.refusal_codes import RefusalCode
 
 SETUP_LOG = "setup.log"
 LAUNCHER_LOG = "launcher.log"
@@ -37,7 +36,7 @@ class PreparationListener:
     def refused(self, code: RefusalCode, text: str) -> None: ...
     def stream(self, stream: str, rank: int | None, name: str) -> None: ...
     def launcher_told(self, message: dict[str, object]) -> None: ...
-    def launcher_ended(self, ended: Exit) -> None: ...
+    def launcher_ended(self, ended: ShimExit) -> None: ...
     def fingerprint(self, versions: dict[str, object], boot_s: float) -> None: ...
 
 
@@ -47,7 +46,7 @@ class Preparation:
     def __init__(
         self,
         marks: dict[str, str],
-        command: Prepare,
+        command: ShimPrepare,
         own: Identity,
         loop: Loop,
         children: Runners,
@@ -72,7 +71,7 @@ class Preparation:
 
     def begin(self) -> None:
         child = self._take()
-        name = self._command.user
+        name = None if self._command.user is None else self._command.user.name
         if child is None:
             return
         if name is None or name == self._own.name:
@@ -110,7 +109,7 @@ class Preparation:
         identify its processes.
         """
         env = base_environment(self.identity)
-        return {**env, **self._command.env, **more, **self._marks}
+        return {**env, **(self._command.env or {}), **more, **self._marks}
 
     def program(
         self,
@@ -174,7 +173,7 @@ class Preparation:
         child.ended = self._child_ended
         return child
 
-    def _child_ended(self, how: Exit) -> None:
+    def _child_ended(self, how: ShimExit) -> None:
         if not self._over:
             text = f"The process that was to become the job {how.words()}; was it killed?"
             self._refuse(RefusalCode.SPAWN_FAILED, text)
@@ -243,7 +242,7 @@ class Preparation:
         if child is None:
             return
         self.child = child
-        if self._command.launcher == commands.TORCHRUN:
+        if self._command.launcher == TORCHRUN:
             self._start_bootstrap(child)
             return
 
@@ -252,7 +251,7 @@ class Preparation:
             self._done()
 
         path = self.environment({})["PATH"]
-        wanted = self._command.launcher == commands.PROCESSES and self._command.python is not None
+        wanted = self._command.launcher == PROCESSES and self._command.python is not None
         # A longer PATH has no room in an order. Then the start finds out.
         known = self.interpreters() if wanted and len(path) <= _PATH_MAX else []
         self._enter(child, told, known, path if known else "")
@@ -269,7 +268,7 @@ class Preparation:
         failure = Failure.of(error, "log", name)
         self._refuse(failure.refusal, describe(failure, self.identity.name))
 
-    def _setup(self, argv: list[str], child: RunnerProcess) -> None:
+    def _setup(self, argv: Sequence[str], child: RunnerProcess) -> None:
         log = self._open_log(SETUP_LOG)
         if log is None:
             return
@@ -280,7 +279,7 @@ class Preparation:
         def told(report: Report) -> None:
             self._refused_early(report, RefusalCode.SETUP_FAILED)
 
-        def ended(how: Exit) -> None:
+        def ended(how: ShimExit) -> None:
             self._loop.cancel(_DEADLINE)
             if self._over:
                 return
@@ -358,7 +357,7 @@ class Preparation:
             known = {"no_torch": RefusalCode.NO_TORCH, "no_python": RefusalCode.NO_PYTHON}
             self._refuse(known.get(str(message.get("code")), RefusalCode.BOOTSTRAP_FAILED), text)
 
-    def _bootstrap_ended(self, how: Exit) -> None:
+    def _bootstrap_ended(self, how: ShimExit) -> None:
         if self.gate is not None:
             self.gate.receive(LAST_PACKETS)
         if how.code == EXIT_TOO_OLD:

@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from agent.shim.cgroup import Cgroup
-from agent.shim.commands import Hosts
 from agent.shim.credentials import Identity
 from agent.shim.event_loop import Loop
+from agent.shim.messages import ShimExit, ShimHosts
 from agent.shim.runner import PACKET_BYTES_MAX, Program, Report, Runner, fork_runner
-from agent.shim.status import Exit
+from agent.shim.status import exit_of
 
 Told = Callable[[Report], None]
-Ended = Callable[[Exit], None]
+Ended = Callable[[ShimExit], None]
 
 
 class RunnerProcess:
@@ -44,7 +44,7 @@ class RunnerProcess:
         identity: Identity,
         cwd: str,
         no_new_privileges: bool,
-        hosts: Hosts | None,
+        hosts: ShimHosts | None,
         told: Told,
         programs: Sequence[str] = (),
         path: str = "",
@@ -100,7 +100,7 @@ class Runners:
         loop: Loop,
         cgroup: Cgroup | None,
         runner: Runner | None,
-        orphan_ended: Callable[[int, Exit], None],
+        orphan_ended: Callable[[int, ShimExit], None],
     ) -> None:
         """`runner`: one that was forked ahead, or None."""
         self._loop = loop
@@ -123,7 +123,7 @@ class Runners:
                 return True
             if pid == 0:
                 return False
-            ended = Exit.from_wait(status)
+            ended = exit_of(status)
             child = self._children.pop(pid, None)
             if child is None:
                 self._orphan_ended(pid, ended)
