@@ -57,9 +57,8 @@ from agent.monitors.gpus import GpuMonitor
 from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.hangs.stack_dumps import StackDumper
 from agent.monitors.hardware.monitor import HardwareMonitor
-from agent.monitors.interfaces import watch
-from agent.monitors.traffic.rdma_ports import RdmaPortMonitor
-from agent.monitors.traffic.rdma_ports import watch as watch_ports
+from agent.monitors.interfaces import InterfaceMonitor
+from agent.monitors.traffic.rdma_ports import RdmaPortMonitor, RdmaPorts
 from agent.monitors.traffic.samplers import TrafficSamplers
 from agent.probe.fabric.fs_root import Tree
 from agent.probe.fabric.gpus import use_of
@@ -171,19 +170,16 @@ class Agent:
             self._network = GangSetup(hosts, self._inbox.post, owner)
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
-            owner.spawn(watch(self._probe, self._inbox.post), name="interfaces", eternal=True)
-            owner.spawn_monitor(self._disks.watch, name="disks")
-            owner.spawn_monitor(partial(hardware.run, gpus.look_again), name="hardware")
-            if fabric.devices():
-                ports = RdmaPortMonitor(config.fabric.root, awaited=fabric.awaited)
-                watching = watch_ports(
-                    ports,
-                    self._clock,
-                    self._inbox.post,
-                    first=fabric.look,
-                    changed=fabric.stir,
-                )
-                owner.spawn(watching, name="ports", eternal=True)
+            interfaces = InterfaceMonitor(self._probe, self._inbox.post).run()
+            owner.spawn(interfaces, name="interfaces", eternal=True)
+            owner.spawn_monitor(self._disks.run, name="disks")
+            owner.spawn_monitor(partial(hardware.run, gpus.stir), name="hardware")
+            ports = RdmaPortMonitor(
+                RdmaPorts(config.fabric.root, awaited=fabric.awaited),
+                self._clock,
+                self._inbox.post,
+                changed=fabric.stir,
+            )
             try:
                 await self._shims.start()
                 await self._network.begin(await asyncio.to_thread(folders.found))
@@ -192,10 +188,12 @@ class Agent:
                 # The Hello contains the node's RDMA equipment, so probe it before the link opens.
                 await fabric.look()
                 await self._inbox.settled()
-                owner.spawn_monitor(fabric.watch, name="fabric")
+                owner.spawn_monitor(fabric.run, name="fabric")
+                if fabric.devices():
+                    owner.spawn_monitor(ports.run, name="ports")
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
-                owner.spawn_monitor(gpus.watch, name="gpus")
-                owner.spawn_monitor(self._idle.watch, name="idle")
+                owner.spawn_monitor(gpus.run, name="gpus")
+                owner.spawn_monitor(self._idle.run, name="idle")
                 owner.spawn_monitor(hangs.run, name="hangs")
                 owner.spawn(self._link.run(), name="link", eternal=True)
                 _log.info("serving", node=identity.node, coordinator=config.coordinator)
