@@ -75,6 +75,7 @@ from muster.daemon.errors import TaskEndedError
 from muster.daemon.network_fs import network_kind
 from muster.daemon.sd_notify import Notifier
 from muster.daemon.task_owner import TaskOwner
+from muster.daemon.timers import Timers
 from muster.protocol.control_channel import Refused, Welcome
 from muster.protocol.gpus import usable
 
@@ -99,8 +100,9 @@ class Agent:
         self._state = State(identity, cluster=read_name(config.state_dir / _CLUSTER))
         self._inbox = Inbox()
         self._jobs_owner = owner
-        self._timers: dict[Timer, float] = {}
-        self._alarm: asyncio.TimerHandle | None = None
+        self._timers: Timers[Timer] = Timers(
+            clock, lambda timer: self._turn(TimerFired(timer)), ring=self._inbox.wake
+        )
         self._dialer = Dialer(config.coordinator, config.token_file, config.tls_ca)
         self._link = ControlLink(self._dialer, self._inbox)
         self._logs = LogShipper(
@@ -217,7 +219,7 @@ class Agent:
 
     async def _own(self) -> Never:
         # Timers first: if the process was suspended, due timers are older than the next input.
-        await self._inbox.serve(self._turn, self._fire_due)
+        await self._inbox.serve(self._turn, self._timers.fire_due)
 
     def _turn(self, received: Input) -> None:
         for action in turn(self._state, received, self._clock.now()):
@@ -256,8 +258,7 @@ class Agent:
                 _log.info("task_removed", task=action.task)
                 self._tasks.remove(action.task)
             case SetTimer():
-                self._timers[action.timer] = action.at
-                self._set_alarm()
+                self._timers.set(action.timer, action.at)
             case _:
                 assert_never(action)
 
@@ -270,31 +271,6 @@ class Agent:
                 _log.error("refused", code=refused.code, why=refused.text)
             case _:
                 pass
-
-    # --- time -------------------------------------------------------------------------------------
-
-    def _fire_due(self) -> None:
-        now = self._clock.now().mono
-        due = [timer for timer, at in self._timers.items() if at <= now]
-        for timer in due:
-            del self._timers[timer]
-            self._turn(TimerFired(timer))
-        if due or self._alarm is None:
-            self._set_alarm()
-
-    def _set_alarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        if not self._timers:
-            return
-        wait_s = max(0.0, min(self._timers.values()) - self._clock.now().mono)
-
-        def ring() -> None:
-            self._alarm = None
-            self._inbox.wake()
-
-        self._alarm = asyncio.get_running_loop().call_later(wait_s, ring)
 
     async def _watchdog(self, notifier: Notifier) -> Never:
         """Ping the service manager's watchdog through the inbox: if the owner hangs, the pings

@@ -13,7 +13,8 @@ import pytest
 
 from agent.core.inputs import DisksObserved, Input
 from agent.monitors.disks import DiskMonitor, check
-from agent.tasks.fd_budget import RESERVE, NoDescriptorsError, check_descriptors
+from agent.tasks.fd_budget import NoDescriptorsError, check_descriptors
+from muster.daemon.descriptors import RESERVE
 from muster.protocol.disks import DiskHealth, sound
 from tests.small_disk import fill, small_disk
 
