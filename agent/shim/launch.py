@@ -29,12 +29,12 @@ class Programs:
     """The programs of one task. `programs_ended` receives the first failure among them."""
 
     def __init__(
-        self, preparation: Preparation, ranks: Ranks, status: Status, course: ProgramListener
+        self, preparation: Preparation, ranks: Ranks, status: Status, listener: ProgramListener
     ) -> None:
         self._preparation = preparation
         self._ranks = ranks
         self._status = status
-        self._course = course
+        self._listener = listener
         self._left = 0
         self._failure: ShimExit | None = None
 
@@ -45,7 +45,7 @@ class Programs:
         pid = self._start_all(command, env)
         if self._failure is not None and self._left == 0:
             # No program is running, so no end will follow.
-            self._course.programs_ended(self._failure)
+            self._listener.programs_ended(self._failure)
         return pid
 
     def _start_all(self, command: ShimStart, env: dict[str, str]) -> int | None:
@@ -60,9 +60,9 @@ class Programs:
     def _start(
         self, command: ShimStart, rank: int, local_rank: int, env: dict[str, str]
     ) -> int | None:
-        def told(report: Report) -> None:
+        def became(report: Report) -> None:
             if report.failure is None:
-                self._course.program_runs()
+                self._listener.program_runs()
             else:
                 self._not_started(rank, report.failure, interpreter=command.interpreter)
 
@@ -80,7 +80,7 @@ class Programs:
             self._not_started(rank, Failure.of(error, "log", f"The log of rank {rank}"))
             return None
         try:
-            child = self._preparation.one_more(told)
+            child = self._preparation.one_more(became)
         except OSError as error:
             _close(fds)
             self._not_started(rank, Failure.of(error, "fork", "fork"))
@@ -89,7 +89,7 @@ class Programs:
         child.ended = ended
         if LOG_FOLDER_FD in fds:
             env = {**env, "TORCHELASTIC_ERROR_FILE": f"{LOG_FOLDER}/{error_file(rank)}"}
-        child.become(self._program(command, env, fds), told)
+        child.become(self._program(command, env, fds), became)
         self._ranks.began(rank, child.pid)
         _close(fds)
         return child.pid
@@ -122,14 +122,14 @@ class Programs:
         if how.failed:
             self._failed(how)
         if self._left == 0:
-            self._course.programs_ended(self._failure or how)
+            self._listener.programs_ended(self._failure or how)
         else:
-            self._course.rank_ended()
+            self._listener.rank_ended()
 
     def _failed(self, how: ShimExit) -> None:
         self._failure = self._failure or how
         if self._left:
-            self._course.rank_failed()
+            self._listener.rank_failed()
 
 
 def _close(fds: dict[int, int]) -> None:

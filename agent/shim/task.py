@@ -206,7 +206,7 @@ class Task(PreparationListener, ProgramListener):
         self._main_ended(m.ShimExit(EXIT_CANNOT_RUN))
         self._watch_end()
 
-    # --- what the preparation tells -------------------------------------------------------------
+    # --- reports of the preparation -------------------------------------------------------------
 
     def prepared(self) -> None:
         self._phase(m.ShimPhase.PREPARED)
@@ -229,7 +229,7 @@ class Task(PreparationListener, ProgramListener):
         self._ends = True
         self._ending.kill()
 
-    def launcher_told(self, message: dict[str, object]) -> None:
+    def launcher_reported(self, message: dict[str, object]) -> None:
         match message.get("t"):
             case "running":
                 self._started()
@@ -256,7 +256,7 @@ class Task(PreparationListener, ProgramListener):
     def launcher_ended(self, ended: m.ShimExit) -> None:
         self._main_ended(ended)
 
-    # --- what the programs tell -----------------------------------------------------------------
+    # --- reports of the programs -----------------------------------------------------------------
 
     def program_runs(self) -> None:
         self._started()
