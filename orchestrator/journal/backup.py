@@ -31,6 +31,7 @@ from orchestrator.journal.loss import (
 )
 from orchestrator.journal.mark import CLOSED_NAME
 from orchestrator.journal.mark import FILE_NAME as OPEN_NAME
+from orchestrator.journal.new_file import new_file
 from orchestrator.journal.reader_pool import frozen, read_only
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.schema import FILE_NAME, check, upgrade
@@ -54,17 +55,8 @@ def back_up(state_dir: Path, copy: Path, logs: Path | None = None) -> None:
     Raises JournalError and FileError.
     """
     try:
-        if copy.exists():
-            raise FileError(f"{copy} exists already; name a new file")
-    except OSError as error:
-        raise FileError(f"{copy} cannot be written: {error.strerror}") from error
-    temporary = copy.with_name(f".{copy.name}.tmp")
-    try:
-        with contextlib.closing(_existing(state_dir, logs)) as database, _removed(temporary):
-            _write_copy(database, temporary)
-            sync_file(temporary)
-            os.replace(temporary, copy)
-            sync_directory(copy.parent)
+        with new_file(copy) as temporary, contextlib.closing(_existing(state_dir, logs)) as found:
+            _write_copy(found, temporary)
     except OSError as error:
         raise FileError(f"{copy} cannot be written: {error.strerror or error}") from error
     except sqlite3.Error as error:
