@@ -7,15 +7,13 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
 from muster.daemon.durable_files import sync_directory
 from muster.protocol.ids import JobId, is_job_id
+from orchestrator.journal.backup import SILENT_NAME
 from orchestrator.shell.logs.index import index_path
 from orchestrator.shell.logs.stream_file import LogStoreError, allocated
 from orchestrator.shell.logs.tombstone import is_mark
-
-_SILENT: Final = "silent"
 
 
 def sync_files(files: Iterable[Path], folders: Iterable[Path]) -> dict[Path, str]:
@@ -65,7 +63,7 @@ def remove_all_but_mark(root: Path) -> None:
 def note_silent(folder: Path, node_rank: int) -> None:
     """Record that a task has written no output. Raises OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    path = f"{folder}/{_SILENT}"
+    path = f"{folder}/{SILENT_NAME}"
     try:
         fd = os.open(path, flags, 0o600)
     except FileNotFoundError:
@@ -80,7 +78,7 @@ def note_silent(folder: Path, node_rank: int) -> None:
 def silent_ranks(folder: Path) -> list[int]:
     """Return the node ranks of tasks without output. A torn line after a power cut is ignored."""
     try:
-        text = (folder / _SILENT).read_bytes()
+        text = (folder / SILENT_NAME).read_bytes()
     except FileNotFoundError:
         return []
     return [int(line) for line in text.split(b"\n")[:-1] if line.isdigit()]
@@ -114,5 +112,5 @@ def bytes_below(folder: Path) -> int:
         allocated(os.path.join(above, name))
         for above, _, files in os.walk(folder)
         for name in files
-        if not is_mark(name) and name != _SILENT
+        if not is_mark(name) and name != SILENT_NAME
     )

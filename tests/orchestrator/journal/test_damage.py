@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.daemon.errors import DirectoryLockedError, FileError
-from muster.protocol.ids import JobId
+from muster.protocol.control_channel import Inventory
+from muster.protocol.ids import JobId, NodeName
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.model import JobSpec, Shell
 from orchestrator.core.facts import cluster as cf
@@ -251,6 +252,35 @@ def test_a_job_that_runs_again_after_a_restore_has_no_logs_of_its_first_run(tmp_
         assert (logs / "1" / f"1.replaced-{run}" / "stdout").read_text() == f"run {run}"
         assert not (logs / "1" / REMOVED_NAME).exists()
         assert sorted(os.listdir(logs / "2")) == ["1", REMOVED_NAME], "job 2 stays"
+
+
+def test_a_node_that_joins_again_after_a_restore_has_no_logs_of_another(tmp_path: Path) -> None:
+    """A node joined the elastic gang of job 1 after the backup: the next one gets its rank."""
+    job = JobId(1)
+    spec = JobSpec(name="demo", run=Shell("true"), nodes=2, max_nodes=4)
+    with contextlib.closing(Journal.open(tmp_path / "state")) as journal:
+        journal.begin_epoch()
+        journal.append(
+            [
+                *(
+                    (cf.NodeRegistered(NodeName(n), "a", "b", "1", Inventory("10.0.0.1", "m")), 1.0)
+                    for n in ("n1", "n2")
+                ),
+                (f.JobSubmitted(job, spec, "ann"), 1.0),
+                (f.AttemptPlaced(job, 1, (NodeName("n1"), NodeName("n2"))), 2.0),
+            ]
+        )
+    back_up(tmp_path / "state", tmp_path / "backup")
+    folder = tmp_path / "state" / "logs" / "1" / "1"
+    for rank in range(4):
+        (folder / str(rank)).mkdir(parents=True)
+        (folder / str(rank) / "stdout").write_text(f"of {rank}")
+    (folder / "silent").write_text("1\n5\n")
+    code, said = command(tmp_path, "restore", "BACKUP")
+    assert code == 0, said
+    assert set(os.listdir(folder)) == {"0", "1", "2.replaced-1", "3.replaced-1", "silent"}
+    assert (folder / "2.replaced-1" / "stdout").read_text() == "of 2"
+    assert (folder / "silent").read_text() == "1\n"
 
 
 @pytest.mark.parametrize("told_by", ["logs on another disk", "the journal", "its archive"])
