@@ -28,6 +28,7 @@ from orchestrator.core.model.history import Lines
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState, MassOutage
 from orchestrator.core.model.registrations import NewNodes
+from orchestrator.core.model.waiting_notices import WaitingNotices
 
 
 class Share(NamedTuple):
@@ -311,6 +312,7 @@ class State:
     spec_bytes: dict[str, int] = field(default_factory=dict)  # by user: of jobs not ended
     ports: dict[str, set[int]] = field(default_factory=dict)  # by machine: leased to attempts
     telling: set[JobId] = field(default_factory=set)  # jobs with queued webhooks
+    notices: dict[str, WaitingNotices] = field(default_factory=dict)  # by user: of those jobs
     elastic: set[JobId] = field(default_factory=set)  # jobs whose running attempt may grow
     new_nodes: NewNodes = field(default_factory=NewNodes)  # volatile
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
