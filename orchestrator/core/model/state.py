@@ -62,6 +62,10 @@ class Node:
     # volatile
     unrecorded: bool = False  # the journal does not have its description yet
     record_due: float = 0.0  # see `registration_due`
+    hardware_passed: tuple[str, int] | None = None  # newest event, recorded or not
+    hardware_due: float = 0.0  # see `hardware_rate`
+    kills_due: float = 0.0  # of kills for lack of memory
+    hardware_skipped: int = 0  # events beyond the rate
     link: LinkState = LinkState.OFFLINE
     session: SessionId | None = None
     peer: str = ""
