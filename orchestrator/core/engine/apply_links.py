@@ -10,7 +10,12 @@ from orchestrator.core.facts.links import OfLink
 from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.hardware_rate import hardware_due
 from orchestrator.core.model.node import LINK_TRANSITIONS, LinkState, MassOutage
-from orchestrator.core.model.registrations import NewNodes, one_more_new_node, registration_due
+from orchestrator.core.model.registrations import (
+    NewNodes,
+    connection_due,
+    one_more_new_node,
+    registration_due,
+)
 from orchestrator.core.model.state import Node, State, Suspect
 from orchestrator.core.nodes.crash_loops import LIVES_KEPT, another_life
 from orchestrator.core.nodes.service_state import HARDWARE_KEPT
@@ -36,7 +41,7 @@ def apply_cluster(state: State, fact: cf.OfCluster) -> None:
                 node.heard_at = node.lease_until = node.ahead_s = 0.0
                 node.instance, node.lives, node.claimed, node.ports = "", (), None, ()
                 node.disks = ()
-                node.unrecorded, node.record_due = False, 0.0
+                node.unrecorded, node.record_due, node.connect_due = False, 0.0, 0.0
                 node.hardware_passed, node.hardware_skipped = None, 0
                 node.hardware_due = node.kills_due = 0.0
                 node.survivors.clear()
@@ -120,6 +125,7 @@ def _connect(state: State, node: Node, fact: lf.NodeConnected) -> None:
         node.lives = (*node.lives, fact.heard_at)[-LIVES_KEPT:]
     node.ahead_s, node.instance = fact.ahead_s, fact.instance
     node.connected_at = fact.heard_at
+    node.connect_due = connection_due(node.connect_due, fact.heard_at)
     # The agent reports them again on each connection.
     node.survivors.clear()
     state.sessions[fact.session] = fact.node

@@ -6,6 +6,7 @@ epoch begins without them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -62,6 +63,7 @@ class Node:
     # volatile
     unrecorded: bool = False  # the journal does not have its description yet
     record_due: float = 0.0  # see `registration_due`
+    connect_due: float = 0.0  # see `connection_due`
     hardware_passed: tuple[str, int] | None = None  # newest event, recorded or not
     hardware_due: float = 0.0  # see `hardware_rate`
     kills_due: float = 0.0  # of kills for lack of memory
@@ -111,6 +113,7 @@ class Task:
     traffic: FabricReport | None = None  # volatile until the exit
     silent: tuple[str, ...] = ()  # volatile; neighbours that do not answer
     checkpoint: tuple[int, str] | None = None  # count on the node, newest name
+    checkpoint_at: float = -math.inf  # when that was recorded, UTC seconds
     activity: tuple[RankActivity, ...] = ()  # volatile; as of activity_at, monotonic
     activity_at: float = 0.0
     idle_since: float | None = None  # volatile; of its GPUs, monotonic
@@ -221,6 +224,7 @@ class Attempt:
     signals: list[Signal] = field(default_factory=list)  # the newest
     warned_limit_s: float | None = None  # time limit of that warning
     proof: Proof | None = None  # traffic evidence, once there is any
+    verdicts: int = 0  # recorded changes of that
     checkpoint: LastCheckpoint | None = None  # the newest that any node saw
     hang: HangVerdict | None = None  # current verdict
     hangs: list[tuple[float, HangVerdict]] = field(default_factory=list)  # the newest

@@ -195,7 +195,7 @@ class LogStore:
     ) -> int | None:
         job, key = self._place(name)
         stream = self.stream(name)
-        begins = gap is Gap.HOLE or stream.gap != gap
+        begins = stream.gap != gap
         if begins and stream.size < offset + length:
             self._check_room(job, stream, RECORD_BYTES)
         taken = self._write(
@@ -239,7 +239,7 @@ class LogStore:
         if taken:
             self._rounds.grew(taken)
             job.take_seq()
-            job.grew_at = self._clock.now().wall
+            job.grew_at = self._clock.now().mono
             self._not_late(job, stream)
             self._changes.bump([log_key(job_of(name))])
         if taken is not None:
