@@ -116,7 +116,7 @@ def test_a_job_without_an_attempt_has_no_environment(coordinator: CoordinatorPro
     async def main(user: User, agent: FakeAgent) -> None:
         await agent.socket.close()
         job = await user.submit()
-        none = {"job": job, "attempt": None, "nodes": [], "truncated": False}
+        none: dict[str, Any] = {"job": job, "attempt": None, "nodes": [], "truncated": False}
         assert await user.get(f"/v1/jobs/{job}/env") == none
         await user.cancel(job)
 
