@@ -11,7 +11,7 @@ from agent.shim.event_loop import now
 from agent.shim.exit_record import ERRORS, LOGS, Logs
 from agent.shim.messages import ShimExit, ShimRank, ShimStream
 from agent.shim.status import Status
-from agent.shim.syscalls import environment_of
+from agent.shim.syscalls import environment_of, values_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ PID_MAX = 1 << 22
 CODE_MAX = 255
 SIGNAL_MAX = 64
 ERROR_BYTES_MAX = 4096
+_RECOGNISE_S = 0.1
+# torchrun sets RANK behind what its own environment has.
+_ENVIRONMENT_BYTES_MAX = 1 << 20
 
 
 def error_file(rank: int) -> str:
@@ -92,7 +95,7 @@ class Ranks:
         """
         if local_rank == 0:
             self.by_number.clear()
-            self._status.first_failed = None
+            self._status.ranks, self._status.first_failed = (), None
         names = (f"rank-{rank}.stdout", f"rank-{rank}.stderr")
         out = self._logs.open(names[0])
         try:
@@ -134,10 +137,14 @@ class Ranks:
         `members`: pid to start time of the living. A rank's children have its environment too, but
         are younger.
         """
-        unknown = {b"RANK=%d" % rank.rank: rank for rank in self.by_number.values() if not rank.pid}
+        unknown = {b"%d" % rank.rank: rank for rank in self.by_number.values() if not rank.pid}
+        until = now() + _RECOGNISE_S
         for pid in sorted(members, key=lambda pid: members[pid]) if unknown else ():
-            for variable in environment_of(pid):
-                rank = unknown.pop(variable, None)
+            if now() > until:
+                # A job may have any number of processes, and the shim must not be deaf meanwhile.
+                return
+            for value in values_of(environment_of(pid, _ENVIRONMENT_BYTES_MAX), "RANK"):
+                rank = unknown.pop(value, None)
                 if rank is not None:
                     rank.pid = pid
 
