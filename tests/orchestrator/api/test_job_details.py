@@ -84,6 +84,7 @@ def test_the_spec_and_the_environment_of_a_job(coordinator: CoordinatorProcess) 
         shown = await user.get(f"/v1/jobs/{job}/env")
         (node,) = shown["nodes"]
         assert (shown["attempt"], node["node"]) == (1, "n1")
+        assert (await user.get(f"/v1/jobs/{job}/env?node=n2"))["nodes"] == []
         order = await agent.arrange(task)
         shown = await user.get(f"/v1/jobs/{job}/env")
         (node,) = shown["nodes"]
@@ -115,7 +116,8 @@ def test_a_job_without_an_attempt_has_no_environment(coordinator: CoordinatorPro
     async def main(user: User, agent: FakeAgent) -> None:
         await agent.socket.close()
         job = await user.submit()
-        assert await user.get(f"/v1/jobs/{job}/env") == {"job": job, "attempt": None, "nodes": []}
+        none = {"job": job, "attempt": None, "nodes": [], "truncated": False}
+        assert await user.get(f"/v1/jobs/{job}/env") == none
         await user.cancel(job)
 
     scene(coordinator, main)
