@@ -76,6 +76,7 @@ async def test_the_spec_and_the_environment_of_a_job(coordinator: CoordinatorPro
         shown = await user.get(f"/v1/jobs/{job}/env")
         (node,) = shown["nodes"]
         assert (shown["attempt"], node["node"]) == (1, "n1")
+        assert (await user.get(f"/v1/jobs/{job}/env?node=n2"))["nodes"] == []
         order = await agent.arrange(task)
         shown = await user.get(f"/v1/jobs/{job}/env")
         (node,) = shown["nodes"]
@@ -105,7 +106,8 @@ async def test_a_job_without_an_attempt_has_no_environment(coordinator: Coordina
     async with user_and_node(coordinator) as (user, agent):
         await agent.socket.close()
         job = await user.submit()
-        assert await user.get(f"/v1/jobs/{job}/env") == {"job": job, "attempt": None, "nodes": []}
+        none = {"job": job, "attempt": None, "nodes": [], "truncated": False}
+        assert await user.get(f"/v1/jobs/{job}/env") == none
         await user.cancel(job)
 
 
