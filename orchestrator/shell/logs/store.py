@@ -8,7 +8,6 @@ Acknowledged bytes are on disk.
 
 import asyncio
 import itertools
-import resource
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -20,6 +19,7 @@ import msgspec
 import structlog
 
 from muster.daemon.clock import Clock
+from muster.daemon.descriptors import descriptor_limit
 from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import FileError
 from muster.protocol.ids import JobId, TaskId, parse_task_id
@@ -78,8 +78,7 @@ class LogStore:
         self._jobs: OrderedDict[JobId, JobStreams] = OrderedDict()
         self._loading: dict[JobId, asyncio.Future[JobStreams]] = {}
         self._open: OrderedDict[StreamFile, None] = OrderedDict()
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._open_max = max(16, soft // _OPEN_SHARE)
+        self._open_max = max(16, descriptor_limit() // _OPEN_SHARE)
         self._rounds = SyncRounds(self._on_disk, self._not_on_disk)
         self.stored_bytes = self.dropped_bytes = self.stalls = 0
 
