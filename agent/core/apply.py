@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import assert_never
-
-import msgspec
 
 from agent.core import facts as f
 from agent.core.network_phase import NETWORK_TRANSITIONS, NetworkPhase, needed
 from agent.core.state import HeldTask, State
-from muster.protocol.control_channel import with_devices
-from muster.protocol.hardware_events import EVENTS_MAX
+from muster.protocol.control_channel import merge
 
 
 def apply(state: State, fact: f.Fact) -> None:
@@ -20,21 +16,8 @@ def apply(state: State, fact: f.Fact) -> None:
             f.LinkOpened() | f.LinkClosed() | f.Welcomed() | f.Heard() | f.LeaseGranted()
         ) as of_link:
             _apply_link(state, of_link)
-        case f.NetworkChanged(interfaces):
-            inventory = msgspec.structs.replace(state.identity.inventory, interfaces=interfaces)
-            state.identity = replace(state.identity, inventory=inventory)
-        case f.PortsChanged(ports):
-            state.ports = ports
-        case f.DisksChanged(disks):
-            state.disks = disks
-        case f.HardwareKnown(event):
-            state.hardware = (*state.hardware, event)[-EVENTS_MAX:]
-        case f.RdmaChanged(rdma):
-            inventory = msgspec.structs.replace(state.identity.inventory, rdma=rdma)
-            state.identity = replace(state.identity, inventory=inventory)
-        case f.GpusChanged(devices):
-            inventory = with_devices(state.identity.inventory, devices)
-            state.identity = replace(state.identity, inventory=inventory)
+        case f.NodeChanged(changes):
+            state.observed = merge(state.observed, changes)
         case _:
             _apply_task(state, fact)
 
@@ -44,9 +27,7 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
         case f.LinkOpened(at):
             state.linked, state.welcomed = True, False
             state.dialled_at = state.heard_at = at
-            state.told = state.identity.inventory
-            state.told_ports, state.told_hardware = state.ports, state.hardware
-            state.told_disks = state.disks
+            state.reported = state.observed
         case f.LinkClosed():
             state.linked = state.welcomed = False
         case f.Welcomed(epoch, cluster, lease_s, heartbeat_s, leases):

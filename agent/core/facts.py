@@ -12,15 +12,17 @@ import msgspec
 
 from agent.core.inputs import TaskPaths
 from agent.core.shim_protocol import ShimStatus
-from muster.protocol.control_channel import ArrangeTask, PrepareTask, Refusal, StopTask
-from muster.protocol.disks import DiskHealth
-from muster.protocol.fabric import NodeFabric, NodeRdma
-from muster.protocol.gpus import GpuDevice
+from muster.protocol.control_channel import (
+    ArrangeTask,
+    NodeChanges,
+    PrepareTask,
+    Refusal,
+    StopTask,
+)
+from muster.protocol.fabric import NodeFabric
 from muster.protocol.hangs import RankActivity
-from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.ids import TaskId
-from muster.protocol.interfaces import Interface
-from muster.protocol.traffic import FabricReport, PortHealth
+from muster.protocol.traffic import FabricReport
 
 
 class LinkOpened(msgspec.Struct, frozen=True):
@@ -47,35 +49,13 @@ class LeaseGranted(msgspec.Struct, frozen=True):
     until: float
 
 
-class NetworkChanged(msgspec.Struct, frozen=True):
-    interfaces: tuple[Interface, ...]
-
-
-class PortsChanged(msgspec.Struct, frozen=True):
-    ports: tuple[PortHealth, ...]
-
-
-class RdmaChanged(msgspec.Struct, frozen=True):
-    """The node's RDMA equipment has changed."""
-
-    rdma: NodeRdma | None
-
-
-class GpusChanged(msgspec.Struct, frozen=True):
-    devices: tuple[GpuDevice, ...]
+class NodeChanged(msgspec.Struct, frozen=True):
+    changes: NodeChanges
 
 
 class PeersKnown(msgspec.Struct, frozen=True):
     task: TaskId
     silent: tuple[str, ...]
-
-
-class DisksChanged(msgspec.Struct, frozen=True):
-    disks: tuple[DiskHealth, ...]
-
-
-class HardwareKnown(msgspec.Struct, frozen=True):
-    event: HardwareEvent
 
 
 class TaskAccepted(msgspec.Struct, frozen=True):
@@ -192,7 +172,6 @@ class TaskGone(msgspec.Struct, frozen=True):
 
 
 LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | LeaseGranted
-NodeFact = NetworkChanged | GpusChanged | PortsChanged | RdmaChanged | HardwareKnown | DisksChanged
 TaskFact = (
     TaskAccepted
     | TaskAdopted
@@ -216,4 +195,4 @@ TaskFact = (
     | LogsKept
     | TaskGone
 )
-Fact = LinkFact | NodeFact | TaskFact
+Fact = LinkFact | NodeChanged | TaskFact

@@ -8,16 +8,13 @@ import msgspec
 
 from agent.core.effects import Timer
 from agent.core.shim_protocol import ShimStatus
-from muster.protocol.control_channel import Command, Refusal, StacksReport
-from muster.protocol.disks import DiskHealth
-from muster.protocol.fabric import NodeFabric, NodeRdma
-from muster.protocol.gpus import GpuDevice
+from muster.protocol.control_channel import Command, NodeChanges, Refusal, StacksReport
+from muster.protocol.fabric import NodeFabric
 from muster.protocol.hangs import RankActivity
-from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.refusal_codes import RefusalCode
-from muster.protocol.traffic import FabricReport, PortHealth
+from muster.protocol.traffic import FabricReport
 
 NO_FABRIC: Final = NodeFabric()
 """The fabric of a node without RDMA devices."""
@@ -101,12 +98,6 @@ class FabricObserved(msgspec.Struct, frozen=True):
     fabric: NodeFabric
 
 
-class RdmaObserved(msgspec.Struct, frozen=True):
-    """The node's RDMA equipment, from any probe; None if it is unknown."""
-
-    rdma: NodeRdma | None
-
-
 class TrafficObserved(msgspec.Struct, frozen=True):
     """The task's traffic evidence; it has changed enough to be reported."""
 
@@ -151,35 +142,10 @@ class StacksObserved(msgspec.Struct, frozen=True):
     report: StacksReport
 
 
-class NetworkObserved(msgspec.Struct, frozen=True):
-    """The node's interfaces, read again after a change."""
+class NodeObserved(msgspec.Struct, frozen=True):
+    """Observations of the node. They may be as before."""
 
-    interfaces: tuple[Interface, ...]
-
-
-class PortsObserved(msgspec.Struct, frozen=True):
-    """The RDMA ports that are not healthy."""
-
-    ports: tuple[PortHealth, ...]
-
-
-class GpusObserved(msgspec.Struct, frozen=True):
-    """The node's GPUs, probed again."""
-
-    devices: tuple[GpuDevice, ...]
-
-
-class DisksObserved(msgspec.Struct, frozen=True):
-    """The disks that are full, nearly full, or hang."""
-
-    disks: tuple[DiskHealth, ...]
-
-
-class HardwareObserved(msgspec.Struct, frozen=True):
-    """A hardware event on the node. If it is not `news`, an earlier agent process has seen it."""
-
-    event: HardwareEvent
-    news: bool = True
+    changes: NodeChanges
 
 
 class NetworkArranged(msgspec.Struct, frozen=True):
@@ -233,12 +199,7 @@ Input = (
     | ActivityObserved
     | IdleObserved
     | StacksObserved
-    | NetworkObserved
-    | PortsObserved
-    | GpusObserved
-    | HardwareObserved
-    | DisksObserved
-    | RdmaObserved
+    | NodeObserved
     | NetworkArranged
     | NetworkRefused
     | NetworkRestored

@@ -14,8 +14,9 @@ from typing import Final, Never
 
 import structlog
 
-from agent.core.inputs import DisksObserved, Input
+from agent.core.inputs import Input, NodeObserved
 from agent.taskdirs.taskdirs import RESERVE_BYTES
+from muster.protocol.control_channel import NodeChanges
 from muster.protocol.disks import DiskHealth
 
 PERIOD_S: Final = 5.0
@@ -54,7 +55,7 @@ def _write_through(folder: Path) -> None:
 
 
 class DiskMonitor:
-    """Posts DisksObserved on every change."""
+    """Posts every change of the disk's health."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class DiskMonitor:
             _log.info("disk_well", folder=str(self._folder))
         elif not before or before[0].text != found.text:
             _log.warning("disk", why=found.text)
-        self._post(DisksObserved(told))
+        self._post(NodeObserved(NodeChanges(disks=told)))
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         """The loop of the monitor's thread."""

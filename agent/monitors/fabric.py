@@ -10,7 +10,7 @@ from typing import Final, Never
 import structlog
 
 from agent.config import AgentConfig
-from agent.core.inputs import NO_FABRIC, Input, RdmaObserved
+from agent.core.inputs import NO_FABRIC, Input, NodeObserved
 from agent.core.probe_summary import node_fabric, node_rdma
 from agent.probe.fabric.command import asked_by
 from agent.probe.fabric.fs_root import Tree, Unread
@@ -18,6 +18,7 @@ from agent.probe.fabric.probe import lacks_driver, probe
 from agent.probe.fabric.rdma_devices import CLASS
 from muster.fabric.model import Probe, Severity
 from muster.fabric.port_classes import cabled
+from muster.protocol.control_channel import NodeChanges
 from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.ids import TaskId
 
@@ -103,7 +104,7 @@ class FabricMonitor:
             return NodeFabric(unseen=f"its probe has not ended within {self._look_s:g} s")
         self.latest = found
         known, self._seen = self._seen, node_rdma(found)
-        self._post(RdmaObserved(self._seen))
+        self._post(NodeObserved(NodeChanges(rdma=self._seen)))
         if found is None:
             return NO_FABRIC
         if task is None and self._seen == known:

@@ -8,9 +8,10 @@ from typing import Final, Never
 
 import structlog
 
-from agent.core.inputs import Input, NetworkObserved
+from agent.core.inputs import Input, NodeObserved
 from agent.probe import netlink
 from agent.probe.network import NetworkProbe
+from muster.protocol.control_channel import NodeChanges
 
 # An interface that comes up sends many notifications and gets its addresses one by one.
 SETTLE_S: Final = 1.0
@@ -21,7 +22,7 @@ _log = structlog.get_logger("agent.monitors.interfaces")
 async def watch(
     probe: NetworkProbe, post: Callable[[Input], None], settle_s: float = SETTLE_S
 ) -> Never:
-    """Post NetworkObserved after every change, once it has settled, until cancelled."""
+    """Post the interfaces after every change, once it has settled, until cancelled."""
     loop = asyncio.get_running_loop()
     changed = asyncio.Event()
     try:
@@ -54,6 +55,6 @@ async def watch(
                 except OSError as error:
                     _log.warning("network_not_read", why=str(error))
                     continue
-                post(NetworkObserved(interfaces))
+                post(NodeObserved(NodeChanges(interfaces=interfaces)))
         finally:
             loop.remove_reader(sock)

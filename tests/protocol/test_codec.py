@@ -60,8 +60,10 @@ REPORTS: tuple[m.Report, ...] = (
     m.Heartbeat(12.5),
     m.Heartbeat(
         12.5,
-        hardware=(
-            HardwareEvent("b", 7, "xid 79", Grade.CRITICAL, "GPU: Xid 79", task=TASK, pid=3),
+        changes=m.NodeChanges(
+            hardware=(
+                HardwareEvent("b", 7, "xid 79", Grade.CRITICAL, "GPU: Xid 79", task=TASK, pid=3),
+            )
         ),
     ),
     m.StacksReport(
@@ -72,7 +74,7 @@ REPORTS: tuple[m.Report, ...] = (
         (RankActivity(3, True, 70.0, None, 12.0, 5.0, Doing.STOPPED, "futex", (Sign.LOG,)),),
         (RecordedRank(3, 7, 6, "all_reduce"),),
     ),
-    m.Heartbeat(12.5, rdma=NodeRdma("InfiniBand MT4129", 6, 8, "0f", "")),
+    m.Heartbeat(12.5, 1.0, m.NodeChanges(rdma=NodeRdma("InfiniBand MT4129", 6, 8, "0f", ""))),
 )
 COMMANDS: tuple[m.Command, ...] = (
     m.Welcome(3, SessionId(7), 300.0, 5.0, "0.1.0", "c1", (TASK,)),

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from agent.core import inputs as s
-from muster.protocol.control_channel import DumpStacks, StacksReport
+from muster.protocol.control_channel import DumpStacks, NodeChanges, StacksReport
 from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeRdma
 from muster.protocol.hangs import Doing, Frame, RankActivity, RankStacks, Sign, ThreadStack
@@ -160,16 +160,16 @@ class Health:
         self.events += 1
         boot = self.node.machine.boot_id
         event = HardwareEvent(boot, self.events, code, grade, text, pci, uuid)
-        self.node.feed(s.HardwareObserved(event))
+        self.node.feed(s.NodeObserved(NodeChanges(hardware=(event,))))
 
     def _fill(self) -> None:
         self.low = not self.low
         disks = (DiskHealth("/tasks", 1 << 30, 100 << 30),) if self.low else ()
-        self.node.feed(s.DisksObserved(disks))
+        self.node.feed(s.NodeObserved(NodeChanges(disks=disks)))
 
     def _lose_port(self) -> None:
         """There are none to be used before and after it: which nodes are chosen does not change."""
         self.expected = 5 - self.expected
         why = f"has {self.expected} ports that are down"
         rdma = NodeRdma("InfiniBand MT4129", expected=self.expected, why=why)
-        self.node.feed(s.RdmaObserved(rdma))
+        self.node.feed(s.NodeObserved(NodeChanges(rdma=rdma)))

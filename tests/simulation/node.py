@@ -15,7 +15,7 @@ from agent.core.react import react
 from agent.core.shim_protocol import ShimCommand, ShimHostfile, ShimLease, ShimPhase, ShimStatus
 from agent.core.state import Identity, State
 from agent.core.turn import turn
-from muster.protocol.control_channel import Command, PrepareTask
+from muster.protocol.control_channel import Command, NodeChanges, NodeObservations, PrepareTask
 from muster.protocol.gpus import usable
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
@@ -101,9 +101,9 @@ class Node:
                 f"id-{self.name}",
                 machine.boot_id,
                 "0.1.0",
-                machine.described(),
                 instance=f"{self.name}-{self._life}",
             ),
+            NodeObservations(machine.described()),
             cluster=self.cluster,
         )
         self.world.log(f"{self.name} agent starts")
@@ -316,7 +316,7 @@ class Node:
 
     def look_at_gpus(self) -> None:
         if self.up and not self.frozen:
-            self.feed(s.GpusObserved(self.machine.devices()))
+            self.feed(s.NodeObserved(NodeChanges(devices=self.machine.devices())))
 
     def rewire(self, *, rewired: bool) -> None:
         """The machine is in another network; its agent notices when that has settled."""
@@ -328,7 +328,7 @@ class Node:
             self.later(1.0, self._look_at_network)
 
     def _look_at_network(self) -> None:
-        self.feed(s.NetworkObserved(self.machine.interfaces()))
+        self.feed(s.NodeObserved(NodeChanges(interfaces=self.machine.interfaces())))
 
     def _start_shim(self, task: TaskId) -> None:
         if task in self.machine.folders and self.machine.folders[task].shim is None:

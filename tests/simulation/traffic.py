@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from agent.core import inputs as s
+from muster.protocol.control_channel import NodeChanges
 from muster.protocol.ids import TaskId, parse_task_id
 from muster.protocol.traffic import FabricReport, NcclEvidence, PortFigures, PortHealth
 
@@ -90,4 +91,4 @@ class Traffic:
 
     def _tell(self) -> None:
         if self.node.up and not self.node.frozen:
-            self.node.feed(s.PortsObserved(self.ports()))
+            self.node.feed(s.NodeObserved(NodeChanges(ports=self.ports())))

@@ -15,7 +15,7 @@ from typing import Final, Never
 
 import structlog
 
-from agent.core.inputs import Input, PortsObserved
+from agent.core.inputs import Input, NodeObserved
 from agent.monitors.traffic.counters import names_of_ports
 from agent.probe.fabric import sysfs_formats
 from agent.probe.fabric.fs_root import Read, Tree, Unread
@@ -23,6 +23,7 @@ from agent.probe.fabric.rdma_devices import CLASS
 from muster.daemon.clock import Clock
 from muster.fabric.counters import LINK_DOWNED
 from muster.fabric.model import ACTIVE
+from muster.protocol.control_channel import NodeChanges
 from muster.protocol.traffic import PortHealth
 
 PERIOD_S: Final = 5.0
@@ -107,8 +108,9 @@ async def watch(
     first: Callable[[], Awaitable[object]] | None = None,
     changed: Callable[[], None] = lambda: None,
 ) -> Never:
-    """Post PortsSeen after each change, until cancelled. `first` runs before, `changed` after each
-    change.
+    """Post the abnormal ports after each change, until cancelled.
+
+    `first` runs before, `changed` after each change.
     """
     if first is not None:
         await first()
@@ -118,7 +120,7 @@ async def watch(
         if found != known:
             known = found
             _log.warning("ports_changed", ports=[port.text for port in found])
-            post(PortsObserved(found))
+            post(NodeObserved(NodeChanges(ports=found)))
             changed()
         await asyncio.sleep(period_s)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.core.inputs import DisksObserved, Input
+from agent.core.inputs import Input, NodeObserved
 from agent.monitors.disks import DiskMonitor, look
 from agent.tasks.fd_budget import RESERVE, NoDescriptorsError, check_descriptors
 from muster.protocol.disks import DiskHealth, sound
@@ -34,8 +34,9 @@ def hear(
         enough = asyncio.Event()
 
         def post(received: Input) -> None:
-            assert isinstance(received, DisksObserved)
-            heard.append(received.disks)
+            assert isinstance(received, NodeObserved)
+            assert received.changes.disks is not None
+            heard.append(received.changes.disks)
             then(len(heard))
             if len(heard) >= counts:
                 enough.set()

@@ -13,6 +13,7 @@ from muster.protocol.control_channel import (
     Heartbeat,
     Hello,
     Inventory,
+    NodeChanges,
     Prepared,
     RankReport,
     Refusal,
@@ -175,9 +176,14 @@ class Cluster:
 
     def rewire(self, name: str, interfaces: tuple[Interface, ...]) -> Turn:
         """A node says that its interfaces have changed."""
-        session = self.state.nodes[NodeName(name)].session
+        return self.observe(name, interfaces=interfaces)
+
+    def observe(self, name: str, wall_s: float | None = None, **changes: Any) -> Turn:
+        """A node reports changes."""
+        session = self.node(name).session
         assert session is not None
-        return self.turn(s.ReportReceived(session, Heartbeat(self.mono, interfaces)))
+        beat = Heartbeat(self.mono, wall_s, NodeChanges(**changes))
+        return self.turn(s.ReportReceived(session, beat))
 
     def run_gang(self, job: int, attempt: int = 1) -> list[TaskId]:
         """Bring every task of an attempt to its start, in rank order."""

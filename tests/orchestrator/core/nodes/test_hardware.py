@@ -7,7 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import Heartbeat, Hello, RankReport, Refusal, TaskReport
+from muster.protocol.control_channel import (
+    Hello,
+    RankReport,
+    Refusal,
+    TaskReport,
+)
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.hardware_events import Grade, HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
@@ -44,9 +49,7 @@ def event(number: int = 1, **more: Any) -> HardwareEvent:
 
 
 def report(cluster: Cluster, name: str, *events: HardwareEvent) -> None:
-    session = cluster.node(name).session
-    assert session is not None
-    cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, hardware=events)))
+    cluster.observe(name, hardware=events)
 
 
 @pytest.fixture
@@ -167,10 +170,8 @@ def test_a_gpu_without_a_uuid_is_found_by_its_address(cluster: Cluster) -> None:
 
 
 def test_a_gpu_that_has_gone_first_is_that_of_the_job_that_misses_one(cluster: Cluster) -> None:
-    session = cluster.node("a").session
-    assert session is not None
     left = tuple(gpu(at, "a") for at in range(8) if at != 5)
-    cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, devices=left)))
+    cluster.observe("a", devices=left)
     report(cluster, "a", event(uuid="", pci="0000:99:00.0"))
     assert cause(cluster, 1) is None
     assert cause(cluster, 2).code is CauseCode.HARDWARE
@@ -293,15 +294,13 @@ def hello(
 
 def test_resume_looks_whether_the_gpu_is_there(cluster: Cluster) -> None:
     report(cluster, "b", event(uuid=uuid(0, "b"), pci=gpu(0, "b").pci))
-    session = cluster.node("b").session
-    assert session is not None
     rest = tuple(gpu(at, "b") for at in range(1, 8))
-    cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, devices=rest)))
+    cluster.observe("b", devices=rest)
     declined = cluster.resume("b")
     assert isinstance(declined, Declined)
     assert "it has gone" in declined.text
     everything = tuple(gpu(at, "b") for at in range(8))
-    cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, devices=everything)))
+    cluster.observe("b", devices=everything)
     cluster.resume("b")
     assert cluster.node("b").in_service
     assert cluster.node("b").hardware == ()

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import PROTOCOL_MAX, Heartbeat, Hello, Inventory
+from muster.protocol.control_channel import PROTOCOL_MAX, Hello, Inventory
 from muster.protocol.fabric import NodeRdma
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import NodeName, SessionId
@@ -32,9 +32,7 @@ def registrations(cluster: Cluster) -> list[cf.NodeRegistered]:
 
 
 def heartbeat(cluster: Cluster, **news: Any) -> None:
-    session = cluster.state.nodes[N0].session
-    assert session is not None
-    cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, **news)))
+    cluster.observe(N0, **news)
 
 
 def busy(number: int) -> tuple[GpuDevice, ...]:
