@@ -113,7 +113,7 @@ def _hello(state: State, now: Instant) -> m.Hello:
         agent_id=who.agent_id,
         boot_id=who.boot_id,
         version=who.version,
-        inventory=state.observed.inventory,
+        observed=state.observed,
         tasks=reports(state, now),
         epoch_seen=state.epoch,
         cluster=state.cluster,
@@ -121,9 +121,6 @@ def _hello(state: State, now: Instant) -> m.Hello:
         protocol_max=m.PROTOCOL_MAX,
         instance=who.instance,
         wall_s=now.wall,
-        ports=state.observed.ports,
-        hardware=state.observed.hardware,
-        disks=state.observed.disks,
     )
 
 

@@ -247,20 +247,19 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
-    """The first message of a connection: the agent's identity, its resources, and all of its tasks.
+    """The first message of a connection: the agent's identity, its node, and all of its tasks.
 
     `cluster` and `epoch_seen` are those of the coordinator that it served last. `instance`
-    identifies the agent process, `wall_s` is its wall clock. `ports` are abnormal RDMA ports,
-    `hardware` the last events of this boot, `disks` those that are full or hang. `protocol_min` and
-    `protocol_max` are the supported range; they have fixed defaults, because the sender omits a
-    default and the receiver fills in its own.
+    identifies the agent process, `wall_s` is its wall clock. `protocol_min` and `protocol_max` are
+    the supported range; they have fixed defaults, because the sender omits a default and the
+    receiver fills in its own.
     """
 
     node: NodeName
     agent_id: str
     boot_id: str
     version: str
-    inventory: Inventory
+    observed: NodeObservations
     tasks: tuple[TaskReport, ...] = ()
     epoch_seen: int = 0
     cluster: str = ""
@@ -268,9 +267,10 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
     protocol_max: int = 1
     instance: str = ""
     wall_s: float | None = None
-    ports: tuple[PortHealth, ...] = ()
-    hardware: tuple[HardwareEvent, ...] = ()
-    disks: tuple[DiskHealth, ...] = ()
+
+    @property
+    def inventory(self) -> Inventory:
+        return self.observed.inventory
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"):

@@ -54,7 +54,7 @@ REPORT = m.TaskReport(
     doomed=True,
 )
 REPORTS: tuple[m.Report, ...] = (
-    m.Hello(NodeName("n"), "id", "boot", "0.1.0", INVENTORY, (REPORT,), 4),
+    m.Hello(NodeName("n"), "id", "boot", "0.1.0", m.NodeObservations(INVENTORY), (REPORT,), 4),
     REPORT,
     m.TaskReport(TASK, TaskState.ASSIGNED, refusal=m.Refusal("no_folder", "no /x", True)),
     m.Heartbeat(12.5),
@@ -186,12 +186,7 @@ def test_a_message_of_a_later_protocol_is_told_from_one_that_is_broken() -> None
 def test_the_window_of_protocols_is_always_said() -> None:
     """Left out as a default, it would be read as that of whoever reads it."""
     hello = m.Hello(
-        NodeName("n"),
-        "id",
-        "boot",
-        "0.1.0",
-        INVENTORY,
-        protocol_max=9,
+        NodeName("n"), "id", "boot", "0.1.0", m.NodeObservations(INVENTORY), protocol_max=9
     )
     said = codec.encode(ReportFrame(1, hello))
     assert b'"protocol_max":9' in said

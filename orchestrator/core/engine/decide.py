@@ -228,7 +228,7 @@ def _hello(
     )
     decision.facts += restarted(state, hello.node, life, now.mono, limits)
     # Before the tasks, because a full or hung disk may have ended a rank.
-    decision.facts += health_facts(state, hello.node, hello.ports, hello.disks)
+    decision.facts += health_facts(state, hello.node, hello.observed.ports, hello.observed.disks)
     rebooted = node is not None and node.boot_id != hello.boot_id
     keep: list[Task] = []
     drained: list[f.Fact] = []
@@ -255,7 +255,7 @@ def _hello(
             reason = REBOOTED if rebooted else "its agent does not have it any more"
             decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, reason))
     # After the tasks, so that a task which its own report ends is not ended again.
-    decision.facts += hardware_facts(state, hello.node, hello.hardware)
+    decision.facts += hardware_facts(state, hello.node, hello.observed.hardware)
     decision.facts += drained
     decision.facts.append(lf.NodeSynced(hello.node, tuple(reported.items())))
     welcome = Welcome(

@@ -40,13 +40,13 @@ def test_it_is_told_at_once_and_again_on_a_new_connection() -> None:
     assert beats(agent.turn(observed(event(1)))) == [(event(1),)]
     agent.turn(s.LinkDown())
     assert beats(agent.turn(observed(event(2)))) == []
-    assert hello(agent.turn(s.LinkUp())).hardware == (event(1), event(2))
+    assert hello(agent.turn(s.LinkUp())).observed.hardware == (event(1), event(2))
 
 
 def test_what_happens_between_hello_and_welcome_is_told_after_it() -> None:
     agent = Agent()
     agent.turn(observed(event(1)))
-    assert hello(agent.turn(s.LinkUp())).hardware == (event(1),)
+    assert hello(agent.turn(s.LinkUp())).observed.hardware == (event(1),)
     assert beats(agent.turn(observed(event(2)))) == []
     assert beats(agent.hear(WELCOME)) == [(event(2),)]
 

@@ -14,6 +14,7 @@ from muster.protocol.control_channel import (
     Hello,
     Inventory,
     NodeChanges,
+    NodeObservations,
     Prepared,
     RankReport,
     Refusal,
@@ -36,6 +37,7 @@ from orchestrator.core.model.state import Job, Node, State
 from orchestrator.core.model.status import job_state
 
 INVENTORY = Inventory(address="10.0.0.1", machine_id="m1", python="python3", cpus=4)
+OBSERVED = NodeObservations(INVENTORY)
 
 
 def spec(name: str = "train", nodes: int = 1, **more: Any) -> JobSpec:
@@ -116,7 +118,7 @@ class Cluster:
             self.sessions += 1
             described = msgspec.structs.replace(INVENTORY, **inventory)
             who = (NodeName(name), f"id-{name}", f"boot-{name}", "0.1.0")
-            hello = Hello(*who, described, tasks, protocol_max=PROTOCOL_MAX)
+            hello = Hello(*who, NodeObservations(described), tasks, protocol_max=PROTOCOL_MAX)
             self.turn(s.HelloReceived(SessionId(self.sessions), hello, "127.0.0.1"))
 
     def leave(self, name: str) -> None:

@@ -7,12 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import (
-    Hello,
-    RankReport,
-    Refusal,
-    TaskReport,
-)
+from muster.protocol.control_channel import Hello, NodeObservations, RankReport, Refusal, TaskReport
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.hardware_events import Grade, HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
@@ -285,9 +280,8 @@ def hello(
         node.agent_id,
         node.boot_id,
         "0.1.0",
-        msgspec.structs.replace(node.inventory, devices=devices),
+        NodeObservations(msgspec.structs.replace(node.inventory, devices=devices), hardware=events),
         tasks,
-        hardware=events,
     )
     cluster.turn(s.HelloReceived(type(cluster.sessions)(cluster.sessions), said, "127.0.0.1"))  # type: ignore[arg-type]
 
@@ -374,8 +368,9 @@ def hears(cluster: Cluster, *tasks: TaskReport, **more: Any) -> None:
     node = cluster.node("a")
     cluster.leave("a")
     cluster.sessions += 1
-    who = (node.name, node.agent_id, node.boot_id, node.version, node.inventory)
-    hello = Hello(*who, tasks, protocol_max=5, hardware=(event(**more),))
+    who = (node.name, node.agent_id, node.boot_id, node.version)
+    observed = NodeObservations(node.inventory, hardware=(event(**more),))
+    hello = Hello(*who, observed, tasks, protocol_max=5)
     cluster.turn(s.HelloReceived(SessionId(cluster.sessions), hello, "127.0.0.1"))
 
 
