@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from msgspec import UNSET
+
 from agent.core import facts as f
+from agent.core.inputs import TaskChanges
 from agent.core.network_phase import NETWORK_TRANSITIONS, NetworkPhase, needed
 from agent.core.state import HeldTask, State
 from muster.protocol.control_channel import merge
@@ -72,12 +75,7 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
 def _apply_held(
     held: HeldTask,
     fact: f.TaskDirsCreated
-    | f.FabricKnown
-    | f.TrafficKnown
-    | f.PeersKnown
-    | f.CheckpointKnown
-    | f.ActivityKnown
-    | f.IdleKnown
+    | f.TaskChanged
     | f.ShimSeen
     | f.TaskFailed
     | f.PlanTaken
@@ -92,19 +90,8 @@ def _apply_held(
     match fact:
         case f.TaskDirsCreated(_, paths, ports):
             held.paths, held.ports = paths, ports
-        case f.FabricKnown(_, fabric):
-            held.fabric = fabric
-        case f.TrafficKnown(_, traffic):
-            held.traffic = traffic
-        case f.PeersKnown(_, silent):
-            held.silent = silent
-        case f.CheckpointKnown(_, name, at):
-            before = 0 if held.checkpoint is None else held.checkpoint[0]
-            held.checkpoint = before + 1, name, at
-        case f.ActivityKnown(_, ranks, at):
-            held.activity, held.activity_at = ranks, at
-        case f.IdleKnown(_, since):
-            held.idle_since = since
+        case f.TaskChanged(_, changes, at):
+            _merge(held, changes, at)
         case f.ShimSeen(_, status, at, no_output):
             held.status, held.status_at, held.no_output = status, at, no_output
         case f.TaskFailed(_, refusal):
@@ -131,6 +118,22 @@ def _apply_held(
             held.logs_stored = True
         case _:
             assert_never(fact)
+
+
+def _merge(held: HeldTask, changes: TaskChanges, at: float) -> None:
+    if changes.fabric is not None:
+        held.fabric = changes.fabric
+    if changes.traffic is not None:
+        held.traffic = changes.traffic
+    if changes.silent is not None:
+        held.silent = changes.silent
+    if changes.checkpoint is not None:
+        before = 0 if held.checkpoint is None else held.checkpoint[0]
+        held.checkpoint = before + 1, changes.checkpoint, at
+    if changes.activity is not None:
+        held.activity, held.activity_at = changes.activity, changes.activity_at
+    if changes.idle_since is not UNSET:
+        held.idle_since = changes.idle_since
 
 
 def _network_to(held: HeldTask, phase: NetworkPhase) -> None:

@@ -64,22 +64,12 @@ def decide(state: State, received: s.Input, now: Instant) -> Decision:
             seen = _node_observed(state, m.NodeChanges(interfaces=interfaces), now)
             if task in state.tasks:
                 if fabric is not None:
-                    seen.facts.append(f.FabricKnown(task, fabric))
+                    seen.facts.append(f.TaskChanged(task, s.TaskChanges(fabric=fabric), now.mono))
                 seen.facts.append(f.TaskDirsCreated(task, paths, ports))
             return seen
-        case s.FabricObserved(task, fabric):
-            return Decision([f.FabricKnown(task, fabric)] if task in state.tasks else [])
-        case s.TrafficObserved(task, traffic):
-            return Decision([f.TrafficKnown(task, traffic)] if task in state.tasks else [])
-        case s.PeersObserved(task, silent):
-            return Decision([f.PeersKnown(task, silent)] if task in state.tasks else [])
-        case s.CheckpointObserved(task, name):
-            known = f.CheckpointKnown(task, name, now.mono)
-            return Decision([known] if task in state.tasks else [])
-        case s.ActivityObserved(task, ranks, at):
-            return Decision([f.ActivityKnown(task, ranks, at)] if task in state.tasks else [])
-        case s.IdleObserved(task, since):
-            return Decision([f.IdleKnown(task, since)] if task in state.tasks else [])
+        case s.TaskObserved(task, changes):
+            held = state.tasks.get(task)
+            return Decision([] if held is None else [f.TaskChanged(task, changes, now.mono)])
         case s.StacksObserved(report):
             # A coordinator of another epoch did not ask for these stacks.
             asked = state.welcomed and report.epoch == state.epoch

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.core.inputs import TaskPaths
+from agent.core.inputs import TaskChanges, TaskPaths
 from agent.core.shim_protocol import ShimStatus
 from muster.protocol.control_channel import (
     ArrangeTask,
@@ -20,9 +20,7 @@ from muster.protocol.control_channel import (
     StopTask,
 )
 from muster.protocol.fabric import NodeFabric
-from muster.protocol.hangs import RankActivity
 from muster.protocol.ids import TaskId
-from muster.protocol.traffic import FabricReport
 
 
 class LinkOpened(msgspec.Struct, frozen=True):
@@ -53,11 +51,6 @@ class NodeChanged(msgspec.Struct, frozen=True):
     changes: NodeChanges
 
 
-class PeersKnown(msgspec.Struct, frozen=True):
-    task: TaskId
-    silent: tuple[str, ...]
-
-
 class TaskAccepted(msgspec.Struct, frozen=True):
     task: TaskId
     prepare: PrepareTask
@@ -81,31 +74,12 @@ class TaskDirsCreated(msgspec.Struct, frozen=True):
     ports: tuple[int, ...]
 
 
-class FabricKnown(msgspec.Struct, frozen=True):
+class TaskChanged(msgspec.Struct, frozen=True):
+    """The monitors of this node have new observations of the task."""
+
     task: TaskId
-    fabric: NodeFabric
-
-
-class TrafficKnown(msgspec.Struct, frozen=True):
-    task: TaskId
-    report: FabricReport
-
-
-class CheckpointKnown(msgspec.Struct, frozen=True):
-    task: TaskId
-    name: str
+    changes: TaskChanges
     at: float
-
-
-class ActivityKnown(msgspec.Struct, frozen=True):
-    task: TaskId
-    ranks: tuple[RankActivity, ...]
-    at: float
-
-
-class IdleKnown(msgspec.Struct, frozen=True):
-    task: TaskId
-    since: float | None
 
 
 class ShimSeen(msgspec.Struct, frozen=True):
@@ -176,12 +150,7 @@ TaskFact = (
     TaskAccepted
     | TaskAdopted
     | TaskDirsCreated
-    | FabricKnown
-    | TrafficKnown
-    | PeersKnown
-    | CheckpointKnown
-    | ActivityKnown
-    | IdleKnown
+    | TaskChanged
     | ShimSeen
     | TaskFailed
     | PlanTaken

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from agent.core.effects import Timer
 from agent.core.shim_protocol import ShimStatus
@@ -81,7 +82,7 @@ class TaskPlaced(msgspec.Struct, frozen=True):
     """The directories of the task exist, and these ports were free.
 
     `interfaces` are the node's current ones; None if they were not read. `fabric` is None if
-    FabricObserved follows.
+    an observation of it follows.
     """
 
     task: TaskId
@@ -91,49 +92,31 @@ class TaskPlaced(msgspec.Struct, frozen=True):
     fabric: NodeFabric | None = NO_FABRIC
 
 
-class FabricObserved(msgspec.Struct, frozen=True):
-    """The node's fabric has been probed for the task."""
+class TaskChanges(msgspec.Struct, frozen=True):
+    """New observations of a task. None is unchanged.
+
+    `fabric` is the node's, probed for the task. `traffic` has changed enough to be reported.
+    `silent` are addresses of the gang's neighbours that answered once and have stopped answering.
+    `checkpoint` is the newest file in the job's checkpoint directory, once something new has
+    settled there. `activity` is that of the ranks at `activity_at` (monotonic seconds).
+    `idle_since` is the monotonic time since when the task's GPUs have been idle, once that is long
+    enough to report, or None: they are not idle, or it is unknown.
+    """
+
+    fabric: NodeFabric | None = None
+    traffic: FabricReport | None = None
+    silent: tuple[str, ...] | None = None
+    checkpoint: str | None = None
+    activity: tuple[RankActivity, ...] | None = None
+    activity_at: float = 0.0
+    idle_since: float | UnsetType | None = UNSET
+
+
+class TaskObserved(msgspec.Struct, frozen=True):
+    """A monitor has something new about the task."""
 
     task: TaskId
-    fabric: NodeFabric
-
-
-class TrafficObserved(msgspec.Struct, frozen=True):
-    """The task's traffic evidence; it has changed enough to be reported."""
-
-    task: TaskId
-    report: FabricReport
-
-
-class PeersObserved(msgspec.Struct, frozen=True):
-    """Addresses of the gang's neighbours that answered once and have stopped answering."""
-
-    task: TaskId
-    silent: tuple[str, ...]
-
-
-class CheckpointObserved(msgspec.Struct, frozen=True):
-    """Something new has settled in the job's checkpoint directory; `name` is the newest file
-    there."""
-
-    task: TaskId
-    name: str
-
-
-class ActivityObserved(msgspec.Struct, frozen=True):
-    """The activity of the task's ranks at `at` (monotonic seconds), after a change."""
-
-    task: TaskId
-    ranks: tuple[RankActivity, ...]
-    at: float
-
-
-class IdleObserved(msgspec.Struct, frozen=True):
-    """The monotonic time since when the task's GPUs have been idle, once that is long enough to
-    report. None: they are not idle, or it is unknown."""
-
-    task: TaskId
-    since: float | None
+    changes: TaskChanges
 
 
 class StacksObserved(msgspec.Struct, frozen=True):
@@ -192,12 +175,7 @@ Input = (
     | TaskFound
     | ShimFailed
     | TaskPlaced
-    | FabricObserved
-    | TrafficObserved
-    | PeersObserved
-    | CheckpointObserved
-    | ActivityObserved
-    | IdleObserved
+    | TaskObserved
     | StacksObserved
     | NodeObserved
     | NetworkArranged

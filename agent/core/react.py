@@ -74,18 +74,10 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             return [*_report(state, held, now), *_cleanup(held)]
         case f.StopTaken(task, _):
             return _stop(state.tasks[task], SHORTENABLE)
-        case f.FabricKnown(task):
-            # Before the task's directories are reported, the fabric is not worth a report.
+        case f.TaskChanged(task):
+            # The report with the task's directories comes first, and contains the change.
             held = state.tasks[task]
             return [] if held.paths is None else _report(state, held, now)
-        case (
-            f.TrafficKnown(task)
-            | f.PeersKnown(task)
-            | f.CheckpointKnown(task)
-            | f.ActivityKnown(task)
-            | f.IdleKnown(task)
-        ):
-            return _report(state, state.tasks[task], now)
         case f.TaskDirsCreated(task) | f.TaskFailed(task):
             held = state.tasks[task]
             return [*_report(state, held, now), *_cleanup(held)]

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Never
 import structlog
 
 from agent.core import gpu_idle
-from agent.core.inputs import IdleObserved, Input
+from agent.core.inputs import Input, TaskChanges, TaskObserved
 from muster.daemon.clock import Clock
 from muster.protocol.gpus import IdleGpus
 from muster.protocol.ids import TaskId
@@ -29,7 +29,7 @@ class _Watched(NamedTuple):
 
 
 class GpuUtilizationMonitor:
-    """Posts IdleObserved when a task's GPUs become idle or busy again.
+    """Posts when a task's GPUs become idle or busy again.
 
     `read` blocks on the driver and returns percent by UUID, without unreadable GPUs. `all_gpus`
     returns the UUIDs for a task that has the whole node.
@@ -89,4 +89,4 @@ class GpuUtilizationMonitor:
             told = gpu_idle.idle_since(stretch, watched.wanted.after_s)
             self._watched[task] = watched._replace(stretch=stretch, told=told)
             if told != watched.told:
-                self._post(IdleObserved(task, told))
+                self._post(TaskObserved(task, TaskChanges(idle_since=told)))

@@ -55,7 +55,7 @@ class Health:
     def watch_peers(self, task: TaskId) -> None:
         """They all answer."""
         if self.on:
-            seen = s.PeersObserved(task, ())
+            seen = s.TaskObserved(task, s.TaskChanges(silent=()))
             self.node.later(self.rng.uniform(1.0, _EVERY_S), partial(self.node.feed, seen))
 
     def stacks(self, task: TaskId, look: DumpStacks) -> StacksReport:
@@ -85,7 +85,9 @@ class Health:
         if folder is None:
             return
         if folder.shim is not None and folder.shim.running:
-            self.node.feed(s.ActivityObserved(task, self._activity(folder.shim), self.node.mono))
+            ranks, at = self._activity(folder.shim), self.node.mono
+            seen = s.TaskChanges(activity=ranks, activity_at=at)
+            self.node.feed(s.TaskObserved(task, seen))
             self._look_at_gpus(task, folder.shim)
         self.node.later(_EVERY_S, partial(self._look, task))
 
@@ -95,7 +97,7 @@ class Health:
         since = None if still_s is None else self.node.mono - still_s
         if since is not None or task in self.idle:
             self.world.met["gpu_idle"] += since is not None
-            self.node.feed(s.IdleObserved(task, since))
+            self.node.feed(s.TaskObserved(task, s.TaskChanges(idle_since=since)))
         self.idle.discard(task) if since is None else self.idle.add(task)
 
     def _activity(self, shim: Shim) -> tuple[RankActivity, ...]:

@@ -309,7 +309,8 @@ class Node:
         known = None if probes else fabric
         self.feed(s.TaskPlaced(task, folder.paths, folder.ports, interfaces, known))
         if probes:
-            self.later(self.pause(0.05), partial(self.feed, s.FabricObserved(task, fabric)))
+            probed = s.TaskObserved(task, s.TaskChanges(fabric=fabric))
+            self.later(self.pause(0.05), partial(self.feed, probed))
         self.later(self.pause(0.01), partial(self._start_shim, task))
         self.progress.watch(task)
         self.health.watch(task)

@@ -74,7 +74,7 @@ class Traffic:
         figures = PortFigures(key, planned=True, sent=moved, received=moved)
         report = FabricReport(times * _EVERY_S, times, ports=(figures,), peak=1e9, nccl=evidence)
         self.world.met["traffic_seen"] += 1
-        self.node.feed(s.TrafficObserved(task, report))
+        self.node.feed(s.TaskObserved(task, s.TaskChanges(traffic=report)))
         self.node.later(_EVERY_S, partial(self._look, task, times + 1))
 
     def _flap_later(self) -> None:

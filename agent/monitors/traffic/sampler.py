@@ -16,7 +16,7 @@ from typing import Final, Never
 import msgspec
 import structlog
 
-from agent.core.inputs import Input, TrafficObserved
+from agent.core.inputs import Input, TaskChanges, TaskObserved
 from agent.monitors.traffic.counters import CounterReader
 from agent.monitors.traffic.nccl_log import FileState, NcclLines
 from muster.daemon.clock import Clock
@@ -121,7 +121,7 @@ class Sampler:
             now = self._clock.now().mono
             if last or self._is_news(report, now):
                 self._said, self._said_at = report, now
-                self._post(TrafficObserved(self._task, report))
+                self._post(TaskObserved(self._task, TaskChanges(traffic=report)))
             if last:
                 self._lines.close()
 

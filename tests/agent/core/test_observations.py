@@ -87,7 +87,8 @@ def test_a_network_that_changes_is_told_at_once_and_after_the_welcome() -> None:
 def test_a_task_is_prepared_when_the_fabric_has_been_seen() -> None:
     """It may be later than the interpreter is at its gate, or sooner."""
     seen = NodeFabric(group="InfiniBand MT4129")
-    for order in ((s.FabricObserved(TASK, seen), None), (None, s.FabricObserved(TASK, seen))):
+    probed = s.TaskObserved(TASK, s.TaskChanges(fabric=seen))
+    for order in ((probed, None), (None, probed)):
         agent = Agent()
         agent.connect()
         agent.hear(PREPARE)
@@ -119,4 +120,4 @@ def test_of_whole_nodes_no_gpus_are_told() -> None:
 
 
 def test_a_probe_of_a_task_that_is_gone_is_no_news() -> None:
-    assert not Agent().turn(s.FabricObserved(TASK, NodeFabric()))
+    assert not Agent().turn(s.TaskObserved(TASK, s.TaskChanges(fabric=NodeFabric())))
