@@ -14,7 +14,7 @@ from agent.core.state import HeldTask, State
 from agent.core.task import LATER, gone, report, reports, task_state
 from muster.protocol import control_channel as m
 from muster.protocol.ids import TaskId
-from muster.protocol.instant import Instant
+from muster.protocol.instant import ROUNDING_S, Instant
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 
@@ -28,14 +28,12 @@ AboutTask = (
     | m.ForgetTask
 )
 
+NO_CHANGES = m.NodeChanges()
 SILENT_BEATS = 2
 """If the coordinator has been silent for this many heartbeats, the agent dials again."""
 WELCOME_S = 10.0
 """Longer patience before the welcome: a coordinator that has just started may have a thousand
 agents to welcome."""
-NO_CHANGES = m.NodeChanges()
-ROUNDING_S = 0.01
-"""A timer that fires early by at most this much counts as on time."""
 
 
 def decide(state: State, received: s.Input, now: Instant) -> Decision:

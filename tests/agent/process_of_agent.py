@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from tests.agent.coordinator import DEADLINE_S, TOKEN
+from tests.agent.coordinator import DEADLINE_S, TOKEN, Coordinator, Session
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -92,3 +93,17 @@ class AgentProcess:
         """Wait for its end; returns the exit code."""
         assert self._process is not None
         return await asyncio.to_thread(self._process.wait, DEADLINE_S)
+
+
+@contextlib.asynccontextmanager
+async def joined(
+    folder: Path, **settings: Any
+) -> AsyncIterator[tuple[Coordinator, AgentProcess, Session]]:
+    """A coordinator, and an agent that it has welcomed."""
+    async with (
+        Coordinator() as coordinator,
+        AgentProcess(write_config(folder, coordinator.url, **settings)) as agent,
+    ):
+        session = await coordinator.session()
+        await session.welcome()
+        yield coordinator, agent, session

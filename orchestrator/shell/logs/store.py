@@ -8,7 +8,6 @@ The loop appends bytes (a copy into the page cache). A thread syncs all streams 
 
 import asyncio
 import itertools
-import resource
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -21,6 +20,7 @@ import msgspec
 import structlog
 
 from muster.daemon.clock import Clock
+from muster.daemon.descriptors import descriptor_limit
 from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import FileError
 from muster.protocol.ids import JobId, TaskId, parse_task_id
@@ -83,8 +83,7 @@ class LogStore:
         self._jobs: OrderedDict[JobId, JobStreams] = OrderedDict()
         self._loading: dict[JobId, asyncio.Future[JobStreams]] = {}
         self._open: OrderedDict[StreamFile, None] = OrderedDict()
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._open_max = max(16, soft // _OPEN_SHARE)
+        self._open_max = max(16, descriptor_limit() // _OPEN_SHARE)
         self._dirty: dict[StreamFile, tuple[StreamId, Synced]] = {}
         self._unsynced = 0  # bytes
         self._new_folders: set[Path] = set()

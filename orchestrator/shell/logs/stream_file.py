@@ -360,10 +360,12 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def allocated(path: str | Path) -> int:
-    """Return the disk usage of a file in bytes, without holes. 0 if it does not exist."""
+    """Return the disk usage of a file in bytes, without holes. 0 if that cannot be read: the file
+    has been removed, or its inode is damaged.
+    """
     try:
         status = os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
+    except OSError:
         return 0
     return min(status.st_size, status.st_blocks * 512)
 

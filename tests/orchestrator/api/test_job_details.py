@@ -84,6 +84,7 @@ def test_the_spec_and_the_environment_of_a_job(coordinator: CoordinatorProcess) 
         shown = await user.get(f"/v1/jobs/{job}/env")
         (node,) = shown["nodes"]
         assert (shown["attempt"], node["node"]) == (1, "n1")
+        assert (await user.get(f"/v1/jobs/{job}/env?node=n2"))["nodes"] == []
         order = await agent.arrange(task)
         shown = await user.get(f"/v1/jobs/{job}/env")
         (node,) = shown["nodes"]
@@ -115,7 +116,8 @@ def test_a_job_without_an_attempt_has_no_environment(coordinator: CoordinatorPro
     async def main(user: User, agent: FakeAgent) -> None:
         await agent.socket.close()
         job = await user.submit()
-        assert await user.get(f"/v1/jobs/{job}/env") == {"job": job, "attempt": None, "nodes": []}
+        none: dict[str, Any] = {"job": job, "attempt": None, "nodes": [], "truncated": False}
+        assert await user.get(f"/v1/jobs/{job}/env") == none
         await user.cancel(job)
 
     scene(coordinator, main)
@@ -156,22 +158,19 @@ def test_secrets_are_known_by_their_names() -> None:
     assert [name for name in secret + plain if is_secret(name)] == list(secret)
 
 
-def test_nodes_are_in_the_order_of_their_numbers(coordinator: CoordinatorProcess) -> None:
+async def test_nodes_are_in_the_order_of_their_numbers(coordinator: CoordinatorProcess) -> None:
     names = ["node-1", "node-2", "node-10"]
 
     async def nodes_of(user: User) -> list[Any]:
         nodes: list[Any] = (await user.get("/v1/nodes"))["nodes"]
         return nodes
 
-    async def run() -> None:
-        async with user_of(coordinator) as user:
-            for name in reversed(names):
-                async with connect(coordinator, name) as agent:
-                    await agent.hello()
-            async with asyncio.timeout(20):
-                while any(it["link"] == "connected" for it in await nodes_of(user)):
-                    pass
-            found = [it["name"] for it in await nodes_of(user)]
-            assert [name for name in found if name in names] == names
-
-    asyncio.run(run())
+    async with user_of(coordinator) as user:
+        for name in reversed(names):
+            async with connect(coordinator, name) as agent:
+                await agent.hello()
+        async with asyncio.timeout(20):
+            while any(it["link"] == "connected" for it in await nodes_of(user)):
+                pass
+        found = [it["name"] for it in await nodes_of(user)]
+        assert [name for name in found if name in names] == names

@@ -16,7 +16,7 @@ from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.spec.parse import parse_mapping
 from orchestrator.api import job_list
 from orchestrator.api.http.query_params import JobsQuery
-from orchestrator.api.http.route_doc import QUERY
+from orchestrator.api.http.route import QUERY
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.state import State

@@ -1,0 +1,88 @@
+"""The loop of a monitor, and calls that may block for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+
+import pytest
+
+from agent.core.inputs import Input, NodeObserved
+from agent.monitors.monitor import BlockingCall, Monitor
+from muster.protocol.control_channel import NodeChanges
+from muster.protocol.disks import DiskHealth
+
+PATIENCE_S = 60.0
+
+
+class Numbers(Monitor):
+    """Posts what it is given; counts its looks."""
+
+    def __init__(self, *values: int, period_s: float, at_once: bool = True) -> None:
+        self.posted: list[Input] = []
+        super().__init__(self.posted.append, period_s, at_once=at_once)
+        self._values = list(values)
+        self.done = asyncio.Event()
+
+    async def look(self) -> None:
+        value = self._values.pop(0)
+        if self._is_news("number", value, 0):
+            self._post(NodeObserved(NodeChanges(disks=(DiskHealth("/d", value),))))
+        if not self._values:
+            self.done.set()
+
+
+async def watched(numbers: Numbers) -> list[int]:
+    running = asyncio.create_task(numbers.run())
+    async with asyncio.timeout(PATIENCE_S):
+        await numbers.done.wait()
+    running.cancel()
+    posts = [one for one in numbers.posted if isinstance(one, NodeObserved)]
+    return [disk.free_bytes for one in posts for disk in one.changes.disks or ()]
+
+
+def test_only_changes_are_posted() -> None:
+    async def story() -> list[int]:
+        return await watched(Numbers(0, 1, 1, 2, 0, period_s=0.0))
+
+    assert asyncio.run(story()) == [1, 2, 0]
+
+
+def test_a_stir_brings_a_look_before_the_period_is_over() -> None:
+    async def story() -> list[int]:
+        numbers = Numbers(5, period_s=math.inf, at_once=False)
+        numbers.stir()
+        return await watched(numbers)
+
+    assert asyncio.run(story()) == [5]
+
+
+def test_a_call_that_blocks_is_not_made_twice() -> None:
+    go, calls = threading.Event(), list[int]()
+
+    def block() -> int:
+        calls.append(1)
+        assert go.wait(PATIENCE_S)
+        return len(calls)
+
+    async def story() -> list[int]:
+        call = BlockingCall(block, "block")
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await call.result(0.01)
+        go.set()
+        return [await call.result(), await call.result()]
+
+    assert asyncio.run(story()) == [1, 2]
+
+
+def test_an_error_is_raised_where_the_result_is_awaited() -> None:
+    def fail() -> int:
+        raise OSError(5, "Input/output error")
+
+    async def story() -> None:
+        with pytest.raises(OSError, match="Input/output error"):
+            await BlockingCall(fail, "fail").result(PATIENCE_S)
+
+    asyncio.run(story())
