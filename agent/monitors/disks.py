@@ -13,8 +13,9 @@ from typing import Final
 import structlog
 
 from agent.core.inputs import Input, NodeObserved
-from agent.monitors.monitor import BlockingCall, Monitor
+from agent.monitors.monitor import Monitor
 from agent.taskdirs.taskdirs import RESERVE_BYTES
+from muster.daemon.abandoned_thread import BlockingCall
 from muster.protocol.control_channel import NodeChanges
 from muster.protocol.disks import DiskHealth
 

@@ -11,11 +11,12 @@ import structlog
 from agent.config import AgentConfig
 from agent.core.inputs import NO_FABRIC, Input, NodeObserved
 from agent.core.probe_summary import node_fabric, node_rdma
-from agent.monitors.monitor import BlockingCall, Monitor
+from agent.monitors.monitor import Monitor
 from agent.probe.fabric.command import asked_by
 from agent.probe.fabric.fs_root import Tree, Unread
 from agent.probe.fabric.probe import lacks_driver, probe
 from agent.probe.fabric.rdma_devices import CLASS
+from muster.daemon.abandoned_thread import BlockingCall
 from muster.fabric.model import Probe, Severity
 from muster.fabric.port_classes import cabled
 from muster.protocol.control_channel import NodeChanges

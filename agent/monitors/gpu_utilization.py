@@ -9,7 +9,8 @@ import structlog
 
 from agent.core import gpu_idle
 from agent.core.inputs import Input, TaskChanges, TaskObserved
-from agent.monitors.monitor import BlockingCall, Monitor
+from agent.monitors.monitor import Monitor
+from muster.daemon.abandoned_thread import BlockingCall
 from muster.daemon.clock import Clock
 from muster.protocol.gpus import IdleGpus
 from muster.protocol.ids import TaskId

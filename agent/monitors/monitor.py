@@ -1,19 +1,14 @@
-"""The parts that monitors share: the periodic loop, the memory of what was posted, and the thread
-for calls that may block."""
+"""The parts that monitors share: the periodic loop and the memory of what was posted."""
 
 from __future__ import annotations
 
 import abc
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable
-from functools import partial
-from typing import Generic, Never, TypeVar
+from typing import Never
 
 from agent.core.inputs import Input
-
-_T = TypeVar("_T")
 
 
 class Monitor(abc.ABC):
@@ -57,37 +52,3 @@ class Monitor(abc.ABC):
 
     def _forget(self, subject: object) -> None:
         self._posted.pop(subject, None)
-
-
-class BlockingCall(Generic[_T]):
-    """A function that may block for ever, in a thread that no other work waits for.
-
-    There is only one call at a time: while one runs, other callers wait for its result. The thread
-    does not keep the agent from exiting.
-    """
-
-    def __init__(self, function: Callable[[], _T], name: str) -> None:
-        self._function = function
-        self._name = name
-        self._running: asyncio.Future[_T] | None = None
-
-    async def result(self, patience_s: float | None = None) -> _T:
-        """Call the function. Raises its error, or TimeoutError after `patience_s`; the call then
-        goes on."""
-        if self._running is None or self._running.done():
-            self._running = asyncio.get_running_loop().create_future()
-            threading.Thread(
-                target=self._call, args=(self._running,), name=self._name, daemon=True
-            ).start()
-        async with asyncio.timeout(patience_s):
-            return await asyncio.shield(self._running)
-
-    def _call(self, running: asyncio.Future[_T]) -> None:
-        """The body of the thread."""
-        try:
-            then = partial(running.set_result, self._function())
-        except Exception as error:  # noqa: BLE001  raised where the result is awaited
-            then = partial(running.set_exception, error)
-        # If the event loop is closed, the agent is exiting.
-        with contextlib.suppress(RuntimeError):
-            running.get_loop().call_soon_threadsafe(then)

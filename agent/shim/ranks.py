@@ -95,7 +95,7 @@ class Ranks:
         """
         if local_rank == 0:
             self.by_number.clear()
-            self._status.first_failed = None
+            self._status.ranks, self._status.first_failed = (), None
         names = (f"rank-{rank}.stdout", f"rank-{rank}.stderr")
         out = self._logs.open(names[0])
         try:

@@ -250,7 +250,7 @@ def _hello(
             reason = REBOOTED if rebooted else "its agent does not have it any more"
             decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, reason))
     # After the tasks, so that a task which its own report ends is not ended again.
-    decision.facts += hardware_facts(state, hello.node, hello.observed.hardware)
+    decision.facts += hardware_facts(state, hello.node, hello.observed.hardware, now)
     decision.facts += drained
     decision.facts.append(lf.NodeSynced(hello.node, tuple(reported.items())))
     welcome = Welcome(

@@ -28,7 +28,7 @@ def change_facts(state: State, name: NodeName, changes: NodeChanges, now: Instan
     return [
         *_inventory_facts(state, name, changes, now),
         *health_facts(state, name, changes.ports, changes.disks),
-        *hardware_facts(state, name, changes.hardware),
+        *hardware_facts(state, name, changes.hardware, now),
     ]
 
 

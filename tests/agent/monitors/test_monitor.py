@@ -1,15 +1,12 @@
-"""The loop of a monitor, and calls that may block for ever."""
+"""The loop of a monitor."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import threading
-
-import pytest
 
 from agent.core.inputs import Input, NodeObserved
-from agent.monitors.monitor import BlockingCall, Monitor
+from agent.monitors.monitor import Monitor
 from muster.protocol.control_channel import NodeChanges
 from muster.protocol.disks import DiskHealth
 
@@ -56,33 +53,3 @@ def test_a_stir_brings_a_look_before_the_period_is_over() -> None:
         return await watched(numbers)
 
     assert asyncio.run(story()) == [5]
-
-
-def test_a_call_that_blocks_is_not_made_twice() -> None:
-    go, calls = threading.Event(), list[int]()
-
-    def block() -> int:
-        calls.append(1)
-        assert go.wait(PATIENCE_S)
-        return len(calls)
-
-    async def story() -> list[int]:
-        call = BlockingCall(block, "block")
-        for _ in range(2):
-            with pytest.raises(TimeoutError):
-                await call.result(0.01)
-        go.set()
-        return [await call.result(), await call.result()]
-
-    assert asyncio.run(story()) == [1, 2]
-
-
-def test_an_error_is_raised_where_the_result_is_awaited() -> None:
-    def fail() -> int:
-        raise OSError(5, "Input/output error")
-
-    async def story() -> None:
-        with pytest.raises(OSError, match="Input/output error"):
-            await BlockingCall(fail, "fail").result(PATIENCE_S)
-
-    asyncio.run(story())
