@@ -68,10 +68,8 @@ def apply_link(state: State, fact: OfLink) -> None:
     match fact:
         case lf.NodeConnected():
             _connect(state, node, fact)
-        case lf.PortsReported(_, ports):
-            node.ports = ports
-        case lf.DisksReported(_, disks):
-            node.disks = disks
+        case lf.NodeHealthReported(_, ports, disks):
+            node.ports, node.disks = ports, disks
         case lf.SurvivorsReported(_, name, pids):
             if pids:
                 node.survivors[name] = pids

@@ -83,15 +83,10 @@ class FailureSuspected(LinkFact, reschedules=False, milestone=False):
     ended_at: float
 
 
-class PortsReported(LinkFact, Inert, reschedules=False, milestone=False):
-    """The RDMA ports of a node that have a problem: down, or flapping."""
+class NodeHealthReported(LinkFact, Inert, reschedules=False, milestone=False):
+    """The RDMA ports of a node that are down or flapping, and its disks that are full or hang."""
 
     ports: tuple[PortHealth, ...]
-
-
-class DisksReported(LinkFact, Inert, reschedules=False, milestone=False):
-    """The disks of a node's agent that are full or hang."""
-
     disks: tuple[DiskHealth, ...]
 
 
@@ -153,9 +148,8 @@ OfLink = (
     | NodeSynced
     | FailureSuspected
     | NodeHeard
-    | PortsReported
+    | NodeHealthReported
     | PeersReported
-    | DisksReported
     | SurvivorsReported
     | HardwareSeen
     | HardwareCounted
