@@ -31,7 +31,7 @@ from muster.client.retry import OnTrouble, RetryPolicy
 from muster.http.fabric import FabricView
 from muster.http.job_actions import CancelAnswer, ChangeAnswer, SignalAnswer
 from muster.http.job_evidence import Evidence
-from muster.http.node_actions import DrainRequest, NodeAnswer
+from muster.http.node_actions import DrainRequest, LostAnswer, NodeAnswer
 from muster.http.node_probe import CheckRequest, NodeProbe
 from muster.http.views import (
     EnvironmentView,
@@ -253,6 +253,10 @@ class AsyncClient:
     async def remove(self, name: str) -> NodeAnswer:
         """As `Client.remove`."""
         return await self._call(endpoints.remove(name))
+
+    async def declare_lost(self, name: str) -> LostAnswer:
+        """As `Client.declare_lost`."""
+        return await self._call(endpoints.lost(name))
 
     async def version(self) -> VersionView:
         """As `Client.version`."""

@@ -77,6 +77,7 @@ def make_app(
         Route("POST", "/v1/nodes/{id}/drain", node_verbs.drain, admin),
         Route("POST", "/v1/nodes/{id}/resume", node_verbs.resume, admin),
         Route("POST", "/v1/nodes/{id}/remove", node_verbs.remove, admin),
+        Route("POST", "/v1/nodes/{id}/lost", node_verbs.lost, admin),
         Route("POST", "/v1/jobs", jobs.submit, admin),
         Route("POST", "/v1/jobs:validate", details.validate, admin),
         Route("GET", "/v1/jobs", job_list.list, admin),

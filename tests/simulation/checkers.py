@@ -154,27 +154,27 @@ class Checkers:
         subnets = {endpoint.address.rpartition(".")[0] for endpoint in endpoints}
         if len(subnets) != 1:
             self.fail(f"network: attempt {job}.{attempt} is to meet in {sorted(subnets)}")
-        tasks = self.durable.jobs[job].attempts[attempt - 1].tasks
+        tasks = self.durable.jobs[job].attempt(attempt).tasks
         for task, endpoint in zip(tasks, endpoints, strict=True):
             machine = self.ground.wiring[task.node]
             if not machine.had(endpoint.address, self.ground.began[task.id]):
                 self.fail(f"network: {task.id} is to be at {endpoint.address}, {machine.wired}")
 
     def _check_blocks(self, job: JobId, attempt: int, rank: int) -> None:
-        task = self.durable.jobs[job].attempts[attempt - 1].tasks[rank]
+        task = self.durable.jobs[job].attempt(attempt).tasks[rank]
         if task.id in self.ground.blocks.get(task.node, ()):
             self.fail(f"hosts: {task.id} is clean, and its block is still on {task.node}")
 
     def _check_blame(self, job: JobId, attempt: int, cause: Cause) -> None:
         """What is said to have happened did."""
         if cause.code is CauseCode.COMPLETED:
-            for task in self.durable.jobs[job].attempts[attempt - 1].present:
+            for task in self.durable.jobs[job].attempt(attempt).present:
                 if task.id not in self.ground.succeeded_tasks and not task.joined:
                     self.fail(f"truth: job {job} has completed, {task.id} has not")
         elif cause.code is CauseCode.TIME_LIMIT:
             known = self.durable.jobs[job]
             if known.spec.stop.warn:
-                self._check_warned(known.attempts[attempt - 1])
+                self._check_warned(known.attempt(attempt))
         elif cause.code is CauseCode.RANK_FAILED:
             seen = (
                 None if cause.rank is None else self.ground.failures.get((job, attempt, cause.rank))

@@ -68,6 +68,12 @@ DESCRIPTIONS: Final = {
         answers=as_json(nodes.NodeAnswer),
         problems=(409, 422),
     ),
+    ("POST", "/v1/nodes/{id}/lost"): RouteDoc(
+        summary="Declare that nothing runs any more on a node that is not connected.",
+        body=nodes.LostRequest,
+        answers=as_json(nodes.LostAnswer),
+        problems=(409, 422),
+    ),
     ("POST", "/v1/jobs"): RouteDoc(
         summary="Submit a job; a repeated Idempotency-Key returns the same job.",
         body=JOB,

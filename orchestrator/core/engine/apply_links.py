@@ -37,6 +37,8 @@ def apply_cluster(state: State, fact: cf.OfCluster) -> None:
                 node.unrecorded, node.record_due = False, 0.0
                 node.survivors.clear()
             state.judged_from, state.brake, state.new_nodes = 0.0, None, NewNodes()
+            state.answered.clear()
+            state.unknown.clear()
         case cf.NodeRegistered(name, agent_id, boot_id, version, inventory):
             known = state.nodes.get(name)
             if known is None:
@@ -78,6 +80,13 @@ def apply_link(state: State, fact: OfLink) -> None:
             _describe(state, node, fact)
         case lf.NodeSynced():
             pass
+        case lf.UnknownTasksHeld(name, tasks):
+            held = {(name, task) for task in tasks}
+            state.unknown = held | {it for it in state.unknown if it[0] != name}
+            if name in state.awaited:
+                state.answered.add(name)
+        case lf.UnknownTaskOver(name, task):
+            state.unknown.discard((name, task))
         case lf.FailureSuspected(_, task, cause, ended_at):
             state.suspects[task] = Suspect(cause, ended_at)
         case lf.NodeHeard(_, heard_at, lease_until, ahead_s):

@@ -59,6 +59,12 @@ from orchestrator.core.nodes.crash_loops import restarted
 from orchestrator.core.nodes.drains import drain, remove, resume
 from orchestrator.core.nodes.hardware import hardware_facts, may_be_hardware
 from orchestrator.core.nodes.registration import described, refuse_registration, registered
+from orchestrator.core.nodes.restored import (
+    declare_lost,
+    gone_since_backup,
+    unknown_task_over,
+    unknown_tasks_held,
+)
 from orchestrator.core.nodes.unkillable import (
     declare_task_lost,
     drain_for_unkillable,
@@ -95,6 +101,8 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
             return resume(state, received, now)
         case s.RemoveReceived():
             return remove(state, received)
+        case s.LostReceived():
+            return declare_lost(state, received)
         case s.HelloReceived(session, hello, peer, local):
             foreign = frozenset[str]() if local else limits.own_names
             return _hello(state, session, hello, peer, foreign, now, limits)
@@ -261,12 +269,19 @@ def _hello(
         drained += declare_task_lost(task, report)
     reported = {report.task: report.state for report in hello.tasks}
     for task in tasks_on(state, hello.node):
-        if task.id not in reported and task.state is not TaskState.ASSIGNED:
+        if task.id in reported:
+            continue
+        # It may have run and ended in the part of the journal that a restored one lacks.
+        restored = state.jobs[task.job].is_restored(task.attempt)
+        if restored or task.state is not TaskState.ASSIGNED:
             reason = REBOOTED if rebooted else "its agent does not have it any more"
+            if restored:
+                decision.facts += gone_since_backup(state, task)
             decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, reason))
     # After the tasks, so that a task which its own report ends is not ended again.
     decision.facts += hardware_facts(state, hello.node, hello.hardware)
     decision.facts += drained
+    decision.facts += unknown_tasks_held(state, hello, rebooted=rebooted)
     decision.facts.append(lf.NodeSynced(hello.node, tuple(reported.items())))
     welcome = Welcome(
         epoch=state.epoch,
@@ -292,7 +307,7 @@ def _may_have_run(task: Task, report: TaskReport) -> bool:
 
 def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
     """Return since when the attempt runs. A restarted coordinator learns it from the nodes."""
-    attempt = state.jobs[task.job].attempts[task.attempt - 1]
+    attempt = state.jobs[task.job].attempt(task.attempt)
     if task.joined or attempt.started_at is None or report.state is not TaskState.STARTED:
         # For an ended task, `running_s` is the length of its whole run.
         return []
@@ -334,7 +349,9 @@ def _report(
                 commands = commands_for_reported_task(
                     state, name, report.task, report.state, limits
                 )
-                return Decision(drained, [a.Send(name, session, command) for command in commands])
+                over = unknown_task_over(state, name, report)
+                effects = [a.Send(name, session, command) for command in commands]
+                return Decision([*drained, *over], [*effects])
             found = _take_report(state, task, report, now)
             return Decision([*found, *drained, *declare_task_lost(task, report)])
         case _:
@@ -383,7 +400,7 @@ def _changed(
 def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
     """Return the news of a report and, if it ends the gang, the request to stop the gang."""
     job = state.jobs[task.job]
-    attempt = job.attempts[task.attempt - 1]
+    attempt = job.attempt(task.attempt)
     if report.silent != task.silent:
         peers: list[f.Fact] = [lf.PeersReported(task.node, task.id, report.silent[:_SILENT_MAX])]
         return [*peers, *_take_report(state, task, replace(report, silent=task.silent), now)]

@@ -56,9 +56,16 @@ def _job(job: Job) -> Iterator[str]:
         yield f"job {job.id} was tried again more often than it asked for"
     if current is not None and len(current.present) > job.spec.most_nodes:
         yield f"job {job.id} has more nodes than it may"
-    for place, attempt in enumerate(job.attempts, 1):
-        if attempt.number != place or attempt.job != job.id:
-            yield f"attempt {place} of job {job.id} calls itself {attempt.job}.{attempt.number}"
+    before = 0
+    for attempt in job.attempts:
+        # Only a restore leaves numbers out.
+        gap = attempt.number > before + 1 and before >= job.left_out_to
+        if attempt.number <= before or gap or attempt.job != job.id:
+            yield (
+                f"attempt {attempt.job}.{attempt.number} of job {job.id} follows attempt {before}, "
+                f"and numbers up to {job.left_out_to} were left out"
+            )
+        before = attempt.number
         if attempt is not current:
             yield from _closed(job, attempt)
         elif attempt.phase is AttemptPhase.CLOSED:
@@ -156,7 +163,7 @@ def _drained(state: State, node: Node) -> Iterator[str]:
     """Yield gangs that start on a drained node, and gangs that run past the deadline of a drain."""
     over = node.drain is not None and node.drain.left_s == 0
     for number, count in node.holders:
-        attempt = state.jobs[number].attempts[count - 1]
+        attempt = state.jobs[number].attempt(count)
         # Skip tasks that are over, such as after a refusal: the consequences are decided.
         if not any(t.node == node.name and t.state not in OVER for t in attempt.present):
             continue

@@ -108,6 +108,22 @@ class SurvivorsReported(LinkFact, Inert, reschedules=False, milestone=False):
     pids: tuple[int, ...]
 
 
+class UnknownTasksHeld(LinkFact, reschedules=True, milestone=True):
+    """A node said hello. `tasks` are those of attempts that the journal lacks, of jobs that have
+    not ended; none of them is proved over.
+
+    Only if the node had some before, or is awaited after a restore.
+    """
+
+    tasks: tuple[TaskId, ...]
+
+
+class UnknownTaskOver(LinkFact, reschedules=True, milestone=True):
+    """A task in UnknownTasksHeld is proved over."""
+
+    task: TaskId
+
+
 class NodeHeard(LinkFact, Inert, reschedules=False, milestone=False):
     heard_at: float
     lease_until: float
@@ -133,6 +149,8 @@ OfLink = (
     | DuplicateNameSeen
     | NodeDescribed
     | NodeSynced
+    | UnknownTasksHeld
+    | UnknownTaskOver
     | FailureSuspected
     | NodeHeard
     | PortsReported

@@ -25,7 +25,7 @@ def queue_webhooks(job: Job, event: nf.WebhookEvent) -> list[f.Fact]:
     """The fact that queues an event for the job's webhooks; empty if the job has none."""
     if not job.spec.notify:
         return []
-    return [nf.WebhookQueued(job.id, job.notices_made + 1, event, len(job.attempts))]
+    return [nf.WebhookQueued(job.id, job.notices_made + 1, event, job.last_attempt)]
 
 
 def apply_notice(state: State, fact: nf.OfNotices, at: float) -> None:

@@ -79,7 +79,7 @@ def _cause_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     def take(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
         found = new_facts_from_report(task, report)
         cause = from_report(task, report)
-        attempt = state.jobs[task.job].attempts[task.attempt - 1]
+        attempt = state.jobs[task.job].attempt(task.attempt)
         if cause is None or task.state in OVER or attempt.phase is AttemptPhase.CLOSED:
             return found
         return [f.StopRequested(task.job, task.attempt, cause), *found]
@@ -96,7 +96,7 @@ def _freed_early(real: Any) -> Any:
     def apply_attempt(state: State, fact: Any, at: float) -> None:
         real(state, fact, at)
         if isinstance(fact, f.StopRequested):
-            for task in state.jobs[fact.job].attempts[fact.attempt - 1].tasks:
+            for task in state.jobs[fact.job].attempt(fact.attempt).tasks:
                 state.nodes[task.node].holders.clear()
 
     return apply_attempt
@@ -215,7 +215,7 @@ def _freed_on_leaving(real: Any) -> Any:
     def apply_task(state: State, fact: Any, at: float) -> None:
         real(state, fact, at)
         if isinstance(fact, f.TaskLeft):
-            task = state.jobs[fact.job].attempts[fact.attempt - 1].tasks[fact.rank]
+            task = state.jobs[fact.job].attempt(fact.attempt).tasks[fact.rank]
             state.nodes[task.node].holders.clear()
 
     return apply_task
