@@ -109,8 +109,7 @@ class SurvivorsReported(LinkFact, Inert, reschedules=False, milestone=False):
 
 
 class UnknownTasksHeld(LinkFact, reschedules=True, milestone=True):
-    """A node said hello. `tasks` are those of attempts that the journal lacks, of jobs that have
-    not ended; none of them is proved over.
+    """A node said hello. `tasks` are those that the journal lacks; none is proved over.
 
     Only if the node had some before, or is awaited after a restore.
     """

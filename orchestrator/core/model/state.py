@@ -344,7 +344,7 @@ class State:
     answered: set[NodeName] = field(default_factory=set)  # volatile; awaited ones that said hello
     unknown: set[tuple[NodeName, TaskId]] = field(
         default_factory=set
-    )  # volatile; tasks that the journal lacks, of jobs that it has, not proved over
+    )  # volatile; tasks that the journal lacks, not proved over
     new_nodes: NewNodes = field(default_factory=NewNodes)  # volatile
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic

@@ -21,7 +21,6 @@ from orchestrator.core.facts.decision import Decision
 from orchestrator.core.failures.stops import stop_or_leave
 from orchestrator.core.gangs.commands import tasks_on
 from orchestrator.core.gangs.leases import own_lease_s
-from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import State, Task
@@ -114,14 +113,11 @@ def react_to_declared_lost(
 
 
 def _is_unknown(state: State, node: NodeName, report: TaskReport) -> bool:
-    """Whether a node has a task of a known job that has not ended, from an attempt or on a node
-    that the journal lacks."""
+    """Whether a node has a task that the journal lacks, or has on another node."""
+    if report.state is TaskState.CLEANED:
+        return False
     try:
-        number, attempt, rank = parse_task_id(report.task)
+        task = state.task(report.task)
     except BadId:
         return False
-    job = state.jobs.get(number)
-    if job is None or job.phase is JobPhase.ENDED or report.state is TaskState.CLEANED:
-        return False
-    task = job.task(attempt, rank)
     return task is None or task.node != node

@@ -55,6 +55,13 @@ def why_job_held(state: State, job: Job) -> str:
     return f"waits for the end of an attempt that the restored journal lacks: {tasks}"
 
 
+def unknown_on(state: State, name: NodeName) -> str:
+    """The tasks on a node that the journal lacks, in words; "" if there are none."""
+    if not state.unknown:
+        return ""
+    return named(sorted(task for node, task in state.unknown if node == name), NAMES_MAX)
+
+
 def restore_warnings(state: State, name: NodeName) -> tuple[str, ...]:
     """Sentences on why a node holds back placing after a restore."""
     found = []
@@ -63,7 +70,6 @@ def restore_warnings(state: State, name: NodeName) -> tuple[str, ...]:
             "known before the restore, and nothing is placed before it says hello: start its "
             f"agent; if nothing of a job runs there: muster node lost {name}"
         )
-    tasks = sorted(task for node, task in state.unknown if node == name)
-    if tasks:
-        found.append(f"stops what the restored journal lacks: task {named(tasks, NAMES_MAX)}")
+    if tasks := unknown_on(state, name):
+        found.append(f"stops what the restored journal lacks: task {tasks}")
     return tuple(found)

@@ -100,7 +100,6 @@ def test_an_attempt_that_the_backup_lacks_is_over_before_its_job_is_placed() -> 
     assert [c.task for c in cluster.commands("n1", StopTask) if isinstance(c, StopTask)] == [
         task(1, 1, 0)
     ]
-    cluster.submit(spec("other"))
     session = cluster.node("n1").session
     assert session is not None
     cluster.turn(s.ReportReceived(session, has(TaskState.EXITED)))
@@ -259,6 +258,19 @@ def test_a_second_restore_leaves_out_more() -> None:
     second = restored(first.facts)
     second.join("n1", tasks=(TaskReport(task(1, 1000, 0), TaskState.EXITED),))
     assert second.job(1).left_out_to == 1999
+
+
+def test_a_node_is_not_used_while_it_has_a_task_of_an_unknown_job() -> None:
+    cluster = restored(waiting("n1"))
+    later = TaskReport(task(7, 1, 0), TaskState.STARTED, prepared=prepared())
+    cluster.join("n1", tasks=(later,))
+    assert cluster.shown(1) is JobState.QUEUED
+    found = explain(cluster.state, cluster.job(1), cluster.now, cluster.limits)
+    assert "task 7.1.0" in found.nodes[0].reason.text
+    session = cluster.node("n1").session
+    assert session is not None
+    cluster.turn(s.ReportReceived(session, TaskReport(task(7, 1, 0), TaskState.CLEANED)))
+    assert cluster.job(1).last_attempt == 1000
 
 
 def test_jobs_that_come_later_begin_with_attempt_1() -> None:
