@@ -70,6 +70,7 @@ from agent.shims.systemd import SystemdUnits
 from agent.single_agent import single_agent_lock
 from agent.taskdirs.taskdirs import Owner, TaskDirs, owner_named
 from agent.tasks.registry import TaskRegistry
+from muster.daemon.abandoned_thread import wait_at_most
 from muster.daemon.clock import Clock, SystemClock
 from muster.daemon.durable_files import lock_directory, write_atomic
 from muster.daemon.errors import TaskEndedError
@@ -80,6 +81,7 @@ from muster.protocol.control_channel import Refused, Welcome
 from muster.protocol.gpus import usable
 
 _CLUSTER: Final = "cluster"
+_LEFTOVERS_S: Final = 10.0
 
 _log = structlog.get_logger("agent")
 
@@ -186,9 +188,7 @@ class Agent:
                 owner.spawn(watching, name="ports", eternal=True)
             try:
                 await self._shims.start()
-                await self._network.begin(await asyncio.to_thread(folders.found))
-                await self._tasks.adopt()
-                await asyncio.to_thread(_end_remains, config)
+                await self._take_over(folders)
                 # The Hello contains the node's RDMA equipment, so probe it before the link opens.
                 await fabric.look()
                 await self._inbox.settled()
@@ -211,6 +211,15 @@ class Agent:
                 await owner.close()
                 hosts.close()
                 await self._shims.close()
+
+    async def _take_over(self, folders: TaskDirs) -> None:
+        """Adopt the tasks of an earlier agent process, and begin to remove what else it left."""
+        left = await asyncio.to_thread(folders.set_aside)
+        await self._network.begin(await asyncio.to_thread(folders.found))
+        await self._tasks.adopt()
+        # Jobs decide how long both take, and the leases of other jobs must not end meanwhile.
+        await wait_at_most(_LEFTOVERS_S, _end_remains, self._config)
+        await wait_at_most(0.0, folders.remove_left, left)
 
     def _gpus_of_node(self) -> list[str]:
         return [gpu.uuid for gpu in usable(self._state.identity.inventory.devices)]

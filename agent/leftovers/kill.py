@@ -70,4 +70,4 @@ def _members(mark: str, cgroup: Cgroup | None) -> dict[int, int]:
 
 def _carries(pid: int, mark: str) -> bool:
     """Whether a process was started with the mark."""
-    return f"{MARK}={mark}".encode() in syscalls.environment_of(pid)
+    return mark.encode() in syscalls.values_of(syscalls.environment_of(pid), MARK)

@@ -41,11 +41,10 @@ def leftover_processes() -> tuple[LeftoverProcess, ...]:
     for pid, (state, _, _) in syscalls.processes().items():
         if state in "ZX":
             continue
-        for variable in syscalls.environment_of(pid):
-            if variable.startswith(MARK.encode() + b"="):
-                mark = variable.partition(b"=")[2].decode(errors="replace")
-                if _MARK.fullmatch(mark):
-                    marked.setdefault(mark, []).append(pid)
+        for value in syscalls.values_of(syscalls.environment_of(pid), MARK):
+            mark = value.decode(errors="replace")
+            if _MARK.fullmatch(mark):
+                marked.setdefault(mark, []).append(pid)
     found = []
     for mark, pids in marked.items():
         # The shim of a container on this machine has another pid here.

@@ -8,6 +8,7 @@ that user may not read. It reads at most `ENTRIES_MAX` entries per poll.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import threading
@@ -24,6 +25,7 @@ EVERY_S: Final = 10.0
 ENTRIES_MAX: Final = 20_000
 DEPTH_MAX: Final = 4
 LOG_LOOKS: Final = 30  # five minutes without a pause
+_DIRECTORY: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SETGROUPS: Final = {"x86_64": 116, "aarch64": 159}
 
 _log = structlog.get_logger("agent.monitors.checkpoints")
@@ -42,39 +44,69 @@ _NOTHING: Final = File(-1, "", 0)
 
 
 def changed(folder: str, since: File = _NOTHING) -> list[File]:
-    """The files newer than `since`. Follows no link except the directory itself. Raises OSError if
-    the directory cannot be read."""
+    """The files newer than `since`. Follows no link below the directory. Raises OSError if the
+    directory cannot be read."""
     found: list[File] = []
     left = ENTRIES_MAX
-    below = [(folder, "", 1)]
+    parts = _resolved(folder)
+    below: list[tuple[str, ...]] = [()]
     while below and left > 0:
-        path, prefix, depth = below.pop()
+        inside = below.pop()
         try:
-            entries = os.scandir(path)
+            fd = _opened((*parts, *inside))
         except OSError:
-            if depth == 1:
+            if not inside:
                 raise
             continue  # removed meanwhile, or unreadable
-        with entries:
-            for entry in entries:
-                left -= 1
-                if left <= 0:
-                    break
-                name = f"{prefix}{entry.name}"
-                try:
-                    if entry.is_dir(follow_symlinks=False):
-                        if depth < DEPTH_MAX:
-                            below.append((entry.path, f"{name}/", depth + 1))
+        try:
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    left -= 1
+                    if left <= 0:
+                        break
+                    try:
+                        if entry.is_dir(follow_symlinks=False):
+                            if len(inside) + 1 < DEPTH_MAX:
+                                below.append((*inside, entry.name))
+                            continue
+                        if not entry.is_file(follow_symlinks=False):
+                            continue
+                        status = entry.stat(follow_symlinks=False)
+                    except OSError:
                         continue
-                    if not entry.is_file(follow_symlinks=False):
-                        continue
-                    status = entry.stat(follow_symlinks=False)
-                except OSError:
-                    continue
-                file = File(status.st_mtime_ns, name, status.st_size)
-                if file > since:
-                    found.append(file)
+                    name = "/".join((*inside, entry.name))
+                    file = File(status.st_mtime_ns, name, status.st_size)
+                    if file > since:
+                        found.append(file)
+        finally:
+            os.close(fd)
     return found
+
+
+def _resolved(folder: str) -> tuple[str, ...]:
+    """The parts of a path without symbolic links. Raises OSError.
+
+    The links of `/proc/self` lead past the permissions of parent directories, and here `self` is
+    the agent. So their targets are opened by name, like every other directory.
+    """
+    return tuple(os.path.realpath(folder, strict=True).split("/")[1:])
+
+
+def _opened(parts: tuple[str, ...]) -> int:
+    """Open a directory, part by part and without following links. Raises OSError."""
+    fd = os.open("/", os.O_PATH | _DIRECTORY)
+    for part in filter(None, parts):
+        try:
+            below = os.open(part, os.O_PATH | _DIRECTORY, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = below
+    try:
+        if os.fstat(fd).st_dev == os.stat("/proc").st_dev:
+            raise PermissionError(errno.EPERM, "no checkpoints are in /proc", "/".join(parts))
+        return os.open(".", os.O_RDONLY | _DIRECTORY, dir_fd=fd)
+    finally:
+        os.close(fd)
 
 
 class Watch:

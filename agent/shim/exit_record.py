@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import functools
 import json
+import math
 import os
 
 from agent.shim import syscalls
@@ -23,8 +25,10 @@ _FULL_BYTES = 1 << 20
 ERROR_FILE_BYTES_MAX = 1 << 20
 # A job may hold a lease on its log, for which the kernel makes an open wait 45 s.
 _NO_WAIT = os.O_NONBLOCK
-EXIT_BYTES = 256 << 10
-"""Larger than the exit record of a task, except with very many ranks."""
+EXIT_BYTES = 512 << 10
+"""Larger than the shortened exit record of a task with 1024 ranks."""
+_QUOTED = 4
+_TEXTS = ("error", "stderr_tail", "kernel")
 
 
 def take_lock(folder_fd: int) -> int:
@@ -84,8 +88,30 @@ def reserve_exit(folder_fd: int) -> None:
 
 
 def write_exit(folder_fd: int, document: dict[str, object]) -> None:
-    """Write the exit record; it is on disk when this returns. Raises OSError (disk full)."""
-    _replace(folder_fd, EXIT, document, sync=True)
+    """Write the exit record; it is on disk when this returns. Raises OSError (disk full).
+
+    If the disk is full, only the ranks that failed first keep their texts, so that the record fits
+    into the reserved space.
+    """
+    try:
+        _replace(folder_fd, EXIT, document, sync=True)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _replace(folder_fd, EXIT, _shortened(document), sync=True)
+
+
+def _shortened(document: dict[str, object]) -> dict[str, object]:
+    """The exit record with the texts of `_QUOTED` ranks, which is as many as a report quotes."""
+    made: dict[str, object] = json.loads(encoded(document))
+    ranks = made["ranks"]
+    assert isinstance(ranks, list)
+    texts = [rank for rank in ranks if any(rank[name] for name in _TEXTS)]
+    texts.sort(key=lambda rank: float(rank["exit"]["at_s"] or 0.0) if rank["exit"] else math.inf)
+    for rank in texts[_QUOTED:]:
+        for name in _TEXTS:
+            rank[name] = None
+    return made
 
 
 def write_hostfile(folder_fd: int, text: str) -> None:

@@ -10,7 +10,7 @@ from agent.shim.commands import RANKS_MAX
 from agent.shim.event_loop import now
 from agent.shim.exit_record import ERRORS, LOGS, Logs
 from agent.shim.status import Exit, Rank, Status
-from agent.shim.syscalls import environment_of
+from agent.shim.syscalls import environment_of, values_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ PID_MAX = 1 << 22
 CODE_MAX = 255
 SIGNAL_MAX = 64
 ERROR_BYTES_MAX = 4096
+_RECOGNISE_S = 0.1
+# torchrun sets RANK behind what its own environment has.
+_ENVIRONMENT_BYTES_MAX = 1 << 20
 
 
 def error_file(rank: int) -> str:
@@ -131,12 +134,14 @@ class Ranks:
         `members`: pid to start time of the living. A rank's children have its environment too, but
         are younger.
         """
-        unknown = {
-            b"RANK=%d" % rank.rank: rank for rank in self._status.ranks.values() if not rank.pid
-        }
+        unknown = {b"%d" % rank.rank: rank for rank in self._status.ranks.values() if not rank.pid}
+        until = now() + _RECOGNISE_S
         for pid in sorted(members, key=lambda pid: members[pid]) if unknown else ():
-            for variable in environment_of(pid):
-                rank = unknown.pop(variable, None)
+            if now() > until:
+                # A job may have any number of processes, and the shim must not be deaf meanwhile.
+                return
+            for value in values_of(environment_of(pid, _ENVIRONMENT_BYTES_MAX), "RANK"):
+                rank = unknown.pop(value, None)
                 if rank is not None:
                     rank.pid = pid
 

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 import signal
+from collections.abc import Iterator
 
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
@@ -28,6 +29,7 @@ _MNT_DETACH = 2
 # The kernel allows 6 MiB for arguments and environment together.
 ENVIRONMENT_BYTES_MAX = 8 << 20
 _READ_BYTES = 1 << 16
+_VALUES_MAX = 64
 
 _SIG_SETMASK = 2
 # A sigset_t.
@@ -206,20 +208,38 @@ def _is_doomed(thread: str) -> bool:
     return killed or fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_EXITING)
 
 
-def environment_of(pid: int) -> list[bytes]:
-    """The environment with which a process was started, as NAME=VALUE.
+def environment_of(pid: int, bytes_max: int = ENVIRONMENT_BYTES_MAX) -> bytes:
+    """The environment with which a process was started: `\\0NAME=VALUE\\0NAME=VALUE\\0`.
 
-    Returns [] if the process is gone or another user's. A process can make the kernel show any part
-    of its memory instead, so the read is bounded by the size of an environment.
+    Returns b"\\0" if the process is gone or another user's. A process can make the kernel show any
+    part of its memory instead, so the read is bounded by the size of an environment.
     """
+    found = bytearray(b"\0")
     try:
         with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
-            found = bytearray()
-            while len(found) < ENVIRONMENT_BYTES_MAX and (part := file.read(_READ_BYTES)):
+            while len(found) <= bytes_max and (part := file.read(_READ_BYTES)):
                 found += part
-            return bytes(found).split(b"\0")
     except OSError:
-        return []
+        return b"\0"
+    return bytes(found)
+
+
+def values_of(environment: bytes, name: str) -> Iterator[bytes]:
+    """The values of a variable in what `environment_of` returns, `_VALUES_MAX` at most.
+
+    It is searched and not split: a job's environment may have millions of variables.
+    """
+    wanted = b"\0%b=" % name.encode()
+    at = -1
+    for _ in range(_VALUES_MAX):
+        at = environment.find(wanted, at + 1)
+        if at < 0:
+            return
+        begin = at + len(wanted)
+        end = environment.find(b"\0", begin)
+        if end < 0:
+            return  # cut by the bound
+        yield environment[begin:end]
 
 
 def uids_of(pid: int) -> tuple[int, ...]:

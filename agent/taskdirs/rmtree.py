@@ -6,24 +6,28 @@ import errno
 import itertools
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
 from agent.shim import syscalls
 
+SLICE_S: Final = 20.0
 _DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOUNTED: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAME_ONLY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def remove_tree(name: str, above: int) -> None:
+def remove_tree(name: str, above: int, seconds: float = SLICE_S) -> None:
     """Remove the directory `name` in the open directory `above`. Does nothing if it does not exist.
 
     Subdirectories are moved up and then emptied, so that neither the stack nor the number of open
     files grows with the depth. Mounts inside are unmounted: they cannot be moved, and their content
-    is not ours. Raises OSError.
+    is not ours. Raises OSError, also after `seconds`: a job may add entries as fast as they are
+    removed, and the next call goes on with the rest.
     """
+    until = time.monotonic() + seconds
     try:
         top = os.open(name, _DIR, dir_fd=above)
     except FileNotFoundError:
@@ -32,12 +36,12 @@ def remove_tree(name: str, above: int) -> None:
     stem = f".removed-{secrets.token_hex(8)}-"
     names = (f"{stem}{number}" for number in itertools.count())
     try:
-        todo = _empty(top, top, stem, names)
+        todo = _empty(top, top, stem, names, until)
         while todo:
             folder = todo.pop()
             fd = os.open(folder, _DIR, dir_fd=top)
             try:
-                todo += _empty(fd, top, stem, names)
+                todo += _empty(fd, top, stem, names, until)
             finally:
                 os.close(fd)
             os.rmdir(folder, dir_fd=top)
@@ -46,17 +50,19 @@ def remove_tree(name: str, above: int) -> None:
     os.rmdir(name, dir_fd=above)
 
 
-def _empty(fd: int, top: int, stem: str, names: Iterator[str]) -> list[str]:
+def _empty(fd: int, top: int, stem: str, names: Iterator[str], until: float) -> list[str]:
     """Unlink all files, and move the subdirectories to `top`, made accessible. Returns their
     `names` there, which begin with `stem`.
     """
     folders: list[str] = []
-    while _pass(fd, top, stem, names, folders):
+    while _pass(fd, top, stem, names, folders, until):
         pass
     return folders
 
 
-def _pass(fd: int, top: int, stem: str, names: Iterator[str], folders: list[str]) -> bool:
+def _pass(
+    fd: int, top: int, stem: str, names: Iterator[str], folders: list[str], until: float
+) -> bool:
     """List the directory once and take out what is found. The names are not collected: there may be
     millions. Returns False if there was none, because a listing may miss some during changes.
     """
@@ -67,6 +73,8 @@ def _pass(fd: int, top: int, stem: str, names: Iterator[str], folders: list[str]
             if name.startswith(stem):
                 continue
             found = True
+            if time.monotonic() > until:
+                raise TimeoutError(errno.ETIMEDOUT, "its removal takes long, and goes on later")
             if not entry.is_dir(follow_symlinks=False):
                 _unmounted(name, fd, partial(os.unlink, name, dir_fd=fd))
                 continue

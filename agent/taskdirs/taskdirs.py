@@ -13,9 +13,10 @@ import contextlib
 import errno
 import os
 import pwd
+import secrets
 import stat
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -229,20 +230,41 @@ class TaskDirs:
             return None
 
     def found(self) -> list[TaskId]:
-        """Return the tasks with directories here. Half-created or half-removed ones are removed if
-        possible; they do no harm otherwise.
-        """
+        """Return the tasks with directories here."""
         tasks = []
         for name in sorted(os.listdir(self._tasks)):
             try:
                 parse_task_id(name)
             except BadId:
-                if is_being_created(name):
-                    self._remove_left(name)
                 continue
             if _is_folder(self._tasks / name):
                 tasks.append(TaskId(name))
         return tasks
+
+    def set_aside(self) -> list[str]:
+        """Return the names of half-created and half-removed directories, for `remove_left`.
+
+        Half-created ones get another name, because the same task may be created again.
+        """
+        left = []
+        with _opened(self._tasks) as tasks:
+            for name in filter(is_being_created, os.listdir(tasks)):
+                away = name
+                if name.startswith(_NEW):
+                    away = f"{_GONE}{secrets.token_hex(8)}"
+                    os.rename(name, away, src_dir_fd=tasks, dst_dir_fd=tasks)
+                left.append(away)
+        return left
+
+    def remove_left(self, names: Iterable[str]) -> None:
+        """Remove these directories, as far as possible; what stays does no harm. May take long."""
+        for name in names:
+            try:
+                self._remove_entry(name)
+            except OSError as error:
+                _log.warning(
+                    "folder_not_removed", folder=str(self._tasks / name), why=error.strerror
+                )
 
     def others(self, tasks: Collection[TaskId]) -> list[str]:
         """The names of entries beside those of `tasks`, made by no agent. Raises OSError."""
@@ -274,12 +296,6 @@ class TaskDirs:
             raise FileError(
                 f"the folder of task {task} cannot be removed from {self._tasks}: {error.strerror}"
             ) from error
-
-    def _remove_left(self, name: str) -> None:
-        try:
-            self._remove_entry(name)
-        except OSError as error:
-            _log.warning("folder_not_removed", folder=str(self._tasks / name), why=error.strerror)
 
     def _remove_entry(self, name: str) -> None:
         with _opened(self._tasks) as tasks:

@@ -8,6 +8,7 @@ from typing import Final, TypeVar, get_args
 import msgspec
 
 from muster.protocol.control_channel import Command, Report
+from muster.protocol.report_bounds import bounded
 
 FRAME_BYTES_MAX: Final = 1 << 20
 COMMAND_BYTES_MAX: Final = 8 << 20
@@ -84,8 +85,10 @@ def encode(frame: ReportFrame | CommandFrame) -> bytes:
 
 
 def decode_report(data: bytes | str) -> ReportFrame:
-    """Decode a frame from an agent. Raises UnknownMessage and ProtocolError."""
-    return _decode(_report_decoder, data, FRAME_BYTES_MAX)
+    """Decode a frame from an agent, cut to the bounds of reports. Raises UnknownMessage and
+    ProtocolError.
+    """
+    return bounded(_decode(_report_decoder, data, FRAME_BYTES_MAX))
 
 
 def decode_command(data: bytes | str) -> CommandFrame:

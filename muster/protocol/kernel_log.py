@@ -54,13 +54,13 @@ ADDRESS: Final = r"(?:PCI:)?(?P<pci>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0
 """Pattern of a PCI function, in the group `pci`, in upper or lower case."""
 
 _KILLED: Final = re.compile(
-    r"(?P<memcg>Memory cgroup )?out of memory: Killed process (?P<pid>\d+) \((?P<name>.*)\)"
+    r"(?P<memcg>Memory cgroup )?out of memory: Killed process (?P<pid>\d{1,18}) \((?P<name>.*)\)"
     r"(?P<rest>(?:[ ,][^()]*)?)$",
     re.IGNORECASE,
 )
-_RESIDENT: Final = re.compile(r"\b(?:anon|file|shmem)-rss:(\d+)kB")
+_RESIDENT: Final = re.compile(r"\b(?:anon|file|shmem)-rss:(\d{1,12})kB")
 _XID: Final = re.compile(
-    rf"NVRM: Xid \({ADDRESS}[^)]*\)(?:[^:]*): (?P<xid>\d+),? ?(?P<said>.*)$", re.IGNORECASE
+    rf"NVRM: Xid \({ADDRESS}[^)]*\)(?:[^:]*): (?P<xid>\d{{1,9}}\b),? ?(?P<said>.*)$", re.IGNORECASE
 )
 _OFF_THE_BUS: Final = re.compile(
     rf"NVRM: (?:The NVIDIA )?GPU (?:(?:at )?{ADDRESS}.*|has )fallen off the bus", re.IGNORECASE

@@ -11,6 +11,7 @@ import structlog
 from aiohttp import web
 
 from muster.http.views import LogRecord, LogTrailer
+from muster.protocol.instant import Instant
 from muster.protocol.timestamp import timestamp
 from orchestrator.core.gangs.log_delivery import tasks_with_pending_logs
 from orchestrator.core.model.job import JobPhase
@@ -89,6 +90,7 @@ class LogReader:
         self._selection = selection
         self._as_text = as_text
         self._last: Place | None = None
+        self._ended_seen: float | None = None  # monotonic seconds
         self._told: set[tuple[StreamKey, Late]] = set()
 
     def several(self) -> bool:
@@ -121,8 +123,7 @@ class LogReader:
                 after = await self._live(response, after)
                 await self._tell_of_late(response, after)
                 # A storm may take a while to arrive: what counts is when the last of it did.
-                grew_at = self._store.job(self._name).grew_at
-                waited = self._coordinator.now().wall - max(ended_at or 0.0, grew_at)
+                waited = self._waited(ended_at)
                 final = ended_at is not None and (not missing or waited >= DELIVERY_S)
                 # Of a job that has ended the last bytes may be on their way to us.
                 complete = final if follow or ended_at is not None else True
@@ -146,6 +147,15 @@ class LogReader:
             return None
         except LogStoreError as error:
             return self._unreadable(error)
+
+    def _waited(self, ended_at: float | None) -> float:
+        """Return for how long, in seconds, an ended job has delivered nothing more."""
+        if ended_at is None:
+            return 0.0
+        now = self._coordinator.now()
+        if self._ended_seen is None:
+            self._ended_seen = now.mono
+        return waited_s(now, ended_at, self._ended_seen, self._store.job(self._name).grew_at)
 
     def _unreadable(self, error: LogStoreError) -> LogTrailer:
         removed = self._store.removed(self._name)
@@ -285,3 +295,12 @@ def _undelivered(missing: list[str], final: bool) -> str | None:
     if not final or not missing:
         return None
     return f"not all logs were delivered by {', '.join(missing)}"
+
+
+def waited_s(now: Instant, ended_at: float, ended_seen: float, grew_at: float) -> float:
+    """Return the seconds since a job ended (`ended_at`, wall) and its logs last grew (`grew_at`).
+
+    `ended_seen` is when this reader saw that it had ended, because the wall clock may be set back.
+    `ended_seen` and `grew_at` are monotonic seconds.
+    """
+    return min(max(now.wall - ended_at, now.mono - ended_seen), now.mono - grew_at)

@@ -13,9 +13,10 @@ from muster.http.node_actions import (
 from muster.http.views import NodeView
 from muster.protocol.ids import NodeName
 from orchestrator.api.http.access import TOKEN
-from orchestrator.api.http.problems import ApiError, bad_field
+from orchestrator.api.http.problems import bad_field
 from orchestrator.api.http.request_parsing import struct_body
 from orchestrator.api.http.responses import reply
+from orchestrator.api.jobs import declined
 from orchestrator.api.nodes import unknown_node
 from orchestrator.core.facts.effects import UNKNOWN_NODE, Declined, NodeServiceChanged, Result
 from orchestrator.core.facts.inputs import (
@@ -96,6 +97,6 @@ class NodeActionsApi:
             case Declined(code=code) if code == UNKNOWN_NODE:
                 raise unknown_node(name)
             case Declined():
-                raise ApiError(409, result.code, result.text, result.hint)
+                raise declined(result)
             case _:
                 raise AssertionError(f"a verb of a node was answered with {result}")

@@ -125,15 +125,22 @@ def forgotten_to(database: sqlite3.Connection) -> int:
     return _meta(database, "forgotten_to")
 
 
-def oldest(database: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, float]]:
-    """Return the first jobs after a number, and when each ended (UTC seconds). The newest job is
-    left out, because readers of events must find the last event.
+class Ended(NamedTuple):
+    """The end of an archived job. Jobs sort by it: UTC seconds, then the number."""
+
+    at: float
+    job: int
+
+
+def oldest(database: sqlite3.Connection, after: Ended, limit: int) -> list[Ended]:
+    """Return the jobs that ended first after a given end. The job with the highest number is left
+    out, because readers of events must find the last event.
     """
     query = (
-        "SELECT job, ended_at FROM archived WHERE job > ? AND job < (SELECT max(job) FROM archived)"
-        " ORDER BY job LIMIT ?"
+        "SELECT ended_at, job FROM archived WHERE (ended_at, job) > (?, ?)"
+        " AND job < (SELECT max(job) FROM archived) ORDER BY ended_at, job LIMIT ?"
     )
-    return database.execute(query, (after, limit)).fetchall()
+    return [Ended(*row) for row in database.execute(query, (*after, limit))]
 
 
 def _meta(database: sqlite3.Connection, name: str) -> int:

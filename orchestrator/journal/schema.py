@@ -50,6 +50,7 @@ CREATE INDEX archived_user ON archived (user, job, name, pool, state);
 CREATE INDEX archived_name ON archived (name, job, user, pool, state);
 CREATE INDEX archived_pool ON archived (pool, job, user, name, state);
 CREATE INDEX archived_state ON archived (state, job, user, name, pool);
+CREATE INDEX archived_ended ON archived (ended_at, job);
 CREATE INDEX archived_key ON archived (key, user) WHERE key <> '';
 CREATE TABLE tally (state TEXT PRIMARY KEY, jobs INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;

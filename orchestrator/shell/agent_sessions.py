@@ -40,7 +40,9 @@ from orchestrator.core.facts.inputs import HelloReceived, ReportReceived, Sessio
 from orchestrator.shell.coordinator import Coordinator
 
 HELLO_TIMEOUT_S: Final = 5.0
-OUTBOX_MAX: Final = 512
+OUTBOX_MAX: Final = 1 << 16
+"""Commands that wait for one agent. The answer to a hello alone has one for each of its tasks."""
+WRITE_TIMEOUT_S: Final = 30.0
 _CLOSE_TIMEOUT_S: Final = 0.5
 _REASON_BYTES_MAX: Final = 120
 
@@ -78,8 +80,17 @@ class _Session:
 class AgentSessions:
     """All control connections by session. The coordinator uses its `Sessions` part."""
 
-    def __init__(self, owner: TaskOwner, *, message_bytes_max: int, agents_max: int) -> None:
+    def __init__(
+        self,
+        owner: TaskOwner,
+        *,
+        message_bytes_max: int,
+        agents_max: int,
+        write_timeout_s: float = WRITE_TIMEOUT_S,
+    ) -> None:
+        """An agent that has not accepted one message within `write_timeout_s` is cut off."""
         self._owner = owner
+        self._write_timeout_s = write_timeout_s
         self._message_bytes_max = min(message_bytes_max, FRAME_BYTES_MAX)
         self._agents_max = agents_max
         self._sessions: dict[SessionId, _Session] = {}
@@ -188,7 +199,12 @@ class AgentSessions:
             session.link.next_seq()
             self.sent_bytes += len(data)
             try:
-                await session.socket.send_frame(data, WSMsgType.TEXT)
+                async with asyncio.timeout(self._write_timeout_s):
+                    await session.socket.send_frame(data, WSMsgType.TEXT)
+            except TimeoutError:
+                session.log.warning("agent_does_not_read", waiting=session.outbox.qsize())
+                session.abort()
+                return
             except ConnectionError:
                 session.abort()  # the reader sees the disconnect as well
                 return
@@ -212,7 +228,7 @@ class AgentSessions:
         try:
             session.outbox.put_nowait(item)
         except asyncio.QueueFull:
-            session.log.warning("agent_does_not_read", waiting=OUTBOX_MAX)
+            session.log.warning("agent_does_not_read", waiting=session.outbox.qsize())
             session.abort()
 
 

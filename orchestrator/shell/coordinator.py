@@ -454,7 +454,7 @@ def events_key(job: int | None) -> Hashable:
 
 
 def forgotten_text(name: int) -> str:
-    return f"job {name} was forgotten by retention: it had ended long before"
+    return f"job {name} was forgotten by retention after its end (ended_jobs)"
 
 
 def _numbered(submit: SubmitReceived, request: a.RequestId) -> SubmitReceived:

@@ -138,8 +138,8 @@ class JobArchive:
                 self._found.popitem(last=False)
         return found
 
-    async def oldest(self, after: int, limit: int) -> list[tuple[int, float]]:
-        """Return the first archived jobs after a number, with their ends. Raises JournalError."""
+    async def oldest(self, after: archive.Ended, limit: int) -> list[archive.Ended]:
+        """Return the archived jobs that ended first after a given end. Raises JournalError."""
         return await self._journal.read(partial(archive.oldest, after=after, limit=limit))
 
     async def forget(self, jobs: Sequence[int]) -> bool:

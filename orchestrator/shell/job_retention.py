@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 from typing import Final, Never
 
 import structlog
 
 from orchestrator.core.storage.removal import Allowance
+from orchestrator.journal.archive import Ended
 from orchestrator.journal.errors import JournalError, JournalWriteError
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.wall_clock_age import WallClockAge
@@ -55,9 +57,9 @@ class JobRetention:
     async def sweep(self) -> int:
         """Remove the jobs that exceed the limits, and return how many.
 
-        Stops at a page of jobs that all stay, because nearly all later jobs ended later. While the
-        clock is in doubt, or not confirmed yet, nothing is removed for its age. The number removed
-        at once is limited.
+        Stops at a page of jobs that all stay, because all others ended later. While the clock is in
+        doubt, or not confirmed yet, nothing is removed for its age. The number removed at once is
+        limited.
         """
         archive, ages = self._coordinator.archive, self._ages
         now = self._coordinator.now()
@@ -68,14 +70,14 @@ class JobRetention:
         if self._coordinator.may_remove_by_age():
             allowed = self._allowed.look(now.mono, total, age_s)
         excess = total - self._keep.jobs_max
-        after = gone = 0
+        after, gone = Ended(-math.inf, 0), 0
         while rows := await archive.oldest(after, _LOOKED_AT):
             going = []
-            for place, (job, ended_at) in enumerate(rows):
+            for place, ended in enumerate(rows):
                 if place < excess - gone:
-                    going.append(job)
-                elif allowed and ages.of(ended_at) > age_s:
-                    going.append(job)
+                    going.append(ended.job)
+                elif allowed and ages.of(ended.at) > age_s:
+                    going.append(ended.job)
                     allowed -= 1
                     self._allowed.take(1)
             if not going:
@@ -85,7 +87,7 @@ class JobRetention:
                     return gone  # there is no room to write that down: later
                 gone += len(going[first : first + _AT_ONCE])
                 await asyncio.sleep(_PAUSE_S)
-            after = rows[-1][0]
+            after = rows[-1]
         if gone:
             _log.info("jobs_forgotten", jobs=gone, last=archive.forgotten_to)
         return gone

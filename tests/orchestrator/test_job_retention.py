@@ -103,6 +103,18 @@ def left(folder: Path) -> list[int]:
         return [job for (job,) in database.execute("SELECT job FROM archived ORDER BY job")]
 
 
+def test_a_job_that_ran_long_is_not_old_when_it_ends(tmp_path: Path) -> None:
+    """Although its number is the lowest."""
+    with closing(Journal.open(tmp_path)) as journal:
+        ends = {1: 100.0, **{job: float(job) for job in range(2, 41)}}
+        for job, at in ends.items():
+            journal.append([(fact, at) for fact, _ in history(job)])
+            ended = [(fact, at) for fact, _ in history(job)]
+            assert journal.archive([row_of(replay_job(ended), "digest")])
+    assert sweep(tmp_path, RetentionPolicy(FOREVER, 20))[0] == 20
+    assert left(tmp_path) == [1, *range(22, 41)]
+
+
 @pytest.mark.parametrize(
     ("keep", "now", "first"),
     [

@@ -72,7 +72,7 @@ DESCRIPTIONS: Final = {
         summary="Declare that nothing runs any more on a node that is not connected.",
         body=nodes.LostRequest,
         answers=as_json(nodes.LostAnswer),
-        problems=(409, 422),
+        problems=(409, 422, 507),
     ),
     ("POST", "/v1/jobs"): RouteDoc(
         summary="Submit a job; a repeated Idempotency-Key returns the same job.",

@@ -115,6 +115,7 @@ def _apply_attempt(state: State, fact: f.OfAttempt, at: float) -> None:
                 state.running[job.id] = since
         case f.TrafficJudged(_, _, proof):
             attempt.proof = proof
+            attempt.verdicts += 1
             attempt.changes.add(at, fact.describe())
         case HardwareNoted():
             attempt.changes.add(at, fact.describe())

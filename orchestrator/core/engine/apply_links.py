@@ -9,7 +9,12 @@ from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.links import OfLink
 from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.node import LINK_TRANSITIONS, LinkState, MassOutage
-from orchestrator.core.model.registrations import NewNodes, one_more_new_node, registration_due
+from orchestrator.core.model.registrations import (
+    NewNodes,
+    connection_due,
+    one_more_new_node,
+    registration_due,
+)
 from orchestrator.core.model.state import Node, State, Suspect
 from orchestrator.core.nodes.crash_loops import LIVES_KEPT, another_life
 
@@ -34,7 +39,7 @@ def apply_cluster(state: State, fact: cf.OfCluster) -> None:
                 node.heard_at = node.lease_until = node.ahead_s = 0.0
                 node.instance, node.lives, node.claimed, node.ports = "", (), None, ()
                 node.disks = ()
-                node.unrecorded, node.record_due = False, 0.0
+                node.unrecorded, node.record_due, node.connect_due = False, 0.0, 0.0
                 node.survivors.clear()
             state.judged_from, state.brake, state.new_nodes = 0.0, None, NewNodes()
             state.answered.clear()
@@ -118,6 +123,7 @@ def _connect(state: State, node: Node, fact: lf.NodeConnected) -> None:
         node.lives = (*node.lives, fact.heard_at)[-LIVES_KEPT:]
     node.ahead_s, node.instance = fact.ahead_s, fact.instance
     node.connected_at = fact.heard_at
+    node.connect_due = connection_due(node.connect_due, fact.heard_at)
     # The agent reports them again on each connection.
     node.survivors.clear()
     state.sessions[fact.session] = fact.node

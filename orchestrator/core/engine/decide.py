@@ -151,12 +151,7 @@ def _submit(state: State, received: s.SubmitReceived, limits: Limits) -> Decisio
             hint = "submit again with the same key"
             return Decision([], [a.Answer(request, a.Declined(a.SEARCH_AGAIN, again, hint))])
     if state.disk_full:
-        declined = a.Declined(
-            a.DISK_FULL,
-            f"no job is accepted now: {state.disk_full}",
-            "make room there and submit again; jobs continue and can be cancelled",
-        )
-        return Decision([], [a.Answer(request, declined)])
+        return Decision([], [a.Answer(request, a.no_room(state.disk_full, "no job is accepted"))])
     too_many = _too_many_bytes(state, received, limits)
     if too_many is not None:
         return Decision([], [a.Answer(request, too_many)])
@@ -404,8 +399,10 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     if report.silent != task.silent:
         peers: list[f.Fact] = [lf.PeersReported(task.node, task.id, report.silent[:_SILENT_MAX])]
         return [*peers, *_take_report(state, task, replace(report, silent=task.silent), now)]
-    measured, by_tcp = traffic.traffic_facts(job, attempt, task, report.traffic)
-    seen = checkpoint_facts(attempt, task, report.checkpoint)
+    measured, by_tcp = traffic.traffic_facts(
+        job, attempt, task, report.traffic, disk_full=bool(state.disk_full)
+    )
+    seen = checkpoint_facts(state, attempt, task, report.checkpoint, now)
     looked = stack_dumps.activity_facts(report, now)
     idle = idle_facts(job, attempt, task, report, now)
     found = [*measured, *new_facts_from_report(task, report), *seen, *looked, *idle]

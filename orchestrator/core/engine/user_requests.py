@@ -66,7 +66,7 @@ def cancel(state: State, asked: s.CancelReceived) -> Decision:
         if not attempt.forced:
             decision.facts.append(f.StopForced(job.id, attempt.number))
     elif asked.grace_s is not None:
-        fact, note = _shorter(job, attempt, asked.user, asked.grace_s)
+        fact, note = _shorter(state, job, attempt, asked)
         decision.facts += fact
     decision.effects.append(
         a.Answer(asked.request, a.Cancelled(job.id, already_ended=False, note=note))
@@ -74,11 +74,15 @@ def cancel(state: State, asked: s.CancelReceived) -> Decision:
     return decision
 
 
-def _shorter(job: Job, attempt: Attempt, user: str, grace_s: float) -> tuple[list[f.Fact], str]:
+def _shorter(
+    state: State, job: Job, attempt: Attempt, asked: s.CancelReceived
+) -> tuple[list[f.Fact], str]:
     """Shorten the grace period, or return a note that explains why not.
 
     The wall clock decides nothing: nodes keep whichever deadline comes first.
     """
+    grace_s = asked.grace_s
+    assert grace_s is not None
     if stop_grace_s(job, attempt) is None:
         return [], "it has ended by itself, and its nodes are being cleaned"
     if attempt.forced or (job.cancel is not None and job.cancel[3]):
@@ -87,7 +91,11 @@ def _shorter(job: Job, attempt: Attempt, user: str, grace_s: float) -> tuple[lis
     if grace_s >= now_s:
         kept = duration_text(now_s)
         return [], f"its stop has begun with a grace of {kept}, which cannot be extended"
-    fact = f.GraceShortened(job.id, attempt.number, user, grace_s)
+    if state.disk_full and grace_s > now_s / 2:
+        # Each cut is recorded, and the space that is left must do for the ends of all jobs.
+        kept = duration_text(now_s)
+        return [], f"its grace stays {kept}, as a small cut is not recorded now: {state.disk_full}"
+    fact = f.GraceShortened(job.id, attempt.number, asked.user, grace_s)
     return [
         fact
     ], f"its grace of {duration_text(now_s)} is cut to {duration_text(grace_s)} from now"
@@ -114,7 +122,7 @@ def change(state: State, asked: s.ChangeReceived, now: Instant) -> Decision:
         return _answer(asked.request, declined)
     facts = [*_changed(job, asked), *_held(job, asked)]
     if facts and state.disk_full:
-        return _answer(asked.request, _no_room(state, "is changed"))
+        return _answer(asked.request, a.no_room(state.disk_full, "no job is changed"))
     return Decision(facts, [a.Answer(asked.request, a.Changed(job.id, bool(facts)))])
 
 
@@ -143,7 +151,7 @@ def signal(state: State, asked: s.SignalReceived) -> Decision:
             ),
         )
     if state.disk_full:
-        return _answer(asked.request, _no_room(state, "is signalled"))
+        return _answer(asked.request, a.no_room(state.disk_full, "no job is signalled"))
     found = _addressed(job, attempt, asked)
     if isinstance(found, a.Declined):
         return _answer(asked.request, found)
@@ -187,15 +195,6 @@ def _addressed(
             return on, None, (on,)
     nodes = nodes if on is None else (on,)
     return on, asked.rank, nodes
-
-
-def _no_room(state: State, done: str) -> a.Declined:
-    """Decline, because the remaining space is reserved for the ends of jobs."""
-    return a.Declined(
-        a.DISK_FULL,
-        f"no job {done} now: {state.disk_full}",
-        "make room there and ask again; jobs continue and can be cancelled",
-    )
 
 
 def _ended(job: Job, done: str) -> a.Declined:

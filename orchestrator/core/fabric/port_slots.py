@@ -58,7 +58,7 @@ def places_of(member: Member) -> Layout:
     ]
     for missing in member.fabric.missing:
         name, _, number = missing.key.rpartition(":")
-        slot = missing.pci, int(number) if number.isdecimal() else 0
+        slot = missing.pci, int(number[:9]) if number.isdecimal() else 0
         found.append(Place(slot, name, None, missing))
     known = all(place.slot[0] for place in found)
     return sorted(

@@ -86,10 +86,9 @@ class Cancelled(msgspec.Struct, frozen=True):
 CHANGED: Final = "changed"
 """Code of a Declined: the job has changed since the client last read it."""
 DISK_FULL: Final = "disk_full"
-TOO_MANY_BYTES: Final = "too_many_bytes"
 """Code of a Declined: the journal's disk is full."""
-
-
+TOO_MANY_BYTES: Final = "too_many_bytes"
+"""Code of a Declined: the specs of the waiting jobs of this user, or of all, are too large."""
 SEARCH_AGAIN: Final = "search_again"
 """Code of a Declined: jobs were archived after the search for the idempotency key."""
 UNKNOWN_NODE: Final = "unknown_node"
@@ -126,6 +125,18 @@ class Declined(msgspec.Struct, frozen=True):
     code: str
     text: str
     hint: str = ""
+
+
+def no_room(problem: str, refused: str) -> Declined:
+    """Decline a request, because the rest of the journal's disk is reserved for the ends of jobs.
+
+    `problem` names the disk, `refused` says what is not done.
+    """
+    return Declined(
+        DISK_FULL,
+        f"{refused} now: {problem}",
+        "make room there and ask again; jobs continue and can be cancelled",
+    )
 
 
 def unknown_job(job: JobId) -> Declined:

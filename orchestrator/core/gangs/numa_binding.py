@@ -10,7 +10,7 @@ from orchestrator.core.model.state import Attempt, Job, Task
 
 SINCE: Final = (2, 9)
 """The first PyTorch whose torchrun has `--numa-binding`."""
-_VERSION: Final = re.compile(r"(\d+)\.(\d+)")
+_VERSION: Final = re.compile(r"(\d{1,9})\.(\d{1,9})")
 
 
 def binding_refused(job: Job, attempt: Attempt) -> Cause | None:

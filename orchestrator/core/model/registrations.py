@@ -9,6 +9,9 @@ import msgspec
 REGISTRATIONS_AT_ONCE: Final = 16
 REGISTRATION_EVERY_S: Final = 600.0
 """One node may be registered so often at once, and once more after each such time."""
+CONNECTIONS_AT_ONCE: Final = 60
+CONNECTION_EVERY_S: Final = 2.0
+"""The same for its connections: each records the tasks that it cuts off and brings back."""
 NEW_NODES_WITHIN_S: Final = 3600.0
 
 
@@ -23,6 +26,16 @@ def registration_due(due: float, at: float) -> float:
 def registration_wait_s(due: float, at: float, at_once: int = REGISTRATIONS_AT_ONCE) -> float:
     """Return the seconds from `at` until a node may be registered again, 0 if it may be now."""
     return max(0.0, due - at - (at_once - 1) * REGISTRATION_EVERY_S)
+
+
+def connection_due(due: float, at: float) -> float:
+    """Return the time up to which a node's connections use up their rate, after one at `at`."""
+    return max(due, at) + CONNECTION_EVERY_S
+
+
+def connection_wait_s(due: float, at: float) -> float:
+    """Return the seconds from `at` until a node may connect again, 0 if it may now."""
+    return max(0.0, due - at - (CONNECTIONS_AT_ONCE - 1) * CONNECTION_EVERY_S)
 
 
 class NewNodes(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ epoch begins without them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -61,6 +62,7 @@ class Node:
     # volatile
     unrecorded: bool = False  # the journal does not have its description yet
     record_due: float = 0.0  # see `registration_due`
+    connect_due: float = 0.0  # see `connection_due`
     link: LinkState = LinkState.OFFLINE
     session: SessionId | None = None
     peer: str = ""
@@ -106,6 +108,7 @@ class Task:
     traffic: FabricReport | None = None  # volatile until the exit
     silent: tuple[str, ...] = ()  # volatile; neighbours that do not answer
     checkpoint: tuple[int, str] | None = None  # count on the node, newest name
+    checkpoint_at: float = -math.inf  # when that was recorded, UTC seconds
     activity: tuple[RankActivity, ...] = ()  # volatile; as of activity_at, monotonic
     activity_at: float = 0.0
     idle_since: float | None = None  # volatile; of its GPUs, monotonic
@@ -216,6 +219,7 @@ class Attempt:
     signals: list[Signal] = field(default_factory=list)  # the newest
     warned_limit_s: float | None = None  # time limit of that warning
     proof: Proof | None = None  # traffic evidence, once there is any
+    verdicts: int = 0  # recorded changes of that
     checkpoint: LastCheckpoint | None = None  # the newest that any node saw
     hang: HangVerdict | None = None  # current verdict
     hangs: list[tuple[float, HangVerdict]] = field(default_factory=list)  # the newest

@@ -13,22 +13,30 @@ from muster.protocol.instant import Instant
 from muster.protocol.outcome import CauseCode
 from muster.spec.units import duration_text
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.model.state import Attempt, Job, LastCheckpoint, Task
+from orchestrator.core.model.state import Attempt, Job, LastCheckpoint, State, Task
 from orchestrator.core.model.task import OVER
 
 TRIES: Final = 3
 """Number of attempts in a row without a checkpoint after which the job is not retried."""
 NAME_CHARS_MAX: Final = 200
+_EVERY_S: Final = 5.0
 _AGO_MOST_S: Final = 1e9  # bounded, as any reported value is shown
 
 
-def checkpoint_facts(attempt: Attempt, task: Task, seen: Checkpoint | None) -> list[f.Fact]:
+def checkpoint_facts(
+    state: State, attempt: Attempt, task: Task, seen: Checkpoint | None, now: Instant
+) -> list[f.Fact]:
     """The fact for a checkpoint that a node reports, if it is new.
 
     If all nodes share the directory, one report suffices: others of the same file are ignored while
-    the first node's task is present.
+    the first node's task is present. Each fact stays in the history of its job, so one task has one
+    in `_EVERY_S` at most: its agent looks less often than that.
     """
     if seen is None or task.checkpoint == (seen.fresh, seen.name[:NAME_CHARS_MAX]):
+        return []
+    if state.jobs[task.job].spec.checkpoint_dir is None or state.disk_full:
+        return []
+    if 0 <= now.wall - task.checkpoint_at < _EVERY_S:
         return []
     last, name = attempt.checkpoint, seen.name[:NAME_CHARS_MAX]
     if last is not None and last.name == name and last.rank != task.rank:
@@ -40,7 +48,7 @@ def checkpoint_facts(attempt: Attempt, task: Task, seen: Checkpoint | None) -> l
 
 
 def apply_checkpoint(attempt: Attempt, task: Task, fact: f.TaskCheckpointed, at: float) -> None:
-    task.checkpoint = fact.fresh, fact.name
+    task.checkpoint, task.checkpoint_at = (fact.fresh, fact.name), at
     attempt.checkpoint = LastCheckpoint(at - fact.ago_s, fact.name, task.node, fact.rank)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from muster.fabric.counters import imbalance, tcp_share
 from muster.fabric.traffic_verdict import Proof, evidence_text, judge, planned, summary
 from muster.protocol.outcome import Cause, CauseCode, Outcome
@@ -9,6 +11,8 @@ from muster.protocol.traffic import Carrier, FabricReport, JobProof, NodeProof, 
 from muster.spec.model import JobSpec, Rdma, env_on_node
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.state import Attempt, Job, Task
+
+VERDICTS_MAX: Final = 100
 
 
 def watched(attempt: Attempt) -> bool:
@@ -75,12 +79,13 @@ def proof_of(
 
 
 def traffic_facts(
-    job: Job, attempt: Attempt, task: Task, report: FabricReport | None
+    job: Job, attempt: Attempt, task: Task, report: FabricReport | None, *, disk_full: bool
 ) -> tuple[list[f.Fact], Cause | None]:
     """The facts from a node's report, and the cause if a job that requires RDMA has to stop now.
 
     While only some nodes have reported NCCL's choice, one of the others may be at fault. Then the
-    job stops later (`Limits.traffic_wait_s`).
+    job stops later (`Limits.traffic_wait_s`). Each recorded verdict stays in the history of the
+    job, so an attempt has `VERDICTS_MAX` at most.
     """
     if report is None or report == task.traffic:
         return [], None
@@ -93,7 +98,7 @@ def traffic_facts(
         return facts, None
     proof = proof_of(attempt, task, report)
     known = attempt.proof.carrier if attempt.proof is not None else Carrier.UNKNOWN
-    if proof.carrier is not known:
+    if proof.carrier is not known and attempt.verdicts < VERDICTS_MAX and not disk_full:
         facts.append(f.TrafficJudged(job.id, attempt.number, proof))
     said = [bool(report.nccl.decided)]
     said += [bool(t.traffic and t.traffic.nccl.decided) for t in attempt.present if t is not task]

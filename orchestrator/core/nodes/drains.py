@@ -36,7 +36,10 @@ _LEAST_S: Final = 1.0
 
 
 def drain(state: State, asked: s.DrainReceived) -> Decision:
-    """Drain a node. A repeated request replaces the drain; an identical one changes nothing."""
+    """Drain a node. A repeated request replaces the drain; an identical one changes nothing.
+
+    While the disk is full, each node can be drained once, and nothing else is changed.
+    """
     node = state.nodes.get(asked.node)
     if node is None:
         return _answer(asked.request, unknown_node(asked.node))
@@ -52,6 +55,8 @@ def drain(state: State, asked: s.DrainReceived) -> Decision:
     )
     # A new deadline counts from now, so such a request is never identical.
     same = before is not None and not asked.deadline_s and _says(before) == _says(fact)
+    if before is not None and not same and state.disk_full:
+        return _answer(asked.request, a.no_room(state.disk_full, "no drain is changed"))
     return Decision(
         [] if same else [fact], [a.Answer(asked.request, a.NodeServiceChanged(node.name, not same))]
     )
@@ -67,6 +72,8 @@ def resume(state: State, asked: s.ResumeReceived, now: Instant) -> Decision:
     found = resume_problems(state, node, now) if asked.check else ()
     if found:
         return _answer(asked.request, unfit_to_resume(node, found))
+    if state.disk_full:
+        return _answer(asked.request, a.no_room(state.disk_full, "no node is resumed"))
     fact = sf.NodeResumed(node.name, asked.user)
     return Decision(
         [fact], [a.Answer(asked.request, a.NodeServiceChanged(node.name, anything=True))]
@@ -101,6 +108,8 @@ def remove(state: State, asked: s.RemoveReceived) -> Decision:
             f"start its agent; if nothing of a job runs there: muster node lost {node.name}",
         )
         return _answer(asked.request, declined)
+    if state.disk_full:
+        return _answer(asked.request, a.no_room(state.disk_full, "no node is removed"))
     fact = sf.NodeRemoved(node.name, asked.user)
     return Decision(
         [fact], [a.Answer(asked.request, a.NodeServiceChanged(node.name, anything=True))]

@@ -21,8 +21,10 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.registrations import (
+    CONNECTION_EVERY_S,
     REGISTRATION_EVERY_S,
     REGISTRATIONS_AT_ONCE,
+    connection_wait_s,
     registration_wait_s,
 )
 from orchestrator.core.model.state import Node, State
@@ -34,6 +36,13 @@ _CHANGES_AT_ONCE: Final = REGISTRATIONS_AT_ONCE // 2
 def refuse_registration(state: State, hello: Hello, now: Instant, limits: Limits) -> Refused | None:
     """Return why the journal takes no registration that this hello needs now, or None."""
     node = state.nodes.get(hello.node)
+    if node is not None and connection_wait_s(node.connect_due, now.mono):
+        return Refused(
+            "connects_often",
+            f"{hello.node} connects too often: once in {duration_text(CONNECTION_EVERY_S)} is "
+            "taken; it tries again by itself; see why its connections break",
+            soon=True,
+        )
     if node is not None and not _new_identity(node, hello):
         return None
     if state.disk_full:

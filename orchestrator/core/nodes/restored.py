@@ -91,6 +91,9 @@ def declare_lost(state: State, asked: s.LostReceived) -> Decision:
             f"to end its jobs and take it out of service: muster node drain {name} --now",
         )
         return Decision([], [a.Answer(asked.request, declined)])
+    if state.disk_full:
+        declined = a.no_room(state.disk_full, "no node is declared lost")
+        return Decision([], [a.Answer(asked.request, declined)])
     matters = (
         name in state.awaited
         or any(holder == name for holder, _ in state.unknown)

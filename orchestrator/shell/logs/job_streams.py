@@ -1,5 +1,6 @@
 """The log streams of one job, loaded from their files."""
 
+import math
 import os
 from collections import Counter
 from pathlib import Path
@@ -24,9 +25,9 @@ class CompleteMark(msgspec.Struct, frozen=True):
 class JobStreams:
     """All streams of a job.
 
-    `next_seq` numbers the next arrival. `grew_at` is the time of the last arrival (UTC seconds, 0
-    if this process has seen none). `late` holds the streams whose next bytes could not be stored.
-    `removed` is set once retention has removed the logs.
+    `next_seq` numbers the next arrival. `grew_at` is the time of the last arrival (monotonic
+    seconds, -inf if this process has seen none). `late` holds the streams whose next bytes could
+    not be stored. `removed` is set once retention has removed the logs.
     """
 
     def __init__(self, root: Path) -> None:
@@ -37,7 +38,7 @@ class JobStreams:
         self.stored: set[tuple[int, int]] = set()
         self.late: dict[StreamKey, Late] = {}
         self.removed = read_removed(root)
-        self.grew_at = 0.0
+        self.grew_at = -math.inf
         self.next_seq = 1
         self.usage = Usage()
         if self.removed is None:

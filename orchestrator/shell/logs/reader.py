@@ -116,11 +116,11 @@ def history(sources: Iterable[Source], boundary: int, after: History | None) -> 
     """Yield what arrived before `boundary`, by time, starting at `after`."""
     found = (_by_time(source, boundary, after) for source in sources)
     with _Files() as files:
-        for ts, key, _, source, entry in heapq.merge(*found):
+        for ts, key, _, source, number, entry in heapq.merge(*found):
             same = after is not None and (ts, key) == (after.ts, after.stream)
             skip = after.offset if after is not None and same else 0
             if entry.gap and skip <= entry.start:
-                end = _end_of_gap(source, entry)
+                end = _end_of_gap(source, number)
                 why = gap_text(entry.gap, end - entry.start)
                 yield Piece(key, entry.start, ts, b"", History(boundary, ts, key, end), why)
             for offset, data in files.read(source, entry, skip):
@@ -133,10 +133,10 @@ def live(sources: Iterable[Source], after: Live, until: int) -> Iterator[Piece]:
     # Skip streams that have not grown, because each read of an index costs.
     found = (_by_arrival(s, after.seq, until) for s in sources if s.last_seq >= after.seq)
     with _Files() as files:
-        for seq, key, source, entry in heapq.merge(*found):
+        for seq, key, source, number, entry in heapq.merge(*found):
             skip = after.offset if seq == after.seq else 0
             if entry.gap and skip <= entry.start:
-                end = _end_of_gap(source, entry)
+                end = _end_of_gap(source, number)
                 why = gap_text(entry.gap, end - entry.start)
                 yield Piece(key, entry.start, entry.ts, b"", Live(seq, end), why)
             for offset, data in files.read(source, entry, skip):
@@ -153,7 +153,7 @@ def last_lines(sources: Iterable[Source], boundary: int, lines: int) -> Iterator
     newlines, seen = 0, 0
     records, slice_ends = 0, _SLICE_BYTES
     with _Files() as files:
-        for ts, key, _, source, entry in heapq.merge(*found, reverse=True):
+        for ts, key, _, source, _, entry in heapq.merge(*found, reverse=True):
             records += 1
             if records % _SLICE_RECORDS == 0 or seen >= slice_ends:
                 slice_ends = seen + _SLICE_BYTES
@@ -174,20 +174,22 @@ def last_lines(sources: Iterable[Source], boundary: int, lines: int) -> Iterator
 
 
 def take(pieces: Iterator[Piece], bytes_max: int) -> list[Piece]:
-    """Return the next pieces, until they hold `bytes_max` bytes. Returns [] at the end."""
+    """Return the next pieces, until they hold `bytes_max` bytes or are many: gaps have no bytes.
+    Returns [] at the end.
+    """
     taken: list[Piece] = []
     size = 0
     for piece in pieces:
         taken.append(piece)
         size += len(piece.data)
-        if size >= bytes_max:
+        if size >= bytes_max or len(taken) >= _SLICE_RECORDS:
             break
     return taken
 
 
 def _by_time(
     source: Source, boundary: int, after: History | None, *, backward: bool = False
-) -> Iterator[tuple[float, StreamKey, int, Source, Entry]]:
+) -> Iterator[tuple[float, StreamKey, int, Source, int, Entry]]:
     with _reading(source):
         index = IndexFile(source.path)
         total = _records(source, index)
@@ -206,21 +208,21 @@ def _by_time(
             entries = _reversed(source, index, first, count, total)
         else:
             entries = _entries(source, index, first, count, total)
-        for entry in entries:
-            yield entry.ts, source.key, entry.start, source, entry
+        for number, entry in entries:
+            yield entry.ts, source.key, entry.start, source, number, entry
 
 
 def _by_arrival(
     source: Source, first_seq: int, until: int
-) -> Iterator[tuple[int, StreamKey, Source, Entry]]:
+) -> Iterator[tuple[int, StreamKey, Source, int, Entry]]:
     with _reading(source):
         index = IndexFile(source.path)
         total = _records(source, index)
         first = index.bisect(total, lambda entry: entry.seq >= first_seq)
         last = index.bisect(total, lambda entry: entry.seq >= until)
         first = max(first, _first_wanted(source, index, last))
-        for entry in _entries(source, index, first, last, total):
-            yield entry.seq, source.key, source, entry
+        for number, entry in _entries(source, index, first, last, total):
+            yield entry.seq, source.key, source, number, entry
 
 
 @contextlib.contextmanager
@@ -252,29 +254,31 @@ def _records(source: Source, index: IndexFile) -> int:
 
 def _entries(
     source: Source, index: IndexFile, first: int, last: int, total: int
-) -> Iterator[Entry]:
-    """Yield records `first` to `last`, without `last`. Raises LogStoreError if they, or the ones
-    around them, do not follow from each other."""
+) -> Iterator[tuple[int, Entry]]:
+    """Yield records `first` to `last`, without `last`, with their numbers. Raises LogStoreError if
+    they, or the ones around them, do not follow from each other."""
     begin = max(first - 1, 0)
     before: Entry | None = None
     for number, entry in enumerate(index.forward(begin, min(last + 1, total)), begin):
         _check(source, number, before, entry)
         if first <= number < last:
-            yield entry
+            yield number, entry
         before = entry
 
 
 def _reversed(
     source: Source, index: IndexFile, first: int, last: int, total: int
-) -> Iterator[Entry]:
+) -> Iterator[tuple[int, Entry]]:
     """Yield the records of `_entries` in reverse order."""
     begin, end = max(first - 1, 0), min(last + 1, total)
     after: Entry | None = None
-    for number, entry in enumerate(index.backward(begin, end)):
+    for number, entry in zip(
+        range(end - 1, begin - 1, -1), index.backward(begin, end), strict=False
+    ):
         if after is not None:
-            _check(source, end - number, entry, after)
-        if first <= end - 1 - number < last:
-            yield entry
+            _check(source, number + 1, entry, after)
+        if first <= number < last:
+            yield number, entry
         after = entry
     if after is not None:
         _check(source, begin, None, after)
@@ -308,13 +312,12 @@ def _first_wanted(source: Source, index: IndexFile, count: int) -> int:
     return first
 
 
-def _end_of_gap(source: Source, entry: Entry) -> int:
+def _end_of_gap(source: Source, number: int) -> int:
+    """Return the end of the gap that record `number` begins."""
     index = IndexFile(source.path)
-    count = len(index)
-    after = index.bisect(count, lambda other: other.start > entry.start)
     try:
-        if after < count:
-            return index.read(after, after + 1)[0].start
+        for following in index.read(number + 1, number + 2):
+            return following.start
         return os.stat(source.path, follow_symlinks=False).st_size
     except OSError as error:
         raise LogStoreError(f"{source.path} cannot be read: {error.strerror}") from error

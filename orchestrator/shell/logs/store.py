@@ -226,7 +226,7 @@ class LogStore:
     ) -> int | None:
         job, key = self._place(name)
         stream = self.stream(name)
-        begins = gap is Gap.HOLE or stream.gap != gap
+        begins = stream.gap != gap
         if begins and stream.size < offset + length:
             self._check_room(job, stream, RECORD_BYTES)
         taken = self._write(
@@ -270,7 +270,7 @@ class LogStore:
         if taken:
             self._unsynced += taken
             job.take_seq()
-            job.grew_at = self._clock.now().wall
+            job.grew_at = self._clock.now().mono
             if job.late.pop(key, None) is not None:
                 _log.info("log_store_recovered", path=str(stream.path))
             self._changes.bump([log_key(job_of(name))])

@@ -171,8 +171,7 @@ class StreamFile:
     def skip(self, offset: int, length: int, gap: Gap, ts: float, seq: int) -> int | None:
         """Count `length` bytes from `offset` without storing them. Results are those of `append`.
 
-        Each hole has a record of its own, while bytes beyond a bound extend a single gap. Raises
-        LogStoreError.
+        What follows a gap of the same kind extends it. Raises LogStoreError.
         """
         if offset > self.size:
             return None
@@ -186,7 +185,7 @@ class StreamFile:
         try:
             if self.size + count > _OFFSET_MAX:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-            if self.gap != gap or gap is Gap.HOLE:
+            if self.gap != gap:
                 if self._covered < self.size:
                     self._pending = b""
                     self._record(index, self.size, ts, seq)

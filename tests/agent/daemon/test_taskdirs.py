@@ -173,7 +173,9 @@ def test_what_cannot_be_removed_keeps_no_agent_from_its_tasks(
         raise OSError(errno.EPERM, "Operation not permitted", name)
 
     monkeypatch.setattr("agent.taskdirs.taskdirs.remove_tree", refuse)
+    folders.remove_left(folders.set_aside())
     assert folders.found() == [TASK]
+    assert (tmp_path / "tasks/.gone-6.1.0").exists()
 
 
 def test_a_removal_that_was_cut_off_is_finished(tmp_path: Path) -> None:
@@ -182,8 +184,26 @@ def test_a_removal_that_was_cut_off_is_finished(tmp_path: Path) -> None:
     for number in range(40):
         for name in (f".removed-{number}", f"scratch/{number}"):
             (cut_off / name / "deeper").mkdir(parents=True)
+    (tmp_path / "tasks/.new-7.1.0/scratch").mkdir(parents=True)
+    left = folders.set_aside()
     assert folders.found() == []
-    assert os.listdir(tmp_path / "tasks") == []
+    folders.create(prepare(), ())
+    folders.remove_left(left)
+    assert os.listdir(tmp_path / "tasks") == [TASK]
+
+
+def test_a_removal_has_a_bound_and_goes_on_later(tmp_path: Path) -> None:
+    """As a job may add entries as fast as they are removed."""
+    for number in range(10):
+        (tmp_path / "task" / str(number) / "deeper").mkdir(parents=True)
+    above = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises(TimeoutError):
+            remove_tree("task", above, seconds=-1.0)
+        remove_tree("task", above)
+    finally:
+        os.close(above)
+    assert not (tmp_path / "task").exists()
 
 
 def test_an_output_stays_unless_it_is_empty(tmp_path: Path) -> None:

@@ -63,10 +63,10 @@ def test_it_looks_at_so_many_entries_and_no_more(
     monkeypatch.setattr(checkpoints, "ENTRIES_MAX", 10)
     for number in range(50):
         write(tmp_path / f"{number}" / "model.pt")
-    looked: list[str] = []
+    looked: list[int] = []
     real = os.scandir
 
-    def counted(path: str) -> object:
+    def counted(path: int) -> object:
         looked.append(path)
         return real(path)
 
@@ -176,22 +176,44 @@ def test_a_thread_of_its_own_tells_the_agent(
 @pytest.mark.root
 def test_it_looks_with_the_rights_of_the_jobs_user(tmp_path: Path) -> None:
     """And only in that thread."""
-    entry = pwd.getpwnam("nobody")
     secret = tmp_path / "secret"
     write(secret / "a")
     secret.chmod(0o700)
     tmp_path.chmod(0o755)
-    said: list[str] = []
+    assert as_nobody(str(secret)) == "refused"
+    assert changed(str(secret))
+
+
+@pytest.mark.root
+def test_the_agents_links_in_proc_lead_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would lead past the permissions of the directories above."""
+    write(tmp_path / "secret" / "open" / "a")
+    (tmp_path / "secret").chmod(0o700)
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path / "secret" / "open")
+    assert as_nobody("/proc/self/cwd") == "refused"
+
+
+def test_proc_has_no_checkpoints() -> None:
+    with pytest.raises(PermissionError):
+        changed("/proc/self/fdinfo")
+
+
+def as_nobody(folder: str) -> str:
+    """Read a directory with the rights of another user; return what is seen."""
+    entry = pwd.getpwnam("nobody")
+    seen: list[str] = []
 
     def look() -> None:
         become(Owner("nobody", entry.pw_uid, entry.pw_gid))
         try:
-            changed(str(secret))
+            seen.append(", ".join(file.name for file in changed(folder)))
         except PermissionError:
-            said.append("refused")
+            seen.append("refused")
 
     thread = threading.Thread(target=look)
     thread.start()
     thread.join(60)
-    assert said == ["refused"]
-    assert changed(str(secret))
+    return seen[0]

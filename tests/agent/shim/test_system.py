@@ -145,8 +145,15 @@ def test_of_an_environment_no_more_is_read_than_one_can_have() -> None:
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shows:
         assert shows.stdout is not None
         said = shows.stdout.readline().strip()
-        found = len(b"\0".join(syscalls.environment_of(shows.pid)))
+        found = len(syscalls.environment_of(shows.pid))
         shows.kill()
     if said != "ready":
         pytest.skip(f"the kernel refuses: {os.strerror(int(said))}")
-    assert found == syscalls.ENVIRONMENT_BYTES_MAX
+    assert found == syscalls.ENVIRONMENT_BYTES_MAX + 1
+
+
+def test_values_of_a_variable() -> None:
+    found = b"\0RANK=1\0OLD_RANK=2\0RANK=3\0RANK=12"
+    assert list(syscalls.values_of(found, "RANK")) == [b"1", b"3"], "the last one was cut"
+    assert list(syscalls.values_of(b"\0RANK=\0", "RANK")) == [b""]
+    assert list(syscalls.values_of(b"\0" + b"RANK=7\0" * 10**6, "RANK")) == [b"7"] * 64

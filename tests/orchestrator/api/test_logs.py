@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import math
 from pathlib import Path
 
 import aiohttp
@@ -10,8 +11,10 @@ import pytest
 
 from muster.protocol.control_channel import PrepareTask
 from muster.protocol.ids import TaskId
+from muster.protocol.instant import Instant
 from muster.protocol.log_channel import TaskLogsEnd
 from muster.protocol.states import TaskState
+from orchestrator.api.log_stream import waited_s
 from tests.orchestrator.api.log_scene import Scene, texts, with_scene
 from tests.orchestrator.fake_agent import prepared
 from tests.orchestrator.process import CoordinatorProcess
@@ -111,6 +114,21 @@ def test_a_node_that_delivers_nothing_is_not_waited_for_for_ever(
         assert trailer["reason"] == "not all logs were delivered by n2"
 
     with_scene(coordinator, main)
+
+
+@pytest.mark.parametrize(
+    ("wall", "mono", "grew_at", "waited"),
+    [
+        pytest.param(1003.0, 53.0, -math.inf, 3.0, id="both clocks agree"),
+        pytest.param(1003.0, 53.0, 52.0, 1.0, id="bytes came after the end"),
+        pytest.param(9000.0, 50.0, -math.inf, 8000.0, id="it ended long before this reader came"),
+        pytest.param(-85400.0, 55.0, -math.inf, 5.0, id="the wall clock was set back by a day"),
+    ],
+)
+def test_the_wait_for_logs_of_an_ended_job(
+    wall: float, mono: float, grew_at: float, waited: float
+) -> None:
+    assert waited_s(Instant(mono, wall), 1000.0, 50.0, grew_at) == waited
 
 
 def test_a_node_that_never_had_the_task_has_no_logs_to_deliver(

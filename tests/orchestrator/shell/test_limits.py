@@ -37,7 +37,6 @@ from muster.spec.parse import MAX_RETRIES, MAX_WEBHOOKS
 from muster.spec.roles import MAX_NPROC
 from muster.spec.yaml.loader import MAX_VALUES
 from orchestrator.api.http.query_params import PAGE_MAX
-from orchestrator.shell.agent_sessions import OUTBOX_MAX
 from orchestrator.shell.inbox import WAITING_MAX
 from orchestrator.shell.logs.ingest import STRANGERS_MAX, UNSAID_MAX
 from tests.orchestrator.fake_agent import (
@@ -134,7 +133,7 @@ async def many_reports(agent: FakeAgent, _link: FakeLogLink, task: TaskId) -> No
 
 
 async def many_foreign_tasks(agent: FakeAgent, _link: FakeLogLink, _task: TaskId) -> None:
-    for job in range(2 * OUTBOX_MAX):
+    for job in range(1024):
         await agent.say(TaskReport(TaskId(f"{job + 1000}.1.0"), TaskState.STARTED))
 
 

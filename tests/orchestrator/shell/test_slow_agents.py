@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from muster.daemon.task_owner import TaskOwner
 from muster.protocol.codec import COMMAND_BYTES_MAX, ReportFrame, decode_command, encode
-from muster.protocol.control_channel import ArrangeTask, PrepareTask, TaskReport
+from muster.protocol.control_channel import ArrangeTask, ForgetTask, PrepareTask, TaskReport
 from muster.protocol.ids import SessionId, TaskId
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 from orchestrator.core.facts.inputs import HelloReceived, Input, ReportReceived, SessionEnded
-from orchestrator.shell.agent_sessions import OUTBOX_MAX, AgentSessions
+from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.coordinator import Coordinator
 from tests.orchestrator.fake_agent import DEADLINE_S, hello
 
@@ -47,10 +47,10 @@ def big(number: int) -> PrepareTask:
 
 
 @asynccontextmanager
-async def sessions(heard: Heard) -> AsyncIterator[tuple[AgentSessions, str]]:
+async def sessions(heard: Heard, **more: float) -> AsyncIterator[tuple[AgentSessions, str]]:
     """Connections of agents, and where they are to be made."""
     async with asyncio.timeout(DEADLINE_S), TaskOwner("test") as owner:
-        agents = AgentSessions(owner, message_bytes_max=1 << 20, agents_max=10)
+        agents = AgentSessions(owner, message_bytes_max=1 << 20, agents_max=10, **more)
         agents.coordinator = cast(Coordinator, heard)
         app = web.Application()
         app.router.add_get("/", agents.serve)
@@ -66,18 +66,39 @@ def test_who_does_not_read_is_cut_off() -> None:
     async def main() -> None:
         heard = Heard()
         async with (
+            sessions(heard, write_timeout_s=0.5) as (agents, url),
+            aiohttp.ClientSession() as session,
+            session.ws_connect(url) as socket,
+        ):
+            await socket.send_str(encode(ReportFrame(1, hello("n1"))).decode())
+            await heard.until(HelloReceived)
+            for number in range(1, 1024):
+                agents.send(SessionId(1), big(number))
+            await heard.until(SessionEnded)
+            assert len(agents) == 0
+            agents.send(SessionId(1), big(1))
+        assert heard.inputs[1:] == [SessionEnded(SessionId(1))]
+
+    asyncio.run(main())
+
+
+def test_an_agent_that_reads_gets_all_that_one_turn_sends_it() -> None:
+    """A node may have thousands of ended tasks whose logs wait: all are forgotten at once."""
+    count = 5000
+
+    async def main() -> None:
+        heard = Heard()
+        async with (
             sessions(heard) as (agents, url),
             aiohttp.ClientSession() as session,
             session.ws_connect(url) as socket,
         ):
             await socket.send_str(encode(ReportFrame(1, hello("n1"))).decode())
             await heard.until(HelloReceived)
-            for number in range(1, 2 * OUTBOX_MAX):
-                agents.send(SessionId(1), big(number))
-            await heard.until(SessionEnded)
-            assert len(agents) == 0
-            agents.send(SessionId(1), big(1))
-        assert heard.inputs[1:] == [SessionEnded(SessionId(1))]
+            for number in range(1, count + 1):
+                agents.send(SessionId(1), ForgetTask(TaskId(f"{number}.1.0")))
+            for number in range(1, count + 1):
+                assert decode_command(await socket.receive_str()).seq == number
 
     asyncio.run(main())
 

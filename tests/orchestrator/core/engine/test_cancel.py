@@ -10,6 +10,7 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry, Stop
 from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import inputs as s
 from orchestrator.core.gangs.log_delivery import tasks_with_pending_logs
 from orchestrator.core.views.display import job_view
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
@@ -173,6 +174,18 @@ def test_a_cut_that_would_come_later_than_the_end_of_the_grace_is_not_shown_as_l
     cluster.beat(50)
     cluster.cancel(1, grace_s=30.0)
     assert kill_in_s(cluster) == 10
+
+
+def test_on_a_full_disk_a_grace_is_cut_by_half_or_not_at_all() -> None:
+    """As each cut is recorded, and there are always smaller ones."""
+    cluster = cluster_with(stop=Stop(grace_s=600.0))
+    cluster.run_gang(1)
+    cluster.cancel(1)
+    cluster.turn(s.DiskSpaceChecked("/var is full"))
+    before = len(cluster.facts)
+    assert "/var is full" in noted(cluster.cancel(1, grace_s=400.0))
+    assert len(cluster.facts) == before
+    assert noted(cluster.cancel(1, grace_s=60.0)) == "its grace of 10m is cut to 1m from now"
 
 
 def test_one_that_has_ended_by_itself_has_no_grace_to_cut() -> None:

@@ -12,6 +12,7 @@ from muster.protocol.ids import TaskId
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry
+from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.views.display import job_view, node_view
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
@@ -22,7 +23,7 @@ FOLDER = "/data/ckpt"
 def running(nodes: int = 2, **more: Any) -> tuple[Cluster, list[TaskId]]:
     cluster = Cluster()
     cluster.join(*(f"n{number}" for number in range(nodes)))
-    cluster.submit(spec(nodes=nodes, checkpoint_dir=FOLDER, **more))
+    cluster.submit(spec(nodes=nodes, **{"checkpoint_dir": FOLDER, **more}))
     return cluster, cluster.run_gang(1)
 
 
@@ -65,7 +66,28 @@ def test_a_file_that_is_written_again_is_another_one() -> None:
     cluster, (first, _) = running()
     for fresh in (1, 2, 3):
         saw(cluster, first, "last.pt", fresh)
+        cluster.beat(10)
     assert noted(cluster) == [(0, "last.pt")] * 3
+
+
+def test_a_node_that_reports_them_without_pause_fills_no_journal() -> None:
+    cluster, (first, _) = running()
+    for fresh in range(1000):
+        saw(cluster, first, f"step-{fresh}", fresh)
+    assert noted(cluster) == [(0, "step-0")]
+    cluster.turn(s.DiskSpaceChecked("/var is full"))
+    cluster.beat(10)
+    saw(cluster, first, "step-1000", 1000)
+    assert noted(cluster) == [(0, "step-0")]
+    cluster.turn(s.DiskSpaceChecked(""))
+    saw(cluster, first, "step-1001", 1001)
+    assert noted(cluster) == [(0, "step-0"), (0, "step-1001")]
+
+
+def test_a_job_that_names_no_folder_has_none() -> None:
+    cluster, (first, _) = running(checkpoint_dir=None)
+    saw(cluster, first, "step-1")
+    assert noted(cluster) == []
 
 
 def test_any_age_can_be_shown() -> None:
@@ -145,6 +167,7 @@ def test_a_drain_waits_for_the_next_checkpoint() -> None:
     assert view.drain.after_checkpoint
     saw(cluster, first, "step-1")
     assert cluster.shown(1) is JobState.RUNNING
+    cluster.beat(10)
     saw(cluster, first, "step-2", fresh=2)
     cause = cluster.job(1).attempts[0].cause
     assert cause is not None

@@ -18,6 +18,7 @@ from muster.spec.model import Rdma
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.base import Durability
+from orchestrator.core.monitoring.traffic import VERDICTS_MAX
 from orchestrator.core.views.display import job_view, node_view
 from orchestrator.core.views.fabric import fabric_view
 from tests.fabric import nccl_lines as lines
@@ -119,6 +120,18 @@ def test_the_verdict_is_a_fact_and_a_line_of_the_timeline_and_no_sample_is() -> 
     assert not any(isinstance(x, f.TrafficMeasured) for x in kept)
     timeline = job_view(cluster.state, cluster.job(1), cluster.now).timeline
     assert any(step.text.startswith("RDMA proved") for step in timeline)
+
+
+def test_verdicts_that_change_without_end_fill_no_journal() -> None:
+    cluster = Cluster()
+    first, second = started(cluster)
+    tell(cluster, second, report(lines.IB_2_18, 100 * GB))
+    for number in range(400):
+        found = report(lines.IB_2_18, 100 * GB)
+        nccl = structs.replace(found.nccl, sockets=number % 2)
+        tell(cluster, first, structs.replace(found, nccl=nccl))
+    judged = [x for x in cluster.facts if isinstance(x, f.TrafficJudged)]
+    assert len(judged) == VERDICTS_MAX
 
 
 def test_what_was_known_at_the_end_outlives_the_coordinator() -> None:

@@ -279,3 +279,22 @@ def test_a_gang_that_had_ended_is_not_stopped_again(cluster: Cluster) -> None:
     assert cluster.shown(1) is JobState.SUCCEEDED
     assert cluster.state.task(name) is not None
     assert cluster.job(1).attempts[0].tasks[0].state is TaskState.CLEANED
+
+
+def test_on_a_full_disk_each_node_is_drained_once_and_nothing_else_is_recorded(
+    cluster: Cluster,
+) -> None:
+    cluster.join("c")
+    cluster.leave("c")
+    cluster.drain("b")
+    cluster.turn(s.DiskSpaceChecked("/var is full"))
+    assert cluster.drain("a") == a.NodeServiceChanged(cluster.node("a").name, anything=True)
+    before = len(cluster.facts)
+    asked = [cluster.drain("a", reason="another"), cluster.drain("a", deadline_s=60.0)]
+    asked += [cluster.resume("a"), cluster.resume("b"), cluster.remove("c")]
+    for answer in asked:
+        assert isinstance(answer, a.Declined)
+        assert answer.code == a.DISK_FULL
+    assert len(cluster.facts) == before
+    cluster.turn(s.DiskSpaceChecked(""))
+    assert cluster.resume("a") == a.NodeServiceChanged(cluster.node("a").name, anything=True)

@@ -80,9 +80,9 @@ def test_an_inventory_that_changes_all_the_time_is_seldom_recorded(how: str) -> 
         else:
             heartbeat(cluster, devices=faulty(number))
             assert cluster.state.nodes[N0].inventory.devices[0].fault == f"has fault {number}"
-        cluster.pass_time(1.0)
+        cluster.pass_time(2.0)
     assert cluster.refused == []
-    assert len(registrations(cluster)) <= 10
+    assert len(registrations(cluster)) <= 12
     # The newest reaches the journal in the end, although the agent does not repeat it.
     cluster.beat(700.0)
     replayed = cluster.replayed().nodes[N0]
@@ -143,6 +143,21 @@ def test_nothing_is_registered_while_the_disk_is_full() -> None:
     hello(cluster, devices=faulty(1), gpus=8)
     assert cluster.replayed().nodes[N0].inventory.devices == faulty(1)
     assert cluster.replayed().nodes.keys() == {"n0", "n1"}
+
+
+def test_a_node_that_connects_without_pause_is_told_to_wait() -> None:
+    """Each time, its running tasks are recorded as unreachable and as reachable again."""
+    cluster = Cluster()
+    for number in range(200):
+        if cluster.state.nodes and cluster.node("n0").session is not None:
+            cluster.leave("n0")
+        hello(cluster)
+        assert (cluster.refused == []) is (number < 60)
+    assert set(cluster.refused) == {"connects_often"}
+    cluster.pass_time(2.0)
+    cluster.refused.clear()
+    hello(cluster)
+    assert cluster.refused == []
 
 
 def test_made_up_names_are_bounded_by_the_hour_and_in_all() -> None:

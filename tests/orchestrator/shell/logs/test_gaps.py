@@ -23,6 +23,7 @@ from orchestrator.shell.logs.reader import (
     last_lines,
     live,
     parse_cursor,
+    take,
 )
 from orchestrator.shell.logs.store import LogStore
 
@@ -97,12 +98,27 @@ def test_a_hole_counts_costs_nothing_and_is_shown(tmp_path: Path) -> None:
     again.store.close()
 
 
-def test_a_hole_at_the_end_and_two_side_by_side(tmp_path: Path) -> None:
+def test_many_gaps_are_read_in_slices(tmp_path: Path) -> None:
+    """As they have no bytes that would end a slice."""
     rig = Rig(tmp_path)
-    assert rig.hole(0, 5000) == 5000
-    assert rig.hole(5000, 7000) == 7000
-    expected = [(0, never_written(5000)), (5000, never_written(7000))]
+    for at in range(0, 4000, 2):
+        assert rig.hole(at, 1) == 1
+        assert rig.put(at + 1, b"x") == 1
+    pieces = iter(rig.pieces())
+    sizes = []
+    while taken := take(pieces, 1 << 20):
+        sizes.append(len(taken))
+    assert (sum(sizes), max(sizes)) == (4000, 512)
+    rig.store.close()
+
+
+def test_a_hole_at_the_end_that_grows_is_one_gap(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    for number in range(100):
+        assert rig.hole(120 * number, 120) == 120
+    expected = [(0, never_written(12000))]
     assert shown(rig.pieces()) == expected
+    assert rig.store.stream(OUT).last_seq == 1
     assert rig.store.end(OUT, 12000, rig.synced)
     assert shown(rig.pieces()) == expected
     again = rig.again()
