@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
 from agent.core.shim_protocol import ShimPhase
-from muster.protocol.ids import JobId
+from muster.protocol.ids import JobId, parse_task_id
 from muster.protocol.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode
 from orchestrator.core.engine.invariants import check
@@ -121,7 +121,8 @@ class Checkers:
         for queue in state.queues.values():
             if queue:
                 job = state.jobs[queue[0][1]]
-                if fits(state, job.spec, job.avoid):
+                unknown = any(parse_task_id(task)[0] == job.id for _, task in state.unknown)
+                if fits(state, job.spec, job.avoid) and not unknown:
                     self.fail(f"queue: job {job.id} waits although it fits")
                 if chance(state, job).starts_now:
                     self.fail(f"explain: job {job.id} is said to start now, and waits")
@@ -136,7 +137,7 @@ class Checkers:
                 case f.JobEnded(job, cause):
                     self._once(self.ends, job, cause)
                     for shim in self.ground.of_job.get(job, {}).values():
-                        if not shim.wedged:
+                        if not shim.wedged and not self.ground.of_before(job, shim.attempt):
                             self.fail(f"I4: job {job} has ended, {shim.task} on {shim.node} not")
                 case f.AttemptArranged(job, attempt, _, _, endpoints):
                     self._check_network(job, attempt, endpoints)
@@ -197,6 +198,14 @@ class Checkers:
         self.commits += 1
         if self.commits % COMPARE_EVERY == 0 and not disk.staged:
             self.replay.check(state, disk)
+
+    def restored(self) -> None:
+        """An older backup is in place: what came after it is lost."""
+        self.causes.clear()
+        self.ends.clear()
+        self.replay.retraced.clear()
+        self.promises.restored()
+        self.ground.restores = True
 
     def restarted(self, state: State) -> None:
         """A new process has read the disk: all that was promised is there."""

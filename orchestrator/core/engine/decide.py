@@ -61,6 +61,7 @@ from orchestrator.core.nodes.hardware import hardware_facts, may_be_hardware
 from orchestrator.core.nodes.registration import described, refuse_registration, registered
 from orchestrator.core.nodes.restored import (
     declare_lost,
+    ends_half_begun,
     gone_since_backup,
     unknown_task_over,
     unknown_tasks_held,
@@ -135,6 +136,7 @@ def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: 
             decision.effects.append(
                 a.SetTimer(a.Timer(a.TimerKind.NODE, node=node.name), now.mono + limits.silence_s)
             )
+    decision.facts += ends_half_begun(state)
     decision.effects += restart_timers(state, now, limits)
     return decision
 

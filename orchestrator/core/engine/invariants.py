@@ -70,7 +70,7 @@ def _job(job: Job) -> Iterator[str]:
             yield from _closed(job, attempt)
         elif attempt.phase is AttemptPhase.CLOSED:
             yield f"the current attempt of job {job.id} is closed"
-        yield from _attempt(attempt)
+        yield from _attempt(attempt, restored=job.is_restored(attempt.number))
 
 
 def _closed(job: Job, attempt: Attempt) -> Iterator[str]:
@@ -80,7 +80,7 @@ def _closed(job: Job, attempt: Attempt) -> Iterator[str]:
         yield f"attempt {job.id}.{attempt.number} is closed and not all of its tasks are over"
 
 
-def _attempt(attempt: Attempt) -> Iterator[str]:
+def _attempt(attempt: Attempt, *, restored: bool) -> Iterator[str]:
     name = f"attempt {attempt.job}.{attempt.number}"
     stopping = attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)
     if stopping != (attempt.cause is not None):
@@ -97,6 +97,9 @@ def _attempt(attempt: Attempt) -> Iterator[str]:
         yield f"{name} meets at {attempt.master_addr}, which is not its launcher's address"
     for task in attempt.tasks:
         yield from _task(attempt, task)
+        # A restored journal may lack that the gates were opened.
+        if attempt.released_at is None and task.state is TaskState.STARTED and not restored:
+            yield f"task {task.id} has started although {name} never did"
 
 
 def _task(attempt: Attempt, task: Task) -> Iterator[str]:
@@ -115,8 +118,6 @@ def _task(attempt: Attempt, task: Task) -> Iterator[str]:
         or reached(task.state, TaskState.ARRANGED)
     ):
         yield f"{name} is running and task {task.id} was never arranged"
-    if attempt.released_at is None and task.state is TaskState.STARTED:
-        yield f"task {task.id} has started although {name} never did"
 
 
 def _queues(state: State) -> Iterator[str]:

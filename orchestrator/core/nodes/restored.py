@@ -7,6 +7,8 @@ an operator's word.
 
 from __future__ import annotations
 
+from typing import Final
+
 from muster.protocol.control_channel import Hello, TaskReport
 from muster.protocol.ids import BadId, NodeName, parse_task_id
 from muster.protocol.instant import Instant
@@ -18,14 +20,17 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts import restored as rf
 from orchestrator.core.facts.decision import Decision
-from orchestrator.core.failures.stops import stop_or_leave
+from orchestrator.core.failures.stops import stop, stop_or_leave
 from orchestrator.core.gangs.commands import tasks_on
 from orchestrator.core.gangs.leases import own_lease_s
+from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import State, Task
 from orchestrator.core.nodes.drains import unknown_node
 from orchestrator.core.nodes.liveness import released
+
+_STARTING: Final = frozenset({AttemptPhase.PREPARING, AttemptPhase.ARRANGING})
 
 
 def unknown_tasks_held(state: State, hello: Hello, *, rebooted: bool) -> list[f.Fact]:
@@ -66,6 +71,22 @@ def settled(state: State, node: NodeName) -> list[f.Fact]:
     if node not in state.answered or any(name == node for name, _ in state.unknown):
         return []
     return [rf.RestoredNodeSettled(node)]
+
+
+def ends_half_begun(state: State) -> list[f.Fact]:
+    """Return the end of attempts that were being started when the backup was made.
+
+    They may have started since, on a port and with a plan that the journal lacks, so that they can
+    neither be adopted nor be started.
+    """
+    found: list[f.Fact] = []
+    for job in state.jobs.values():
+        attempt = job.current
+        starting = attempt is not None and attempt.phase in _STARTING
+        if attempt is not None and starting and job.is_restored(attempt.number):
+            text = "the journal was restored from a backup that was made while this attempt started"
+            found.append(stop(attempt, Cause(CauseCode.RESTORED, Outcome.INFRA, text)))
+    return found
 
 
 def gone_since_backup(state: State, task: Task) -> list[f.Fact]:
