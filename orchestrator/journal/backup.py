@@ -19,7 +19,13 @@ from orchestrator.journal import schema
 from orchestrator.journal.archive import check_archive
 from orchestrator.journal.errors import CorruptJournalError, JournalError, LostTailError
 from orchestrator.journal.journal import last_seq, records, refuse_network
-from orchestrator.journal.left_out import ATTEMPTS_LEFT_OUT, Later, later_than, leave_out
+from orchestrator.journal.left_out import (
+    ATTEMPTS_LEFT_OUT,
+    Later,
+    first_attempt,
+    later_than,
+    leave_out,
+)
 from orchestrator.journal.loss import (
     LAST_JOB,
     REPLACED,
@@ -210,9 +216,9 @@ def restore(
                     epoch, last_job = _last(path, logs)
                     last_job = max(next_job - 1, last_job, last_with_logs(path, logs))
                     later = later_than(attempts or {}, path, partial(_in_place, path), stored)
-                    left_out = ATTEMPTS_LEFT_OUT * _free_number(path)
+                    first = first_attempt(_free_number(path))
                     known = tuple(sorted(later.attempts.items()))
-                    record = JournalRestored(left_out, later.nodes, known, go)
+                    record = JournalRestored(ATTEMPTS_LEFT_OUT, later.nodes, known, go, first)
                     leave_out(database, epoch, last_job, record, at)
                 give_to_owner(temporary)
                 sync_file(temporary)

@@ -22,6 +22,7 @@ from orchestrator.journal.schema import check
 EPOCHS_LEFT_OUT: Final = 1_000_000
 JOBS_LEFT_OUT: Final = 1000
 ATTEMPTS_LEFT_OUT: Final = 1000
+_ATTEMPTS_OF_RESTORE: Final = 10_000
 
 _OF_NODES: Final = "SELECT body FROM fact WHERE kind = 'NodeRegistered'"
 _OF_ATTEMPTS: Final = """
@@ -36,6 +37,15 @@ class Later(NamedTuple):
 
     nodes: tuple[NodeName, ...]
     attempts: dict[JobId, int]
+
+
+def first_attempt(number: int) -> int:
+    """Return the first number for attempts after the restore of that number in a state directory.
+
+    Restores of different backups have ranges of their own, even if nothing is known of the attempts
+    that were made between them.
+    """
+    return 0 if number == 1 else number * _ATTEMPTS_OF_RESTORE
 
 
 def later_than(

@@ -52,6 +52,7 @@ class Checkers:
     replay: Replay = field(default_factory=Replay)
     causes: dict[tuple[JobId, int], Cause] = field(default_factory=dict)
     ends: dict[JobId, Cause] = field(default_factory=dict)
+    numbers: dict[JobId, int] = field(default_factory=dict)  # last attempts, over all restores
     epoch: int = 0
     peace_at: float = math.inf
     over: set[JobId] = field(default_factory=set)
@@ -111,6 +112,9 @@ class Checkers:
             self.fail(f"queue: job {job.id} is placed before job {ahead[0]}")
         if job.id in self.promises.holds:
             self.fail(f"hold: job {job.id} is placed although it is held")
+        awaited = state.awaited - state.answered
+        if awaited:
+            self.fail(f"restore: job {job.id} is placed, and {sorted(awaited)} may run it")
         if job.cancel is not None:
             self.fail(f"I1: job {job.id} is placed although it was cancelled")
         if not job.spec.nodes <= len(fact.nodes) <= job.spec.most_nodes:
@@ -139,6 +143,10 @@ class Checkers:
                     for shim in self.ground.of_job.get(job, {}).values():
                         if not shim.wedged and not self.ground.of_before(job, shim.attempt):
                             self.fail(f"I4: job {job} has ended, {shim.task} on {shim.node} not")
+                case f.AttemptPlaced(job, attempt):
+                    if attempt <= self.numbers.get(job, 0):
+                        self.fail(f"numbers: attempt {attempt} of job {job} is made again")
+                    self.numbers[job] = attempt
                 case f.AttemptArranged(job, attempt, _, _, endpoints):
                     self._check_network(job, attempt, endpoints)
                 case f.TaskCleaned(job, attempt, rank):

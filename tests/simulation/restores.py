@@ -14,6 +14,7 @@ from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts.restored import JournalRestored
 from orchestrator.core.model.job import JobPhase
+from orchestrator.journal.left_out import first_attempt
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -73,9 +74,10 @@ class Restores:
         # It can be read, or all nodes are in the backup.
         readable = set(replaced.nodes) > set(state.nodes) or self.rng.random() < 0.5
         fact = JournalRestored(
-            LEFT_OUT * self.number,
+            LEFT_OUT,
             tuple(sorted(replaced.nodes)) if readable else (),
             attempts if readable else (),
+            first_attempt=first_attempt(self.number),
         )
         cluster.disk.stage(fact, self.world.wall())
         cluster.disk.sync()

@@ -12,12 +12,12 @@ from orchestrator.core.model.state import State
 
 def apply_restored(state: State, fact: rf.OfRestore) -> None:
     match fact:
-        case rf.JournalRestored(left_out, nodes, attempts, go):
+        case rf.JournalRestored(left_out, nodes, attempts, go, first):
             seen = dict(attempts)
             for job in state.jobs.values():
                 if job.phase is not JobPhase.ENDED:
                     last = max(job.last_attempt, job.left_out_to, seen.get(job.id, 0))
-                    job.left_out_to = last + left_out - 1
+                    job.left_out_to = max(last + left_out, first) - 1
             state.awaited = set() if go else {*state.nodes, *nodes}
         case rf.RestoredNodeSettled(name):
             state.awaited.discard(name)

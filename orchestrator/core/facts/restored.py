@@ -9,9 +9,9 @@ from orchestrator.core.facts.base import LAZY, SYNC, ClusterFact, Inert
 class JournalRestored(ClusterFact, Inert, durability=SYNC, reschedules=False, milestone=True):
     """The journal up to here is a backup that was restored. `muster restore` writes this record.
 
-    Each job that has not ended leaves out `left_out` numbers of attempts after the last known one.
-    `attempts` has the last attempt of jobs of which the logs or the replaced journal know a later
-    one. Nothing is placed until every registered node and those in `nodes` are settled, unless the
+    Each job that has not ended leaves out `left_out` numbers of attempts after the last known one,
+    and all below `first_attempt`. `attempts` has the last attempt of jobs of which the logs or the
+    replaced journal know a later one. Nothing is placed until every registered node and those in `nodes` are settled, unless the
     operator said `go`.
     """
 
@@ -19,6 +19,7 @@ class JournalRestored(ClusterFact, Inert, durability=SYNC, reschedules=False, mi
     nodes: tuple[NodeName, ...] = ()
     attempts: tuple[tuple[JobId, int], ...] = ()
     go: bool = False
+    first_attempt: int = 0
 
     def describe(self) -> str:
         go = "; nodes are not waited for" if self.go else ""

@@ -234,6 +234,23 @@ def test_an_attempt_that_its_node_lacks_is_not_begun_again(prepared_before: bool
     assert not check(cluster.state)
 
 
+def test_an_attempt_that_was_starting_is_not_adopted() -> None:
+    """Its gang may have met on another port since."""
+    before = Cluster()
+    before.join("n1")
+    before.submit(spec(retry={"user": 0, "infra": 1}))
+    before.prepare(task(1, 1, 0))
+    facts = [fact for fact in before.facts if type(fact).__name__ != "AttemptStarted"]
+    cluster = restored(facts)
+    cluster.join("n1", tasks=(has(),))
+    assert cluster.job(1).attempts[0].cause is not None
+    assert cluster.commands("n1", StopTask)
+    cluster.clean(task(1, 1, 0), stopped_by="stop")
+    cluster.beat(60.0)
+    assert cluster.job(1).last_attempt == 1001
+    assert not check(cluster.state)
+
+
 def test_without_a_restore_an_attempt_is_begun_on_a_node_that_lacks_it() -> None:
     before = Cluster()
     before.join("n1")
@@ -255,9 +272,9 @@ def test_a_second_restore_leaves_out_more() -> None:
     first = restored(waiting("n1"))
     first.join("n1")
     assert first.job(1).last_attempt == 1000
-    second = restored(first.facts)
+    second = restored(first.facts, first_attempt=20_000)
     second.join("n1", tasks=(TaskReport(task(1, 1000, 0), TaskState.EXITED),))
-    assert second.job(1).left_out_to == 1999
+    assert second.job(1).next_attempt == 20_000
 
 
 def test_a_node_is_not_used_while_it_has_a_task_of_an_unknown_job() -> None:
