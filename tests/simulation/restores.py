@@ -8,6 +8,7 @@ stay the runs that they were.
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.facts import effects as a
@@ -105,11 +106,8 @@ class Restores:
         state = self.cluster.coordinator.state
         for node in self.cluster.nodes:
             if node.name in state.awaited - state.answered and not node.machine.powered:
-                name = node.name
-                self.cluster.coordinator.ask(
-                    lambda request, name=name: s.LostReceived(request, name, "ana"),
-                    self._answered,
-                )
+                given = partial(s.LostReceived, node=node.name, user="ana")
+                self.cluster.coordinator.ask(given, self._answered)
 
     def _answered(self, result: a.Result) -> None:
         if isinstance(result, a.NodeServiceChanged):
