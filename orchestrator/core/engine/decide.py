@@ -63,6 +63,7 @@ from orchestrator.core.nodes.restored import (
     declare_lost,
     ends_half_begun,
     gone_since_backup,
+    stopped_since_backup,
     unknown_task_over,
     unknown_tasks_held,
 )
@@ -410,6 +411,8 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     found = [*measured, *new_facts_from_report(task, report), *seen, *looked, *idle]
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
+    if stopped := stopped_since_backup(job, attempt, task, report):
+        return [*stopped, *found]
     leased = 0 if job.spec.launcher.torchruns else attempt.master_port
     cause = from_report(task, report, leased) if task.present else None
     cause = add_workdir_hint(job.spec, task, cause)

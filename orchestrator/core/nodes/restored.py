@@ -26,10 +26,11 @@ from orchestrator.core.gangs.leases import own_lease_s
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState
-from orchestrator.core.model.state import State, Task
+from orchestrator.core.model.state import Attempt, Job, State, Task
 from orchestrator.core.nodes.drains import unknown_node
 from orchestrator.core.nodes.liveness import released
 
+_BY_REQUEST: Final = frozenset({"stop", "kill"})
 _STARTING: Final = frozenset({AttemptPhase.PREPARING, AttemptPhase.ARRANGING})
 
 
@@ -98,6 +99,20 @@ def gone_since_backup(state: State, task: Task) -> list[f.Fact]:
     text = f"the journal was restored from a backup, and {task.node} has no part of this attempt"
     cause = Cause(CauseCode.RESTORED, Outcome.INFRA, text, node=task.node)
     return [*stop_or_leave(job, job.attempt(task.attempt), task, cause)]
+
+
+def stopped_since_backup(
+    job: Job, attempt: Attempt, task: Task, report: TaskReport
+) -> list[f.StopRequested | f.TaskLeft]:
+    """Return the end of an attempt that was stopped in the part of the journal that is lost.
+
+    Its ranks may have exited with 0, which is no success.
+    """
+    if not job.is_restored(attempt.number) or report.stopped_by not in _BY_REQUEST:
+        return []
+    text = f"the journal was restored from a backup, and {task.node} was told to stop since"
+    cause = Cause(CauseCode.RESTORED, Outcome.INFRA, text, node=task.node)
+    return stop_or_leave(job, attempt, task, cause)
 
 
 def declare_lost(state: State, asked: s.LostReceived) -> Decision:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import PrepareTask, StopTask, TaskReport
+from muster.protocol.control_channel import PrepareTask, RankReport, StopTask, TaskReport
 from muster.protocol.ids import NodeName
-from muster.protocol.outcome import CauseCode
+from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.invariants import check
@@ -248,6 +248,29 @@ def test_an_attempt_that_was_starting_is_not_adopted() -> None:
     cluster.clean(task(1, 1, 0), stopped_by="stop")
     cluster.beat(60.0)
     assert cluster.job(1).last_attempt == 1001
+    assert not check(cluster.state)
+
+
+def test_an_attempt_that_was_stopped_since_the_backup_has_not_completed() -> None:
+    """Its ranks ended with 0, as they were asked to end at their time limit."""
+    before = Cluster()
+    before.join("n1")
+    before.submit(spec())
+    (name,) = before.run_gang(1)
+    cluster = restored(before.facts)
+    good = ExitStatus(0)
+    held = TaskReport(
+        name,
+        TaskState.EXITED,
+        prepared=prepared(),
+        exit=good,
+        ranks=(RankReport(0, exit=good),),
+        stopped_by="stop",
+    )
+    cluster.join("n1", tasks=(held,))
+    cause = cluster.job(1).attempts[0].cause
+    assert cause is not None
+    assert cause.code is CauseCode.RESTORED
     assert not check(cluster.state)
 
 
