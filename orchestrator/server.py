@@ -39,7 +39,6 @@ from orchestrator.shell.logs.ingest import LogIngest
 from orchestrator.shell.logs.retention import Keep, Retention
 from orchestrator.shell.logs.room import MakeRoom
 from orchestrator.shell.logs.store import LogStore
-from orchestrator.shell.logs.stream_file import LogStoreError
 from orchestrator.shell.replay import replay
 from orchestrator.shell.stats import Histogram
 from orchestrator.webhooks.allowlist import read_allowed
@@ -214,8 +213,8 @@ async def _start(
     parts.owner.spawn(_measure_lag(lag), name="loop-lag", eternal=True)
     await parts.owner.run_until(parts.coordinator.started)
     parts.owner.spawn(parts.coordinator.archive_ended(), name="archive", eternal=True)
-    parts.owner.spawn(parts.retention.run(), name="log-retention", eternal=True)
-    parts.owner.spawn(parts.room.run(), name="log-room", eternal=True)
+    parts.owner.spawn_monitor(parts.retention.run, name="log-retention")
+    parts.owner.spawn_monitor(parts.room.run, name="log-room")
     parts.owner.spawn(parts.forgetting.run(), name="ended-jobs", eternal=True)
     parts.owner.spawn(parts.sender.run(), name="webhooks", eternal=True)
     parts.owner.spawn(parts.coordinator.watch_space(), name="space", eternal=True)
@@ -290,11 +289,8 @@ async def _stop(parts: _Parts, server: asyncio.Server) -> None:
     parts.agents.close_all()
     await parts.logs.close_all()
     await parts.runner.cleanup()
-    try:
-        await parts.store.sync()
-    except LogStoreError as error:
-        # The agents keep unacknowledged bytes and send them to the next process.
-        _log.error("log_sync_failed", why=str(error))
+    # The agents keep unacknowledged bytes and send them to the next process.
+    await parts.store.sync()
     parts.store.close()
 
 

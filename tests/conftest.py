@@ -1,6 +1,8 @@
 """What every test has: skips, with the reason, where the machine lacks what a marker names."""
 
+import asyncio
 import importlib.util
+import inspect
 import os
 import signal
 import time
@@ -60,6 +62,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     ):
         if missing and item.get_closest_marker(marker) is not None:
             pytest.skip(missing)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Run a test that is a coroutine function in an event loop of its own."""
+    test = pyfuncitem.obj
+    if inspect.iscoroutinefunction(test):
+        pyfuncitem.obj = lambda **fixtures: asyncio.run(test(**fixtures))
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,8 @@
-"""The client for programs with an event loop. Importing it imports aiohttp."""
+"""The coordinator's API as calls for programs with an event loop. Importing it imports aiohttp.
+
+`muster.client.client` is made from this file: `python -m tools.sync_client`.
+`muster.client.endpoints` defines the requests and their answers.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,14 @@ import os
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
+    Awaitable,
     Callable,
-    Coroutine,
     Mapping,
     Sequence,
 )
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from muster.client import endpoints
 from muster.client.async_transport import AsyncTransport
@@ -23,16 +27,10 @@ from muster.client.config import Settings, given_settings
 from muster.client.endpoints import CHANGE_S, WATCH_S, Call, Steps
 from muster.client.env_passthrough import with_variables
 from muster.client.errors import ClientError
-from muster.client.event_stream import EventStream
 from muster.client.http_common import HttpContext
-from muster.client.log_stream import LogQuery, LogStream
-from muster.client.resumable_stream import ResumableStream
 from muster.client.retry import OnTrouble, RetryPolicy
-from muster.http.fabric import FabricView
 from muster.http.job_actions import CancelAnswer, ChangeAnswer, SignalAnswer
-from muster.http.job_evidence import Evidence
 from muster.http.node_actions import DrainRequest, LostAnswer, NodeAnswer
-from muster.http.node_probe import CheckRequest, NodeProbe
 from muster.http.views import (
     EnvironmentView,
     EventList,
@@ -48,17 +46,33 @@ from muster.http.views import (
     Validation,
     VersionView,
 )
-from muster.protocol.hangs import StacksView
 from muster.protocol.states import JobState
+
+# Types that most commands do not need: the command line must start fast.
+if TYPE_CHECKING:
+    from muster.client.log_stream import LogQuery
+    from muster.client.resumable_stream import ResumableStream
+    from muster.http.fabric import FabricView
+    from muster.http.job_evidence import Evidence
+    from muster.http.node_probe import NodeProbe
+    from muster.protocol.hangs import StacksView
 
 _T = TypeVar("_T")
 
 
 class AsyncClient:
-    """The async version of `Client`: `async with AsyncClient() as client: await client.job(42)`.
+    """A client of one coordinator: `async with AsyncClient() as client: await client.job(42)`.
 
     Concurrent calls in one event loop share kept connections; `close` closes those of the running
     loop. Cancelling a call ends it at once.
+
+    Without arguments it finds the coordinator and the token as `muster` does: MUSTER_URL,
+    MUSTER_TOKEN and MUSTER_CA, then the client's file. `ca` is a PEM file. Raises SettingsError.
+
+    Every call raises a ClientError: ApiError if the coordinator refuses, UnreachableError if it
+    does not answer within the call's retry time (3 s for reads, 30 s for changes, 15 min for `wait`
+    and followed logs). `on_trouble(error, patience_s)` is called once for each outage that a call
+    retries through.
     """
 
     def __init__(
@@ -100,25 +114,30 @@ class AsyncClient:
 
     @property
     def server_time(self) -> datetime | None:
-        """The coordinator's clock at its last answer."""
+        """The coordinator's clock at its last answer, the reference for ages."""
         return self._exchange.server_time
 
     async def submit(self, job: Mapping[str, Any], key: str | None = None) -> JobSummary:
-        """As `Client.submit`."""
+        """Submit a job file's mapping. Calls with the same `key` submit one job; without a key,
+        each call submits a job. Raises ApiError (422 names the fields)."""
         return await self._call(
             endpoints.submit(with_variables(job, os.environ), key or os.urandom(16).hex())
         )
 
     async def validate(self, job: Mapping[str, Any]) -> Validation:
-        """As `Client.validate`."""
+        """Check a job without submitting it: its defaults, whether it fits the nodes, and why not.
+
+        Raises ApiError (422 names the fields).
+        """
         return await self._call(endpoints.validate(with_variables(job, os.environ)))
 
     async def job(self, job: int) -> JobView:
-        """As `Client.job`."""
+        """Return everything about one job."""
         return await self._call(endpoints.job(job))
 
     async def find_job(self, name: str) -> int:
-        """As `Client.find_job`."""
+        """Return the id of a job named as on the command line: an id, the name of your newest job
+        of that name, or `last`. Raises NoSuchJobError."""
         return await self._run(endpoints.find_job(name))
 
     async def jobs(
@@ -131,7 +150,7 @@ class AsyncClient:
         limit: int | None = None,
         cursor: str | None = None,
     ) -> JobList:
-        """As `Client.jobs`."""
+        """Return one page of jobs, newest first; empty `states` means any."""
         return await self._call(endpoints.jobs(states, user, pool, name, limit, cursor))
 
     async def all_jobs(
@@ -143,11 +162,11 @@ class AsyncClient:
         name: str | None = None,
         limit: int | None = None,
     ) -> JobList:
-        """As `Client.all_jobs`."""
+        """Return the newest `limit` jobs, or all, fetching as many pages as needed."""
         return await self._run(endpoints.all_jobs(states, user, pool, name, limit))
 
     async def wait(self, job: int, timeout_s: float | None = None) -> JobSummary:
-        """As `Client.wait`."""
+        """Wait for the job's end. Returns the job as it is then, or after `timeout_s` seconds."""
         return await self._run(endpoints.wait(job, timeout_s))
 
     async def cancel(
@@ -158,39 +177,49 @@ class AsyncClient:
         grace_s: float | None = None,
         force: bool = False,
     ) -> CancelAnswer:
-        """As `Client.cancel`."""
+        """Request a stop and return before the job has stopped. `grace_s` replaces the job's
+        own."""
         return await self._call(endpoints.cancel(job, reason, grace_s, force=force))
 
     async def change(self, job: int, wanted: Mapping[str, Any]) -> ChangeAnswer:
-        """As `Client.change`."""
+        """Change a job that has not ended: `priority`, `time_limit` (None: no limit) and `name` as
+        in a job file, or `hold` with a `reason`. Raises ApiError (409 names the conflict)."""
         return await self._call(endpoints.change(job, wanted))
 
     async def environment(self, job: int) -> EnvironmentView:
-        """As `Client.environment`."""
+        """Return the environment of the job's last attempt, by node, without secrets."""
         return await self._call(endpoints.environment(job))
 
     async def explain(
         self, job: int, *, nodes: int | None = None, drained: Sequence[str] = ()
     ) -> Explanation:
-        """As `Client.explain`."""
+        """Explain why the job waits, or why it ran where it did and what ended it.
+
+        For a waiting job, also answers what-if questions: if it asked for `nodes` nodes, or if the
+        nodes `drained` were out of service. Raises ApiError (409 if the job does not wait).
+        """
         return await self._call(endpoints.explain(job, nodes, drained))
 
     async def fabric(self, job: int) -> FabricView:
-        """As `Client.fabric`."""
+        """Return the fabric plan of the job's last attempt, with the reason for each value."""
         return await self._call(endpoints.fabric(job))
 
     async def stacks(self, job: int) -> StacksView:
-        """As `Client.stacks`."""
+        """Return the current stacks of a running job's ranks, grouped by equal stacks."""
         return await self._call(endpoints.stacks(job))
 
     async def evidence(self, job: int) -> Evidence:
-        """As `Client.evidence`."""
+        """Return the verdicts on the job's attempts, each with its evidence."""
         return await self._call(endpoints.evidence(job))
 
     async def signal(
         self, job: int, signal: str, *, rank: int | None = None, node: str | None = None
     ) -> SignalAnswer:
-        """As `Client.signal`."""
+        """Send a signal (`USR1`, `SIGUSR1`, `10`) to the ranks of a running job, or to some of
+        them.
+
+        Not retried if the answer is lost, because the ranks may have received the signal.
+        """
         return await self._call(endpoints.signal(job, signal, rank, node))
 
     async def rerun(
@@ -201,34 +230,46 @@ class AsyncClient:
         sets: Sequence[str] = (),
         exclude: Sequence[str] = (),
     ) -> JobSummary:
-        """As `Client.rerun`."""
+        """Submit a job again as it was submitted, changed by `sets` (`nodes=4`) and kept off the
+        nodes in `exclude`. As with `submit`, calls with the same `key` submit one job."""
         return await self._call(endpoints.rerun(job, key or os.urandom(16).hex(), sets, exclude))
 
     async def events(self, job: int, after: int | str = 0) -> EventList:
-        """As `Client.events`."""
+        """Return one page of a job's facts, oldest first, after sequence number `after`; empty if
+        there are no more."""
         return await self._call(endpoints.events(job, after))
 
     def follow_events(
         self, job: int | None = None, after: int | str = 0
     ) -> AsyncIterator[EventView]:
-        """As `Client.follow_events`."""
+        """Yield the events of a job (None: of everything) after sequence number `after`: past ones
+        first, then new ones until the job ends.
+
+        A cut stream resumes where it stopped: no event is missing or repeated.
+        """
+        from muster.client.event_stream import EventStream
+
         path = "/v1/events" if job is None else f"/v1/jobs/{job}/events"
         return self._read(EventStream(after), path, WATCH_S)
 
     async def nodes(self) -> NodeList:
-        """As `Client.nodes`."""
+        """Return all nodes, fetching as many pages as needed."""
         return await self._run(endpoints.all_nodes())
 
     async def node(self, name: str) -> NodeView:
-        """As `Client.node`."""
+        """Return the node of that name. Raises NoSuchNodeError."""
         return await self._run(endpoints.node(name))
 
     async def probe(self, name: str) -> NodeProbe:
-        """As `Client.probe`."""
+        """Return what the coordinator knows of a node's GPUs, networks and RDMA."""
         return await self._call(endpoints.probe(name))
 
     async def check(self, name: str, key: str | None = None, *, mib: int = 16) -> JobSummary:
-        """As `Client.check`."""
+        """Submit a job that checks a node against the free nodes of its pool. As with `submit`,
+        calls with the same `key` submit one job. Raises ApiError (409 if the node is not free). The
+        findings are in the job's log, which `muster check` reads."""
+        from muster.http.node_probe import CheckRequest
+
         return await self._call(
             endpoints.check(name, CheckRequest(mib), key or os.urandom(16).hex())
         )
@@ -242,30 +283,42 @@ class AsyncClient:
         now: bool = False,
         after_checkpoint: bool = False,
     ) -> NodeAnswer:
-        """As `Client.drain`."""
+        """Take a node out of service: it gets no jobs until it is resumed. Its jobs continue by
+        default. With `deadline_s` they are stopped after that many seconds, with `now` at once, and
+        with `after_checkpoint` when they have written a checkpoint. Jobs that have to leave are
+        retried elsewhere, without using up a retry."""
         wanted = DrainRequest(reason, deadline_s, now, after_checkpoint)
         return await self._call(endpoints.drain(name, wanted))
 
     async def resume(self, name: str, *, check: bool = True) -> NodeAnswer:
-        """As `Client.resume`."""
+        """Return a node to service. Raises ApiError (409 lists the problems, unless `check` is
+        false)."""
         return await self._call(endpoints.resume(name, check=check))
 
     async def remove(self, name: str) -> NodeAnswer:
-        """As `Client.remove`."""
+        """Forget a node that is gone, and return it as it was. Raises ApiError (409 if it is
+        connected or may still run something)."""
         return await self._call(endpoints.remove(name))
 
     async def declare_lost(self, name: str) -> LostAnswer:
-        """As `Client.declare_lost`."""
+        """Declare that nothing of a job runs any more on a node that is not connected: its tasks
+        are over. Raises ApiError (409 if it is connected)."""
         return await self._call(endpoints.lost(name))
 
     async def version(self) -> VersionView:
-        """As `Client.version`."""
+        """Return the coordinator's version, and the user and role of the token."""
         return await self._call(endpoints.version())
 
     def logs(
         self, job: int, query: LogQuery | None = None
     ) -> AsyncIterator[LogRecord | LogTrailer]:
-        """As `Client.logs`."""
+        """Yield the records of a job's logs, and a trailer last.
+
+        A cut stream resumes where it stopped: no byte is missing or repeated. It ends with a
+        trailer or an error.
+        """
+        from muster.client.log_stream import LogQuery, LogStream
+
         wanted = query or LogQuery()
         patience_s = WATCH_S if wanted.follow else CHANGE_S
         return self._read(LogStream(wanted), f"/v1/jobs/{job}/logs", patience_s)
@@ -314,7 +367,6 @@ class AsyncClient:
             return result
 
     async def _call(self, call: Call[_T]) -> _T:
-        # A coroutine function, because tenacity would not await the result of a lambda.
         async def step() -> bytes:
             return await self._transport.request(call)
 
@@ -322,7 +374,7 @@ class AsyncClient:
         body = await (step() if patience_s is None else self._persist(step, patience_s))
         return self._exchange.decode(call, body)
 
-    async def _persist(self, step: Callable[[], Coroutine[Any, Any, _T]], patience_s: float) -> _T:
+    async def _persist(self, step: Callable[[], Awaitable[_T]], patience_s: float) -> _T:
         """Run `step`, retrying transient failures for `patience_s` seconds."""
         try:
             result = await step()

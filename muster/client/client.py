@@ -1,13 +1,20 @@
 """The coordinator's API as Python calls.
 
-`AsyncClient` in `muster.client.async_client` has the same methods; a test compares the two.
-`muster.client.endpoints` defines requests and answers for both.
+Made from `muster.client.async_client` by `python -m tools.sync_client`: change that file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import (
+    Callable,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -39,6 +46,7 @@ from muster.http.views import (
 )
 from muster.protocol.states import JobState
 
+# Types that most commands do not need: the command line must start fast.
 if TYPE_CHECKING:
     from muster.client.log_stream import LogQuery
     from muster.client.resumable_stream import ResumableStream
@@ -83,6 +91,16 @@ class Client:
         self._exchange = HttpContext(settings)
         self._transport = Transport(self._exchange)
         self._patience = RetryPolicy(on_trouble)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Do nothing, as no connection is kept; the client may be used again."""
+        self._transport.close()
 
     @property
     def url(self) -> str:
@@ -294,14 +312,34 @@ class Client:
         patience_s = WATCH_S if wanted.follow else CHANGE_S
         return self._read(LogStream(wanted), f"/v1/jobs/{job}/logs", patience_s)
 
-    def _read(self, feed: ResumableStream[_T], path: str, patience_s: float) -> Iterator[_T]:
-        from muster.client.resumable_stream import read_feed
+    def _read(self, feed: ResumableStream[_T], path: str, patience_s: float) -> Generator[_T, None]:
+        while True:
+            lines = self._opened(feed, path, patience_s)
+            # Close explicitly, so that the connection ends even if the reader stops early, without
+            # waiting for garbage collection.
+            with contextlib.closing(_found(lines, feed)) as found:
+                yield from found
+            if feed.over:
+                return
+            time.sleep(feed.pause_s())
 
-        return read_feed(
-            feed,
-            lambda parameters: self._transport.lines(path, parameters),
-            lambda step: self._persist(step, patience_s),
-        )
+    def _opened(
+        self, feed: ResumableStream[_T], path: str, patience_s: float
+    ) -> Generator[bytes, None]:
+        """Yield the lines of a stream; retries until the first one arrives."""
+        query = feed.parameters()
+
+        def connect() -> tuple[bytes, Generator[bytes, None]]:
+            lines = self._transport.lines(path, query)
+            first = next(lines, None)
+            if first is None:
+                raise feed.nothing()
+            return first, lines
+
+        first, rest = self._persist(connect, patience_s)
+        with contextlib.closing(rest):
+            yield first
+            yield from rest
 
     def _run(self, steps: Steps[_T]) -> _T:
         """Make the calls of a procedure and return its result."""
@@ -332,3 +370,21 @@ class Client:
             result = tenacity.Retrying(**rules)(step)
         self._patience.reached = True
         return result
+
+
+def _found(lines: Generator[bytes, None], feed: ResumableStream[_T]) -> Generator[_T, None]:
+    """Yield the items of one connection. A cut connection ends it without an error; `feed` decides
+    whether to resume."""
+    opened = False
+    try:
+        with contextlib.closing(lines):
+            for line in lines:
+                opened = True
+                item = feed.take(line)
+                if item is not None:
+                    yield item
+                if feed.over:
+                    return
+    except ClientError as error:
+        if not opened or not error.passing:
+            raise

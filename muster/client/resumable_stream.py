@@ -7,18 +7,13 @@ lines. `Client` and `AsyncClient` both use one.
 from __future__ import annotations
 
 import random
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeVar
 
 from muster.client.endpoints import Query
-from muster.client.errors import BadAnswerError, ClientError, UnreachableError
+from muster.client.errors import BadAnswerError, UnreachableError
 
 _T = TypeVar("_T")
-
-Open: TypeAlias = Callable[[Query], Iterator[bytes]]
-Persist: TypeAlias = Callable[[Callable[[], Iterator[bytes]]], Iterator[bytes]]
 
 _PAUSE_S: Final = 0.05
 _PAUSE_MAX_S: Final = 3.0
@@ -74,43 +69,3 @@ class ResumableStream(ABC, Generic[_T]):
     def nothing(self) -> UnreachableError:
         """Return the error for a connection that ended without a line."""
         return UnreachableError("", f"the coordinator closed the {self.what}", "try again")
-
-
-def read_feed(
-    feed: ResumableStream[_T],
-    open_stream: Open,
-    persist: Persist,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[_T]:
-    """Yield the items that `feed` decodes. `persist` retries transient failures.
-
-    Raises ClientError if the coordinator stays away or sends an invalid answer.
-    """
-    while True:
-        parameters = feed.parameters()
-        lines = persist(lambda asked=parameters: _opened(feed, open_stream, asked))  # type: ignore[misc]
-        try:
-            for line in lines:
-                found = feed.take(line)
-                if found is not None:
-                    yield found
-                if feed.over:
-                    return
-        except ClientError as error:
-            if not error.passing:
-                raise
-        sleep(feed.pause_s())
-
-
-def _opened(feed: ResumableStream[_T], open_stream: Open, parameters: Query) -> Iterator[bytes]:
-    """Connect now, so that `persist` retries a failed connection; the reader never sees it."""
-    lines = open_stream(parameters)
-    first = next(lines, None)
-    if first is None:
-        raise feed.nothing()
-    return _chain(first, lines)
-
-
-def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from rest

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, Final
 
 from muster.client.endpoints import READ_TIMEOUT_S, Call, Query
@@ -32,6 +32,9 @@ class Transport:
     def __init__(self, exchange: HttpContext) -> None:
         self.exchange = exchange
 
+    def close(self) -> None:
+        """Do nothing, because no connection is kept."""
+
     def request(self, call: Call[Any]) -> bytes:
         """Return the body of a good answer. Raises ApiError, UnreachableError, BadAnswerError."""
         with self._answer(
@@ -44,7 +47,7 @@ class Transport:
 
     def lines(
         self, path: str, query: Query, headers: Mapping[str, str] | None = None
-    ) -> Iterator[bytes]:
+    ) -> Generator[bytes, None, None]:
         """Yield the lines of an answer as they arrive, without line ends.
 
         A line that a cut connection left unfinished is not yielded. Raises as `request`.

@@ -21,7 +21,7 @@ from orchestrator.api.http.access import TOKEN
 from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.query_params import EVENT_ID, EventsQuery
 from orchestrator.api.http.request_parsing import job_id, read_query, shown, wrong_parameter
-from orchestrator.api.http.route_doc import STREAM
+from orchestrator.api.http.route import STREAM
 from orchestrator.api.jobs import find_job
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.state import Job

@@ -91,7 +91,7 @@ class Session:
     async def welcome(
         self, *keep: TaskId, lease_s: float = 20.0, heartbeat_s: float = 5.0
     ) -> Hello:
-        hello = await self.expect(Hello)
+        self.hello = await self.expect(Hello)
         await self.send(
             Welcome(
                 epoch=1,
@@ -102,7 +102,7 @@ class Session:
                 keep=keep,
             )
         )
-        return hello
+        return self.hello
 
     async def serve(self) -> None:
         seq = 0

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
-from tests.agent.coordinator import DEADLINE_S, TOKEN
+from tests.agent.coordinator import DEADLINE_S, TOKEN, Coordinator, Session
 
 ROOT = Path(__file__).resolve().parents[2]
+_numbers = count()
 
 
 def write_config(folder: Path, coordinator: str, **more: Any) -> Path:
@@ -48,7 +51,7 @@ class AgentProcess:
         self.config = config
         self._within = within
         self._env = env or {}
-        self.log = config.with_suffix(f".{id(self)}.log")
+        self.log = config.with_suffix(f".{next(_numbers)}.log")
         self._process: subprocess.Popen[bytes] | None = None
 
     async def __aenter__(self) -> Self:
@@ -92,3 +95,17 @@ class AgentProcess:
         """Wait for its end; returns the exit code."""
         assert self._process is not None
         return await asyncio.to_thread(self._process.wait, DEADLINE_S)
+
+
+@contextlib.asynccontextmanager
+async def joined(
+    folder: Path, **settings: Any
+) -> AsyncIterator[tuple[Coordinator, AgentProcess, Session]]:
+    """A coordinator, and an agent that it has welcomed."""
+    async with (
+        Coordinator() as coordinator,
+        AgentProcess(write_config(folder, coordinator.url, **settings)) as agent,
+    ):
+        session = await coordinator.session()
+        await session.welcome()
+        yield coordinator, agent, session

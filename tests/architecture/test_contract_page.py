@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from muster.cli.commands import VERBS
-from orchestrator.api.http.routes import DESCRIPTIONS
+from orchestrator.api.routes import ROUTES
 
 ROOT = Path(__file__).parents[2]
 _NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -42,7 +42,7 @@ def test_every_route_and_every_verb_is_on_the_page() -> None:
     """A route by its method and whole path, a verb as a word of its promise."""
     page = (ROOT / "docs/reference/contract.md").read_text()
     promises = " ".join(re.findall(r"^\| (?!promise|--)(.*) \| .* \|$", page, re.MULTILINE))
-    routes = [f"{method} {path}" for method, path in DESCRIPTIONS if method != "HEAD"]
+    routes = [f"{route.method} {route.path}" for route in ROUTES if route.method != "HEAD"]
     named = set(re.findall(r"[A-Z]+ /[\w./:{}]*[\w}]", promises))
     assert [route for route in routes if route not in named] == []
     words = set(re.findall(r"[a-z]+", promises))

@@ -1,5 +1,6 @@
 """`muster` as a real process, beside a coordinator that the test scripts."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -9,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.client.fake_coordinator import TOKEN, FakeCoordinator, Script, running
+from tests.orchestrator.fake_agent import connect
+from tests.orchestrator.process import CoordinatorProcess
 
 TREE = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 Start = Callable[..., subprocess.Popen[bytes]]
+Muster = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -51,6 +55,39 @@ def run(environ: dict[str, str], tmp_path: Path) -> Run:
         )
 
     return run_muster
+
+
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
+    """A real one. It knows two nodes, which are away: jobs are taken, and stay queued."""
+
+    async def join(process: CoordinatorProcess) -> None:
+        for name in ("c1", "c2"):
+            async with connect(process, name) as agent:
+                await agent.hello()
+
+    with CoordinatorProcess(tmp_path_factory.mktemp("coordinator")).start() as process:
+        asyncio.run(join(process))
+        yield process
+
+
+@pytest.fixture
+def muster(coordinator: CoordinatorProcess, environ: dict[str, str], tmp_path: Path) -> Muster:
+    """Run `muster` to its end at the real coordinator."""
+
+    def run(*arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "muster.cli", *arguments],
+            env={**environ, "MUSTER_URL": coordinator.url, "MUSTER_TOKEN": coordinator.admin},
+            cwd=tmp_path,
+            stdin=stdin,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
+    return run
 
 
 @pytest.fixture

@@ -23,29 +23,13 @@ from muster.http import views as api
 from muster.protocol.states import JobState
 from tests.client.both import MakeClient, make
 from tests.client.fake_coordinator import TOKEN, FakeCoordinator, Script, job_view, running
+from tools import sync_client
 
 __all__ = ["make"]
 
 
-def public(kind: type) -> dict[str, inspect.Signature | None]:
-    return {
-        name: inspect.signature(found) if inspect.isfunction(found) else None
-        for name, found in vars(kind).items()
-        if not name.startswith("_")
-    }
-
-
-def test_both_clients_have_the_same_calls_with_the_same_arguments() -> None:
-    plain, awaited = public(Client), public(AsyncClient)
-    assert awaited.pop("close") is not None
-    assert set(plain) == set(awaited)
-    for name, signature in plain.items():
-        other = awaited[name]
-        if signature is not None and other is not None:
-            assert signature.parameters == other.parameters, name
-            if name not in {"logs", "follow_events"}:
-                assert signature.return_annotation == other.return_annotation, name
-                assert inspect.iscoroutinefunction(vars(AsyncClient)[name]), name
+def test_both_clients_are_made_from_one_source() -> None:
+    assert sync_client.TARGET.read_text() == sync_client.sync_client()
 
 
 def test_every_call_is_documented() -> None:

@@ -1,16 +1,17 @@
 """The reader of a stream of events, without a network: its lines, its cuts, its end."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import msgspec
 import pytest
 
+from muster.client import Client, Settings
 from muster.client.endpoints import Query
 from muster.client.errors import BadAnswerError, UnreachableError
-from muster.client.event_stream import EventStream
-from muster.client.resumable_stream import read_feed
+from muster.client.sync_transport import Transport
 from muster.http.views import EventsEnd, EventView
 from muster.protocol.timestamp import timestamp
+from tests.client.fake_coordinator import TOKEN
 
 
 def event(seq: int) -> list[bytes]:
@@ -22,23 +23,26 @@ def end(*, final: bool, reason: str = "") -> list[bytes]:
     return [b"event: end", b"data: " + msgspec.json.encode(EventsEnd(final, reason)), b""]
 
 
-class Script:
+class Script(Transport):
     """What each connection in turn brings; an exception in it is raised."""
 
     def __init__(self, *connections: Sequence[bytes | Exception]) -> None:
         self.connections = list(connections)
         self.asked: list[Query] = []
 
-    def open(self, parameters: Query) -> Iterator[bytes]:
-        self.asked.append(parameters)
+    def lines(
+        self, path: str, query: Query, headers: Mapping[str, str] | None = None
+    ) -> Generator[bytes, None, None]:
+        self.asked.append(query)
         for line in self.connections.pop(0):
             if isinstance(line, Exception):
                 raise line
             yield line
 
     def read(self, after: int = 0) -> list[int]:
-        events = read_feed(EventStream(after), self.open, lambda step: step(), lambda _: None)
-        return [view.seq for view in events]
+        client = Client.of(Settings("http://127.0.0.1:1", TOKEN))
+        client._transport = self
+        return [view.seq for view in client.follow_events(after=after)]
 
 
 def test_a_cut_stream_goes_on_behind_the_last_event() -> None:
@@ -52,7 +56,8 @@ def test_a_cut_stream_goes_on_behind_the_last_event() -> None:
     assert [asked["after"] for asked in script.asked] == [2, 5, 5, 7]
 
 
-def test_one_that_always_ends_at_once_is_given_up() -> None:
+def test_one_that_always_ends_at_once_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.client.resumable_stream._PAUSE_MAX_S", 0.0)
     script = Script(*([b"", *end(final=False, reason="odd")] for _ in range(30)))
     with pytest.raises(BadAnswerError, match="odd"):
         script.read()

@@ -40,48 +40,43 @@ async def until(user: User, status: int) -> dict[str, Any]:
             await asyncio.sleep(0.1)
 
 
-def test_a_full_disk_takes_no_job_and_loses_none(full: CoordinatorProcess, tmp_path: Path) -> None:
+async def test_a_full_disk_takes_no_job_and_loses_none(
+    full: CoordinatorProcess, tmp_path: Path
+) -> None:
     disk = tmp_path / "disk"
 
-    async def main() -> None:
-        async with user_of(full) as user, connect(full, "n1") as agent:
-            await agent.hello()
-            running = await user.submit("key", workdir="/w")
-            task = await agent.prepare()
-            await agent.arrange(task)
-            queued = await user.submit()
-            filler = fill(disk)
-            problem = await until(user, 507)
-            assert problem["code"] == "disk_full"
-            assert str(disk) in problem["detail"]
-            assert "make room" in problem["hint"]
-            # What was promised stays, what runs ends, what waits can be cancelled.
-            assert await user.submit("key", workdir="/w") == running
-            await agent.say(Heartbeat(1.0))
-            while await agent.hear() != HeartbeatAck(1.0):
-                pass
-            await user.cancel(queued)
-            assert (await user.ended(queued))[0] == "CANCELLED"
-            fill(disk, "other")
-            await user.cancel(running)
-            await agent.report(task, TaskState.CLEANED)
-            assert (await user.ended(running))[0] == "CANCELLED"
-            filler.unlink()
-            (disk / "other").unlink()
-            await until(user, 201)
-
-    asyncio.run(main())
+    async with user_of(full) as user, connect(full, "n1") as agent:
+        await agent.hello()
+        running = await user.submit("key", workdir="/w")
+        task = await agent.prepare()
+        await agent.arrange(task)
+        queued = await user.submit()
+        filler = fill(disk)
+        problem = await until(user, 507)
+        assert problem["code"] == "disk_full"
+        assert str(disk) in problem["detail"]
+        assert "make room" in problem["hint"]
+        # What was promised stays, what runs ends, what waits can be cancelled.
+        assert await user.submit("key", workdir="/w") == running
+        await agent.say(Heartbeat(1.0))
+        while await agent.hear() != HeartbeatAck(1.0):
+            pass
+        await user.cancel(queued)
+        assert (await user.ended(queued))[0] == "CANCELLED"
+        fill(disk, "other")
+        await user.cancel(running)
+        await agent.report(task, TaskState.CLEANED)
+        assert (await user.ended(running))[0] == "CANCELLED"
+        filler.unlink()
+        (disk / "other").unlink()
+        await until(user, 201)
     assert [line["level"] for line in full.events("disk_full")] == ["error"]
     assert full.events("disk_has_room")
     full.kill()
     full.start()
-
-    async def after() -> None:
-        async with user_of(full) as user:
-            states = [job["state"] for job in (await user.get("/v1/jobs"))["jobs"]]
-            assert states.count("CANCELLED") == 2
-
-    asyncio.run(after())
+    async with user_of(full) as user:
+        states = [job["state"] for job in (await user.get("/v1/jobs"))["jobs"]]
+        assert states.count("CANCELLED") == 2
 
 
 def test_submits_that_fill_the_disk_are_refused_before_the_reserve_is_used(
@@ -114,24 +109,20 @@ def test_submits_that_fill_the_disk_are_refused_before_the_reserve_is_used(
     asyncio.run(main())
 
 
-def test_a_coordinator_killed_on_a_full_disk_starts_on_it(
+async def test_a_coordinator_killed_on_a_full_disk_starts_on_it(
     full: CoordinatorProcess, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
-
-    async def main() -> None:
-        async with user_of(full) as user, connect(full, "n1") as agent:
-            await agent.hello()
-            job = await user.submit()
-            fill(disk)
-            await until(user, 507)
-            full.kill()
-            fill(disk, "other")
-        full.start()
-        async with aiohttp.ClientSession(full.url, headers=full.headers()) as http:
-            user = User(http)
-            await user.cancel(job)
-            async with http.get("/readyz") as ready:
-                assert ready.status == 200
-
-    asyncio.run(main())
+    async with user_of(full) as user, connect(full, "n1") as agent:
+        await agent.hello()
+        job = await user.submit()
+        fill(disk)
+        await until(user, 507)
+        full.kill()
+        fill(disk, "other")
+    full.start()
+    async with aiohttp.ClientSession(full.url, headers=full.headers()) as http:
+        user = User(http)
+        await user.cancel(job)
+        async with http.get("/readyz") as ready:
+            assert ready.status == 200

@@ -11,8 +11,8 @@ import msgspec
 
 from muster.http.views import Problem
 from orchestrator.api.http.query_params import NoQuery
-from orchestrator.api.http.route_doc import JOB, RouteDoc
-from orchestrator.api.http.routes import DESCRIPTIONS
+from orchestrator.api.http.route import JOB, Route
+from orchestrator.api.routes import ROUTES
 
 Schema = Mapping[str, Any]
 
@@ -53,49 +53,50 @@ def page() -> str:
 
 
 def _routes() -> Iterator[str]:
-    left = dict(DESCRIPTIONS)
+    left = list(ROUTES)
     for subject, prefix in _SUBJECTS:
         yield f"## {subject}"
         yield ""
-        for method, path in [route for route in left if route[1].startswith(prefix)]:
-            yield from _route(method, path, left.pop((method, path)))
+        for route in [route for route in left if route.path.startswith(prefix)]:
+            left.remove(route)
+            yield from _route(route)
 
 
-def _route(method: str, path: str, about: RouteDoc) -> Iterator[str]:
-    yield f"### {method} {path}"
+def _route(route: Route) -> Iterator[str]:
+    yield f"### {route.method} {route.path}"
     yield ""
-    yield about.summary
+    yield route.summary
     yield ""
-    if about.query is not NoQuery:
+    if route.query is not NoQuery:
         yield "| query parameter | type | default | |"
         yield "|---|---|---|---|"
-        for name, schema in _schema_of(about.query)["properties"].items():
+        for name, schema in _schema_of(route.query)["properties"].items():
             default = "" if schema.get("default") is None else f"`{_json(schema['default'])}`"
             yield _row(f"`{name}`", _type(schema), default, schema.get("description", ""))
         yield ""
-    if about.headers:
-        yield f"- Headers: {', '.join(f'`{name}`' for name in about.headers)}"
-    if about.body is JOB:
+    if route.headers:
+        yield f"- Headers: {', '.join(f'`{name}`' for name in route.headers)}"
+    if route.body is JOB:
         yield "- Body: a [job file](job-file.md)"
-    elif about.body is not None:
-        yield f"- Body: {_link(about.body.__name__)}"
-    for status, media in about.answers.items():
+    elif route.body is not None:
+        yield f"- Body: {_link(route.body.__name__)}"
+    for status, media in route.answers.items():
         kinds = " or ".join(
             f"`{content}`" if kind is None else _link(kind.__name__)
             for content, kind in media.items()
         )
-        headers = "".join(f", with `{name}`" for name in about.answer_headers)
+        headers = "".join(f", with `{name}`" for name in route.answer_headers)
         yield f"- {status}: {kinds or 'no body'}{headers}"
-    if about.items:
-        yield f"- Items of the stream: {', '.join(_link(kind.__name__) for kind in about.items)}"
-    if about.problems:
-        yield f"- Errors of its own: {', '.join(map(str, about.problems))}"
+    if route.items:
+        yield f"- Items of the stream: {', '.join(_link(kind.__name__) for kind in route.items)}"
+    if route.problems:
+        yield f"- Errors of its own: {', '.join(map(str, route.problems))}"
     yield ""
 
 
 def _objects() -> Iterator[str]:
     components = msgspec.json.schema_components(list(_kinds()), ref_template="{name}")[1]
-    queries = {about.query.__name__ for about in DESCRIPTIONS.values()}
+    queries = {route.query.__name__ for route in ROUTES}
     for name, schema in sorted(components.items()):
         if name in queries:
             continue
@@ -119,12 +120,12 @@ def _objects() -> Iterator[str]:
 
 def _kinds() -> Iterator[Any]:
     yield Problem
-    for about in DESCRIPTIONS.values():
-        if about.body is not None and about.body is not JOB:
-            yield about.body
-        yield about.query
-        yield from about.items
-        for media in about.answers.values():
+    for route in ROUTES:
+        if route.body is not None and route.body is not JOB:
+            yield route.body
+        yield route.query
+        yield from route.items
+        for media in route.answers.values():
             yield from (kind for kind in media.values() if kind is not None)
 
 

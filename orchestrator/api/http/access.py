@@ -1,9 +1,7 @@
 """Access control: every route declares its access; anything else is closed."""
 
-import enum
 import math
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Final, assert_never
 
 from aiohttp import web
@@ -11,41 +9,18 @@ from aiohttp import web
 from muster.protocol.tokens import TokenClass, TokenRecord
 from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.rate_limit import RateLimit
-from orchestrator.api.http.route_doc import RouteDoc
-from orchestrator.api.http.routes import DESCRIPTIONS
+from orchestrator.api.http.route import Access, Route
 from orchestrator.api.http.tokens import TokenStore
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TOKEN: Final = web.RequestKey("token", TokenRecord)
-
-
-class Access(enum.Enum):
-    """Access class of a route. OPEN needs no token; ADMIN and JOIN need a token of exactly that
-    class.
-    """
-
-    OPEN = "open"
-    ADMIN = "admin"
-    JOIN = "join"
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    method: str
-    path: str
-    handler: Handler
-    access: Access
-
-    @property
-    def about(self) -> RouteDoc:
-        """Return the description of the route. Raises KeyError if it has none."""
-        return DESCRIPTIONS[self.method, self.path]
 
 
 class AccessTable:
     """The access of each registered (method, path pattern)."""
 
-    def __init__(self, routes: list[Route], tokens: TokenStore, *, refusals_per_s: float) -> None:
+    def __init__(
+        self, routes: Iterable[Route], tokens: TokenStore, *, refusals_per_s: float
+    ) -> None:
         self._routes = {(route.method, route.path): route for route in routes}
         self._tokens = tokens
         self._refusals = RateLimit(refusals_per_s)

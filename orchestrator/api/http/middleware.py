@@ -9,7 +9,7 @@ from aiohttp.typedefs import Middleware
 
 from muster.daemon.errors import DaemonError
 from muster.protocol.tokens import TokenClass
-from orchestrator.api.http.access import TOKEN, AccessTable, Handler
+from orchestrator.api.http.access import TOKEN, AccessTable
 from orchestrator.api.http.connection_limits import GuardedConnection
 from orchestrator.api.http.cross_origin import Origins
 from orchestrator.api.http.problems import (
@@ -21,7 +21,7 @@ from orchestrator.api.http.problems import (
     request_id_of,
 )
 from orchestrator.api.http.request_parsing import parse_query
-from orchestrator.api.http.route_doc import ABOUT, QUERY
+from orchestrator.api.http.route import QUERY, ROUTE, Handler
 from orchestrator.api.http.stream_limits import lasts
 from orchestrator.shell.coordinator import CoordinatorStoppedError
 
@@ -88,8 +88,8 @@ async def _answer(
             connection.identified(request[TOKEN])
         route = access.route(request)
         if route is not None:
-            request[ABOUT] = route.about
-            request[QUERY] = parse_query(request, route.about.query)
+            request[ROUTE] = route
+            request[QUERY] = parse_query(request, route.query)
             if connection is not None and lasts(request):
                 connection.refuse_stream()
         await _go_on(request)

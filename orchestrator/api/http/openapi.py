@@ -10,11 +10,10 @@ from aiohttp import web
 
 from muster.http.views import Problem
 from muster.spec.schema import job_schema
-from orchestrator.api.http.access import Access, Route
 from orchestrator.api.http.job_body import JSON_TYPES, YAML_TYPES
 from orchestrator.api.http.problems import CONTENT_TYPE
 from orchestrator.api.http.query_params import EVENT_ID
-from orchestrator.api.http.route_doc import JOB, JSON, RouteDoc
+from orchestrator.api.http.route import JOB, JSON, Access, Route
 from orchestrator.core.engine.decide import VERSION
 
 Schema = dict[str, Any]
@@ -59,11 +58,7 @@ _OWN_ANSWER_HEADERS: Final[Schema] = {
 class SchemaApi:
     """GET /openapi.json."""
 
-    def __init__(self) -> None:
-        self._body = b""
-
-    def describe(self, routes: Sequence[Route]) -> None:
-        """Build the schema. Call it once, with all routes."""
+    def __init__(self, routes: Sequence[Route]) -> None:
         self._body = msgspec.json.encode(openapi(routes))
 
     async def show(self, _request: web.Request) -> web.Response:
@@ -75,12 +70,12 @@ def openapi(routes: Sequence[Route]) -> Schema:
     types = list(dict.fromkeys(_types(routes)))
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     found = dict(zip(types, schemas, strict=True))
-    queries = {route.about.query for route in routes}
+    queries = {route.query for route in routes}
     job = {key: value for key, value in job_schema().items() if key != "$schema"}
     parameters = {query: _query(components[query.__name__]) for query in queries}
     paths: dict[str, Schema] = {}
     for route in routes:
-        operation = _operation(route, found, parameters[route.about.query])
+        operation = _operation(route, found, parameters[route.query])
         paths.setdefault(route.path, {})[route.method.lower()] = operation
     for query in queries:
         del components[query.__name__]
@@ -103,26 +98,24 @@ def openapi(routes: Sequence[Route]) -> Schema:
 def _types(routes: Iterable[Route]) -> Iterable[Any]:
     yield Problem
     for route in routes:
-        about = route.about
-        yield about.query
-        if about.body is not None and about.body is not JOB:
-            yield about.body
-        yield from about.items
-        for media in about.answers.values():
+        yield route.query
+        if route.body is not None and route.body is not JOB:
+            yield route.body
+        yield from route.items
+        for media in route.answers.values():
             yield from (kind for kind in media.values() if kind is not None)
 
 
 def _operation(route: Route, found: Mapping[Any, Schema], query: list[Schema]) -> Schema:
-    about = route.about
-    items = [found[kind] for kind in about.items]
+    items = [found[kind] for kind in route.items]
     made: Schema = {
-        "summary": about.summary,
+        "summary": route.summary,
         "operationId": _operation_id(route),
-        "parameters": [*_path(route.path), *query, *map(_header, about.headers)],
+        "parameters": [*_path(route.path), *query, *map(_header, route.headers)],
         "responses": {
             **{
-                str(status): _answer(status, media, items, found, about.answer_headers)
-                for status, media in about.answers.items()
+                str(status): _answer(status, media, items, found, route.answer_headers)
+                for status, media in route.answers.items()
             },
             **{str(status): _problem(status, found) for status in _problems(route)},
         },
@@ -130,8 +123,8 @@ def _operation(route: Route, found: Mapping[Any, Schema], query: list[Schema]) -
     }
     if route.access is Access.OPEN:
         made["security"] = []
-    if about.body is not None:
-        made["requestBody"] = _body(about, found)
+    if route.body is not None:
+        made["requestBody"] = _body(route, found)
     return made
 
 
@@ -141,13 +134,12 @@ def _operation_id(route: Route) -> str:
 
 
 def _problems(route: Route) -> list[int]:
-    about = route.about
-    found = {*_ANY, *about.problems}
+    found = {*_ANY, *route.problems}
     if route.access is not Access.OPEN:
         found.update(_WITH_TOKEN)
     if "{" in route.path:
         found.add(404)
-    if about.body is not None:
+    if route.body is not None:
         found.update(_WITH_BODY)
     return sorted(found)
 
@@ -185,14 +177,14 @@ def _header(name: str) -> Schema:
     return {"name": name, "in": "header", "description": description, "schema": schema}
 
 
-def _body(about: RouteDoc, found: Mapping[Any, Schema]) -> Schema:
-    if about.body is JOB:
+def _body(route: Route, found: Mapping[Any, Schema]) -> Schema:
+    if route.body is JOB:
         schema = {"schema": {"$ref": _REF.format(name="Job")}}
         return {
             "required": True,
             "content": dict.fromkeys((*JSON_TYPES, *YAML_TYPES), schema),
         }
-    return {"required": False, "content": {JSON: {"schema": found[about.body]}}}
+    return {"required": False, "content": {JSON: {"schema": found[route.body]}}}
 
 
 def _answer(

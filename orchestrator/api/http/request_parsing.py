@@ -15,7 +15,7 @@ from muster.protocol.timestamp import moment
 from muster.spec.errors import RefusedError, printable
 from muster.spec.suggestions import nearest
 from orchestrator.api.http.problems import ApiError
-from orchestrator.api.http.route_doc import ABOUT, QUERY
+from orchestrator.api.http.route import QUERY, ROUTE
 
 _T = TypeVar("_T")
 _Q = TypeVar("_Q", bound=msgspec.Struct)
@@ -160,10 +160,10 @@ async def struct_body(request: web.Request, kind: type[_T]) -> _T:
     """Parse a JSON body as `kind`; an empty body is an empty object. Raises ApiError (400, 408; 422
     names every unknown field).
     """
-    about = request[ABOUT]
+    route = request[ROUTE]
     # A handler that asks for a mapping parses it itself.
-    said = about.body is kind or not hasattr(kind, "__struct_fields__")
-    assert said, f"{request.path} declares {about.body} and reads {kind}"
+    said = route.body is kind or not hasattr(kind, "__struct_fields__")
+    assert said, f"{request.path} declares {route.body} and reads {kind}"
     raw = await read_body(request)
     try:
         return msgspec.json.decode(raw or b"{}", type=kind)

@@ -4,17 +4,17 @@ from collections import Counter
 
 from aiohttp import web
 
-from orchestrator.api.http.access import TOKEN, Handler
+from orchestrator.api.http.access import TOKEN
 from orchestrator.api.http.problems import ApiError
-from orchestrator.api.http.route_doc import ABOUT, QUERY, STREAM
+from orchestrator.api.http.route import QUERY, ROUTE, STREAM, Handler
 
 _HINT = "close streams that nobody reads (logs -f, events -f), or raise {} in the configuration"
 
 
 def lasts(request: web.Request) -> bool:
     """Whether the user asks for a stream that stays open."""
-    about = request.get(ABOUT)
-    if about is None or not about.items:
+    route = request.get(ROUTE)
+    if route is None or not route.items:
         return False
     follow = getattr(request[QUERY], "follow", False)
     return follow or STREAM in request.headers.get("Accept", "")

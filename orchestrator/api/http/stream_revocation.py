@@ -7,7 +7,8 @@ import structlog
 from aiohttp import web
 
 from muster.protocol.tokens import TokenClass, TokenRecord
-from orchestrator.api.http.access import TOKEN, Handler
+from orchestrator.api.http.access import TOKEN
+from orchestrator.api.http.route import Handler
 from orchestrator.api.http.tokens import TokenStore
 
 _LOOK_EVERY_S: Final = 1.0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from orchestrator.core.engine.apply_restored import apply_unknown
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.links import OfLink
 from orchestrator.core.model.errors import InvalidTransition
+from orchestrator.core.model.hardware_rate import hardware_due
 from orchestrator.core.model.node import LINK_TRANSITIONS, LinkState, MassOutage
 from orchestrator.core.model.registrations import (
     NewNodes,
@@ -17,6 +19,7 @@ from orchestrator.core.model.registrations import (
 )
 from orchestrator.core.model.state import Node, State, Suspect
 from orchestrator.core.nodes.crash_loops import LIVES_KEPT, another_life
+from orchestrator.core.nodes.service_state import HARDWARE_KEPT
 
 
 def apply_cluster(state: State, fact: cf.OfCluster) -> None:
@@ -40,6 +43,8 @@ def apply_cluster(state: State, fact: cf.OfCluster) -> None:
                 node.instance, node.lives, node.claimed, node.ports = "", (), None, ()
                 node.disks = ()
                 node.unrecorded, node.record_due, node.connect_due = False, 0.0, 0.0
+                node.hardware_passed, node.hardware_skipped = None, 0
+                node.hardware_due = node.kills_due = 0.0
                 node.survivors.clear()
             state.judged_from, state.brake, state.new_nodes = 0.0, None, NewNodes()
             state.answered.clear()
@@ -75,6 +80,13 @@ def apply_link(state: State, fact: OfLink) -> None:
                 node.survivors[name] = pids
             else:
                 node.survivors.pop(name, None)
+        case lf.HardwareSeen(_, event, seen_at):
+            node.hardware = (*node.hardware, (seen_at, event))[-HARDWARE_KEPT:]
+            node.hardware_skipped += 1
+        case lf.HardwareCounted(_, last, kills, others, counted_at):
+            node.hardware_passed = last
+            node.kills_due = hardware_due(node.kills_due, counted_at, kills)
+            node.hardware_due = hardware_due(node.hardware_due, counted_at, others)
         case lf.PeersReported(_, name, silent):
             task = state.task(name)
             if task is not None:
@@ -85,13 +97,8 @@ def apply_link(state: State, fact: OfLink) -> None:
             _describe(state, node, fact)
         case lf.NodeSynced():
             pass
-        case lf.UnknownTasksHeld(name, tasks):
-            held = {(name, task) for task in tasks}
-            state.unknown = held | {it for it in state.unknown if it[0] != name}
-            if name in state.awaited:
-                state.answered.add(name)
-        case lf.UnknownTaskOver(name, task):
-            state.unknown.discard((name, task))
+        case lf.UnknownTasksHeld() | lf.UnknownTaskOver():
+            apply_unknown(state, fact)
         case lf.FailureSuspected(_, task, cause, ended_at):
             state.suspects[task] = Suspect(cause, ended_at)
         case lf.NodeHeard(_, heard_at, lease_until, ahead_s):

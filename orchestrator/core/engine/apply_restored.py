@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from orchestrator.core.facts import links as lf
 from orchestrator.core.facts import restored as rf
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import LinkState
@@ -28,5 +29,18 @@ def apply_restored(state: State, fact: rf.OfRestore) -> None:
             node = state.nodes.get(name)
             if node is not None and node.link in (LinkState.OFFLINE, LinkState.SUSPECT):
                 node.link = LinkState.LOST
+        case _:
+            assert_never(fact)
+
+
+def apply_unknown(state: State, fact: lf.UnknownTasksHeld | lf.UnknownTaskOver) -> None:
+    match fact:
+        case lf.UnknownTasksHeld(name, tasks):
+            held = {(name, task) for task in tasks}
+            state.unknown = held | {it for it in state.unknown if it[0] != name}
+            if name in state.awaited:
+                state.answered.add(name)
+        case lf.UnknownTaskOver(name, task):
+            state.unknown.discard((name, task))
         case _:
             assert_never(fact)

@@ -277,7 +277,7 @@ def _hello(
                 decision.facts += gone_since_backup(state, task)
             decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, reason))
     # After the tasks, so that a task which its own report ends is not ended again.
-    decision.facts += hardware_facts(state, hello.node, hello.hardware)
+    decision.facts += hardware_facts(state, hello.node, hello.hardware, now)
     decision.facts += drained
     decision.facts += unknown_tasks_held(state, hello, rebooted=rebooted)
     decision.facts.append(lf.NodeSynced(hello.node, tuple(reported.items())))
@@ -328,7 +328,7 @@ def _report(
             heard = lf.NodeHeard(name, now.mono, until, clock_ahead_s(wall_s, now))
             changed = _changed(state, name, interfaces, devices, rdma, now)
             changed += _ports_seen(state, name, ports)
-            changed += hardware_facts(state, name, events)
+            changed += hardware_facts(state, name, events, now)
             changed += _disks_seen(state, name, disks)
             return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
         case StacksReport():

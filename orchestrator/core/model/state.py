@@ -29,6 +29,7 @@ from orchestrator.core.model.history import Lines
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState, MassOutage
 from orchestrator.core.model.registrations import NewNodes
+from orchestrator.core.model.waiting_notices import WaitingNotices
 
 
 class Share(NamedTuple):
@@ -63,6 +64,10 @@ class Node:
     unrecorded: bool = False  # the journal does not have its description yet
     record_due: float = 0.0  # see `registration_due`
     connect_due: float = 0.0  # see `connection_due`
+    hardware_passed: tuple[str, int] | None = None  # newest event, recorded or not
+    hardware_due: float = 0.0  # see `hardware_rate`
+    kills_due: float = 0.0  # of kills for lack of memory
+    hardware_skipped: int = 0  # events beyond the rate
     link: LinkState = LinkState.OFFLINE
     session: SessionId | None = None
     peer: str = ""
@@ -275,6 +280,7 @@ class Job:
     notes: Lines = field(default_factory=Lines)  # history of user requests
     ended_at: float | None = None
     revision: int = 0  # count of facts that changed it
+    requests: int = 0  # those of users: changes, holds, releases and signals
     key: str = ""  # idempotency key of the submit
     notices: dict[tuple[int, int], QueuedWebhook] = field(
         default_factory=dict
@@ -343,6 +349,7 @@ class State:
     spec_bytes: dict[str, int] = field(default_factory=dict)  # by user: of jobs not ended
     ports: dict[str, set[int]] = field(default_factory=dict)  # by machine: leased to attempts
     telling: set[JobId] = field(default_factory=set)  # jobs with queued webhooks
+    notices: dict[str, WaitingNotices] = field(default_factory=dict)  # by user: of those jobs
     elastic: set[JobId] = field(default_factory=set)  # jobs whose running attempt may grow
     awaited: set[NodeName] = field(default_factory=set)  # nodes known before a restore, not settled
     answered: set[NodeName] = field(default_factory=set)  # volatile; awaited ones that said hello

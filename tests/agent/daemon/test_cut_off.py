@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from muster.protocol.control_channel import Heartbeat, Hello, TaskReport
@@ -13,48 +12,42 @@ from tests.agent.daemon.test_survival import alive
 from tests.agent.process_of_agent import AgentProcess, write_config
 
 
-def test_a_coordinator_that_falls_silent_is_dialled_anew(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with (
-            Coordinator() as coordinator,
-            AgentProcess(write_config(tmp_path, coordinator.url)),
-        ):
+async def test_a_coordinator_that_falls_silent_is_dialled_anew(tmp_path: Path) -> None:
+    async with (
+        Coordinator() as coordinator,
+        AgentProcess(write_config(tmp_path, coordinator.url)),
+    ):
+        session = await coordinator.session()
+        session.answers = False
+        await session.welcome(heartbeat_s=0.05)
+        await session.gone()
+        assert session.heartbeats > 0
+        session = await coordinator.session()
+        await session.welcome(heartbeat_s=0.05)
+        await begin(session, "/bin/true")
+        await session.expect(TaskReport, is_in(TaskState.CLEANED))
+
+
+async def test_a_job_is_ended_when_the_lease_is_over_and_not_before(tmp_path: Path) -> None:
+    async with (
+        Coordinator() as coordinator,
+        AgentProcess(write_config(tmp_path, coordinator.url)),
+    ):
+        session = await coordinator.session()
+        await session.welcome(lease_s=3.0, heartbeat_s=0.25)
+        await begin(session, "/bin/sleep", "600")
+        started = await session.expect(TaskReport, is_in(TaskState.STARTED))
+        # While heartbeats are answered, the lease is renewed beyond its first term.
+        for _ in range(14):
+            await session.expect(Heartbeat)
+        assert alive(started.ranks[0].pid)
+        session.answers = False
+        end = await session.next(TaskReport, is_in(TaskState.CLEANED))
+        while end is None:
+            # Hung up on for its silence, it is dialled anew, and told the truth each time.
             session = await coordinator.session()
-            session.answers = False
-            await session.welcome(heartbeat_s=0.05)
-            await session.gone()
-            assert session.heartbeats > 0
-            session = await coordinator.session()
-            await session.welcome(heartbeat_s=0.05)
-            await begin(session, "/bin/true")
-            await session.expect(TaskReport, is_in(TaskState.CLEANED))
-
-    asyncio.run(story())
-
-
-def test_a_job_is_ended_when_the_lease_is_over_and_not_before(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with (
-            Coordinator() as coordinator,
-            AgentProcess(write_config(tmp_path, coordinator.url)),
-        ):
-            session = await coordinator.session()
-            await session.welcome(lease_s=3.0, heartbeat_s=0.25)
-            await begin(session, "/bin/sleep", "600")
-            started = await session.expect(TaskReport, is_in(TaskState.STARTED))
-            # While heartbeats are answered, the lease is renewed beyond its first term.
-            for _ in range(20):
-                await session.expect(Heartbeat)
-            assert alive(started.ranks[0].pid)
-            session.answers = False
-            end = await session.next(TaskReport, is_in(TaskState.CLEANED))
-            while end is None:
-                # Hung up on for its silence, it is dialled anew, and told the truth each time.
-                session = await coordinator.session()
-                (found,) = (await session.expect(Hello)).tasks
-                end = found if found.state is TaskState.CLEANED else None
-                await session.close()
-            assert (end.task, end.stopped_by) == (TASK, "lease")
-            assert not alive(started.ranks[0].pid)
-
-    asyncio.run(story())
+            (found,) = (await session.expect(Hello)).tasks
+            end = found if found.state is TaskState.CLEANED else None
+            await session.close()
+        assert (end.task, end.stopped_by) == (TASK, "lease")
+        assert not alive(started.ranks[0].pid)

@@ -45,7 +45,7 @@ def left_by_a_dead_shim(folders: TaskDirs, task: TaskId) -> None:
         os.close(folder)
 
 
-def test_an_agent_that_starts_waits_for_all_at_once(
+async def test_an_agent_that_starts_waits_for_all_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held()
@@ -56,15 +56,11 @@ def test_an_agent_that_starts_waits_for_all_at_once(
     tasks = [TaskId(f"{number}.1.0") for number in range(1, MANY + 1)]
     for task in tasks:
         left_by_a_dead_shim(folders, task)
-
-    async def story() -> None:
-        stop = asyncio.Event()
-        agent = asyncio.create_task(serve(config, stop, {}))
-        await until(lambda: all((folders.path(it) / exit_record.EXIT).exists() for it in tasks))
-        stop.set()
-        await agent
-
-    asyncio.run(story())
+    stop = asyncio.Event()
+    agent = asyncio.create_task(serve(config, stop, {}))
+    await until(lambda: all((folders.path(it) / exit_record.EXIT).exists() for it in tasks))
+    stop.set()
+    await agent
     assert len(held.ended) == MANY
 
 

@@ -136,7 +136,7 @@ def test_a_gpu_of_somebody_else_may_be_as_dirty_as_it_likes(
 
 
 @pytest.mark.parametrize("gpus", [(uuid(1, 0),), ()], ids=("its GPUs", "the whole node"))
-def test_a_dirty_gpu_is_refused_and_nobody_s_until_it_is_clean(
+async def test_a_dirty_gpu_is_refused_and_nobody_s_until_it_is_clean(
     gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = [40 << 30]
@@ -144,17 +144,13 @@ def test_a_dirty_gpu_is_refused_and_nobody_s_until_it_is_clean(
     monkeypatch.setitem(sys.modules, "pynvml", cards.module())
     posted: list[Input] = []
     found = GpuMonitor(AgentConfig(gpus="auto"), posted.append, poll_s=0.001, give_up_s=0.0)
-
-    async def story() -> None:
-        with pytest.raises(GpuDirtyError, match="has 40 GiB of its memory or more in use, and"):
-            await found.check(prepare(*gpus))
-        # Nobody is given it now: the coordinator is told why, and a task that comes hears it, too.
-        with pytest.raises(GpuGoneError, match="processes 4711 use it"):
-            await found.check(prepare(uuid(1, 0)))
-        used[0] = 0
+    with pytest.raises(GpuDirtyError, match="has 40 GiB of its memory or more in use, and"):
+        await found.check(prepare(*gpus))
+    # Nobody is given it now: the coordinator is told why, and a task that comes hears it, too.
+    with pytest.raises(GpuGoneError, match="processes 4711 use it"):
         await found.check(prepare(uuid(1, 0)))
-
-    asyncio.run(story())
+    used[0] = 0
+    await found.check(prepare(uuid(1, 0)))
     busy = [it.devices[0].busy for it in posted if isinstance(it, GpusObserved)]
     assert busy[-2].startswith("has 40 GiB")
     assert busy[-1] == ""

@@ -12,10 +12,9 @@ from agent.taskdirs.taskdirs import TaskDirs, has_tasks
 from muster.protocol.control_channel import ForgetTask, TaskReport
 from muster.protocol.ids import TaskId
 from muster.protocol.states import TaskState
-from tests.agent.coordinator import Coordinator
 from tests.agent.daemon.test_one_task import TASK, begin, is_in, until
 from tests.agent.daemon.test_survival import waiting_job
-from tests.agent.process_of_agent import AgentProcess, write_config
+from tests.agent.process_of_agent import joined
 
 
 def scatter(tasks: Path, elsewhere: Path) -> set[str]:
@@ -42,37 +41,28 @@ def scatter(tasks: Path, elsewhere: Path) -> set[str]:
     return set(os.listdir(tasks))
 
 
-def test_a_start_goes_on_with_its_tasks_and_leaves_the_rest(tmp_path: Path) -> None:
+async def test_a_start_goes_on_with_its_tasks_and_leaves_the_rest(tmp_path: Path) -> None:
     tasks = tmp_path / "state/tasks"
-
-    async def story() -> None:
-        async with (
-            Coordinator() as coordinator,
-            AgentProcess(write_config(tmp_path, coordinator.url)) as agent,
-        ):
-            session = await coordinator.session()
-            await session.welcome()
-            await begin(session, *waiting_job(tmp_path))
-            await session.expect(TaskReport, is_in(TaskState.STARTED))
-            agent.kill()
-            await session.gone()
-            await asyncio.to_thread(scatter, tasks, tmp_path / "elsewhere")
-            junk = set(os.listdir(tasks)) - {TASK}
-            agent.start()
-            session = await coordinator.session()
-            again = await session.welcome(TASK)
-            assert [found.task for found in again.tasks] == [TASK]
-            (tmp_path / "go").touch()
-            ended = await session.expect(TaskReport, is_in(TaskState.CLEANED))
-            assert ended.exit is not None
-            assert ended.exit.code == 7
-            await coordinator.logs.until(lambda store: TASK in store.tasks)
-            await session.send(ForgetTask(TASK))
-            await until(lambda: set(os.listdir(tasks)) == junk)
-            (line,) = [line for line in agent.log.read_text().splitlines() if "not_tasks" in line]
-            assert all(name in line for name in junk)
-
-    asyncio.run(story())
+    async with joined(tmp_path) as (coordinator, agent, session):
+        await begin(session, *waiting_job(tmp_path))
+        await session.expect(TaskReport, is_in(TaskState.STARTED))
+        agent.kill()
+        await session.gone()
+        await asyncio.to_thread(scatter, tasks, tmp_path / "elsewhere")
+        junk = set(os.listdir(tasks)) - {TASK}
+        agent.start()
+        later = await coordinator.session()
+        again = await later.welcome(TASK)
+        assert [found.task for found in again.tasks] == [TASK]
+        (tmp_path / "go").touch()
+        ended = await later.expect(TaskReport, is_in(TaskState.CLEANED))
+        assert ended.exit is not None
+        assert ended.exit.code == 7
+        await coordinator.logs.until(lambda store: TASK in store.tasks)
+        await later.send(ForgetTask(TASK))
+        await until(lambda: set(os.listdir(tasks)) == junk)
+        (line,) = [line for line in agent.log.read_text().splitlines() if "not_tasks" in line]
+        assert all(name in line for name in junk)
     assert (tmp_path / "elsewhere/kept").read_text() == "not of a task"
 
 

@@ -20,8 +20,8 @@ from muster.protocol.ids import TaskId
 from muster.protocol.log_channel import StreamId, StreamKind
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
-from tests.agent.coordinator import DEADLINE_S, Coordinator, Session
-from tests.agent.process_of_agent import AgentProcess, write_config
+from tests.agent.coordinator import DEADLINE_S, Session
+from tests.agent.process_of_agent import joined
 
 TASK = TaskId("7.1.0")
 
@@ -55,38 +55,30 @@ def is_in(state: TaskState) -> Callable[[TaskReport], bool]:
     return lambda report: report.state is state
 
 
-def test_a_task_runs_and_leaves_nothing_but_its_output(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with (
-            Coordinator() as coordinator,
-            AgentProcess(write_config(tmp_path, coordinator.url)) as agent,
-        ):
-            session = await coordinator.session()
-            hello = await session.welcome()
-            assert (hello.node, hello.tasks) == ("n1", ())
-            assert hello.inventory.address == "127.0.0.1"
-            script = "cat ../hostfile; pwd; echo kept > $0/result; echo oops >&2; exit 3"
-            output = tmp_path / "state/output/7/1"
-            prepared = await begin(session, "/bin/sh", "-c", script, str(output))
-            assert prepared.prepared is not None
-            assert prepared.prepared.output == str(output)
-            assert len(set(prepared.prepared.ports)) == 2
-            end = await session.expect(TaskReport, is_in(TaskState.CLEANED))
-            assert end.exit is not None
-            assert end.exit.code == 3
-            assert [(rank.rank, rank.exit and rank.exit.code) for rank in end.ranks] == [(0, 3)]
-            await coordinator.logs.until(lambda store: TASK in store.tasks)
-            text = bytes(coordinator.logs.data[StreamId(TASK, StreamKind.STDOUT, 0)]).decode()
-            assert text == f"n1 slots=1\n{prepared.prepared.scratch}\n"
-            assert coordinator.logs.data[StreamId(TASK, StreamKind.STDERR, 0)] == b"oops\n"
-            folder = tmp_path / "state/tasks" / TASK
-            assert folder.is_dir()
-            await session.send(ForgetTask(TASK))
-            await until_gone(folder)
-            assert (output / "result").read_text() == "kept\n"
-            assert await agent.end() == 0
-
-    asyncio.run(story())
+async def test_a_task_runs_and_leaves_nothing_but_its_output(tmp_path: Path) -> None:
+    async with joined(tmp_path) as (coordinator, agent, session):
+        assert (session.hello.node, session.hello.tasks) == ("n1", ())
+        assert session.hello.inventory.address == "127.0.0.1"
+        script = "cat ../hostfile; pwd; echo kept > $0/result; echo oops >&2; exit 3"
+        output = tmp_path / "state/output/7/1"
+        prepared = await begin(session, "/bin/sh", "-c", script, str(output))
+        assert prepared.prepared is not None
+        assert prepared.prepared.output == str(output)
+        assert len(set(prepared.prepared.ports)) == 2
+        end = await session.expect(TaskReport, is_in(TaskState.CLEANED))
+        assert end.exit is not None
+        assert end.exit.code == 3
+        assert [(rank.rank, rank.exit and rank.exit.code) for rank in end.ranks] == [(0, 3)]
+        await coordinator.logs.until(lambda store: TASK in store.tasks)
+        text = bytes(coordinator.logs.data[StreamId(TASK, StreamKind.STDOUT, 0)]).decode()
+        assert text == f"n1 slots=1\n{prepared.prepared.scratch}\n"
+        assert coordinator.logs.data[StreamId(TASK, StreamKind.STDERR, 0)] == b"oops\n"
+        folder = tmp_path / "state/tasks" / TASK
+        assert folder.is_dir()
+        await session.send(ForgetTask(TASK))
+        await until_gone(folder)
+        assert (output / "result").read_text() == "kept\n"
+        assert await agent.end() == 0
 
 
 async def until(that: Callable[[], bool]) -> None:
@@ -100,42 +92,26 @@ async def until_gone(path: Path) -> None:
     await until(lambda: not path.exists())
 
 
-def test_a_stop_ends_a_task(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with (
-            Coordinator() as coordinator,
-            AgentProcess(write_config(tmp_path, coordinator.url)),
-        ):
-            session = await coordinator.session()
-            await session.welcome()
-            await begin(session, "/bin/sleep", "600")
-            await session.expect(TaskReport, is_in(TaskState.STARTED))
-            await session.send(StopTask(TASK, grace_s=5.0))
-            end = await session.expect(TaskReport, is_in(TaskState.CLEANED))
-            assert end.exit is not None
-            assert (end.exit.signal, end.stopped_by) == (15, "stop")
-
-    asyncio.run(story())
+async def test_a_stop_ends_a_task(tmp_path: Path) -> None:
+    async with joined(tmp_path) as (_, _, session):
+        await begin(session, "/bin/sleep", "600")
+        await session.expect(TaskReport, is_in(TaskState.STARTED))
+        await session.send(StopTask(TASK, grace_s=5.0))
+        end = await session.expect(TaskReport, is_in(TaskState.CLEANED))
+        assert end.exit is not None
+        assert (end.exit.signal, end.stopped_by) == (15, "stop")
 
 
-def test_a_refused_task_is_reported_and_removed(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with (
-            Coordinator() as coordinator,
-            AgentProcess(write_config(tmp_path, coordinator.url)),
-        ):
-            session = await coordinator.session()
-            await session.welcome()
-            await session.send(prepare(workdir="/nowhere/at/all"))
-            report = await session.expect(TaskReport, is_in(TaskState.CLEANED))
-            assert report.refusal is not None
-            assert report.refusal.code == "no_folder"
-            assert "/nowhere/at/all" in report.refusal.text
-            assert report.no_output
-            await session.send(ForgetTask(TASK))
-            await until_gone(tmp_path / "state/tasks" / TASK)
-
-    asyncio.run(story())
+async def test_a_refused_task_is_reported_and_removed(tmp_path: Path) -> None:
+    async with joined(tmp_path) as (_, _, session):
+        await session.send(prepare(workdir="/nowhere/at/all"))
+        report = await session.expect(TaskReport, is_in(TaskState.CLEANED))
+        assert report.refusal is not None
+        assert report.refusal.code == "no_folder"
+        assert "/nowhere/at/all" in report.refusal.text
+        assert report.no_output
+        await session.send(ForgetTask(TASK))
+        await until_gone(tmp_path / "state/tasks" / TASK)
 
 
 def taken_port() -> socket.socket:
@@ -146,82 +122,53 @@ def taken_port() -> socket.socket:
     raise AssertionError("every port is taken")
 
 
-def test_a_task_without_a_free_port_is_refused_in_words(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with Coordinator() as coordinator:
-            port = taken.getsockname()[1]
-            narrow = {"ports": {"first": port, "last": port}}
-            async with AgentProcess(write_config(tmp_path, coordinator.url, **narrow)):
-                session = await coordinator.session()
-                await session.welcome()
-                await session.send(prepare(ports=1))
-                report = await session.expect(TaskReport, is_in(TaskState.CLEANED))
-                assert report.refusal is not None
-                assert "widen `ports`" in report.refusal.text
-                assert report.refusal.node_fault
-                await session.send(ForgetTask(TASK))
-                await session.send(prepare(TaskId("8.1.0"), ports=0))
-                report = await session.expect(TaskReport, lambda it: it.task == "8.1.0")
-                assert report.refusal is None
-
+async def test_a_task_without_a_free_port_is_refused_in_words(tmp_path: Path) -> None:
     with taken_port() as taken:
-        asyncio.run(story())
+        port = taken.getsockname()[1]
+        ports = {"first": port, "last": port}
+        async with joined(tmp_path, ports=ports) as (_, _, session):
+            await session.send(prepare(ports=1))
+            report = await session.expect(TaskReport, is_in(TaskState.CLEANED))
+            assert report.refusal is not None
+            assert "widen `ports`" in report.refusal.text
+            assert report.refusal.node_fault
+            await session.send(ForgetTask(TASK))
+            await session.send(prepare(TaskId("8.1.0"), ports=0))
+            report = await session.expect(TaskReport, lambda it: it.task == "8.1.0")
+            assert report.refusal is None
 
 
-def test_a_whole_run_is_told_in_four_reports(tmp_path: Path) -> None:
+async def test_a_whole_run_is_told_in_four_reports(tmp_path: Path) -> None:
     """Each message wakes two processes and the owner of every state: a start is made of them."""
-
-    async def story() -> None:
-        async with (
-            Coordinator() as coordinator,
-            AgentProcess(write_config(tmp_path, coordinator.url)),
-        ):
-            session = await coordinator.session()
-            await session.welcome()
-            told: list[TaskState] = []
-
-            def note(report: TaskReport) -> bool:
-                told.append(report.state)
-                return True
-
-            await session.send(prepare())
-            await session.expect(TaskReport, note)
-            assert told == [TaskState.PREPARED]
-            plan = ArrangeTask(TASK, ("true",), {"MUSTER_NODE_RANK": "0"}, (), "n1 slots=1\n")
-            await session.send(plan)
-            await session.expect(TaskReport, note)
-            await session.send(StartTask(TASK))
-            while told[-1] is not TaskState.CLEANED:
-                await session.expect(TaskReport, note)
-            assert told[1] is TaskState.ARRANGED
-            assert len(told) == len(set(told)) <= 4
-
-    asyncio.run(story())
+    async with joined(tmp_path) as (_, _, session):
+        await session.send(prepare())
+        told = [(await session.expect(TaskReport)).state]
+        assert told == [TaskState.PREPARED]
+        plan = ArrangeTask(TASK, ("true",), {"MUSTER_NODE_RANK": "0"}, (), "n1 slots=1\n")
+        await session.send(plan)
+        told.append((await session.expect(TaskReport)).state)
+        await session.send(StartTask(TASK))
+        while told[-1] is not TaskState.CLEANED:
+            told.append((await session.expect(TaskReport)).state)
+        assert told[1] is TaskState.ARRANGED
+        assert len(told) == len(set(told)) <= 4
 
 
-def test_a_plan_that_need_not_wait_starts_its_program(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with (
-            Coordinator() as coordinator,
-            AgentProcess(write_config(tmp_path, coordinator.url)),
-        ):
-            session = await coordinator.session()
-            await session.welcome()
-            await session.send(prepare())
-            await session.expect(TaskReport, is_in(TaskState.PREPARED))
-            plan = ArrangeTask(
-                TASK,
-                ("cat", "../hostfile"),
-                {"MUSTER_NODE_RANK": "0"},
-                (),
-                "n1 slots=1\n",
-                start=True,
-            )
-            await session.send(plan)
+async def test_a_plan_that_need_not_wait_starts_its_program(tmp_path: Path) -> None:
+    async with joined(tmp_path) as (_, _, session):
+        await session.send(prepare())
+        await session.expect(TaskReport, is_in(TaskState.PREPARED))
+        plan = ArrangeTask(
+            TASK,
+            ("cat", "../hostfile"),
+            {"MUSTER_NODE_RANK": "0"},
+            (),
+            "n1 slots=1\n",
+            start=True,
+        )
+        await session.send(plan)
+        report = await session.expect(TaskReport)
+        assert report.state is not TaskState.ARRANGED
+        while report.state is not TaskState.CLEANED:
             report = await session.expect(TaskReport)
-            assert report.state is not TaskState.ARRANGED
-            while report.state is not TaskState.CLEANED:
-                report = await session.expect(TaskReport)
-            assert report.exit == ExitStatus(0)
-
-    asyncio.run(story())
+        assert report.exit == ExitStatus(0)

@@ -14,7 +14,7 @@ from muster.protocol.log_channel import StreamId, StreamKind
 from muster.protocol.states import TaskState
 from tests.agent.coordinator import Coordinator
 from tests.agent.daemon.test_one_task import TASK, begin, is_in, prepare, until_gone
-from tests.agent.process_of_agent import AgentProcess, write_config
+from tests.agent.process_of_agent import AgentProcess, joined, write_config
 
 pytestmark = [
     pytest.mark.root,
@@ -57,17 +57,9 @@ def test_a_job_is_its_user_in_its_own_folders(umask: str) -> None:
         asyncio.run(story(Path(name)))
 
 
-def test_a_root_job_is_refused_where_policy_does_not_allow_it(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with (
-            Coordinator() as coordinator,
-            AgentProcess(write_config(tmp_path, coordinator.url, allow_root_jobs=False)),
-        ):
-            session = await coordinator.session()
-            await session.welcome()
-            await session.send(prepare())
-            report = await session.expect(TaskReport, is_in(TaskState.CLEANED))
-            assert report.refusal is not None
-            assert report.refusal.code == "root_refused"
-
-    asyncio.run(story())
+async def test_a_root_job_is_refused_where_policy_does_not_allow_it(tmp_path: Path) -> None:
+    async with joined(tmp_path, allow_root_jobs=False) as (_, _, session):
+        await session.send(prepare())
+        report = await session.expect(TaskReport, is_in(TaskState.CLEANED))
+        assert report.refusal is not None
+        assert report.refusal.code == "root_refused"

@@ -84,23 +84,21 @@ def config_of(folder: Path, node: str) -> Path:
 
 @pytest.mark.root
 @pytest.mark.parametrize("user", [65534, 0])
-def test_no_other_process_keeps_the_agent_of_root_from_starting(tmp_path: Path, user: int) -> None:
+async def test_no_other_process_keeps_the_agent_of_root_from_starting(
+    tmp_path: Path, user: int
+) -> None:
     run = run_folder(tmp_path)
     unshare = ["unshare", "--mount", "--net", "sh", "-ec"]
     config = config_of(tmp_path / "a", "n1")
-
-    async def story() -> None:
-        with manager(tmp_path) as said:
-            env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "SQUAT": SQUAT}
-            for within in (
-                [*unshare, MACHINE, str(run)],
-                [*unshare, SQUATTED, str(run), str(user), sys.executable],
-            ):
-                async with AgentProcess(config, within=within, env=env) as agent:
-                    await ready(said, agent)
-                    assert await agent.end() == 0
-
-    asyncio.run(story())
+    with manager(tmp_path) as said:
+        env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "SQUAT": SQUAT}
+        for within in (
+            [*unshare, MACHINE, str(run)],
+            [*unshare, SQUATTED, str(run), str(user), sys.executable],
+        ):
+            async with AgentProcess(config, within=within, env=env) as agent:
+                await ready(said, agent)
+                assert await agent.end() == 0
 
 
 @pytest.fixture
@@ -200,15 +198,13 @@ def test_a_user_without_a_runtime_folder_of_its_own_has_its_state_folders_lock(
 
 @pytest.mark.root
 @pytest.mark.parametrize(("within", "told"), [(["setpriv", "--no-new-privs"], 1), ([], 0)])
-def test_forked_shims_in_a_sandbox_are_told(tmp_path: Path, within: list[str], told: int) -> None:
+async def test_forked_shims_in_a_sandbox_are_told(
+    tmp_path: Path, within: list[str], told: int
+) -> None:
     config = write_config(tmp_path, "http://127.0.0.1:9")
-
-    async def story() -> None:
-        with manager(tmp_path) as said:
-            env = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
-            async with AgentProcess(config, within=within, env=env) as agent:
-                await ready(said, agent)
-                assert await agent.end() == 0
-                assert agent.log.read_text().count("shims_in_sandbox") == told
-
-    asyncio.run(story())
+    with manager(tmp_path) as said:
+        env = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        async with AgentProcess(config, within=within, env=env) as agent:
+            await ready(said, agent)
+            assert await agent.end() == 0
+            assert agent.log.read_text().count("shims_in_sandbox") == told

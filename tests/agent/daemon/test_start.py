@@ -13,7 +13,7 @@ import pytest
 from muster.protocol.tokens import TokenClass, make
 from tests.agent.coordinator import DEADLINE_S, Coordinator
 from tests.agent.daemon.test_single_agent import MACHINE, config_of, manager, ready, run_folder
-from tests.agent.process_of_agent import AgentProcess, write_config
+from tests.agent.process_of_agent import AgentProcess, joined, write_config
 
 
 def start_and_fail(config: Path) -> tuple[int, str]:
@@ -50,19 +50,16 @@ def test_a_token_in_the_place_of_its_files_name_is_not_repeated(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("mode", "told"), [(0o600, 0), (0o640, 1), (0o604, 1)])
-def test_a_token_that_jobs_can_read_is_told(tmp_path: Path, mode: int, told: int) -> None:
-    async def story() -> None:
-        async with Coordinator() as coordinator:
-            config = write_config(tmp_path, coordinator.url)
-            (tmp_path / "token").chmod(mode)
-            async with AgentProcess(config) as agent:
-                await (await coordinator.session()).welcome()
-                assert await agent.end() == 0
-                said = agent.log.read_text()
-                assert said.count("token_file_open") == told
-                assert said.count(f"chmod 600 {tmp_path / 'token'}") == told
-
-    asyncio.run(story())
+async def test_a_token_that_jobs_can_read_is_told(tmp_path: Path, mode: int, told: int) -> None:
+    async with Coordinator() as coordinator:
+        config = write_config(tmp_path, coordinator.url)
+        (tmp_path / "token").chmod(mode)
+        async with AgentProcess(config) as agent:
+            await (await coordinator.session()).welcome()
+            assert await agent.end() == 0
+            said = agent.log.read_text()
+            assert said.count("token_file_open") == told
+            assert said.count(f"chmod 600 {tmp_path / 'token'}") == told
 
 
 def test_an_unknown_user_to_run_as_is_said_at_the_start(tmp_path: Path) -> None:
@@ -72,93 +69,66 @@ def test_an_unknown_user_to_run_as_is_said_at_the_start(tmp_path: Path) -> None:
     assert "no user 'nobody-of-that-name'" in text
 
 
-def test_a_second_agent_of_one_folder_is_told_whose_it_is(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with Coordinator() as coordinator:
-            config = write_config(tmp_path, coordinator.url)
-            async with AgentProcess(config) as first:
-                session = await coordinator.session()
-                await session.welcome()
-                async with AgentProcess(config) as second:
-                    assert await second.ended() == 1
-                    assert f"in use by process {first.pid}" in second.log.read_text()
-                assert await first.end() == 0
-
-    asyncio.run(story())
+async def test_a_second_agent_of_one_folder_is_told_whose_it_is(tmp_path: Path) -> None:
+    async with Coordinator() as coordinator:
+        config = write_config(tmp_path, coordinator.url)
+        async with AgentProcess(config) as first:
+            session = await coordinator.session()
+            await session.welcome()
+            async with AgentProcess(config) as second:
+                assert await second.ended() == 1
+                assert f"in use by process {first.pid}" in second.log.read_text()
+            assert await first.end() == 0
 
 
 @pytest.mark.root
-def test_a_second_agent_of_one_machine_is_refused_unless_shared(tmp_path: Path) -> None:
+async def test_a_second_agent_of_one_machine_is_refused_unless_shared(tmp_path: Path) -> None:
     run = run_folder(tmp_path)
     within = ["unshare", "--mount", "--net", "sh", "-ec", MACHINE, str(run)]
     first, second = config_of(tmp_path / "a", "n1"), config_of(tmp_path / "b", "n2")
-
-    async def story() -> None:
-        with manager(tmp_path) as said:
-            env = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
-            async with AgentProcess(first, within=within, env=env) as one:
-                await ready(said, one)
-                for _ in range(2):  # as systemd does
-                    async with AgentProcess(second, within=within) as two:
-                        assert await two.ended() == 1
-                        text = two.log.read_text()
-                        assert "shared_host" in text
-                        assert f"process {one.pid} (" in text
-                        assert str(first) in text
-                        assert f"this one is process {two.pid}, node n2" in text
-                assert await one.end() == 0
-
-    asyncio.run(story())
+    with manager(tmp_path) as said:
+        env = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        async with AgentProcess(first, within=within, env=env) as one:
+            await ready(said, one)
+            for _ in range(2):  # as systemd does
+                async with AgentProcess(second, within=within) as two:
+                    assert await two.ended() == 1
+                    text = two.log.read_text()
+                    assert "shared_host" in text
+                    assert f"process {one.pid} (" in text
+                    assert str(first) in text
+                    assert f"this one is process {two.pid}, node n2" in text
+            assert await one.end() == 0
 
 
-def test_ready_is_told_to_the_service_manager_and_then_the_watchdog(
+async def test_ready_is_told_to_the_service_manager_and_then_the_watchdog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     monkeypatch.setenv("WATCHDOG_USEC", "200000")
-
-    async def story() -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-            manager.bind(str(tmp_path / "notify"))
-            manager.settimeout(DEADLINE_S)
-            # Nobody listens there: an agent without a coordinator is ready all the same.
-            async with AgentProcess(write_config(tmp_path, "http://127.0.0.1:9")) as agent:
-                said: list[str] = []
-                while not any(text.startswith("READY=1") for text in said):
-                    said.append((await asyncio.to_thread(manager.recv, 4096)).decode())
-                while said[-1] != "WATCHDOG=1":
-                    said.append((await asyncio.to_thread(manager.recv, 4096)).decode())
-                assert await agent.end() == 0
-
-    asyncio.run(story())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(DEADLINE_S)
+        # Nobody listens there: an agent without a coordinator is ready all the same.
+        async with AgentProcess(write_config(tmp_path, "http://127.0.0.1:9")) as agent:
+            said: list[str] = []
+            while not any(text.startswith("READY=1") for text in said):
+                said.append((await asyncio.to_thread(manager.recv, 4096)).decode())
+            while said[-1] != "WATCHDOG=1":
+                said.append((await asyncio.to_thread(manager.recv, 4096)).decode())
+            assert await agent.end() == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is warned")
-def test_root_without_a_user_for_jobs_is_warned(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with (
-            Coordinator() as coordinator,
-            AgentProcess(write_config(tmp_path, coordinator.url, allow_root_jobs=False)) as agent,
-        ):
-            session = await coordinator.session()
-            await session.welcome()
-            assert "set run_as" in agent.log.read_text()
-
-    asyncio.run(story())
+async def test_root_without_a_user_for_jobs_is_warned(tmp_path: Path) -> None:
+    async with joined(tmp_path, allow_root_jobs=False) as (_, agent, _):
+        assert "set run_as" in agent.log.read_text()
 
 
-def test_an_agent_imports_no_torch(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with (
-            Coordinator() as coordinator,
-            AgentProcess(write_config(tmp_path, coordinator.url)) as agent,
-        ):
-            session = await coordinator.session()
-            await session.welcome()
-            maps = await asyncio.to_thread(Path(f"/proc/{agent.pid}/maps").read_text)
-            assert "libtorch" not in maps
-
-    asyncio.run(story())
+async def test_an_agent_imports_no_torch(tmp_path: Path) -> None:
+    async with joined(tmp_path) as (_, agent, _):
+        maps = await asyncio.to_thread(Path(f"/proc/{agent.pid}/maps").read_text)
+        assert "libtorch" not in maps
 
 
 def test_ports_that_any_program_gets_are_refused_at_the_start(tmp_path: Path) -> None:

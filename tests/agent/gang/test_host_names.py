@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +50,6 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def live(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(story())
-
-
 def now(path: Path) -> bytes:
     return path.read_bytes()
 
@@ -75,89 +70,68 @@ def refused(found: Refusal | tuple[str, ...], code: str) -> str:
     return found.text
 
 
-def test_a_table_comes_and_goes(path: Path, tmp_path: Path) -> None:
-    async def story() -> None:
-        hosts = hosts_of(tmp_path)
-        assert await hosts.arrange(TASK, plan()) == ()
-        assert now(path) == with_block(BASE, "42.1", TABLE)
-        await hosts.drop(TASK)
-        assert now(path) == BASE
-        await hosts.drop(TASK)
-
-    live(story)
+async def test_a_table_comes_and_goes(path: Path, tmp_path: Path) -> None:
+    hosts = hosts_of(tmp_path)
+    assert await hosts.arrange(TASK, plan()) == ()
+    assert now(path) == with_block(BASE, "42.1", TABLE)
+    await hosts.drop(TASK)
+    assert now(path) == BASE
+    await hosts.drop(TASK)
 
 
-def test_two_attempts_may_hold_the_same_names(path: Path, tmp_path: Path) -> None:
-    async def story() -> None:
-        hosts = hosts_of(tmp_path)
-        assert await hosts.arrange(OTHER, plan()) == ()
-        assert await hosts.arrange(TASK, plan()) == ()
-        await hosts.drop(OTHER)
-        assert now(path) == with_block(BASE, "42.1", TABLE)
-
-    live(story)
+async def test_two_attempts_may_hold_the_same_names(path: Path, tmp_path: Path) -> None:
+    hosts = hosts_of(tmp_path)
+    assert await hosts.arrange(OTHER, plan()) == ()
+    assert await hosts.arrange(TASK, plan()) == ()
+    await hosts.drop(OTHER)
+    assert now(path) == with_block(BASE, "42.1", TABLE)
 
 
-def test_a_name_that_another_attempt_has_elsewhere_is_refused_with_its_number(
+async def test_a_name_that_another_attempt_has_elsewhere_is_refused_with_its_number(
     path: Path, tmp_path: Path
 ) -> None:
     path.write_bytes(with_block(BASE, "7.2", [("node-b", "10.5.5.5")]))
-
-    async def story() -> None:
-        hosts = hosts_of(tmp_path)
-        hosts.adopt([OTHER])
-        text = refused(await hosts.arrange(TASK, plan()), "hosts_conflict")
-        assert "attempt 2 of job 7" in text
-        assert "10.5.5.5" in text
-        assert now(path) == with_block(BASE, "7.2", [("node-b", "10.5.5.5")])
-
-    live(story)
+    hosts = hosts_of(tmp_path)
+    hosts.adopt([OTHER])
+    text = refused(await hosts.arrange(TASK, plan()), "hosts_conflict")
+    assert "attempt 2 of job 7" in text
+    assert "10.5.5.5" in text
+    assert now(path) == with_block(BASE, "7.2", [("node-b", "10.5.5.5")])
 
 
-def test_a_foreign_line_is_never_overruled(path: Path, tmp_path: Path) -> None:
+async def test_a_foreign_line_is_never_overruled(path: Path, tmp_path: Path) -> None:
     path.write_bytes(BASE + b"10.9.9.9 node-b\n")
-
-    async def story() -> None:
-        text = refused(await hosts_of(tmp_path).arrange(TASK, plan()), "hosts_conflict")
-        assert f"line 3 of {path}" in text
-        assert "node-b" in text
-        assert "10.9.9.9" in text
-        assert now(path) == BASE + b"10.9.9.9 node-b\n"
-        others = {"10.0.0.2": ("10.9.9.9",)}
-        assert await hosts_of(tmp_path).arrange(TASK, plan(others=others)) == ()
-
-    live(story)
+    text = refused(await hosts_of(tmp_path).arrange(TASK, plan()), "hosts_conflict")
+    assert f"line 3 of {path}" in text
+    assert "node-b" in text
+    assert "10.9.9.9" in text
+    assert now(path) == BASE + b"10.9.9.9 node-b\n"
+    others = {"10.0.0.2": ("10.9.9.9",)}
+    assert await hosts_of(tmp_path).arrange(TASK, plan(others=others)) == ()
 
 
-def test_a_table_that_could_spoil_the_file_is_refused_whole(path: Path, tmp_path: Path) -> None:
-    async def story() -> None:
-        for evil in (("b\n6.6.6.6 bank", "10.0.0.2"), ("b", "10.0.0.2\n#"), ("b #", "10.0.0.2")):
-            found = await hosts_of(tmp_path).arrange(TASK, plan((*TABLE, evil)))
-            assert "\n" not in refused(found, "hosts_bad_table")
-        assert now(path) == BASE
+async def test_a_table_that_could_spoil_the_file_is_refused_whole(
+    path: Path, tmp_path: Path
+) -> None:
+    for evil in (("b\n6.6.6.6 bank", "10.0.0.2"), ("b", "10.0.0.2\n#"), ("b #", "10.0.0.2")):
+        found = await hosts_of(tmp_path).arrange(TASK, plan((*TABLE, evil)))
+        assert "\n" not in refused(found, "hosts_bad_table")
+    assert now(path) == BASE
 
-    live(story)
 
-
-def test_names_that_do_not_resolve_are_a_refusal(
+async def test_names_that_do_not_resolve_are_a_refusal(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.gang.name_check.SETTLE_S", 0.0)
     book = Book()
     del book.names["node-b"]
-
-    async def story() -> None:
-        text = refused(
-            await hosts_of(tmp_path, book=book).arrange(TASK, plan()), "hosts_unresolved"
-        )
-        assert "node-b of 10.0.0.2 is not known" in text
-        assert str(path) in text
-
-    live(story)
+    text = refused(await hosts_of(tmp_path, book=book).arrange(TASK, plan()), "hosts_unresolved")
+    assert "node-b of 10.0.0.2 is not known" in text
+    assert str(path) in text
 
 
 @pytest.mark.parametrize("mode", ["file", "private"])
-def test_a_name_of_another_machine_is_refused_before_anything_is_written(
+async def test_a_name_of_another_machine_is_refused_before_anything_is_written(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setattr("agent.gang.name_check.SETTLE_S", 0.0)
@@ -166,55 +140,43 @@ def test_a_name_of_another_machine_is_refused_before_anything_is_written(
     mine.touch()
     book = Book()
     book.names["node-b"] = ["10.9.9.9"]
-
-    async def story() -> None:
-        hosts = hosts_of(tmp_path, mode, book)
-        found = await hosts.arrange(TASK, plan())
-        assert "node-b leads to 10.9.9.9" in refused(found, "hosts_elsewhere")
-        assert isinstance(found, Refusal)
-        assert not found.node_fault
-        assert now(path) == BASE
-        assert mine.read_bytes() == b""
-
-    live(story)
+    hosts = hosts_of(tmp_path, mode, book)
+    found = await hosts.arrange(TASK, plan())
+    assert "node-b leads to 10.9.9.9" in refused(found, "hosts_elsewhere")
+    assert isinstance(found, Refusal)
+    assert not found.node_fault
+    assert now(path) == BASE
+    assert mine.read_bytes() == b""
 
 
-def test_the_names_of_an_attempt_that_runs_are_not_another_machines(
+async def test_the_names_of_an_attempt_that_runs_are_not_another_machines(
     path: Path, tmp_path: Path
 ) -> None:
     """The resolver has them from our own block, perhaps with an address of before."""
     moved = (TABLE[0], TABLE[1], ("node-b", "10.0.0.3"))
     book = Book()
+    hosts = hosts_of(tmp_path, book=book)
+    assert await hosts.arrange(TASK, plan()) == ()
+    book.back["10.0.0.3"] = "node-b"
 
-    async def story() -> None:
-        hosts = hosts_of(tmp_path, book=book)
-        assert await hosts.arrange(TASK, plan()) == ()
-        book.back["10.0.0.3"] = "node-b"
+    def addresses(name: str) -> list[str]:
+        there = b"10.0.0.3\tnode-b" in now(path)
+        return ["10.0.0.3"] if name == "node-b" and there else book.names.get(name, [])
 
-        def addresses(name: str) -> list[str]:
-            there = b"10.0.0.3\tnode-b" in now(path)
-            return ["10.0.0.3"] if name == "node-b" and there else book.names.get(name, [])
-
-        book.addresses = addresses  # type: ignore[method-assign]
-        assert await hosts.arrange(TASK, plan(moved)) == ()
-        assert now(path) == with_block(BASE, "42.1", moved)
-
-    live(story)
+    book.addresses = addresses  # type: ignore[method-assign]
+    assert await hosts.arrange(TASK, plan(moved)) == ()
+    assert now(path) == with_block(BASE, "42.1", moved)
 
 
-def test_the_own_name_on_debians_line_is_a_warning(path: Path, tmp_path: Path) -> None:
+async def test_the_own_name_on_debians_line_is_a_warning(path: Path, tmp_path: Path) -> None:
     book = Book()
     book.names["node-a"] = ["127.0.1.1"]
-
-    async def story() -> None:
-        found = await hosts_of(tmp_path, book=book).arrange(TASK, plan())
-        assert isinstance(found, tuple)
-        assert "127.0.1.1" in found[0]
-
-    live(story)
+    found = await hosts_of(tmp_path, book=book).arrange(TASK, plan())
+    assert isinstance(found, tuple)
+    assert "127.0.1.1" in found[0]
 
 
-def test_a_resolver_that_hangs_hangs_nobody(
+async def test_a_resolver_that_hangs_hangs_nobody(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PROOF_S", 0.05)
@@ -225,66 +187,49 @@ def test_a_resolver_that_hangs_hangs_nobody(
             never.wait(60.0)
             return []
 
-    async def story() -> None:
-        text = refused(
-            await hosts_of(tmp_path, book=Dead()).arrange(TASK, plan()), "hosts_unresolved"
-        )
-        assert "name server" in text
-        never.set()
-
-    live(story)
+    text = refused(await hosts_of(tmp_path, book=Dead()).arrange(TASK, plan()), "hosts_unresolved")
+    assert "name server" in text
+    never.set()
 
 
 @pytest.mark.parametrize("mode", ["file", "off"])
-def test_at_the_start_only_what_lives_keeps_its_names(
+async def test_at_the_start_only_what_lives_keeps_its_names(
     path: Path, tmp_path: Path, mode: str
 ) -> None:
     """Also those of a mode that the agent was in before."""
     text = with_block(BASE, "42.1", TABLE)
     path.write_bytes(with_block(text, "7.2", [("x", "10.1.1.1")]))
-
-    async def story() -> None:
-        hosts = hosts_of(tmp_path, mode)
-        hosts.adopt([TASK])
-        await hosts.clean()
-        assert now(path) == text
-        await hosts.drop(TASK)
-        assert now(path) == BASE
-
-    live(story)
+    hosts = hosts_of(tmp_path, mode)
+    hosts.adopt([TASK])
+    await hosts.clean()
+    assert now(path) == text
+    await hosts.drop(TASK)
+    assert now(path) == BASE
 
 
-def test_the_names_of_an_attempt_stay_as_long_as_one_task_of_it_has_them(
+async def test_the_names_of_an_attempt_stay_as_long_as_one_task_of_it_has_them(
     path: Path, tmp_path: Path
 ) -> None:
     """A node that came back to its gang has two; taking the first one's back may be late."""
     second = TaskId("42.1.3")
-
-    async def story() -> None:
-        hosts = hosts_of(tmp_path)
-        await hosts.arrange(TASK, plan())
-        await hosts.arrange(second, plan())
-        await hosts.drop(TASK)
-        assert now(path) == with_block(BASE, "42.1", TABLE)
-        await hosts.drop(second)
-        assert now(path) == BASE
-
-    live(story)
+    hosts = hosts_of(tmp_path)
+    await hosts.arrange(TASK, plan())
+    await hosts.arrange(second, plan())
+    await hosts.drop(TASK)
+    assert now(path) == with_block(BASE, "42.1", TABLE)
+    await hosts.drop(second)
+    assert now(path) == BASE
 
 
-def test_what_could_not_be_removed_at_the_start_is_in_nobodys_way(
+async def test_what_could_not_be_removed_at_the_start_is_in_nobodys_way(
     path: Path, tmp_path: Path
 ) -> None:
     path.write_bytes(with_block(BASE, "7.2", [("node-b", "10.5.5.5")]))
-
-    async def story() -> None:
-        assert await hosts_of(tmp_path).arrange(TASK, plan()) == ()
-        assert now(path) == with_block(BASE, "42.1", TABLE)
-
-    live(story)
+    assert await hosts_of(tmp_path).arrange(TASK, plan()) == ()
+    assert now(path) == with_block(BASE, "42.1", TABLE)
 
 
-def test_what_cannot_be_removed_at_the_start_is_removed_later(
+async def test_what_cannot_be_removed_at_the_start_is_removed_later(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(setup, "AGAIN_S", 0.0)
@@ -295,42 +240,35 @@ def test_what_cannot_be_removed_at_the_start_is_removed_later(
         path.rmdir()
         path.write_bytes(with_block(BASE, "7.2", [("x", "10.1.1.1")]))
 
-    async def story() -> None:
-        async with asyncio.timeout(20.0), TaskOwner("test") as owner:
-            hosts = hosts_of(tmp_path)
-            looks = looks_of(hosts, monkeypatch)
-            await setup.GangSetup(hosts, lambda _: None, owner).begin([])
-            mend()
-            await looks.get()
-            assert now(path) == BASE
-
-    live(story)
+    async with asyncio.timeout(20.0), TaskOwner("test") as owner:
+        hosts = hosts_of(tmp_path)
+        looks = looks_of(hosts, monkeypatch)
+        await setup.GangSetup(hosts, lambda _: None, owner).begin([])
+        mend()
+        await looks.get()
+        assert now(path) == BASE
 
 
-def test_what_somebody_puts_back_goes_again(
+async def test_what_somebody_puts_back_goes_again(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An editor saves what it read when the job ran."""
     monkeypatch.setattr(setup, "LOOK_S", 0.0)
     mine = b"10.0.0.9 mine\n"
-
-    async def story() -> None:
-        async with asyncio.timeout(20.0), TaskOwner("test") as owner:
-            hosts = hosts_of(tmp_path)
-            looks = looks_of(hosts, monkeypatch)
-            await setup.GangSetup(hosts, lambda _: None, owner).begin([])
-            await hosts.arrange(OTHER, plan())
-            await hosts.arrange(TASK, plan())
-            read = now(path)
-            await hosts.drop(TASK)
-            save(path, read.replace(BASE, BASE + mine))
-            await look_again(looks)
-            assert now(path) == with_block(BASE + mine, "7.2", TABLE)
-            before = written(path)
-            await look_again(looks)
-            assert written(path) == before
-
-    live(story)
+    async with asyncio.timeout(20.0), TaskOwner("test") as owner:
+        hosts = hosts_of(tmp_path)
+        looks = looks_of(hosts, monkeypatch)
+        await setup.GangSetup(hosts, lambda _: None, owner).begin([])
+        await hosts.arrange(OTHER, plan())
+        await hosts.arrange(TASK, plan())
+        read = now(path)
+        await hosts.drop(TASK)
+        save(path, read.replace(BASE, BASE + mine))
+        await look_again(looks)
+        assert now(path) == with_block(BASE + mine, "7.2", TABLE)
+        before = written(path)
+        await look_again(looks)
+        assert written(path) == before
 
 
 def looks_of(hosts: GangHostNames, monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[None]:
@@ -352,57 +290,40 @@ async def look_again(looks: asyncio.Queue[None]) -> None:
         await looks.get()
 
 
-def test_off_touches_and_proves_nothing(path: Path, tmp_path: Path) -> None:
-    async def story() -> None:
-        hosts = hosts_of(tmp_path, "off", Book(names={}))
-        await hosts.clean()
-        assert await hosts.arrange(TASK, plan()) == ()
-        assert now(path) == BASE
-
-    live(story)
+async def test_off_touches_and_proves_nothing(path: Path, tmp_path: Path) -> None:
+    hosts = hosts_of(tmp_path, "off", Book(names={}))
+    await hosts.clean()
+    assert await hosts.arrange(TASK, plan()) == ()
+    assert now(path) == BASE
 
 
-def test_a_file_that_cannot_be_written_is_a_refusal_or_a_warning(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_written_is_a_refusal_or_a_warning(tmp_path: Path) -> None:
     (tmp_path / "hosts").mkdir()
-
-    async def story() -> None:
-        found = await hosts_of(tmp_path).arrange(TASK, plan())
-        assert "hosts" in refused(found, "hosts_unwritable")
-
-    live(story)
+    found = await hosts_of(tmp_path).arrange(TASK, plan())
+    assert "hosts" in refused(found, "hosts_unwritable")
 
 
-def test_what_was_not_asked_for_by_name_is_done_as_well_as_can_be(
+async def test_what_was_not_asked_for_by_name_is_done_as_well_as_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.gang.name_check.SETTLE_S", 0.0)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     (tmp_path / "hosts").mkdir()
-
-    async def story() -> None:
-        found = await hosts_of(tmp_path, "auto", Book(names={})).arrange(TASK, plan())
-        assert isinstance(found, tuple)
-        assert "only their existing names here" in found[0]
-        assert "node-b" in " ".join(found[1:])
-
-    live(story)
+    found = await hosts_of(tmp_path, "auto", Book(names={})).arrange(TASK, plan())
+    assert isinstance(found, tuple)
+    assert "only their existing names here" in found[0]
+    assert "node-b" in " ".join(found[1:])
 
 
-def test_an_agent_beside_others_leaves_the_machines_file_to_them(
+async def test_an_agent_beside_others_leaves_the_machines_file_to_them(
     path: Path, tmp_path: Path
 ) -> None:
     theirs = with_block(BASE, "7.2", [("x", "10.1.1.1")])
     path.write_bytes(theirs)
-
-    async def story() -> None:
-        hosts = GangHostNames(
-            config(tmp_path, "off", shared_host=True), lambda _: tmp_path / "none"
-        )
-        assert hosts.off
-        await hosts.clean()
-        assert now(path) == theirs
-
-    live(story)
+    hosts = GangHostNames(config(tmp_path, "off", shared_host=True), lambda _: tmp_path / "none")
+    assert hosts.off
+    await hosts.clean()
+    assert now(path) == theirs
 
 
 def test_which_mode_an_agent_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,22 +353,18 @@ PRIVATE = (("zz-node-a", "127.0.0.2"), ("zz-node-b", "127.0.0.3"))
 
 
 @pytest.mark.root
-def test_a_private_table_is_proved_where_the_job_will_see_it(tmp_path: Path) -> None:
+async def test_a_private_table_is_proved_where_the_job_will_see_it(tmp_path: Path) -> None:
     machine = Path("/etc/hosts")
     before = machine.read_bytes()
     settings = Settings(mode="private", file=machine)
     own = AgentConfig(node="zz-node-a", state_dir=tmp_path, hosts=settings, shared_host=True)
     mine = tmp_path / "mine"
     mine.write_bytes(b"an older and longer text " * 1000)
-
-    async def story() -> None:
-        hosts = GangHostNames(own, lambda _: mine)
-        found = await hosts.arrange(TASK, plan(PRIVATE))
-        assert found == ()
-        assert mine.read_bytes() == with_block(before, "42.1", PRIVATE)
-        await hosts.drop(TASK)
-
-    live(story)
+    hosts = GangHostNames(own, lambda _: mine)
+    found = await hosts.arrange(TASK, plan(PRIVATE))
+    assert found == ()
+    assert mine.read_bytes() == with_block(before, "42.1", PRIVATE)
+    await hosts.drop(TASK)
     assert machine.read_bytes() == before
     assert Resolver().addresses("zz-node-b") == []
 

@@ -40,7 +40,8 @@ class Book(Resolver):
 
 
 def look(book: Book) -> Findings:
-    return prove(TABLE, OTHERS, OWN, book, pause=lambda _: None)
+    """What is found in the end: each look at the clock takes a second."""
+    return prove(TABLE, OTHERS, OWN, book, pause=lambda _: None, clock=count().__next__)
 
 
 def test_names_that_lead_there_and_back_are_proved() -> None:

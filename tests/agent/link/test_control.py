@@ -228,82 +228,66 @@ async def first_pause(
             return dict(entry)
 
 
-def test_a_wrong_token_is_told_in_words_and_never_shown(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with Coordinator() as coordinator:
-            entry = await first_pause(tmp_path, coordinator, "muster_join_wrong")
-            assert "put a join token" in entry["why"]
-            assert "muster_join_wrong" not in str(entry)
-            assert coordinator.refused == ["Bearer muster_join_wrong"]
-            assert float(entry["pause_s"]) >= 30
-
-    asyncio.run(story())
+async def test_a_wrong_token_is_told_in_words_and_never_shown(tmp_path: Path) -> None:
+    async with Coordinator() as coordinator:
+        entry = await first_pause(tmp_path, coordinator, "muster_join_wrong")
+        assert "put a join token" in entry["why"]
+        assert "muster_join_wrong" not in str(entry)
+        assert coordinator.refused == ["Bearer muster_join_wrong"]
+        assert float(entry["pause_s"]) >= 30
 
 
-def test_after_a_refusal_the_next_dial_is_far_away(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with Coordinator() as coordinator:
-            entry = await first_pause(tmp_path, coordinator)
-            assert "n1 is taken by 10.0.0.9" in entry["why"]
-            assert float(entry["pause_s"]) >= 30
-
-    asyncio.run(story())
+async def test_after_a_refusal_the_next_dial_is_far_away(tmp_path: Path) -> None:
+    async with Coordinator() as coordinator:
+        entry = await first_pause(tmp_path, coordinator)
+        assert "n1 is taken by 10.0.0.9" in entry["why"]
+        assert float(entry["pause_s"]) >= 30
 
 
-def test_tls_with_a_ca_of_ones_own(tmp_path: Path) -> None:
+async def test_tls_with_a_ca_of_ones_own(tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-
-    async def story() -> None:
-        async with Coordinator(tls=context) as coordinator:
-            async with node(tmp_path, coordinator, ca=tmp_path / "ca.pem") as it:
-                await greeted(coordinator, it)
-            entry = await first_pause(tmp_path, coordinator)
-            assert "its certificate is not trusted" in entry["why"]
-            assert "tls_ca" in entry["why"]
-
-    asyncio.run(story())
+    async with Coordinator(tls=context) as coordinator:
+        async with node(tmp_path, coordinator, ca=tmp_path / "ca.pem") as it:
+            await greeted(coordinator, it)
+        entry = await first_pause(tmp_path, coordinator)
+        assert "its certificate is not trusted" in entry["why"]
+        assert "tls_ca" in entry["why"]
 
 
-def test_a_ca_may_be_replaced_under_a_running_agent(tmp_path: Path) -> None:
+async def test_a_ca_may_be_replaced_under_a_running_agent(tmp_path: Path) -> None:
     trusted, ca, token = trustme.CA(), tmp_path / "ca.pem", tmp_path / "token"
     trustme.CA().cert_pem.write_to_path(ca)
     token.write_text(f"{TOKEN}\n")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trusted.issue_cert("127.0.0.1").configure_cert(context)
-
-    async def story() -> None:
-        async with (
-            Coordinator(tls=context) as coordinator,
-            Dialer(coordinator.url, token, ca) as it,
-        ):
-            with pytest.raises(ConnectionLostError, match="its certificate is not trusted"):
-                await it.dial("/v1/agent", 1024)
-            ca.write_bytes(b"half of i")
-            with pytest.raises(ConnectionLostError, match="no certificate in it can be read"):
-                await it.dial("/v1/agent", 1024)
-            trusted.cert_pem.write_to_path(ca)
-            await (await it.dial("/v1/agent", 1024)).close()
-
-    asyncio.run(story())
+    async with (
+        Coordinator(tls=context) as coordinator,
+        Dialer(coordinator.url, token, ca) as it,
+    ):
+        with pytest.raises(ConnectionLostError, match="its certificate is not trusted"):
+            await it.dial("/v1/agent", 1024)
+        ca.write_bytes(b"half of i")
+        with pytest.raises(ConnectionLostError, match="no certificate in it can be read"):
+            await it.dial("/v1/agent", 1024)
+        trusted.cert_pem.write_to_path(ca)
+        await (await it.dial("/v1/agent", 1024)).close()
 
 
-def test_a_certificate_of_another_name_is_not_taken_for_one_of_another_ca(tmp_path: Path) -> None:
+async def test_a_certificate_of_another_name_is_not_taken_for_one_of_another_ca(
+    tmp_path: Path,
+) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("elsewhere.test").configure_cert(context)
-
-    async def story() -> None:
-        async with Coordinator(tls=context) as coordinator:
-            entry = await first_pause(tmp_path, coordinator, ca=tmp_path / "ca.pem")
-            assert "certificate is not valid for '127.0.0.1'" in entry["why"]
-            assert "subjectAltName" in entry["why"]
-            assert "tls_ca" not in entry["why"]
-
-    asyncio.run(story())
+    async with Coordinator(tls=context) as coordinator:
+        entry = await first_pause(tmp_path, coordinator, ca=tmp_path / "ca.pem")
+        assert "certificate is not valid for '127.0.0.1'" in entry["why"]
+        assert "subjectAltName" in entry["why"]
+        assert "tls_ca" not in entry["why"]
 
 
 @pytest.mark.parametrize("content", ["", "two words", "\x00"])

@@ -96,7 +96,7 @@ def test_a_network_without_a_way_is_told_in_the_words_of_the_system(tmp_path: Pa
     assert said in {os.strerror(code) for code in (errno.ENETUNREACH, errno.EACCES)}
 
 
-def test_an_agent_ends_at_once_also_where_no_name_server_answers(
+async def test_an_agent_ends_at_once_also_where_no_name_server_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = tmp_path / "token"
@@ -110,12 +110,8 @@ def test_an_agent_ends_at_once_also_where_no_name_server_answers(
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     monkeypatch.setattr(dial, "_HANDSHAKE_S", 0.05)
-
-    async def give_up() -> None:
-        async with Dialer("https://coordinator:7077", token, None) as dialer:
-            with pytest.raises(ConnectionLostError, match=r"did not answer within 0\.05 s"):
-                await dialer.dial("/v1/agent", 1024)
-
-    asyncio.run(give_up())
+    async with Dialer("https://coordinator:7077", token, None) as dialer:
+        with pytest.raises(ConnectionLostError, match=r"did not answer within 0\.05 s"):
+            await dialer.dial("/v1/agent", 1024)
     assert not ended.is_set(), "it waited for the lookup"
     end.set()

@@ -48,6 +48,12 @@ class Bench:
     posted: asyncio.Queue[Input]
     proofs: TrafficSamplers
     keeper: TaskSupervisor
+    owner: TaskOwner
+
+    def hears(self, *statuses: ShimStatus) -> None:
+        for status in statuses:
+            self.keeper._heard(status)
+        self.owner.spawn(self.keeper._report_statuses(), name="statuses")
 
     async def next(self) -> Input:
         async with asyncio.timeout(DEADLINE_S):
@@ -76,80 +82,69 @@ async def keeping(root: Path, *, adopted: bool) -> AsyncIterator[Bench]:
         logs.complete(OTHER, reported=False)
         assert await stored.take(1) == {OTHER}
         keeper = TaskSupervisor(TASK, folders, logs, proofs, hangs, say, found=known)
-        yield Bench(folder, coordinator, posted, proofs, keeper)
+        yield Bench(folder, coordinator, posted, proofs, keeper, owner)
 
 
 @pytest.mark.parametrize("earlier", [b"", EARLIER])
-def test_nccls_lines_of_a_task_that_ended_without_us_are_sent_before_its_log_ends(
+async def test_nccls_lines_of_a_task_that_ended_without_us_are_sent_before_its_log_ends(
     tmp_path: Path, earlier: bytes
 ) -> None:
-    async def story() -> None:
-        async with keeping(tmp_path, adopted=True) as bench:
-            (bench.folder / LOG).write_bytes(earlier)
-            (bench.folder / NCCL / "h.1").write_bytes(SINCE)
-            (bench.folder / STATE).write_bytes(msgspec.json.encode(Watched()))
-            bench.proofs.adopt(TASK)
-            bench.keeper._heard(ENDED)
-            async with asyncio.timeout(DEADLINE_S):
-                await bench.keeper.known.wait()
-            await bench.coordinator.logs.until(lambda store: TASK in store.tasks)
-            sent = bench.coordinator.logs.data[StreamId(TASK, StreamKind.NCCL)]
-            assert sent.startswith(earlier)
-            assert b"mlx5_0" in sent
-            assert isinstance(await bench.next(), TaskFound)
-
-    asyncio.run(story())
+    async with keeping(tmp_path, adopted=True) as bench:
+        (bench.folder / LOG).write_bytes(earlier)
+        (bench.folder / NCCL / "h.1").write_bytes(SINCE)
+        (bench.folder / STATE).write_bytes(msgspec.json.encode(Watched()))
+        bench.proofs.adopt(TASK)
+        bench.hears(ENDED)
+        async with asyncio.timeout(DEADLINE_S):
+            await bench.keeper.known.wait()
+        await bench.coordinator.logs.until(lambda store: TASK in store.tasks)
+        sent = bench.coordinator.logs.data[StreamId(TASK, StreamKind.NCCL)]
+        assert sent.startswith(earlier)
+        assert b"mlx5_0" in sent
+        assert isinstance(await bench.next(), TaskFound)
 
 
 @pytest.mark.parametrize("adopted", [False, True])
-def test_of_what_an_earlier_life_may_have_sent_nobody_says_that_there_is_nothing(
+async def test_of_what_an_earlier_life_may_have_sent_nobody_says_that_there_is_nothing(
     tmp_path: Path, adopted: bool
 ) -> None:
     """Its program may have emptied the file meanwhile."""
-
-    async def story() -> None:
-        async with keeping(tmp_path, adopted=adopted) as bench:
-            for status in (RUNNING, ENDED):
-                bench.keeper._heard(status)
-            began, ended = await bench.next(), await bench.next()
-            assert isinstance(began, TaskFound if adopted else ShimReported)
-            assert isinstance(ended, ShimReported)
-            assert ended.no_output is not adopted
-            if adopted:
-                await bench.coordinator.logs.until(lambda store: TASK in store.tasks)
-
-    asyncio.run(story())
+    async with keeping(tmp_path, adopted=adopted) as bench:
+        bench.hears(RUNNING, ENDED)
+        began, ended = await bench.next(), await bench.next()
+        assert isinstance(began, TaskFound if adopted else ShimReported)
+        assert isinstance(ended, ShimReported)
+        assert ended.no_output is not adopted
+        if adopted:
+            await bench.coordinator.logs.until(lambda store: TASK in store.tasks)
 
 
-def test_a_task_whose_shim_died_is_told_of_as_soon_as_there_are_descriptors(
+async def test_a_task_whose_shim_died_is_told_of_as_soon_as_there_are_descriptors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        blind = asyncio.Event()
-        loop = asyncio.get_running_loop()
+    blind = asyncio.Event()
+    loop = asyncio.get_running_loop()
 
-        def look(folder: Path) -> FoundTask:
-            try:
-                return examine(folder)
-            except OSError:
-                loop.call_soon_threadsafe(blind.set)
-                raise
+    def look(folder: Path) -> FoundTask:
+        try:
+            return examine(folder)
+        except OSError:
+            loop.call_soon_threadsafe(blind.set)
+            raise
 
-        monkeypatch.setattr(module, "examine", look)
-        monkeypatch.setattr(module, "_PAUSE_MAX_S", 0.01)
-        async with keeping(tmp_path, adopted=False) as bench:
-            with structlog.testing.capture_logs() as said:
-                with descriptors_left():
-                    keeps = loop.create_task(bench.keeper.run())
-                    async with asyncio.timeout(DEADLINE_S):
-                        await blind.wait()
-                ended = await bench.next()
-            assert (said[0]["event"], said[0]["why"]) == ("task_not_examined", NONE_LEFT)
-            assert isinstance(ended, ShimReported)
-            assert ended.status.phase is ShimPhase.CLEANED
-            bench.keeper.remove()
-            assert isinstance(await bench.next(), TaskRemoved)
-            assert not bench.folder.exists()
-            await keeps
-
-    asyncio.run(story())
+    monkeypatch.setattr(module, "examine", look)
+    monkeypatch.setattr(module, "_PAUSE_MAX_S", 0.01)
+    async with keeping(tmp_path, adopted=False) as bench:
+        with structlog.testing.capture_logs() as said:
+            with descriptors_left():
+                keeps = loop.create_task(bench.keeper.run())
+                async with asyncio.timeout(DEADLINE_S):
+                    await blind.wait()
+            ended = await bench.next()
+        assert (said[0]["event"], said[0]["why"]) == ("task_not_examined", NONE_LEFT)
+        assert isinstance(ended, ShimReported)
+        assert ended.status.phase is ShimPhase.CLEANED
+        bench.keeper.remove()
+        assert isinstance(await bench.next(), TaskRemoved)
+        assert not bench.folder.exists()
+        await keeps

@@ -6,53 +6,14 @@ import asyncio
 import json
 import os
 import pty
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
-import pytest
-
-from tests.cli.conftest import DEADLINE_S
+from tests.cli.conftest import Muster
 from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import CoordinatorProcess
 
-Muster = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(scope="module")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
-    """It knows two nodes, which are away."""
-
-    async def join(process: CoordinatorProcess) -> None:
-        for name in ("c1", "c2"):
-            async with connect(process, name) as agent:
-                await agent.hello()
-
-    with CoordinatorProcess(tmp_path_factory.mktemp("nodes")).start() as process:
-        asyncio.run(join(process))
-        yield process
-
-
-@pytest.fixture
-def muster(coordinator: CoordinatorProcess, environ: dict[str, str], tmp_path: Path) -> Muster:
-    def run(*arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "muster.cli", "node", *arguments],
-            env={**environ, "MUSTER_URL": coordinator.url, "MUSTER_TOKEN": coordinator.admin},
-            cwd=tmp_path,
-            stdin=stdin,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
-
-    return run
-
 
 def test_several_at_once_and_what_fails_does_not_keep_the_rest(muster: Muster) -> None:
-    done = muster("drain", "c1", "nobody", "c2", "--reason", "new racks", "--json")
+    done = muster("node", "drain", "c1", "nobody", "c2", "--reason", "new racks", "--json")
     assert done.returncode == 125
     assert "there is no node 'nobody'" in done.stderr
     nodes = json.loads(done.stdout)["nodes"]
@@ -60,14 +21,14 @@ def test_several_at_once_and_what_fails_does_not_keep_the_rest(muster: Muster) -
         ("c1", "drained"),
         ("c2", "drained"),
     ]
-    shown = " ".join(muster("show", "c1").stdout.split())
+    shown = " ".join(muster("node", "show", "c1").stdout.split())
     assert "new racks" in shown
-    refused = muster("resume", "c1")
+    refused = muster("node", "resume", "c1")
     assert refused.returncode == 125
     assert "muster node resume c1 --no-check" in refused.stderr
-    done = muster("resume", "c1", "c2", "--no-check")
+    done = muster("node", "resume", "c1", "c2", "--no-check")
     assert (done.returncode, "c1 active" in done.stderr) == (0, True)
-    assert "was in service" in muster("resume", "c1").stderr
+    assert "was in service" in muster("node", "resume", "c1").stderr
 
 
 def test_what_cannot_be_is_said(muster: Muster) -> None:
@@ -78,7 +39,7 @@ def test_what_cannot_be_is_said(muster: Muster) -> None:
         (("--reason", "x", "--now", "--deadline", "2h"), "exclude each other"),
         (("--reason", "x", "--deadline", "soon"), "soon"),
     ):
-        done = muster("drain", "c1", *options)
+        done = muster("node", "drain", "c1", *options)
         assert (done.returncode, word in done.stderr) == (2, True), done.stderr
 
 
@@ -86,14 +47,14 @@ def test_at_a_terminal_now_is_asked_about(muster: Muster) -> None:
     ours, theirs = pty.openpty()
     try:
         os.write(ours, b"n\n")
-        done = muster("drain", "c1", "--reason", "x", "--now", stdin=theirs)
+        done = muster("node", "drain", "c1", "--reason", "x", "--now", stdin=theirs)
     finally:
         os.close(ours)
         os.close(theirs)
     assert done.returncode == 125
     assert "nothing was drained" in done.stderr
-    assert muster("drain", "c1", "--reason", "x", "--now").returncode == 0
-    assert muster("resume", "c1", "--no-check").returncode == 0
+    assert muster("node", "drain", "c1", "--reason", "x", "--now").returncode == 0
+    assert muster("node", "resume", "c1", "--no-check").returncode == 0
 
 
 def test_nodes_are_declared_lost(muster: Muster, coordinator: CoordinatorProcess) -> None:
@@ -122,14 +83,14 @@ def test_one_that_is_gone_is_removed(muster: Muster, coordinator: CoordinatorPro
     async def come_and_go() -> None:
         async with connect(coordinator, "gone") as agent:
             await agent.hello()
-            refused = await asyncio.to_thread(muster, "remove", "gone")
+            refused = await asyncio.to_thread(muster, "node", "remove", "gone")
             assert refused.returncode == 125
             assert "gone is connected, and would come back at once" in refused.stderr
 
     asyncio.run(come_and_go())
-    done = muster("remove", "gone", "--json")
+    done = muster("node", "remove", "gone", "--json")
     while "is connected" in done.stderr:  # the end of the connection has not been noticed
-        done = muster("remove", "gone", "--json")
+        done = muster("node", "remove", "gone", "--json")
     assert (done.returncode, done.stderr) == (0, "muster: gone removed\n")
     assert [node["name"] for node in json.loads(done.stdout)["nodes"]] == ["gone"]
-    assert "there is no node 'gone'" in muster("remove", "gone").stderr
+    assert "there is no node 'gone'" in muster("node", "remove", "gone").stderr

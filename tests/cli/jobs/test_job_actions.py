@@ -3,55 +3,18 @@ with."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import pty
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import DEADLINE_S
-from tests.orchestrator.fake_agent import connect
-from tests.orchestrator.process import CoordinatorProcess
+from tests.cli.conftest import Muster
 from tests.orchestrator.user import JOB
-
-Muster = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(scope="module")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
-    """It knows two nodes, which are away: jobs are taken, and stay queued."""
-
-    async def join(process: CoordinatorProcess) -> None:
-        for name in ("c1", "c2"):
-            async with connect(process, name) as agent:
-                await agent.hello()
-
-    with CoordinatorProcess(tmp_path_factory.mktemp("verbs")).start() as process:
-        asyncio.run(join(process))
-        yield process
-
-
-@pytest.fixture
-def muster(coordinator: CoordinatorProcess, environ: dict[str, str], tmp_path: Path) -> Muster:
-    def run(*arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "muster.cli", *arguments],
-            env={**environ, "MUSTER_URL": coordinator.url, "MUSTER_TOKEN": coordinator.admin},
-            cwd=tmp_path,
-            stdin=stdin,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
-
-    return run
 
 
 @pytest.fixture

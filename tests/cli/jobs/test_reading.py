@@ -238,14 +238,6 @@ def test_an_unknown_job_is_a_sentence(run: Run, fake: FakeCoordinator) -> None:
     assert (done.returncode, done.stderr) == (125, b"muster: there is no job 7\n")
 
 
-def test_a_coordinator_that_is_not_there_is_a_sentence(run: Run, fake: FakeCoordinator) -> None:
-    fake.stop()
-    done = run("ps")
-    assert done.returncode == 125
-    assert b"nothing listens there" in done.stderr
-    assert b"Traceback" not in done.stderr
-
-
 def test_flags_beat_the_environment(run: Run, fake: FakeCoordinator, tmp_path: object) -> None:
     done = run("ps", "--url", fake.url, MUSTER_URL="http://127.0.0.1:1")
     assert done.returncode == 0
@@ -279,13 +271,18 @@ def test_an_error_says_where_the_address_and_the_token_are_from(
     wrong = run("ps", MUSTER_TOKEN="muster_admin_other_x")
     assert b"your token is from MUSTER_TOKEN; " + fake.url.encode() in wrong.stderr
     file = tmp_path / "other.yaml"
-    file.write_text('url: "http://127.0.0.1:1"\ntoken: "muster_admin_other_x"\n')
+    # A wrong scheme: for a coordinator that is away it would wait.
+    url = fake.url.replace("http:", "https:")
+    file.write_text(f'url: "{url}"\ntoken: "muster_admin_other_x"\n')
     file.chmod(0o600)
     other = run("ps", "--config", str(file), MUSTER_URL="", MUSTER_TOKEN="")
     assert (other.returncode, other.stdout) == (125, b"")
     assert f"this address is from {file}\n".encode() in other.stderr
     fake.stop()
     away = run("ps", "--url", fake.url)
+    assert away.returncode == 125
+    assert b"nothing listens there" in away.stderr
+    assert b"Traceback" not in away.stderr
     assert f"the coordinator at {fake.url} does not answer".encode() in away.stderr
     assert b"`url` in the file that --config names; this address is from --url\n" in away.stderr
     missing = run("ps", "--config", "missing.yaml")

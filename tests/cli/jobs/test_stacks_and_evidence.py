@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import subprocess
-import sys
 import tarfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,49 +22,15 @@ from muster.protocol.hangs import (
     StacksView,
     ThreadStack,
 )
-from tests.cli.conftest import DEADLINE_S
-from tests.orchestrator.fake_agent import connect
-from tests.orchestrator.process import CoordinatorProcess
+from tests.cli.conftest import Muster
 from tests.orchestrator.user import JOB
 
-Muster = Callable[..., subprocess.CompletedProcess[str]]
 SECRET = "hunter2-hunter2"
 STEP = Frame("step\x1b[31m", "/w/train.py", 41)
 GROUPS = (
     StackGroup((3,), ("n2",), "data.py:17", frames=(Frame("augment", "/w/data.py", 17),)),
     StackGroup((0, 1, 2), ("n1", "n2"), "train.py:41", waits=True, frames=(STEP,)),
 )
-
-
-@pytest.fixture(scope="module")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
-    """It knows two nodes, which are away: jobs are taken, and stay queued."""
-
-    async def join(process: CoordinatorProcess) -> None:
-        for name in ("c1", "c2"):
-            async with connect(process, name) as agent:
-                await agent.hello()
-
-    with CoordinatorProcess(tmp_path_factory.mktemp("hangs")).start() as process:
-        asyncio.run(join(process))
-        yield process
-
-
-@pytest.fixture
-def muster(coordinator: CoordinatorProcess, environ: dict[str, str], tmp_path: Path) -> Muster:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "muster.cli", *arguments],
-            env={**environ, "MUSTER_URL": coordinator.url, "MUSTER_TOKEN": coordinator.admin},
-            cwd=tmp_path,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
-
-    return run
 
 
 @pytest.fixture

@@ -18,37 +18,34 @@ LARGE = {f"LONG_{number}": "x" * 120_000 for number in range(4)}
 
 
 @pytest.mark.parametrize("of_one_job", [False, True], ids=["of all", "of one job"])
-def test_a_page_of_large_events_ends_early_and_skips_none(
+async def test_a_page_of_large_events_ends_early_and_skips_none(
     coordinator: CoordinatorProcess, of_one_job: bool
 ) -> None:
-    async def main() -> None:
-        async with (
-            asyncio.timeout(60),
-            connect(coordinator, "n1") as agent,
-            user_of(coordinator) as user,
-        ):
-            await agent.hello()
-            jobs = [await user.submit(env=LARGE) for _ in range(8)]
-            path = f"/v1/jobs/{jobs[-1]}/events" if of_one_job else "/v1/events"
-            seqs: list[int] = []
-            submitted: list[int] = []
-            while True:
-                async with user.http.get(f"{path}?after={seqs[-1] if seqs else 0}") as answer:
-                    text = await answer.read()
-                assert len(text) < 2 * LIST_BYTES + 100_000
-                page = json.loads(text)["events"]
-                if not page:
-                    break
-                seqs += [event["seq"] for event in page]
-                submitted += [e["job"] for e in page if e["kind"] == "JobSubmitted"]
-            assert submitted[-1] == jobs[-1]
-            if not of_one_job:
-                assert seqs == list(range(1, len(seqs) + 1))
-                assert submitted[-8:] == jobs
-            for job in jobs:
-                await user.cancel(job)
-
-    asyncio.run(main())
+    async with (
+        asyncio.timeout(60),
+        connect(coordinator, "n1") as agent,
+        user_of(coordinator) as user,
+    ):
+        await agent.hello()
+        jobs = [await user.submit(env=LARGE) for _ in range(8)]
+        path = f"/v1/jobs/{jobs[-1]}/events" if of_one_job else "/v1/events"
+        seqs: list[int] = []
+        submitted: list[int] = []
+        while True:
+            async with user.http.get(f"{path}?after={seqs[-1] if seqs else 0}") as answer:
+                text = await answer.read()
+            assert len(text) < 2 * LIST_BYTES + 100_000
+            page = json.loads(text)["events"]
+            if not page:
+                break
+            seqs += [event["seq"] for event in page]
+            submitted += [e["job"] for e in page if e["kind"] == "JobSubmitted"]
+        assert submitted[-1] == jobs[-1]
+        if not of_one_job:
+            assert seqs == list(range(1, len(seqs) + 1))
+            assert submitted[-8:] == jobs
+        for job in jobs:
+            await user.cancel(job)
 
 
 def test_all_streams_at_one_place_share_a_page_until_more_is_on_disk(tmp_path: Path) -> None:

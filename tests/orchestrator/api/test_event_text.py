@@ -39,34 +39,31 @@ def follow(user: User, path: str, last: str = "") -> Any:
     return user.http.get(path, headers=headers)
 
 
-def test_the_events_of_a_job_come_and_end_with_it(coordinator: CoordinatorProcess) -> None:
-    async def main() -> None:
-        await known_node(coordinator)
-        async with user_of(coordinator) as user, asyncio.timeout(60):
-            job = await user.submit()
-            async with follow(user, f"/v1/jobs/{job}/events") as answer:
-                assert answer.content_type == "text/event-stream"
-                assert await next_event(answer) == {"retry": "1000"}
-                first = await next_event(answer)
-                assert first["event"] == "JobSubmitted"
-                await user.cancel(job)
-                rest = [await next_event(answer) for _ in range(3)]
-                assert [event["event"] for event in rest] == ["CancelRequested", "JobEnded", "end"]
-                assert json.loads(rest[-1]["data"]) == {"final": True, "reason": ""}
-                assert await answer.read() == b""
-            listed = (await user.get(f"/v1/jobs/{job}/events"))["events"]
-            streamed = [json.loads(event["data"]) for event in [first, *rest[:-1]]]
-            assert streamed == listed
-            assert [event["id"] for event in [first, *rest[:-1]]] == [e["id"] for e in listed]
-            async with follow(user, f"/v1/jobs/{job}/events", first["id"]) as answer:
-                await next_event(answer)
-                assert (await next_event(answer))["id"] == listed[1]["id"]
-            async with follow(user, f"/v1/jobs/{job}/events", rest[-2]["id"]) as answer:
-                assert answer.status == 204, "a browser comes no more"
-            every = (await user.get(f"/v1/events?after={listed[0]['seq'] - 1}"))["events"]
-            assert every[0] == listed[0]
-
-    asyncio.run(main())
+async def test_the_events_of_a_job_come_and_end_with_it(coordinator: CoordinatorProcess) -> None:
+    await known_node(coordinator)
+    async with user_of(coordinator) as user, asyncio.timeout(60):
+        job = await user.submit()
+        async with follow(user, f"/v1/jobs/{job}/events") as answer:
+            assert answer.content_type == "text/event-stream"
+            assert await next_event(answer) == {"retry": "1000"}
+            first = await next_event(answer)
+            assert first["event"] == "JobSubmitted"
+            await user.cancel(job)
+            rest = [await next_event(answer) for _ in range(3)]
+            assert [event["event"] for event in rest] == ["CancelRequested", "JobEnded", "end"]
+            assert json.loads(rest[-1]["data"]) == {"final": True, "reason": ""}
+            assert await answer.read() == b""
+        listed = (await user.get(f"/v1/jobs/{job}/events"))["events"]
+        streamed = [json.loads(event["data"]) for event in [first, *rest[:-1]]]
+        assert streamed == listed
+        assert [event["id"] for event in [first, *rest[:-1]]] == [e["id"] for e in listed]
+        async with follow(user, f"/v1/jobs/{job}/events", first["id"]) as answer:
+            await next_event(answer)
+            assert (await next_event(answer))["id"] == listed[1]["id"]
+        async with follow(user, f"/v1/jobs/{job}/events", rest[-2]["id"]) as answer:
+            assert answer.status == 204, "a browser comes no more"
+        every = (await user.get(f"/v1/events?after={listed[0]['seq'] - 1}"))["events"]
+        assert every[0] == listed[0]
 
 
 @pytest.mark.parametrize("given", ["x", "-1", "1.5", "9" * 30])
@@ -79,51 +76,43 @@ def test_a_last_event_id_that_is_none(coordinator: CoordinatorProcess, given: st
     asyncio.run(main())
 
 
-def test_an_event_that_has_not_been_is_refused(coordinator: CoordinatorProcess) -> None:
+async def test_an_event_that_has_not_been_is_refused(coordinator: CoordinatorProcess) -> None:
     """As a backup was restored: who waited for it would miss all that comes before it."""
-
-    async def main() -> None:
-        await known_node(coordinator)
-        async with user_of(coordinator) as user, asyncio.timeout(60):
-            newest = (await user.get("/v1/events"))["events"][-1]["seq"]
-            job = await user.submit()
-            for path in ("/v1/events", f"/v1/jobs/{job}/events"):
-                async with follow(user, path, str(newest)) as answer:
-                    assert answer.status == 200
-                async with follow(user, path, str(newest + 1000)) as answer:
-                    assert answer.status == 400
-                    problem = await answer.json()
-                    assert problem["code"] == "bad_last_event_id"
-                    assert "from the start" in problem["hint"]
-                async with follow(user, f"{path}?after={newest + 1000}") as answer:
-                    assert answer.status == 400
-                    assert (await answer.json())["problems"][0]["field"] == "after"
-
-    asyncio.run(main())
+    await known_node(coordinator)
+    async with user_of(coordinator) as user, asyncio.timeout(60):
+        newest = (await user.get("/v1/events"))["events"][-1]["seq"]
+        job = await user.submit()
+        for path in ("/v1/events", f"/v1/jobs/{job}/events"):
+            async with follow(user, path, str(newest)) as answer:
+                assert answer.status == 200
+            async with follow(user, path, str(newest + 1000)) as answer:
+                assert answer.status == 400
+                problem = await answer.json()
+                assert problem["code"] == "bad_last_event_id"
+                assert "from the start" in problem["hint"]
+            async with follow(user, f"{path}?after={newest + 1000}") as answer:
+                assert answer.status == 400
+                assert (await answer.json())["problems"][0]["field"] == "after"
 
 
-def test_an_event_of_another_history_is_refused(coordinator: CoordinatorProcess) -> None:
+async def test_an_event_of_another_history_is_refused(coordinator: CoordinatorProcess) -> None:
     """As a backup was restored, and more has happened since: its place is another event's now."""
-
-    async def main() -> None:
-        await known_node(coordinator)
-        async with user_of(coordinator) as user, asyncio.timeout(60):
-            first = (await user.get("/v1/events"))["events"][0]
-            seq, mark = first["id"].split("-")
-            assert seq == str(first["seq"])
-            other = f"{seq}-{int(mark, 16) + 1:x}"
-            async with follow(user, "/v1/events", other) as answer:
-                assert (await answer.json())["code"] == "bad_last_event_id"
-            for query in (f"after={other}", f"after={other}&follow=1"):
-                async with follow(user, f"/v1/events?{query}") as answer:
-                    problem = await answer.json()
-                    assert problem["problems"][0]["field"] == "after"
-                    assert "was a backup of the coordinator restored?" in problem["detail"]
-            client = Client(coordinator.url, coordinator.admin)
-            with pytest.raises(ApiError, match="another event"):
-                await asyncio.to_thread(lambda: next(client.follow_events(after=other)))
-
-    asyncio.run(main())
+    await known_node(coordinator)
+    async with user_of(coordinator) as user, asyncio.timeout(60):
+        first = (await user.get("/v1/events"))["events"][0]
+        seq, mark = first["id"].split("-")
+        assert seq == str(first["seq"])
+        other = f"{seq}-{int(mark, 16) + 1:x}"
+        async with follow(user, "/v1/events", other) as answer:
+            assert (await answer.json())["code"] == "bad_last_event_id"
+        for query in (f"after={other}", f"after={other}&follow=1"):
+            async with follow(user, f"/v1/events?{query}") as answer:
+                problem = await answer.json()
+                assert problem["problems"][0]["field"] == "after"
+                assert "was a backup of the coordinator restored?" in problem["detail"]
+        client = Client(coordinator.url, coordinator.admin)
+        with pytest.raises(ApiError, match="another event"):
+            await asyncio.to_thread(lambda: next(client.follow_events(after=other)))
 
 
 def test_nothing_is_lost_or_doubled_when_the_coordinator_dies(tmp_path: Path) -> None:
@@ -186,28 +175,24 @@ def test_a_reader_whose_token_is_revoked_gets_no_more(tmp_path: Path) -> None:
         asyncio.run(main())
 
 
-def test_a_reader_that_sleeps_holds_up_nobody(coordinator: CoordinatorProcess) -> None:
+async def test_a_reader_that_sleeps_holds_up_nobody(coordinator: CoordinatorProcess) -> None:
     """It is sent a page at a time, and reads what it missed when it wakes."""
-
-    async def main() -> None:
-        await known_node(coordinator)
-        async with (
-            asyncio.timeout(60),
-            user_of(coordinator) as user,
-            user_of(coordinator) as sleeper,
-            follow(sleeper, "/v1/events") as answer,
-        ):
-            jobs = [await user.submit(env={"LONG": "x" * 100_000}) for _ in range(60)]
-            for job in jobs:
-                await user.cancel(job)
-            kinds: list[str] = []
-            while kinds.count("JobEnded") < len(jobs):
-                event = await next_event(answer)
-                if "event" in event and json.loads(event["data"])["job"] in jobs:
-                    kinds.append(event["event"])
-            assert kinds.count("JobSubmitted") == len(jobs)
-
-    asyncio.run(main())
+    await known_node(coordinator)
+    async with (
+        asyncio.timeout(60),
+        user_of(coordinator) as user,
+        user_of(coordinator) as sleeper,
+        follow(sleeper, "/v1/events") as answer,
+    ):
+        jobs = [await user.submit(env={"LONG": "x" * 100_000}) for _ in range(60)]
+        for job in jobs:
+            await user.cancel(job)
+        kinds: list[str] = []
+        while kinds.count("JobEnded") < len(jobs):
+            event = await next_event(answer)
+            if "event" in event and json.loads(event["data"])["job"] in jobs:
+                kinds.append(event["event"])
+        assert kinds.count("JobSubmitted") == len(jobs)
 
 
 def test_the_heartbeat_is_shorter_than_what_takes_a_connection_for_dead() -> None:

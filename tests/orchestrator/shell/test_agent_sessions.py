@@ -40,16 +40,15 @@ async def until(check: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_hello_is_welcomed_and_a_heartbeat_is_answered(coordinator: CoordinatorProcess) -> None:
-    async def main() -> None:
-        async with connect(coordinator, "a1") as agent, user_of(coordinator) as user:
-            welcome = await agent.hello()
-            assert (welcome.epoch, welcome.heartbeat_s, welcome.lease_s) == (1, 20.0, 60.0)
-            await agent.say(Heartbeat(12.5))
-            assert await agent.hear() == HeartbeatAck(12.5)
-            assert await link_of(user, "a1") == "connected"
-
-    asyncio.run(main())
+async def test_hello_is_welcomed_and_a_heartbeat_is_answered(
+    coordinator: CoordinatorProcess,
+) -> None:
+    async with connect(coordinator, "a1") as agent, user_of(coordinator) as user:
+        welcome = await agent.hello()
+        assert (welcome.epoch, welcome.heartbeat_s, welcome.lease_s) == (1, 20.0, 60.0)
+        await agent.say(Heartbeat(12.5))
+        assert await agent.hear() == HeartbeatAck(12.5)
+        assert await link_of(user, "a1") == "connected"
 
 
 def test_the_end_of_a_connection_is_noticed_at_once(coordinator: CoordinatorProcess) -> None:
@@ -69,33 +68,31 @@ def test_the_end_of_a_connection_is_noticed_at_once(coordinator: CoordinatorProc
     asyncio.run(main())
 
 
-def test_a_new_connection_of_an_agent_ends_its_old_one(coordinator: CoordinatorProcess) -> None:
-    async def main() -> None:
-        async with (
-            connect(coordinator, "a3") as old,
-            connect(coordinator, "a3") as new,
-            user_of(coordinator) as user,
-        ):
-            await old.hello()
-            await new.hello()
-            assert (await closed(old))[1] == "the agent has connected again"
-            await new.say(Heartbeat(1.0))
-            assert await new.hear() == HeartbeatAck(1.0)
-            assert await link_of(user, "a3") == "connected"
+async def test_a_new_connection_of_an_agent_ends_its_old_one(
+    coordinator: CoordinatorProcess,
+) -> None:
+    async with (
+        connect(coordinator, "a3") as old,
+        connect(coordinator, "a3") as new,
+        user_of(coordinator) as user,
+    ):
+        await old.hello()
+        await new.hello()
+        assert (await closed(old))[1] == "the agent has connected again"
+        await new.say(Heartbeat(1.0))
+        assert await new.hear() == HeartbeatAck(1.0)
+        assert await link_of(user, "a3") == "connected"
 
-    asyncio.run(main())
 
-
-def test_a_second_agent_of_the_same_name_is_told_why_not(coordinator: CoordinatorProcess) -> None:
-    async def main() -> None:
-        async with connect(coordinator, "a4") as one, connect(coordinator, "a4") as two:
-            await one.hello()
-            await two.say(hello("a4", agent_id="another"))
-            refused = await two.expect(Refused)
-            assert refused.code == "duplicate_name"
-            assert (await closed(two))[1] == "duplicate_name"
-
-    asyncio.run(main())
+async def test_a_second_agent_of_the_same_name_is_told_why_not(
+    coordinator: CoordinatorProcess,
+) -> None:
+    async with connect(coordinator, "a4") as one, connect(coordinator, "a4") as two:
+        await one.hello()
+        await two.say(hello("a4", agent_id="another"))
+        refused = await two.expect(Refused)
+        assert refused.code == "duplicate_name"
+        assert (await closed(two))[1] == "duplicate_name"
 
 
 def test_a_second_agent_of_one_machine_is_told_why_not(coordinator: CoordinatorProcess) -> None:
@@ -156,87 +153,65 @@ async def says_an_unknown_tag_first(agent: FakeAgent) -> None:
         (says_an_unknown_tag_first, "which this version does not support"),
     ],
 )
-def test_what_cannot_be_understood_ends_the_connection_with_the_reason(
+async def test_what_cannot_be_understood_ends_the_connection_with_the_reason(
     coordinator: CoordinatorProcess, behave: Callable[[FakeAgent], Awaitable[None]], reason: str
 ) -> None:
-    async def main() -> None:
-        async with connect(coordinator, f"b-{behave.__name__.replace('_', '-')}") as agent:
-            await behave(agent)
-            code, why = await closed(agent)
-            assert code == POLICY_VIOLATION
-            assert reason in why
-
-    asyncio.run(main())
+    async with connect(coordinator, f"b-{behave.__name__.replace('_', '-')}") as agent:
+        await behave(agent)
+        code, why = await closed(agent)
+        assert code == POLICY_VIOLATION
+        assert reason in why
 
 
-def test_a_message_of_a_later_version_is_counted_and_passed_over(
+async def test_a_message_of_a_later_version_is_counted_and_passed_over(
     coordinator: CoordinatorProcess,
 ) -> None:
-    async def main() -> None:
-        async with connect(coordinator, "of-the-future") as agent:
-            await agent.hello()
-            for _ in range(3):
-                seq = agent.link.next_seq()
-                raw = f'{{"seq":{seq},"body":{{"type":"of_the_future","x":[1]}}}}'
-                await agent.socket.send_str(raw)
-            await agent.say(Heartbeat(1.5))
-            assert (await agent.expect(HeartbeatAck)).sent_s == 1.5
-
-    asyncio.run(main())
+    async with connect(coordinator, "of-the-future") as agent:
+        await agent.hello()
+        for _ in range(3):
+            seq = agent.link.next_seq()
+            raw = f'{{"seq":{seq},"body":{{"type":"of_the_future","x":[1]}}}}'
+            await agent.socket.send_str(raw)
+        await agent.say(Heartbeat(1.5))
+        assert (await agent.expect(HeartbeatAck)).sent_s == 1.5
 
 
-def test_a_frame_over_the_limit_ends_the_connection(coordinator: CoordinatorProcess) -> None:
-    async def main() -> None:
-        async with connect(coordinator, "c1") as agent:
-            await agent.hello()
-            await agent.socket.send_str("x" * (FRAME_BYTES_MAX + 1))
-            async with asyncio.timeout(DEADLINE_S):
-                message = await agent.socket.receive()
-            assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED), message
-
-    asyncio.run(main())
+async def test_a_frame_over_the_limit_ends_the_connection(coordinator: CoordinatorProcess) -> None:
+    async with connect(coordinator, "c1") as agent:
+        await agent.hello()
+        await agent.socket.send_str("x" * (FRAME_BYTES_MAX + 1))
+        async with asyncio.timeout(DEADLINE_S):
+            message = await agent.socket.receive()
+        assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED), message
 
 
-def test_a_repeated_frame_is_dropped(coordinator: CoordinatorProcess) -> None:
-    async def main() -> None:
-        async with connect(coordinator, "c2") as agent:
-            await agent.hello()
-            again = encode(ReportFrame(1, hello("c2"))).decode()
-            await agent.socket.send_str(again)
-            await agent.say(Heartbeat(2.0))
-            assert await agent.hear() == HeartbeatAck(2.0)
-
-    asyncio.run(main())
+async def test_a_repeated_frame_is_dropped(coordinator: CoordinatorProcess) -> None:
+    async with connect(coordinator, "c2") as agent:
+        await agent.hello()
+        again = encode(ReportFrame(1, hello("c2"))).decode()
+        await agent.socket.send_str(again)
+        await agent.say(Heartbeat(2.0))
+        assert await agent.hear() == HeartbeatAck(2.0)
 
 
-def test_who_says_no_hello_is_not_waited_for(coordinator: CoordinatorProcess) -> None:
-    async def main() -> None:
-        async with connect(coordinator, "c3") as agent:
-            code, why = await closed(agent)
-            assert (code, why) == (POLICY_VIOLATION, "no hello within 5 s")
-
-    asyncio.run(main())
+async def test_who_says_no_hello_is_not_waited_for(coordinator: CoordinatorProcess) -> None:
+    async with connect(coordinator, "c3") as agent:
+        code, why = await closed(agent)
+        assert (code, why) == (POLICY_VIOLATION, "no hello within 5 s")
 
 
-def test_a_stranger_with_an_impossible_name_is_refused(coordinator: CoordinatorProcess) -> None:
-    async def main() -> None:
-        fields: dict[str, Any] = {}
-        async with connect(coordinator, "evil\n127.0.0.1 bank.example") as agent:
-            await agent.say(hello(agent.name, **fields))
-            assert (await agent.expect(Refused)).code == "bad_name"
+async def test_a_stranger_with_an_impossible_name_is_refused(
+    coordinator: CoordinatorProcess,
+) -> None:
+    fields: dict[str, Any] = {}
+    async with connect(coordinator, "evil\n127.0.0.1 bank.example") as agent:
+        await agent.say(hello(agent.name, **fields))
+        assert (await agent.expect(Refused)).code == "bad_name"
 
-    asyncio.run(main())
 
-
-def test_a_node_that_holds_much_is_let_in(coordinator: CoordinatorProcess) -> None:
+async def test_a_node_that_holds_much_is_let_in(coordinator: CoordinatorProcess) -> None:
     """One turned away for the size of its hello could never come back: it would say the same."""
-
-    async def main() -> None:
-        async with connect(coordinator, "holds-much") as agent:
-            why = Refusal("setup_failed", "x" * 2000)
-            tasks = tuple(
-                TaskReport(TaskId(f"{n}.1.0"), TaskState.CLEANED, why) for n in range(1, 100)
-            )
-            await agent.hello(tasks=tasks)
-
-    asyncio.run(main())
+    async with connect(coordinator, "holds-much") as agent:
+        why = Refusal("setup_failed", "x" * 2000)
+        tasks = tuple(TaskReport(TaskId(f"{n}.1.0"), TaskState.CLEANED, why) for n in range(1, 100))
+        await agent.hello(tasks=tasks)

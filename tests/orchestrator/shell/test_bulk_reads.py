@@ -9,31 +9,28 @@ import pytest
 from orchestrator.shell.bulk_reads import BulkReads
 
 
-def test_a_user_with_many_readers_delays_another_by_one_slice() -> None:
+async def test_a_user_with_many_readers_delays_another_by_one_slice() -> None:
     order: list[str] = []
     gate = threading.Event()
 
     def slice_of(user: str) -> Callable[[], None]:
         return lambda: order.append(user)
 
-    async def main() -> None:
-        reads = BulkReads(threads=1)
-        held = asyncio.create_task(reads.slice("ann", gate.wait))
-        await asyncio.sleep(0)
-        many = [asyncio.create_task(reads.slice("ann", slice_of("ann"))) for _ in range(20)]
-        await asyncio.sleep(0)
-        one = asyncio.create_task(reads.slice("bob", slice_of("bob")))
-        await asyncio.sleep(0)
-        gate.set()
-        await asyncio.gather(held, one, *many)
-        reads.close()
-
-    asyncio.run(main())
+    reads = BulkReads(threads=1)
+    held = asyncio.create_task(reads.slice("ann", gate.wait))
+    await asyncio.sleep(0)
+    many = [asyncio.create_task(reads.slice("ann", slice_of("ann"))) for _ in range(20)]
+    await asyncio.sleep(0)
+    one = asyncio.create_task(reads.slice("bob", slice_of("bob")))
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(held, one, *many)
+    reads.close()
     assert order.index("bob") <= 1
     assert order.count("ann") == 20
 
 
-def test_no_more_slices_run_at_once_than_there_are_threads() -> None:
+async def test_no_more_slices_run_at_once_than_there_are_threads() -> None:
     running, most = 0, 0
     lock = threading.Lock()
 
@@ -45,12 +42,9 @@ def test_no_more_slices_run_at_once_than_there_are_threads() -> None:
         with lock:
             running -= 1
 
-    async def main() -> None:
-        reads = BulkReads(threads=2)
-        await asyncio.gather(*(reads.slice(f"user {n % 7}", slice_) for n in range(100)))
-        reads.close()
-
-    asyncio.run(main())
+    reads = BulkReads(threads=2)
+    await asyncio.gather(*(reads.slice(f"user {n % 7}", slice_) for n in range(100)))
+    reads.close()
     assert most <= 2
 
 

@@ -130,26 +130,25 @@ def test_what_needs_the_disk_waits_for_it_and_nothing_is_forgotten(tmp_path: Pat
     with_owner(tmp_path, main, QUICK)
 
 
-def test_after_a_failed_commit_nothing_is_acted_on_and_nobody_is_answered(tmp_path: Path) -> None:
-    async def main() -> None:
-        rig = Rig(tmp_path, Limits())
-        owner = asyncio.get_running_loop().create_task(rig.coordinator.run(1))
-        await rig.coordinator.started.wait()
-        await rig.join()
-        rig.happened.clear()
-        rig.journal.fails = True
-        with pytest.raises(CoordinatorStoppedError):
-            await rig.submit()
-        with pytest.raises(JournalWriteError):
-            await owner
-        with pytest.raises(CoordinatorStoppedError):
-            await rig.coordinator.settled()
-        with pytest.raises(CoordinatorStoppedError):
-            await rig.submit()
-        assert "PrepareTask" not in rig.happened
-        rig.journal.close()
-
-    asyncio.run(main())
+async def test_after_a_failed_commit_nothing_is_acted_on_and_nobody_is_answered(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path, Limits())
+    owner = asyncio.get_running_loop().create_task(rig.coordinator.run(1))
+    await rig.coordinator.started.wait()
+    await rig.join()
+    rig.happened.clear()
+    rig.journal.fails = True
+    with pytest.raises(CoordinatorStoppedError):
+        await rig.submit()
+    with pytest.raises(JournalWriteError):
+        await owner
+    with pytest.raises(CoordinatorStoppedError):
+        await rig.coordinator.settled()
+    with pytest.raises(CoordinatorStoppedError):
+        await rig.submit()
+    assert "PrepareTask" not in rig.happened
+    rig.journal.close()
     journal = Journal.open(tmp_path)
     assert replay(journal.replay()).jobs == {}
     journal.close()

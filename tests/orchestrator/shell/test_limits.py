@@ -162,26 +162,22 @@ Flood = Callable[[FakeAgent, FakeLogLink, TaskId], Awaitable[None]]
         many_events,
     ],
 )
-def test_an_agent_that_says_too_much(coordinator: CoordinatorProcess, flood: Flood) -> None:
+async def test_an_agent_that_says_too_much(coordinator: CoordinatorProcess, flood: Flood) -> None:
     name = flood.__name__.replace("_", "-")
-
-    async def main() -> None:
-        async with connect(coordinator, name) as agent:
-            await agent.hello()
-            async with user_of(coordinator) as user:
-                await user.submit(placement={"include": [name]})
-            task = await agent.prepare()
-            async with connect_logs(coordinator, name) as link, quick_answers(coordinator):
-                try:
-                    async with asyncio.timeout(60):
-                        await flood(agent, link, task)
-                        await agent.say(Heartbeat(7.0))
-                        while await agent.hear() != HeartbeatAck(7.0):
-                            pass
-                except (AssertionError, ConnectionError):
-                    print("it was cut off")
-
-    asyncio.run(main())
+    async with connect(coordinator, name) as agent:
+        await agent.hello()
+        async with user_of(coordinator) as user:
+            await user.submit(placement={"include": [name]})
+        task = await agent.prepare()
+        async with connect_logs(coordinator, name) as link, quick_answers(coordinator):
+            try:
+                async with asyncio.timeout(60):
+                    await flood(agent, link, task)
+                    await agent.say(Heartbeat(7.0))
+                    while await agent.hear() != HeartbeatAck(7.0):
+                        pass
+            except (AssertionError, ConnectionError):
+                print("it was cut off")
 
 
 @pytest.mark.parametrize(
@@ -199,19 +195,16 @@ def test_an_agent_that_says_too_much(coordinator: CoordinatorProcess, flood: Flo
         ("GPUs", {"devices": tuple(GpuDevice(f"GPU-{n}") for n in range(2 * DEVICES_MAX))}),
     ],
 )
-def test_an_agent_that_has_too_much(
+async def test_an_agent_that_has_too_much(
     coordinator: CoordinatorProcess, what: str, fields: dict[str, Any]
 ) -> None:
-    async def main() -> None:
-        inventory = Inventory(address="127.0.0.1", machine_id=f"machine-{what}", **fields)
-        async with quick_answers(coordinator) as user:
-            async with connect(coordinator, f"has-{what.lower()}") as agent:
-                with pytest.raises(AssertionError):
-                    await agent.hello(inventory=inventory)
-            names = [node["name"] for node in (await user.get("/v1/nodes"))["nodes"]]
-            assert f"has-{what.lower()}" not in names
-
-    asyncio.run(main())
+    inventory = Inventory(address="127.0.0.1", machine_id=f"machine-{what}", **fields)
+    async with quick_answers(coordinator) as user:
+        async with connect(coordinator, f"has-{what.lower()}") as agent:
+            with pytest.raises(AssertionError):
+                await agent.hello(inventory=inventory)
+        names = [node["name"] for node in (await user.get("/v1/nodes"))["nodes"]]
+        assert f"has-{what.lower()}" not in names
 
 
 @pytest.mark.parametrize(
@@ -226,16 +219,13 @@ def test_an_agent_that_has_too_much(
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_a_job_that_asks_for_too_much(
+async def test_a_job_that_asks_for_too_much(
     coordinator: CoordinatorProcess, fields: dict[str, Any]
 ) -> None:
-    async def main() -> None:
-        async with quick_answers(coordinator) as user:
-            for _ in range(8):
-                async with user.http.post("/v1/jobs", json={**JOB, **fields}) as answer:
-                    assert answer.status in (400, 413, 422), await answer.text()
-
-    asyncio.run(main())
+    async with quick_answers(coordinator) as user:
+        for _ in range(8):
+            async with user.http.post("/v1/jobs", json={**JOB, **fields}) as answer:
+                assert answer.status in (400, 413, 422), await answer.text()
 
 
 @pytest.mark.parametrize(
@@ -246,12 +236,9 @@ def test_a_job_that_asks_for_too_much(
         f"/v1/jobs/1/logs?tail={2 * TAIL_MAX}",
     ],
 )
-def test_a_page_that_is_too_long(coordinator: CoordinatorProcess, path: str) -> None:
-    async def main() -> None:
-        async with quick_answers(coordinator) as user, user.http.get(path) as answer:
-            assert answer.status in (400, 422), await answer.text()
-
-    asyncio.run(main())
+async def test_a_page_that_is_too_long(coordinator: CoordinatorProcess, path: str) -> None:
+    async with quick_answers(coordinator) as user, user.http.get(path) as answer:
+        assert answer.status in (400, 422), await answer.text()
 
 
 async def read_tails(http: aiohttp.ClientSession, job: int) -> None:
@@ -259,42 +246,38 @@ async def read_tails(http: aiohttp.ClientSession, job: int) -> None:
         await answer.read()
 
 
-def test_many_readers_of_tails(coordinator: CoordinatorProcess) -> None:
+async def test_many_readers_of_tails(coordinator: CoordinatorProcess) -> None:
     """Submits of large jobs are acknowledged meanwhile, which a thread reads."""
-
-    async def main() -> None:
-        large = {f"LONG_{number}": "x" * 100_000 for number in range(3)}
-        placed = {"include": ["tails"]}
-        async with (
-            asyncio.timeout(60),
-            connect(coordinator, "tails") as agent,
-            connect_logs(coordinator, "tails") as link,
-            user_of(coordinator) as user,
-            aiohttp.ClientSession(
-                coordinator.url,
-                headers=coordinator.headers(),
-                connector=aiohttp.TCPConnector(limit=0),
-            ) as http,
-        ):
-            await agent.hello()
-            job = await user.submit(placement=placed)
-            task = await agent.prepare()
-            # One line, in many records: a tail reads all of it.
-            await many_small_chunks(agent, link, task)
-            waits = []
-            async with quick_answers(coordinator):
-                readers = [asyncio.create_task(read_tails(http, job)) for _ in range(TAILS)]
-                for _ in range(20):
-                    began = time.monotonic()
-                    queued = await user.submit(placement=placed, env=large)
-                    waits.append(time.monotonic() - began)
-                    await user.cancel(queued)
-                for reader in readers:
-                    reader.cancel()
-            print(f"the slowest submit after {max(waits) * 1000:.0f} ms")
-            assert max(waits) < ANSWER_S_MAX
-
-    asyncio.run(main())
+    large = {f"LONG_{number}": "x" * 100_000 for number in range(3)}
+    placed = {"include": ["tails"]}
+    async with (
+        asyncio.timeout(60),
+        connect(coordinator, "tails") as agent,
+        connect_logs(coordinator, "tails") as link,
+        user_of(coordinator) as user,
+        aiohttp.ClientSession(
+            coordinator.url,
+            headers=coordinator.headers(),
+            connector=aiohttp.TCPConnector(limit=0),
+        ) as http,
+    ):
+        await agent.hello()
+        job = await user.submit(placement=placed)
+        task = await agent.prepare()
+        # One line, in many records: a tail reads all of it.
+        await many_small_chunks(agent, link, task)
+        waits = []
+        async with quick_answers(coordinator):
+            readers = [asyncio.create_task(read_tails(http, job)) for _ in range(TAILS)]
+            for _ in range(20):
+                began = time.monotonic()
+                queued = await user.submit(placement=placed, env=large)
+                waits.append(time.monotonic() - began)
+                await user.cancel(queued)
+            for reader in readers:
+                reader.cancel()
+        print(f"the slowest submit after {max(waits) * 1000:.0f} ms")
+        assert max(waits) < ANSWER_S_MAX
 
 
 async def followed(
@@ -308,40 +291,34 @@ async def followed(
                 return
 
 
-def test_many_followers(coordinator: CoordinatorProcess) -> None:
+async def test_many_followers(coordinator: CoordinatorProcess) -> None:
     """As many as one user may have, and more that are refused, while jobs come and go."""
-
-    async def main() -> None:
-        async with (
-            asyncio.timeout(100),
-            connect(coordinator, "followed") as agent,
-            user_of(coordinator) as user,
-            aiohttp.ClientSession(
-                coordinator.url,
-                headers=coordinator.headers(),
-                connector=aiohttp.TCPConnector(limit=0),
-                read_bufsize=1 << 20,
-            ) as http,
-        ):
-            await agent.hello()
-            newest = 0
-            while page := (await user.get(f"/v1/events?after={newest}"))["events"]:
-                newest = page[-1]["seq"]
-            ready: asyncio.Queue[int] = asyncio.Queue()
-            path = f"/v1/events?follow=1&after={newest}"
-            followers = [
-                asyncio.create_task(followed(http, path, "the-last", ready)) for _ in range(STREAMS)
-            ]
-            statuses = [await ready.get() for _ in followers]
-            assert statuses.count(200) <= 256
-            async with quick_answers(coordinator):
-                for number in range(20):
-                    name = "the-last" if number == 19 else "followed"
-                    await user.cancel(
-                        await user.submit(name=name, placement={"include": ["followed"]})
-                    )
-                await asyncio.gather(*followers)
-            print(statuses.count(200), "followers,", statuses.count(429), "refused")
-            assert statuses.count(200) + statuses.count(429) == STREAMS
-
-    asyncio.run(main())
+    async with (
+        asyncio.timeout(100),
+        connect(coordinator, "followed") as agent,
+        user_of(coordinator) as user,
+        aiohttp.ClientSession(
+            coordinator.url,
+            headers=coordinator.headers(),
+            connector=aiohttp.TCPConnector(limit=0),
+            read_bufsize=1 << 20,
+        ) as http,
+    ):
+        await agent.hello()
+        newest = 0
+        while page := (await user.get(f"/v1/events?after={newest}"))["events"]:
+            newest = page[-1]["seq"]
+        ready: asyncio.Queue[int] = asyncio.Queue()
+        path = f"/v1/events?follow=1&after={newest}"
+        followers = [
+            asyncio.create_task(followed(http, path, "the-last", ready)) for _ in range(STREAMS)
+        ]
+        statuses = [await ready.get() for _ in followers]
+        assert statuses.count(200) <= 256
+        async with quick_answers(coordinator):
+            for number in range(20):
+                name = "the-last" if number == 19 else "followed"
+                await user.cancel(await user.submit(name=name, placement={"include": ["followed"]}))
+            await asyncio.gather(*followers)
+        print(statuses.count(200), "followers,", statuses.count(429), "refused")
+        assert statuses.count(200) + statuses.count(429) == STREAMS

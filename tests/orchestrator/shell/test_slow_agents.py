@@ -62,71 +62,60 @@ async def sessions(heard: Heard, **more: float) -> AsyncIterator[tuple[AgentSess
         await runner.cleanup()
 
 
-def test_who_does_not_read_is_cut_off() -> None:
-    async def main() -> None:
-        heard = Heard()
-        async with (
-            sessions(heard, write_timeout_s=0.5) as (agents, url),
-            aiohttp.ClientSession() as session,
-            session.ws_connect(url) as socket,
-        ):
-            await socket.send_str(encode(ReportFrame(1, hello("n1"))).decode())
-            await heard.until(HelloReceived)
-            for number in range(1, 1024):
-                agents.send(SessionId(1), big(number))
-            await heard.until(SessionEnded)
-            assert len(agents) == 0
-            agents.send(SessionId(1), big(1))
-        assert heard.inputs[1:] == [SessionEnded(SessionId(1))]
-
-    asyncio.run(main())
+async def test_who_does_not_read_is_cut_off() -> None:
+    heard = Heard()
+    async with (
+        sessions(heard, write_timeout_s=0.5) as (agents, url),
+        aiohttp.ClientSession() as session,
+        session.ws_connect(url) as socket,
+    ):
+        await socket.send_str(encode(ReportFrame(1, hello("n1"))).decode())
+        await heard.until(HelloReceived)
+        for number in range(1, 1024):
+            agents.send(SessionId(1), big(number))
+        await heard.until(SessionEnded)
+        assert len(agents) == 0
+        agents.send(SessionId(1), big(1))
+    assert heard.inputs[1:] == [SessionEnded(SessionId(1))]
 
 
-def test_an_agent_that_reads_gets_all_that_one_turn_sends_it() -> None:
+async def test_an_agent_that_reads_gets_all_that_one_turn_sends_it() -> None:
     """A node may have thousands of ended tasks whose logs wait: all are forgotten at once."""
     count = 5000
-
-    async def main() -> None:
-        heard = Heard()
-        async with (
-            sessions(heard) as (agents, url),
-            aiohttp.ClientSession() as session,
-            session.ws_connect(url) as socket,
-        ):
-            await socket.send_str(encode(ReportFrame(1, hello("n1"))).decode())
-            await heard.until(HelloReceived)
-            for number in range(1, count + 1):
-                agents.send(SessionId(1), ForgetTask(TaskId(f"{number}.1.0")))
-            for number in range(1, count + 1):
-                assert decode_command(await socket.receive_str()).seq == number
-
-    asyncio.run(main())
+    heard = Heard()
+    async with (
+        sessions(heard) as (agents, url),
+        aiohttp.ClientSession() as session,
+        session.ws_connect(url) as socket,
+    ):
+        await socket.send_str(encode(ReportFrame(1, hello("n1"))).decode())
+        await heard.until(HelloReceived)
+        for number in range(1, count + 1):
+            agents.send(SessionId(1), ForgetTask(TaskId(f"{number}.1.0")))
+        for number in range(1, count + 1):
+            assert decode_command(await socket.receive_str()).seq == number
 
 
-def test_a_command_that_fits_no_frame_is_a_refusal_and_the_connection_goes_on() -> None:
+async def test_a_command_that_fits_no_frame_is_a_refusal_and_the_connection_goes_on() -> None:
     """Cut off, the agent would come back and be owed the same."""
     small = big(2)
     large = replace(small, task=TaskId("1.1.0"), env={"X": "x" * COMMAND_BYTES_MAX})
     arrange = ArrangeTask(TaskId("3.1.1"), (), large.env, (), "")
-
-    async def main() -> None:
-        heard = Heard()
-        async with (
-            sessions(heard) as (agents, url),
-            aiohttp.ClientSession() as session,
-            session.ws_connect(url) as socket,
-        ):
-            await socket.send_str(encode(ReportFrame(1, hello("n1"))).decode())
-            await heard.until(HelloReceived)
-            for command in (large, arrange, small):
-                agents.send(SessionId(1), command)
-            frame = decode_command(await socket.receive_str())
-            assert (frame.seq, frame.body) == (1, small)
-        reports = [s.report for s in heard.inputs if isinstance(s, ReportReceived)]
-        told = [report for report in reports if isinstance(report, TaskReport)]
-        assert [(r.task, r.state, r.refusal and r.refusal.code) for r in told] == [
-            (large.task, TaskState.ASSIGNED, RefusalCode.TOO_LARGE),
-            (arrange.task, TaskState.PREPARED, RefusalCode.TOO_LARGE),
-        ]
-
-    asyncio.run(main())
+    heard = Heard()
+    async with (
+        sessions(heard) as (agents, url),
+        aiohttp.ClientSession() as session,
+        session.ws_connect(url) as socket,
+    ):
+        await socket.send_str(encode(ReportFrame(1, hello("n1"))).decode())
+        await heard.until(HelloReceived)
+        for command in (large, arrange, small):
+            agents.send(SessionId(1), command)
+        frame = decode_command(await socket.receive_str())
+        assert (frame.seq, frame.body) == (1, small)
+    reports = [s.report for s in heard.inputs if isinstance(s, ReportReceived)]
+    told = [report for report in reports if isinstance(report, TaskReport)]
+    assert [(r.task, r.state, r.refusal and r.refusal.code) for r in told] == [
+        (large.task, TaskState.ASSIGNED, RefusalCode.TOO_LARGE),
+        (arrange.task, TaskState.PREPARED, RefusalCode.TOO_LARGE),
+    ]

@@ -9,20 +9,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import TaskReport
+from muster.protocol.control_channel import ArrangeTask, TaskReport
 from muster.protocol.instant import Instant
-from muster.protocol.outcome import Cause
+from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.model import JobSpec
-from orchestrator.core.engine import apply, apply_jobs, decide, react
+from orchestrator.core.engine import apply_jobs, decide, react
 from orchestrator.core.engine import turn as turns
 from orchestrator.core.facts import cluster as cf
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.base import Durability
 from orchestrator.core.failures import stops
 from orchestrator.core.failures.causes import from_report
-from orchestrator.core.gangs import commands, launch, retry_policy, transitions
-from orchestrator.core.gangs.launch import Gang
+from orchestrator.core.gangs import commands, transitions
 from orchestrator.core.gangs.retry_policy import after_attempt
 from orchestrator.core.gangs.task_reports import new_facts_from_report
 from orchestrator.core.model.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
@@ -33,6 +34,7 @@ from orchestrator.core.scheduling.placement import Waiting, busy, place
 from orchestrator.core.scheduling.reasons import Rejection
 from tests.simulation import checkers
 from tests.simulation.mutants import Mutant, Patch
+from tests.simulation.mutants.planting import COORDINATOR
 
 
 def _durable(kind: type[f.Fact], durability: Durability) -> Patch:
@@ -92,14 +94,10 @@ def _cancel_forgotten(job: Job, attempt: Attempt, *, spare: bool) -> f.JobEnded 
     return after_attempt(replace(job, cancel=None), attempt, spare=spare)
 
 
-def _freed_early(real: Any) -> Any:
-    def apply_attempt(state: State, fact: Any, at: float) -> None:
-        real(state, fact, at)
-        if isinstance(fact, f.StopRequested):
-            for task in state.jobs[fact.job].attempt(fact.attempt).tasks:
-                state.nodes[task.node].holders.clear()
-
-    return apply_attempt
+def _freed_early(state: State, fact: f.Fact) -> None:
+    if isinstance(fact, f.StopRequested):
+        for task in state.jobs[fact.job].attempt(fact.attempt).tasks:
+            state.nodes[task.node].holders.clear()
 
 
 def _skips_the_head(state: State) -> f.AttemptPlaced | None:
@@ -151,10 +149,10 @@ def _first_port(state: State, attempt: Attempt) -> f.AttemptArranged | Cause:
     return rendezvous.choose_meeting(replace(state, ports={}), attempt)
 
 
-def _any_arranged(attempt: Attempt) -> list[f.Fact]:
-    if attempt.phase is not AttemptPhase.ARRANGING:
-        return []
-    return [f.AttemptStarted(attempt.job, attempt.number)]
+def _any_arranged(_: State, fact: f.Fact) -> list[f.Fact]:
+    if isinstance(fact, f.TaskArranged):
+        return [fact, f.AttemptStarted(fact.job, fact.attempt)]
+    return [fact]
 
 
 def _closes_early(attempt: Attempt) -> list[f.Fact]:
@@ -165,17 +163,20 @@ def _closes_early(attempt: Attempt) -> list[f.Fact]:
     return [f.AttemptClosed(attempt.job, attempt.number)]
 
 
-def _completes_early(real: Any) -> Any:
-    def all_exited(attempt: Attempt) -> list[f.Fact]:
-        ended = [t for t in attempt.tasks if t.exit is not None and t.exit.ok]
-        return real(replace(attempt, tasks=ended)) if ended else []
+def _completes_early(state: State, fact: f.Fact) -> list[f.Fact]:
+    if isinstance(fact, f.TaskExited) and fact.exit.ok:
+        attempt = state.jobs[fact.job].attempt(fact.attempt)
+        if attempt.phase is AttemptPhase.RUNNING:
+            cause = Cause(CauseCode.COMPLETED, Outcome.SUCCESS, "the first node is done")
+            return [fact, f.StopRequested(fact.job, fact.attempt, cause)]
+    return [fact]
 
-    return all_exited
 
-
-def _keyless(real: Any) -> Any:
-    return lambda state, received, *more: real(
-        state, msgspec.structs.replace(received, key=""), *more
+def _keyless(_: State, received: s.Input) -> s.Input:
+    return (
+        msgspec.structs.replace(received, key="")
+        if isinstance(received, s.SubmitReceived)
+        else received
     )
 
 
@@ -186,21 +187,20 @@ def _blames_the_stopped(real: Any) -> Any:
     return cause
 
 
-def _endless_budget(real: Any) -> Any:
-    return lambda job, attempt, cause, **more: real(
-        replace(job, infra_used=0, user_used=0), attempt, cause, **more
-    )
+def _endless_budget(job: Job, attempt: Attempt, *, spare: bool) -> f.JobEnded | f.RetryScheduled:
+    return after_attempt(replace(job, infra_used=0, user_used=0), attempt, spare=spare)
 
 
 LAZY, EPHEMERAL = Durability.LAZY, Durability.EPHEMERAL
 
 
-def _counts_alike(real: Any) -> Any:
-    def ranks(task: Task, gang: Gang) -> tuple[dict[str, str], ...]:
-        own = real(task, gang)
-        return tuple({**r, "RANK": str(task.rank * len(own) + i)} for i, r in enumerate(own))
-
-    return ranks
+def _counts_alike(_: State, effect: a.Effect) -> list[a.Effect]:
+    if isinstance(effect, a.Send) and isinstance(effect.command, ArrangeTask):
+        plan = effect.command
+        rank, own = int(plan.task.rpartition(".")[2]), len(plan.ranks)
+        ranks = tuple({**r, "RANK": str(rank * own + i)} for i, r in enumerate(plan.ranks))
+        return [msgspec.structs.replace(effect, command=msgspec.structs.replace(plan, ranks=ranks))]
+    return [effect]
 
 
 def _goes_on_always(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,14 +211,10 @@ def _goes_on_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stops, "survives_without", always)
 
 
-def _freed_on_leaving(real: Any) -> Any:
-    def apply_task(state: State, fact: Any, at: float) -> None:
-        real(state, fact, at)
-        if isinstance(fact, f.TaskLeft):
-            task = state.jobs[fact.job].attempt(fact.attempt).tasks[fact.rank]
-            state.nodes[task.node].holders.clear()
-
-    return apply_task
+def _freed_on_leaving(state: State, fact: f.Fact) -> None:
+    if isinstance(fact, f.TaskLeft):
+        task = state.jobs[fact.job].attempt(fact.attempt).tasks[fact.rank]
+        state.nodes[task.node].holders.clear()
 
 
 MUTANTS = (
@@ -250,8 +246,13 @@ MUTANTS = (
         _wrap(react, "after_attempt", _changes_in_memory),
         ("replay",),
     ),
-    Mutant("idempotency keys are ignored", _wrap(decide, "_submit", _keyless), ("I1",), seed=6),
-    Mutant("a later cause takes the place of the first", _cause_overwritten, ("I2",), seed=3),
+    Mutant("idempotency keys are ignored", COORDINATOR.inputs(_keyless), ("I1",), seed=6),
+    Mutant(
+        "a later cause takes the place of the first",
+        _cause_overwritten,
+        ("I2",),
+        seed=3,
+    ),
     Mutant(
         "a cancelled job is tried again",
         _put(react, "after_attempt", _cancel_forgotten),
@@ -260,7 +261,7 @@ MUTANTS = (
     ),
     Mutant(
         "nodes are free when the stop is requested",
-        _wrap(apply, "_apply_attempt", _freed_early),
+        COORDINATOR.state(_freed_early),
         ("books",),
     ),
     Mutant(
@@ -274,11 +275,11 @@ MUTANTS = (
         "a port that is leased is given again",
         _put(transitions, "choose_meeting", _first_port),
         ("books",),
-        seed=39,
+        seed=26,
     ),
     Mutant(
         "the gates open when the first has its plan",
-        _put(transitions, "_all_arranged", _any_arranged),
+        COORDINATOR.facts(_any_arranged),
         ("books", "gang"),
         seed=1,
     ),
@@ -290,7 +291,7 @@ MUTANTS = (
     ),
     Mutant(
         "ranks are counted as if every node had the same number",
-        _wrap(launch, "_ranks", _counts_alike),
+        COORDINATOR.effects(_counts_alike),
         ("ranks",),
         seed=108,
     ),
@@ -302,7 +303,7 @@ MUTANTS = (
     ),
     Mutant(
         "a node is free when it leaves its gang, whatever still runs there",
-        _wrap(apply, "_apply_task", _freed_on_leaving),
+        COORDINATOR.state(_freed_on_leaving),
         ("books", "I5", "I4"),
         seed=140,
     ),
@@ -333,7 +334,7 @@ MUTANTS = (
     ),
     Mutant(
         "success is declared when the first node is done",
-        _wrap(transitions, "_all_exited", _completes_early),
+        COORDINATOR.facts(_completes_early),
         ("truth",),
         seed=1,
     ),
@@ -345,13 +346,13 @@ MUTANTS = (
     ),
     Mutant(
         "budgets of retries have no end",
-        _wrap(retry_policy, "_retry", _endless_budget),
+        _put(react, "after_attempt", _endless_budget),
         ("books",),
         seed=3,
     ),
     Mutant(
         "nodes are free when the stop is requested, and the books are not read",
-        _unseen(_wrap(apply, "_apply_attempt", _freed_early)),
+        _unseen(COORDINATOR.state(_freed_early)),
         ("I5",),
         seed=18,
     ),
@@ -376,7 +377,7 @@ MUTANTS = (
     ),
     Mutant(
         "the gates open when the first has its plan, and the books are not read",
-        _unseen(_put(transitions, "_all_arranged", _any_arranged)),
+        _unseen(COORDINATOR.facts(_any_arranged)),
         ("gang", "hosts"),
         seed=1,
     ),

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from muster.protocol.outcome import CauseCode, Outcome
 from orchestrator.core.engine import react, timers
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import service as sf
 from orchestrator.core.facts.base import Durability
-from orchestrator.core.gangs import retry_policy
+from orchestrator.core.gangs.retry_policy import after_attempt
+from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits, Quarantine
-from orchestrator.core.model.state import Job, Node, State
-from orchestrator.core.nodes import drains
+from orchestrator.core.model.state import Attempt, Job, Node, State
 from orchestrator.core.nodes import quarantine as q
 from orchestrator.core.scheduling import elastic, placement
 from tests.simulation.mutants import Mutant
-from tests.simulation.mutants.books import _both, _durable, _wrap
+from tests.simulation.mutants.books import _both, _durable, _put, _wrap
+from tests.simulation.mutants.planting import COORDINATOR
 
 
 def _blind_to_drains(real: Any) -> Any:
@@ -30,27 +32,30 @@ def _blind_to_drains(real: Any) -> Any:
     return busy
 
 
-def _nobody_leaves(_: Any) -> Any:
-    return lambda *_: []
+def _drained(state: State, fact: f.Fact) -> AttemptPhase | None:
+    """The phase of the attempt that a drain stops."""
+    if isinstance(fact, f.StopRequested) and fact.cause.code is CauseCode.DRAINED:
+        return state.jobs[fact.job].attempt(fact.attempt).phase
+    return None
 
 
-def _only_at_the_end(real: Any) -> Any:
+def _nobody_leaves(state: State, fact: f.Fact) -> list[f.Fact]:
+    return [] if _drained(state, fact) is AttemptPhase.RUNNING else [fact]
+
+
+def _only_at_the_end(state: State, fact: f.Fact) -> list[f.Fact]:
     """What is being made ready is left to start."""
-
-    def end(state: State, task: Any, cause: Any, *, over: bool, force: bool) -> list[f.Fact]:
-        found: list[f.Fact] = real(state, task, cause, over=over, force=force)
-        return found if over else []
-
-    return end
+    ready = _drained(state, fact) in (AttemptPhase.PREPARING, AttemptPhase.ARRANGING)
+    return [] if ready else [fact]
 
 
-def _pays_for_it(real: Any) -> Any:
-    def retry(job: Job, attempt: Any, cause: Any, *, spare: bool) -> Any:
-        if cause.code is CauseCode.DRAINED:
-            cause = replace(cause, code=CauseCode.NODE_LOST)
-        return real(job, attempt, cause, spare=spare)
-
-    return retry
+def _pays_for_it(job: Job, attempt: Attempt, *, spare: bool) -> f.JobEnded | f.RetryScheduled:
+    cause = attempt.cause
+    if cause is None or cause.code is not CauseCode.DRAINED:
+        return after_attempt(job, attempt, spare=spare)
+    lost = structs.replace(cause, code=CauseCode.NODE_LOST)
+    decided = after_attempt(job, dataclasses.replace(attempt, cause=lost), spare=spare)
+    return f.JobEnded(job.id, cause) if isinstance(decided, f.JobEnded) else decided
 
 
 def _no_brake(real: Any) -> Any:
@@ -93,19 +98,19 @@ MUTANTS = (
     ),
     Mutant(
         "a gang that is not ready when its node is drained starts there",
-        _wrap(drains, "_end", _only_at_the_end),
+        COORDINATOR.facts(_only_at_the_end),
         ("books", "drain"),
         seed=385,
     ),
     Mutant(
         "nobody leaves at a deadline",
-        _wrap(drains, "_leave", _nobody_leaves),
+        COORDINATOR.facts(_nobody_leaves),
         ("books", "drain"),
-        seed=380,
+        seed=382,
     ),
     Mutant(
         "the last retry is spent on a drain",
-        _wrap(retry_policy, "_retry", _pays_for_it),
+        _put(react, "after_attempt", _pays_for_it),
         ("drain",),
         seed=385,
     ),

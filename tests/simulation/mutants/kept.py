@@ -2,66 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from agent.core import apply as agent_evolve
 from agent.core import effects as agent_actions
-from agent.core import react as agent_follow
-from agent.core import task as agent_task
-from muster.protocol.states import TaskState
-from orchestrator.core.engine import apply
+from agent.core.shim_protocol import ShimRelease
+from agent.core.state import State as AgentState
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.state import State
 from tests.simulation.mutants import Mutant
-from tests.simulation.mutants.books import _wrap
+from tests.simulation.mutants.planting import AGENT, COORDINATOR
 
 
-def _removed_with_its_log(real: Any) -> Any:
-    def tidy(held: Any) -> list[agent_actions.Effect]:
-        found: list[agent_actions.Effect] = real(held)
-        cleaned = agent_task.task_state(held) is TaskState.CLEANED
-        kept = held.logs_stored or held.no_output
-        if held.forgotten and cleaned and not kept:
-            found.append(agent_actions.RemoveTask(held.id))
-        return found
-
-    return tidy
+def _removed_with_its_log(
+    _: AgentState, effect: agent_actions.Effect
+) -> list[agent_actions.Effect]:
+    """As soon as its shim may go."""
+    if isinstance(effect, agent_actions.TellShim) and isinstance(effect.command, ShimRelease):
+        return [effect, agent_actions.RemoveTask(effect.task)]
+    return [effect]
 
 
-def _silent_whatever_it_wrote(real: Any) -> Any:
-    def apply_held(held: Any, fact: Any) -> None:
-        real(held, fact)
+def _silent_whatever_it_wrote(state: AgentState, _: object) -> None:
+    for held in state.tasks.values():
         held.no_output = held.status is not None and held.status.phase.terminal
 
-    return apply_held
 
-
-def _runs_for_ever(real: Any) -> Any:
-    def apply_attempt(state: State, fact: Any, at: float) -> None:
-        elastic = set(state.elastic)
-        real(state, fact, at)
-        if isinstance(fact, f.StopRequested):
-            state.elastic |= elastic
-
-    return apply_attempt
+def _runs_for_ever(state: State, fact: f.Fact) -> None:
+    if isinstance(fact, f.StopRequested):
+        job = state.jobs[fact.job]
+        if job.spec.elastic and job.attempt(fact.attempt).released_at is not None:
+            state.elastic.add(job.id)
 
 
 MUTANTS = (
     Mutant(
         "a task is removed before its log is stored",
-        _wrap(agent_follow, "_cleanup", _removed_with_its_log),
+        AGENT.effects(_removed_with_its_log),
         ("I6",),
         seed=1,
     ),
     Mutant(
         "every task is said to have written nothing",
-        _wrap(agent_evolve, "_apply_held", _silent_whatever_it_wrote),
+        AGENT.state(_silent_whatever_it_wrote),
         ("I6",),
         seed=1300,
     ),
     Mutant(
         "gangs that have ended are kept among those that may grow",
-        _wrap(apply, "_apply_attempt", _runs_for_ever),
+        COORDINATOR.state(_runs_for_ever),
         ("I8", "raised", "books", "replay"),
         seed=102,
     ),

@@ -11,13 +11,13 @@ import pytest
 from agent.core import decide as agent_decide
 from agent.core import effects as agent_actions
 from agent.core import facts as agent_facts
-from agent.core import react as agent_follow
 from agent.core.shim_protocol import ShimLease
+from agent.core.state import State as AgentState
 from muster.protocol.control_channel import Heartbeat, TaskReport
 from muster.protocol.instant import Instant
 from muster.protocol.sequencing import Link
 from muster.protocol.states import TaskState
-from orchestrator.core.engine import apply, decide, react, timers
+from orchestrator.core.engine import decide, react, timers
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
@@ -27,46 +27,30 @@ from orchestrator.core.model.state import State
 from tests.simulation.faults import Swarm
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _both, _put, _wrap
+from tests.simulation.mutants.planting import AGENT, COORDINATOR, everywhere
 
 
-def _short_lease(real: Any) -> Any:
+def _short_lease(state: State, fact: f.Fact) -> None:
     """The coordinator's idea of a lease ends with the agent's, and has no margin."""
-
-    def apply_link(state: State, fact: Any) -> None:
-        real(state, fact)
-        if isinstance(fact, lf.NodeConnected | lf.NodeHeard):
-            state.nodes[fact.node].lease_until -= 29.0
-
-    return apply_link
+    if isinstance(fact, lf.NodeConnected | lf.NodeHeard):
+        state.nodes[fact.node].lease_until -= 29.0
 
 
-def _no_lease_after_restart(real: Any) -> Any:
-    def started(state: State, epoch: int, now: Instant, limits: Limits) -> Decision:
-        decision: Decision = real(state, epoch, now, limits)
-        decision.facts = [
-            msgspec.structs.replace(fact, lease_until=now.mono)
-            if isinstance(fact, lf.LeaseExtended)
-            else fact
-            for fact in decision.facts
-        ]
-        return decision
-
-    return started
+def _no_lease_after_restart(_: State, fact: f.Fact) -> list[f.Fact]:
+    if isinstance(fact, lf.LeaseExtended):
+        return [msgspec.structs.replace(fact, lease_until=0.0)]
+    return [fact]
 
 
-def _lost_when_silent(real: Any) -> Any:
-    def apply_link(state: State, fact: Any) -> None:
-        real(state, fact)
-        if isinstance(fact, lf.NodeDisconnected):
-            node = state.nodes[fact.node]
-            node.lease_until = min(node.lease_until, node.heard_at + 20.0)
-
-    return apply_link
+def _lost_when_silent(state: State, fact: f.Fact) -> None:
+    if isinstance(fact, lf.NodeDisconnected):
+        node = state.nodes[fact.node]
+        node.lease_until = min(node.lease_until, node.heard_at + 20.0)
 
 
 def _lease_from_the_answer(real: Any) -> Any:
-    def command(state: Any, said: Any, now: Instant) -> Any:
-        decision = real(state, said, now)
+    def decide(state: AgentState, received: Any, now: Instant) -> Any:
+        decision = real(state, received, now)
         decision.facts = [
             agent_facts.LeaseGranted(now.mono + state.lease_s)
             if isinstance(fact, agent_facts.LeaseGranted) and state.lease_s
@@ -75,7 +59,13 @@ def _lease_from_the_answer(real: Any) -> Any:
         ]
         return decision
 
-    return command
+    return decide
+
+
+def _endless(_: AgentState, effect: agent_actions.Effect) -> list[agent_actions.Effect]:
+    if isinstance(effect, agent_actions.TellShim) and isinstance(effect.command, ShimLease):
+        return [agent_actions.TellShim(effect.task, ShimLease(1e8))]
+    return [effect]
 
 
 def stumbles_as_it_asks(_: Any) -> Any:
@@ -114,17 +104,18 @@ def _wall_timers(real: Any) -> Any:
     return phase_timers
 
 
-def _says_clean_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (agent_decide, agent_follow):
-        real: Any = module.report
+def _says_clean_at_exit(_: AgentState, effect: agent_actions.Effect) -> list[agent_actions.Effect]:
+    if isinstance(effect, agent_actions.SendReport) and isinstance(effect.report, TaskReport):
+        report = effect.report
+        if report.state is TaskState.EXITED:
+            clean = msgspec.structs.replace(report, state=TaskState.CLEANED)
+            return [agent_actions.SendReport(clean)]
+    return [effect]
 
-        def report(state: Any, held: Any, now: Instant, real: Any = real) -> TaskReport:
-            told: TaskReport = real(state, held, now)
-            if told.state is TaskState.EXITED:
-                return msgspec.structs.replace(told, state=TaskState.CLEANED)
-            return told
 
-        monkeypatch.setattr(module, "report", report)
+def _nothing_again(_: State, fact: f.Fact) -> list[f.Fact]:
+    """No new connection counts as one that has been synchronised."""
+    return [] if isinstance(fact, lf.NodeSynced) else [fact]
 
 
 def _nothing_owed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,25 +150,25 @@ def _waits_for_all(real: Any) -> Any:
 MUTANTS = (
     Mutant(
         "a shim's lease never ends",
-        _put(agent_follow, "_lease", lambda *_: ShimLease(1e8)),
+        AGENT.effects(_endless),
         ("I3", "I4", "I5"),
         seed=7,
     ),
     Mutant(
         "the coordinator waits no longer than the agent",
-        _wrap(apply, "apply_link", _short_lease),
+        COORDINATOR.state(_short_lease),
         ("I3", "I4", "I5"),
-        seed=2,
+        seed=1,
     ),
     Mutant(
         "a new coordinator grants no lease",
-        _wrap(decide, "_started", _no_lease_after_restart),
+        COORDINATOR.facts(_no_lease_after_restart),
         ("I3", "I4", "I5"),
         seed=9,
     ),
     Mutant(
         "a node is lost when it is silent",
-        _wrap(apply, "apply_link", _lost_when_silent),
+        COORDINATOR.state(_lost_when_silent),
         ("I3", "I4", "I5"),
         seed=3,
     ),
@@ -185,12 +176,16 @@ MUTANTS = (
         "a lease counts from the answer",
         _both(
             _wrap(Swarm, "_agent_stumble", stumbles_as_it_asks),
-            _wrap(agent_decide, "_command", _lease_from_the_answer),
+            everywhere(agent_decide.decide, _lease_from_the_answer),
         ),
         ("I3", "I4", "I5"),
         seed=134,
     ),
-    Mutant("a task is called clean when it has exited", _says_clean_at_exit, ("I3", "I4", "I5")),
+    Mutant(
+        "a task is called clean when it has exited",
+        AGENT.effects(_says_clean_at_exit),
+        ("I3", "I4", "I5"),
+    ),
     Mutant(
         "a timer looks at the wall clock",
         _wrap(react, "phase_timers", _wall_timers),
@@ -199,7 +194,7 @@ MUTANTS = (
     ),
     Mutant(
         "a lost command is not said again",
-        _put(react, "_synced", lambda *_: Decision()),
+        COORDINATOR.facts(_nothing_again),
         ("I10", "I4"),
         seed=26,
     ),
@@ -219,7 +214,7 @@ MUTANTS = (
         "the coordinator never doubts a silent node",
         _put(timers, "node_timer_fired", lambda *_: Decision()),
         ("I10", "I4"),
-        seed=5,
+        seed=1,
     ),
     Mutant(
         "timers are not set again after a restart",
@@ -251,6 +246,6 @@ MUTANTS = (
         "a time limit is never set",
         _put(react, "limit_timers", lambda *_: []),
         ("limit", "I10"),
-        seed=7,
+        seed=11,
     ),
 )

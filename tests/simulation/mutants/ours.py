@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agent.core import effects as agent_actions
 from agent.core import react as agent_follow
 from agent.core import task as agent_task
 from agent.core.shim_protocol import ShimLease, ShimPhase
@@ -23,6 +24,7 @@ from orchestrator.core.scheduling.placement import Waiting
 from orchestrator.core.scheduling.rendezvous import choose_meeting
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _wrap
+from tests.simulation.mutants.planting import AGENT
 
 
 def _arranges_holes(real: Any) -> Any:
@@ -42,8 +44,11 @@ def _deaf_to_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(agent_task.LATER, phase, known)
 
 
-def _long_grace(real: Any) -> Any:
-    return lambda until, now: ShimLease(real(until, now).ttl_s, grace_s=30.0)
+def _long_grace(_: Any, effect: agent_actions.Effect) -> list[agent_actions.Effect]:
+    if isinstance(effect, agent_actions.TellShim) and isinstance(effect.command, ShimLease):
+        lease = ShimLease(effect.command.ttl_s, grace_s=30.0)
+        return [agent_actions.TellShim(effect.task, lease)]
+    return [effect]
 
 
 def _begins_late(real: Any) -> Any:
@@ -95,7 +100,7 @@ MUTANTS = (
         "a gang is arranged around one that refused",
         _wrap(transitions, "_prepared", _arranges_holes),
         ("task", "books", "raised: InvalidTransition"),
-        seed=1,
+        seed=8,
     ),
     Mutant(
         "a refusal goes unheard where something came before it",
@@ -105,7 +110,7 @@ MUTANTS = (
     ),
     Mutant(
         "what outlives its lease has all of the margin to do so",
-        _wrap(agent_follow, "_lease", _long_grace),
+        AGENT.effects(_long_grace),
         ("I3", "I4", "I5"),
         seed=46,
     ),
@@ -119,7 +124,7 @@ MUTANTS = (
         "a clone takes the name of an agent that is cut off",
         _wrap(admission, "_refuse_second", _only_connected),
         ("I3", "I4", "I5"),
-        seed=7,
+        seed=9,
     ),
     Mutant("a job waits for a node that is gone", _plant_waiting, ("queue", "I10"), seed=12),
 )

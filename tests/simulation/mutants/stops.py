@@ -9,10 +9,11 @@ import pytest
 
 from muster.protocol.control_channel import SignalTask
 from orchestrator.core.engine import react
-from orchestrator.core.facts.decision import Decision
+from orchestrator.core.facts import effects as a
 from orchestrator.core.gangs import commands
+from orchestrator.core.model.state import State
 from tests.simulation.mutants import Mutant
-from tests.simulation.mutants.books import _put
+from tests.simulation.mutants.planting import COORDINATOR
 
 
 def _numbered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,15 +28,16 @@ def _numbered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(react, "signals", signals)
 
 
-def _told_nobody(*_: object) -> Decision:
-    return Decision()
+def _told_nobody(_: State, effect: a.Effect) -> list[a.Effect]:
+    warning = isinstance(effect, a.Send) and isinstance(effect.command, SignalTask)
+    return [] if warning else [effect]
 
 
 MUTANTS = (
     Mutant("a warning that is said again is another one", _numbered_anew, ("warn",), seed=113),
     Mutant(
         "a warning is noted and nobody is told",
-        _put(react, "_signalled", _told_nobody),
+        COORDINATOR.effects(_told_nobody),
         ("warn",),
         seed=109,
     ),

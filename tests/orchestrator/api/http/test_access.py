@@ -1,6 +1,5 @@
 """Who may call what: every route of the real router, with every kind of token."""
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from muster.daemon.clock import SystemClock
 from muster.daemon.errors import ConfigError
 from muster.protocol.instant import Instant
 from muster.protocol.tokens import TokenClass
-from orchestrator.api.http.access import Access
+from orchestrator.api.http.route import Access, Route, as_text
 from orchestrator.api.http.tokens import TokenStore
+from orchestrator.api.nodes import NodesApi
 from orchestrator.core.engine.decide import VERSION
 from tests.orchestrator.api.router import routes
 from tests.orchestrator.process import CoordinatorProcess, token_file
@@ -62,22 +62,19 @@ async def ask(coordinator: CoordinatorProcess, method: str, path: str, headers: 
         return answer.status
 
 
-def test_each_route_opens_to_its_class_of_token_and_to_no_other(
+async def test_each_route_opens_to_its_class_of_token_and_to_no_other(
     coordinator: CoordinatorProcess,
 ) -> None:
-    async def main() -> None:
-        for method, path in ROUTES:
-            allowed = access_of(method, path)
-            for headers in bad_tokens(coordinator):
-                status = await ask(coordinator, method, path, headers)
-                assert (status == 401) == (allowed is not Access.OPEN), (method, path, headers)
-            admin = await ask(coordinator, method, path, coordinator.headers())
-            join = await ask(coordinator, method, path, coordinator.headers(coordinator.join))
-            assert (admin == 403) == (allowed is Access.JOIN), (method, path, admin)
-            assert (join == 403) == (allowed is Access.ADMIN), (method, path, join)
-            assert 401 not in (admin, join)
-
-    asyncio.run(main())
+    for method, path in ROUTES:
+        allowed = access_of(method, path)
+        for headers in bad_tokens(coordinator):
+            status = await ask(coordinator, method, path, headers)
+            assert (status == 401) == (allowed is not Access.OPEN), (method, path, headers)
+        admin = await ask(coordinator, method, path, coordinator.headers())
+        join = await ask(coordinator, method, path, coordinator.headers(coordinator.join))
+        assert (admin == 403) == (allowed is Access.JOIN), (method, path, admin)
+        assert (join == 403) == (allowed is Access.ADMIN), (method, path, join)
+        assert 401 not in (admin, join)
 
 
 def access_of(method: str, path: str) -> Access:
@@ -94,27 +91,29 @@ def test_the_routes_are_those_that_are_known_here() -> None:
     assert len(found) == 34, "a new route: see that access_of says who may call it"
 
 
-def test_what_does_not_exist_is_closed_as_well(coordinator: CoordinatorProcess) -> None:
-    async def main() -> None:
-        known = set(ROUTES)
-        paths = {path for _, path in known}
-        others = [(m, p) for p in sorted(paths) for m in METHODS if (m, p) not in known]
-        for method, path in UNKNOWN + others:
-            assert await ask(coordinator, method, path, {}) == 401, (method, path)
-            join = await ask(coordinator, method, path, coordinator.headers(coordinator.join))
-            assert join == 403, (method, path)
-            admin = await ask(coordinator, method, path, coordinator.headers())
-            assert admin == (404 if (method, path) in UNKNOWN else 405), (method, path)
-
-    asyncio.run(main())
+def test_a_route_needs_an_access_rule_and_an_object_for_its_handler() -> None:
+    with pytest.raises(TypeError, match="access"):
+        Route("GET", "/x", NodesApi.nodes, summary="x", answers=as_text())  # type: ignore[call-arg]
+    route = Route("GET", "/x", NodesApi.nodes, Access.ADMIN, "x", answers=as_text())
+    with pytest.raises(LookupError, match="GET /x"):
+        route.bind([object()])
 
 
-def test_no_token_is_ever_logged(coordinator: CoordinatorProcess) -> None:
-    async def main() -> None:
-        for headers in [*bad_tokens(coordinator), coordinator.headers()]:
-            await ask(coordinator, "GET", "/v1/jobs", headers)
+async def test_what_does_not_exist_is_closed_as_well(coordinator: CoordinatorProcess) -> None:
+    known = set(ROUTES)
+    paths = {path for _, path in known}
+    others = [(m, p) for p in sorted(paths) for m in METHODS if (m, p) not in known]
+    for method, path in UNKNOWN + others:
+        assert await ask(coordinator, method, path, {}) == 401, (method, path)
+        join = await ask(coordinator, method, path, coordinator.headers(coordinator.join))
+        assert join == 403, (method, path)
+        admin = await ask(coordinator, method, path, coordinator.headers())
+        assert admin == (404 if (method, path) in UNKNOWN else 405), (method, path)
 
-    asyncio.run(main())
+
+async def test_no_token_is_ever_logged(coordinator: CoordinatorProcess) -> None:
+    for headers in [*bad_tokens(coordinator), coordinator.headers()]:
+        await ask(coordinator, "GET", "/v1/jobs", headers)
     secret = coordinator.admin.rpartition("admin1_")[2]
     assert secret not in json.dumps(coordinator.log)
     assert coordinator.events("request"), "or this test proves nothing"

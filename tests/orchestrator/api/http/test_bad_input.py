@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from msgspec import inspect
 
-from orchestrator.api.http.routes import DESCRIPTIONS
+from orchestrator.api.routes import ROUTES
 from tests.orchestrator.process import CoordinatorProcess
 
 JSON = {"Content-Type": "application/json"}
@@ -132,8 +132,8 @@ def test_a_wrong_parameter_is_named(coordinator: CoordinatorProcess, path: str, 
 
 def test_every_number_among_the_parameters_has_both_bounds() -> None:
     found = 0
-    for (_, path), about in DESCRIPTIONS.items():
-        query = inspect.type_info(about.query)
+    for route in ROUTES:
+        query = inspect.type_info(route.query)
         assert isinstance(query, inspect.StructType)
         waiting = [(field.name, field.type) for field in query.fields]
         while waiting:
@@ -144,7 +144,7 @@ def test_every_number_among_the_parameters_has_both_bounds() -> None:
                 case inspect.UnionType(types):
                     waiting += [(name, each) for each in types]
                 case inspect.IntType() | inspect.FloatType():
-                    assert None not in (kind.ge, kind.le), f"{path}: {name}"
+                    assert None not in (kind.ge, kind.le), f"{route.path}: {name}"
                     found += 1
                 case _:
                     pass

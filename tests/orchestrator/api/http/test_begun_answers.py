@@ -1,6 +1,7 @@
 """An answer that has begun and cannot go on is cut short: nothing is written into its midst."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,10 @@ from aiohttp import web
 
 from muster.daemon.clock import SystemClock
 from muster.daemon.errors import DaemonError
-from orchestrator.api.http.access import Access, AccessTable, Route
+from orchestrator.api.http.access import AccessTable
 from orchestrator.api.http.cross_origin import Origins
 from orchestrator.api.http.middleware import add_headers, request_middleware
+from orchestrator.api.http.route import Access, Route, as_text
 from orchestrator.api.http.tokens import TokenStore
 from tests.orchestrator.process import token_file
 
@@ -20,7 +22,7 @@ from tests.orchestrator.process import token_file
 def test_a_stream_that_fails_ends_without_its_end_and_without_another_answer(
     tmp_path: Path, error: Exception
 ) -> None:
-    async def stream(request: web.Request) -> web.StreamResponse:
+    async def stream(_api: object, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         response.enable_chunked_encoding()
         await response.prepare(request)
@@ -30,14 +32,13 @@ def test_a_stream_that_fails_ends_without_its_end_and_without_another_answer(
     async def main() -> bytes:
         token_file(tmp_path / "tokens")
         tokens = TokenStore(tmp_path / "tokens", SystemClock())
-        access = AccessTable(
-            [Route("GET", "/healthz", stream, Access.OPEN)], tokens, refusals_per_s=1
-        )
+        route = Route("GET", "/healthz", stream, Access.OPEN, "fails", answers=as_text())
+        access = AccessTable([route], tokens, refusals_per_s=1)
         app = web.Application(
             middlewares=[request_middleware(access, Origins(None), lambda *_: None)]
         )
         app.on_response_prepare.append(add_headers)
-        app.router.add_get("/healthz", stream)
+        app.router.add_get("/healthz", partial(stream, None))
         runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1)
         await runner.setup()
         try:

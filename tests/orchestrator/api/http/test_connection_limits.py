@@ -99,22 +99,19 @@ async def trickle(writer: asyncio.StreamWriter) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_a_head_that_never_ends_is_cut_off() -> None:
-    async def main() -> None:
-        async with serving(short()) as dial:
-            reader, writer = await dial()
-            writer.write(REQUEST + b"X-Slow: ")
-            task = asyncio.create_task(trickle(writer))
-            answer = await rest(reader)
-            assert answer.startswith(b"HTTP/1.1 408 ")
-            assert b"application/problem+json" in answer
-            # It is cut off, however long it goes on.
-            await task
-
-    asyncio.run(main())
+async def test_a_head_that_never_ends_is_cut_off() -> None:
+    async with serving(short()) as dial:
+        reader, writer = await dial()
+        writer.write(REQUEST + b"X-Slow: ")
+        task = asyncio.create_task(trickle(writer))
+        answer = await rest(reader)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"application/problem+json" in answer
+        # It is cut off, however long it goes on.
+        await task
 
 
-def test_a_head_that_is_whole_in_the_turn_in_which_its_time_is_over_is_in_time() -> None:
+async def test_a_head_that_is_whole_in_the_turn_in_which_its_time_is_over_is_in_time() -> None:
     class Late(GuardedConnection):
         __slots__ = ()
 
@@ -122,16 +119,13 @@ def test_a_head_that_is_whole_in_the_turn_in_which_its_time_is_over_is_in_time()
             super().data_received(data)
             self._head_is_late()
 
-    async def main() -> None:
-        async with serving(short(), connection=Late) as dial:
-            reader, writer = await dial()
-            writer.write(REQUEST + b"\r\n")
-            assert await reader.readuntil(b"fine")
-
-    asyncio.run(main())
+    async with serving(short(), connection=Late) as dial:
+        reader, writer = await dial()
+        writer.write(REQUEST + b"\r\n")
+        assert await reader.readuntil(b"fine")
 
 
-def test_a_request_that_is_about_to_be_handled_is_in_time() -> None:
+async def test_a_request_that_is_about_to_be_handled_is_in_time() -> None:
     class Late(GuardedConnection):
         __slots__ = ()
 
@@ -139,38 +133,29 @@ def test_a_request_that_is_about_to_be_handled_is_in_time() -> None:
             self._head_is_late()
             return await super()._handle_request(*args)
 
-    async def main() -> None:
-        async with serving(short(), connection=Late) as dial:
-            reader, writer = await dial()
+    async with serving(short(), connection=Late) as dial:
+        reader, writer = await dial()
+        writer.write(REQUEST + b"\r\n")
+        assert (await reader.readuntil(b"fine")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_one_that_says_nothing_is_cut_off_without_a_word() -> None:
+    async with serving(short()) as dial:
+        reader, _ = await dial()
+        assert await rest(reader) == b""
+
+
+async def test_a_kept_connection_has_the_same_deadline_for_its_next_head() -> None:
+    async with serving(short()) as dial:
+        reader, writer = await dial()
+        for _ in range(2):
             writer.write(REQUEST + b"\r\n")
-            assert (await reader.readuntil(b"fine")).startswith(b"HTTP/1.1 200 ")
-
-    asyncio.run(main())
-
-
-def test_one_that_says_nothing_is_cut_off_without_a_word() -> None:
-    async def main() -> None:
-        async with serving(short()) as dial:
-            reader, _ = await dial()
-            assert await rest(reader) == b""
-
-    asyncio.run(main())
+            assert await reader.readuntil(b"fine")
+        writer.write(b"G")
+        assert await rest(reader) == b""
 
 
-def test_a_kept_connection_has_the_same_deadline_for_its_next_head() -> None:
-    async def main() -> None:
-        async with serving(short()) as dial:
-            reader, writer = await dial()
-            for _ in range(2):
-                writer.write(REQUEST + b"\r\n")
-                assert await reader.readuntil(b"fine")
-            writer.write(b"G")
-            assert await rest(reader) == b""
-
-    asyncio.run(main())
-
-
-def test_a_slow_handler_and_an_idle_kept_connection_are_none_of_its_business() -> None:
+async def test_a_slow_handler_and_an_idle_kept_connection_are_none_of_its_business() -> None:
     late = asyncio.Event()
 
     async def slow(_request: web.Request) -> web.StreamResponse:
@@ -178,66 +163,54 @@ def test_a_slow_handler_and_an_idle_kept_connection_are_none_of_its_business() -
         late.set()
         return web.Response(text="fine")
 
-    async def main() -> None:
-        async with serving(short(), slow) as dial:
-            reader, writer = await dial()
+    async with serving(short(), slow) as dial:
+        reader, writer = await dial()
+        writer.write(REQUEST + b"\r\n")
+        assert await reader.readuntil(b"fine")
+        await asyncio.sleep(0.5)
+        writer.write(REQUEST + b"\r\n")
+        assert await reader.readuntil(b"fine")
+
+
+async def test_the_oldest_of_too_many_that_have_not_said_who_they_are_goes() -> None:
+    async with serving(short(pending_per_address_max=3, head_s=60)) as dial:
+        known = await dial()
+        known[1].write(REQUEST + b"X-Token: a\r\n\r\n")
+        await known[0].readuntil(b"fine")
+        pending = [await dial() for _ in range(3)]
+        newest = await dial()
+        assert await rest(pending[0][0]) in (b"", b"reset")
+        for reader, writer in (known, pending[1], pending[2], newest):
             writer.write(REQUEST + b"\r\n")
             assert await reader.readuntil(b"fine")
-            await asyncio.sleep(0.5)
-            writer.write(REQUEST + b"\r\n")
-            assert await reader.readuntil(b"fine")
-
-    asyncio.run(main())
-
-
-def test_the_oldest_of_too_many_that_have_not_said_who_they_are_goes() -> None:
-    async def main() -> None:
-        async with serving(short(pending_per_address_max=3, head_s=60)) as dial:
-            known = await dial()
-            known[1].write(REQUEST + b"X-Token: a\r\n\r\n")
-            await known[0].readuntil(b"fine")
-            pending = [await dial() for _ in range(3)]
-            newest = await dial()
-            assert await rest(pending[0][0]) in (b"", b"reset")
-            for reader, writer in (known, pending[1], pending[2], newest):
-                writer.write(REQUEST + b"\r\n")
-                assert await reader.readuntil(b"fine")
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize(("name", "status"), [("a", b"429"), ("b", b"200"), ("join", b"200")])
-def test_a_token_has_so_many_connections(name: str, status: bytes) -> None:
-    async def main() -> None:
-        async with serving(short(per_token_max=2, head_s=60)) as dial:
-            for holder in ("a", "a", "join", "join"):
-                reader, writer = await dial()
-                writer.write(REQUEST + f"X-Token: {holder}\r\n\r\n".encode())
-                await reader.readuntil(b"fine")
+async def test_a_token_has_so_many_connections(name: str, status: bytes) -> None:
+    async with serving(short(per_token_max=2, head_s=60)) as dial:
+        for holder in ("a", "a", "join", "join"):
             reader, writer = await dial()
-            writer.write(REQUEST + f"X-Token: {name}\r\n\r\n".encode())
-            assert (await reader.readline()).split()[1] == status
+            writer.write(REQUEST + f"X-Token: {holder}\r\n\r\n".encode())
+            await reader.readuntil(b"fine")
+        reader, writer = await dial()
+        writer.write(REQUEST + f"X-Token: {name}\r\n\r\n".encode())
+        assert (await reader.readline()).split()[1] == status
 
-    asyncio.run(main())
 
-
-def test_a_connection_that_went_is_not_counted() -> None:
-    async def main() -> None:
-        connections = short(per_token_max=1, head_s=60)
-        async with serving(connections) as dial:
-            for _ in range(3):
-                reader, writer = await dial()
-                writer.write(REQUEST + b"X-Token: a\r\nConnection: close\r\n\r\n")
-                assert b"fine" in await rest(reader)
-                writer.close()
-        assert connections._by_token == {}
-        assert connections._pending == {}
-
-    asyncio.run(main())
+async def test_a_connection_that_went_is_not_counted() -> None:
+    connections = short(per_token_max=1, head_s=60)
+    async with serving(connections) as dial:
+        for _ in range(3):
+            reader, writer = await dial()
+            writer.write(REQUEST + b"X-Token: a\r\nConnection: close\r\n\r\n")
+            assert b"fine" in await rest(reader)
+            writer.close()
+    assert connections._by_token == {}
+    assert connections._pending == {}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_is_not_taken(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+async def test_an_answer_that_is_not_taken(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
     """A plain one is given up; a stream may wait, as it holds little."""
     monkeypatch.setattr(connection_limits, "WRITE_S", 0.2)
     size = 32 << 20
@@ -248,13 +221,10 @@ def test_an_answer_that_is_not_taken(monkeypatch: pytest.MonkeyPatch, stream: bo
         request.protocol.patient = stream
         return web.Response(body=bytes(size))
 
-    async def main() -> None:
-        async with serving(short(), large) as dial:
-            reader, writer = await dial()
-            writer.write(REQUEST + b"Connection: close\r\n\r\n")
-            await asyncio.sleep(1.0)  # the reader sleeps: that is what this is about
-            data = await rest(reader)
-            done.append("whole" if len(data) > size else "cut")
-
-    asyncio.run(main())
+    async with serving(short(), large) as dial:
+        reader, writer = await dial()
+        writer.write(REQUEST + b"Connection: close\r\n\r\n")
+        await asyncio.sleep(1.0)  # the reader sleeps: that is what this is about
+        data = await rest(reader)
+        done.append("whole" if len(data) > size else "cut")
     assert done == ["whole" if stream else "cut"]

@@ -93,21 +93,18 @@ def test_two_idempotency_keys_are_none() -> None:
         idempotency_key(make_mocked_request("POST", "/v1/jobs", headers=headers))
 
 
-def test_a_job_is_shown_with_its_etag(coordinator: CoordinatorProcess) -> None:
+async def test_a_job_is_shown_with_its_etag(coordinator: CoordinatorProcess) -> None:
     async def etag(user: User, job: int) -> str:
         async with user.http.get(f"/v1/jobs/{job}") as answer:
             return answer.headers["ETag"]
 
-    async def main() -> None:
-        async with user_of(coordinator) as user, connect(coordinator, "n1") as agent:
-            await agent.hello()
-            job = await user.submit()
-            first = await etag(user, job)
-            assert await etag(user, job) == first
-            await user.cancel(job)
-            assert await etag(user, job) != first
-
-    asyncio.run(main())
+    async with user_of(coordinator) as user, connect(coordinator, "n1") as agent:
+        await agent.hello()
+        job = await user.submit()
+        first = await etag(user, job)
+        assert await etag(user, job) == first
+        await user.cancel(job)
+        assert await etag(user, job) != first
 
 
 class Step(msgspec.Struct, frozen=True):
