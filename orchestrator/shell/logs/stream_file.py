@@ -272,7 +272,7 @@ class StreamFile:
         self.ended = True
 
     def mark(self) -> Mark:
-        """Return the present state."""
+        """Return the present state. Raises OSError."""
         return Mark(
             self.size,
             self.stored,
@@ -328,9 +328,9 @@ class StreamFile:
 
     def _open(self) -> tuple[int, int]:
         if self._fds is None:
-            if self._kept is None:
-                self._kept = self.mark()
             try:
+                if self._kept is None:
+                    self._kept = self.mark()
                 data = os.open(self.path, _FLAGS, 0o600)
                 try:
                     index = os.open(index_path(self.path), _FLAGS, 0o600)

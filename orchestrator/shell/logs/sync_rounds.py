@@ -107,12 +107,18 @@ class SyncRounds:
             self._in_flight, self._written = self._written, {}
             folders, self._new_folders = self._new_folders, set()
             waiting, self._waiting = self._waiting, []
-            marks = {stream: stream.mark() for stream in self._in_flight}
+            marks: dict[StreamFile, Mark] = {}
+            unreadable: dict[Path, str] = {}
+            for stream in self._in_flight:
+                try:
+                    marks[stream] = stream.mark()
+                except OSError as error:
+                    unreadable[stream.path] = f"it cannot be read: {error.strerror}"
             paths = [stream.path for stream in marks]
             try:
                 loop = asyncio.get_running_loop()
                 failures = await loop.run_in_executor(self._thread, sync_files, paths, folders)
-                await self._acknowledge(marks, failures)
+                await self._acknowledge(marks, failures | unreadable)
             except asyncio.CancelledError:
                 self._written = self._in_flight | self._written
                 self._in_flight = {}
@@ -124,14 +130,14 @@ class SyncRounds:
 
     async def _acknowledge(self, marks: dict[StreamFile, Mark], failures: dict[Path, str]) -> None:
         failed = 0
-        for stream, mark in marks.items():
+        for stream in list(self._in_flight):
             pending = self._in_flight.pop(stream, None)
             if pending is None:
                 continue  # its files were removed
             why = _why(stream.path, failures) if failures else None
             if why is None:
-                self._done(stream, pending.name, mark)
-                pending.synced(pending.name, mark.size)
+                self._done(stream, pending.name, marks[stream])
+                pending.synced(pending.name, marks[stream].size)
                 continue
             # Bytes that came meanwhile are after those that are missing.
             self._written.pop(stream, None)
