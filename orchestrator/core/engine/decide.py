@@ -51,6 +51,14 @@ from orchestrator.core.nodes.drains import drain, remove, resume
 from orchestrator.core.nodes.hardware import hardware_facts, may_be_hardware
 from orchestrator.core.nodes.observations import change_facts, health_facts
 from orchestrator.core.nodes.registration import refuse_registration, registered
+from orchestrator.core.nodes.restored import (
+    declare_lost,
+    ends_half_begun,
+    gone_since_backup,
+    stopped_since_backup,
+    unknown_task_over,
+    unknown_tasks_held,
+)
 from orchestrator.core.nodes.unkillable import (
     declare_task_lost,
     drain_for_unkillable,
@@ -86,6 +94,8 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
             return resume(state, received, now)
         case s.RemoveReceived():
             return remove(state, received)
+        case s.LostReceived():
+            return declare_lost(state, received)
         case s.HelloReceived(session, hello, peer, local):
             foreign = frozenset[str]() if local else limits.own_names
             return _hello(state, session, hello, peer, foreign, now, limits)
@@ -118,6 +128,7 @@ def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: 
             decision.effects.append(
                 a.SetTimer(a.Timer(a.TimerKind.NODE, node=node.name), now.mono + limits.silence_s)
             )
+    decision.facts += ends_half_begun(state)
     decision.effects += restart_timers(state, now, limits)
     return decision
 
@@ -246,12 +257,19 @@ def _hello(
         drained += declare_task_lost(task, report)
     reported = {report.task: report.state for report in hello.tasks}
     for task in tasks_on(state, hello.node):
-        if task.id not in reported and task.state is not TaskState.ASSIGNED:
+        if task.id in reported:
+            continue
+        # It may have run and ended in the part of the journal that a restored one lacks.
+        restored = state.jobs[task.job].is_restored(task.attempt)
+        if restored or task.state is not TaskState.ASSIGNED:
             reason = REBOOTED if rebooted else "its agent does not have it any more"
+            if restored:
+                decision.facts += gone_since_backup(state, task)
             decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, reason))
     # After the tasks, so that a task which its own report ends is not ended again.
     decision.facts += hardware_facts(state, hello.node, hello.observed.hardware, now)
     decision.facts += drained
+    decision.facts += unknown_tasks_held(state, hello, rebooted=rebooted)
     decision.facts.append(lf.NodeSynced(hello.node, tuple(reported.items())))
     welcome = Welcome(
         epoch=state.epoch,
@@ -277,7 +295,7 @@ def _may_have_run(task: Task, report: TaskReport) -> bool:
 
 def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
     """Return since when the attempt runs. A restarted coordinator learns it from the nodes."""
-    attempt = state.jobs[task.job].attempts[task.attempt - 1]
+    attempt = state.jobs[task.job].attempt(task.attempt)
     if task.joined or attempt.started_at is None or report.state is not TaskState.STARTED:
         # For an ended task, `running_s` is the length of its whole run.
         return []
@@ -316,7 +334,9 @@ def _report(
                 commands = commands_for_reported_task(
                     state, name, report.task, report.state, limits
                 )
-                return Decision(drained, [a.Send(name, session, command) for command in commands])
+                over = unknown_task_over(state, name, report)
+                effects = [a.Send(name, session, command) for command in commands]
+                return Decision([*drained, *over], [*effects])
             found = _take_report(state, task, report, now)
             return Decision([*found, *drained, *declare_task_lost(task, report)])
         case _:
@@ -326,7 +346,7 @@ def _report(
 def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
     """Return the news of a report and, if it ends the gang, the request to stop the gang."""
     job = state.jobs[task.job]
-    attempt = job.attempts[task.attempt - 1]
+    attempt = job.attempt(task.attempt)
     if report.silent != task.silent:
         peers: list[f.Fact] = [lf.PeersReported(task.node, task.id, report.silent[:_SILENT_MAX])]
         return [*peers, *_take_report(state, task, replace(report, silent=task.silent), now)]
@@ -339,6 +359,8 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     found = [*measured, *new_facts_from_report(task, report), *seen, *looked, *idle]
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
+    if stopped := stopped_since_backup(job, attempt, task, report):
+        return [*stopped, *found]
     leased = 0 if job.spec.launcher.torchruns else attempt.master_port
     cause = from_report(task, report, leased) if task.present else None
     cause = add_workdir_hint(job.spec, task, cause)

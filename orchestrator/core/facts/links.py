@@ -104,6 +104,21 @@ class SurvivorsReported(LinkFact, Inert, reschedules=False, milestone=False):
     pids: tuple[int, ...]
 
 
+class UnknownTasksHeld(LinkFact, reschedules=True, milestone=True):
+    """A node said hello. `tasks` are those that the journal lacks; none is proved over.
+
+    Only if the node had some before, or is awaited after a restore.
+    """
+
+    tasks: tuple[TaskId, ...]
+
+
+class UnknownTaskOver(LinkFact, reschedules=True, milestone=True):
+    """A task in UnknownTasksHeld is proved over."""
+
+    task: TaskId
+
+
 class HardwareSeen(LinkFact, Inert, reschedules=False, milestone=False):
     """A hardware event that is not recorded, because there were too many. `at` is UTC seconds."""
 
@@ -146,6 +161,8 @@ OfLink = (
     | DuplicateNameSeen
     | NodeDescribed
     | NodeSynced
+    | UnknownTasksHeld
+    | UnknownTaskOver
     | FailureSuspected
     | NodeHeard
     | NodeHealthReported

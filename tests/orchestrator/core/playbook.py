@@ -191,7 +191,7 @@ class Cluster:
 
     def run_gang(self, job: int, attempt: int = 1) -> list[TaskId]:
         """Bring every task of an attempt to its start, in rank order."""
-        tasks = [t.id for t in self.job(job).attempts[attempt - 1].tasks]
+        tasks = [t.id for t in self.job(job).attempt(attempt).tasks]
         for task in tasks:
             self.prepare(task)
         for task in tasks:

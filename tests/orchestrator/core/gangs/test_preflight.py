@@ -34,12 +34,12 @@ def placed(**more: Any) -> Cluster:
 
 
 def prepare_all(cluster: Cluster, attempt: int = 1) -> None:
-    for it in list(cluster.job(1).attempts[attempt - 1].tasks):
+    for it in list(cluster.job(1).attempt(attempt).tasks):
         cluster.prepare(it.id)
 
 
 def nodes(cluster: Cluster, attempt: int) -> list[str]:
-    return [it.node for it in cluster.job(1).attempts[attempt - 1].tasks]
+    return [it.node for it in cluster.job(1).attempt(attempt).tasks]
 
 
 @pytest.mark.parametrize(
