@@ -169,7 +169,11 @@ def _restore(config: CoordinatorConfig, copy: Path) -> int:
     with examined_copy(copy) as found:
         state = replay(found)
     next_job = max(state.next_job, found.first_job)
-    attempts = {job.id: len(job.attempts) for job in state.jobs.values() if job.ended_at is None}
+    attempts = {
+        job.id: {attempt.number: len(attempt.tasks) for attempt in job.attempts}
+        for job in state.jobs.values()
+        if job.ended_at is None
+    }
     replaced = restore(config.state_dir, copy, next_job, config.job_logs_path, attempts)
     later = (
         f"later jobs, up to number {replaced.last_job} at most, are unknown; "

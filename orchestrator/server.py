@@ -39,7 +39,6 @@ from orchestrator.shell.logs.ingest import LogIngest
 from orchestrator.shell.logs.retention import Keep, Retention
 from orchestrator.shell.logs.room import MakeRoom
 from orchestrator.shell.logs.store import LogStore
-from orchestrator.shell.logs.stream_file import LogStoreError
 from orchestrator.shell.replay import replay
 from orchestrator.shell.stats import Histogram
 from orchestrator.webhooks.allowlist import read_allowed
@@ -290,11 +289,8 @@ async def _stop(parts: _Parts, server: asyncio.Server) -> None:
     parts.agents.close_all()
     await parts.logs.close_all()
     await parts.runner.cleanup()
-    try:
-        await parts.store.sync()
-    except LogStoreError as error:
-        # The agents keep unacknowledged bytes and send them to the next process.
-        _log.error("log_sync_failed", why=str(error))
+    # The agents keep unacknowledged bytes and send them to the next process.
+    await parts.store.sync()
     parts.store.close()
 
 

@@ -175,6 +175,12 @@ FAMILIES: Final = {
             "gauge",
             "Running jobs whose logs wait because they use more than their share of the disk.",
         ),
+        Family("muster_webhooks_waiting", "gauge", "Notices that webhooks have not accepted yet."),
+        Family(
+            "muster_webhooks_dropped",
+            "counter",
+            "Notices for webhooks that were dropped because too many waited.",
+        ),
         Family(
             "muster_http_requests",
             "counter",
@@ -278,6 +284,9 @@ class MetricsApi(Collector):
         space = self._log_store.space
         yield _values("muster_log_store_short", {(): int(space.is_short)})
         yield _values("muster_log_waiting_jobs", {(): len(space.waiting)})
+        waiting = sum(notices.count for notices in state.notices.values())
+        yield _values("muster_webhooks_waiting", {(): waiting})
+        yield _values("muster_webhooks_dropped", {(): meters.webhooks_dropped})
         yield _values("muster_http_requests", self.http.requests)
         seconds = {(route,): found for route, found in self.http.seconds.items()}
         yield _histograms("muster_http_request_seconds", seconds)

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from muster.daemon.durable_files import give_to_owner, lock_directory, sync_directory, sync_file
+from muster.daemon.durable_files import (
+    give_to_owner,
+    lock_directory,
+    sync_directory,
+    sync_file,
+    write_atomic,
+)
 from muster.daemon.errors import DirectoryLockedError, FileError
 from muster.protocol.ids import JobId
 from orchestrator.journal import schema
@@ -31,6 +37,7 @@ from orchestrator.journal.loss import (
 )
 from orchestrator.journal.mark import CLOSED_NAME
 from orchestrator.journal.mark import FILE_NAME as OPEN_NAME
+from orchestrator.journal.new_file import new_file
 from orchestrator.journal.reader_pool import frozen, read_only
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.schema import FILE_NAME, check, upgrade
@@ -43,6 +50,8 @@ _PARTS: Final = ("-shm", "-wal", "")
 
 # The mark of a job whose logs retention has removed, in its folder of logs.
 REMOVED_NAME: Final = "removed"
+# The node ranks of the tasks of an attempt that wrote nothing, in the folder of the attempt's logs.
+SILENT_NAME: Final = "silent"
 
 Connect = Callable[[Path], sqlite3.Connection]
 
@@ -54,17 +63,8 @@ def back_up(state_dir: Path, copy: Path, logs: Path | None = None) -> None:
     Raises JournalError and FileError.
     """
     try:
-        if copy.exists():
-            raise FileError(f"{copy} exists already; name a new file")
-    except OSError as error:
-        raise FileError(f"{copy} cannot be written: {error.strerror}") from error
-    temporary = copy.with_name(f".{copy.name}.tmp")
-    try:
-        with contextlib.closing(_existing(state_dir, logs)) as database, _removed(temporary):
-            _write_copy(database, temporary)
-            sync_file(temporary)
-            os.replace(temporary, copy)
-            sync_directory(copy.parent)
+        with new_file(copy) as temporary, contextlib.closing(_existing(state_dir, logs)) as found:
+            _write_copy(found, temporary)
     except OSError as error:
         raise FileError(f"{copy} cannot be written: {error.strerror or error}") from error
     except sqlite3.Error as error:
@@ -177,14 +177,15 @@ def restore(
     copy: Path,
     next_job: int,
     logs: Path | None = None,
-    attempts: Mapping[JobId, int] | None = None,
+    attempts: Mapping[JobId, Mapping[int, int]] | None = None,
 ) -> Replaced:
     """Replace the journal by a verified backup.
 
     `next_job` follows the last job in the backup. Later jobs and epochs may have left traces on
     nodes, so their numbers are not reused. They are found in the current journal and in `logs` (as
-    in `Journal.open`). `attempts` is the number of attempts of each job that has not ended by the
-    backup. Later attempts get the same numbers again, so the logs of the earlier ones are renamed.
+    in `Journal.open`). `attempts` has, for each job that has not ended by the backup, the number of
+    tasks of each attempt. Later attempts, and nodes that join an attempt, may get the same numbers
+    again, so the logs of others are renamed.
     Raises DirectoryLockedError, FileError and JournalError.
     """
     path = state_dir / FILE_NAME
@@ -344,23 +345,53 @@ def _last(path: Path, logs: Path | None) -> tuple[int | None, int]:
         return None, 0
 
 
-def _set_logs_aside(logs: Path, attempts: Mapping[JobId, int]) -> None:
-    """Rename the logs of attempts that are not known, `1` to `1.replaced-1`, and remove the mark of
-    logs that were removed: the next run would be taken for delivered. Raises OSError and FileError.
+def _set_logs_aside(logs: Path, attempts: Mapping[JobId, Mapping[int, int]]) -> None:
+    """Rename the logs of attempts and tasks that are not known, `1` to `1.replaced-1`, and remove
+    the mark of logs that were removed: the next run would be taken for delivered. Raises OSError
+    and FileError.
     """
     for job, known in attempts.items():
         folder = logs / str(job)
-        names = set(os.listdir(folder)) if folder.is_dir() else set[str]()
-        unknown = {name for name in names if name.isdecimal() and int(name) > known}
-        for name in unknown:
-            number = 1
-            while f"{name}.{REPLACED}-{number}" in names:
-                number += 1
-            os.rename(folder / name, folder / f"{name}.{REPLACED}-{number}")
+        names = _entries(folder)
+        for name in names:
+            if name.isdecimal() and int(name) not in known:
+                _rename_aside(folder, name)
         if REMOVED_NAME in names:
             os.unlink(folder / REMOVED_NAME)
-        if unknown or REMOVED_NAME in names:
+        if names:
             sync_directory(folder)
+        for attempt, tasks in known.items():
+            _set_tasks_aside(folder / str(attempt), tasks)
+
+
+def _set_tasks_aside(folder: Path, tasks: int) -> None:
+    """Rename the logs of the tasks of an attempt after the first `tasks`. Raises OSError and
+    FileError."""
+    names = _entries(folder)
+    unknown = [name for name in names if name.isdecimal() and int(name) >= tasks]
+    for name in unknown:
+        _rename_aside(folder, name)
+    if SILENT_NAME in names:
+        silent = folder / SILENT_NAME
+        lines = silent.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if line.strip().isdigit() and int(line) < tasks]
+        if kept != lines:
+            found = silent.stat()
+            owner = (found.st_uid, found.st_gid)
+            write_atomic(silent, b"".join(kept), 0o600, owner=owner)
+    if unknown:
+        sync_directory(folder)
+
+
+def _rename_aside(folder: Path, name: str) -> None:
+    number = 1
+    while (folder / f"{name}.{REPLACED}-{number}").exists():
+        number += 1
+    os.rename(folder / name, folder / f"{name}.{REPLACED}-{number}")
+
+
+def _entries(folder: Path) -> set[str]:
+    return set(os.listdir(folder)) if folder.is_dir() else set()
 
 
 def _swap(path: Path, made: Path, meanwhile: Callable[[], None]) -> Path:

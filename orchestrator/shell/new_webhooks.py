@@ -1,12 +1,17 @@
 """Webhook deliveries that nobody has taken yet, so that the sender never scans all pending ones."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import structlog
 
 from muster.protocol.ids import JobId
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.model.state import State
+
+_log = structlog.get_logger("muster.webhooks")
 
 
 class Delivery(NamedTuple):
@@ -26,15 +31,30 @@ class NewWebhooks:
             for name in sorted(state.telling)
             for place in state.jobs[name].notices
         ]
+        self._dropped: list[Delivery] = []
 
     def took_in(self, state: State, facts: Sequence[f.Fact]) -> None:
-        """Add the deliveries of facts that are already applied to `state`."""
+        """Add the deliveries of facts that are already applied to `state`, and log the dropped."""
+        dropped: Counter[tuple[JobId, str]] = Counter()
         for fact in facts:
-            if isinstance(fact, nf.WebhookQueued) and fact.job in state.jobs:
-                hooks = range(len(state.jobs[fact.job].spec.notify))
-                self._new += [Delivery(fact.job, fact.number, hook) for hook in hooks]
+            match fact:
+                case nf.WebhookQueued(name, number) if name in state.jobs:
+                    hooks = range(len(state.jobs[name].spec.notify))
+                    self._new += [Delivery(name, number, hook) for hook in hooks]
+                case nf.WebhookSettled(name, number, hook, problem, True):
+                    self._dropped.append(Delivery(name, number, hook))
+                    dropped[name, problem] += 1
+                case _:
+                    pass
+        for (name, why), count in dropped.items():
+            _log.warning("webhooks_dropped", job=name, notices=count, why=why)
 
     def take(self) -> list[Delivery]:
         """Remove and return all. They are on disk if the state is settled."""
         new, self._new = self._new, []
         return new
+
+    def take_dropped(self) -> list[Delivery]:
+        """Remove and return all that were dropped, because too many waited."""
+        dropped, self._dropped = self._dropped, []
+        return dropped

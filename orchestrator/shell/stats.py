@@ -7,6 +7,7 @@ from typing import Final
 
 from muster.protocol.outcome import CauseCode
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import webhooks as nf
 
 FAST_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 """Bucket bounds in seconds for operations that should be instant."""
@@ -36,6 +37,7 @@ class Stats:
         self.facts = 0
         self.attempts_started = 0
         self.attempts_failed: Counter[CauseCode] = Counter()
+        self.webhooks_dropped = 0
         self.loop_lag = Histogram(FAST_S)
 
     def took_in(self, facts: Sequence[f.Fact]) -> None:
@@ -46,5 +48,7 @@ class Stats:
                     self.attempts_started += 1
                 case f.StopRequested(_, _, cause) if cause.code is not CauseCode.COMPLETED:
                     self.attempts_failed[cause.code] += 1
+                case nf.WebhookSettled(dropped=True):
+                    self.webhooks_dropped += 1
                 case _:
                     pass

@@ -7,11 +7,10 @@ one stopped. A receiver recognizes a repeated delivery by its id.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Never
-from weakref import WeakValueDictionary
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -28,18 +27,14 @@ from muster.daemon.resolver import ThreadedResolver
 from muster.daemon.task_owner import TaskOwner
 from orchestrator.core.engine.decide import VERSION
 from orchestrator.core.facts.inputs import WebhookAttempted
-from orchestrator.core.webhooks.outbox import host_of
 from orchestrator.shell.coordinator import Coordinator, events_key
 from orchestrator.shell.new_webhooks import Delivery
 from orchestrator.webhooks.allowlist import Place, refused, server_of
 from orchestrator.webhooks.payload import headers, message
+from orchestrator.webhooks.turns import PAUSE_MAX_S, Turns, UnusedTurnError
 
 REQUEST_S: Final = 10.0
-PAUSE_MAX_S: Final = 300.0
 GIVE_UP_S: Final = 86_400.0
-_AT_ONCE: Final = 16
-AT_ONCE_OF_SERVER: Final = 4
-"""Requests of one server, so that one that hangs leaves room for the others."""
 # Of all error statuses, only these may succeed later.
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
 
@@ -58,7 +53,7 @@ class RefusedError(Exception):
 class _Line:
     """Queue of one address, and the task that delivers it."""
 
-    waiting: deque[Delivery] = field(default_factory=deque)
+    waiting: dict[Delivery, None] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
 
 
@@ -80,10 +75,8 @@ class WebhookSender:
         self._secret = secret
         self._pause_s = pause_s
         self._lines: dict[str, _Line] = {}
-        self._at_once = asyncio.Semaphore(_AT_ONCE)
-        # A server is here while a request of it is waiting or running.
-        self._at_server: WeakValueDictionary[tuple[str, str, int], asyncio.Semaphore]
-        self._at_server = WeakValueDictionary()
+        self._line_of: dict[Delivery, _Line] = {}
+        self.turns = Turns(pause_s)
 
     async def run(self) -> Never:
         """Take new deliveries whenever the journal has grown."""
@@ -97,6 +90,10 @@ class WebhookSender:
                     job = state.jobs.get(place.job)
                     if job is not None:
                         self._take(http, job.spec.notify[place.hook], place)
+                for place in self._coordinator.webhooks.take_dropped():
+                    line = self._line_of.pop(place, None)
+                    if line is not None:
+                        del line.waiting[place]
                 await changes.wait(seen)
                 if changes.closed:
                     # The process is ending; the next one delivers the rest.
@@ -114,18 +111,22 @@ class WebhookSender:
 
     def _take(self, http: aiohttp.ClientSession, url: str, place: Delivery) -> None:
         line = self._lines.setdefault(url, _Line())
-        line.waiting.append(place)
+        line.waiting[place] = None
+        self._line_of[place] = line
         if line.task is None:
             line.task = self._owner.spawn(self._tell_all(http, url, line), name="webhook")
 
     async def _tell_all(self, http: aiohttp.ClientSession, url: str, line: _Line) -> None:
         while line.waiting:
-            place = line.waiting[0]
+            place = next(iter(line.waiting))
             problem = await self._tell(http, url, place)
+            if place not in line.waiting:
+                continue  # it was dropped meanwhile
             if problem:
                 _log.warning("webhook_not_told", job=place[0], number=place[1], why=problem)
             await self._coordinator.put(WebhookAttempted(*place, problem))
-            line.waiting.popleft()
+            if self._line_of.pop(place, None) is not None:
+                del line.waiting[place]
         del self._lines[url]
 
     async def _tell(self, http: aiohttp.ClientSession, url: str, place: Delivery) -> str:
@@ -156,29 +157,17 @@ class WebhookSender:
         return ""
 
     async def _once(self, http: aiohttp.ClientSession, url: str, place: Delivery) -> None:
-        """Send one request. Raises DeliveryError and RefusedError."""
-        name, number, hook = place
-        state = await self._coordinator.settled()
-        job = state.jobs[name]
-        now = self._coordinator.now()
-        told = message(state, job, number, job.notices[number, hook], now)
-        body = msgspec.json.encode(told)
-        server = server_of(url)
-        at_server = self._at_server.setdefault(server, asyncio.Semaphore(AT_ONCE_OF_SERVER))
+        """Send one request, unless the notice was dropped.
+
+        Raises DeliveryError and RefusedError.
+        """
         try:
-            async with (
-                at_server,
-                self._at_once,
-                http.post(
-                    url,
-                    data=body,
-                    headers=headers(self._secret, told, body, now, VERSION),
-                    allow_redirects=False,
-                ) as answer,
-            ):
-                status = answer.status
+            async with self.turns.turn(server_of(url)):
+                status = await self._post(http, url, place)
+        except UnusedTurnError:
+            return
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            problem = _why(error, host_of(job, hook))
+            problem = _why(error, urlsplit(url).netloc)
         else:
             if 200 <= status < 300:
                 return
@@ -189,6 +178,25 @@ class WebhookSender:
                 raise RefusedError(problem)
         await self._coordinator.put(WebhookAttempted(*place, problem, over=False))
         raise DeliveryError(problem)
+
+    async def _post(self, http: aiohttp.ClientSession, url: str, place: Delivery) -> int:
+        """Return the status of the answer. Raises UnusedTurnError if the notice was dropped."""
+        name, number, hook = place
+        state = await self._coordinator.settled()
+        job = state.jobs.get(name)
+        notice = None if job is None else job.notices.get((number, hook))
+        if job is None or notice is None:
+            raise UnusedTurnError
+        now = self._coordinator.now()
+        told = message(state, job, number, notice, now)
+        body = msgspec.json.encode(told)
+        async with http.post(
+            url,
+            data=body,
+            headers=headers(self._secret, told, body, now, VERSION),
+            allow_redirects=False,
+        ) as answer:
+            return answer.status
 
 
 def _why(error: Exception, host: str) -> str:

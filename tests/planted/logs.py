@@ -78,7 +78,8 @@ class Delivery:
             if taken is None:
                 self.ledger.at(OUT, self.store.size(OUT))
 
-    def _synced(self, _: StreamId, offset: int) -> None:
+    def _synced(self, _: StreamId, offset: int | None) -> None:
+        assert offset is not None
         self.acked = max(self.acked, offset)
         self.ledger.acked(OUT, offset)
 

@@ -12,6 +12,7 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.job import JOB_TRANSITIONS, JobPhase
 from orchestrator.core.model.state import Hold, Job, State
+from orchestrator.core.webhooks.outbox import take_notices
 
 
 def apply_job(state: State, fact: f.OfJob, at: float) -> None:
@@ -53,6 +54,8 @@ def apply_job(state: State, fact: f.OfJob, at: float) -> None:
         case f.JobForgotten(job_id):
             job = state.jobs.pop(job_id)
             state.telling.discard(job_id)
+            if job.notices:
+                take_notices(state, job, len(job.notices))
             if job.key:
                 del state.keys[job.user, job.key]
             state.forgotten += 1

@@ -8,6 +8,7 @@ from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.links import OfLink
 from orchestrator.core.model.errors import InvalidTransition
+from orchestrator.core.model.hardware_rate import hardware_due
 from orchestrator.core.model.node import LINK_TRANSITIONS, LinkState, MassOutage
 from orchestrator.core.model.registrations import (
     NewNodes,
@@ -17,6 +18,7 @@ from orchestrator.core.model.registrations import (
 )
 from orchestrator.core.model.state import Node, State, Suspect
 from orchestrator.core.nodes.crash_loops import LIVES_KEPT, another_life
+from orchestrator.core.nodes.service_state import HARDWARE_KEPT
 
 
 def apply_cluster(state: State, fact: cf.OfCluster) -> None:
@@ -40,6 +42,8 @@ def apply_cluster(state: State, fact: cf.OfCluster) -> None:
                 node.instance, node.lives, node.claimed, node.ports = "", (), None, ()
                 node.disks = ()
                 node.unrecorded, node.record_due, node.connect_due = False, 0.0, 0.0
+                node.hardware_passed, node.hardware_skipped = None, 0
+                node.hardware_due = node.kills_due = 0.0
                 node.survivors.clear()
             state.judged_from, state.brake, state.new_nodes = 0.0, None, NewNodes()
         case cf.NodeRegistered(name, agent_id, boot_id, version, inventory):
@@ -73,6 +77,13 @@ def apply_link(state: State, fact: OfLink) -> None:
                 node.survivors[name] = pids
             else:
                 node.survivors.pop(name, None)
+        case lf.HardwareSeen(_, event, seen_at):
+            node.hardware = (*node.hardware, (seen_at, event))[-HARDWARE_KEPT:]
+            node.hardware_skipped += 1
+        case lf.HardwareCounted(_, last, kills, others, counted_at):
+            node.hardware_passed = last
+            node.kills_due = hardware_due(node.kills_due, counted_at, kills)
+            node.hardware_due = hardware_due(node.hardware_due, counted_at, others)
         case lf.PeersReported(_, name, silent):
             task = state.task(name)
             if task is not None:

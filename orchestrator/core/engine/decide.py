@@ -260,7 +260,7 @@ def _hello(
             reason = REBOOTED if rebooted else "its agent does not have it any more"
             decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, reason))
     # After the tasks, so that a task which its own report ends is not ended again.
-    decision.facts += hardware_facts(state, hello.node, hello.hardware)
+    decision.facts += hardware_facts(state, hello.node, hello.hardware, now)
     decision.facts += drained
     decision.facts.append(lf.NodeSynced(hello.node, tuple(reported.items())))
     welcome = Welcome(
@@ -310,7 +310,7 @@ def _report(
             heard = lf.NodeHeard(name, now.mono, until, clock_ahead_s(wall_s, now))
             changed = _changed(state, name, interfaces, devices, rdma, now)
             changed += _ports_seen(state, name, ports)
-            changed += hardware_facts(state, name, events)
+            changed += hardware_facts(state, name, events, now)
             changed += _disks_seen(state, name, disks)
             return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
         case StacksReport():

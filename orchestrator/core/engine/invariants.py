@@ -14,6 +14,7 @@ from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Attempt, Job, Node, Share, State, Task
 from orchestrator.core.model.task import OVER, reached
+from orchestrator.core.model.waiting_notices import WaitingNotices
 from orchestrator.core.scheduling.gpus import free_cpus, free_memory, share_of
 
 
@@ -29,6 +30,13 @@ def _jobs(state: State) -> Iterator[str]:
         yield from _job(job)
     if state.telling != {number for number, job in state.jobs.items() if job.notices}:
         yield f"webhooks are to be told of {sorted(state.telling)}, and others have notices"
+    waiting: dict[str, WaitingNotices] = {}
+    for job in state.jobs.values():
+        if job.notices:
+            found = waiting.setdefault(job.user, WaitingNotices())
+            found.add(job.id, job.spec_bytes, len(job.notices))
+    if state.notices != waiting:
+        yield f"notices by user are {waiting}, and {state.notices} are counted"
     live: dict[str, int] = {}
     for job in state.jobs.values():
         if job.phase is not JobPhase.ENDED:

@@ -75,7 +75,7 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
         case TaskFact():
             return task_moved(state, fact, now, limits)
         case f.JobEnded(job_id):
-            return Decision(queue_webhooks(state.jobs[job_id], nf.WebhookEvent.ENDED))
+            return Decision(queue_webhooks(state, state.jobs[job_id], nf.WebhookEvent.ENDED))
         case hf.ActivityMeasured() | hf.StackDumpBegun() | hf.StacksReported() | hf.HangJudged():
             return stack_dumps.react_to_stack_dump(state, fact, now, limits)
         case idf.GpusReported() | idf.IdleJudged():
@@ -122,7 +122,7 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             return Decision([], timers_of_the_silent(state))
         case f.RetryScheduled(job_id, _, delay_s, _):
             timer = a.Timer(a.TimerKind.RETRY, job=job_id)
-            told = queue_webhooks(state.jobs[job_id], nf.WebhookEvent.RETRYING)
+            told = queue_webhooks(state, state.jobs[job_id], nf.WebhookEvent.RETRYING)
             return Decision(told, [a.SetTimer(timer, now.mono + delay_s)])
         case f.AttemptArranged() if len(_of(state, fact)[1].tasks) == 1:
             # A single node waits for no other: its plan and its start share a commit and a message.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from muster.protocol.control_channel import Inventory
 from muster.protocol.disks import DiskHealth
+from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
@@ -108,6 +109,23 @@ class SurvivorsReported(LinkFact, Inert, reschedules=False, milestone=False):
     pids: tuple[int, ...]
 
 
+class HardwareSeen(LinkFact, Inert, reschedules=False, milestone=False):
+    """A hardware event that is not recorded, because there were too many. `at` is UTC seconds."""
+
+    event: HardwareEvent
+    at: float
+
+
+class HardwareCounted(LinkFact, Inert, reschedules=False, milestone=False):
+    """So many kills for lack of memory and other hardware events of a node were recorded at `at`
+    (monotonic seconds). `last` is the boot and number of the newest event, recorded or not."""
+
+    last: tuple[str, int]
+    kills: int
+    others: int
+    at: float
+
+
 class NodeHeard(LinkFact, Inert, reschedules=False, milestone=False):
     heard_at: float
     lease_until: float
@@ -139,6 +157,8 @@ OfLink = (
     | PeersReported
     | DisksReported
     | SurvivorsReported
+    | HardwareSeen
+    | HardwareCounted
     | NodeDisconnected
     | LeaseExtended
     | NodeLeaseExpired

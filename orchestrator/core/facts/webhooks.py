@@ -44,10 +44,14 @@ class WebhookQueued(WebhookFact, Inert, durability=SYNC):
 
 
 class WebhookSettled(WebhookFact, Inert, durability=LAZY):
-    """The webhook at this place of `notify` got the event, or (`problem`) never will."""
+    """The webhook at this place of `notify` got the event, or (`problem`) never will.
+
+    `dropped`: because too many notices waited.
+    """
 
     hook: int
     problem: str = ""
+    dropped: bool = False
 
     def describe(self) -> str:
         return f"failed: {self.problem}" if self.problem else "was notified"

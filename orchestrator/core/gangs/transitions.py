@@ -76,7 +76,7 @@ def task_moved(
             if attempt.started_at is None:
                 return Decision()
             timed = f.RunTimed(job.id, attempt.number, now.mono)
-            return Decision([timed, *queue_webhooks(job, nf.WebhookEvent.STARTED)])
+            return Decision([timed, *queue_webhooks(state, job, nf.WebhookEvent.STARTED)])
         case f.TaskExited():
             # If the task has left the gang, its exit has no further consequences.
             if not task.present:

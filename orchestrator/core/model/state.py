@@ -29,6 +29,7 @@ from orchestrator.core.model.history import Lines
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState, MassOutage
 from orchestrator.core.model.registrations import NewNodes
+from orchestrator.core.model.waiting_notices import WaitingNotices
 
 
 class Share(NamedTuple):
@@ -63,6 +64,10 @@ class Node:
     unrecorded: bool = False  # the journal does not have its description yet
     record_due: float = 0.0  # see `registration_due`
     connect_due: float = 0.0  # see `connection_due`
+    hardware_passed: tuple[str, int] | None = None  # newest event, recorded or not
+    hardware_due: float = 0.0  # see `hardware_rate`
+    kills_due: float = 0.0  # of kills for lack of memory
+    hardware_skipped: int = 0  # events beyond the rate
     link: LinkState = LinkState.OFFLINE
     session: SessionId | None = None
     peer: str = ""
@@ -315,6 +320,7 @@ class State:
     spec_bytes: dict[str, int] = field(default_factory=dict)  # by user: of jobs not ended
     ports: dict[str, set[int]] = field(default_factory=dict)  # by machine: leased to attempts
     telling: set[JobId] = field(default_factory=set)  # jobs with queued webhooks
+    notices: dict[str, WaitingNotices] = field(default_factory=dict)  # by user: of those jobs
     elastic: set[JobId] = field(default_factory=set)  # jobs whose running attempt may grow
     new_nodes: NewNodes = field(default_factory=NewNodes)  # volatile
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile

@@ -104,7 +104,7 @@ def react_to_idle(state: State, fact: idf.GpusReported | idf.IdleJudged, now: In
             job, number, _ = parse_task_id(name)
             return Decision([], [] if since is None else [_timer(job, number, now.mono)])
         case idf.IdleJudged(job, number):
-            told = queue_webhooks(state.jobs[job], nf.WebhookEvent.IDLE)
+            told = queue_webhooks(state, state.jobs[job], nf.WebhookEvent.IDLE)
             return Decision(told, [_timer(job, number, now.mono)])
         case _:
             assert_never(fact)

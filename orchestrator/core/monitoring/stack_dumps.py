@@ -147,7 +147,7 @@ def react_to_stack_dump(
                 return Decision()
             return _ended(state, state.jobs[job], attempt, look, now, limits)
         case hf.HangJudged():
-            told = queue_webhooks(state.jobs[job], _TOLD[fact.verdict.kind])
+            told = queue_webhooks(state, state.jobs[job], _TOLD[fact.verdict.kind])
             cause = _hung(state.jobs[job], fact)
             if cause is None or attempt.phase is not AttemptPhase.RUNNING:
                 return Decision(told)

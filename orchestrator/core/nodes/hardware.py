@@ -20,16 +20,21 @@ from muster.protocol.hardware_events import (
     sound,
 )
 from muster.protocol.ids import BadId, JobId, NodeName, parse_task_id
+from muster.protocol.instant import Instant
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import links as lf
 from orchestrator.core.facts import service as sf
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.failures.stops import stop_or_leave
 from orchestrator.core.gangs.commands import tasks_on
 from orchestrator.core.gangs.launch import ranks_of
+from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.hardware_rate import hardware_room
 from orchestrator.core.model.state import Attempt, Job, Node, Share, State, Task
 from orchestrator.core.nodes.service_state import ITSELF
 
+_OVER: Final = frozenset({AttemptPhase.STOPPING, AttemptPhase.CLOSED})
 _MAY_BE: Final = frozenset({FailureKind.GPU_FAILED, FailureKind.CUDA_ERROR})
 
 
@@ -38,17 +43,56 @@ def may_be_hardware(cause: Cause) -> bool:
     return cause.kind in _MAY_BE
 
 
-def hardware_facts(state: State, name: NodeName, events: tuple[HardwareEvent, ...]) -> list[f.Fact]:
-    """Return facts for the events that are new."""
+def hardware_facts(
+    state: State, name: NodeName, events: tuple[HardwareEvent, ...], now: Instant
+) -> list[f.Fact]:
+    """Return facts for the events that are new.
+
+    They are recorded at a bounded rate, the newest first; the others are known until a restart. A
+    critical event that ends an attempt or drains the node is recorded in any case.
+    """
     node = state.nodes.get(name)
-    boot, last = ("", -1) if node is None else node.hardware_heard
-    found: list[f.Fact] = []
+    new = _new(node, events)
+    if not new:
+        return []
+    found = [sf.HardwareReported(name, event, _concerned(node, event)) for event in new]
+    kept = {at for at, fact in enumerate(found) if _has_consequences(state, node, fact)}
+    counts = [0, len(kept)]
+    due = (0.0, 0.0) if node is None else (node.kills_due, node.hardware_due)
+    for kind, since in enumerate(due):
+        room = 0 if state.disk_full else hardware_room(since, now.mono)
+        rest = [at for at in range(len(new)) if at not in kept and (new[at].code != OOM) == kind]
+        taken = rest[-room:] if room else []
+        kept.update(taken)
+        counts[kind] += len(taken)
+    facts: list[f.Fact] = [
+        fact if at in kept else lf.HardwareSeen(name, fact.event, now.wall)
+        for at, fact in enumerate(found)
+    ]
+    kills, others = counts
+    last = new[-1].boot, new[-1].number
+    return [*facts, lf.HardwareCounted(name, last, kills, others, now.mono)]
+
+
+def _new(node: Node | None, events: tuple[HardwareEvent, ...]) -> list[HardwareEvent]:
+    boot, last = "", -1
+    if node is not None:
+        boot, last = node.hardware_passed or node.hardware_heard
+    found: list[HardwareEvent] = []
     for event in events[-EVENTS_MAX:]:
-        if not sound(event) or (event.boot == boot and event.number <= last):
-            continue
-        boot, last = event.boot, event.number
-        found.append(sf.HardwareReported(name, event, _concerned(node, event)))
+        if sound(event) and (event.boot != boot or event.number > last):
+            boot, last = event.boot, event.number
+            found.append(event)
     return found
+
+
+def _has_consequences(state: State, node: Node | None, fact: sf.HardwareReported) -> bool:
+    if fact.event.grade is not Grade.CRITICAL:
+        return False
+    if node is None or node.in_service:
+        return True
+    attempts = [state.attempt(*holder) for holder in fact.attempts]
+    return any(attempt is not None and attempt.phase not in _OVER for attempt in attempts)
 
 
 def react_to_hardware(state: State, fact: sf.HardwareReported) -> Decision:
@@ -119,7 +163,11 @@ def hardware_warnings(node: Node) -> tuple[str, ...]:
         for _, event in node.hardware
         if event.grade is Grade.NOTE
     }
-    return tuple(noted.values())
+    skipped = (
+        f"{node.hardware_skipped} events of its kernel and GPUs are not recorded: they come too "
+        "often, see its own log (journalctl -k)"
+    )
+    return (*noted.values(), *([skipped] if node.hardware_skipped else []))
 
 
 def _concerned(node: Node | None, event: HardwareEvent) -> tuple[tuple[JobId, int], ...]:

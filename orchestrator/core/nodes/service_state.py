@@ -33,6 +33,7 @@ def apply_service(state: State, fact: sf.OfService, at: float) -> None:
             del state.nodes[fact.node]
         case sf.NodeResumed():
             node.drain, node.spared, node.hardware = None, "", ()
+            node.hardware_skipped = 0
             node.faults, node.faults_gone, node.lives = (), 0, ()
         case sf.NodeFaultRecorded(_, job, attempt, text):
             faults = (*node.faults, Fault(job, attempt, text))

@@ -1,8 +1,14 @@
-"""The outbox of webhooks: each event is kept until every webhook has it, also over restarts."""
+"""The outbox of webhooks: each event is kept until every webhook has it, also over restarts.
+
+If too many notices wait, the ones that have waited longest are dropped: those of a webhook that
+does not answer.
+"""
 
 from __future__ import annotations
 
-from typing import assert_never
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final, assert_never
 from urllib.parse import urlsplit
 
 from orchestrator.core.facts import inputs as s
@@ -10,6 +16,13 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.model.state import Job, QueuedWebhook, State
+from orchestrator.core.model.waiting_notices import WaitingNotices
+
+OF_JOB_MAX: Final = 256
+OF_USER_MAX: Final = 10_000
+SPEC_BYTES_MAX: Final = 64 << 20
+"""Specifications of a user's jobs with waiting notices. They stay in memory as long."""
+_DROPPED_AT_ONCE: Final = 512
 
 _WORDS = {
     nf.WebhookEvent.STARTED: "that attempt {} has started",
@@ -21,11 +34,39 @@ _WORDS = {
 }
 
 
-def queue_webhooks(job: Job, event: nf.WebhookEvent) -> list[f.Fact]:
-    """The fact that queues an event for the job's webhooks; empty if the job has none."""
+def queue_webhooks(state: State, job: Job, event: nf.WebhookEvent) -> list[f.Fact]:
+    """The facts that queue an event for the job's webhooks, and drop others if too many wait.
+    Empty if the job has no webhooks.
+    """
     if not job.spec.notify:
         return []
-    return [nf.WebhookQueued(job.id, job.notices_made + 1, event, len(job.attempts))]
+    queued = nf.WebhookQueued(job.id, job.notices_made + 1, event, len(job.attempts))
+    if state.disk_full:
+        return [queued]
+    return [queued, *islice(_dropped(state, job), _DROPPED_AT_ONCE)]
+
+
+def _dropped(state: State, job: Job) -> Iterator[f.Fact]:
+    """Drop what exceeds the limits once the job has an event more."""
+    more = len(job.spec.notify)
+    why = f"it was dropped, because {OF_JOB_MAX} notices of this job waited"
+    for number, hook in islice(job.notices, max(0, len(job.notices) + more - OF_JOB_MAX)):
+        yield nf.WebhookSettled(job.id, number, hook, why, dropped=True)
+    waiting = state.notices.get(job.user, WaitingNotices())
+    count, spec_bytes = waiting.count + more, waiting.spec_bytes
+    if job.id not in waiting.jobs:
+        spec_bytes += job.spec_bytes
+    for oldest in waiting.jobs:
+        if count <= OF_USER_MAX and spec_bytes <= SPEC_BYTES_MAX:
+            return
+        if oldest == job.id:
+            continue
+        why = f"it was dropped, because {waiting.count} notices of the user's jobs waited"
+        other = state.jobs[oldest]
+        for number, hook in other.notices:
+            yield nf.WebhookSettled(oldest, number, hook, why, dropped=True)
+        count -= len(other.notices)
+        spec_bytes -= other.spec_bytes
 
 
 def apply_notice(state: State, fact: nf.OfNotices, at: float) -> None:
@@ -36,11 +77,15 @@ def apply_notice(state: State, fact: nf.OfNotices, at: float) -> None:
             for hook in range(len(job.spec.notify)):
                 job.notices[number, hook] = QueuedWebhook(event.value, at, attempt)
             state.telling.add(job.id)
+            waiting = state.notices.setdefault(job.user, WaitingNotices())
+            waiting.add(job.id, job.spec_bytes, len(job.spec.notify))
         case nf.WebhookSettled(_, number, hook, problem):
             notice = job.notices.pop((number, hook), None)
             if notice is not None and problem:
                 told = f"webhook {host_of(job, hook)} was not notified {words(notice)}: {problem}"
                 job.notes.add(at, told)
+            if notice is not None:
+                take_notices(state, job, 1)
             if not job.notices:
                 state.telling.discard(job.id)
         case nf.WebhookFailed(_, number, hook, problem):
@@ -49,6 +94,14 @@ def apply_notice(state: State, fact: nf.OfNotices, at: float) -> None:
                 job.notices[number, hook] = known._replace(problem=problem)
         case _:
             assert_never(fact)
+
+
+def take_notices(state: State, job: Job, count: int) -> None:
+    """Count that `count` notices of a job wait no longer."""
+    waiting = state.notices[job.user]
+    waiting.take(job.id, job.spec_bytes, count)
+    if not waiting.jobs:
+        del state.notices[job.user]
 
 
 def on_attempted(state: State, received: s.WebhookAttempted) -> Decision:

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, assert_never
 
 import structlog
@@ -35,6 +36,7 @@ from muster.protocol.log_channel import (
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream_file import LogStoreError, NotWantedError
+from orchestrator.shell.logs.sync_rounds import Synced
 
 HELLO_TIMEOUT_S: Final = 5.0
 # An agent that sends nothing for this many heartbeats, despite pings, is gone. If it is alive, it
@@ -74,6 +76,8 @@ class _Connection:
     filled: asyncio.Event = field(default_factory=asyncio.Event)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
     broken: bool = False
+    # Passed to the store with bytes of this agent.
+    synced: Synced = field(default=lambda _stream, _offset: None)
 
     def acknowledge(self, stream: StreamId, offset: int) -> None:
         self.acks[stream] = offset
@@ -135,6 +139,7 @@ class LogIngest:
         try:
             hello = await self._hello(socket)
             connection = _Connection(socket, hello.node)
+            connection.synced = partial(self._synced, connection)
             writer = self._owner.spawn(self._write(connection), name=f"logs-{hello.node}")
             try:
                 loop = asyncio.get_running_loop()
@@ -151,6 +156,7 @@ class LogIngest:
                     await self._take(connection, data)
                     await connection.room()
             finally:
+                connection.broken = True
                 if connection.again is not None:
                     connection.again.cancel()
         except (ProtocolError, BadId) as error:
@@ -256,9 +262,7 @@ class LogIngest:
         if stream in connection.held:
             return
         try:
-            taken = self._store.append(
-                stream, chunk.offset, payload, chunk.ts, connection.acknowledge
-            )
+            taken = self._store.append(stream, chunk.offset, payload, chunk.ts, connection.synced)
         except LogStoreError as error:
             self._hold(connection, stream, error)
             return
@@ -272,9 +276,7 @@ class LogIngest:
         if stream in connection.held:
             return
         try:
-            taken = self._store.skip(
-                stream, hole.offset, hole.length, hole.ts, connection.acknowledge
-            )
+            taken = self._store.skip(stream, hole.offset, hole.length, hole.ts, connection.synced)
         except LogStoreError as error:
             self._hold(connection, stream, error)
             return
@@ -287,7 +289,7 @@ class LogIngest:
         if stream in connection.held:
             return
         try:
-            if not self._store.end(stream, length, connection.acknowledge):
+            if not self._store.end(stream, length, connection.synced):
                 self._ask(connection, stream)
         except LogStoreError as error:
             self._hold(connection, stream, error)
@@ -311,6 +313,13 @@ class LogIngest:
             connection.ask(stream, self._store.size(stream))
         except LogStoreError as error:
             self._hold(connection, stream, error)
+
+    def _synced(self, connection: _Connection, stream: StreamId, offset: int | None) -> None:
+        """Acknowledge bytes that are on disk. If the disk has failed, ask for them again, later."""
+        if offset is not None:
+            connection.acknowledge(stream, offset)
+        elif not connection.broken:
+            self._hold_back(connection, stream)
 
     def _hold(self, connection: _Connection, stream: StreamId, why: LogStoreError) -> None:
         """Stop storing a stream: for good if it is not wanted, else until a retry."""

@@ -7,37 +7,47 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
 from muster.daemon.durable_files import sync_directory
-from muster.daemon.errors import FileError
 from muster.protocol.ids import JobId, is_job_id
+from orchestrator.journal.backup import SILENT_NAME
 from orchestrator.shell.logs.index import index_path
 from orchestrator.shell.logs.stream_file import LogStoreError, allocated
 from orchestrator.shell.logs.tombstone import is_mark
 
-_SILENT: Final = "silent"
 
+def sync_files(files: Iterable[Path], folders: Iterable[Path]) -> dict[Path, str]:
+    """Sync streams, their indexes and their folders to disk.
 
-def sync_files(files: Iterable[Path], folders: Iterable[Path]) -> None:
-    """Sync streams, their indexes and their folders to disk. Raises LogStoreError."""
+    Return why the ones that could not be synced were not, by the path of the stream or folder.
+    """
+    failures: dict[Path, str] = {}
     # Opened again, so that the loop may close a stream while this thread syncs it.
-    try:
-        for path in files:
-            for name in (path, index_path(path)):
-                try:
-                    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-                except FileNotFoundError:
-                    continue
-                try:
-                    os.fdatasync(fd)
-                finally:
-                    os.close(fd)
-        for folder in folders:
+    for path in files:
+        for name in (path, index_path(path)):
+            try:
+                _sync_data(name)
+            except OSError as error:
+                failures[path] = f"{name.name} cannot be put on disk: {error.strerror}"
+    for folder in folders:
+        try:
             if folder.exists():  # it may have been removed since
                 sync_directory(folder)
-    except (OSError, FileError) as error:
-        raise LogStoreError(f"logs cannot be put on disk: {error}") from error
+        except OSError as error:
+            failures[folder] = f"{folder} cannot be put on disk: {error.strerror}"
+    return failures
+
+
+def _sync_data(path: Path) -> None:
+    """Sync the bytes of a file, if it exists. Raises OSError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
 
 
 def remove_all_but_mark(root: Path) -> None:
@@ -53,7 +63,7 @@ def remove_all_but_mark(root: Path) -> None:
 def note_silent(folder: Path, node_rank: int) -> None:
     """Record that a task has written no output. Raises OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    path = f"{folder}/{_SILENT}"
+    path = f"{folder}/{SILENT_NAME}"
     try:
         fd = os.open(path, flags, 0o600)
     except FileNotFoundError:
@@ -68,7 +78,7 @@ def note_silent(folder: Path, node_rank: int) -> None:
 def silent_ranks(folder: Path) -> list[int]:
     """Return the node ranks of tasks without output. A torn line after a power cut is ignored."""
     try:
-        text = (folder / _SILENT).read_bytes()
+        text = (folder / SILENT_NAME).read_bytes()
     except FileNotFoundError:
         return []
     return [int(line) for line in text.split(b"\n")[:-1] if line.isdigit()]
@@ -102,5 +112,5 @@ def bytes_below(folder: Path) -> int:
         allocated(os.path.join(above, name))
         for above, _, files in os.walk(folder)
         for name in files
-        if not is_mark(name) and name != _SILENT
+        if not is_mark(name) and name != SILENT_NAME
     )

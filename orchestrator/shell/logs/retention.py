@@ -114,8 +114,8 @@ class Retention:
                 why = f"it ended more than {_days(self._keep.age_s)} before (job_logs.keep_s)"
             elif total > self._keep.bytes_max and sizes[name]:
                 why = (
-                    f"all logs together were more than {self._keep.bytes_max} bytes, and its were "
-                    "the oldest (job_logs.keep_bytes_max)"
+                    f"all logs together were more than {self._keep.bytes_max} bytes, and of the "
+                    "jobs that have ended, this one ended first (job_logs.keep_bytes_max)"
                 )
             else:
                 continue

@@ -37,6 +37,8 @@ class MakeRoom:
         # Sizes of logs that no longer change.
         self._sizes: dict[JobId, int] = {}
         self._logged: frozenset[JobId] | None = None
+        self._stuck: set[JobId] = set()  # their logs could not be removed
+        self._failure = ""
 
     async def run(self) -> Never:
         """Free space whenever the store is short, until cancelled."""
@@ -46,8 +48,11 @@ class MakeRoom:
             began = loop.time()
             try:
                 await self.make()
+                self._failure = ""
             except (LogStoreError, JournalError, OSError) as error:
-                _log.error("log_room_failed", why=str(error))
+                if str(error) != self._failure:
+                    self._failure = str(error)
+                    _log.error("log_room_failed", why=self._failure)
             await asyncio.sleep(max(_EVERY_S, _WALKS_APART * (loop.time() - began)))
 
     async def make(self) -> None:
@@ -66,19 +71,40 @@ class MakeRoom:
             use.job for use in jobs if use.ended_at is None and use.used > space.share
         )
         self._report(free, jobs)
+        while decided.remove:
+            removed = await self._remove_logs(jobs, decided.remove)
+            if len(removed) == len(decided.remove):
+                break
+            # Those that could not be removed free nothing, so others have to go instead.
+            jobs = [use for use in jobs if use.job not in decided.remove]
+            decided = plan(jobs, space.free(), space.free_min)
+
+    async def _remove_logs(self, jobs: list[JobUse], names: tuple[JobId, ...]) -> list[JobId]:
+        """Remove the logs of these jobs. Return the ones that could be removed."""
         sizes = {use.job: use.used for use in jobs}
         why = (
-            f"less than {low_mark(space.free_min)} bytes were free on the disk of the logs, and "
-            "its were the oldest of an ended job (job_logs.free_bytes_min)"
+            f"less than {low_mark(self._space.free_min)} bytes were free on the disk of the logs, "
+            "and of the jobs that have ended, this one ended first (job_logs.free_bytes_min)"
         )
-        for job in decided.remove:
-            self._sizes.pop(job, None)
-            await self._remove(job, why, sizes[job])
+        removed = []
+        for name in names:
+            self._sizes.pop(name, None)
+            try:
+                await self._remove(name, why, sizes[name])
+            except (LogStoreError, OSError) as error:
+                if name not in self._stuck:
+                    self._stuck.add(name)
+                    _log.error("log_room_failed", job=name, why=str(error))
+            else:
+                self._stuck.discard(name)
+                removed.append(name)
+        return removed
 
     def _recovered(self, free: int) -> None:
         space = self._space
         space.short.clear()
         space.is_short, space.share, space.waiting = False, space.free_min, frozenset()
+        self._stuck.clear()
         if self._logged is not None:
             self._logged = None
             _log.info("log_store_has_room", free_bytes=free)

@@ -2,8 +2,8 @@
 
 A task without output has no folder there, only a line in `logs/<job>/<attempt>/silent`.
 
-The loop appends bytes (a copy into the page cache). A thread syncs all streams together, at most
-200 ms after the bytes arrived, or sooner if there are many. Acknowledged bytes are on disk.
+The loop appends bytes (a copy into the page cache), and `sync_rounds` puts them on disk.
+Acknowledged bytes are on disk.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ import resource
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -30,21 +29,19 @@ from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.logs.gaps import Gap, gap_of, gap_text
 from orchestrator.shell.logs.index import RECORD_BYTES
 from orchestrator.shell.logs.job_streams import MARK_NAME, CompleteMark, JobStreams
-from orchestrator.shell.logs.layout import note_silent, remove_all_but_mark, sync_files
+from orchestrator.shell.logs.layout import note_silent, remove_all_but_mark
 from orchestrator.shell.logs.space import Space
 from orchestrator.shell.logs.stream_file import (
     Late,
     LogStoreError,
+    Mark,
     NotWantedError,
     StreamFile,
     StreamKey,
 )
+from orchestrator.shell.logs.sync_rounds import Synced, SyncRounds
 from orchestrator.shell.logs.tombstone import Removed, write_removed
 
-SYNC_EVERY_S: Final = 0.2
-SYNC_AGAIN_S: Final = 1.0
-# Because an agent has a bounded part of a stream in flight, sync sooner for heavy writers.
-_SYNC_BYTES: Final = 1 << 20
 _JOBS_KEPT: Final = 1024
 # A stream is two files and 1 KiB in memory. One attempt is always stored whole, up to its plan.
 _OTHER_STREAMS_MAX: Final = 1 << 17
@@ -52,8 +49,6 @@ _UNBOUNDED: Final = Bounds(1 << 62, 1 << 62)
 _OPEN_SHARE: Final = 8  # share of this process's descriptors; a stream needs two
 
 _log = structlog.get_logger("muster.logs")
-
-Synced = Callable[[StreamId, int], None]
 
 
 class LogStore:
@@ -85,14 +80,7 @@ class LogStore:
         self._open: OrderedDict[StreamFile, None] = OrderedDict()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._open_max = max(16, soft // _OPEN_SHARE)
-        self._dirty: dict[StreamFile, tuple[StreamId, Synced]] = {}
-        self._unsynced = 0  # bytes
-        self._new_folders: set[Path] = set()
-        self._work = asyncio.Event()
-        self._hurry = asyncio.Event()
-        self._rounds: list[asyncio.Future[None]] = []
-        # Acknowledgements of log bytes wait for it, and for no thread that others use.
-        self._syncing = ThreadPoolExecutor(1, thread_name_prefix="log-sync")
+        self._rounds = SyncRounds(self._on_disk, self._not_on_disk)
         self.stored_bytes = self.dropped_bytes = self.stalls = 0
 
     def prepare(self) -> None:
@@ -103,49 +91,29 @@ class LogStore:
             _log.error("log_folder_unusable", path=str(self._root), why=error.strerror)
 
     async def run(self) -> None:
-        """Sync periodically, until cancelled. Bytes that cannot be synced are not acknowledged."""
-        while True:
-            await self._work.wait()
-            try:
-                async with asyncio.timeout(SYNC_EVERY_S):
-                    await self._hurry.wait()
-            except TimeoutError:
-                pass
-            try:
-                await self.sync()
-            except LogStoreError as error:
-                _log.error("log_sync_failed", why=str(error), again_in_s=SYNC_AGAIN_S)
-                await asyncio.sleep(SYNC_AGAIN_S)
+        """Sync periodically, until cancelled."""
+        await self._rounds.run()
 
     async def sync(self) -> None:
-        """Sync everything appended so far.
-
-        On failure, keeps the pending work for the next call and raises LogStoreError.
+        """Sync everything appended so far, as far as the disk can. Bytes that cannot be synced are
+        wanted again.
         """
-        self._work.clear()
-        self._hurry.clear()
-        self._unsynced = 0
-        dirty, self._dirty = self._dirty, {}
-        folders, self._new_folders = self._new_folders, set()
-        rounds, self._rounds = self._rounds, []
-        sizes = {stream: stream.size for stream in dirty}
-        try:
-            paths = [stream.path for stream in dirty]
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._syncing, sync_files, paths, folders)
-        except LogStoreError as error:
-            self._dirty = dirty | self._dirty
-            self._new_folders |= folders
-            self._work.set()
-            for future in rounds:
-                if not future.done():
-                    future.set_exception(LogStoreError(str(error)))
-            raise
-        for stream, (name, synced) in dirty.items():
-            synced(name, sizes[stream])
-        for future in rounds:
-            if not future.done():
-                future.set_result(None)
+        await self._rounds.sync()
+
+    def _on_disk(self, stream: StreamFile, name: StreamId, mark: Mark) -> None:
+        suspect = stream.is_suspect
+        stream.keep(mark)
+        job = self._jobs.get(job_of(name))
+        if suspect and job is not None:
+            self._not_late(job, stream)
+
+    def _not_on_disk(self, stream: StreamFile, name: StreamId, why: str) -> None:
+        job = self._jobs.get(job_of(name))
+        before = stream.stored
+        stream.roll_back()
+        if job is not None:
+            job.usage.add(stream.key[:2], stream.stored - before)
+            self._late(job, stream.key, stream.size, why)
 
     def stream(self, name: StreamId) -> StreamFile:
         """Return the stream's file and create its folder.
@@ -184,8 +152,9 @@ class LogStore:
     ) -> int | None:
         """Store bytes of a stream. Returns None if bytes before them are missing.
 
-        `synced` is called with the number of bytes on disk, once they are. If the job's logs were
-        removed, bytes are acknowledged and dropped. Raises BadId and LogStoreError.
+        `synced` is called with the number of bytes on disk, once they are, or with None if the disk
+        has failed to take them, so that they are wanted again. If the job's logs were removed,
+        bytes are acknowledged and dropped. Raises BadId and LogStoreError.
         """
         job, key = self._place(name)
         if job.removed is not None:
@@ -268,11 +237,10 @@ class LogStore:
             why = gap_text(stream.gap, 0)
             _log.warning("log_too_long", path=str(stream.path), from_byte=stream.size, why=why)
         if taken:
-            self._unsynced += taken
+            self._rounds.grew(taken)
             job.take_seq()
             job.grew_at = self._clock.now().mono
-            if job.late.pop(key, None) is not None:
-                _log.info("log_store_recovered", path=str(stream.path))
+            self._not_late(job, stream)
             self._changes.bump([log_key(job_of(name))])
         if taken is not None:
             self._touched(stream, name, synced)
@@ -296,12 +264,16 @@ class LogStore:
             return False
         if stream.size > length:
             _log.warning("log_longer_than_its_end", path=str(stream.path), length=length)
+        before = stream.stored
         try:
             stream.end(stream.last_ts or self._clock.now().wall, job.take_seq())
         except LogStoreError as error:
             self._late(job, key, stream.size, str(error.__cause__ or error))
             raise
-        job.late.pop(key, None)
+        finally:
+            job.usage.add(key[:2], stream.stored - before)
+        if not stream.is_suspect:
+            job.late.pop(key, None)
         self._changes.bump([log_key(job_of(name))])
         self._touched(stream, name, synced)
         return True
@@ -320,7 +292,9 @@ class LogStore:
             if mine:
                 folder = self._folder(job, attempt, node_rank)
                 marker = msgspec.json.encode(CompleteMark(len(mine)))
-                await self._synced()
+                await self._rounds.wait()
+                if not all(stream.ended for stream in mine):
+                    return False  # the end of one is not on disk
                 await asyncio.to_thread(write_atomic, folder / MARK_NAME, marker, 0o600)
             else:
                 # Not synced: the task wrote no byte that a power cut could lose.
@@ -396,7 +370,7 @@ class LogStore:
             for stream in gone:
                 stream.release()
                 self._open.pop(stream, None)
-                self._dirty.pop(stream, None)
+                self._rounds.drop(stream)
             await asyncio.to_thread(remove_all_but_mark, job.root)
         except (FileError, OSError) as error:
             raise LogStoreError(f"{job.root} cannot be removed: {error}") from error
@@ -420,14 +394,6 @@ class LogStore:
             stream.release()
         self._open.clear()
 
-    async def _synced(self) -> None:
-        """Wait for a sync that starts after this call."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._rounds.append(future)
-        self._work.set()
-        self._hurry.set()
-        await future
-
     def _place(self, name: StreamId) -> tuple[JobStreams, StreamKey]:
         job_id, attempt, node_rank = parse_task_id(name.task)
         rank = -1 if name.rank is None else name.rank
@@ -450,11 +416,13 @@ class LogStore:
         _log.error("log_store_failed", path=f"{job.root}/{key.attempt}", stream=key[1:], why=why)
         self._changes.bump([log_key(JobId(int(job.root.name)))])
 
+    def _not_late(self, job: JobStreams, stream: StreamFile) -> None:
+        """The next bytes of a stream can be stored again, unless no fsync has shown it yet."""
+        if not stream.is_suspect and job.late.pop(stream.key, None) is not None:
+            _log.info("log_store_recovered", path=str(stream.path))
+
     def _touched(self, stream: StreamFile, name: StreamId, synced: Synced) -> None:
-        self._dirty[stream] = (name, synced)
-        self._work.set()
-        if self._unsynced >= _SYNC_BYTES:
-            self._hurry.set()
+        self._rounds.touched(stream, name, synced)
         if stream.is_open:
             self._open[stream] = None
             self._open.move_to_end(stream)
@@ -466,7 +434,6 @@ class LogStore:
         """Return and create the folder of a task. Raises OSError."""
         folder = job.root / str(attempt) / str(node_rank)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._new_folders.update((folder, folder.parent, job.root, self._root))
         return folder
 
     def _forget_some(self) -> None:
@@ -476,7 +443,7 @@ class LogStore:
         idle = (
             name
             for name, job in self._jobs.items()
-            if not any(s.is_open or s in self._dirty for s in job.streams.values())
+            if not any(s.is_open or self._rounds.is_pending(s) for s in job.streams.values())
         )
         for name in list(itertools.islice(idle, excess)):
             del self._jobs[name]

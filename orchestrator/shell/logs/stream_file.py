@@ -62,6 +62,21 @@ class StreamKey(NamedTuple):
         return self.kind if self.rank < 0 else f"{self.kind}.{self.rank}"
 
 
+class Mark(NamedTuple):
+    """State of a stream at one instant, to return to."""
+
+    size: int
+    stored: int
+    gap: int
+    last_seq: int
+    last_ts: float
+    ended: bool
+    covered: int
+    pending: bytes
+    data_bytes: int  # of the file
+    index_bytes: int
+
+
 def key_of_file(attempt: int, node_rank: int, name: str) -> StreamKey | None:
     """Return the stream that a file name denotes, or None for other files."""
     kind, dot, rank = name.partition(".")
@@ -81,7 +96,8 @@ class StreamFile:
     `stored` is the disk usage of the stream and its index: a gap is a hole of the file.
 
     The files are open only between `append` and `release`, because there may be more streams than
-    descriptors. Nothing here syncs; the store syncs all streams together.
+    descriptors. Nothing here syncs; the store syncs all streams together and calls `keep` with what
+    is on disk, or `roll_back` if the disk failed.
     """
 
     def __init__(self, key: StreamKey, path: Path) -> None:
@@ -97,6 +113,10 @@ class StreamFile:
         self._covered = 0
         self._pending = b""
         self._fds: tuple[int, int] | None = None
+        self.was_synced = False
+        self.is_suspect = False  # an fsync failed, and none has succeeded since
+        self._kept: Mark | None = None  # on disk; before the first write, all that was found
+        self._is_uncut = False  # the files are longer than `_kept`
         self._load(IndexFile(path))
 
     @property
@@ -251,6 +271,43 @@ class StreamFile:
             raise LogStoreError(f"{self.path} cannot be written: {error.strerror}") from error
         self.ended = True
 
+    def mark(self) -> Mark:
+        """Return the present state."""
+        return Mark(
+            self.size,
+            self.stored,
+            self.gap,
+            self.last_seq,
+            self.last_ts,
+            self.ended,
+            self._covered,
+            self._pending,
+            _size(self.path),
+            _size(index_path(self.path)),
+        )
+
+    def keep(self, mark: Mark) -> None:
+        """Record that the state of `mark` is on disk."""
+        self._kept = mark
+        self.was_synced = True
+        self.is_suspect = False
+
+    def roll_back(self) -> None:
+        """Return to what is known to be on disk, because an fsync failed.
+
+        If the files cannot be cut now, nothing is written before they are.
+        """
+        if self._kept is None:
+            return
+        kept = self._kept
+        self.size, self.stored, self.gap = kept.size, kept.stored, kept.gap
+        self.last_seq, self.last_ts, self.ended = kept.last_seq, kept.last_ts, kept.ended
+        self._covered, self._pending = kept.covered, kept.pending
+        self.is_suspect = self._is_uncut = True
+        self.release()
+        with contextlib.suppress(LogStoreError):
+            self._open()
+
     def release(self) -> None:
         """Close the files; the next `append` reopens them."""
         if self._fds is not None:
@@ -271,6 +328,8 @@ class StreamFile:
 
     def _open(self) -> tuple[int, int]:
         if self._fds is None:
+            if self._kept is None:
+                self._kept = self.mark()
             try:
                 data = os.open(self.path, _FLAGS, 0o600)
                 try:
@@ -281,7 +340,18 @@ class StreamFile:
             except OSError as error:
                 raise LogStoreError(f"{self.path} cannot be opened: {error.strerror}") from error
             self._fds = (data, index)
+        if self._is_uncut:
+            self._cut_to_kept(*self._fds)
         return self._fds
+
+    def _cut_to_kept(self, data: int, index: int) -> None:
+        assert self._kept is not None
+        try:
+            os.ftruncate(data, self._kept.data_bytes)
+            os.ftruncate(index, self._kept.index_bytes)
+        except OSError as error:
+            raise LogStoreError(f"{self.path} cannot be cut: {error.strerror}") from error
+        self._is_uncut = False
 
     def _cover(self, last_bytes: bytes, ts: float, seq: int) -> bool:
         """Index the written bytes, except the beginning of an incomplete character."""

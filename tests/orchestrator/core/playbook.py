@@ -123,10 +123,12 @@ class Cluster:
         assert session is not None
         self.turn(s.SessionEnded(session))
 
-    def submit(self, wanted: JobSpec, key: str = "", digest: str = "") -> a.Result:
+    def submit(
+        self, wanted: JobSpec, key: str = "", digest: str = "", user: str = "ada"
+    ) -> a.Result:
         self.requests += 1
         request = a.RequestId(self.requests)
-        self.turn(s.SubmitReceived(request, wanted, "ada", key, digest))
+        self.turn(s.SubmitReceived(request, wanted, user, key, digest))
         return self.answers[request]
 
     def cancel(self, job: int, **more: Any) -> a.Result:

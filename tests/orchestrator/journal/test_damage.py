@@ -1,9 +1,12 @@
 """A journal that is not as it was left: refused with what to do, never read as something else."""
 
+import contextlib
+import errno
 import os
 import shutil
 import sqlite3
-from contextlib import closing
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,11 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.daemon.errors import DirectoryLockedError, FileError
-from muster.protocol.ids import JobId
+from muster.protocol.control_channel import Inventory
+from muster.protocol.ids import JobId, NodeName
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.model import JobSpec, Shell
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
+from orchestrator.journal import backup
 from orchestrator.journal.archive import Archived
 from orchestrator.journal.backup import (
     REMOVED_NAME,
@@ -31,6 +36,7 @@ from orchestrator.journal.errors import (
     NewerJournalError,
 )
 from orchestrator.journal.journal import Journal
+from orchestrator.journal.new_file import new_file
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.schema import FILE_NAME
 from orchestrator.shell.replay import replay
@@ -230,7 +236,7 @@ def test_a_job_that_runs_again_after_a_restore_has_no_logs_of_its_first_run(tmp_
         for n in (1, 2)
     ]
     cause = Cause(CauseCode.CANCELLED, Outcome.CANCELLED, "cancelled by ann")
-    with closing(Journal.open(tmp_path / "state")) as journal:
+    with contextlib.closing(Journal.open(tmp_path / "state")) as journal:
         journal.begin_epoch()
         journal.append([*submitted, (f.JobEnded(JobId(2), cause), 2.0)])
     back_up(tmp_path / "state", tmp_path / "backup")
@@ -246,6 +252,35 @@ def test_a_job_that_runs_again_after_a_restore_has_no_logs_of_its_first_run(tmp_
         assert (logs / "1" / f"1.replaced-{run}" / "stdout").read_text() == f"run {run}"
         assert not (logs / "1" / REMOVED_NAME).exists()
         assert sorted(os.listdir(logs / "2")) == ["1", REMOVED_NAME], "job 2 stays"
+
+
+def test_a_node_that_joins_again_after_a_restore_has_no_logs_of_another(tmp_path: Path) -> None:
+    """A node joined the elastic gang of job 1 after the backup: the next one gets its rank."""
+    job = JobId(1)
+    spec = JobSpec(name="demo", run=Shell("true"), nodes=2, max_nodes=4)
+    with contextlib.closing(Journal.open(tmp_path / "state")) as journal:
+        journal.begin_epoch()
+        journal.append(
+            [
+                *(
+                    (cf.NodeRegistered(NodeName(n), "a", "b", "1", Inventory("10.0.0.1", "m")), 1.0)
+                    for n in ("n1", "n2")
+                ),
+                (f.JobSubmitted(job, spec, "ann"), 1.0),
+                (f.AttemptPlaced(job, 1, (NodeName("n1"), NodeName("n2"))), 2.0),
+            ]
+        )
+    back_up(tmp_path / "state", tmp_path / "backup")
+    folder = tmp_path / "state" / "logs" / "1" / "1"
+    for rank in range(4):
+        (folder / str(rank)).mkdir(parents=True)
+        (folder / str(rank) / "stdout").write_text(f"of {rank}")
+    (folder / "silent").write_text("1\n5\n")
+    code, said = command(tmp_path, "restore", "BACKUP")
+    assert code == 0, said
+    assert set(os.listdir(folder)) == {"0", "1", "2.replaced-1", "3.replaced-1", "silent"}
+    assert (folder / "2.replaced-1" / "stdout").read_text() == "of 2"
+    assert (folder / "silent").read_text() == "1\n"
 
 
 @pytest.mark.parametrize("told_by", ["logs on another disk", "the journal", "its archive"])
@@ -325,6 +360,64 @@ def test_a_backup_that_cannot_be_written_is_named_in_one_line(
         back_up(folder, tmp_path / name)
     assert said in str(refused.value)
     assert files(folder) == before
+
+
+def test_of_two_backups_to_one_name_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, copies = made(tmp_path), tmp_path / "copies"
+    copies.mkdir()
+    really, both = backup._write_copy, threading.Barrier(2, timeout=30)
+
+    def write(database: sqlite3.Connection, copy: Path) -> None:
+        both.wait()
+        really(database, copy)
+        both.wait()
+
+    monkeypatch.setattr(backup, "_write_copy", write)
+    with ThreadPoolExecutor(2) as two:
+        asked = [two.submit(back_up, folder, copies / "copy") for _ in range(2)]
+        why = [str(error) for one in asked if (error := one.exception(30)) is not None]
+    assert why == [f"{copies / 'copy'} exists already; name a new file"]
+    assert os.listdir(copies) == ["copy"]
+    with examined_copy(copies / "copy") as found:
+        assert len(list(found)) == len(FACTS)
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_backup_needs_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    folder = made(tmp_path)
+
+    def link(_from: Path, _to: Path) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "link", link)
+    back_up(folder, tmp_path / "copy")
+    with examined_copy(tmp_path / "copy") as found:
+        assert len(list(found)) == len(FACTS)
+    with pytest.raises(FileError, match="exists already"):
+        back_up(folder, tmp_path / "copy")
+
+
+def test_a_backup_removes_what_a_killed_one_left_and_nothing_of_a_living_one(
+    tmp_path: Path,
+) -> None:
+    folder, copies = made(tmp_path), tmp_path / "copies"
+    copies.mkdir()
+    (copies / ".copy.0badcafe.tmp").write_bytes(b"half of a journal")
+    (copies / ".copy.0badcafe.tmp-journal").write_bytes(b"its log")
+    (copies / ".copy2.0badcafe.tmp").write_bytes(b"of another name")
+    with contextlib.ExitStack() as held:
+        living = held.enter_context(new_file(copies / "copy"))
+        back_up(folder, copies / "copy")
+        assert set(os.listdir(copies)) == {living.name, "copy", ".copy2.0badcafe.tmp"}
+        with pytest.raises(FileError, match="exists already"):
+            held.close()
+    assert set(os.listdir(copies)) == {"copy", ".copy2.0badcafe.tmp"}
+    with examined_copy(copies / "copy") as found:
+        assert len(list(found)) == len(FACTS)
 
 
 def test_a_journal_with_its_log_beside_it_is_no_backup(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ from msgspec.structs import replace
 from muster.daemon.task_owner import TaskOwner
 from muster.protocol.ids import JobId
 from orchestrator.core.facts.inputs import CancelReceived, SubmitReceived
+from orchestrator.core.webhooks import outbox
 from orchestrator.webhooks import sender
-from orchestrator.webhooks.allowlist import read_allowed
-from orchestrator.webhooks.sender import AT_ONCE_OF_SERVER, WebhookSender
+from orchestrator.webhooks.allowlist import read_allowed, server_of
+from orchestrator.webhooks.sender import WebhookSender
+from orchestrator.webhooks.turns import AT_ONCE_OF_SERVER, SLOW_AT_ONCE
 from tests.orchestrator.shell.owner import SPEC, Rig, with_owner
 from tests.orchestrator.webhooks.receiver import Receiver, listening
 
@@ -54,14 +56,14 @@ class Hung:
 
 
 @asynccontextmanager
-async def sending(rig: Rig, *allow: str) -> AsyncIterator[None]:
+async def sending(rig: Rig, *allow: str) -> AsyncIterator[WebhookSender]:
     async with TaskOwner("test") as owner:
         allowed = read_allowed(allow)
         made = WebhookSender(rig.coordinator, owner, allowed, b"a secret", pause_s=3600)
         owner.spawn(made.run(), name="webhooks", eternal=True)
         await rig.join()
         await rig.submit()  # it has the node, so that later jobs are queued and can be cancelled
-        yield
+        yield made
 
 
 async def ended(rig: Rig, *hooks: str) -> JobId:
@@ -112,3 +114,58 @@ def test_a_server_that_never_answers_leaves_room_for_the_others(
             assert hung.requests == AT_ONCE_OF_SERVER
 
     with_owner(tmp_path, main)
+
+
+def test_servers_that_hang_leave_room_for_the_others(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as would fill all slots: each has hung before, and hangs again."""
+    monkeypatch.setattr(sender, "REQUEST_S", 3600.0)
+
+    async def main(rig: Rig) -> None:
+        all_hung = [Hung() for _ in range(10)]
+        async with AsyncExitStack() as held:
+            for hung in all_hung:
+                await held.enter_async_context(hung.listening())
+            urls = [hung.url for hung in all_hung]
+            made = await held.enter_async_context(sending(rig, receiver.url, *urls))
+            for url in urls:
+                made.turns.server(server_of(url)).is_slow = True
+            for url in urls:
+                await ended(rig, *(f"{url}/{hook}" for hook in range(2)))
+            while sum(hung.requests for hung in all_hung) < SLOW_AT_ONCE:
+                await rig.coordinator.beat()
+            await ended(rig, f"{receiver.url}/x")
+            await asyncio.to_thread(receiver.await_deliveries, 1)
+            assert sum(hung.requests for hung in all_hung) == SLOW_AT_ONCE
+
+    with_owner(tmp_path, main)
+
+
+def test_what_was_dropped_is_not_sent_and_logged(
+    tmp_path: Path,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(outbox, "OF_USER_MAX", 2)
+    monkeypatch.setattr(sender, "REQUEST_S", 3600.0)
+
+    async def main(rig: Rig) -> None:
+        hung = Hung()
+        async with hung.listening(), sending(rig, hung.url, receiver.url) as made:
+            jobs = [await ended(rig, f"{hung.url}/x") for _ in range(5)]
+            async with hung.asked:
+                await hung.asked.wait_for(lambda: hung.requests == 1)
+            await ended(rig, f"{receiver.url}/x")
+            await asyncio.to_thread(receiver.await_deliveries, 1)
+            while len(rig.coordinator.state.telling) > 1:
+                await rig.coordinator.beat()
+            assert rig.coordinator.state.telling == {jobs[-1]}
+            assert list(made._lines[f"{hung.url}/x"].waiting) == [(jobs[-1], 1, 0)]
+            assert rig.coordinator.meters.webhooks_dropped == 4
+
+    with_owner(tmp_path, main)
+    said = capsys.readouterr().out
+    assert said.count("webhooks_dropped") == 4
+    assert "2 notices of the user's jobs waited" in said

@@ -15,6 +15,7 @@ from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry
 from orchestrator.core.engine.apply import apply
+from orchestrator.core.engine.invariants import check
 from orchestrator.core.engine.replay_job import replay_job
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import service as sf
@@ -22,6 +23,7 @@ from orchestrator.core.facts.base import Durability
 from orchestrator.core.facts.effects import Declined
 from orchestrator.core.facts.jobs import StopRequested
 from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.hardware_rate import HARDWARE_EVERY_S
 from orchestrator.core.model.node import AdminState
 from orchestrator.core.views.display import job_view, node_view
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
@@ -416,3 +418,68 @@ def test_what_would_end_a_gang_again_in_the_same_breath_is_void() -> None:
     ends = [fact for fact in cluster.facts[before:] if isinstance(fact, StopRequested)]
     assert len(ends) == 1
     assert ends[0].cause == cause(cluster, 1)
+
+
+def recorded(cluster: Cluster) -> list[sf.HardwareReported]:
+    return [fact for fact in cluster.facts if isinstance(fact, sf.HardwareReported)]
+
+
+def noted(first: int, count: int, **more: Any) -> list[HardwareEvent]:
+    fields = {"grade": Grade.NOTE, "code": "xid 63", **more}
+    numbers = range(first, first + count)
+    return [event(number, text=f"event {number}", **fields) for number in numbers]
+
+
+def test_an_agent_that_lies_cannot_fill_the_journal(cluster: Cluster) -> None:
+    for first in range(1, 6401, 64):
+        report(cluster, "b", *noted(first, 64))
+    numbers = [fact.event.number for fact in recorded(cluster)]
+    assert numbers == list(range(33, 65)), "the newest of the first report"
+    (*_, warning) = node_view(cluster.node("b"), cluster.now).warnings
+    assert warning == (
+        "6368 events of its kernel and GPUs are not recorded: they come too often, see its own log "
+        "(journalctl -k)"
+    )
+    cluster.beat(2 * HARDWARE_EVERY_S)
+    report(cluster, "b", *noted(7001, 4))
+    assert [fact.event.number for fact in recorded(cluster)][32:] == [7003, 7004]
+    report(cluster, "b", *noted(7001, 4))
+    assert cluster.node("b").hardware_skipped == 6370, "what was heard before is no news"
+    report(cluster, "a", *noted(1, 3))
+    assert len(recorded(cluster)) == 37, "each node has its own rate"
+    cluster.resume("b", check=False)
+    assert check(cluster.state) == []
+
+
+def test_kills_for_memory_leave_room_for_hardware(cluster: Cluster) -> None:
+    for first in range(1, 641, 64):
+        report(cluster, "b", *noted(first, 64, code="oom", grade=Grade.SHOWN, uuid="", pci=""))
+    report(cluster, "b", *noted(1000, 2))
+    assert [fact.event.number for fact in recorded(cluster)] == [*range(33, 65), 1000, 1001]
+
+
+@pytest.mark.parametrize("disk_full", ["", "the disk is full"])
+def test_a_critical_event_that_ends_something_is_always_recorded(
+    cluster: Cluster, disk_full: str
+) -> None:
+    for first in (1, 65):
+        report(cluster, "a", *noted(first, 64))
+    cluster.state.disk_full = disk_full
+    before = len(recorded(cluster))
+    report(cluster, "a", event(200, uuid=uuid(0)))
+    assert cause(cluster, 1).code is CauseCode.HARDWARE
+    assert not cluster.node("a").in_service
+    report(cluster, "a", event(201, uuid=uuid(4)))
+    assert cause(cluster, 2).code is CauseCode.HARDWARE
+    assert len(recorded(cluster)) == before + 2
+    for number in range(300, 400):
+        report(cluster, "a", event(number, uuid=uuid(0)))
+    assert len(recorded(cluster)) == before + 2, "those change nothing any more"
+
+
+def test_nothing_else_is_recorded_while_the_disk_is_full(cluster: Cluster) -> None:
+    cluster.state.disk_full = "the disk is full"
+    report(cluster, "b", *noted(1, 3))
+    assert recorded(cluster) == []
+    assert cluster.node("b").hardware_skipped == 3
+    assert [it.number for _, it in cluster.node("b").hardware] == [1, 2, 3], "they are shown"

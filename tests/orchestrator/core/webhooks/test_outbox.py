@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from muster.protocol.ids import JobId
 from orchestrator.core.engine.invariants import check
 from orchestrator.core.engine.replay_job import replay_job
@@ -9,6 +11,7 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.base import Durability
 from orchestrator.core.views.display import job_view
+from orchestrator.core.webhooks import outbox
 from tests.orchestrator.core.playbook import Cluster, spec
 
 HOOKS = ("https://a.example.com/secret", "https://b.example.com/x")
@@ -81,6 +84,71 @@ def test_one_that_was_told_is_done_and_a_second_word_changes_nothing() -> None:
     view = job_view(cluster.state, cluster.job(1), cluster.now)
     assert view.notices == ()
     assert not any("webhook" in step.text for step in view.timeline)
+
+
+def dropped(cluster: Cluster) -> list[tuple[int, int, int]]:
+    return [
+        (fact.job, fact.number, fact.hook)
+        for fact in cluster.facts
+        if isinstance(fact, nf.WebhookSettled) and fact.dropped
+    ]
+
+
+def test_the_oldest_notices_of_a_job_are_dropped_where_too_many_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outbox, "OF_JOB_MAX", 4)
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.submit(spec(notify=HOOKS, retry={"user": 1, "backoff_s": 1.0}))
+    cluster.finish(cluster.run_gang(1)[0], 3)
+    cluster.pass_time(2)
+    cluster.finish(cluster.run_gang(1, 2)[0])
+    assert set(cluster.job(1).notices) == {(n, hook) for n in (3, 4) for hook in (0, 1)}
+    assert dropped(cluster) == [(1, n, hook) for n in (1, 2) for hook in (0, 1)]
+    assert check(cluster.state) == []
+    view = job_view(cluster.state, cluster.job(1), cluster.now)
+    (step,) = [step.text for step in view.timeline if "a.example.com" in step.text][:1]
+    assert step == (
+        "webhook a.example.com was not notified that attempt 1 has started: it was dropped, "
+        "because 4 notices of this job waited"
+    )
+    again = cluster.replayed()
+    assert again.notices == cluster.state.notices
+    assert check(again) == []
+
+
+@pytest.mark.parametrize("bound", ["OF_USER_MAX", "SPEC_BYTES_MAX"])
+def test_the_oldest_notices_of_a_user_are_dropped_where_too_many_wait(
+    monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.submit(spec())  # it has the node, so that the others are queued
+    for user in ("bob", "ada", "ada", "ada"):
+        cluster.submit(spec(notify=HOOKS), user=user)
+    of_two = 4 if bound == "OF_USER_MAX" else 2 * cluster.job(2).spec_bytes
+    monkeypatch.setattr(outbox, bound, of_two)
+    for job in (2, 3, 4, 5):
+        cluster.cancel(job)
+    assert dropped(cluster) == [(3, 1, 0), (3, 1, 1)]
+    assert {number for number, job in cluster.state.jobs.items() if job.notices} == {2, 4, 5}
+    assert check(cluster.state) == []
+    assert cluster.replayed().notices == cluster.state.notices
+    for number in (4, 5):
+        for hook in (0, 1):
+            cluster.turn(s.WebhookAttempted(JobId(number), 1, hook, ""))
+    assert set(cluster.state.notices) == {"bob"}
+
+
+def test_nothing_is_dropped_while_the_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "OF_JOB_MAX", 1)
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.submit(spec(notify=HOOKS))
+    cluster.state.disk_full = "no room"
+    cluster.cancel(1, force=True)
+    assert dropped(cluster) == []
 
 
 def test_one_that_was_never_told_is_in_the_timeline_without_its_secret() -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import resource
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,7 @@ from muster.daemon.clock import SystemClock
 from muster.protocol.ids import JobId, TaskId
 from muster.protocol.log_channel import StreamId, StreamKind
 from orchestrator.shell.change_counters import ChangeCounters
-from orchestrator.shell.logs import store as store_module
-from orchestrator.shell.logs.index import IndexFile
+from orchestrator.shell.logs.index import RECORD_BYTES, IndexFile
 from orchestrator.shell.logs.reader import Live, Source, live
 from orchestrator.shell.logs.store import LogStore, log_key
 from orchestrator.shell.logs.stream_file import LogStoreError, StreamFile
@@ -26,12 +27,12 @@ class Rig:
     def __init__(self, root: Path, free_bytes_min: int = 0) -> None:
         self.changes = ChangeCounters()
         self.store = LogStore(root, self.changes, SystemClock(), free_bytes_min=free_bytes_min)
-        self.acks: list[tuple[StreamId, int]] = []
+        self.acks: list[tuple[StreamId, int | None]] = []
 
     def put(self, offset: int, data: bytes, stream: StreamId = OUT) -> int | None:
         return self.store.append(stream, offset, memoryview(data), 1.0, self.synced)
 
-    def synced(self, stream: StreamId, offset: int) -> None:
+    def synced(self, stream: StreamId, offset: int | None) -> None:
         self.acks.append((stream, offset))
 
     def shown(self, stream: StreamId = OUT) -> bytes:
@@ -120,38 +121,160 @@ def test_some_room_is_left_to_the_journal(tmp_path: Path, monkeypatch: pytest.Mo
     rig.store.close()
 
 
-def test_what_cannot_be_synced_is_not_acknowledged_and_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class FailingDisk:
+    """A disk that cannot sync the files of `bad`, as the kernel reports it: a write that failed is
+    reported to the first fsync, and the next one succeeds without its bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bad: set[str] = set()
+        self._really = {name: getattr(os, name) for name in ("fsync", "fdatasync")}
+        for name in self._really:
+            monkeypatch.setattr(os, name, partial(self._sync, name))
+
+    def _sync(self, name: str, fd: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{fd}")).name
+        if path in self.bad:
+            raise OSError(5, "Input/output error")
+        self._really[name](fd)
+
+
+@pytest.mark.parametrize("bad", ["stdout.0", "stdout.0.idx"])
+def test_bytes_whose_fsync_failed_are_wanted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str
 ) -> None:
     async def main() -> None:
-        monkeypatch.setattr(store_module, "SYNC_AGAIN_S", 0.01)
-        broken = asyncio.Event()
-        works = [False]
-        really = os.fdatasync
-
-        def fdatasync(fd: int) -> None:
-            if not works[0]:
-                loop.call_soon_threadsafe(broken.set)
-                raise OSError(5, "Input/output error")
-            really(fd)
-
-        monkeypatch.setattr(os, "fdatasync", fdatasync)
-        loop = asyncio.get_running_loop()
+        disk = FailingDisk(monkeypatch)
         rig = Rig(tmp_path)
-        syncing = loop.create_task(rig.store.run())
+        rig.put(0, b"on disk\n")
+        await rig.store.sync()
+        disk.bad = {bad}
+        rig.put(8, b"dropped\n")
+        assert rig.store.end(OUT, 16, rig.synced)
+        await rig.store.sync()
+        assert rig.acks == [(OUT, 8), (OUT, None)]
+        assert rig.late() == [("stdout", 8)]
+        disk.bad = set()
+        await rig.store.sync()
+        assert rig.acks == [(OUT, 8), (OUT, None)], "the next fsync proves nothing of those bytes"
+        assert rig.store.size(OUT) == 8
+        assert rig.shown() == b"on disk\n"
+        rig.put(8, b"dropped\n")
+        assert rig.late() == [("stdout", 8)], "not before it is on disk"
+        assert rig.store.end(OUT, 16, rig.synced)
+        await rig.store.sync()
+        assert rig.acks[2:] == [(OUT, 16)]
+        assert rig.late() == []
+        assert rig.shown() == b"on disk\ndropped\n"
+        assert rig.store.job(JOB).usage.job == 16 + 3 * RECORD_BYTES
+        rig.store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("bad", ["stdout.0", "stdout.0.idx", "0"])
+def test_a_file_that_cannot_be_synced_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str
+) -> None:
+    async def main() -> None:
+        disk = FailingDisk(monkeypatch)
+        disk.bad = {bad}
+        rig = Rig(tmp_path)
+        other = StreamId(TaskId("8.1.1"), StreamKind.STDOUT, 1)
         rig.put(0, b"x")
-        assert rig.store.end(OUT, 1, rig.synced)
-        with pytest.raises(LogStoreError):
-            await rig.store.end_task(OUT.task, 1)
-        await broken.wait()
-        assert rig.acks == []
-        works[0] = True
-        assert await rig.store.end_task(OUT.task, 1)
-        assert (OUT, 1) in rig.acks
-        syncing.cancel()
+        rig.put(0, b"abc", other)
+        assert rig.store.end(other, 3, rig.synced)
+        running = asyncio.get_running_loop().create_task(rig.store.run())
+        assert await rig.store.end_task(other.task, 1)
+        assert sorted(rig.acks, key=str) == sorted([(OUT, None), (other, 3)], key=str)
+        running.cancel()
         rig.store.close()
 
     asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_task_whose_fsync_failed_has_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        disk = FailingDisk(monkeypatch)
+        disk.bad = {"stdout.0"}
+        rig = Rig(tmp_path)
+        running = asyncio.get_running_loop().create_task(rig.store.run())
+        rig.put(0, b"x")
+        assert rig.store.end(OUT, 1, rig.synced)
+        assert not await rig.store.end_task(OUT.task, 1)
+        assert rig.acks == [(OUT, None)]
+        disk.bad = set()
+        assert not await rig.store.end_task(OUT.task, 1), "the byte is missing"
+        rig.put(0, b"x")
+        assert rig.store.end(OUT, 1, rig.synced)
+        assert await rig.store.end_task(OUT.task, 1)
+        assert rig.acks[-1] == (OUT, 1)
+        running.cancel()
+        rig.store.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_file_that_cannot_be_cut_either_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        disk = FailingDisk(monkeypatch)
+        rig = Rig(tmp_path)
+        rig.put(0, b"abc")
+        await rig.store.sync()
+        rig.put(3, b"dropped")
+        disk.bad = {"stdout.0"}
+        really = os.ftruncate
+
+        def ftruncate(fd: int, length: int) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(os, "ftruncate", ftruncate)
+        await rig.store.sync()
+        assert rig.acks[1:] == [(OUT, None)]
+        assert rig.store.size(OUT) == 3
+        with pytest.raises(LogStoreError, match="Input/output error"):
+            rig.put(3, b"def")
+        monkeypatch.setattr(os, "ftruncate", really)
+        disk.bad = set()
+        assert rig.put(3, b"def") == 3
+        await rig.store.sync()
+        assert rig.acks[-1] == (OUT, 6)
+        assert rig.shown() == b"abcdef"
+        rig.store.close()
+
+    asyncio.run(main())
+
+
+def test_bytes_that_come_while_a_sync_fails_are_wanted_again_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        begun, go_on = threading.Event(), threading.Event()
+
+        def fdatasync(_fd: int) -> None:
+            begun.set()
+            assert go_on.wait(30)
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(os, "fdatasync", fdatasync)
+        rig = Rig(tmp_path)
+        rig.put(0, b"abc")
+        syncing = asyncio.get_running_loop().create_task(rig.store.sync())
+        await asyncio.to_thread(begun.wait, 30)
+        rig.put(3, b"def")
+        go_on.set()
+        await syncing
+        assert rig.acks == [(OUT, None)]
+        assert rig.store.size(OUT) == 0
+        assert rig.store.stream(OUT).path.read_bytes() == b""
+        await rig.store.sync()
+        assert rig.acks == [(OUT, None)]
+        rig.store.close()
+
+    asyncio.run(main())
 
 
 def test_a_limit_on_the_size_of_files_is_met_like_a_full_disk(tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ class Rig:
         self.ts += 1
         return self.store.skip(stream, offset, length, self.ts, self.synced)
 
-    def synced(self, stream: StreamId, offset: int) -> None:
+    def synced(self, stream: StreamId, offset: int | None) -> None:
+        assert offset is not None
         self.acks[stream] = offset
 
     def sources(self) -> list[Source]:

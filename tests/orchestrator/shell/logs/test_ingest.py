@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from muster.daemon.clock import SystemClock
 from muster.daemon.task_owner import TaskOwner
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.log_channel import (
@@ -23,6 +24,7 @@ from muster.protocol.log_channel import (
     streams_max,
 )
 from muster.protocol.states import TaskState
+from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs import ingest
 from orchestrator.shell.logs.store import LogStore
@@ -232,6 +234,34 @@ def test_what_is_held_back_is_asked_for_again_in_slices(
             agent.again.cancel()
         assert asked == [*held, *held], "two a time, those that waited longest first"
         assert agent.holds[held[0].task] == len(held)
+
+    asyncio.run(main())
+
+
+def test_bytes_whose_fsync_failed_are_asked_for_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = LogStore(tmp_path, ChangeCounters(), SystemClock())
+        it = ingest.LogIngest(
+            TaskOwner("test"), store, cast("Coordinator", None), connections_max=1
+        )
+        agent, gone = (
+            ingest._Connection(cast("web.WebSocketResponse", None), NodeName(name)) for name in "ab"
+        )
+        gone.broken = True
+        name = out(TaskId("1.1.0"))
+        it._synced(agent, name, 3)
+        for connection in (agent, gone):
+            it._synced(connection, name, None)
+        assert agent.acks == {name: 3}
+        assert list(agent.held) == [name], "its bytes in flight are not taken"
+        assert not gone.held
+        assert gone.again is None
+        assert agent.again is not None
+        agent.again.cancel()
+        it._try_again(agent)
+        assert agent.others == [StreamAt(name, 0)]
+        assert not agent.held
+        assert agent.again is None
 
     asyncio.run(main())
 

@@ -203,7 +203,7 @@ def test_what_comes_after_the_end_of_the_logs_is_taken_and_not_kept(tmp_path: Pa
     rig = Rig(tmp_path, job(1, NOW - DAY))
     rig.write(1, 100, delivered=False)
     assert rig.sweep(Keep(1.0, 1)) == []
-    acks: list[int] = []
+    acks: list[int | None] = []
     stream = rig.stream(1)
     assert rig.store.size(stream) == 0
     late = memoryview(b"late")

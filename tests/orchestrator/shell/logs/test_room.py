@@ -151,6 +151,45 @@ def test_archived_jobs_are_removed_and_unknown_ones_are_left_alone(
     assert rig.gone == [1]
 
 
+def test_a_job_whose_logs_cannot_be_removed_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig = Rig(tmp_path, monkeypatch)
+    stuck, other, running = rig.job(1, NOW - 9), rig.job(2, NOW - 5), rig.job(3)
+    rig.put(stuck, 4 * MIB)
+    rig.put(other, 4 * MIB)
+    rig.others = rig.free() - FLOOR
+    really = rig.store.remove
+    broken = [True]
+
+    async def remove(job: JobId, why: str) -> None:
+        assert why == (
+            "less than 4194304 bytes were free on the disk of the logs, and of the jobs that have "
+            "ended, this one ended first (job_logs.free_bytes_min)"
+        )
+        if job == 1 and broken[0]:
+            raise LogStoreError("logs/1 cannot be removed: Input/output error")
+        await really(job, why)
+
+    monkeypatch.setattr(rig.store, "remove", remove)
+    rig.make()
+    assert not (tmp_path / "2" / "1").exists()
+    assert rig.put(running, 1000)
+    rig.others += rig.free() - FLOOR
+    rig.put(rig.job(4, NOW - 1), 0)
+    for _ in range(3):
+        rig.make()
+    said = capsys.readouterr().out
+    assert said.count("log_room_failed") == 1, "once, and not each time"
+    assert "Input/output error" in said
+    broken[0] = False
+    rig.make()
+    assert not (tmp_path / "1" / "1").exists()
+    rig.others = 0
+    rig.make()
+    assert not rig.store.space.is_short
+
+
 def test_it_waits_until_the_store_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         rig = Rig(tmp_path, monkeypatch)

@@ -12,7 +12,7 @@ from muster.daemon.clock import SystemClock
 from muster.protocol.ids import BadId, JobId, TaskId
 from muster.protocol.log_channel import StreamId, StreamKind
 from orchestrator.shell.change_counters import ChangeCounters
-from orchestrator.shell.logs import job_streams
+from orchestrator.shell.logs import job_streams, sync_rounds
 from orchestrator.shell.logs import store as store_module
 from orchestrator.shell.logs.index import RECORD_BYTES, IndexFile, index_path
 from orchestrator.shell.logs.store import LogStore, log_key
@@ -31,7 +31,7 @@ class Rig:
         self.root = root
         self.changes = ChangeCounters()
         self.store = LogStore(root, self.changes, SystemClock())
-        self.acks: list[tuple[StreamId, int]] = []
+        self.acks: list[tuple[StreamId, int | None]] = []
         self.acked = asyncio.Event()
 
     def put(self, offset: int, data: bytes, stream: StreamId = OUT, ts: float = 1.0) -> int | None:
@@ -40,7 +40,7 @@ class Rig:
     def end(self, length: int, stream: StreamId = OUT) -> bool:
         return self.store.end(stream, length, self.synced)
 
-    def synced(self, stream: StreamId, offset: int) -> None:
+    def synced(self, stream: StreamId, offset: int | None) -> None:
         self.acks.append((stream, offset))
         self.acked.set()
 
@@ -320,7 +320,7 @@ def test_more_streams_than_descriptors(tmp_path: Path) -> None:
 def test_many_bytes_do_not_wait_for_the_next_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "SYNC_EVERY_S", 3600.0)
+    monkeypatch.setattr(sync_rounds, "SYNC_EVERY_S", 3600.0)
 
     async def main(rig: Rig) -> None:
         for at in range(0, 1 << 20, 1 << 16):
