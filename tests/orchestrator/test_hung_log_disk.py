@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from muster.protocol.control_channel import Heartbeat, HeartbeatAck
 from muster.protocol.log_channel import (
     EndStream,
@@ -17,6 +19,8 @@ from tests.orchestrator.process import CoordinatorProcess
 from tests.orchestrator.shell.logs.test_ingest import out
 from tests.orchestrator.user import User, user_of
 from tests.small_disk import disk_that_freezes, frozen
+
+pytestmark = pytest.mark.root
 
 ANSWER_S = 1.0
 TEXT = b"".join(b"step %d\n" % number for number in range(100))

@@ -1,4 +1,4 @@
-"""What the coordinator knows of one bulk connection of an agent."""
+"""State of one bulk connection of an agent."""
 
 import asyncio
 from collections import Counter

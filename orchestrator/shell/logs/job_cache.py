@@ -90,7 +90,7 @@ class JobCache:
         with self._guard:
             del self._loading[name]
         if not loading.cancelled():
-            loading.exception()  # whoever waits has it
+            loading.exception()  # raised in those who wait for it
 
     def _used(self, name: JobId) -> JobStreams | None:
         found = self._jobs.get(name)

@@ -416,7 +416,8 @@ class LogStore:
         await self.writer.call(partial(self._jobs.forget, job_id))
 
     def close(self) -> None:
-        """Close the files. Call `sync` before."""
+        """Close the files and end the writer. Call `sync` before."""
+        self.writer.close()
         self._close_all(list(self._open))
 
     def _close_all(self, streams: list[StreamFile]) -> None:

@@ -28,11 +28,12 @@ class Writer:
     """
 
     def __init__(self) -> None:
-        self._works: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+        self._works: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._results: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._told = False  # the loop will look at `_results`
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._here = threading.local()
         self._began: float | None = None  # monotonic seconds
 
     @property
@@ -50,10 +51,22 @@ class Writer:
         error or None. Without `done`, an error is raised in the loop.
         """
         loop = asyncio.get_running_loop()
-        if self._thread is None or self._loop is not loop:
-            self._loop = loop
-            self._thread = self._thread or self._start()
+        if self._loop is not loop:
+            self._loop, self._told = loop, False
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run,
+                name="log-writer",
+                daemon=True,  # so that the process ends even if the disk never answers
+            )
+            self._thread.start()
         self._works.put(_Work(run, done))
+
+    def close(self) -> None:
+        """End the thread after all that was submitted."""
+        if self._thread is not None:
+            self._works.put(None)
+            self._thread = None
 
     async def call(self, run: Callable[[], _T]) -> _T:
         """Run work and return its result. It runs even if the caller is cancelled."""
@@ -73,20 +86,14 @@ class Writer:
 
     def tell(self, callback: Callable[..., object], *args: Any) -> None:
         """Call back on the loop: soon if this is the thread, else now."""
-        if threading.current_thread() is self._thread:
+        if getattr(self._here, "is_writer", False):
             self._results.append((callback, args))
         else:
             callback(*args)
 
-    def _start(self) -> threading.Thread:
-        # A daemon, because the process ends even if the disk never answers.
-        thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
-        thread.start()
-        return thread
-
     def _run(self) -> None:
-        while True:
-            work = self._works.get()
+        self._here.is_writer = True
+        while (work := self._works.get()) is not None:
             self._began = time.monotonic()
             error: BaseException | None = None
             try:
