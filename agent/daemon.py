@@ -57,9 +57,8 @@ from agent.monitors.gpus import GpuMonitor
 from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.hangs.stack_dumps import StackDumper
 from agent.monitors.hardware.monitor import HardwareMonitor
-from agent.monitors.interfaces import watch
-from agent.monitors.traffic.rdma_ports import RdmaPortMonitor
-from agent.monitors.traffic.rdma_ports import watch as watch_ports
+from agent.monitors.interfaces import InterfaceMonitor
+from agent.monitors.traffic.rdma_ports import RdmaPortMonitor, RdmaPorts
 from agent.monitors.traffic.samplers import TrafficSamplers
 from agent.probe.fabric.fs_root import Tree
 from agent.probe.fabric.gpus import use_of
@@ -77,6 +76,7 @@ from muster.daemon.errors import TaskEndedError
 from muster.daemon.network_fs import network_kind
 from muster.daemon.sd_notify import Notifier
 from muster.daemon.task_owner import TaskOwner
+from muster.daemon.timers import Timers
 from muster.protocol.control_channel import Refused, Welcome
 from muster.protocol.gpus import usable
 
@@ -102,8 +102,9 @@ class Agent:
         self._state = State(identity, cluster=read_name(config.state_dir / _CLUSTER))
         self._inbox = Inbox()
         self._jobs_owner = owner
-        self._timers: dict[Timer, float] = {}
-        self._alarm: asyncio.TimerHandle | None = None
+        self._timers: Timers[Timer] = Timers(
+            clock, lambda timer: self._turn(TimerFired(timer)), ring=self._inbox.wake
+        )
         self._dialer = Dialer(config.coordinator, config.token_file, config.tls_ca)
         self._link = ControlLink(self._dialer, self._inbox)
         self._logs = LogShipper(
@@ -173,29 +174,28 @@ class Agent:
             self._network = GangSetup(hosts, self._inbox.post, owner)
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
-            owner.spawn(watch(self._probe, self._inbox.post), name="interfaces", eternal=True)
-            owner.spawn_monitor(self._disks.watch, name="disks")
-            owner.spawn_monitor(partial(hardware.run, gpus.look_again), name="hardware")
-            if fabric.devices():
-                ports = RdmaPortMonitor(config.fabric.root, awaited=fabric.awaited)
-                watching = watch_ports(
-                    ports,
-                    self._clock,
-                    self._inbox.post,
-                    first=fabric.look,
-                    changed=fabric.stir,
-                )
-                owner.spawn(watching, name="ports", eternal=True)
+            interfaces = InterfaceMonitor(self._probe, self._inbox.post).run()
+            owner.spawn(interfaces, name="interfaces", eternal=True)
+            owner.spawn_monitor(self._disks.run, name="disks")
+            owner.spawn_monitor(partial(hardware.run, gpus.stir), name="hardware")
+            ports = RdmaPortMonitor(
+                RdmaPorts(config.fabric.root, awaited=fabric.awaited),
+                self._clock,
+                self._inbox.post,
+                changed=fabric.stir,
+            )
             try:
                 await self._shims.start()
                 await self._take_over(folders)
                 # The Hello contains the node's RDMA equipment, so probe it before the link opens.
                 await fabric.look()
                 await self._inbox.settled()
-                owner.spawn_monitor(fabric.watch, name="fabric")
+                owner.spawn_monitor(fabric.run, name="fabric")
+                if fabric.devices():
+                    owner.spawn_monitor(ports.run, name="ports")
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
-                owner.spawn_monitor(gpus.watch, name="gpus")
-                owner.spawn_monitor(self._idle.watch, name="idle")
+                owner.spawn_monitor(gpus.run, name="gpus")
+                owner.spawn_monitor(self._idle.run, name="idle")
                 owner.spawn_monitor(hangs.run, name="hangs")
                 owner.spawn(self._link.run(), name="link", eternal=True)
                 _log.info("serving", node=identity.node, coordinator=config.coordinator)
@@ -228,7 +228,7 @@ class Agent:
 
     async def _own(self) -> Never:
         # Timers first: if the process was suspended, due timers are older than the next input.
-        await self._inbox.serve(self._turn, self._fire_due)
+        await self._inbox.serve(self._turn, self._timers.fire_due)
 
     def _turn(self, received: Input) -> None:
         for action in turn(self._state, received, self._clock.now()):
@@ -267,8 +267,7 @@ class Agent:
                 _log.info("task_removed", task=action.task)
                 self._tasks.remove(action.task)
             case SetTimer():
-                self._timers[action.timer] = action.at
-                self._set_alarm()
+                self._timers.set(action.timer, action.at)
             case _:
                 assert_never(action)
 
@@ -281,31 +280,6 @@ class Agent:
                 _log.error("refused", code=refused.code, why=refused.text)
             case _:
                 pass
-
-    # --- time -------------------------------------------------------------------------------------
-
-    def _fire_due(self) -> None:
-        now = self._clock.now().mono
-        due = [timer for timer, at in self._timers.items() if at <= now]
-        for timer in due:
-            del self._timers[timer]
-            self._turn(TimerFired(timer))
-        if due or self._alarm is None:
-            self._set_alarm()
-
-    def _set_alarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        if not self._timers:
-            return
-        wait_s = max(0.0, min(self._timers.values()) - self._clock.now().mono)
-
-        def ring() -> None:
-            self._alarm = None
-            self._inbox.wake()
-
-        self._alarm = asyncio.get_running_loop().call_later(wait_s, ring)
 
     async def _watchdog(self, notifier: Notifier) -> Never:
         """Ping the service manager's watchdog through the inbox: if the owner hangs, the pings

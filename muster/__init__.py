@@ -4,15 +4,17 @@ daemon.
 `from muster import Client, AsyncClient`: docs/reference/client.md.
 """
 
-from typing import TYPE_CHECKING, Any
-
+# Not from `typing`, because each shim imports this package.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from muster.client import AsyncClient, Client
 
 __all__ = ["AsyncClient", "Client"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import the clients on first access, so that other imports of this package stay fast."""
     if name in __all__:
         import muster.client

@@ -18,7 +18,7 @@ from muster.protocol.fabric import NodeRdma
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.ids import TaskId
-from muster.protocol.instant import Instant
+from muster.protocol.instant import ROUNDING_S, Instant
 from muster.protocol.interfaces import Interface
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
@@ -38,8 +38,6 @@ SILENT_BEATS = 2
 WELCOME_S = 10.0
 """Longer patience before the welcome: a coordinator that has just started may have a thousand
 agents to welcome."""
-ROUNDING_S = 0.01
-"""A timer that fires early by at most this much counts as on time."""
 
 
 def decide(state: State, received: s.Input, now: Instant) -> Decision:

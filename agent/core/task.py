@@ -7,7 +7,7 @@ from typing import Final, assert_never
 import msgspec
 
 from agent.core.network_phase import NetworkPhase, needed
-from agent.core.shim_protocol import ShimFingerprint, ShimPhase, ShimRank, ShimStatus
+from agent.core.shim_protocol import ShimExit, ShimFingerprint, ShimPhase, ShimRank, ShimStatus
 from agent.core.state import HeldTask, State
 from muster.protocol.codec import FRAME_BYTES_MAX
 from muster.protocol.control_channel import (
@@ -24,6 +24,7 @@ from muster.protocol.hardware_events import OOM
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface, InterfaceKind
+from muster.protocol.outcome import ExitStatus
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 
@@ -99,7 +100,7 @@ def started(status: ShimStatus) -> bool:
 
 def succeeded(status: ShimStatus) -> bool:
     """Whether the program has ended successfully."""
-    return status.exit is not None and status.exit.status.ok
+    return status.exit is not None and not status.exit.failed
 
 
 def task_state(held: HeldTask) -> TaskState:
@@ -151,7 +152,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         prepared=_prepared(state, held, status),
         listening=status.listening,
         ranks=_ranks(status, _kills(state, held.id)),
-        exit=status.exit.status if status.exit is not None else None,
+        exit=_exit_status(status.exit),
         first_failed=status.first_failed,
         running_s=running_s,
         stopped_by=status.stopped_by or "",
@@ -216,7 +217,7 @@ def _kills(state: State, task: TaskId) -> dict[int, str]:
 def _was_killed(rank: ShimRank, kills: dict[int, str]) -> bool:
     """Whether the kernel killed the rank for lack of memory. If the cgroup does not count its
     kills, the kernel log is the only source."""
-    if rank.exit is None or rank.exit.status.signal != _SIGKILL or rank.stopped:
+    if rank.exit is None or rank.exit.signal != _SIGKILL or rank.stopped:
         return rank.oom
     return rank.oom or rank.pid in kills
 
@@ -244,7 +245,7 @@ def _ranks(status: ShimStatus, kills: dict[int, str]) -> tuple[RankReport, ...]:
     failed = sorted(
         (_at_s(rank), rank.rank != status.first_failed, rank.rank)
         for rank in status.ranks
-        if rank.exit is not None and not rank.exit.status.ok and not rank.stopped
+        if rank.exit is not None and rank.exit.failed and not rank.stopped
     )
     quoted = {number for _, _, number in failed[:ERRORS_MAX]}
     return tuple(
@@ -252,7 +253,7 @@ def _ranks(status: ShimStatus, kills: dict[int, str]) -> tuple[RankReport, ...]:
             rank.rank,
             rank.local_rank,
             rank.pid or 0,
-            exit=rank.exit.status if rank.exit is not None else None,
+            exit=_exit_status(rank.exit),
             # For a rank that succeeded, `error` is one that it ignored.
             error=(rank.error or "") if rank.rank in quoted or _ok(rank) else "",
             stderr=(rank.stderr_tail or "") if rank.rank in quoted else "",
@@ -268,11 +269,15 @@ def _ranks(status: ShimStatus, kills: dict[int, str]) -> tuple[RankReport, ...]:
 
 
 def _ok(rank: ShimRank) -> bool:
-    return rank.exit is not None and rank.exit.status.ok
+    return rank.exit is not None and not rank.exit.failed
 
 
 def _at_s(rank: ShimRank) -> float:
     return (rank.exit.at_s or 0.0) if rank.exit is not None else 0.0
+
+
+def _exit_status(found: ShimExit | None) -> ExitStatus | None:
+    return None if found is None else ExitStatus(found.code, found.signal)
 
 
 def gone(task: TaskId) -> TaskReport:

@@ -1,21 +1,21 @@
 """Monitor of the disk that holds the state directory: task directories, scratch and logs.
 
-It has a thread of its own, so that a disk that hangs blocks only that thread.
+Each check has a thread of its own, so that a disk that hangs blocks only that thread.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Never
+from typing import Final
 
 import structlog
 
 from agent.core.inputs import DisksObserved, Input
+from agent.monitors.monitor import Monitor
 from agent.taskdirs.taskdirs import RESERVE_BYTES
+from muster.daemon.abandoned_thread import BlockingCall
 from muster.protocol.disks import DiskHealth
 
 PERIOD_S: Final = 5.0
@@ -29,7 +29,7 @@ _INODES_MIN: Final = 64
 _log = structlog.get_logger("agent.monitors.disks")
 
 
-def look(folder: Path) -> DiskHealth | None:
+def check(folder: Path) -> DiskHealth | None:
     """Check the disk; blocks. Returns None if the disk is healthy."""
     disk = os.statvfs(folder)
     free, total = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
@@ -53,76 +53,45 @@ def _write_through(folder: Path) -> None:
         os.close(fd)
 
 
-class DiskMonitor:
+class DiskMonitor(Monitor):
     """Posts DisksObserved on every change."""
 
     def __init__(
         self,
         folder: Path,
         post: Callable[[Input], None],
-        look: Callable[[Path], DiskHealth | None] = look,
+        check: Callable[[Path], DiskHealth | None] = check,
         period_s: float = PERIOD_S,
         hangs_s: float = HANGS_S,
     ) -> None:
+        super().__init__(post, period_s)
         self._folder = folder
-        self._post = post
-        self._look = look
-        self._period_s = period_s
+        self._check = BlockingCall(lambda: check(folder), "agent.monitors.disks")
         self._hangs_s = hangs_s
         self._found: DiskHealth | None = None
-        self._told: tuple[DiskHealth, ...] = ()
-        self._ended = threading.Event()
-        self._looked = asyncio.Event()
+        self._logged = ""
 
-    async def watch(self) -> Never:
-        """Check periodically until cancelled."""
-        loop = asyncio.get_running_loop()
-        looking = threading.Thread(
-            target=self._run, args=(loop,), name="agent.monitors.disks", daemon=True
-        )
-        looking.start()
+    async def look(self) -> None:
+        folder = str(self._folder)
         try:
-            while True:
-                self._looked.clear()
-                hangs = False
-                try:
-                    async with asyncio.timeout(self._period_s + self._hangs_s):
-                        await self._looked.wait()
-                except TimeoutError:
-                    hangs = True
-                self._tell(hangs=hangs)
-        finally:
-            self._ended.set()
+            found = self._found = self._coarse(await self._check.result(self._hangs_s))
+        except TimeoutError:
+            found = DiskHealth(folder, hangs=True)
+        except OSError as error:
+            _log.warning("disk_not_examined", folder=folder, why=str(error))
+            found = DiskHealth(folder, hangs=True, error=error.strerror or str(error))
+            self._found = found
+        disks = () if found is None else (found,)
+        if self._is_news("disks", disks):
+            self._log_change(found)
+            self._post(DisksObserved(disks))
 
-    def _tell(self, *, hangs: bool) -> None:
-        found = self._found
-        if hangs:
-            found = DiskHealth(str(self._folder), hangs=True)
-        told = () if found is None else (found,)
-        if told == self._told:
-            return
-        before, self._told = self._told, told
+    def _log_change(self, found: DiskHealth | None) -> None:
+        before, self._logged = self._logged, "" if found is None else found.text
         if found is None:
             _log.info("disk_well", folder=str(self._folder))
-        elif not before or before[0].text != found.text:
+        elif found.text != before:
             _log.warning("disk", why=found.text)
-        self._post(DisksObserved(told))
-
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The loop of the monitor's thread."""
-        while not self._ended.is_set():
-            try:
-                self._found = self._coarse(self._look(self._folder))
-            except OSError as error:
-                _log.warning("disk_not_examined", folder=str(self._folder), why=str(error))
-                why = error.strerror or str(error)
-                self._found = DiskHealth(str(self._folder), hangs=True, error=why)
-            try:
-                loop.call_soon_threadsafe(self._looked.set)
-            except RuntimeError:
-                # The event loop is closed: the agent is exiting.
-                return
-            self._ended.wait(self._period_s)
 
     def _coarse(self, found: DiskHealth | None) -> DiskHealth | None:
         """Keep the previous value while free space changes little: no report for each byte."""

@@ -3,22 +3,23 @@ after a link flap."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Final, Never
+from typing import Final
 
 import structlog
 
 from agent.config import AgentConfig
 from agent.core.inputs import NO_FABRIC, Input, RdmaObserved
 from agent.core.probe_summary import node_fabric, node_rdma
+from agent.monitors.monitor import Monitor
 from agent.probe.fabric.command import asked_by
 from agent.probe.fabric.fs_root import Tree, Unread
 from agent.probe.fabric.probe import lacks_driver, probe
 from agent.probe.fabric.rdma_devices import CLASS
+from muster.daemon.abandoned_thread import BlockingCall
 from muster.fabric.model import Probe, Severity
 from muster.fabric.port_classes import cabled
-from muster.protocol.fabric import NodeFabric, NodeRdma
+from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 
 LOOK_S: Final = 10.0
@@ -29,8 +30,9 @@ LOOK_EVERY_S: Final = 60.0
 _log = structlog.get_logger("agent.monitors.fabric")
 
 
-class FabricMonitor:
-    """Probes the fabric in a thread; logs and posts the result. `latest` is the last probe, None if
+class FabricMonitor(Monitor):
+    """Probes the fabric periodically, because the scheduler depends on it, and for each launch;
+    logs and posts the result. `latest` is the last probe, None if
     this node has neither RDMA devices nor cards for them."""
 
     def __init__(
@@ -40,13 +42,11 @@ class FabricMonitor:
         look_s: float = LOOK_S,
     ) -> None:
         """`post` receives the node's RDMA equipment after each probe."""
+        super().__init__(post, LOOK_EVERY_S, at_once=False)
         self._config = config
-        self._post = post
-        self._stirred = asyncio.Event()
-        self._seen: NodeRdma | None = None
         self._root = config.fabric.root
         self._look_s = look_s
-        self._looking: asyncio.Task[Probe | None] | None = None
+        self._probing = BlockingCall(self._probed, "agent.monitors.fabric")
         self._idle_cards: bool | None = None
         self.latest: Probe | None = None
 
@@ -72,41 +72,20 @@ class FabricMonitor:
         ports = [hca for hca in latest.hcas if hca.expected] if latest is not None else []
         return frozenset(hca.key for hca in cabled(ports))
 
-    def stir(self) -> None:
-        """Request a probe soon, because something has changed."""
-        self._stirred.set()
-
-    async def watch(self) -> Never:
-        """Probe periodically while no task asks, until cancelled: the scheduler depends on the
-        result."""
-        while True:
-            try:
-                async with asyncio.timeout(LOOK_EVERY_S):
-                    await self._stirred.wait()
-            except TimeoutError:
-                pass
-            self._stirred.clear()
-            await self.look()
-
     async def look(self, task: TaskId | None = None) -> NodeFabric:
         """Probe the fabric, for `task` if given; concurrent callers share one probe."""
-        if self._looking is None or self._looking.done():
-            probing = asyncio.to_thread(self._probed)
-            self._looking = asyncio.get_running_loop().create_task(
-                probing, name="agent.monitors.fabric"
-            )
         try:
-            async with asyncio.timeout(self._look_s):
-                found = await asyncio.shield(self._looking)
+            found = await self._probing.result(self._look_s)
         except TimeoutError:
             _log.error("fabric_not_read", task=task, waited_s=self._look_s)
             return NodeFabric(unseen=f"its probe has not ended within {self._look_s:g} s")
         self.latest = found
-        known, self._seen = self._seen, node_rdma(found)
-        self._post(RdmaObserved(self._seen))
+        rdma = node_rdma(found)
+        is_news = self._is_news("rdma", rdma)
+        self._post(RdmaObserved(rdma))
         if found is None:
             return NO_FABRIC
-        if task is None and self._seen == known:
+        if task is None and not is_news:
             return self._told(found)
         errors = [one.what for one in found.problems if one.severity is Severity.ERROR]
         tell = _log.warning if errors else _log.info

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple, Never
+from typing import Final, NamedTuple
 
 import structlog
 
 from agent.core import gpu_idle
 from agent.core.inputs import IdleObserved, Input
+from agent.monitors.monitor import Monitor
+from muster.daemon.abandoned_thread import BlockingCall
 from muster.daemon.clock import Clock
 from muster.protocol.gpus import IdleGpus
 from muster.protocol.ids import TaskId
@@ -25,10 +26,9 @@ class _Watched(NamedTuple):
     wanted: IdleGpus
     gpus: tuple[str, ...]  # by UUID; () means all GPUs of the node
     stretch: gpu_idle.IdleStretch = gpu_idle.IdleStretch()
-    told: float | None = None
 
 
-class GpuUtilizationMonitor:
+class GpuUtilizationMonitor(Monitor):
     """Posts IdleObserved when a task's GPUs become idle or busy again.
 
     `read` blocks on the driver and returns percent by UUID, without unreadable GPUs. `all_gpus`
@@ -43,41 +43,31 @@ class GpuUtilizationMonitor:
         post: Callable[[Input], None],
         every_s: float = EVERY_S,
     ) -> None:
-        self._read = read
+        super().__init__(post, every_s)
+        self._reading = BlockingCall(read, "agent.monitors.gpu_utilization")
         self._all_gpus = all_gpus
         self._clock = clock
-        self._post = post
-        self._every_s = every_s
         self._watched: dict[TaskId, _Watched] = {}
-        self._begun = asyncio.Event()
 
     def begin(self, task: TaskId, wanted: IdleGpus | None, gpus: tuple[str, ...]) -> None:
         if wanted is not None and task not in self._watched:
             self._watched[task] = _Watched(wanted, gpus)
-            self._begun.set()
+            self.stir()
 
     def end(self, task: TaskId) -> None:
         self._watched.pop(task, None)
+        self._forget(task)
 
-    async def watch(self) -> Never:
-        """Poll until cancelled."""
-        while True:
-            if not self._watched:
-                self._begun.clear()
-                await self._begun.wait()
-            await self._look()
-            await asyncio.sleep(self._every_s)
-
-    async def _look(self) -> None:
-        look = asyncio.get_running_loop().run_in_executor(None, self._read)
+    async def look(self) -> None:
+        if not self._watched:
+            return
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                self.heard(await asyncio.shield(look))
+            self.heard(await self._reading.result(PATIENCE_S))
         except TimeoutError:
             _log.warning("gpus_not_read", why=f"NVML has not answered for {PATIENCE_S:g} s")
             self.heard({})
             # Wait for the hanging thread instead of starting a second one.
-            await look
+            await self._reading.result()
 
     def heard(self, used: Mapping[str, int]) -> None:
         """Process one reading of all GPUs."""
@@ -86,7 +76,7 @@ class GpuUtilizationMonitor:
             gpus = watched.gpus or tuple(self._all_gpus())
             readings = [used.get(uuid) for uuid in gpus]
             stretch = gpu_idle.update(watched.stretch, readings, watched.wanted.util_below, at)
-            told = gpu_idle.idle_since(stretch, watched.wanted.after_s)
-            self._watched[task] = watched._replace(stretch=stretch, told=told)
-            if told != watched.told:
-                self._post(IdleObserved(task, told))
+            since = gpu_idle.idle_since(stretch, watched.wanted.after_s)
+            self._watched[task] = watched._replace(stretch=stretch)
+            if self._is_news(task, since, None):
+                self._post(IdleObserved(task, since))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from typing import Final, Never
@@ -13,6 +12,7 @@ from msgspec.structs import replace
 
 from agent.config import AgentConfig
 from agent.core.inputs import GpusObserved, Input
+from agent.monitors.monitor import Monitor
 from agent.probe import host
 from agent.probe.fabric.fs_root import Tree
 from agent.probe.fabric.gpus import (
@@ -49,7 +49,7 @@ class GpuDirtyError(DaemonError):
     """Memory of a GPU that the task should get stays in use, though no task has the GPU."""
 
 
-class GpuMonitor:
+class GpuMonitor(Monitor):
     """Posts changes of the GPUs, and refuses GPUs that are missing or in use."""
 
     def __init__(
@@ -61,15 +61,14 @@ class GpuMonitor:
         poll_s: float = POLL_S,
         give_up_s: float = GIVE_UP_S,
     ) -> None:
+        super().__init__(post, LOOK_EVERY_S, at_once=False)
         self._config = config
-        self._post = post
         self._changed = changed
         self._poll_s = poll_s
         self._give_up_s = give_up_s
         self._seen: tuple[GpuDevice, ...] | None = None
         self._dirty: set[str] = set()  # excluded until their memory is free
         self._nvml = True  # until known otherwise
-        self._again = asyncio.Event()
 
     async def check(self, prepare: PrepareTask) -> None:
         """Check the GPUs of a task; posts changes first. Raises GpuGoneError for a GPU that is
@@ -80,7 +79,7 @@ class GpuMonitor:
             await self._await_clean(prepare.gpus)
 
     async def _check_there(self, wanted: tuple[str, ...]) -> None:
-        there = {gpu.uuid: gpu for gpu in await self._look() if gpu.uuid}
+        there = {gpu.uuid: gpu for gpu in await self.look() if gpu.uuid}
         wrong = []
         for uuid in wanted:
             if uuid not in there:
@@ -98,7 +97,7 @@ class GpuMonitor:
         while dirty := await self._dirty_of(wanted):
             if time.monotonic() - began >= self._give_up_s:
                 self._dirty |= dirty.keys()
-                self.look_again()
+                self.stir()
                 texts = [f"GPU {uuid} {_in_use(use)}" for uuid, use in sorted(dirty.items())]
                 after = f"after {self._give_up_s:g} s: see nvidia-smi there, and reset or reboot it"
                 raise GpuDirtyError(f"{listed(texts)}, still {after}")
@@ -109,33 +108,23 @@ class GpuMonitor:
         dirty = {uuid: use for uuid, use in memory.items() if use.used_bytes >= CLEAN_BYTES}
         if not dirty or wanted:
             return {uuid: dirty[uuid] for uuid in wanted if uuid in dirty}
-        seen = await self._look() if self._seen is None else self._seen
+        seen = await self.look() if self._seen is None else self._seen
         return {gpu.uuid: dirty[gpu.uuid] for gpu in usable(seen) if gpu.uuid in dirty}
 
-    async def watch(self) -> Never:
-        """Post changes while no task asks, until cancelled."""
+    async def run(self) -> Never:
         # Without persistence mode NVML takes a second to initialize: do it now, not during a
         # launch.
         self._nvml = await asyncio.to_thread(hold_nvml)
         tree = Tree(self._config.fabric.root)
         if not self._nvml and await asyncio.to_thread(lambda: lacks_nvml(tree, functions(tree))):
             _log.warning("gpus_not_watched", why=f"{NO_NVML}: {INSTALL_NVML}")
-        while True:
-            busy = any(gpu.busy for gpu in self._seen or ())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_BUSY_S if busy else LOOK_EVERY_S):
-                    await self._again.wait()
-            self._again.clear()
-            await self._look()
+        await super().run()
 
-    def look_again(self) -> None:
-        """Check again at once, because something has happened to a GPU."""
-        self._again.set()
-
-    async def _look(self) -> tuple[GpuDevice, ...]:
+    async def look(self) -> tuple[GpuDevice, ...]:
         found = await asyncio.to_thread(self._devices)
         if found != self._seen:
             self._seen = found
+            self._period_s = LOOK_BUSY_S if any(gpu.busy for gpu in found) else LOOK_EVERY_S
             self._changed(found)
             for gpu in found:
                 if why := gpu.fault or gpu.busy:

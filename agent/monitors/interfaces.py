@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import socket
 from collections.abc import Callable
 from typing import Final, Never
 
 import structlog
 
 from agent.core.inputs import Input, NetworkObserved
+from agent.monitors.monitor import Monitor
 from agent.probe import netlink
 from agent.probe.network import NetworkProbe
 
@@ -18,22 +21,33 @@ SETTLE_S: Final = 1.0
 _log = structlog.get_logger("agent.monitors.interfaces")
 
 
-async def watch(
-    probe: NetworkProbe, post: Callable[[Input], None], settle_s: float = SETTLE_S
-) -> Never:
-    """Post NetworkObserved after every change, once it has settled, until cancelled."""
-    loop = asyncio.get_running_loop()
-    changed = asyncio.Event()
-    try:
-        sock = netlink.subscribe()
-    except OSError as error:
-        # The kernel sends no notifications. Each task still brings a fresh reading.
-        _log.warning("network_not_watched", why=str(error))
-        await asyncio.Event().wait()
-        raise AssertionError from error
+class InterfaceMonitor(Monitor):
+    """Posts NetworkObserved after every change, once it has settled."""
 
-    def drain() -> None:
-        changed.set()
+    def __init__(
+        self, probe: NetworkProbe, post: Callable[[Input], None], settle_s: float = SETTLE_S
+    ) -> None:
+        super().__init__(post, math.inf, at_once=False)
+        self._probe = probe
+        self._settle_s = settle_s
+
+    async def run(self) -> Never:
+        try:
+            sock = netlink.subscribe()
+        except OSError as error:
+            # The kernel sends no notifications. Each task still brings a fresh reading.
+            _log.warning("network_not_watched", why=str(error))
+            await super().run()
+        with sock:
+            loop = asyncio.get_running_loop()
+            loop.add_reader(sock, self._drain, sock)
+            try:
+                await super().run()
+            finally:
+                loop.remove_reader(sock)
+
+    def _drain(self, sock: socket.socket) -> None:
+        self.stir()
         try:
             while sock.recv(1 << 16):
                 pass
@@ -42,18 +56,12 @@ async def watch(
             # cases.
             pass
 
-    with sock:
-        loop.add_reader(sock, drain)
+    async def look(self) -> None:
+        await asyncio.sleep(self._settle_s)
+        self._stirred.clear()
         try:
-            while True:
-                await changed.wait()
-                await asyncio.sleep(settle_s)
-                changed.clear()
-                try:
-                    interfaces = await asyncio.to_thread(probe.interfaces)
-                except OSError as error:
-                    _log.warning("network_not_read", why=str(error))
-                    continue
-                post(NetworkObserved(interfaces))
-        finally:
-            loop.remove_reader(sock)
+            interfaces = await asyncio.to_thread(self._probe.interfaces)
+        except OSError as error:
+            _log.warning("network_not_read", why=str(error))
+            return
+        self._post(NetworkObserved(interfaces))

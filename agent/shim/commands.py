@@ -1,20 +1,32 @@
-"""The commands from an agent to a shim, parsed and checked.
-
-Every command states a desired result, so repeating it does no harm.
-"""
+"""Check of the commands from an agent (agent/shim/messages.py), before the shim acts on them."""
 
 from __future__ import annotations
 
 import signal
 
-TORCHRUN = "torchrun"
-PROCESSES = "processes"
-NONE = "none"
+from agent.shim.messages import (
+    NONE,
+    PROCESSES,
+    TORCHRUN,
+    ShimCommand,
+    ShimHostfile,
+    ShimHosts,
+    ShimKill,
+    ShimLease,
+    ShimPrepare,
+    ShimRelease,
+    ShimSignal,
+    ShimStart,
+    ShimStop,
+    ShimUser,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
 LAUNCHERS = (TORCHRUN, PROCESSES, NONE)
-SETUP_TIMEOUT_S = 3600.0
-# A cold torch on a network file system has been seen to take minutes.
-BOOTSTRAP_TIMEOUT_S = 600.0
-GRACE_S = 30.0
 RANKS_MAX = 1024
 
 
@@ -22,231 +34,179 @@ class Malformed(Exception):
     """A command that this shim cannot parse; the text names the field."""
 
 
-class Prepare:
-    """Make everything ready that may be slow or fail, but start no program."""
-
-    def __init__(self, document: dict[str, object]) -> None:
-        self.launcher = _text(document, "launcher") or NONE
-        if self.launcher not in LAUNCHERS:
-            raise Malformed(f"launcher {self.launcher!r} is not one of {', '.join(LAUNCHERS)}")
-        self.cwd = _text(document, "cwd")
-        self.python = _text(document, "python")
-        self.setup = _words(document, "setup")
-        self.env = _environment(document)
-        self.user = _user(document)
-        self.allow_root = document.get("allow_root") is True
-        self.no_new_privileges = document.get("no_new_privileges") is True
-        self.setup_timeout_s = _seconds(document, "setup_timeout_s", SETUP_TIMEOUT_S)
-        self.hosts = _hosts(document)
-        self.bootstrap_timeout_s = _seconds(document, "bootstrap_timeout_s", BOOTSTRAP_TIMEOUT_S)
+def parse(document: dict[str, object]) -> ShimCommand:
+    """Parse a command. Fields of a newer agent are ignored. Raises Malformed."""
+    kind = _KINDS.get(str(document.get("cmd")))
+    if kind is None:
+        raise Malformed(f"command {document.get('cmd')!r} is not known to this shim")
+    fields = {}
+    for field, check in _CHECKS[kind].items():
+        value = document.get(field)
+        if value is not None:
+            fields[field] = check(field, value)
+        elif not hasattr(kind, field):
+            raise Malformed(f"{field} is missing")
+    command: ShimCommand = kind(**fields)
+    return command
 
 
-class Hosts:
-    """Bind mount for the job: `source` appears at `target`."""
-
-    def __init__(self, source: str, target: str) -> None:
-        self.source = source
-        self.target = target
-
-
-class Start:
-    """Open the gate."""
-
-    def __init__(self, document: dict[str, object]) -> None:
-        self.argv = _words(document, "argv") or []
-        self.env = _environment(document)
-        self.ranks = _ranks(document)
-        self.ranks_at_once, self.ranks_in_all = _planned(self.argv)
-        self.interpreter = document.get("interpreter") is True
-        self.grace_s = _seconds(document, "grace_s", GRACE_S)
-        self.stop_signal = _signal(document, "stop_signal")
-        port = document.get("listen_port")
-        if port is not None and not (isinstance(port, int) and 0 < port < 65536):
-            raise Malformed(f"listen_port {port!r} is not a port")
-        self.listen_port = port
-
-
-class Hostfile:
-    """Write the task's host file. Sent before the start command."""
-
-    def __init__(self, document: dict[str, object]) -> None:
-        self.text = _text(document, "text") or ""
-
-
-class Stop:
-    """Signal, grace period, kill."""
-
-    def __init__(self, document: dict[str, object]) -> None:
-        self.signal = _signal(document, "signal")
-        self.grace_s = _seconds(document, "grace_s", GRACE_S)
-
-
-class Signal:
-    """Signal `ranks` (default all) without ending them; each `number` only once. `late`: also ranks
-    that start later.
-    """
-
-    def __init__(self, document: dict[str, object]) -> None:
-        self.signal = _signal(document, "signal")
-        number = document.get("number")
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise Malformed(f"number {number!r} is not a whole number from 1")
-        self.number = number
-        ranks = document.get("ranks") or []
-        if not isinstance(ranks, list) or not all(isinstance(rank, int) for rank in ranks):
-            raise Malformed(f"ranks {ranks!r} is not a list of ranks")
-        self.ranks = frozenset(ranks)
-        self.late = document.get("late") is not False
-
-    def for_rank(self, rank: int) -> bool:
-        return not self.ranks or rank in self.ranks
-
-
-class Kill:
-    """Kill the whole tree at once."""
-
-
-class Lease:
-    """The right to run for `ttl_s` from now (0: without limit).
-
-    When it expires, the shim stops the job with the job's stop signal and `grace_s`.
-    """
-
-    def __init__(self, document: dict[str, object]) -> None:
-        self.ttl_s = _seconds(document, "ttl_s", 0.0)
-        self.grace_s = _seconds(document, "grace_s", GRACE_S)
-
-
-class Release:
-    """The coordinator has the exit record, so the shim may end."""
-
-
-Command = Prepare | Hostfile | Start | Stop | Signal | Kill | Lease | Release
-
-
-def parse(document: dict[str, object]) -> Command:
-    """Parse a command. Raises Malformed."""
-    match document.get("cmd"):
-        case "prepare":
-            return Prepare(document)
-        case "hostfile":
-            return Hostfile(document)
-        case "start":
-            return Start(document)
-        case "stop":
-            return Stop(document)
-        case "signal":
-            return Signal(document)
-        case "kill":
-            return Kill()
-        case "lease":
-            return Lease(document)
-        case "release":
-            return Release()
-        case other:
-            raise Malformed(f"command {other!r} is not known to this shim")
-
-
-def _text(document: dict[str, object], field: str) -> str | None:
-    value = document.get(field)
-    if value is None or (isinstance(value, str) and "\0" not in value):
-        return value or None
-    raise Malformed(f"{field} {value!r} is not text without NUL")
-
-
-def _words(document: dict[str, object], field: str) -> list[str] | None:
-    value = document.get(field)
-    if value is None:
-        return None
-    if not isinstance(value, list):
-        raise Malformed(f"{field} is not a list of words")
-    words = []
-    for word in value:
-        if not isinstance(word, str) or "\0" in word:
-            raise Malformed(f"{field} holds {word!r}, which is not a word without NUL")
-        words.append(word)
-    return words
-
-
-def _ranks(document: dict[str, object]) -> list[dict[str, str]]:
-    value = document.get("ranks") or []
-    if not isinstance(value, list) or len(value) > RANKS_MAX:
-        raise Malformed(f"ranks is not a list of at most {RANKS_MAX} environments")
-    ranks = [_variables(item) for item in value]
-    if not all(rank.get("RANK", "").isdecimal() for rank in ranks):
-        raise Malformed("ranks holds an environment without a RANK")
-    return ranks
-
-
-def _planned(argv: list[str]) -> tuple[int, int]:
+def planned(argv: Sequence[str]) -> tuple[int, int]:
     """The number of ranks torchrun may run here at one time, and of different ranks in all.
 
     Muster's arguments contain both, and precede those of the job. An elastic gang (`--nnodes 1:4`)
     numbers its ranks anew when its nodes change.
     """
-    at_once = min(_number(_option("--nproc-per-node", argv), RANKS_MAX), RANKS_MAX)
-    nodes = _number(_option("--nnodes", argv).partition(":")[2], 1)
+    at_once = min(_count(_option("--nproc-per-node", argv), RANKS_MAX), RANKS_MAX)
+    nodes = _count(_option("--nnodes", argv).partition(":")[2], 1)
     return at_once, min(at_once * nodes, RANKS_MAX)
 
 
-def _option(name: str, argv: list[str]) -> str:
+def _option(name: str, argv: Sequence[str]) -> str:
     at = argv.index(name) + 1 if name in argv else len(argv)
     return argv[at] if at < len(argv) else ""
 
 
-def _number(text: str, default: int) -> int:
+def _count(text: str, default: int) -> int:
     return max(1, int(text)) if text.isdecimal() and len(text) < 8 else default
 
 
-def _environment(document: dict[str, object]) -> dict[str, str]:
-    return _variables(document.get("env") or {})
+def signal_number(name: str) -> int:
+    """The number of a signal. Raises KeyError if no signal has this name."""
+    return signal.Signals[name if name.startswith("SIG") else f"SIG{name}"].value
 
 
-def _variables(value: object) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise Malformed("env is not a map of texts")
-    for name, content in value.items():
-        if not name or "=" in name or "\0" in name:
-            raise Malformed(f"env holds the name {name!r}, which is invalid in an environment")
-        if not isinstance(content, str) or "\0" in content:
-            raise Malformed(f"env {name} is not text without NUL")
+def _launcher(field: str, value: object) -> str:
+    if value and value not in LAUNCHERS:
+        raise Malformed(f"{field} {value!r} is not one of {', '.join(LAUNCHERS)}")
+    return str(value) or NONE
+
+
+def _text(field: str, value: object) -> str:
+    if isinstance(value, str) and "\0" not in value:
+        return value
+    raise Malformed(f"{field} {value!r} is not text without NUL")
+
+
+def _text_or_none(field: str, value: object) -> str | None:
+    return _text(field, value) or None
+
+
+def _flag(_field: str, value: object) -> bool:
+    return value is True
+
+
+def _unless_false(_field: str, value: object) -> bool:
+    return value is not False
+
+
+def _words(field: str, value: object) -> list[str]:
+    if not isinstance(value, list):
+        raise Malformed(f"{field} is not a list of words")
+    for word in value:
+        if not isinstance(word, str) or "\0" in word:
+            raise Malformed(f"{field} holds {word!r}, which is not a word without NUL")
     return value
 
 
-def _user(document: dict[str, object]) -> str | None:
-    value = document.get("user")
-    if value is None:
-        return None
+def _environments(field: str, value: object) -> list[dict[str, str]]:
+    if not isinstance(value, list) or len(value) > RANKS_MAX:
+        raise Malformed(f"{field} is not a list of at most {RANKS_MAX} environments")
+    ranks = [_variables("env", item) for item in value]
+    if not all(rank.get("RANK", "").isdecimal() for rank in ranks):
+        raise Malformed(f"{field} holds an environment without a RANK")
+    return ranks
+
+
+def _variables(field: str, value: object) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise Malformed(f"{field} is not a map of texts")
+    for name, content in value.items():
+        if not name or "=" in name or "\0" in name:
+            raise Malformed(f"{field} holds the name {name!r}, which is invalid in an environment")
+        if not isinstance(content, str) or "\0" in content:
+            raise Malformed(f"{field} {name} is not text without NUL")
+    return value
+
+
+def _user(field: str, value: object) -> ShimUser:
     if isinstance(value, dict) and isinstance(value.get("name"), str) and value["name"]:
-        name: str = value["name"]
-        return name
-    raise Malformed(f"user {value!r} has no name")
+        return ShimUser(value["name"])
+    raise Malformed(f"{field} {value!r} has no name")
 
 
-def _hosts(document: dict[str, object]) -> Hosts | None:
-    value = document.get("hosts")
-    if value is None:
-        return None
+def _hosts(field: str, value: object) -> ShimHosts:
     if isinstance(value, dict):
-        source, target = _text(value, "source"), _text(value, "target")
-        if source and target and source.startswith("/") and target.startswith("/"):
-            return Hosts(source, target)
-    raise Malformed(f"hosts {value!r} is not a source and a target, both absolute paths")
+        paths = [_text(name, value.get(name) or "") for name in ("source", "target")]
+        if all(path.startswith("/") for path in paths):
+            return ShimHosts(*paths)
+    raise Malformed(f"{field} {value!r} is not a source and a target, both absolute paths")
 
 
-def _seconds(document: dict[str, object], field: str, default: float) -> float:
-    value = document.get(field)
-    if value is None:
-        return default
+def _port(field: str, value: object) -> int:
+    if isinstance(value, int) and 0 < value < 65536:
+        return value
+    raise Malformed(f"{field} {value!r} is not a port")
+
+
+def _number(field: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise Malformed(f"{field} {value!r} is not a whole number from 1")
+    return value
+
+
+def _rank_numbers(field: str, value: object) -> list[int]:
+    if not isinstance(value, list) or not all(isinstance(rank, int) for rank in value):
+        raise Malformed(f"{field} {value!r} is not a list of ranks")
+    return value
+
+
+def _seconds(field: str, value: object) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9:
         return float(value)
     raise Malformed(f"{field} {value!r} is not a number of seconds")
 
 
-def _signal(document: dict[str, object], field: str) -> int:
-    value = document.get(field) or "SIGTERM"
-    name = value if str(value).startswith("SIG") else f"SIG{value}"
+def _signal(field: str, value: object) -> str:
     try:
-        return signal.Signals[str(name)].value
+        signal_number(str(value))
     except KeyError:
         raise Malformed(f"{field} {value!r} is not a name such as SIGTERM") from None
+    return str(value)
+
+
+_CHECKS: dict[type[Any], dict[str, Callable[[str, object], object]]] = {
+    ShimPrepare: {
+        "launcher": _launcher,
+        "cwd": _text_or_none,
+        "python": _text_or_none,
+        "setup": _words,
+        "env": _variables,
+        "user": _user,
+        "allow_root": _flag,
+        "no_new_privileges": _flag,
+        "setup_timeout_s": _seconds,
+        "bootstrap_timeout_s": _seconds,
+        "hosts": _hosts,
+    },
+    ShimHostfile: {"text": _text},
+    ShimStart: {
+        "argv": _words,
+        "env": _variables,
+        "listen_port": _port,
+        "grace_s": _seconds,
+        "stop_signal": _signal,
+        "ranks": _environments,
+        "interpreter": _flag,
+    },
+    ShimStop: {"signal": _signal, "grace_s": _seconds},
+    ShimSignal: {
+        "signal": _signal,
+        "number": _number,
+        "ranks": _rank_numbers,
+        "late": _unless_false,
+    },
+    ShimKill: {},
+    ShimLease: {"ttl_s": _seconds, "grace_s": _seconds},
+    ShimRelease: {},
+}
+_KINDS = {kind.cmd: kind for kind in _CHECKS}

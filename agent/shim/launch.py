@@ -9,11 +9,11 @@ import errno
 import os
 
 from agent.shim.bootstrap_channel import LOG_FOLDER, LOG_FOLDER_FD
-from agent.shim.commands import Start
+from agent.shim.messages import ShimExit, ShimRefusal, ShimStart
 from agent.shim.preparation import Preparation
 from agent.shim.ranks import Ranks, error_file
 from agent.shim.runner import EXIT_CANNOT_RUN, EXIT_NOT_FOUND, Failure, Program, Report
-from agent.shim.status import Exit, Status
+from agent.shim.status import Status
 
 
 class ProgramListener:
@@ -22,33 +22,33 @@ class ProgramListener:
     def program_runs(self) -> None: ...
     def rank_failed(self) -> None: ...
     def rank_ended(self) -> None: ...
-    def programs_ended(self, how: Exit) -> None: ...
+    def programs_ended(self, how: ShimExit) -> None: ...
 
 
 class Programs:
     """The programs of one task. `programs_ended` receives the first failure among them."""
 
     def __init__(
-        self, preparation: Preparation, ranks: Ranks, status: Status, course: ProgramListener
+        self, preparation: Preparation, ranks: Ranks, status: Status, listener: ProgramListener
     ) -> None:
         self._preparation = preparation
         self._ranks = ranks
         self._status = status
-        self._course = course
+        self._listener = listener
         self._left = 0
-        self._failure: Exit | None = None
+        self._failure: ShimExit | None = None
 
-    def start(self, command: Start, env: dict[str, str]) -> int | None:
+    def start(self, command: ShimStart, env: dict[str, str]) -> int | None:
         """Start all programs. Returns the pid of the only program if the job has no ranks, else
         None.
         """
         pid = self._start_all(command, env)
         if self._failure is not None and self._left == 0:
             # No program is running, so no end will follow.
-            self._course.programs_ended(self._failure)
+            self._listener.programs_ended(self._failure)
         return pid
 
-    def _start_all(self, command: Start, env: dict[str, str]) -> int | None:
+    def _start_all(self, command: ShimStart, env: dict[str, str]) -> int | None:
         if not command.ranks:
             node_rank = env.get("MUSTER_NODE_RANK", "0")
             return self._start(command, int(node_rank) if node_rank.isdecimal() else 0, 0, env)
@@ -57,14 +57,16 @@ class Programs:
                 self._start(command, int(own["RANK"]), local_rank, {**env, **own})
         return None
 
-    def _start(self, command: Start, rank: int, local_rank: int, env: dict[str, str]) -> int | None:
-        def told(report: Report) -> None:
+    def _start(
+        self, command: ShimStart, rank: int, local_rank: int, env: dict[str, str]
+    ) -> int | None:
+        def became(report: Report) -> None:
             if report.failure is None:
-                self._course.program_runs()
+                self._listener.program_runs()
             else:
                 self._not_started(rank, report.failure, interpreter=command.interpreter)
 
-        def ended(how: Exit) -> None:
+        def ended(how: ShimExit) -> None:
             self._left -= 1
             recorded = self._ranks.recorded_error(rank) if command.ranks and how.failed else None
             if not command.ranks and not how.failed:
@@ -78,7 +80,7 @@ class Programs:
             self._not_started(rank, Failure.of(error, "log", f"The log of rank {rank}"))
             return None
         try:
-            child = self._preparation.one_more(told)
+            child = self._preparation.one_more(became)
         except OSError as error:
             _close(fds)
             self._not_started(rank, Failure.of(error, "fork", "fork"))
@@ -87,7 +89,7 @@ class Programs:
         child.ended = ended
         if LOG_FOLDER_FD in fds:
             env = {**env, "TORCHELASTIC_ERROR_FILE": f"{LOG_FOLDER}/{error_file(rank)}"}
-        child.become(self._program(command, env, fds), told)
+        child.become(self._program(command, env, fds), became)
         self._ranks.began(rank, child.pid)
         _close(fds)
         return child.pid
@@ -102,7 +104,7 @@ class Programs:
             _close(fds)
             raise
 
-    def _program(self, command: Start, env: dict[str, str], fds: dict[int, int]) -> Program:
+    def _program(self, command: ShimStart, env: dict[str, str], fds: dict[int, int]) -> Program:
         candidates, arguments = command.argv[:1], command.argv[1:]
         if command.interpreter:
             candidates, arguments = self._preparation.interpreters(), command.argv
@@ -111,23 +113,23 @@ class Programs:
     def _not_started(self, rank: int, failure: Failure, *, interpreter: bool = False) -> None:
         missing = failure.stage == "program" and failure.code == errno.ENOENT
         text = self._preparation.why_not(failure, interpreter=interpreter)
-        how = Exit(EXIT_NOT_FOUND if missing else EXIT_CANNOT_RUN, None)
-        self._status.refusal = self._status.refusal or (failure.refusal, text)
+        how = ShimExit(EXIT_NOT_FOUND if missing else EXIT_CANNOT_RUN)
+        self._status.refusal = self._status.refusal or ShimRefusal(failure.refusal, text)
         self._ranks.ended(rank, how, text)
         self._failed(how)
 
-    def _ended(self, how: Exit) -> None:
+    def _ended(self, how: ShimExit) -> None:
         if how.failed:
             self._failed(how)
         if self._left == 0:
-            self._course.programs_ended(self._failure or how)
+            self._listener.programs_ended(self._failure or how)
         else:
-            self._course.rank_ended()
+            self._listener.rank_ended()
 
-    def _failed(self, how: Exit) -> None:
+    def _failed(self, how: ShimExit) -> None:
         self._failure = self._failure or how
         if self._left:
-            self._course.rank_failed()
+            self._listener.rank_failed()
 
 
 def _close(fds: dict[int, int]) -> None:

@@ -19,9 +19,10 @@ from agent.shim.cgroup import Cgroup, prefix_of
 from agent.shim.control_socket import Control
 from agent.shim.credentials import Identity
 from agent.shim.event_loop import Loop, now
+from agent.shim.messages import StoppedBy
 from agent.shim.options import Options
 from agent.shim.runner import Runner, fork_runner, ready_for_programs
-from agent.shim.status import StoppedBy, encoded
+from agent.shim.status import encoded
 from agent.shim.task import BEFORE_GATE, ENDED, Task
 
 _ALONE = "alone"

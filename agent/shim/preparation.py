@@ -9,15 +9,14 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 
-from agent.shim import commands
 from agent.shim.bootstrap_channel import EXIT_TOO_OLD, LAST_PACKETS, PRELUDE, Gate
-from agent.shim.commands import Prepare
 from agent.shim.credentials import Identity, base_environment
 from agent.shim.event_loop import Loop, now
 from agent.shim.exit_record import TORCHRUN_LOGS, Logs
+from agent.shim.messages import PROCESSES, TORCHRUN, ShimExit, ShimPrepare
 from agent.shim.runner import Failure, Program, Report, describe
-from agent.shim.runners import RunnerProcess, Runners, Told
-from agent.shim.status import Exit, RefusalCode
+from agent.shim.runners import OnReport, RunnerProcess, Runners
+from muster.protocol.refusal_codes import RefusalCode
 
 SETUP_LOG = "setup.log"
 LAUNCHER_LOG = "launcher.log"
@@ -36,8 +35,8 @@ class PreparationListener:
     def prepared(self) -> None: ...
     def refused(self, code: RefusalCode, text: str) -> None: ...
     def stream(self, stream: str, rank: int | None, name: str) -> None: ...
-    def launcher_told(self, message: dict[str, object]) -> None: ...
-    def launcher_ended(self, ended: Exit) -> None: ...
+    def launcher_reported(self, message: dict[str, object]) -> None: ...
+    def launcher_ended(self, ended: ShimExit) -> None: ...
     def fingerprint(self, versions: dict[str, object], boot_s: float) -> None: ...
 
 
@@ -47,13 +46,13 @@ class Preparation:
     def __init__(
         self,
         marks: dict[str, str],
-        command: Prepare,
+        command: ShimPrepare,
         own: Identity,
         loop: Loop,
         children: Runners,
         logs: Logs,
         bootstrap: bytes,
-        outcome: PreparationListener,
+        listener: PreparationListener,
     ) -> None:
         self._marks = marks
         self._command = command
@@ -61,7 +60,7 @@ class Preparation:
         self._children = children
         self._logs = logs
         self._bootstrap = bootstrap
-        self._outcome = outcome
+        self._listener = listener
         self._own = own
         self.identity = own
         self.gate: Gate | None = None
@@ -72,14 +71,14 @@ class Preparation:
 
     def begin(self) -> None:
         child = self._take()
-        name = self._command.user
+        name = None if self._command.user is None else self._command.user.name
         if child is None:
             return
         if name is None or name == self._own.name:
             self._as_user(self._own, child)
             return
 
-        def told(report: Report) -> None:
+        def looked_up(report: Report) -> None:
             found = report.result
             if isinstance(found, dict):
                 self._as_user(Identity(**found), child)
@@ -95,7 +94,7 @@ class Preparation:
             self._in_time(
                 f"Looking up user {name} had no answer",
                 "check that the directory services of this node answer (getent passwd)",
-                told,
+                looked_up,
             ),
         )
 
@@ -110,7 +109,7 @@ class Preparation:
         identify its processes.
         """
         env = base_environment(self.identity)
-        return {**env, **self._command.env, **more, **self._marks}
+        return {**env, **(self._command.env or {}), **more, **self._marks}
 
     def program(
         self,
@@ -129,10 +128,10 @@ class Preparation:
         tools = python if os.path.isabs(python) and not own_path else ""
         return Program(candidates, arguments, env, fds, tools)
 
-    def one_more(self, told: Told) -> RunnerProcess:
+    def one_more(self, on_failure: OnReport) -> RunnerProcess:
         """A child behind the gate: first the one that waits there, then new ones like it.
 
-        `told` receives the report of a new child that could not get there. Raises OSError.
+        `on_failure` receives the report of a new child that could not get there. Raises OSError.
         """
         child, self.child = self.child, None
         if child is None:
@@ -140,7 +139,7 @@ class Preparation:
 
             def entered(report: Report) -> None:
                 if report.failure is not None:
-                    told(report)
+                    on_failure(report)
 
             self._enter(child, entered)
         return child
@@ -174,20 +173,24 @@ class Preparation:
         child.ended = self._child_ended
         return child
 
-    def _child_ended(self, how: Exit) -> None:
+    def _child_ended(self, how: ShimExit) -> None:
         if not self._over:
             text = f"The process that was to become the job {how.words()}; was it killed?"
             self._refuse(RefusalCode.SPAWN_FAILED, text)
-        self._outcome.launcher_ended(how)
+        self._listener.launcher_ended(how)
 
     def _enter(
-        self, child: RunnerProcess, told: Told, programs: Sequence[str] = (), path: str = ""
+        self,
+        child: RunnerProcess,
+        on_report: OnReport,
+        programs: Sequence[str] = (),
+        path: str = "",
     ) -> None:
         cwd = self._command.cwd or self.identity.home
         answered = self._in_time(
             f"User {self.identity.name} could not enter the folder {cwd}: no answer",
             "its file system hangs on this node; check its mount, or name another `workdir`.",
-            told,
+            on_report,
         )
         child.enter(
             self.identity,
@@ -199,8 +202,8 @@ class Preparation:
             path,
         )
 
-    def _in_time(self, what: str, hint: str, told: Told) -> Told:
-        """Wrap `told` with a time limit, and refuse the task if the child does not answer in time.
+    def _in_time(self, what: str, hint: str, on_report: OnReport) -> OnReport:
+        """Wrap `on_report` with a time limit: refuse the task if the child does not answer in time.
 
         A file system or directory server may hang the child for ever.
         """
@@ -211,7 +214,7 @@ class Preparation:
 
         def answered(report: Report) -> None:
             self._loop.cancel(_ANSWER)
-            told(report)
+            on_report(report)
 
         if not self._over:
             self._loop.at(_ANSWER, now() + limit, late)
@@ -243,19 +246,19 @@ class Preparation:
         if child is None:
             return
         self.child = child
-        if self._command.launcher == commands.TORCHRUN:
+        if self._command.launcher == TORCHRUN:
             self._start_bootstrap(child)
             return
 
-        def told(report: Report) -> None:
-            self._interpreter_told(report)
+        def entered(report: Report) -> None:
+            self._interpreter_reported(report)
             self._done()
 
         path = self.environment({})["PATH"]
-        wanted = self._command.launcher == commands.PROCESSES and self._command.python is not None
+        wanted = self._command.launcher == PROCESSES and self._command.python is not None
         # A longer PATH has no room in an order. Then the start finds out.
         known = self.interpreters() if wanted and len(path) <= _PATH_MAX else []
-        self._enter(child, told, known, path if known else "")
+        self._enter(child, entered, known, path if known else "")
 
     def _open_log(self, name: str) -> int | None:
         """A descriptor. If the file cannot be made, refuse the task and return None."""
@@ -269,18 +272,18 @@ class Preparation:
         failure = Failure.of(error, "log", name)
         self._refuse(failure.refusal, describe(failure, self.identity.name))
 
-    def _setup(self, argv: list[str], child: RunnerProcess) -> None:
+    def _setup(self, argv: Sequence[str], child: RunnerProcess) -> None:
         log = self._open_log(SETUP_LOG)
         if log is None:
             return
-        self._outcome.stream("setup", None, SETUP_LOG)
+        self._listener.stream("setup", None, SETUP_LOG)
         program = self.program(argv[:1], argv[1:], self.environment({}), {1: log, 2: log})
         limit = self._command.setup_timeout_s
 
-        def told(report: Report) -> None:
+        def reported(report: Report) -> None:
             self._refused_early(report, RefusalCode.SETUP_FAILED)
 
-        def ended(how: Exit) -> None:
+        def ended(how: ShimExit) -> None:
             self._loop.cancel(_DEADLINE)
             if self._over:
                 return
@@ -299,15 +302,15 @@ class Preparation:
 
         self._loop.at(_DEADLINE, now() + limit, late)
         child.ended = ended
-        self._enter(child, told)
-        child.become(program, told)
+        self._enter(child, reported)
+        child.become(program, reported)
         os.close(log)
 
     def _start_bootstrap(self, child: RunnerProcess) -> None:
         log = self._open_log(LAUNCHER_LOG)
         if log is None:
             return
-        self._outcome.stream("launcher", None, LAUNCHER_LOG)
+        self._listener.stream("launcher", None, LAUNCHER_LOG)
         try:
             folder = self._logs.open_folder(TORCHRUN_LOGS)
         except OSError as error:
@@ -315,14 +318,14 @@ class Preparation:
             self._no_file(error, TORCHRUN_LOGS)
             return
         gate = self.gate = Gate(self._loop, self._bootstrap, folder)
-        gate.on_message = self._bootstrap_told
+        gate.on_message = self._bootstrap_reported
         env = self.environment({})
         fds = {1: log, 2: log, **gate.descriptors()}
         self._boot_began = now()
         child.ended = self._bootstrap_ended
-        self._enter(child, self._interpreter_told)
+        self._enter(child, self._interpreter_reported)
         child.become(
-            self.program(self.interpreters(), ["-c", PRELUDE], env, fds), self._interpreter_told
+            self.program(self.interpreters(), ["-c", PRELUDE], env, fds), self._interpreter_reported
         )
         gate.opened()
         os.close(log)
@@ -338,27 +341,27 @@ class Preparation:
         if not self._over:
             self._loop.at(_DEADLINE, now() + limit, late)
 
-    def _interpreter_told(self, report: Report) -> None:
+    def _interpreter_reported(self, report: Report) -> None:
         failure = report.failure
         if failure is not None and failure.stage == "program":
             self._refuse(RefusalCode.NO_PYTHON, self.why_not(failure, interpreter=True))
             return
         self._refused_early(report, RefusalCode.SPAWN_FAILED)
 
-    def _bootstrap_told(self, message: dict[str, object]) -> None:
+    def _bootstrap_reported(self, message: dict[str, object]) -> None:
         versions = message.get("versions")
         if self._over or message.get("t") not in ("hello", "failed"):
-            self._outcome.launcher_told(message)
+            self._listener.launcher_reported(message)
         elif message["t"] == "hello":
             if isinstance(versions, dict):
-                self._outcome.fingerprint(versions, now() - self._boot_began)
+                self._listener.fingerprint(versions, now() - self._boot_began)
             self._done()
         else:
             text = str(message.get("text"))[:TAIL_BYTES]
             known = {"no_torch": RefusalCode.NO_TORCH, "no_python": RefusalCode.NO_PYTHON}
             self._refuse(known.get(str(message.get("code")), RefusalCode.BOOTSTRAP_FAILED), text)
 
-    def _bootstrap_ended(self, how: Exit) -> None:
+    def _bootstrap_ended(self, how: ShimExit) -> None:
         if self.gate is not None:
             self.gate.receive(LAST_PACKETS)
         if how.code == EXIT_TOO_OLD:
@@ -370,7 +373,7 @@ class Preparation:
         elif not self._over:
             text = f"The interpreter {how.words()} while it imported torch"
             self._refuse(RefusalCode.BOOTSTRAP_FAILED, self._with_tail(text, LAUNCHER_LOG))
-        self._outcome.launcher_ended(how)
+        self._listener.launcher_ended(how)
 
     def _refused_early(self, report: Report, code: RefusalCode) -> bool:
         """Whether the child never became its program. If so, refuse the task with the reason."""
@@ -390,12 +393,12 @@ class Preparation:
         if not self._over:
             self._over = True
             self._loop.cancel(_DEADLINE)
-            self._outcome.prepared()
+            self._listener.prepared()
 
     def _refuse(self, code: RefusalCode, text: str) -> None:
         if not self._over:
             self.abandon()
-            self._outcome.refused(code, text)
+            self._listener.refused(code, text)
 
 
 def _interpreters(python: str | None) -> list[str]:

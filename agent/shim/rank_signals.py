@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent.shim.commands import Signal
+from agent.shim.commands import signal_number
 from agent.shim.event_loop import Loop, now
+from agent.shim.messages import ShimPhase, ShimRank, ShimSignal
 from agent.shim.process_tree import Tree
 from agent.shim.ranks import Ranks
-from agent.shim.status import Phase, Rank, Status
+from agent.shim.status import Status
 from agent.shim.syscalls import heeds
 
 LOOK_S = 0.25
@@ -33,17 +34,19 @@ class RankSignals:
         self._ranks = ranks
         self._changed = changed
         self._given = 0
-        self._last: Signal | None = None
+        self._last: ShimSignal | None = None
+        # Number of the last warning that each process got.
+        self._warned: dict[int | None, int] = {}
 
-    def give(self, command: Signal, group: list[int] | None) -> None:
+    def give(self, command: ShimSignal, group: list[int] | None) -> None:
         """Signal the existing ranks, or the `group` of a program that has no ranks."""
-        if self._status.phase is not Phase.RUNNING or command.number <= self._given:
+        if self._status.phase is not ShimPhase.RUNNING or command.number <= self._given:
             return
         self._given = command.number
         if group is not None:
-            self._note(command, self._tree.signal(group, command.signal))
+            self._note(command, self._tree.signal(group, signal_number(command.signal)))
             return
-        begun = any(rank.alive for rank in self._status.ranks.values())
+        begun = any(rank.alive for rank in self._ranks.by_number.values())
         if command.late or not (begun or self._last):
             # If no rank has begun yet, it is for those that are about to.
             self._last = command
@@ -56,9 +59,13 @@ class RankSignals:
         A process that is just starting would die of it.
         """
         command = self._last
-        if command is None or self._status.phase is not Phase.RUNNING:
+        if command is None or self._status.phase is not ShimPhase.RUNNING:
             return
-        ready = [rank for rank in self._waiting(command) if heeds(rank.pid or 0, command.signal)]
+        ready = [
+            rank
+            for rank in self._waiting(command)
+            if heeds(rank.pid or 0, signal_number(command.signal))
+        ]
         self._to(command, ready)
         if self._waiting(command):
             self._loop.at(_TIMER, now() + LOOK_S, self.look)
@@ -72,24 +79,28 @@ class RankSignals:
     def over(self) -> None:
         self._loop.cancel(_TIMER)
 
-    def _waiting(self, command: Signal) -> list[Rank]:
+    def _waiting(self, command: ShimSignal) -> list[ShimRank]:
         if self._ranks.signalled:
             return []
-        ranks = self._status.ranks.values()
+        ranks = self._ranks.by_number.values()
         return [
             rank
             for rank in ranks
-            if rank.alive and rank.warned < command.number and command.for_rank(rank.rank)
+            if rank.alive
+            and command.for_rank(rank.rank)
+            and self._warned.get(rank.pid, 0) < command.number
         ]
 
-    def _to(self, command: Signal, ranks: list[Rank]) -> None:
-        pids = self._tree.signal([rank.pid for rank in ranks if rank.pid], command.signal)
+    def _to(self, command: ShimSignal, ranks: list[ShimRank]) -> None:
+        pids = self._tree.signal(
+            [rank.pid for rank in ranks if rank.pid], signal_number(command.signal)
+        )
         for rank in ranks:
             if rank.pid in pids and command is self._last:
-                rank.warned = command.number
+                self._warned[rank.pid] = command.number
         self._note(command, pids)
 
-    def _note(self, command: Signal, pids: list[int]) -> None:
+    def _note(self, command: ShimSignal, pids: list[int]) -> None:
         if pids:
             self._status.signalled = max(self._status.signalled, command.number)
             self._changed()

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from agent.shim.commands import RANKS_MAX
 from agent.shim.event_loop import now
 from agent.shim.exit_record import ERRORS, LOGS, Logs
-from agent.shim.status import Exit, Rank, Status
+from agent.shim.messages import ShimExit, ShimRank, ShimStream
+from agent.shim.status import Status
 from agent.shim.syscalls import environment_of, values_of
 
 TYPE_CHECKING = False
@@ -33,7 +34,7 @@ def error_file(rank: int) -> str:
 
 
 class Ranks:
-    """Keeps the ranks and streams of the status document."""
+    """Keeps the ranks and streams of the status document. `by_number`: the ranks of this round."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class Ranks:
         # "at once".
         self.signalled = False
         self._at_once = self._in_all = RANKS_MAX
+        self.by_number: dict[int, ShimRank] = {}
         self._paths: set[str] = set()
         self._had: set[int] = set()  # Ranks with files, of all rounds.
 
@@ -70,7 +72,7 @@ class Ranks:
         rank, local_rank = message.get("rank"), message.get("local_rank")
         if not _within(rank, 0, RANK_MAX - 1) or not _within(local_rank, 0, self._at_once - 1):
             return None
-        ranks = self._status.ranks
+        ranks = self.by_number
         # The first rank of the node begins a new round.
         begins = local_rank == 0 or rank in ranks or len(ranks) < self._at_once
         known = rank in self._had or len(self._had) < self._in_all
@@ -81,7 +83,7 @@ class Ranks:
         path = f"{LOGS}/{name}"
         if path not in self._paths:
             self._paths.add(path)
-            self._status.streams.append({"stream": stream, "rank": rank, "path": path})
+            self._status.streams += (ShimStream(stream, path, rank),)
         return path
 
     def open(self, rank: int, local_rank: int) -> tuple[int, int]:
@@ -92,8 +94,8 @@ class Ranks:
         Raises OSError.
         """
         if local_rank == 0:
-            self._status.ranks.clear()
-            self._status.first_failed = None
+            self.by_number.clear()
+            self._status.ranks, self._status.first_failed = (), None
         names = (f"rank-{rank}.stdout", f"rank-{rank}.stderr")
         out = self._logs.open(names[0])
         try:
@@ -101,12 +103,13 @@ class Ranks:
         except OSError:
             os.close(out)
             raise
-        paths = [
+        stdout, stderr = (
             self.stream(stream, rank, name)
             for stream, name in zip(("stdout", "stderr"), names, strict=True)
-        ]
+        )
         self._had.add(rank)
-        self._status.ranks[rank] = Rank(rank, local_rank, *paths)
+        self.by_number[rank] = ShimRank(rank, local_rank, stdout, stderr)
+        self._status.ranks = tuple(self.by_number.values())
         self.signalled = False
         return out, err
 
@@ -124,7 +127,7 @@ class Ranks:
 
     def began(self, rank: object, pid: object) -> None:
         """Note the pid of a rank. It may come from the job's own process, so it is checked."""
-        known = self._status.ranks.get(rank) if isinstance(rank, int) else None
+        known = self.by_number.get(rank) if isinstance(rank, int) else None
         if known is not None and _within(pid, 1, PID_MAX):
             known.pid = pid
 
@@ -134,7 +137,7 @@ class Ranks:
         `members`: pid to start time of the living. A rank's children have its environment too, but
         are younger.
         """
-        unknown = {b"%d" % rank.rank: rank for rank in self._status.ranks.values() if not rank.pid}
+        unknown = {b"%d" % rank.rank: rank for rank in self.by_number.values() if not rank.pid}
         until = now() + _RECOGNISE_S
         for pid in sorted(members, key=lambda pid: members[pid]) if unknown else ():
             if now() > until:
@@ -145,17 +148,17 @@ class Ranks:
                 if rank is not None:
                     rank.pid = pid
 
-    def ended(self, rank: int, how: Exit, error: str | None) -> None:
+    def ended(self, rank: int, how: ShimExit, error: str | None) -> None:
         """Note how a rank ended. Only the first report counts.
 
         If the rank did not fail, `error` is a failure that the program overlooked.
         """
-        known = self._status.ranks.get(rank)
+        known = self.by_number.get(rank)
         if known is None or known.exit is not None:
             return
-        known.exit = how
-        if self._status.started_at is not None:
-            known.at_s = round(now() - self._status.started_at, 6)
+        began = self._status.started_at
+        at_s = 0.0 if began is None else round(now() - began, 6)
+        known.exit = ShimExit(how.code, how.signal, at_s)
         known.stopped = self.signalled or self._status.stopped_by is not None
         if not how.failed:
             known.error = error
@@ -182,26 +185,26 @@ class Ranks:
         if not isinstance(rank, int):
             return
         if _within(code, 0, CODE_MAX) and number is None:
-            how = Exit(code, None)
+            how = ShimExit(code)
         elif _within(number, 1, SIGNAL_MAX) and code is None:
-            how = Exit(None, number)
+            how = ShimExit(signal=number)
         else:
             return
         self.ended(rank, how, error if isinstance(error, str) and how.failed else None)
 
     def of_pid(self, pid: int) -> int | None:
         """The rank that runs as this process. Returns None if there is no such rank."""
-        for rank in self._status.ranks.values():
+        for rank in self.by_number.values():
             if rank.pid == pid and rank.exit is None:
                 return rank.rank
         return None
 
     def pids(self) -> list[int]:
         """The pids of the living ranks."""
-        return [rank.pid for rank in self._status.ranks.values() if rank.alive and rank.pid]
+        return [rank.pid for rank in self.by_number.values() if rank.alive and rank.pid]
 
     def all_ended(self) -> bool:
-        ranks = self._status.ranks.values()
+        ranks = self.by_number.values()
         return bool(ranks) and all(rank.exit is not None for rank in ranks)
 
 

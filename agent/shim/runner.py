@@ -27,10 +27,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from agent.shim import syscalls
 from agent.shim.cgroup import Cgroup
-from agent.shim.commands import Hosts
 from agent.shim.credentials import Identity, look_up, take_on
 from agent.shim.event_loop import close_quietly
-from agent.shim.status import RefusalCode
+from agent.shim.messages import ShimHosts
+from muster.protocol.refusal_codes import RefusalCode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Runner:
         identity: Identity,
         cwd: str,
         no_new_privileges: bool,
-        hosts: Hosts | None = None,
+        hosts: ShimHosts | None = None,
         programs: Sequence[str] = (),
         path: str = "",
     ) -> None:

@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from agent.shim.cgroup import Cgroup
-from agent.shim.commands import Hosts
 from agent.shim.credentials import Identity
 from agent.shim.event_loop import Loop
+from agent.shim.messages import ShimExit, ShimHosts
 from agent.shim.runner import PACKET_BYTES_MAX, Program, Report, Runner, fork_runner
-from agent.shim.status import Exit
+from agent.shim.status import exit_of
 
-Told = Callable[[Report], None]
-Ended = Callable[[Exit], None]
+OnReport = Callable[[Report], None]
+OnEnd = Callable[[ShimExit], None]
 
 
 class RunnerProcess:
@@ -26,17 +26,17 @@ class RunnerProcess:
 
     def __init__(self, runner: Runner, loop: Loop) -> None:
         self.pid = runner.pid
-        self.ended: Ended = lambda _: None
+        self.ended: OnEnd = lambda _: None
         self._runner = runner
         self._loop = loop
-        self._told: deque[Told] = deque()
-        self._becomes: Told | None = None
+        self._waiting: deque[OnReport] = deque()
+        self._becomes: OnReport | None = None
         self._open = True
         loop.watch(runner.channel.fileno(), self.receive)
 
-    def look_up(self, name: str, told: Told) -> None:
+    def look_up(self, name: str, on_report: OnReport) -> None:
         """As Runner.look_up."""
-        self._told.append(told)
+        self._waiting.append(on_report)
         self._runner.look_up(name)
 
     def enter(
@@ -44,18 +44,18 @@ class RunnerProcess:
         identity: Identity,
         cwd: str,
         no_new_privileges: bool,
-        hosts: Hosts | None,
-        told: Told,
+        hosts: ShimHosts | None,
+        on_report: OnReport,
         programs: Sequence[str] = (),
         path: str = "",
     ) -> None:
         """As Runner.enter."""
-        self._told.append(told)
+        self._waiting.append(on_report)
         self._runner.enter(identity, cwd, no_new_privileges, hosts, programs, path)
 
-    def become(self, program: Program, told: Told) -> None:
+    def become(self, program: Program, on_report: OnReport) -> None:
         """As Runner.become."""
-        self._becomes = told
+        self._becomes = on_report
         self._runner.become(program)
 
     def receive(self) -> None:
@@ -79,9 +79,9 @@ class RunnerProcess:
         if report.failure is not None or last:
             # It carries out no further order.
             self._becomes = None
-        if self._told and not last:
-            self._told.popleft()(report)
-        elif becomes is not None and not self._told:
+        if self._waiting and not last:
+            self._waiting.popleft()(report)
+        elif becomes is not None and not self._waiting:
             becomes(report)
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class Runners:
         loop: Loop,
         cgroup: Cgroup | None,
         runner: Runner | None,
-        orphan_ended: Callable[[int, Exit], None],
+        orphan_ended: Callable[[int, ShimExit], None],
     ) -> None:
         """`runner`: one that was forked ahead, or None."""
         self._loop = loop
@@ -123,7 +123,7 @@ class Runners:
                 return True
             if pid == 0:
                 return False
-            ended = Exit.from_wait(status)
+            ended = exit_of(status)
             child = self._children.pop(pid, None)
             if child is None:
                 self._orphan_ended(pid, ended)

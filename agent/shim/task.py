@@ -7,10 +7,11 @@ import signal
 import time
 from collections.abc import Callable
 
-from agent.shim import commands, exit_record, port_probe
+from agent.shim import exit_record, port_probe
+from agent.shim import messages as m
 from agent.shim.bootstrap_channel import LOG_FOLDER
 from agent.shim.cgroup import Cgroup
-from agent.shim.commands import Kill, Lease, Malformed, Prepare, Release, Signal, Start, Stop
+from agent.shim.commands import Malformed, parse, planned, signal_number
 from agent.shim.credentials import Identity
 from agent.shim.event_loop import Loop, now
 from agent.shim.exit_record import Logs
@@ -23,8 +24,9 @@ from agent.shim.rank_signals import RankSignals
 from agent.shim.ranks import Ranks
 from agent.shim.runner import EXIT_CANNOT_RUN, Runner
 from agent.shim.runners import Runners
-from agent.shim.status import Exit, Phase, RefusalCode, Status, StoppedBy
+from agent.shim.status import Status
 from agent.shim.termination import LAUNCHER_GRACE_S, LEFTOVER_GRACE_S, Termination
+from muster.protocol.refusal_codes import RefusalCode
 
 _LEASE = "lease"
 _LISTEN = "listen"
@@ -34,10 +36,8 @@ _LAUNCHER = "launcher"
 LAST_WORDS_S = 0.5
 TEXT_CHARS_MAX = 1024
 RECORD_RETRY_S = 1.0
-BEFORE_GATE = (Phase.NEW, Phase.PREPARING, Phase.PREPARED)
-ENDED = (Phase.CLEANED, Phase.REFUSED)
-# The versions that are always there.
-NAMED = {"python", "torch"}
+BEFORE_GATE = (m.ShimPhase.NEW, m.ShimPhase.PREPARING, m.ShimPhase.PREPARED)
+ENDED = (m.ShimPhase.CLEANED, m.ShimPhase.REFUSED)
 
 
 class Task(PreparationListener, ProgramListener):
@@ -63,7 +63,6 @@ class Task(PreparationListener, ProgramListener):
         self.status = Status(name, LOG_FOLDER)
         self.changed: Callable[[], None] = lambda: None
         self.flush: Callable[[], None] = lambda: None
-        self.alone: Callable[[], bool] = lambda: True
         # The name is unique in one coordinator only, and two may share this machine.
         self.mark = f"{name}:{os.getpid()}:{time.monotonic_ns()}"
         self._cgroup = cgroup
@@ -76,7 +75,7 @@ class Task(PreparationListener, ProgramListener):
         self._warnings = RankSignals(loop, self._tree, self.status, self.ranks, self._warned)
         self._preparation: Preparation | None = None
         self._main_pid: int | None = None
-        self._grace_s = commands.GRACE_S
+        self._grace_s = m.GRACE_S
         self._stop_signal: int = signal.SIGTERM
         self._start_seen = False
         # The signal of a stop that came while the program ran.
@@ -101,26 +100,26 @@ class Task(PreparationListener, ProgramListener):
     def handle(self, document: dict[str, object]) -> None:
         """Carry out an agent's command. Malformed ones are reported in `complaint`."""
         try:
-            command = commands.parse(document)
+            command = parse(document)
         except Malformed as error:
             self._complain(str(error))
             return
         match command:
-            case Prepare():
+            case m.ShimPrepare():
                 self._prepare(command)
-            case commands.Hostfile():
+            case m.ShimHostfile():
                 self._write_hostfile(command.text)
-            case Start():
+            case m.ShimStart():
                 self._start(command)
-            case Stop():
-                self.stop(StoppedBy.STOP, command.signal, command.grace_s)
-            case Signal():
+            case m.ShimStop():
+                self.stop(m.StoppedBy.STOP, signal_number(command.signal), command.grace_s)
+            case m.ShimSignal():
                 self._warn(command)
-            case Kill():
-                self.stop(StoppedBy.KILL, signal.SIGKILL, 0.0)
-            case Lease():
+            case m.ShimKill():
+                self.stop(m.StoppedBy.KILL, signal.SIGKILL, 0.0)
+            case m.ShimLease():
                 self._lease(command)
-            case Release():
+            case m.ShimRelease():
                 if self.status.phase in ENDED:
                     self._loop.stop()
                 else:
@@ -132,21 +131,24 @@ class Task(PreparationListener, ProgramListener):
         self.status.complaint = text
         self.changed()
 
-    def _lease(self, command: Lease) -> None:
+    def _lease(self, command: m.ShimLease) -> None:
         if command.ttl_s == 0 or self.status.phase in ENDED:
             self._loop.cancel(_LEASE)
             return
 
         def expire() -> None:
-            self.stop(StoppedBy.LEASE, self._stop_signal, command.grace_s)
+            self.stop(m.StoppedBy.LEASE, self._stop_signal, command.grace_s)
 
         self._loop.at(_LEASE, now() + command.ttl_s, expire)
 
-    def _prepare(self, command: Prepare) -> None:
-        if self.status.phase is not Phase.NEW:
+    def _warned(self) -> None:
+        self.changed()
+
+    def _prepare(self, command: m.ShimPrepare) -> None:
+        if self.status.phase is not m.ShimPhase.NEW:
             return
         # Not sent at once: without `setup`, the task is prepared before anybody could read this.
-        self.status.phase = Phase.PREPARING
+        self.status.phase = m.ShimPhase.PREPARING
         self._preparation = Preparation(
             {"MUSTER_TASK": self.status.task, "MUSTER_SHIM": self.mark},
             command,
@@ -164,26 +166,26 @@ class Task(PreparationListener, ProgramListener):
         try:
             exit_record.write_hostfile(self._folder_fd, text)
         except OSError as error:
-            if self.status.phase is Phase.PREPARED and not self._start_seen:
+            if self.status.phase is m.ShimPhase.PREPARED and not self._start_seen:
                 why = f"The host file of the task cannot be written: {error.strerror}."
                 self.refused(RefusalCode.SPAWN_FAILED, why)
                 self._watch_end()
 
-    def _start(self, command: Start) -> None:
-        if self.status.phase is not Phase.PREPARED or self._start_seen or self._ends:
+    def _start(self, command: m.ShimStart) -> None:
+        if self.status.phase is not m.ShimPhase.PREPARED or self._start_seen or self._ends:
             return
         preparation = self._preparation
         assert preparation is not None
         self._start_seen = True
-        self._grace_s, self._stop_signal = command.grace_s, command.stop_signal
-        self.ranks.plan(command.ranks_at_once, command.ranks_in_all)
-        env = preparation.environment(command.env)
+        self._grace_s, self._stop_signal = command.grace_s, signal_number(command.stop_signal)
+        self.ranks.plan(*planned(command.argv))
+        env = preparation.environment(command.env or {})
         gate = preparation.gate
         if gate is not None:
             self._main_pid = None if preparation.child is None else preparation.child.pid
             gate.start(command.argv, env, command.grace_s)
         else:
-            self._run_programs(preparation, command, env)
+            self._run(preparation, command, env)
         if command.listen_port is not None:
             port_probe.await_listener(self._loop, _LISTEN, command.listen_port, self._listening)
 
@@ -191,7 +193,7 @@ class Task(PreparationListener, ProgramListener):
         self.status.listening = True
         self.changed()
 
-    def _run_programs(self, preparation: Preparation, command: Start, env: dict[str, str]) -> None:
+    def _run(self, preparation: Preparation, command: m.ShimStart, env: dict[str, str]) -> None:
         if command.argv:
             programs = Programs(preparation, self.ranks, self.status, self)
             self._main_pid = programs.start(command, env)
@@ -199,23 +201,23 @@ class Task(PreparationListener, ProgramListener):
                 # No program could be started, so no process end may come to trigger the sweep.
                 self._watch_end()
             return
-        self.status.refusal = (RefusalCode.SPAWN_FAILED, "The job has no command to run.")
-        self._main_ended(Exit(EXIT_CANNOT_RUN, None))
+        why = "The job has no command to run."
+        self.status.refusal = m.ShimRefusal(RefusalCode.SPAWN_FAILED, why)
+        self._main_ended(m.ShimExit(EXIT_CANNOT_RUN))
         self._watch_end()
 
-    # --- what the preparation tells -------------------------------------------------------------
+    # --- reports of the preparation -------------------------------------------------------------
 
     def prepared(self) -> None:
-        self._phase(Phase.PREPARED)
+        self._phase(m.ShimPhase.PREPARED)
 
     def fingerprint(self, versions: dict[str, object], boot_s: float) -> None:
         """Keep only versions that are texts, because readers would refuse the document."""
-        said = {
-            str(name): value[:TEXT_CHARS_MAX]
-            for name, value in versions.items()
-            if isinstance(value, str)
-        }
-        self.status.fingerprint = said if said.keys() >= NAMED else None
+        names = m.ShimFingerprint.__annotations__
+        texts = {name: text for name in names if isinstance(text := versions.get(name), str)}
+        said = {name: text[:TEXT_CHARS_MAX] for name, text in texts.items()}
+        known = {"python", "torch"} <= said.keys()
+        self.status.fingerprint = m.ShimFingerprint(**said) if known else None
         self.status.boot_s = round(boot_s, 6)
 
     def stream(self, stream: str, rank: int | None, name: str) -> None:
@@ -223,11 +225,11 @@ class Task(PreparationListener, ProgramListener):
         self.changed()
 
     def refused(self, code: RefusalCode, text: str) -> None:
-        self.status.refusal = (code, text)
+        self.status.refusal = m.ShimRefusal(code, text)
         self._ends = True
         self._ending.kill()
 
-    def launcher_told(self, message: dict[str, object]) -> None:
+    def launcher_reported(self, message: dict[str, object]) -> None:
         match message.get("t"):
             case "running":
                 self._started()
@@ -243,17 +245,18 @@ class Task(PreparationListener, ProgramListener):
                 self._close_ranks()
             case "failed" if message.get("code") == RefusalCode.PORT_TAKEN:
                 text = str(message.get("text"))[:TEXT_CHARS_MAX]
-                self.status.refusal = self.status.refusal or (RefusalCode.PORT_TAKEN, text)
+                taken = m.ShimRefusal(RefusalCode.PORT_TAKEN, text)
+                self.status.refusal = self.status.refusal or taken
             case _:
                 pass  # sent by a newer bootstrap
         self.changed()
         if self._ends:
             self._watch_end()
 
-    def launcher_ended(self, ended: Exit) -> None:
+    def launcher_ended(self, ended: m.ShimExit) -> None:
         self._main_ended(ended)
 
-    # --- what the programs tell -----------------------------------------------------------------
+    # --- reports of the programs -----------------------------------------------------------------
 
     def program_runs(self) -> None:
         self._started()
@@ -264,16 +267,16 @@ class Task(PreparationListener, ProgramListener):
     def rank_ended(self) -> None:
         self.changed()
 
-    def programs_ended(self, how: Exit) -> None:
+    def programs_ended(self, how: m.ShimExit) -> None:
         self._main_ended(how)
 
     # --- the run --------------------------------------------------------------------------------
 
     def _started(self) -> None:
         # A launcher that lies may report this before its start.
-        if self.status.phase is Phase.PREPARED and self._start_seen:
+        if self.status.phase is m.ShimPhase.PREPARED and self._start_seen:
             self.status.started_at = now()
-            self._phase(Phase.RUNNING)
+            self._phase(m.ShimPhase.RUNNING)
 
     def _give_files(self, message: dict[str, object]) -> None:
         gate = self._preparation.gate if self._preparation else None
@@ -309,7 +312,7 @@ class Task(PreparationListener, ProgramListener):
 
         self._loop.at(_CLOSING, now() + self._grace_s, late)
 
-    def _main_ended(self, how: Exit) -> None:
+    def _main_ended(self, how: m.ShimExit) -> None:
         """Note the end of the program or torchrun. Its leftovers get a short grace."""
         self._main_pid = None
         status = self.status
@@ -326,15 +329,15 @@ class Task(PreparationListener, ProgramListener):
             return
         if status.started_at is None and status.refusal is None:
             text = f"The launcher {how.words()} before the job could start; was it killed?"
-            status.refusal = (RefusalCode.BOOTSTRAP_FAILED, text)
+            status.refusal = m.ShimRefusal(RefusalCode.BOOTSTRAP_FAILED, text)
         self._ends = self._leftovers = True
-        self._phase(Phase.EXITED)
+        self._phase(m.ShimPhase.EXITED)
         if how.failed:
             # After a failure, the gang is stopped before the record is on disk. After a success,
             # everyone waits for the record only.
             self.flush()
 
-    def _orphan_ended(self, pid: int, how: Exit) -> None:
+    def _orphan_ended(self, pid: int, how: m.ShimExit) -> None:
         """Note the end of a rank whose launcher died first, which made it a child of the shim."""
         rank = self.ranks.of_pid(pid)
         if rank is not None:
@@ -343,11 +346,11 @@ class Task(PreparationListener, ProgramListener):
 
     # --- the end --------------------------------------------------------------------------------
 
-    def stop(self, why: StoppedBy, number: int, grace_s: float) -> None:
+    def stop(self, why: m.StoppedBy, number: int, grace_s: float) -> None:
         """Begin or shorten the stop of the task. Does nothing once the task has ended."""
         if self.status.phase in ENDED:
             return
-        if self.status.phase in (Phase.NEW, Phase.PREPARING, Phase.PREPARED, Phase.RUNNING):
+        if self.status.phase in (*BEFORE_GATE, m.ShimPhase.RUNNING):
             self.status.stopped_by = self.status.stopped_by or why
             self._begin_stop(number)
         if grace_s == 0 or number == signal.SIGKILL or self.status.started_at is None:
@@ -356,7 +359,7 @@ class Task(PreparationListener, ProgramListener):
             self._ending.within(grace_s, self._kill)
         self._watch_end()
 
-    def stop_as_asked(self, why: StoppedBy) -> None:
+    def stop_as_asked(self, why: m.StoppedBy) -> None:
         """Stop with the signal and the grace that the job asked for."""
         self.stop(why, self._stop_signal, self._grace_s)
 
@@ -366,7 +369,7 @@ class Task(PreparationListener, ProgramListener):
             if self._preparation.gate is not None:
                 self._preparation.gate.stopping()
         self._ends = True
-        self._phase(Phase.STOPPING)
+        self._phase(m.ShimPhase.STOPPING)
         if self.status.started_at is None or number == signal.SIGKILL:
             return
         self._stopped_with = number
@@ -383,12 +386,9 @@ class Task(PreparationListener, ProgramListener):
         if self._stopped_with is not None and type(pid) is int and pid in self.ranks.pids():
             self._ending.signal([pid], self._stopped_with)
 
-    def _warn(self, command: Signal) -> None:
+    def _warn(self, command: m.ShimSignal) -> None:
         alone = not self._torchrun and self._main_pid is not None
         self._warnings.give(command, self._group(self._main_pid or 0) if alone else None)
-
-    def _warned(self) -> None:
-        self.changed()
 
     @property
     def _torchrun(self) -> bool:
@@ -414,10 +414,10 @@ class Task(PreparationListener, ProgramListener):
 
     def _stuck(self, survivors: list[int], doomed: bool) -> None:
         status = self.status
-        known = status.survivors, status.doomed
-        if status.phase is not Phase.STUCK or known != (survivors, doomed):
-            status.survivors, status.doomed = survivors, doomed
-            self._phase(Phase.STUCK)
+        before = status.phase, status.survivors, status.doomed
+        status.survivors, status.doomed = tuple(survivors), doomed
+        if before != (m.ShimPhase.STUCK, status.survivors, doomed):
+            self._phase(m.ShimPhase.STUCK)
 
     def _sweep(self) -> None:
         """Reap processes. If none is left, write the exit record."""
@@ -462,7 +462,7 @@ class Task(PreparationListener, ProgramListener):
         for timer in (_LEASE, _LISTEN, _CLOSING, _LAST_WORDS, _LAUNCHER):
             self._loop.cancel(timer)
         status = self.status
-        status.survivors, status.doomed = [], False
+        status.survivors, status.doomed = (), False
         status.ended_at = status.ended_at or now()
         if self._cgroup is not None:
             status.oom_kills = self._cgroup.oom_kills()
@@ -472,7 +472,7 @@ class Task(PreparationListener, ProgramListener):
             self._preparation.gate = None
         before = status.phase
         refused = status.refusal is not None and not self._start_seen
-        status.phase = Phase.REFUSED if refused else Phase.CLEANED
+        status.phase = m.ShimPhase.REFUSED if refused else m.ShimPhase.CLEANED
         try:
             exit_record.write_exit(self._folder_fd, status.document(now()))
         except OSError as error:
@@ -488,7 +488,7 @@ class Task(PreparationListener, ProgramListener):
             return
         self.changed()
 
-    def _phase(self, phase: Phase) -> None:
+    def _phase(self, phase: m.ShimPhase) -> None:
         self.status.phase = phase
         self.changed()
 

@@ -11,13 +11,12 @@ from typing import cast
 
 import msgspec
 
-from agent.core.shim_protocol import ShimCommand, ShimStatus
+from agent.core.shim_protocol import ShimCommand, ShimStatus, encode
 from agent.shim.exit_record import SOCKET
 
 # Thousands of ranks with 4 KiB of error text each.
 DOCUMENT_BYTES_MAX = 64 * 1024 * 1024
 
-_encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(ShimStatus)
 
 Heard = Callable[[ShimStatus], None]
@@ -51,7 +50,7 @@ class ShimConnection(asyncio.Protocol):
         """Send all at once, in order. Returns False if the shim has gone."""
         if self._transport is None or self._transport.is_closing():
             return False
-        self._transport.write(b"".join(_encode(command) + b"\n" for command in commands))
+        self._transport.write(b"".join(encode(command) + b"\n" for command in commands))
         return not self._transport.is_closing()
 
     def close(self) -> None:

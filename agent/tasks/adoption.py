@@ -116,7 +116,7 @@ def _bury(task_dir: Path, folder_fd: int) -> ShimStatus:
         survivors=tuple(survivors),
         doomed=doomed,
     )
-    exit_record.write_exit(folder_fd, msgspec.to_builtins(status))
+    exit_record.write_exit(folder_fd, vars(status))
     return status
 
 

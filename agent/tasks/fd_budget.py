@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import os
-import resource
-from typing import Final
 
+from muster.daemon.descriptors import RESERVE, descriptor_limit
 from muster.daemon.errors import DaemonError
-
-RESERVE: Final = 64
-"""At least this many must be free before another task starts. A task takes about ten, including its
-ranks' logs."""
 
 
 class NoDescriptorsError(DaemonError):
@@ -18,10 +13,9 @@ class NoDescriptorsError(DaemonError):
 
 
 def check_descriptors() -> None:
-    """Raises NoDescriptorsError."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY:
-        return
+    """Raises NoDescriptorsError if fewer than RESERVE are free. A task takes about ten, including
+    its ranks' logs."""
+    limit = descriptor_limit()
     try:
         used = len(os.listdir("/proc/self/fd"))
     except OSError:

@@ -8,9 +8,8 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Never
 
 import msgspec
 import structlog
@@ -79,8 +78,7 @@ class TaskSupervisor:
         self._orders: deque[ShimCommand] = deque()
         self._telling = False  # orders given now go with the next batch
         self._removal = asyncio.Event()
-        self._statuses: deque[ShimStatus] = deque()  # received, not yet posted
-        self._waiting = False  # for the final traffic evidence
+        self._statuses: asyncio.Queue[ShimStatus] = asyncio.Queue()  # received, not yet posted
         self._complaint = ""  # the last one that was logged
 
     def order(self, order: ShimCommand) -> None:
@@ -95,12 +93,15 @@ class TaskSupervisor:
     async def run(self, new: socket.socket | None = None) -> None:
         """Talk to the shim until it has exited, then wait for the removal. `new`: our end of the
         connection that a new shim was given."""
-        removed = await self._follow_shim(new)
-        self._orders.clear()
-        if removed:
-            self._post(TaskRemoved(self.task))
-        else:
-            await self.run_failed()
+        async with asyncio.TaskGroup() as group:
+            reporting = group.create_task(self._report_statuses(), name=f"statuses.{self.task}")
+            removed = await self._follow_shim(new)
+            self._orders.clear()
+            if removed:
+                self._post(TaskRemoved(self.task))
+            else:
+                await self.run_failed()
+            reporting.cancel()
 
     async def run_failed(self) -> None:
         """Wait for the removal of a task that has no shim, and remove its directory."""
@@ -229,41 +230,24 @@ class TaskSupervisor:
             # The exit record repeats the shim's last status.
             return
         self._last = status
-        self._statuses.append(status)
-        if not self._waiting:
-            self._take()
+        self._statuses.put_nowait(status)
 
-    def _take(self) -> None:
-        """Post received statuses in order. Before a task's end, wait for its final traffic
-        evidence."""
-        self._waiting = False
-        while self._statuses:
-            status = self._statuses[0]
+    async def _report_statuses(self) -> Never:
+        """Post the received statuses in order, until cancelled. A task's final traffic evidence
+        comes before its end."""
+        while True:
+            status = await self._statuses.get()
             ended = status.exit is not None or status.phase.terminal
-            if ended and self._proofs.finish(self.task, self._take):
-                self._waiting = True
-                return
+            if ended:
+                await self._proofs.finish(self.task)
             adopts = self._found is not None
-            self._say(self._statuses.popleft())
-            if not adopts:
-                self.known.set()
-                continue
-            then = partial(self._go_on, status)
-            if self._proofs.resume(self.task, ended=ended, then=then):
-                # The task's NCCL log is incomplete before that.
-                self._waiting = True
-                return
-            self._adopted(status)
-
-    def _go_on(self, status: ShimStatus) -> None:
-        self._adopted(status)
-        self._take()
-
-    def _adopted(self, status: ShimStatus) -> None:
-        """Mark an adopted task as known: its state has been read."""
-        if status.phase.terminal:
-            self._logs.complete(self.task, reported=False)
-        self.known.set()
+            self._say(status)
+            if adopts:
+                await self._proofs.resume(self.task, ended=ended)
+                if status.phase.terminal:
+                    # Not earlier, because only now the task's NCCL log is complete.
+                    self._logs.complete(self.task, reported=False)
+            self.known.set()
 
     def _say(self, status: ShimStatus) -> None:
         if status.complaint and status.complaint != self._complaint:

@@ -176,12 +176,14 @@ class NodeEnvironment(msgspec.Struct, frozen=True):
 
 class EnvironmentView(msgspec.Struct, frozen=True):
     """Environment of the job's last attempt (None: no attempt yet), by node. Secret values, judged
-    by their names, are `***`.
+    by their names, are `***`. `truncated`: further nodes are left out, as the answer would be too
+    large; ask for one of them.
     """
 
     job: int
     attempt: int | None
     nodes: tuple[NodeEnvironment, ...]
+    truncated: bool = False
 
 
 class JobList(msgspec.Struct, frozen=True):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+ROUNDING_S = 0.01
+"""A timer that fires early by at most this much counts as on time."""
+
 
 class Instant(msgspec.Struct, frozen=True):
     """A reading of both clocks.

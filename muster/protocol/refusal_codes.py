@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from typing import Final
 
 
 class RefusalCode(enum.StrEnum):
@@ -13,7 +12,7 @@ class RefusalCode(enum.StrEnum):
     (`Refusal.code`), and are compared with these.
     """
 
-    # Sent by a shim, which has its own literals (agent/shim/status.py).
+    # Sent by a shim, which imports this module: it must stay quick to import.
     NO_FOLDER = "no_folder"
     NO_PYTHON = "no_python"
     NO_TORCH = "no_torch"
@@ -49,7 +48,7 @@ class RefusalCode(enum.StrEnum):
     PREFLIGHT = "preflight"
 
 
-_LAST_LINES: Final = "; its last lines:"
+_LAST_LINES = "; its last lines:"
 
 
 def headline(text: str) -> str:

@@ -45,13 +45,14 @@ def make_app(
     rules: SubmitRules,
 ) -> web.Application:
     """Build the application. Only the routes of the table are reachable."""
-    parsers = BulkReads()
+    parsers, views = BulkReads(), BulkReads()
     jobs = JobsApi(
         coordinator,
         queued_max=limits.queued_jobs_max,
         submits_per_s=limits.submits_per_s,
         rules=rules,
         parsers=parsers,
+        views=views,
     )
     reads = BulkReads()
     metrics = MetricsApi(coordinator, agents, log_connections, log_store)
@@ -63,7 +64,7 @@ def make_app(
         NodeActionsApi(coordinator),
         jobs,
         JobListApi(coordinator),
-        JobDetailsApi(coordinator, jobs),
+        JobDetailsApi(coordinator, jobs, views),
         JobActionsApi(coordinator, jobs),
         EventsApi(coordinator, reads),
         LogsApi(coordinator, log_store, reads),
@@ -90,6 +91,7 @@ def make_app(
     async def close(_app: web.Application) -> None:
         reads.close()
         parsers.close()
+        views.close()
 
     app.on_cleanup.append(close)
     return app

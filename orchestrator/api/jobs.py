@@ -18,12 +18,13 @@ from orchestrator.api.http.problems import ApiError, bad_field
 from orchestrator.api.http.query_params import WAIT_S_MAX, WaitQuery
 from orchestrator.api.http.rate_limit import RateLimit
 from orchestrator.api.http.request_parsing import job_id, no_such_job, read_query, struct_body
-from orchestrator.api.http.responses import reply
+from orchestrator.api.http.responses import reply, reply_from_thread
 from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.redaction import without_secrets_inside
 from orchestrator.core.engine.decide import submitted_before
 from orchestrator.core.facts.effects import (
     CHANGED,
+    CHANGED_TOO_OFTEN,
     DISK_FULL,
     TOO_MANY_BYTES,
     UNKNOWN_JOB,
@@ -52,6 +53,7 @@ _DECLINED_STATUS: Final = {
     "unsatisfiable": 422,
     DISK_FULL: 507,
     TOO_MANY_BYTES: 429,
+    CHANGED_TOO_OFTEN: 429,
 }
 
 
@@ -66,10 +68,12 @@ class JobsApi:
         submits_per_s: float,
         rules: SubmitRules,
         parsers: BulkReads,
+        views: BulkReads,
     ) -> None:
         self._coordinator = coordinator
         self._rules = rules
         self._parsers = parsers
+        self._views = views
         self._submits = RateLimit(submits_per_s)
         self._queued_max = queued_max
 
@@ -133,8 +137,12 @@ class JobsApi:
         state, job = await find_job(self._coordinator, name)
         headers = {"ETag": job_etag(state, job)}
         view = job_view(state, job, self._coordinator.now())
-        shown = msgspec.structs.replace(view, spec=without_secrets_inside(view.spec))
-        return reply(shown, headers=headers)
+        return await reply_from_thread(
+            self._views,
+            request,
+            lambda: msgspec.structs.replace(view, spec=without_secrets_inside(view.spec)),
+            headers,
+        )
 
     async def wait(self, request: web.Request) -> web.Response:
         """Respond when the job has ended, or at the timeout."""

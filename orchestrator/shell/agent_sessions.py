@@ -38,6 +38,7 @@ from muster.protocol.sequencing import Link
 from muster.protocol.states import TaskState
 from orchestrator.core.facts.inputs import HelloReceived, ReportReceived, SessionEnded
 from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.frame_budget import FrameBudget
 
 HELLO_TIMEOUT_S: Final = 5.0
 OUTBOX_MAX: Final = 1 << 16
@@ -64,6 +65,7 @@ class _Session:
     request: web.Request
     log: structlog.stdlib.BoundLogger  # bound to the session
     link: Link = field(default_factory=Link)
+    budget: FrameBudget = field(default_factory=FrameBudget)
     outbox: asyncio.Queue[Command | _Close] = field(
         default_factory=lambda: asyncio.Queue(OUTBOX_MAX)
     )
@@ -128,6 +130,7 @@ class AgentSessions:
             max_msg_size=self._message_bytes_max,
             timeout=_CLOSE_TIMEOUT_S,
             decode_text=False,
+            autoping=False,
         )
         await socket.prepare(request)
         peer = request.remote or ""
@@ -164,11 +167,12 @@ class AgentSessions:
         return socket
 
     async def _read(self, session: _Session, coordinator: Coordinator) -> None:
-        while (data := await _frame(session.socket)) is not None:
+        while (data := await _frame(session)) is not None:
             self.received_bytes += len(data)
             try:
                 frame = decode_report(data)
             except UnknownMessage as unknown:
+                session.budget.take(asyncio.get_running_loop().time())
                 session.link.accept(unknown.seq)
                 if not session.met_unknown:
                     session.met_unknown = True
@@ -241,7 +245,7 @@ def _is_local(request: web.Request, peer: str) -> bool:
 async def _hello(session: _Session) -> Hello:
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
-            data = await _frame(session.socket)
+            data = await _frame(session)
     except TimeoutError:
         raise ProtocolError(f"no hello within {HELLO_TIMEOUT_S:g} s") from None
     if data is None:
@@ -253,9 +257,12 @@ async def _hello(session: _Session) -> Hello:
     return frame.body
 
 
-async def _frame(socket: web.WebSocketResponse) -> bytes | None:
+async def _frame(session: _Session) -> bytes | None:
     """Return the next text frame, or None if the connection has ended. Raises ProtocolError."""
-    message = await socket.receive()
+    try:
+        message = await session.budget.receive(session.socket)
+    except ConnectionError:
+        return None
     match message.type:
         case WSMsgType.TEXT:
             data: bytes = message.data

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from muster.daemon.clock import Clock
 from muster.daemon.errors import DaemonError
+from muster.daemon.timers import Timers
 from muster.protocol.control_channel import Command, Refused
 from muster.protocol.ids import JobId, SessionId
 from muster.protocol.instant import Instant
@@ -47,7 +48,6 @@ from orchestrator.shell.job_index import JobIndex
 from orchestrator.shell.new_webhooks import NewWebhooks
 from orchestrator.shell.periodic import Periodic
 from orchestrator.shell.stats import Stats
-from orchestrator.shell.timers import Timers
 
 LAZY_FLUSH_S: Final = 0.2
 PATIENCE_S: Final = 0.005
@@ -115,7 +115,9 @@ class Coordinator:
         self._first_job = first_job
         self._sessions = sessions
         self._inbox = Inbox(clock)
-        self._timers = Timers(clock, lambda timer: self._inbox.put_now(TimerFired(timer)))
+        self._timers: Timers[a.Timer] = Timers(
+            clock, lambda timer: self._inbox.put_now(TimerFired(timer))
+        )
         self._staged: list[tuple[f.Fact, float]] = []
         self._flush: asyncio.TimerHandle | None = None
         self._flush_due = False

@@ -5,10 +5,10 @@ therefore keeps the last descriptors free, however many clients connect.
 """
 
 import os
-import resource
 from typing import Final
 
-RESERVE: Final = 64
+from muster.daemon.descriptors import RESERVE, descriptor_limit
+
 HINT: Final = "close unused streams (logs -f, events -f), or raise its LimitNOFILE"
 
 
@@ -16,13 +16,13 @@ def is_short(number: int) -> bool:
     """Whether a connection with this descriptor falls into the part reserved for agents and for
     requests that are answered at once.
     """
-    limit = _limit()
+    limit = descriptor_limit()
     return number >= limit - _reserve(limit)
 
 
 def is_last(number: int) -> bool:
     """Whether a connection with this descriptor falls into the part that our own files need."""
-    limit = _limit()
+    limit = descriptor_limit()
     return number >= limit - _reserve(limit) // 2
 
 
@@ -38,14 +38,9 @@ def shortage() -> str:
     if not short:
         return ""
     return (
-        f"the coordinator has nearly all of its {_limit()} file descriptors in use, and keeps the "
-        "rest for agents and for short requests"
+        f"the coordinator has nearly all of its {descriptor_limit()} file descriptors in use, "
+        "and keeps the rest for agents and for short requests"
     )
-
-
-def _limit() -> int:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 30 if limit == resource.RLIM_INFINITY else limit
 
 
 def _reserve(limit: int) -> int:

@@ -86,6 +86,7 @@ class JobArchive:
             self._work.set()
         self._moved: dict[JobId, JobState] = {}  # moved, but still in the state
         self._found: OrderedDict[JobId, Job] = OrderedDict()
+        self._reading: dict[JobId, asyncio.Future[Job | None]] = {}
 
     def took_in(self, facts: Sequence[f.Fact]) -> None:
         for fact in facts:
@@ -130,13 +131,26 @@ class JobArchive:
         """Return an archived job as it was when it ended. Raises JournalError."""
         found = self._found.get(name)
         if found is None:
-            found = await self._journal.read(partial(_retraced, name))
+            # Callers share the read: it may take seconds, and a thousand may ask at once.
+            reading = self._reading.get(name)
+            if reading is None:
+                reading = asyncio.get_running_loop().create_task(
+                    self._journal.read(partial(_retraced, name)), name=f"archive.read-{name}"
+                )
+                self._reading[name] = reading
+                reading.add_done_callback(partial(self._read, name))
+            found = await asyncio.shield(reading)
         if found is not None:
             self._found[name] = found
             self._found.move_to_end(name)
             while len(self._found) > _KEPT:
                 self._found.popitem(last=False)
         return found
+
+    def _read(self, name: JobId, reading: asyncio.Future[Job | None]) -> None:
+        del self._reading[name]
+        if not reading.cancelled():
+            reading.exception()  # its callers may have gone
 
     async def oldest(self, after: archive.Ended, limit: int) -> list[archive.Ended]:
         """Return the archived jobs that ended first after a given end. Raises JournalError."""

@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
 from tests.agent.coordinator import DEADLINE_S, TOKEN, Coordinator, Session
 
 ROOT = Path(__file__).resolve().parents[2]
+_numbers = count()
 
 
 def write_config(folder: Path, coordinator: str, **more: Any) -> Path:
@@ -49,7 +51,7 @@ class AgentProcess:
         self.config = config
         self._within = within
         self._env = env or {}
-        self.log = config.with_suffix(f".{id(self)}.log")
+        self.log = config.with_suffix(f".{next(_numbers)}.log")
         self._process: subprocess.Popen[bytes] | None = None
 
     async def __aenter__(self) -> Self:

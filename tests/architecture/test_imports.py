@@ -18,7 +18,8 @@ from tests.architecture.sources import (
 
 # Room, what of ours it may import, what else that is installed. The first room that fits counts.
 ROOMS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
-    ("agent.shim", ("agent.shim",), ()),
+    ("agent.shim", ("agent.shim", "muster.protocol.refusal_codes"), ()),
+    ("agent.core.shim_protocol", ("agent.shim.messages",), ("msgspec",)),
     ("agent.bootstrap", ("agent.bootstrap",), ("torch",)),
     (
         "agent.core",

@@ -7,7 +7,11 @@ import subprocess
 import sys
 import threading
 
-from muster.daemon.abandoned_thread import wait_at_most
+import pytest
+
+from muster.daemon.abandoned_thread import BlockingCall, wait_at_most
+
+PATIENCE_S = 60.0
 
 
 def test_a_short_work_has_ended_and_a_long_one_goes_on() -> None:
@@ -36,3 +40,33 @@ def test_a_process_ends_without_it() -> None:
         "asyncio.run(wait_at_most(0.01, threading.Event().wait))\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_call_that_blocks_is_not_made_twice() -> None:
+    go, calls = threading.Event(), list[int]()
+
+    def block() -> int:
+        calls.append(1)
+        assert go.wait(PATIENCE_S)
+        return len(calls)
+
+    async def story() -> list[int]:
+        call = BlockingCall(block, "block")
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await call.result(0.01)
+        go.set()
+        return [await call.result(), await call.result()]
+
+    assert asyncio.run(story()) == [1, 2]
+
+
+def test_an_error_is_raised_where_the_result_is_awaited() -> None:
+    def fail() -> int:
+        raise OSError(5, "Input/output error")
+
+    async def story() -> None:
+        with pytest.raises(OSError, match="Input/output error"):
+            await BlockingCall(fail, "fail").result(PATIENCE_S)
+
+    asyncio.run(story())

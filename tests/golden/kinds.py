@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from agent.core.shim_protocol import ShimCommand, ShimRank, ShimStatus
+from agent.core.shim_protocol import ShimCommand, ShimStatus, encode
 from agent.monitors.traffic.sampler import Watched
 from agent.shim import commands, exit_record, status
 from agent.shims.shim_files import ShimIdentity
@@ -94,9 +94,9 @@ def _fact(kind: Any) -> Kind:
 def _to_shim(kind: Any) -> Kind:
     return Kind(
         "to_shim",
-        _tag(kind),
+        kind.cmd,
         kind,
-        msgspec.json.encode,
+        encode,
         lambda data: commands.parse(json.loads(data)),
     )
 
@@ -106,38 +106,13 @@ def _file(name: str, kind: Any, *, strict: bool = False) -> Kind:
     return Kind("files", name, kind, msgspec.json.encode, decoder.decode, strict=strict)
 
 
-def _exit(kind: Any) -> status.Exit | None:
-    return None if kind is None else status.Exit(kind.code, kind.signal)
-
-
-def _rank(given: ShimRank) -> status.Rank:
-    rank = status.Rank(given.rank, given.local_rank, given.stdout, given.stderr)
-    rank.pid, rank.exit = given.pid, _exit(given.exit)
-    rank.at_s = (given.exit and given.exit.at_s) or 0.0
-    rank.error, rank.stderr_tail = given.error, given.stderr_tail
-    rank.stopped, rank.oom = given.stopped, given.oom
-    return rank
-
-
 def _shim_status(given: ShimStatus) -> bytes:
-    """The document as the shim writes it, by hand."""
+    """The document as the shim writes it."""
     made = status.Status(given.task, given.log_dir)
-    made.phase = status.Phase(given.phase.value)
-    if given.refusal is not None:
-        made.refusal = (status.RefusalCode.NO_SPACE, given.refusal.text)
-    if given.fingerprint is not None:
-        made.fingerprint = msgspec.to_builtins(given.fingerprint)
-    made.complaint, made.boot_s, made.listening = given.complaint, given.boot_s, given.listening
-    made.ranks = {rank.local_rank: _rank(rank) for rank in given.ranks}
-    made.streams = [msgspec.to_builtins(stream) for stream in given.streams]
-    made.exit = _exit(given.exit)
-    made.stopped_by = None if given.stopped_by is None else status.StoppedBy.LEASE
-    made.first_failed, made.launcher_said = given.first_failed, given.launcher_said
-    made.survivors, made.oom_kills = list(given.survivors), given.oom_kills
-    made.signalled = given.signalled
+    vars(made).update(vars(given))
     if given.running_s is not None:
         made.started_at, made.ended_at = 10.0, 10.0 + given.running_s
-    return json.dumps(made.document(10.0)).encode()
+    return status.encoded(made.document(10.0))
 
 
 def _shim_identity(given: ShimIdentity) -> bytes:

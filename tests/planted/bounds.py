@@ -17,6 +17,7 @@ from agent.core.inputs import LinkDown
 from agent.link.inbox import Inbox as AgentInbox
 from agent.logs.offsets import WINDOW_BYTES, LogOffsets, Stream
 from muster.daemon.clock import SystemClock
+from muster.daemon.timers import Timers
 from muster.protocol.control_channel import Inventory
 from muster.protocol.hardware_events import EVENTS_MAX, Grade, HardwareEvent
 from muster.protocol.ids import JobId, NodeName, TaskId
@@ -34,7 +35,6 @@ from orchestrator.shell.inbox import Inbox
 from orchestrator.shell.logs.connection import Connection
 from orchestrator.shell.logs.reader import Live, Piece
 from orchestrator.shell.logs.stream_file import StreamKey
-from orchestrator.shell.timers import Timers
 from tests.planted import Bug, put
 
 OUT = StreamId(TaskId("7.1.0"), StreamKind.STDOUT, 0)
@@ -164,7 +164,7 @@ def callers_are_not_remembered_for_ever(_: Path) -> None:
 def timers_that_are_moved_leave_nothing(_: Path) -> None:
     async def story() -> None:
         clock = SystemClock()
-        timers = Timers(clock, lambda _: None)
+        timers: Timers[a.Timer] = Timers(clock, lambda _: None)
         timer = a.Timer(a.TimerKind.NODE, node=NodeName("n1"))
         for number in range(MANY):
             timers.set(timer, clock.now().mono + 1000.0 + number)
@@ -226,7 +226,7 @@ def _asks_each(self: Connection, stream: StreamId, offset: int) -> None:
     self.say(StreamAt(stream, offset))
 
 
-def _never_tidied(self: Timers, timer: a.Timer, at: float) -> None:
+def _never_tidied(self: Timers[Any], timer: a.Timer, at: float) -> None:
     self._at[timer] = at
     self._tie += 1
     self._heap.append((at, self._tie, timer))

@@ -60,7 +60,7 @@ def what_stays_dirty_is_given_to_nobody(_: Path) -> None:
     async def story(gpus: GpuMonitor, wanted: PrepareTask) -> None:
         assert not await _given(gpus, wanted), "it is given, dirty as it is"
         # A task that comes later does not wait as long again.
-        assert next(it.busy for it in await gpus._look()), "its node offers it again"
+        assert next(it.busy for it in await gpus.look()), "its node offers it again"
 
     for wanted in WANTED:
         gpus = GpuMonitor(AgentConfig(gpus="auto"), lambda _: None, poll_s=0.001, give_up_s=0.0)

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from agent.shim import status
 from muster.protocol import codec
 from muster.protocol import control_channel as m
 from muster.protocol.codec import ReportFrame
 from muster.protocol.ids import TaskId
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
-
-
-def test_a_shims_words_are_of_the_list() -> None:
-    """It imports nothing of ours, and so writes them down itself."""
-    ours = {code.name: code.value for code in RefusalCode}
-    assert {code.name: code.value for code in status.RefusalCode}.items() <= ours.items()
 
 
 def test_a_word_that_nobody_knows_yet_is_read() -> None:

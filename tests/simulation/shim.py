@@ -12,11 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import assert_never
 
-import msgspec
-
 from agent.core import shim_protocol as s
 from agent.core.shim_protocol import ShimPhase as P
 from muster.protocol.ids import NodeName, TaskId, parse_task_id
+from muster.protocol.outcome import ExitStatus
 from tests.simulation.programs import PEER_GONE, RAISED, Course, Program, Programs
 from tests.simulation.truth import Truth
 from tests.simulation.world import World
@@ -203,7 +202,7 @@ class Shim:
     def _prepare(self, command: s.ShimPrepare) -> None:
         if self.phase is not P.NEW:
             return
-        self._name = command.env["MUSTER_JOB_NAME"]
+        self._name = (command.env or {})["MUSTER_JOB_NAME"]
         self._torchrun = command.launcher == "torchrun"
         program = self._program
         self.phase = P.PREPARING
@@ -212,7 +211,7 @@ class Shim:
         takes_s = self.world.rng.uniform(*program.setup_s)
         refuses = program.refuses_all or self.world.chance(program.refuses)
         limit_s = command.setup_timeout_s
-        if limit_s is not None and takes_s > limit_s:
+        if takes_s > limit_s:
             takes_s, refuses = limit_s, True
         self.world.at(takes_s, partial(self._setup_over, refuses=refuses))
         self.changed(self)
@@ -322,13 +321,13 @@ class Shim:
             return
         self.world.met["rank_failed"] += 1
         status = s.ShimExit(code=code) if code > 0 else s.ShimExit(signal=-code)
-        status = msgspec.structs.replace(status, at_s=self.world.now - (self.started_at or 0.0))
+        status.at_s = self.world.now - (self.started_at or 0.0)
         rank = self._ranks[local]
         self._ranks[local] = s.ShimRank(
             rank.rank, rank.local_rank, pid=rank.pid, exit=status, error=error
         )
         self._first_failed = rank.rank
-        self.truth.failed(self, rank.rank, status.status)
+        self.truth.failed(self, rank.rank, ExitStatus(status.code, status.signal))
         if len(self._ranks) == 1:
             self._main_ended(status)
             return

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Never
+from typing import Final
 
 import msgspec
 import structlog
@@ -22,6 +22,7 @@ from agent.core.inputs import ActivityObserved, Input
 from agent.core.shim_protocol import ShimPhase, ShimRank, ShimStatus
 from agent.monitors.hangs.procfs import Processes
 from agent.monitors.hangs.sock_diag import Connection, connections
+from agent.monitors.monitor import Monitor
 from agent.monitors.traffic.counters import names_of_ports
 from agent.probe.fabric import sysfs_formats
 from agent.probe.fabric.fs_root import Tree, Unread
@@ -101,7 +102,7 @@ class _Task:
     wrote: dict[int, SavedBaseline] = field(default_factory=dict)
 
 
-class HangMonitor:
+class HangMonitor(Monitor):
     """Samples all tasks whose program runs. Supervisors pass the status of their shims to
     `heard`."""
 
@@ -114,9 +115,8 @@ class HangMonitor:
         processes: Processes | None = None,
     ) -> None:
         """`root` is the fabric's root directory."""
+        super().__init__(post, period_s, at_once=False)
         self._clock = clock
-        self._post = post
-        self._period_s = period_s
         self._root = root
         self._processes = processes or Processes()
         self._tasks: dict[TaskId, _Task] = {}
@@ -151,12 +151,6 @@ class HangMonitor:
             yield
         finally:
             known.asking -= 1
-
-    async def run(self) -> Never:
-        """Sample periodically until cancelled."""
-        while True:
-            await asyncio.sleep(self._period_s)
-            await self.look()
 
     async def look(self) -> None:
         """Sample once and post changes."""

@@ -17,6 +17,7 @@ from agent.core.inputs import HardwareObserved, Input
 from agent.monitors.hardware import seen_events as ledgers
 from agent.monitors.hardware.kernel_lines import Reader, Seen, record
 from agent.monitors.hardware.seen_events import SeenEvents
+from agent.monitors.monitor import Monitor
 from agent.probe.fabric.gpus import counted
 from muster.daemon.clock import Clock
 from muster.protocol.gpus import GpuDevice
@@ -28,6 +29,7 @@ _RECORD_BYTES: Final = 16 * 1024
 _AT_ONCE: Final = 256
 """Records read in one go, before other tasks of the loop run."""
 _POLL_S: Final = 0.5
+_COUNT_S: Final = 60.0
 _WRITE_S: Final = 0.5
 """Seconds to wait until an event is on disk before it is reported, so that a hanging disk delays no
 report.
@@ -41,7 +43,7 @@ _OTHERS_MAX: Final = 30
 _log = structlog.get_logger("agent.hardware")
 
 
-class HardwareMonitor:
+class HardwareMonitor(Monitor):
     """Reads records from `path`; tests use another file than the kernel's log."""
 
     def __init__(
@@ -54,12 +56,14 @@ class HardwareMonitor:
         post: Callable[[Input], None],
     ) -> None:
         """`folder` stores the reported events. `devices` returns the node's known GPUs."""
+        super().__init__(post, _COUNT_S)
         self._path = path
         self._folder = folder
         self._boot = boot
         self._clock = clock
         self._devices = devices
-        self._post = post
+        self._critical: Callable[[], object] = lambda: None
+        self._fd: int | None = None
         self._ledger = SeenEvents(boot)
         self._reader = Reader()
         self._rest = b""
@@ -72,16 +76,16 @@ class HardwareMonitor:
         self._written_at = 0.0
         self._unwritten = False
         self._gpus: tuple[GpuDevice, ...] = ()
-        self._stirred = asyncio.Event()
         self.watching = False
 
     def saw(self, devices: tuple[GpuDevice, ...]) -> None:
         """Record the result of a GPU check."""
         self._gpus = devices
-        self._stirred.set()
+        self.stir()
 
-    async def run(self, critical: Callable[[], object] | None = None) -> Never:
-        """Run until cancelled. `critical` is called after each critical event."""
+    async def run(self, critical: Callable[[], object] = lambda: None) -> Never:
+        """Follow the log and the counters. `critical` is called after each critical event."""
+        self._critical = critical
         known = await asyncio.to_thread(ledgers.read, self._folder)
         # Lines from before this node's first agent concern no job of ours.
         judged_before = known is None
@@ -99,7 +103,7 @@ class HardwareMonitor:
                 "let the agent read the kernel's log (CAP_SYSLOG)",
             )
             self._least = int(self._clock.now().mono * 1e6)
-            await self._follow(None, critical)
+            await super().run()
         try:
             if judged_before:
                 # The kernel keeps about a megabyte.
@@ -107,53 +111,48 @@ class HardwareMonitor:
                     pass
             await self._write()
             self.watching = True
-            await self._follow(fd, critical)
+            await self._follow(fd)
         except OSError as error:
             _log.warning("hardware_not_watched", path=str(self._path), why=str(error))
         finally:
             os.close(fd)
-        await self._follow(None, critical)
+        await super().run()
 
-    async def _follow(self, fd: int | None, critical: Callable[[], object] | None) -> Never:
-        """Follow the log until cancelled. Without the kernel's log, watch only the GPUs."""
+    async def _follow(self, fd: int) -> Never:
+        """Follow the kernel's log besides the GPUs. Raises OSError if it cannot be read."""
         loop = asyncio.get_running_loop()
-        polled = False
+        self._fd = fd
         try:
-            if fd is not None:
-                loop.add_reader(fd, self._stirred.set)
+            loop.add_reader(fd, self.stir)
         except OSError:
             # A plain file, as in tests.
-            polled = True
+            self._period_s = _POLL_S
         try:
-            while True:
-                before = self._ledger.last
-                more = fd is not None and self._read(fd, judge=True)
-                self._count()
-                fresh = [it for it in self._ledger.events if it.number > before]
-                if fresh:
-                    self._learn_gpus()
-                    await self._write()
-                for event in fresh:
-                    tell = _log.error if event.grade is Grade.CRITICAL else _log.warning
-                    tell("hardware", text=event.text, code=event.code, uuid=event.uuid)
-                    self._post(HardwareObserved(event))
-                    if event.grade is Grade.CRITICAL and critical is not None:
-                        critical()
-                if more:
-                    await asyncio.sleep(0)
-                elif polled:
-                    await asyncio.sleep(_POLL_S)
-                else:
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(60.0):
-                            await self._stirred.wait()
-                    self._stirred.clear()
-                now = self._clock.now().mono
-                if self._learn_gpus() or (self._unwritten and now - self._written_at > _LAZY_S):
-                    await self._write()
+            await super().run()
         finally:
-            if fd is not None and not polled:
-                loop.remove_reader(fd)
+            loop.remove_reader(fd)
+            self._fd, self._period_s = None, _COUNT_S
+
+    async def look(self) -> None:
+        now = self._clock.now().mono
+        if self._learn_gpus() or (self._unwritten and now - self._written_at > _LAZY_S):
+            await self._write()
+        more = True
+        while more:
+            before = self._ledger.last
+            more = self._fd is not None and self._read(self._fd, judge=True)
+            self._count()
+            fresh = [it for it in self._ledger.events if it.number > before]
+            if fresh:
+                self._learn_gpus()
+                await self._write()
+            for event in fresh:
+                tell = _log.error if event.grade is Grade.CRITICAL else _log.warning
+                tell("hardware", text=event.text, code=event.code, uuid=event.uuid)
+                self._post(HardwareObserved(event))
+                if event.grade is Grade.CRITICAL:
+                    self._critical()
+            await asyncio.sleep(0)
 
     def _read(self, fd: int, *, judge: bool) -> bool:
         """Read up to a limit. Returns whether there may be more."""
@@ -190,10 +189,10 @@ class HardwareMonitor:
             # Also for an event that is not reported again: no later agent process may judge it
             # again.
             self._unwritten = True
-            if self._is_news(seen):
+            if self._is_reportable(seen):
                 self._ledger = self._ledger.with_event(self._event(seen))
 
-    def _is_news(self, seen: Seen) -> bool:
+    def _is_reportable(self, seen: Seen) -> bool:
         now = self._clock.now().mono
         key = (seen.code, seen.pci, seen.pid)
         last = self._told.get(key)

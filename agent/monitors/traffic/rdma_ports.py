@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Never
+from typing import Final
 
 import structlog
 
 from agent.core.inputs import Input, PortsObserved
+from agent.monitors.monitor import Monitor
 from agent.monitors.traffic.counters import names_of_ports
 from agent.probe.fabric import sysfs_formats
 from agent.probe.fabric.fs_root import Read, Tree, Unread
@@ -41,7 +42,7 @@ class _Port:
     flaps: deque[float] = field(default_factory=lambda: deque(maxlen=_FLAPS_MAX))
 
 
-class RdmaPortMonitor:
+class RdmaPorts:
     """History of each port since the first poll."""
 
     def __init__(
@@ -99,28 +100,29 @@ class RdmaPortMonitor:
         return PortHealth(key, port.down, words, len(port.flaps))
 
 
-async def watch(
-    ports: RdmaPortMonitor,
-    clock: Clock,
-    post: Callable[[Input], None],
-    period_s: float = PERIOD_S,
-    first: Callable[[], Awaitable[object]] | None = None,
-    changed: Callable[[], None] = lambda: None,
-) -> Never:
-    """Post PortsSeen after each change, until cancelled. `first` runs before, `changed` after each
-    change.
-    """
-    if first is not None:
-        await first()
-    known: tuple[PortHealth, ...] = ()
-    while True:
-        found = await asyncio.to_thread(ports.look, clock.now().mono)
-        if found != known:
-            known = found
+class RdmaPortMonitor(Monitor):
+    """Posts PortsObserved after each change."""
+
+    def __init__(
+        self,
+        ports: RdmaPorts,
+        clock: Clock,
+        post: Callable[[Input], None],
+        period_s: float = PERIOD_S,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`changed` is called after each change."""
+        super().__init__(post, period_s)
+        self._ports = ports
+        self._clock = clock
+        self._changed = changed
+
+    async def look(self) -> None:
+        found = await asyncio.to_thread(self._ports.look, self._clock.now().mono)
+        if self._is_news("ports", found):
             _log.warning("ports_changed", ports=[port.text for port in found])
-            post(PortsObserved(found))
-            changed()
-        await asyncio.sleep(period_s)
+            self._post(PortsObserved(found))
+            self._changed()
 
 
 def _state(tree: Tree, folder: str) -> tuple[str, str] | None:

@@ -11,12 +11,13 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Never
+from typing import Final
 
 import msgspec
 import structlog
 
 from agent.core.inputs import Input, TrafficObserved
+from agent.monitors.monitor import Monitor
 from agent.monitors.traffic.counters import CounterReader
 from agent.monitors.traffic.nccl_log import FileState, NcclLines
 from muster.daemon.clock import Clock
@@ -54,7 +55,7 @@ class Watched(msgspec.Struct, omit_defaults=True):
     said: NcclEvidence = NcclEvidence()
 
 
-class Sampler:
+class Sampler(Monitor):
     """Sampler of one task. `run` samples until cancelled; `finish` takes a last sample and ends."""
 
     def __init__(
@@ -67,12 +68,12 @@ class Sampler:
         post: Callable[[Input], None],
         lines_came: Callable[[], None],
     ) -> None:
+        super().__init__(post, PERIOD_S)
         self._task = task
         self._folder = folder
         self._reader = reader
         self._watched = watched
         self._clock = clock
-        self._post = post
         self._lines_came = lines_came
         self._lines = NcclLines(folder, watched.files)
         self._looking = asyncio.Lock()
@@ -83,12 +84,6 @@ class Sampler:
     def share(self) -> None:
         """Another task runs on the node."""
         self._watched.shared = True
-
-    async def run(self) -> Never:
-        """Sample at once, and then periodically."""
-        while True:
-            await self.look()
-            await asyncio.sleep(PERIOD_S)
 
     async def finish(self, *, counters: bool = True) -> None:
         """The task has ended. Post the last figures before returning. Without `counters` the
@@ -119,7 +114,7 @@ class Sampler:
                 self._lines_came()
             report = self.report()
             now = self._clock.now().mono
-            if last or self._is_news(report, now):
+            if last or self._is_due(report, now):
                 self._said, self._said_at = report, now
                 self._post(TrafficObserved(self._task, report))
             if last:
@@ -152,7 +147,7 @@ class Sampler:
             unheard=watched.unheard,
         )
 
-    def _is_news(self, report: FabricReport, now: float) -> bool:
+    def _is_due(self, report: FabricReport, now: float) -> bool:
         if self._said is None or now - self._said_at >= SAY_S:
             return True
         return summary(report) != summary(self._said)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+
+import structlog
 
 from agent.core.inputs import Input
 from agent.core.shim_protocol import ShimStream
@@ -27,6 +29,8 @@ FILE: Final = "%h.%p"
 """File name pattern of NCCL: host and process."""
 STREAM: Final = ShimStream(StreamKind.NCCL.value, LOG)
 """NCCL's log, which no shim status mentions."""
+
+_log = structlog.get_logger("agent.proof")
 
 
 def log_file(folder: Path) -> str:
@@ -76,51 +80,32 @@ class TrafficSamplers:
         if watched is not None:
             self._kept[task] = watched
 
-    def resume(self, task: TaskId, *, ended: bool, then: Callable[[], None]) -> bool:
+    async def resume(self, task: TaskId, *, ended: bool) -> None:
         """Resume an adopted task. For one that has `ended`, post its known figures and NCCL's lines
-        since, then call `then`. Returns False if there is nothing to wait for.
-        """
+        since."""
         watched = self._kept.pop(task, None)
         if watched is None:
-            return False
-        if not ended:
+            return
+        if ended:
+            await self._last_look(task, self._sampler(task, watched), counters=False)
+        else:
             self._watch(task, watched)
-            return False
-        return self._spawn(task, self._sampler(task, watched).finish(counters=False), then)
 
-    def finish(self, task: TaskId, then: Callable[[], None]) -> bool:
-        """The task has ended. Post its last figures, then call `then`. Returns False if there are
-        none to wait for.
-        """
+    async def finish(self, task: TaskId) -> None:
+        """The task has ended: post its last figures, if there are any."""
         found = self._running.pop(task, None)
         if found is None:
-            return False
+            return
         sampler, running = found
+        await self._last_look(task, sampler)
+        # Not earlier, because it may have been in the middle of a sample.
+        running.cancel()
 
-        def over() -> None:
-            # Not earlier, because it may have been in the middle of a sample.
-            running.cancel()
-            then()
-
-        return self._spawn(task, sampler.finish(), over)
-
-    def _spawn(
-        self, task: TaskId, work: Coroutine[None, None, None], then: Callable[[], None]
-    ) -> bool:
-        async def ending() -> None:
-            try:
-                await work
-            finally:
-                # Report a task's end even if its figures could not be read.
-                then()
-
+    async def _last_look(self, task: TaskId, sampler: Sampler, *, counters: bool = True) -> None:
         try:
-            self._owner.spawn(ending(), name=f"proof.{task}.end")
-        except RuntimeError:
-            # This agent is shutting down.
-            work.close()
-            return False
-        return True
+            await sampler.finish(counters=counters)
+        except Exception:  # noqa: BLE001  a task's end is reported even without its figures
+            _log.exception("traffic_not_read", task=task)
 
     def _watch(self, task: TaskId, watched: Watched) -> None:
         sampler = self._sampler(task, watched)

@@ -60,6 +60,12 @@ class ExplainQuery(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class EnvironmentQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/jobs/{id}/env."""
+
+    node: Annotated[_Word | None, Meta(description="only the environment of this node")] = None
+
+
 class WaitQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /v1/jobs/{id}/wait."""
 

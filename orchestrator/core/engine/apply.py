@@ -28,6 +28,7 @@ from orchestrator.core.nodes.service_state import apply_service
 from orchestrator.core.scheduling.gpus import share_of
 from orchestrator.core.webhooks.outbox import apply_notice
 
+_REQUESTS: Final = (f.JobChanged, f.JobHeld, f.JobReleased, f.SignalRequested)
 CUTS_KEPT: Final = 400
 SIGNALS_KEPT: Final = 16
 """Signals kept per attempt, to send again to a node whose connection may have lost them."""
@@ -62,7 +63,9 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         case _:
             assert_never(fact)
     if isinstance(fact, JobFact) and fact.revises:
-        state.jobs[fact.job].revision += 1
+        job = state.jobs[fact.job]
+        job.revision += 1
+        job.requests += isinstance(fact, _REQUESTS)
 
 
 def _apply_attempt(state: State, fact: f.OfAttempt, at: float) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final, assert_never
+from typing import assert_never
 
 from muster.protocol.ids import JobId
-from muster.protocol.instant import Instant
+from muster.protocol.instant import ROUNDING_S, Instant
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from muster.protocol.text import named
@@ -25,9 +25,6 @@ from orchestrator.core.monitoring.traffic import not_used, proof_of
 from orchestrator.core.nodes.drains import drain_timer, drain_timer_fired
 from orchestrator.core.nodes.liveness import node_timer_fired
 from orchestrator.core.nodes.peer_reports import silent_one, word_timer_fired
-
-ROUNDING_S: Final = 0.01
-"""Tolerance in seconds for timers that fire early."""
 
 
 def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> Decision:

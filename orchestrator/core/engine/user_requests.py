@@ -29,6 +29,7 @@ from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.state import Attempt, Job, State
 from orchestrator.core.model.status import job_state
 
+REQUESTS_MAX: Final = 10_000
 _REFUSED: Final = {
     "SIGKILL": (
         "SIGKILL would make the ranks look failed",
@@ -121,6 +122,8 @@ def change(state: State, asked: s.ChangeReceived, now: Instant) -> Decision:
     if declined is not None:
         return _answer(asked.request, declined)
     facts = [*_changed(job, asked), *_held(job, asked)]
+    if facts and job.requests >= REQUESTS_MAX:
+        return _answer(asked.request, _changed_too_often(job))
     if facts and state.disk_full:
         return _answer(asked.request, a.no_room(state.disk_full, "no job is changed"))
     return Decision(facts, [a.Answer(asked.request, a.Changed(job.id, bool(facts)))])
@@ -150,6 +153,8 @@ def signal(state: State, asked: s.SignalReceived) -> Decision:
                 else f"its progress: muster show {job.id}",
             ),
         )
+    if job.requests >= REQUESTS_MAX:
+        return _answer(asked.request, _changed_too_often(job))
     if state.disk_full:
         return _answer(asked.request, a.no_room(state.disk_full, "no job is signalled"))
     found = _addressed(job, attempt, asked)
@@ -195,6 +200,14 @@ def _addressed(
             return on, None, (on,)
     nodes = nodes if on is None else (on,)
     return on, asked.rank, nodes
+
+
+def _changed_too_often(job: Job) -> a.Declined:
+    return a.Declined(
+        a.CHANGED_TOO_OFTEN,
+        f"job {job.id} has been changed and signalled {REQUESTS_MAX} times, which is the limit",
+        f"each is kept in its history; to end it: muster cancel {job.id}",
+    )
 
 
 def _ended(job: Job, done: str) -> a.Declined:

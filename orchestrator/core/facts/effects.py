@@ -85,6 +85,8 @@ class Cancelled(msgspec.Struct, frozen=True):
 
 CHANGED: Final = "changed"
 """Code of a Declined: the job has changed since the client last read it."""
+CHANGED_TOO_OFTEN: Final = "changed_too_often"
+"""Code of a Declined: users have changed the job as often as its history may have it."""
 DISK_FULL: Final = "disk_full"
 """Code of a Declined: the journal's disk is full."""
 TOO_MANY_BYTES: Final = "too_many_bytes"

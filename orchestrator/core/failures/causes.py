@@ -17,6 +17,7 @@ from orchestrator.core.model.state import Task
 TEXT_CHARS_MAX: Final = 800
 TAIL_CHARS_MAX: Final = 4096
 _EXIT_NOT_FOUND: Final = 127
+_TEXTS_MAX: Final = 8
 
 
 def first_failed(report: TaskReport) -> tuple[RankReport, Verdict] | None:
@@ -24,10 +25,16 @@ def first_failed(report: TaskReport) -> tuple[RankReport, Verdict] | None:
 
     A rank that failed as a consequence of another rank's failure may have ended earlier.
     """
-    found = [
-        (rank, _judged(rank, rank.exit))
+    failed = [
+        (rank, rank.exit)
         for rank in report.ranks
         if rank.exit is not None and not rank.exit.ok and not rank.stopped
+    ]
+    # An agent quotes fewer texts than that, and each costs the search for many patterns.
+    failed.sort(key=lambda it: (not (it[0].error or it[0].kernel), it[0].at_s or 0.0))
+    found = [
+        (rank, _judged(rank if place < _TEXTS_MAX else _without_texts(rank), how))
+        for place, (rank, how) in enumerate(failed)
     ]
     return min(
         found,
@@ -38,6 +45,10 @@ def first_failed(report: TaskReport) -> tuple[RankReport, Verdict] | None:
         ),
         default=None,
     )
+
+
+def _without_texts(rank: RankReport) -> RankReport:
+    return replace(rank, error="", kernel="", oom_said="")
 
 
 def _judged(rank: RankReport, how: ExitStatus) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import assert_never
 
 import msgspec
@@ -175,22 +176,18 @@ def _meeting(attempt: Attempt, task: Task) -> RendezvousCheck | None:
     )
 
 
-def environments(job: Job, attempt: Attempt) -> list[tuple[Task, dict[str, str] | None]]:
+def environments(job: Job, attempt: Attempt) -> Iterator[tuple[Task, dict[str, str] | None]]:
     """The environment of each node of an attempt; None for a node whose environment is not decided.
 
     Once an elastic gang has changed: the environment that a joining node would get now.
     """
     arranged = attempt.prepared_at is not None
     gang = gang_of(job, attempt) if arranged else None
-    return [
-        (
-            task,
-            _environment(job, attempt, task, gang)
-            if gang is not None and task.prepared is not None
-            else None,
-        )
-        for task in attempt.tasks
-    ]
+    for task in list(attempt.tasks):
+        if gang is None or task.prepared is None:
+            yield task, None
+        else:
+            yield task, _environment(job, attempt, task, gang)
 
 
 def _ranks(task: Task, gang: Gang) -> tuple[dict[str, str], ...]:

@@ -280,6 +280,7 @@ class Job:
     notes: Lines = field(default_factory=Lines)  # history of user requests
     ended_at: float | None = None
     revision: int = 0  # count of facts that changed it
+    requests: int = 0  # those of users: changes, holds, releases and signals
     key: str = ""  # idempotency key of the submit
     notices: dict[tuple[int, int], QueuedWebhook] = field(
         default_factory=dict

@@ -12,7 +12,7 @@ from typing import Final, assert_never
 from muster.protocol.control_channel import TaskReport
 from muster.protocol.gpus import IdleGpus
 from muster.protocol.ids import JobId, parse_task_id
-from muster.protocol.instant import Instant
+from muster.protocol.instant import ROUNDING_S, Instant
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from muster.spec.model import Idle, IdleAction, JobSpec
@@ -30,8 +30,6 @@ from orchestrator.core.webhooks.outbox import queue_webhooks
 
 WARNED: Final = 0.5
 """Part of the time after which the user is warned, if the job is to be stopped."""
-ROUNDING_S: Final = 0.01
-"""Tolerance for a timer that fires early, in seconds."""
 
 
 def asked_of_nodes(spec: JobSpec) -> IdleGpus | None:

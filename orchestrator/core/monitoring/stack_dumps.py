@@ -23,7 +23,7 @@ from muster.protocol.hangs import (
     StacksView,
 )
 from muster.protocol.ids import TaskId, parse_task_id
-from muster.protocol.instant import Instant
+from muster.protocol.instant import ROUNDING_S, Instant
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.text import named
@@ -48,8 +48,6 @@ from orchestrator.core.monitoring.stack_analysis import grouped
 from orchestrator.core.webhooks.outbox import queue_webhooks
 
 RECORDS_KEPT: Final = 64
-ROUNDING_S: Final = 0.01
-"""Tolerance for a timer that fires early, in seconds."""
 _TOLD: Final = {HangKind.HUNG: WebhookEvent.HUNG, HangKind.SLOW: WebhookEvent.SLOW}
 
 

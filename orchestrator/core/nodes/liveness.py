@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from muster.protocol.ids import NodeName
-from muster.protocol.instant import Instant
+from muster.protocol.instant import ROUNDING_S, Instant
 from muster.spec.units import duration_text
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import effects as a
@@ -31,7 +31,6 @@ MANY: Final = 0.55
 FEWEST: Final = 2
 ROUNDS: Final = 2
 """Nodes fell silent at once if they did so within this many silence periods of each other."""
-ROUNDING_S: Final = 0.01
 
 
 def node_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits) -> Decision:

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.ids import NodeName
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusal_codes import RefusalCode, headline
@@ -131,16 +130,12 @@ def _proved(attempt: Attempt, cause: Cause) -> bool:
 
 
 def _seen(attempt: Attempt, cause: Cause) -> bool:
-    """Whether the agent or the kernel saw the fault for which the rank failed. Its own output is no
-    evidence, because every program can write it.
+    """Whether the kernel saw the fault for which the rank failed. The rank's own output is no
+    evidence, because every program can write it, and neither is a full disk, because every program
+    can fill it.
     """
     ranks = [r for t in attempt.tasks if t.node == cause.node for r in t.ranks]
-    return any(
-        isinstance(read(rank.kernel), Xid)
-        or (rank.disk_full and cause.kind == FailureKind.DISK_FULL)
-        for rank in ranks
-        if rank.rank == cause.rank
-    )
+    return any(isinstance(read(rank.kernel), Xid) for rank in ranks if rank.rank == cause.rank)
 
 
 def _at_fault(attempt: Attempt, cause: Cause) -> dict[NodeName, str]:

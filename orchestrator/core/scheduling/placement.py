@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
+from muster.fabric.natural_sort import natural
 from muster.protocol.ids import NodeName
 from muster.protocol.text import count
 from muster.spec.model import JobSpec, Placement, Rdma, Resources
@@ -275,7 +275,7 @@ def _apart(spec: JobSpec, node: Node, sizes: dict[NodeName, int]) -> Rejection:
 
 def preference(
     state: State, spec: JobSpec, node: Node
-) -> tuple[bool, int, int, tuple[tuple[int, int | str], ...]]:
+) -> tuple[bool, int, int, tuple[tuple[str, int], ...]]:
     """Sort key of free nodes for the job; the least is taken first.
 
     For a job that wants part of a node: shared nodes with the fewest free GPUs first, so that whole
@@ -422,13 +422,6 @@ def _gang(
         launcher = by_gpu_fit(spec, 0, list(gang))[0]
     rest = (node.name for node in gang if node is not launcher)
     return (launcher.name, *sorted(rest, key=natural))
-
-
-def natural(name: str) -> tuple[tuple[int, int | str], ...]:
-    """Sort key under which gpu-9 comes before gpu-10."""
-    return tuple(
-        (0, int(part)) if part.isdigit() else (1, part) for part in re.findall(r"\d+|\D+", name)
-    )
 
 
 def _by_name(lacking: Sequence[tuple[NodeName, Rejection]]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Final, assert_never
 
 import msgspec
 
+from muster.fabric.natural_sort import natural
 from muster.http import views as h
 from muster.protocol.instant import Instant
 from muster.protocol.text import count
@@ -28,7 +29,6 @@ from orchestrator.core.scheduling.placement import (
     Verdict,
     busy,
     consider,
-    natural,
     never_fits,
 )
 from orchestrator.core.scheduling.reasons import Rejection, jobs_named

@@ -78,10 +78,12 @@ class Retention:
         ended: list[tuple[float, JobId]] = []  # (age in seconds, job)
         jobs = self._coordinator.state.jobs
         unknown = [n for n in present if n not in self._gone and n not in self._ended]
-        archived = await self._coordinator.archive.ended_at([n for n in unknown if n not in jobs])
+        # Jobs that go to the archive meanwhile are looked up in the next sweep.
+        elsewhere = [name for name in unknown if name not in jobs]
+        archived = await self._coordinator.archive.ended_at(elsewhere)
         self._ended |= {JobId(number): at for number, at in archived.items()}
-        for name in unknown:
-            if name not in jobs and name not in archived and self._coordinator.forgot(name):
+        for name in elsewhere:
+            if name not in archived and self._coordinator.forgot(name):
                 with _left_for_later(name):
                     await self._store.forget(name)
         for place, name in enumerate(present):

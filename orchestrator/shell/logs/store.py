@@ -7,7 +7,6 @@ disk. Acknowledged bytes are on disk. The event loop touches no file.
 """
 
 import asyncio
-import resource
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -20,6 +19,7 @@ import msgspec
 import structlog
 
 from muster.daemon.clock import Clock
+from muster.daemon.descriptors import descriptor_limit
 from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import FileError
 from muster.protocol.ids import JobId, TaskId, parse_task_id
@@ -86,8 +86,7 @@ class LogStore:
         self.writer = Writer()
         self.is_unanswered = False  # the log disk has not answered for a while
         self._open: OrderedDict[StreamFile, None] = OrderedDict()
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._open_max = max(16, soft // _OPEN_SHARE)
+        self._open_max = max(16, descriptor_limit() // _OPEN_SHARE)
         self._rounds = SyncRounds(self.writer, self._on_disk, self._not_on_disk)
         self._jobs = JobCache(root, self._rounds.is_pending)
         self._threads = ThreadPoolExecutor(_FILE_THREADS, thread_name_prefix="log-files")

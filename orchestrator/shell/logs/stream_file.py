@@ -272,7 +272,7 @@ class StreamFile:
         self.ended = True
 
     def mark(self) -> Mark:
-        """Return the present state."""
+        """Return the present state. Raises OSError."""
         return Mark(
             self.size,
             self.stored,
@@ -328,9 +328,9 @@ class StreamFile:
 
     def _open(self) -> tuple[int, int]:
         if self._fds is None:
-            if self._kept is None:
-                self._kept = self.mark()
             try:
+                if self._kept is None:
+                    self._kept = self.mark()
                 data = os.open(self.path, _FLAGS, 0o600)
                 try:
                     index = os.open(index_path(self.path), _FLAGS, 0o600)
@@ -430,10 +430,12 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def allocated(path: str | Path) -> int:
-    """Return the disk usage of a file in bytes, without holes. 0 if it does not exist."""
+    """Return the disk usage of a file in bytes, without holes. 0 if that cannot be read: the file
+    has been removed, or its inode is damaged.
+    """
     try:
         status = os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
+    except OSError:
         return 0
     return min(status.st_size, status.st_blocks * 512)
 

@@ -35,6 +35,14 @@ class _Written(NamedTuple):
     synced: Synced
 
 
+class _Round(NamedTuple):
+    """Streams that are synced together, each with its state, and new folders."""
+
+    marks: dict[StreamFile, Mark]
+    unreadable: dict[Path, str]  # why, by path
+    folders: set[Path]
+
+
 class SyncRounds:
     """Syncs in a thread, at most 200 ms after the bytes arrived, or sooner if there are many.
 
@@ -121,7 +129,7 @@ class SyncRounds:
             self._hurry.clear()
             waiting, self._waiting = self._waiting, []
             try:
-                marks, folders = await self._writer.call(self._begin)
+                marks, unreadable, folders = await self._writer.call(self._begin)
                 paths = [stream.path for stream in marks]
                 loop = asyncio.get_running_loop()
                 self._began = time.monotonic()
@@ -129,7 +137,7 @@ class SyncRounds:
                     failures = await loop.run_in_executor(self._thread, sync_files, paths, folders)
                 finally:
                     self._began = None
-                await self._writer.call(partial(self._finish, marks, failures))
+                await self._writer.call(partial(self._finish, marks, failures | unreadable))
             except asyncio.CancelledError:
                 self._writer.submit(self._return)
                 self._waiting += waiting
@@ -138,14 +146,21 @@ class SyncRounds:
                 if not future.done():
                     future.set_result(None)
 
-    def _begin(self) -> tuple[dict[StreamFile, Mark], set[Path]]:
-        """Begin a round. Return its streams, each with its state, and the new folders."""
+    def _begin(self) -> _Round:
+        """Begin a round."""
         self._is_due = False
         self._unsynced = 0
         self._in_flight = self._written
         self._written = {}
         folders, self._new_folders = self._new_folders, set()
-        return {stream: stream.mark() for stream in list(self._in_flight)}, folders
+        marks: dict[StreamFile, Mark] = {}
+        unreadable: dict[Path, str] = {}
+        for stream in list(self._in_flight):
+            try:
+                marks[stream] = stream.mark()
+            except OSError as error:
+                unreadable[stream.path] = f"it cannot be read: {error.strerror}"
+        return _Round(marks, unreadable, folders)
 
     def _return(self) -> None:
         """Leave the streams of a cancelled round to the next one."""
@@ -153,14 +168,14 @@ class SyncRounds:
         self._in_flight = {}
 
     def _finish(self, marks: dict[StreamFile, Mark], failures: dict[Path, str]) -> None:
-        for stream, mark in marks.items():
+        for stream in list(self._in_flight):
             pending = self._in_flight.pop(stream, None)
             if pending is None:
                 continue  # its files were removed
             why = _why(stream.path, failures) if failures else None
             if why is None:
-                self._done(stream, pending.name, mark)
-                self._writer.tell(pending.synced, pending.name, mark.size)
+                self._done(stream, pending.name, marks[stream])
+                self._writer.tell(pending.synced, pending.name, marks[stream].size)
                 continue
             # Bytes that came meanwhile are after those that are missing.
             self._written.pop(stream, None)

@@ -117,13 +117,14 @@ class Writer:
         assert self._loop is not None
         until = self._loop.time() + _TURN_S
         self._told = False
-        while self._results:
-            callback, args = self._results.popleft()
-            callback(*args)
-            if self._loop.time() >= until and self._results:
+        try:
+            while self._results and self._loop.time() < until:
+                callback, args = self._results.popleft()
+                callback(*args)
+        finally:
+            if self._results:
                 self._told = True
                 self._loop.call_soon(self._deliver)
-                return
 
 
 def _raise(error: BaseException | None) -> None:

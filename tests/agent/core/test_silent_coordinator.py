@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from agent.core import effects as a
 from agent.core import inputs as s
-from agent.core.decide import ROUNDING_S, WELCOME_S
+from agent.core.decide import WELCOME_S
 from agent.core.state import Identity, State
 from agent.core.turn import turn
 from muster.protocol import control_channel as m
 from muster.protocol.ids import NodeName, SessionId
-from muster.protocol.instant import Instant
+from muster.protocol.instant import ROUNDING_S, Instant
 
 HEARTBEAT_S = 5.0
 IDENTITY = Identity(NodeName("n1"), "id", "boot", "0.1.0", m.Inventory("10.0.0.1", "machine"))

@@ -8,6 +8,7 @@ import msgspec
 
 from agent.core import effects as a
 from agent.core import inputs as s
+from agent.core import shim_protocol
 from agent.core.shim_protocol import (
     LEASE_GRACE_S,
     ShimExit,
@@ -226,8 +227,8 @@ def test_who_a_job_runs_as_comes_from_the_configuration() -> None:
 
 
 def test_a_lease_says_how_long_the_job_has_when_it_is_over() -> None:
-    """The coordinator counts on it, and the shim's own default is longer."""
-    sent = msgspec.to_builtins(ShimLease(300.0))
+    """The coordinator counts on it."""
+    sent = msgspec.json.decode(shim_protocol.encode(ShimLease(300.0)))
     assert sent == {"cmd": "lease", "ttl_s": 300.0, "grace_s": LEASE_GRACE_S}
     assert Limits().lease_margin_s > LEASE_GRACE_S
 

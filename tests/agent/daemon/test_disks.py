@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from agent.core.inputs import DisksObserved, Input
-from agent.monitors.disks import DiskMonitor, look
-from agent.tasks.fd_budget import RESERVE, NoDescriptorsError, check_descriptors
+from agent.monitors.disks import DiskMonitor, check
+from agent.tasks.fd_budget import NoDescriptorsError, check_descriptors
+from muster.daemon.descriptors import RESERVE
 from muster.protocol.disks import DiskHealth, sound
 from tests.small_disk import fill, small_disk
 
@@ -41,7 +42,7 @@ def hear(
                 enough.set()
 
         disks = DiskMonitor(folder, post, look, period_s=0.01, hangs_s=0.2)
-        watching = asyncio.create_task(disks.watch())
+        watching = asyncio.create_task(disks.run())
         async with asyncio.timeout(PATIENCE_S):
             await enough.wait()
         watching.cancel()
@@ -97,20 +98,20 @@ def test_a_disk_that_fails_is_told_of(tmp_path: Path) -> None:
 
 
 def test_one_that_is_well_is_not_told_of(tmp_path: Path) -> None:
-    assert look(tmp_path) is None
+    assert check(tmp_path) is None
 
 
 @pytest.mark.root
 def test_figures_of_a_small_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 96 << 20) as disk:
-        assert look(disk) is None
+        assert check(disk) is None
         with (disk / "most").open("wb") as file:
             file.write(b"x" * (60 << 20))
-        low = look(disk)
+        low = check(disk)
         assert low is not None
         assert (low.full, low.free_bytes >> 20, low.total_bytes >> 20) == (False, 35, 96)
         fill(disk)
-        full = look(disk)
+        full = check(disk)
         assert full is not None
         assert (full.full, full.free_bytes) == (True, 0)
 

@@ -118,7 +118,7 @@ def test_between_launches_a_change_is_told_to_who_places(tmp_path: Path) -> None
             told.set()
 
         fabric = FabricMonitor(AgentConfig(fabric=Settings(root=tmp_path)), post)
-        watching = asyncio.create_task(fabric.watch())
+        watching = asyncio.create_task(fabric.run())
         async with asyncio.timeout(60):
             await fabric.look()
             node.file("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n")

@@ -75,7 +75,7 @@ def test_a_driver_that_hangs_takes_back_what_was_told(monkeypatch: pytest.Monkey
         told: asyncio.Queue[Input] = asyncio.Queue()
         watched = GpuUtilizationMonitor(read, lambda: (), clock, told.put_nowait, every_s=0.001)
         watched.begin(TASK, WANTED, ("GPU-1",))
-        looking = asyncio.create_task(watched.watch())
+        looking = asyncio.create_task(watched.run())
         async with asyncio.timeout(60):
             first = await told.get()
             hangs.set()

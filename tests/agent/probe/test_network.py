@@ -261,12 +261,12 @@ def test_a_change_is_noticed_when_it_has_settled() -> None:
     needs_namespaces()
     program = """
 import asyncio, subprocess
-from agent.monitors.interfaces import watch
+from agent.monitors.interfaces import InterfaceMonitor
 from agent.probe.network import NetworkProbe
 def ip(*words): subprocess.run(["ip", *words], check=True)
 async def story():
     heard = asyncio.Queue()
-    watching = asyncio.create_task(watch(NetworkProbe(), heard.put_nowait, 0.2))
+    watching = asyncio.create_task(InterfaceMonitor(NetworkProbe(), heard.put_nowait, 0.2).run())
     await asyncio.sleep(0)
     ip("link", "set", "lo", "up")
     ip("addr", "add", "10.7.0.1/24", "dev", "lo")

@@ -4,45 +4,44 @@ from __future__ import annotations
 
 import pytest
 
-from agent.shim.commands import (
+from agent.shim.commands import Malformed, parse, signal_number
+from agent.shim.messages import (
     GRACE_S,
-    Kill,
-    Lease,
-    Malformed,
-    Prepare,
-    Release,
-    Start,
-    Stop,
-    parse,
+    ShimKill,
+    ShimLease,
+    ShimPrepare,
+    ShimRelease,
+    ShimStart,
+    ShimStop,
 )
 
 
 def test_a_minimal_command_has_defaults() -> None:
     prepare = parse({"cmd": "prepare"})
-    assert isinstance(prepare, Prepare)
-    assert (prepare.launcher, prepare.cwd, prepare.user, prepare.env) == ("none", None, None, {})
+    assert isinstance(prepare, ShimPrepare)
+    assert (prepare.launcher, prepare.cwd, prepare.user, prepare.env) == ("none", None, None, None)
     assert prepare.allow_root is False
     stop = parse({"cmd": "stop"})
-    assert isinstance(stop, Stop)
-    assert (stop.signal, stop.grace_s) == (15, GRACE_S)
+    assert isinstance(stop, ShimStop)
+    assert (stop.signal, stop.grace_s) == ("SIGTERM", GRACE_S)
     lease = parse({"cmd": "lease"})
-    assert isinstance(lease, Lease)
+    assert isinstance(lease, ShimLease)
     assert lease.ttl_s == 0
-    assert isinstance(parse({"cmd": "kill"}), Kill)
-    assert isinstance(parse({"cmd": "release"}), Release)
+    assert isinstance(parse({"cmd": "kill"}), ShimKill)
+    assert isinstance(parse({"cmd": "release"}), ShimRelease)
 
 
 def test_fields_of_a_newer_agent_are_ignored() -> None:
     start = parse({"cmd": "start", "argv": ["true"], "colour": "blue"})
-    assert isinstance(start, Start)
+    assert isinstance(start, ShimStart)
     assert start.argv == ["true"]
 
 
 @pytest.mark.parametrize(("name", "number"), [("SIGUSR1", 10), ("USR1", 10), ("KILL", 9)])
 def test_signals_by_name(name: str, number: int) -> None:
     stop = parse({"cmd": "stop", "signal": name})
-    assert isinstance(stop, Stop)
-    assert stop.signal == number
+    assert isinstance(stop, ShimStop)
+    assert signal_number(stop.signal) == number
 
 
 @pytest.mark.parametrize(
@@ -64,6 +63,9 @@ def test_signals_by_name(name: str, number: int) -> None:
         ({"cmd": "stop", "grace_s": -1}, "grace_s"),
         ({"cmd": "stop", "grace_s": True}, "grace_s"),
         ({"cmd": "lease", "ttl_s": float("nan")}, "ttl_s"),
+        ({"cmd": "signal", "signal": "USR1"}, "number"),
+        ({"cmd": "signal", "signal": "USR1", "number": True}, "number"),
+        ({"cmd": "prepare", "hosts": {"source": "/a"}}, "hosts"),
     ],
 )
 def test_what_cannot_be_read_is_named(document: dict[str, object], names: str) -> None:

@@ -44,4 +44,12 @@ def test_a_template_loads_little() -> None:
     )
     loaded = set(done.stdout.split())
     assert "agent.shim.runner" in loaded
-    assert not loaded & {"typing", "traceback", "contextlib", "inspect", "subprocess", "asyncio"}
+    assert not loaded & {
+        "typing",
+        "dataclasses",
+        "traceback",
+        "contextlib",
+        "inspect",
+        "subprocess",
+        "asyncio",
+    }

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from agent.shim.commands import Malformed, Signal, parse
+from agent.shim.commands import Malformed, parse
+from agent.shim.messages import ShimExit, ShimPhase, ShimRank, ShimSignal
 from agent.shim.rank_signals import RankSignals
 from agent.shim.ranks import Ranks
-from agent.shim.status import Exit, Phase, Rank, Status
+from agent.shim.status import Status
 
 
 class Node:
@@ -20,7 +21,7 @@ class Node:
 
     def __init__(self) -> None:
         self.status = Status("1.1.0", "/logs")
-        self.status.phase = Phase.RUNNING
+        self.status.phase = ShimPhase.RUNNING
         self.ranks = Ranks(self.status, None)  # type: ignore[arg-type]
         self.given: list[tuple[int, int]] = []
         self.warnings = RankSignals(self, self, self.status, self.ranks, lambda: None)  # type: ignore[arg-type]
@@ -33,12 +34,12 @@ class Node:
         """The loop's timer; the test looks again by itself."""
 
     def begin(self, rank: int, pid: int) -> None:
-        known = self.status.ranks[rank] = Rank(rank, rank, "", "")
+        known = self.ranks.by_number[rank] = ShimRank(rank, rank, "", "")
         known.pid = pid
 
     def give(self, number: int, **more: Any) -> None:
         command = parse({"cmd": "signal", "signal": "SIGUSR1", "number": number, **more})
-        assert isinstance(command, Signal)
+        assert isinstance(command, ShimSignal)
         self.warnings.give(command, None)
 
 
@@ -89,7 +90,7 @@ def test_a_warning_outlives_the_signals_after_it(node: Node) -> None:
 def test_some_ranks_and_each_number_once(node: Node) -> None:
     for rank in range(3):
         node.begin(rank, 900 + rank)
-    node.status.ranks[2].exit = Exit(0, None)
+    node.ranks.by_number[2].exit = ShimExit(0)
     node.give(2, ranks=[1, 2], late=False)
     node.give(2, late=False)
     node.give(1, late=False)

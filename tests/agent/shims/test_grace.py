@@ -21,7 +21,7 @@ from agent.core.shim_protocol import (
 )
 from agent.shim.exit_record import Logs
 from agent.shim.ranks import Ranks
-from agent.shim.status import Exit, Status
+from agent.shim.status import Status
 from tests.agent.shims.conftest import Node, Spoken, Stage
 from tests.agent.shims.test_termination import eventually
 from tests.agent.shims.test_torchrun import ENV, behind_gate, free_port, torchrun
@@ -323,10 +323,10 @@ def test_a_kill_for_memory_is_known_by_the_count_of_the_cgroup(tmp_path: Path) -
         for rank in range(4):
             for fd in ranks.open(rank, rank):
                 os.close(fd)
-        ranks.ended(0, Exit(None, signal.SIGKILL), None)
-        ranks.ended(1, Exit(None, signal.SIGKILL), None)
-        ranks.ended(2, Exit(None, signal.SIGSEGV), None)
-        ranks.ended(3, Exit(None, signal.SIGKILL), None)
+        ranks.ended(0, ShimExit(signal=signal.SIGKILL), None)
+        ranks.ended(1, ShimExit(signal=signal.SIGKILL), None)
+        ranks.ended(2, ShimExit(signal=signal.SIGSEGV), None)
+        ranks.ended(3, ShimExit(signal=signal.SIGKILL), None)
     finally:
         os.close(folder)
-    assert [rank.oom for rank in status.ranks.values()] == [True, False, False, False]
+    assert [rank.oom for rank in status.ranks] == [True, False, False, False]

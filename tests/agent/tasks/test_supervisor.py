@@ -48,6 +48,12 @@ class Bench:
     posted: asyncio.Queue[Input]
     proofs: TrafficSamplers
     keeper: TaskSupervisor
+    owner: TaskOwner
+
+    def hears(self, *statuses: ShimStatus) -> None:
+        for status in statuses:
+            self.keeper._heard(status)
+        self.owner.spawn(self.keeper._report_statuses(), name="statuses")
 
     async def next(self) -> Input:
         async with asyncio.timeout(DEADLINE_S):
@@ -76,7 +82,7 @@ async def keeping(root: Path, *, adopted: bool) -> AsyncIterator[Bench]:
         logs.complete(OTHER, reported=False)
         assert await stored.take(1) == {OTHER}
         keeper = TaskSupervisor(TASK, folders, logs, proofs, hangs, say, found=known)
-        yield Bench(folder, coordinator, posted, proofs, keeper)
+        yield Bench(folder, coordinator, posted, proofs, keeper, owner)
 
 
 @pytest.mark.parametrize("earlier", [b"", EARLIER])
@@ -88,7 +94,7 @@ async def test_nccls_lines_of_a_task_that_ended_without_us_are_sent_before_its_l
         (bench.folder / NCCL / "h.1").write_bytes(SINCE)
         (bench.folder / STATE).write_bytes(msgspec.json.encode(Watched()))
         bench.proofs.adopt(TASK)
-        bench.keeper._heard(ENDED)
+        bench.hears(ENDED)
         async with asyncio.timeout(DEADLINE_S):
             await bench.keeper.known.wait()
         await bench.coordinator.logs.until(lambda store: TASK in store.tasks)
@@ -104,8 +110,7 @@ async def test_of_what_an_earlier_life_may_have_sent_nobody_says_that_there_is_n
 ) -> None:
     """Its program may have emptied the file meanwhile."""
     async with keeping(tmp_path, adopted=adopted) as bench:
-        for status in (RUNNING, ENDED):
-            bench.keeper._heard(status)
+        bench.hears(RUNNING, ENDED)
         began, ended = await bench.next(), await bench.next()
         assert isinstance(began, TaskFound if adopted else ShimReported)
         assert isinstance(ended, ShimReported)

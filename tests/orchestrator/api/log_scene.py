@@ -1,7 +1,7 @@
 """Two nodes, a job on both, and the bytes that a test lets them deliver."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from muster.protocol.ids import TaskId
@@ -56,22 +56,19 @@ class Scene:
         await self.links[node].hear_until(TaskLogsStored(self.tasks[node]))
 
 
-def with_scene(coordinator: CoordinatorProcess, main: Callable[[Scene], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with (
-            asyncio.timeout(60),
-            user_of(coordinator) as user,
-            connect(coordinator, "n1") as one,
-            connect(coordinator, "n2") as two,
-        ):
-            for agent in (one, two):
-                await agent.hello()
-            async with connect_logs(coordinator, "n1") as l1, connect_logs(coordinator, "n2") as l2:
-                scene = Scene(user, [one, two], [l1, l2])
-                await scene.begin()
-                await main(scene)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def log_scene(coordinator: CoordinatorProcess) -> AsyncIterator[Scene]:
+    async with (
+        user_of(coordinator) as user,
+        connect(coordinator, "n1") as one,
+        connect(coordinator, "n2") as two,
+    ):
+        for agent in (one, two):
+            await agent.hello()
+        async with connect_logs(coordinator, "n1") as l1, connect_logs(coordinator, "n2") as l2:
+            scene = Scene(user, [one, two], [l1, l2])
+            await scene.begin()
+            yield scene
 
 
 def texts(lines: list[Any]) -> list[str]:

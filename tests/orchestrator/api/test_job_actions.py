@@ -1,7 +1,6 @@
 """Holding, changing, signalling and running jobs again over HTTP."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -27,14 +26,6 @@ def cluster(coordinator: CoordinatorProcess) -> CoordinatorProcess:
     return coordinator
 
 
-def as_user(cluster: CoordinatorProcess, main: Callable[[User], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with asyncio.timeout(60), user_of(cluster) as user:
-            await main(user)
-
-    asyncio.run(run())
-
-
 async def ask(
     user: User, method: str, path: str, body: Any = None, **headers: str
 ) -> tuple[int, Any]:
@@ -43,8 +34,8 @@ async def ask(
         return answer.status, await answer.json()
 
 
-def test_hold_and_release(cluster: CoordinatorProcess) -> None:
-    async def main(user: User) -> None:
+async def test_hold_and_release(cluster: CoordinatorProcess) -> None:
+    async with user_of(cluster) as user:
         path = f"/v1/jobs/{await user.submit()}"
         status, held = await ask(user, "PATCH", path, {"hold": True, "reason": "data"})
         assert (status, held["changed"], held["job"]["state"]) == (200, True, "HELD")
@@ -57,11 +48,9 @@ def test_hold_and_release(cluster: CoordinatorProcess) -> None:
         told = [event["text"] for event in events["events"]]
         assert told[1:] == ["held by admin-user: data", "released by admin-user"]
 
-    as_user(cluster, main)
 
-
-def test_change_what_can_be_changed(cluster: CoordinatorProcess) -> None:
-    async def main(user: User) -> None:
+async def test_change_what_can_be_changed(cluster: CoordinatorProcess) -> None:
+    async with user_of(cluster) as user:
         path = f"/v1/jobs/{await user.submit(time_limit='1h')}"
         wanted = {"priority": 80, "time_limit": "2h", "name": "other"}
         status, changed = await ask(user, "PATCH", path, wanted)
@@ -69,8 +58,6 @@ def test_change_what_can_be_changed(cluster: CoordinatorProcess) -> None:
         assert (await user.get(path))["spec"]["time_limit"] == "2h"
         await ask(user, "PATCH", path, {"time_limit": None})
         assert "time_limit" not in (await user.get(path))["spec"]
-
-    as_user(cluster, main)
 
 
 @pytest.mark.parametrize(
@@ -86,21 +73,19 @@ def test_change_what_can_be_changed(cluster: CoordinatorProcess) -> None:
         ([], 400, "body"),
     ],
 )
-def test_what_cannot_be_changed_is_named(
+async def test_what_cannot_be_changed_is_named(
     cluster: CoordinatorProcess, body: Any, status: int, words: str
 ) -> None:
-    async def main(user: User) -> None:
+    async with user_of(cluster) as user:
         job = await user.submit()
         async with user.http.patch(f"/v1/jobs/{job}", json=body) as answer:
             text = await answer.text()
             assert answer.status == status, text
             assert words in text
 
-    as_user(cluster, main)
 
-
-def test_only_the_job_that_was_looked_at_is_changed(cluster: CoordinatorProcess) -> None:
-    async def main(user: User) -> None:
+async def test_only_the_job_that_was_looked_at_is_changed(cluster: CoordinatorProcess) -> None:
+    async with user_of(cluster) as user:
         path = f"/v1/jobs/{await user.submit()}"
         async with user.http.get(path) as answer:
             seen = answer.headers["ETag"]
@@ -114,11 +99,9 @@ def test_only_the_job_that_was_looked_at_is_changed(cluster: CoordinatorProcess)
         status, _ = await ask(user, "PATCH", path, {"priority": 70}, If_Match="*")
         assert status == 200
 
-    as_user(cluster, main)
 
-
-def test_each_wrong_state_has_its_own_answer(cluster: CoordinatorProcess) -> None:
-    async def main(user: User) -> None:
+async def test_each_wrong_state_has_its_own_answer(cluster: CoordinatorProcess) -> None:
+    async with user_of(cluster) as user:
         job = await user.submit()
         wrong: tuple[tuple[str, str, dict[str, Any], str], ...] = (
             ("PATCH", f"/v1/jobs/{job}", {"hold": False}, "not_held"),
@@ -150,33 +133,28 @@ def test_each_wrong_state_has_its_own_answer(cluster: CoordinatorProcess) -> Non
             status, _ = await ask(user, "POST", f"/v1/jobs/{job}/signal", body)
             assert status in (409, 422)
 
-    as_user(cluster, main)
+
+async def test_a_signal_reaches_the_node(cluster: CoordinatorProcess) -> None:
+    async with user_of(cluster) as user, connect(cluster, "v3") as agent:
+        await agent.hello(inventory=Inventory("127.0.0.1", "machine-v3", pool="own"))
+        job = await user.submit(pool="own")
+        task = await agent.prepare()
+        await agent.arrange(task)
+        await agent.gate(task)
+        await agent.report(task, TaskState.STARTED, prepared=prepared())
+        while (await user.get(f"/v1/jobs/{job}"))["state"] != "RUNNING":
+            pass
+        status, answer = await ask(user, "POST", f"/v1/jobs/{job}/signal", {"signal": 10})
+        assert (status, answer["signal"], answer["nodes"]) == (202, "SIGUSR1", ["v3"])
+        said = await agent.expect(SignalTask)
+        assert (said.signal, said.number) == ("SIGUSR1", 1)
+        await user.cancel(job)
 
 
-def test_a_signal_reaches_the_node(cluster: CoordinatorProcess) -> None:
-    async def main(user: User) -> None:
-        async with connect(cluster, "v3") as agent:
-            await agent.hello(inventory=Inventory("127.0.0.1", "machine-v3", pool="own"))
-            job = await user.submit(pool="own")
-            task = await agent.prepare()
-            await agent.arrange(task)
-            await agent.gate(task)
-            await agent.report(task, TaskState.STARTED, prepared=prepared())
-            while (await user.get(f"/v1/jobs/{job}"))["state"] != "RUNNING":
-                pass
-            status, answer = await ask(user, "POST", f"/v1/jobs/{job}/signal", {"signal": 10})
-            assert (status, answer["signal"], answer["nodes"]) == (202, "SIGUSR1", ["v3"])
-            said = await agent.expect(SignalTask)
-            assert (said.signal, said.number) == ("SIGUSR1", 1)
-            await user.cancel(job)
-
-    as_user(cluster, main)
-
-
-def test_rerun_is_the_job_as_it_was_submitted_and_what_is_changed(
+async def test_rerun_is_the_job_as_it_was_submitted_and_what_is_changed(
     cluster: CoordinatorProcess,
 ) -> None:
-    async def main(user: User) -> None:
+    async with user_of(cluster) as user:
         job = await user.submit(name="first", priority=10)
         await ask(user, "PATCH", f"/v1/jobs/{job}", {"priority": 90})
         body = {"set": ["time_limit=2h", "env.LR=1e-5"], "exclude": ["v1"]}
@@ -191,11 +169,9 @@ def test_rerun_is_the_job_as_it_was_submitted_and_what_is_changed(
         status, problem = await ask(user, "POST", path, {}, Idempotency_Key=f"again-{job}")
         assert (status, problem["code"]) == (409, "idempotency_conflict")
 
-    as_user(cluster, main)
 
-
-def test_a_rerun_that_cannot_be_is_refused(cluster: CoordinatorProcess) -> None:
-    async def main(user: User) -> None:
+async def test_a_rerun_that_cannot_be_is_refused(cluster: CoordinatorProcess) -> None:
+    async with user_of(cluster) as user:
         job = await user.submit(placement={"include": ["v1"]})
         path = f"/v1/jobs/{job}/rerun"
         for body, words in (
@@ -209,21 +185,17 @@ def test_a_rerun_that_cannot_be_is_refused(cluster: CoordinatorProcess) -> None:
             assert status == 422, problem
             assert words in str(problem)
 
-    as_user(cluster, main)
 
-
-def test_a_rerun_of_named_nodes_keeps_the_others(cluster: CoordinatorProcess) -> None:
-    async def main(user: User) -> None:
+async def test_a_rerun_of_named_nodes_keeps_the_others(cluster: CoordinatorProcess) -> None:
+    async with user_of(cluster) as user:
         job = await user.submit(**{**JOB, "placement": {"include": ["v1", "v2"]}})
         _, made = await ask(user, "POST", f"/v1/jobs/{job}/rerun", {"exclude": ["v1"]})
         spec = (await user.get(f"/v1/jobs/{made['id']}"))["spec"]
         assert spec["placement"] == {"include": ["v2"]}
 
-    as_user(cluster, main)
 
-
-def test_what_would_be_if(cluster: CoordinatorProcess) -> None:
-    async def main(user: User) -> None:
+async def test_what_would_be_if(cluster: CoordinatorProcess) -> None:
+    async with user_of(cluster) as user:
         path = f"/v1/jobs/{await user.submit(nodes=2)}"
         found = await user.get(f"{path}/explain?nodes=1&drained=v2,v1")
         assert found["supposing"] == "if it asked for 1 node and v1, v2 were drained"
@@ -240,5 +212,3 @@ def test_what_would_be_if(cluster: CoordinatorProcess) -> None:
         async with user.http.get(f"{path}/explain?nodes=1") as answer:
             said = await answer.json()
         assert (answer.status, said["code"]) == (409, "not_waiting")
-
-    as_user(cluster, main)

@@ -1,7 +1,8 @@
 """A job's specification and environment, a check without a submit, and one node."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from muster.protocol.control_channel import Inventory
@@ -11,15 +12,11 @@ from tests.orchestrator.process import CoordinatorProcess
 from tests.orchestrator.user import JOB, User, user_of
 
 
-def scene(
-    coordinator: CoordinatorProcess, main: Callable[[User, FakeAgent], Awaitable[None]]
-) -> None:
-    async def run() -> None:
-        async with user_of(coordinator) as user, connect(coordinator, "n1") as agent:
-            await agent.hello()
-            await main(user, agent)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def user_and_node(coordinator: CoordinatorProcess) -> AsyncIterator[tuple[User, FakeAgent]]:
+    async with user_of(coordinator) as user, connect(coordinator, "n1") as agent:
+        await agent.hello()
+        yield user, agent
 
 
 async def validate(user: User, **fields: Any) -> tuple[int, Any]:
@@ -27,8 +24,10 @@ async def validate(user: User, **fields: Any) -> tuple[int, Any]:
         return answer.status, await answer.json()
 
 
-def test_validate_tells_what_a_submit_would_make_of_it(coordinator: CoordinatorProcess) -> None:
-    async def main(user: User, _: FakeAgent) -> None:
+async def test_validate_tells_what_a_submit_would_make_of_it(
+    coordinator: CoordinatorProcess,
+) -> None:
+    async with user_and_node(coordinator) as (user, _):
         before = (await user.get("/v1/jobs"))["jobs"]
         status, body = await validate(user, name="check", time_limit="90m")
         assert (status, body["fits"], body["unfit"], body["warnings"]) == (200, True, None, [])
@@ -42,26 +41,21 @@ def test_validate_tells_what_a_submit_would_make_of_it(coordinator: CoordinatorP
         assert (status, [p["field"] for p in problem["problems"]]) == (422, ["nodes", "nods"])
         assert (await user.get("/v1/jobs"))["jobs"] == before
 
-    scene(coordinator, main)
+
+async def test_what_a_pool_fills_in_is_told_and_in_the_job(coordinator: CoordinatorProcess) -> None:
+    async with user_and_node(coordinator) as (user, _), connect(coordinator, "l1") as other:
+        inventory = Inventory("127.0.0.1", machine_id="l1", cpus=4, pool="lab")
+        await other.hello(inventory=inventory)
+        body = (await validate(user, pool="lab", time_limit="1h"))[1]
+        assert (body["pool_defaults"], body["spec"]["time_limit"]) == (["retry.infra"], "1h")
+        job = await user.submit(pool="lab")
+        spec = (await user.get(f"/v1/jobs/{job}/spec"))["spec"]
+        assert (spec["time_limit"], spec["retry"]["infra"]) == ("1d", 9)
+        await user.cancel(job)
 
 
-def test_what_a_pool_fills_in_is_told_and_in_the_job(coordinator: CoordinatorProcess) -> None:
-    async def main(user: User, _: FakeAgent) -> None:
-        async with connect(coordinator, "l1") as other:
-            inventory = Inventory("127.0.0.1", machine_id="l1", cpus=4, pool="lab")
-            await other.hello(inventory=inventory)
-            body = (await validate(user, pool="lab", time_limit="1h"))[1]
-            assert (body["pool_defaults"], body["spec"]["time_limit"]) == (["retry.infra"], "1h")
-            job = await user.submit(pool="lab")
-            spec = (await user.get(f"/v1/jobs/{job}/spec"))["spec"]
-            assert (spec["time_limit"], spec["retry"]["infra"]) == ("1d", 9)
-            await user.cancel(job)
-
-    scene(coordinator, main)
-
-
-def test_validate_warns_of_nodes_that_are_away(coordinator: CoordinatorProcess) -> None:
-    async def main(user: User, agent: FakeAgent) -> None:
+async def test_validate_warns_of_nodes_that_are_away(coordinator: CoordinatorProcess) -> None:
+    async with user_and_node(coordinator) as (user, agent):
         await agent.socket.close()
         async with asyncio.timeout(20):
             while (await user.get("/v1/nodes/n1"))["link"] == "connected":
@@ -72,11 +66,9 @@ def test_validate_warns_of_nodes_that_are_away(coordinator: CoordinatorProcess) 
             "it would wait: 0 nodes of the 1 that it needs are connected now"
         ]
 
-    scene(coordinator, main)
 
-
-def test_the_spec_and_the_environment_of_a_job(coordinator: CoordinatorProcess) -> None:
-    async def main(user: User, agent: FakeAgent) -> None:
+async def test_the_spec_and_the_environment_of_a_job(coordinator: CoordinatorProcess) -> None:
+    async with user_and_node(coordinator) as (user, agent):
         env = {"A": "b", "MY_API_KEY": "canary-5512"}
         run = ["/bin/true", "--api-key", "canary-5512"]
         job = await user.submit(env=env, run=run, setup="export HF_TOKEN=canary-5512")
@@ -84,6 +76,7 @@ def test_the_spec_and_the_environment_of_a_job(coordinator: CoordinatorProcess) 
         shown = await user.get(f"/v1/jobs/{job}/env")
         (node,) = shown["nodes"]
         assert (shown["attempt"], node["node"]) == (1, "n1")
+        assert (await user.get(f"/v1/jobs/{job}/env?node=n2"))["nodes"] == []
         order = await agent.arrange(task)
         shown = await user.get(f"/v1/jobs/{job}/env")
         (node,) = shown["nodes"]
@@ -108,21 +101,18 @@ def test_the_spec_and_the_environment_of_a_job(coordinator: CoordinatorProcess) 
         assert again.argv == tuple(run)
         assert again.env["MY_API_KEY"] == "canary-5512"
 
-    scene(coordinator, main)
 
-
-def test_a_job_without_an_attempt_has_no_environment(coordinator: CoordinatorProcess) -> None:
-    async def main(user: User, agent: FakeAgent) -> None:
+async def test_a_job_without_an_attempt_has_no_environment(coordinator: CoordinatorProcess) -> None:
+    async with user_and_node(coordinator) as (user, agent):
         await agent.socket.close()
         job = await user.submit()
-        assert await user.get(f"/v1/jobs/{job}/env") == {"job": job, "attempt": None, "nodes": []}
+        none: dict[str, Any] = {"job": job, "attempt": None, "nodes": [], "truncated": False}
+        assert await user.get(f"/v1/jobs/{job}/env") == none
         await user.cancel(job)
 
-    scene(coordinator, main)
 
-
-def test_the_fabric_of_a_job(coordinator: CoordinatorProcess) -> None:
-    async def main(user: User, agent: FakeAgent) -> None:
+async def test_the_fabric_of_a_job(coordinator: CoordinatorProcess) -> None:
+    async with user_and_node(coordinator) as (user, agent):
         job = await user.submit(rdma="off")
         path = f"/v1/jobs/{job}/fabric"
         shown = await user.get(path)
@@ -138,16 +128,12 @@ def test_the_fabric_of_a_job(coordinator: CoordinatorProcess) -> None:
         await agent.finish(task)
         await user.ended(job)
 
-    scene(coordinator, main)
 
-
-def test_one_node(coordinator: CoordinatorProcess) -> None:
-    async def main(user: User, _: FakeAgent) -> None:
+async def test_one_node(coordinator: CoordinatorProcess) -> None:
+    async with user_and_node(coordinator) as (user, _):
         node = await user.get("/v1/nodes/n1")
         assert (node["name"], node["link"]) == ("n1", "connected")
         assert node.keys() == (await user.get("/v1/nodes"))["nodes"][0].keys()
-
-    scene(coordinator, main)
 
 
 def test_secrets_are_known_by_their_names() -> None:

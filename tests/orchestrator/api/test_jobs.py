@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from orchestrator.shell.job_archive import Line, Page, line_of, row_of
 from orchestrator.shell.job_index import JobIndex
 from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import CoordinatorProcess
-from tests.orchestrator.user import JOB, User, user_of
+from tests.orchestrator.user import JOB, user_of
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +39,8 @@ def cluster(coordinator: CoordinatorProcess) -> CoordinatorProcess:
     return coordinator
 
 
-def as_user(cluster: CoordinatorProcess, main: Callable[[User], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with asyncio.timeout(60), user_of(cluster) as user:
-            await main(user)
-
-    asyncio.run(run())
-
-
-def test_a_submit_is_answered_with_the_job_and_its_place(cluster: CoordinatorProcess) -> None:
-    async def main(user: User) -> None:
+async def test_a_submit_is_answered_with_the_job_and_its_place(cluster: CoordinatorProcess) -> None:
+    async with user_of(cluster) as user:
         async with user.http.post("/v1/jobs", json={**JOB, "name": "demo"}) as answer:
             body = await answer.json()
             assert answer.status == 201
@@ -59,21 +50,17 @@ def test_a_submit_is_answered_with_the_job_and_its_place(cluster: CoordinatorPro
         assert shown["spec"]["name"] == "demo"
         assert {**body, "reason": None} == {**{k: shown[k] for k in body}, "reason": None}
 
-    as_user(cluster, main)
 
-
-def test_yaml_is_taken_as_well(cluster: CoordinatorProcess) -> None:
-    async def main(user: User) -> None:
+async def test_yaml_is_taken_as_well(cluster: CoordinatorProcess) -> None:
+    async with user_of(cluster) as user:
         headers = {"Content-Type": "application/yaml; charset=utf-8"}
         text = "name: from-yaml\nlauncher: none\nrun: [/bin/true]\n"
         async with user.http.post("/v1/jobs", data=text, headers=headers) as answer:
             assert (await answer.json())["name"] == "from-yaml", await answer.text()
 
-    as_user(cluster, main)
 
-
-def test_an_idempotency_key_makes_one_job(cluster: CoordinatorProcess) -> None:
-    async def main(user: User) -> None:
+async def test_an_idempotency_key_makes_one_job(cluster: CoordinatorProcess) -> None:
+    async with user_of(cluster) as user:
         headers = {"Idempotency-Key": "one"}
 
         async def post(name: str) -> tuple[int, dict[str, object]]:
@@ -87,11 +74,9 @@ def test_an_idempotency_key_makes_one_job(cluster: CoordinatorProcess) -> None:
         status, problem = await post("b")
         assert (status, problem["code"]) == (409, "idempotency_conflict")
 
-    as_user(cluster, main)
 
-
-def test_jobs_are_listed_in_pages_newest_first(cluster: CoordinatorProcess) -> None:
-    async def main(user: User) -> None:
+async def test_jobs_are_listed_in_pages_newest_first(cluster: CoordinatorProcess) -> None:
+    async with user_of(cluster) as user:
         made = [await user.submit() for _ in range(5)]
         await user.cancel(made[2])
         seen: list[int] = []
@@ -112,11 +97,9 @@ def test_jobs_are_listed_in_pages_newest_first(cluster: CoordinatorProcess) -> N
         last = await user.get("/v1/jobs?limit=1000")
         assert last["cursor"] is None
 
-    as_user(cluster, main)
 
-
-def test_waiting_ends_with_the_job_or_with_the_time(cluster: CoordinatorProcess) -> None:
-    async def main(user: User) -> None:
+async def test_waiting_ends_with_the_job_or_with_the_time(cluster: CoordinatorProcess) -> None:
+    async with user_of(cluster) as user:
         job = await user.submit()
         summary = await user.get(f"/v1/jobs/{job}/wait?timeout_s=0")
         assert summary["state"] == "QUEUED"
@@ -126,11 +109,9 @@ def test_waiting_ends_with_the_job_or_with_the_time(cluster: CoordinatorProcess)
         assert await waiting == ("CANCELLED", 121)
         assert (await user.cancel(job))["already_ended"] is True
 
-    as_user(cluster, main)
 
-
-def test_a_cancel_says_who_and_why(cluster: CoordinatorProcess) -> None:
-    async def main(user: User) -> None:
+async def test_a_cancel_says_who_and_why(cluster: CoordinatorProcess) -> None:
+    async with user_of(cluster) as user:
         job = await user.submit()
         body = {"reason": "wrong data", "grace_s": 5}
         async with user.http.post(f"/v1/jobs/{job}/cancel", json=body) as answer:
@@ -148,15 +129,11 @@ def test_a_cancel_says_who_and_why(cluster: CoordinatorProcess) -> None:
         ]
         assert after == events[1:2]
 
-    as_user(cluster, main)
 
-
-def test_version_says_who_asks(cluster: CoordinatorProcess) -> None:
-    async def main(user: User) -> None:
+async def test_version_says_who_asks(cluster: CoordinatorProcess) -> None:
+    async with user_of(cluster) as user:
         version = await user.get("/v1/version")
         assert (version["user"], version["role"], version["epoch"]) == ("admin-user", "admin", 1)
-
-    as_user(cluster, main)
 
 
 def test_the_queue_has_a_limit_that_a_repeated_submit_does_not_meet(tmp_path: Path) -> None:

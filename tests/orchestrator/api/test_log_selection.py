@@ -8,7 +8,7 @@ import pytest
 
 from muster.client import AsyncClient, LogQuery
 from muster.http.views import LogRecord
-from tests.orchestrator.api.log_scene import Scene, texts, with_scene
+from tests.orchestrator.api.log_scene import Scene, log_scene, texts
 from tests.orchestrator.process import DEADLINE_S, CoordinatorProcess
 
 ONE = "attempt=1&rank=0&stream=stdout"
@@ -19,8 +19,8 @@ async def status(scene: Scene, query: str) -> tuple[int, Any]:
         return answer.status, await answer.json()
 
 
-def test_since_a_time(coordinator: CoordinatorProcess) -> None:
-    async def main(scene: Scene) -> None:
+async def test_since_a_time(coordinator: CoordinatorProcess) -> None:
+    async with log_scene(coordinator) as scene:
         base = 1_700_000_000.0  # 2023-11-14T22:13:20Z
         for second in range(4):
             await scene.write(second % 2, b"%d\n" % second, base + second)
@@ -38,13 +38,10 @@ def test_since_a_time(coordinator: CoordinatorProcess) -> None:
         assert texts(await logs(job, after)) == ["2\n", "3\n"]
         await scene.finish()
 
-    with_scene(coordinator, main)
 
-
-def test_what_a_job_writes_is_never_shown_as_a_page(coordinator: CoordinatorProcess) -> None:
+async def test_what_a_job_writes_is_never_shown_as_a_page(coordinator: CoordinatorProcess) -> None:
     """Somebody with a token in his browser opens the address: it is saved, whatever it holds."""
-
-    async def main(scene: Scene) -> None:
+    async with log_scene(coordinator) as scene:
         await scene.write(0, b"<script>alert(1)</script>\n", 1.0)
         path = f"/v1/jobs/{scene.job}/logs"
         for kind, ending in (("text", "log"), ("ndjson", "ndjson")):
@@ -57,13 +54,10 @@ def test_what_a_job_writes_is_never_shown_as_a_page(coordinator: CoordinatorProc
                 assert b"alert(1)" in await answer.read()
         await scene.finish()
 
-    with_scene(coordinator, main)
 
-
-def test_without_a_choice_it_is_everything(coordinator: CoordinatorProcess) -> None:
+async def test_without_a_choice_it_is_everything(coordinator: CoordinatorProcess) -> None:
     """All ranks, over HTTP and by a client that says nothing."""
-
-    async def main(scene: Scene) -> None:
+    async with log_scene(coordinator) as scene:
         for rank in (0, 1):
             await scene.write(rank, b"rank %d\n" % rank, float(rank))
         assert texts(await scene.user.logs(scene.job)) == ["rank 0\n", "rank 1\n"]
@@ -76,11 +70,9 @@ def test_without_a_choice_it_is_everything(coordinator: CoordinatorProcess) -> N
         ]
         await scene.finish()
 
-    with_scene(coordinator, main)
 
-
-def test_one_stream_resumes_at_a_byte(coordinator: CoordinatorProcess) -> None:
-    async def main(scene: Scene) -> None:
+async def test_one_stream_resumes_at_a_byte(coordinator: CoordinatorProcess) -> None:
+    async with log_scene(coordinator) as scene:
         for number in range(4):
             await scene.write(0, b"line %d\n" % number, float(number))
             await scene.write(1, b"other\n", float(number))
@@ -92,8 +84,6 @@ def test_one_stream_resumes_at_a_byte(coordinator: CoordinatorProcess) -> None:
             assert not records or records[0]["offset"] == offset
             assert trailer["end"] is False
         await scene.finish()
-
-    with_scene(coordinator, main)
 
 
 @pytest.mark.parametrize(
@@ -112,45 +102,39 @@ def test_one_stream_resumes_at_a_byte(coordinator: CoordinatorProcess) -> None:
         ("tail=some", "is not a whole number"),
     ],
 )
-def test_what_cannot_be_chosen_is_refused(
+async def test_what_cannot_be_chosen_is_refused(
     coordinator: CoordinatorProcess, query: str, said: str
 ) -> None:
-    async def main(scene: Scene) -> None:
+    async with log_scene(coordinator) as scene:
         code, body = await status(scene, query)
         assert code == 400
         assert said in body["detail"]
         await scene.finish()
 
-    with_scene(coordinator, main)
 
-
-def test_logs_that_went_are_said_to_be_gone(tmp_path: Path) -> None:
-    async def main(scene: Scene) -> None:
-        await scene.write(0, b"old\n", 1.0)
-        await scene.finish()
-        await scene.user.ended(scene.job)
-        await scene.deliver(0)
-        await scene.deliver(1)
-        assert texts(await scene.user.logs(scene.job)) == ["old\n"]
-
-    async def later(scene: Scene) -> None:
-        # It sweeps as it starts, beside the first requests.
-        async with asyncio.timeout(DEADLINE_S):
-            while (answer := await scene.user.http.get("/v1/jobs/1/logs")).status == 200:
-                await answer.release()
-                await asyncio.sleep(0.02)
-        body = await answer.json()
-        assert (answer.status, body["code"]) == (410, "logs_removed")
-        assert "the logs of job 1 were removed at 20" in body["detail"]
-        assert "job_logs.keep_bytes_max" in body["detail"]
-        await scene.write(0, b"new\n", 1.0)
-        assert texts(await scene.user.logs(scene.job)) == ["new\n"], "a running job's are kept"
-        await scene.finish()
-
+async def test_logs_that_went_are_said_to_be_gone(tmp_path: Path) -> None:
     short = {"keep_bytes_max": 1, "free_bytes_min": 0}
     with CoordinatorProcess(tmp_path, job_logs=short).start() as coordinator:
-        with_scene(coordinator, main)
+        async with log_scene(coordinator) as scene:
+            await scene.write(0, b"old\n", 1.0)
+            await scene.finish()
+            await scene.user.ended(scene.job)
+            await scene.deliver(0)
+            await scene.deliver(1)
+            assert texts(await scene.user.logs(scene.job)) == ["old\n"]
         coordinator.terminate()
         coordinator.start()
-        with_scene(coordinator, later)
+        async with log_scene(coordinator) as scene:
+            # It sweeps as it starts, beside the first requests.
+            async with asyncio.timeout(DEADLINE_S):
+                while (answer := await scene.user.http.get("/v1/jobs/1/logs")).status == 200:
+                    await answer.release()
+                    await asyncio.sleep(0.02)
+            body = await answer.json()
+            assert (answer.status, body["code"]) == (410, "logs_removed")
+            assert "the logs of job 1 were removed at 20" in body["detail"]
+            assert "job_logs.keep_bytes_max" in body["detail"]
+            await scene.write(0, b"new\n", 1.0)
+            assert texts(await scene.user.logs(scene.job)) == ["new\n"], "a running job's are kept"
+            await scene.finish()
         assert [event["job"] for event in coordinator.events("logs_removed")] == [1]

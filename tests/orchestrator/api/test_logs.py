@@ -15,15 +15,15 @@ from muster.protocol.instant import Instant
 from muster.protocol.log_channel import TaskLogsEnd
 from muster.protocol.states import TaskState
 from orchestrator.api.log_stream import waited_s
-from tests.orchestrator.api.log_scene import Scene, texts, with_scene
+from tests.orchestrator.api.log_scene import log_scene, texts
 from tests.orchestrator.fake_agent import prepared
 from tests.orchestrator.process import CoordinatorProcess
 
 
-def test_history_is_in_the_order_of_time_and_can_be_chosen_from(
+async def test_history_is_in_the_order_of_time_and_can_be_chosen_from(
     coordinator: CoordinatorProcess,
 ) -> None:
-    async def main(scene: Scene) -> None:
+    async with log_scene(coordinator) as scene:
         await scene.write(0, b"third\n", 3.0)
         await scene.write(1, b"first\n", 1.0)
         await scene.write(1, b"oops\n", 2.0, "stderr")
@@ -46,11 +46,11 @@ def test_history_is_in_the_order_of_time_and_can_be_chosen_from(
             assert await answer.text() == "first\noops\n"
         await scene.finish()
 
-    with_scene(coordinator, main)
 
-
-def test_a_tail_of_nothing_says_where_what_follows_begins(coordinator: CoordinatorProcess) -> None:
-    async def main(scene: Scene) -> None:
+async def test_a_tail_of_nothing_says_where_what_follows_begins(
+    coordinator: CoordinatorProcess,
+) -> None:
+    async with log_scene(coordinator) as scene:
         (trailer,) = await scene.user.logs(scene.job, "tail=1&rank=1")
         await scene.write(0, b"of another\n", 1.0)
         await scene.write(1, b"first\nsecond\n", 2.0)
@@ -58,11 +58,9 @@ def test_a_tail_of_nothing_says_where_what_follows_begins(coordinator: Coordinat
         assert texts(rest) == ["first\nsecond\n"]
         await scene.finish()
 
-    with_scene(coordinator, main)
 
-
-def test_bytes_that_are_no_text_arrive_as_they_were(coordinator: CoordinatorProcess) -> None:
-    async def main(scene: Scene) -> None:
+async def test_bytes_that_are_no_text_arrive_as_they_were(coordinator: CoordinatorProcess) -> None:
+    async with log_scene(coordinator) as scene:
         await scene.write(0, b"\xff\x00\xfe", 1.0)
         (record, _) = await scene.user.logs(scene.job)
         assert "data" not in record
@@ -70,13 +68,11 @@ def test_bytes_that_are_no_text_arrive_as_they_were(coordinator: CoordinatorProc
         assert (record["offset"], record["len"], record["ts"]) == (0, 3, "1970-01-01T00:00:01Z")
         await scene.finish()
 
-    with_scene(coordinator, main)
 
-
-def test_a_follower_sees_what_comes_and_the_end_only_when_all_is_stored(
+async def test_a_follower_sees_what_comes_and_the_end_only_when_all_is_stored(
     coordinator: CoordinatorProcess,
 ) -> None:
-    async def main(scene: Scene) -> None:
+    async with log_scene(coordinator) as scene:
         await scene.write(0, b"before\n", 5.0)
         path = f"/v1/jobs/{scene.job}/logs?follow=true"
         async with scene.user.http.get(path) as answer:
@@ -98,13 +94,11 @@ def test_a_follower_sees_what_comes_and_the_end_only_when_all_is_stored(
             assert "reason" not in trailer
             assert await answer.content.read() == b""
 
-    with_scene(coordinator, main)
 
-
-def test_a_node_that_delivers_nothing_is_not_waited_for_for_ever(
+async def test_a_node_that_delivers_nothing_is_not_waited_for_for_ever(
     coordinator: CoordinatorProcess,
 ) -> None:
-    async def main(scene: Scene) -> None:
+    async with log_scene(coordinator) as scene:
         await scene.write(0, b"x\n", 5.0)
         await scene.finish()
         await scene.deliver(0)
@@ -112,8 +106,6 @@ def test_a_node_that_delivers_nothing_is_not_waited_for_for_ever(
         assert texts(records) == ["x\n"]
         assert trailer["end"] is True
         assert trailer["reason"] == "not all logs were delivered by n2"
-
-    with_scene(coordinator, main)
 
 
 @pytest.mark.parametrize(
@@ -131,12 +123,11 @@ def test_the_wait_for_logs_of_an_ended_job(
     assert waited_s(Instant(mono, wall), 1000.0, 50.0, grew_at) == waited
 
 
-def test_a_node_that_never_had_the_task_has_no_logs_to_deliver(
+async def test_a_node_that_never_had_the_task_has_no_logs_to_deliver(
     coordinator: CoordinatorProcess,
 ) -> None:
     """Its job was cancelled before the node had heard of it."""
-
-    async def main(scene: Scene) -> None:
+    async with log_scene(coordinator) as scene:
         await scene.finish()
         one, two = scene.agents
         job = await scene.user.submit(nodes=2)
@@ -151,29 +142,25 @@ def test_a_node_that_never_had_the_task_has_no_logs_to_deliver(
         assert trailer["end"] is True
         assert "reason" not in trailer
 
-    with_scene(coordinator, main)
-
 
 @pytest.mark.parametrize("form", ["ndjson", "text"])
-def test_a_restart_never_looks_like_the_end(tmp_path: Path, form: str) -> None:
-    async def main(scene: Scene) -> None:
-        await scene.write(0, b"x\n", 5.0)
-        path = f"/v1/jobs/{scene.job}/logs?follow=1&format={form}"
-        async with scene.user.http.get(path) as answer:
-            first = await answer.content.readline()
-            stopping = asyncio.create_task(asyncio.to_thread(coordinator.terminate))
-            if form == "text":
-                assert first == b"x\n"
-                with pytest.raises(aiohttp.ClientPayloadError):
-                    await answer.content.read()
-            else:
-                trailer = json.loads(await answer.content.readline())
-                assert trailer["end"] is False
-                cursor = trailer["cursor"]
-                assert trailer["reason"] == f"server restarting, resume at cursor {cursor}"
-                assert trailer["cursor"] == json.loads(first)["cursor"]
-                assert await answer.content.read() == b""
-        assert await stopping == 0
-
+async def test_a_restart_never_looks_like_the_end(tmp_path: Path, form: str) -> None:
     with CoordinatorProcess(tmp_path).start() as coordinator:
-        with_scene(coordinator, main)
+        async with log_scene(coordinator) as scene:
+            await scene.write(0, b"x\n", 5.0)
+            path = f"/v1/jobs/{scene.job}/logs?follow=1&format={form}"
+            async with scene.user.http.get(path) as answer:
+                first = await answer.content.readline()
+                stopping = asyncio.create_task(asyncio.to_thread(coordinator.terminate))
+                if form == "text":
+                    assert first == b"x\n"
+                    with pytest.raises(aiohttp.ClientPayloadError):
+                        await answer.content.read()
+                else:
+                    trailer = json.loads(await answer.content.readline())
+                    assert trailer["end"] is False
+                    cursor = trailer["cursor"]
+                    assert trailer["reason"] == f"server restarting, resume at cursor {cursor}"
+                    assert trailer["cursor"] == json.loads(first)["cursor"]
+                    assert await answer.content.read() == b""
+            assert await stopping == 0

@@ -1,11 +1,14 @@
 """An agent that does not read slows nobody: its connection is ended, and its end is told once."""
 
 import asyncio
+import contextlib
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import aiohttp
+import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
@@ -18,6 +21,7 @@ from muster.protocol.states import TaskState
 from orchestrator.core.facts.inputs import HelloReceived, Input, ReportReceived, SessionEnded
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.frame_budget import AT_ONCE
 from tests.orchestrator.fake_agent import DEADLINE_S, hello
 
 
@@ -119,3 +123,25 @@ async def test_a_command_that_fits_no_frame_is_a_refusal_and_the_connection_goes
         (large.task, TaskState.ASSIGNED, RefusalCode.TOO_LARGE),
         (arrange.task, TaskState.PREPARED, RefusalCode.TOO_LARGE),
     ]
+
+
+@pytest.mark.parametrize("kind", ["ping", "pong", "unknown"])
+async def test_an_agent_that_sends_frames_that_tell_nothing_is_cut_off(kind: str) -> None:
+    """They are small, so no bound of bytes stops it."""
+    heard = Heard()
+    async with (
+        sessions(heard) as (agents, url),
+        aiohttp.ClientSession() as session,
+        session.ws_connect(url, autoping=False) as socket,
+    ):
+        await socket.send_str(encode(ReportFrame(1, hello("n1"))).decode())
+        await heard.until(HelloReceived)
+        with contextlib.suppress(ConnectionError):
+            for number in range(2, 2 * AT_ONCE):
+                if kind == "unknown":
+                    later = {"seq": number, "body": {"type": "later"}}
+                    await socket.send_str(json.dumps(later))
+                else:
+                    await getattr(socket, kind)()
+        await heard.until(SessionEnded)
+        assert len(agents) == 0

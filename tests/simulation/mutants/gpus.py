@@ -6,19 +6,22 @@ from typing import Any
 
 from agent.core import decide as agent
 from muster.protocol.gpus import GpuDevice, usable
-from orchestrator.core.engine import apply
-from orchestrator.core.model.state import Node, State, Task
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.model.state import Node, State
 from orchestrator.core.scheduling import gpus, network, placement
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _both, _put, _unseen
+from tests.simulation.mutants.planting import COORDINATOR
 
 
 def _all_of_them(_: State, node: Node) -> tuple[GpuDevice, ...]:
     return usable(node.inventory.devices)
 
 
-def _frees_the_node(state: State, task: Task) -> None:
-    state.nodes[task.node].holders.clear()
+def _frees_the_node(state: State, fact: f.Fact) -> None:
+    if isinstance(fact, f.AttemptClosed):
+        for task in state.jobs[fact.job].attempts[fact.attempt - 1].tasks:
+            state.nodes[task.node].holders.clear()
 
 
 def _first_come(*_: Any) -> None:
@@ -55,7 +58,7 @@ MUTANTS = (
     ),
     Mutant(
         "all of a node is free when one of its jobs ends",
-        _put(apply, "_free", _frees_the_node),
+        COORDINATOR.state(_frees_the_node),
         ("books",),
         seed=304,
     ),

@@ -100,7 +100,7 @@ MUTANTS = (
         "a gang is arranged around one that refused",
         _wrap(transitions, "_prepared", _arranges_holes),
         ("task", "books", "raised: InvalidTransition"),
-        seed=1,
+        seed=8,
     ),
     Mutant(
         "a refusal goes unheard where something came before it",
@@ -124,7 +124,7 @@ MUTANTS = (
         "a clone takes the name of an agent that is cut off",
         _wrap(admission, "_refuse_second", _only_connected),
         ("I3", "I4", "I5"),
-        seed=7,
+        seed=9,
     ),
     Mutant("a job waits for a node that is gone", _plant_waiting, ("queue", "I10"), seed=12),
 )

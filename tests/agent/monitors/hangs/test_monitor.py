@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import socket
@@ -13,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from agent.core.activity_baseline import ActivityBaseline, ActivitySample
@@ -175,8 +175,8 @@ def test_that_all_ranks_of_a_node_have_ended_is_told_once(tmp_path: Path) -> Non
         running = status(process.pid)
         watch.heard(TASK, tmp_path, running)
         look()
-        rank = msgspec.structs.replace(running.ranks[0], exit=ShimExit(0))
-        watch.heard(TASK, tmp_path, msgspec.structs.replace(running, ranks=(rank,)))
+        rank = dataclasses.replace(running.ranks[0], exit=ShimExit(0))
+        watch.heard(TASK, tmp_path, dataclasses.replace(running, ranks=(rank,)))
         for _ in range(3):
             look()
     seen = [one.ranks for one in posted if isinstance(one, ActivityObserved)]

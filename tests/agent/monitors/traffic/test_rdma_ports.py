@@ -12,7 +12,7 @@ from agent.config import AgentConfig
 from agent.config import Fabric as Settings
 from agent.core.inputs import Input, PortsObserved
 from agent.monitors.fabric import FabricMonitor
-from agent.monitors.traffic.rdma_ports import SHOWN_S, RdmaPortMonitor, watch
+from agent.monitors.traffic.rdma_ports import SHOWN_S, RdmaPortMonitor, RdmaPorts
 from muster.daemon.clock import SystemClock
 from muster.protocol.traffic import PortHealth
 from tests.agent.probe.fabric.trees import Node
@@ -40,7 +40,7 @@ def up(node: Node) -> None:
 
 
 def test_a_port_goes_down_and_comes_back(node: Node) -> None:
-    ports = RdmaPortMonitor(node.root)
+    ports = RdmaPorts(node.root)
     assert ports.look(0.0) == ()
     down(node)
     node.file(f"{PORT}/counters/link_downed", "8\n")
@@ -56,7 +56,7 @@ def test_a_port_goes_down_and_comes_back(node: Node) -> None:
 
 
 def test_a_flap_between_two_looks(node: Node) -> None:
-    ports = RdmaPortMonitor(node.root)
+    ports = RdmaPorts(node.root)
     ports.look(0.0)
     node.file(f"{PORT}/counters/link_downed", "9\n")
     assert ports.look(5.0) == (PortHealth("mlx5_0:1", flaps=2),)
@@ -64,7 +64,7 @@ def test_a_flap_between_two_looks(node: Node) -> None:
 
 def test_without_a_counter_the_state_alone_tells(node: Node) -> None:
     shutil.rmtree(node.root / PORT / "counters")
-    ports = RdmaPortMonitor(node.root)
+    ports = RdmaPorts(node.root)
     ports.look(0.0)
     down(node)
     ports.look(5.0)
@@ -74,7 +74,7 @@ def test_without_a_counter_the_state_alone_tells(node: Node) -> None:
 
 def test_a_port_that_was_never_up_is_no_news(node: Node) -> None:
     down(node)
-    ports = RdmaPortMonitor(node.root)
+    ports = RdmaPorts(node.root)
     assert ports.look(0.0) == ports.look(5.0) == ()
     up(node)
     assert ports.look(10.0) == ()
@@ -100,10 +100,9 @@ def test_a_compute_port_that_is_down_from_the_start_is_told(node: Node) -> None:
             heard.append(received)
             told.set()
 
-        ports = RdmaPortMonitor(node.root, awaited=fabric.awaited)
-        watching = asyncio.create_task(
-            watch(ports, SystemClock(), post, period_s=0.01, first=fabric.look)
-        )
+        ports = RdmaPorts(node.root, awaited=fabric.awaited)
+        await fabric.look()
+        watching = asyncio.create_task(RdmaPortMonitor(ports, SystemClock(), post, 0.01).run())
         async with asyncio.timeout(30):
             await told.wait()
             told.clear()
@@ -124,18 +123,18 @@ def test_ends_that_are_not_cabled_are_no_news(node: Node) -> None:
     fabric = FabricMonitor(AgentConfig(fabric=Settings(root=node.root)))
     asyncio.run(fabric.look())
     assert fabric.awaited() == {"mlx5_0:1", "mlx5_1:1"}
-    assert RdmaPortMonitor(node.root, awaited=fabric.awaited).look(0.0) == ()
+    assert RdmaPorts(node.root, awaited=fabric.awaited).look(0.0) == ()
 
 
 def test_a_driver_that_is_loaded_anew_begins_to_count_anew(node: Node) -> None:
-    ports = RdmaPortMonitor(node.root)
+    ports = RdmaPorts(node.root)
     ports.look(0.0)
     node.file(f"{PORT}/counters/link_downed", "0\n")
     assert ports.look(5.0) == ()
 
 
 def test_a_device_that_goes(node: Node) -> None:
-    ports = RdmaPortMonitor(node.root)
+    ports = RdmaPorts(node.root)
     ports.look(0.0)
     shutil.rmtree(node.root / "sys/class/infiniband/mlx5_0")
     (found,) = ports.look(5.0)
@@ -143,7 +142,7 @@ def test_a_device_that_goes(node: Node) -> None:
 
 
 def test_memory_is_the_same_after_a_thousand_looks(node: Node) -> None:
-    ports = RdmaPortMonitor(node.root)
+    ports = RdmaPorts(node.root)
     told = [PortHealth("")]
     for n in range(1000):
         node.file(f"{PORT}/counters/link_downed", f"{n * 100}\n")
@@ -161,9 +160,9 @@ def test_only_changes_are_posted(node: Node) -> None:
             heard.append(received)
             changed.set()
 
-        ports = RdmaPortMonitor(node.root)
+        ports = RdmaPorts(node.root)
         ports.look(0.0)
-        watching = asyncio.create_task(watch(ports, SystemClock(), post, period_s=0.01))
+        watching = asyncio.create_task(RdmaPortMonitor(ports, SystemClock(), post, 0.01).run())
         async with asyncio.timeout(30):
             down(node)
             await changed.wait()

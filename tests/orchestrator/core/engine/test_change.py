@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from muster.protocol.control_channel import SignalTask, StopTask, TaskReport
 from muster.protocol.ids import JobId, TaskId
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Stop, Warn
+from orchestrator.core.engine import user_requests
 from orchestrator.core.engine.invariants import check
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts.inputs import TimerFired
@@ -163,3 +166,19 @@ def test_a_job_that_has_changed_since_it_was_looked_at_is_left_alone() -> None:
     assert isinstance(declined, a.Declined)
     assert declined.code == a.CHANGED
     assert cluster.job(1).spec.priority == 60
+
+
+def test_a_job_has_so_many_changes_in_its_history_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(user_requests, "REQUESTS_MAX", 20)
+    cluster = Cluster()
+    cluster.join("n0")
+    cluster.submit(spec())
+    cluster.submit(spec())
+    answers = [cluster.change(2, priority=60 + number) for number in range(30)]
+    declined = [answer for answer in answers if isinstance(answer, a.Declined)]
+    assert len(declined) == 10
+    assert {answer.code for answer in declined} == {a.CHANGED_TOO_OFTEN}
+    assert cluster.replayed().jobs[JobId(2)].requests == 20
+    assert isinstance(cluster.cancel(2), a.Cancelled)

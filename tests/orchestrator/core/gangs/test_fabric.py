@@ -153,7 +153,7 @@ def test_the_plan_outlives_the_coordinator() -> None:
     (fact,) = [it for it in cluster.facts if isinstance(it, AttemptArranged)]
     assert fact.fabric == cluster.job(1).attempts[0].fabric
     old, new = cluster.job(1), cluster.replayed().jobs[cluster.job(1).id]
-    assert environments(new, new.attempts[0]) == environments(old, old.attempts[0])
+    assert list(environments(new, new.attempts[0])) == list(environments(old, old.attempts[0]))
 
 
 def test_one_node_needs_no_rdma_to_be_there() -> None:

@@ -95,7 +95,7 @@ XID = "NVRM: Xid (PCI:0000:4e:00): 79, pid=4242, name=python, GPU has fallen off
         pytest.param(ECC, False, "", 0, id="a text about a GPU"),
         pytest.param(FULL, False, "", 0, id="a text about a disk"),
         pytest.param(ECC, True, "", 0, id="a full disk and a text about a GPU"),
-        pytest.param(FULL, True, "", 1, id="the disk of the node is full"),
+        pytest.param(FULL, True, "", 0, id="the disk of the node is full, which a job can do"),
         pytest.param(ECC, False, XID, 1, id="the kernel says it"),
     ],
 )

@@ -16,7 +16,7 @@ from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.logs.index import RECORD_BYTES, IndexFile
 from orchestrator.shell.logs.reader import Live, Source, live
 from orchestrator.shell.logs.store import LogStore, log_key
-from orchestrator.shell.logs.stream_file import LogStoreError, StreamFile
+from orchestrator.shell.logs.stream_file import LogStoreError, Mark, StreamFile
 
 OUT = StreamId(TaskId("7.1.0"), StreamKind.STDOUT, 0)
 ERR = StreamId(TaskId("7.1.0"), StreamKind.STDERR, 0)
@@ -190,6 +190,29 @@ def test_a_file_that_cannot_be_synced_holds_up_no_other(
         rig.store.close()
 
     asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_file_that_cannot_be_looked_at_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        rig = Rig(tmp_path)
+        rig.put(0, b"x")
+        rig.put(0, b"abc", ERR)
+        really = StreamFile.mark
+
+        def mark(stream: StreamFile) -> Mark:
+            if stream.key.kind == "stdout":
+                raise OSError(117, "Structure needs cleaning")
+            return really(stream)
+
+        monkeypatch.setattr(StreamFile, "mark", mark)
+        await rig.store.sync()
+        assert sorted(rig.acks, key=str) == sorted([(OUT, None), (ERR, 3)], key=str)
+        assert rig.late() == [("stdout", 0)]
+        rig.store.close()
+
+    asyncio.run(main())
 
 
 def test_a_task_whose_fsync_failed_has_not_ended(

@@ -225,3 +225,23 @@ def test_a_crash_in_the_middle_leaves_nothing_that_is_read(tmp_path: Path) -> No
     assert after.store.job(JobId(1)).streams == {}
     assert after.sweep(Keep(1.0, 1)) == [], "the rest of it goes, too"
     assert (tmp_path / "1" / "removed").exists()
+
+
+async def test_a_job_that_goes_to_the_archive_meanwhile_keeps_its_logs(tmp_path: Path) -> None:
+    """Although jobs with higher numbers have been forgotten."""
+    rig = Rig(tmp_path, job(1, NOW - 10.0))
+    rig.write(1, 1000)
+    rig.coordinator.forgot = lambda _: True
+    rig.coordinator.state.jobs[JobId(1)] = rig.jobs[JobId(1)]
+
+    async def moved(names: list[JobId]) -> dict[JobId, float]:
+        rig.coordinator.state.jobs.clear()
+        return {}
+
+    rig.coordinator.archive.ended_at = moved
+    await Retention(
+        tmp_path, rig.store, cast(Coordinator, rig.coordinator), Keep(DAY, 10**9)
+    ).sweep()
+    assert present_jobs(tmp_path) == [1]
+    assert read_removed(tmp_path / "1") is None
+    rig.store.close()
