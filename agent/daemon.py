@@ -77,8 +77,8 @@ from muster.daemon.network_fs import network_kind
 from muster.daemon.sd_notify import Notifier
 from muster.daemon.task_owner import TaskOwner
 from muster.daemon.timers import Timers
-from muster.protocol.control_channel import Refused, Welcome
-from muster.protocol.gpus import usable
+from muster.protocol.control_channel import Inventory, NodeObservations, Refused, Welcome
+from muster.protocol.gpus import GpuDevice, usable
 
 _CLUSTER: Final = "cluster"
 _LEFTOVERS_S: Final = 10.0
@@ -93,13 +93,18 @@ class Agent:
         self,
         config: AgentConfig,
         identity: Identity,
+        inventory: Inventory,
         owner: Owner | None,
         clock: Clock,
         network: NetworkProbe,
     ) -> None:
         """Needs a running event loop. Raises DaemonError if the configuration is invalid."""
         self._clock = clock
-        self._state = State(identity, cluster=read_name(config.state_dir / _CLUSTER))
+        self._state = State(
+            identity,
+            NodeObservations(inventory),
+            cluster=read_name(config.state_dir / _CLUSTER),
+        )
         self._inbox = Inbox()
         self._jobs_owner = owner
         self._timers: Timers[Timer] = Timers(
@@ -144,10 +149,10 @@ class Agent:
                 config.state_dir,
                 identity.boot_id,
                 self._clock,
-                lambda: self._state.identity.inventory.devices,
+                self._devices,
                 self._inbox.post,
             )
-            hardware.saw(identity.inventory.devices)
+            hardware.saw(self._devices())
             gpus = GpuMonitor(config, self._inbox.post, hardware.saw)
             fabric = FabricMonitor(config, self._inbox.post)
             self._tasks = TaskRegistry(
@@ -212,6 +217,9 @@ class Agent:
                 hosts.close()
                 await self._shims.close()
 
+    def _devices(self) -> tuple[GpuDevice, ...]:
+        return self._state.observed.inventory.devices
+
     async def _take_over(self, folders: TaskDirs) -> None:
         """Adopt the tasks of an earlier agent process, and begin to remove what else it left."""
         left = await asyncio.to_thread(folders.set_aside)
@@ -222,7 +230,7 @@ class Agent:
         await wait_at_most(0.0, folders.remove_left, left)
 
     def _gpus_of_node(self) -> list[str]:
-        return [gpu.uuid for gpu in usable(self._state.identity.inventory.devices)]
+        return [gpu.uuid for gpu in usable(self._devices())]
 
     # --- the owner of the state -------------------------------------------------------------------
 
@@ -305,8 +313,8 @@ async def serve(
             _warn_of_token(config)
             _check_ports(config)
             network = NetworkProbe(config.address, config.interface)
-            identity = await asyncio.to_thread(identify, config, network)
-            agent = Agent(config, identity, owner, SystemClock(), network)
+            identity, inventory = await asyncio.to_thread(identify, config, network)
+            agent = Agent(config, identity, inventory, owner, SystemClock(), network)
             await agent.run(stop, Notifier(environ))
 
 

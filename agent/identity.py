@@ -16,6 +16,7 @@ from agent.probe.network import NetworkProbe
 from agent.taskdirs.taskdirs import has_tasks
 from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import FileError
+from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import check_node_name
 
 _AGENT_ID: Final = "agent_id"
@@ -25,20 +26,23 @@ _DISTRIBUTION: Final = "muster-cluster"
 _log = structlog.get_logger("agent")
 
 
-def identify(config: AgentConfig, network: NetworkProbe) -> Identity:
-    """Determine this agent's identity. May wait for a name server. Raises DaemonError."""
+def identify(config: AgentConfig, network: NetworkProbe) -> tuple[Identity, Inventory]:
+    """Determine this agent's identity and its node's inventory.
+
+    May wait for a name server. Raises DaemonError.
+    """
     host.check_labels(config)
     interfaces = host.interfaces(config, network)
-    return Identity(
+    identity = Identity(
         node=check_node_name(config.node),
         agent_id=agent_id(config.state_dir),
         boot_id=host.boot_id(),
         version=version(),
-        inventory=host.inventory(config, interfaces),
         run_as=config.run_as or "",
         allow_root_jobs=config.allow_root_jobs,
         instance=secrets.token_hex(8),
     )
+    return identity, host.inventory(config, interfaces)
 
 
 def agent_id(state_dir: Path) -> str:

@@ -9,6 +9,8 @@ import muster.daemon.fast_imports  # noqa: F401  before whatever imports aiohttp
 # isort: split
 import argparse
 import asyncio
+import contextlib
+import getpass
 import os
 import resource
 import shlex
@@ -21,12 +23,20 @@ import structlog
 
 from muster.daemon import logging as daemon_logging
 from muster.daemon.clock import SystemClock
-from muster.daemon.errors import ConfigError, DaemonError, TaskEndedError, TlsError
+from muster.daemon.errors import (
+    ConfigError,
+    DaemonError,
+    DirectoryLockedError,
+    TaskEndedError,
+    TlsError,
+)
 from muster.daemon.process_env import prepare_process_env
 from muster.daemon.tls import server_context
+from muster.protocol.text import named
 from orchestrator.api.http.tokens import TokenStore
 from orchestrator.config import CoordinatorConfig, load, webhook_secret
 from orchestrator.core.engine.decide import VERSION
+from orchestrator.core.facts.restored import NodeDeclaredLost
 from orchestrator.journal.backup import (
     back_up,
     examined,
@@ -41,6 +51,7 @@ from orchestrator.journal.errors import (
     LostLogError,
     LostTailError,
 )
+from orchestrator.journal.journal import Journal
 from orchestrator.server import serve
 from orchestrator.shell.replay import replay
 
@@ -70,10 +81,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _back_up(config, arguments.file)
         if verb == RESTORE:
             undo_interrupted_restore(config.state_dir)
+            if arguments.file is None and not arguments.salvage:
+                return _go(config)
             if not arguments.salvage:
-                return _restore(config, arguments.file)
+                return _restore(config, arguments.file, go=arguments.go)
             with salvaged(config.state_dir, config.job_logs_path, replay) as copy:
-                return _restore(config, copy)
+                return _restore(config, copy, go=arguments.go)
         daemon_logging.configure(level=config.log.level, fmt=config.log.format)
         _raise_file_limit()
         asyncio.run(serve(config))
@@ -117,7 +130,7 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
     if verb == BACKUP:
         parser.add_argument("file", type=Path, metavar="BACKUP", help="the file of the backup")
     else:
-        source = parser.add_mutually_exclusive_group(required=True)
+        source = parser.add_mutually_exclusive_group()
         source.add_argument(
             "file", type=Path, metavar="BACKUP", nargs="?", help="the file of the backup"
         )
@@ -126,7 +139,16 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
             action="store_true",
             help="in its place the readable part of a journal whose end is damaged or lost",
         )
-    return parser.parse_args(given[1:], argparse.Namespace(verb=verb, check=False))
+        parser.add_argument(
+            "--go",
+            action="store_true",
+            help="do not wait for nodes that do not say hello: nothing of a job runs there; "
+            "without BACKUP: after a restore that was made before",
+        )
+    arguments = parser.parse_args(given[1:], argparse.Namespace(verb=verb, check=False))
+    if verb == RESTORE and arguments.file is None and not arguments.salvage and not arguments.go:
+        parser.error("one of BACKUP, --salvage and --go is required")
+    return arguments
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -165,7 +187,7 @@ def _back_up(config: CoordinatorConfig, copy: Path) -> int:
     return 0
 
 
-def _restore(config: CoordinatorConfig, copy: Path) -> int:
+def _restore(config: CoordinatorConfig, copy: Path, *, go: bool) -> int:
     with examined_copy(copy) as found:
         state = replay(found)
     next_job = max(state.next_job, found.first_job)
@@ -174,7 +196,17 @@ def _restore(config: CoordinatorConfig, copy: Path) -> int:
         for job in state.jobs.values()
         if job.ended_at is None
     }
-    replaced = restore(config.state_dir, copy, next_job, config.job_logs_path, attempts)
+    replaced = restore(
+        config.state_dir,
+        copy,
+        next_job,
+        config.job_logs_path,
+        attempts,
+        at=SystemClock().now().wall,
+        go=go,
+    )
+    nodes = sorted({*state.nodes, *replaced.later.nodes})
+    ran = [str(job) for job in replaced.later.attempts]
     later = (
         f"later jobs, up to number {replaced.last_job} at most, are unknown; "
         if replaced.last_job >= next_job
@@ -184,9 +216,48 @@ def _restore(config: CoordinatorConfig, copy: Path) -> int:
         RESTORE,
         f"restored {len(state.jobs) + found.archived} jobs, the last is {next_job - 1}; "
         f"{later}the journal that was there is {replaced.journal}. Tasks that nodes have and this "
-        "backup does not know are stopped when the coordinator starts",
+        "backup does not know are stopped when the coordinator starts"
+        + _since(ran)
+        + ("" if go or not nodes else _waits_for(nodes)),
     )
     return 0
+
+
+def _go(config: CoordinatorConfig) -> int:
+    """Declare every node lost for which a stopped coordinator would wait."""
+    try:
+        journal = Journal.open(
+            config.state_dir, config.limits.disk_reserve_bytes, config.job_logs_path
+        )
+    except DirectoryLockedError as error:
+        raise DaemonError(
+            f"{error}; while the coordinator runs: muster node lost --awaited"
+        ) from error
+    with contextlib.closing(journal):
+        nodes = sorted(replay(journal.replay()).awaited)
+        at, user = SystemClock().now().wall, getpass.getuser()
+        if nodes:
+            journal.append([(NodeDeclaredLost(node, user), at) for node in nodes])
+    _say(RESTORE, f"is not waited for: {named(nodes)}" if nodes else "no node is waited for")
+    return 0
+
+
+def _since(jobs: Sequence[str]) -> str:
+    if not jobs:
+        return ""
+    have, jobs_, they = ("has", "job", "it") if len(jobs) == 1 else ("have", "jobs", "they")
+    return (
+        f". {jobs_.capitalize()} {named(jobs)} {have} run since the backup, and may have ended: "
+        f"{they} will run again, unless {they} are cancelled while placing is held"
+    )
+
+
+def _waits_for(nodes: Sequence[str]) -> str:
+    have = "1 node has" if len(nodes) == 1 else f"all {len(nodes)} nodes have"
+    return (
+        f". No job is placed until {have} said hello to it ({named(nodes)}); nodes that are gone: "
+        "muster node lost NODE; without waiting: muster restore --go, before it is started"
+    )
 
 
 def _complain(verb: str, text: str, code: int) -> int:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import assert_never
 
-import msgspec
+from msgspec import UNSET
 
 from agent.core import facts as f
+from agent.core.inputs import TaskChanges
 from agent.core.network_phase import NETWORK_TRANSITIONS, NetworkPhase, needed
 from agent.core.state import HeldTask, State
-from muster.protocol.control_channel import with_devices
-from muster.protocol.hardware_events import EVENTS_MAX
+from muster.protocol.control_channel import merge
 
 
 def apply(state: State, fact: f.Fact) -> None:
@@ -20,21 +19,8 @@ def apply(state: State, fact: f.Fact) -> None:
             f.LinkOpened() | f.LinkClosed() | f.Welcomed() | f.Heard() | f.LeaseGranted()
         ) as of_link:
             _apply_link(state, of_link)
-        case f.NetworkChanged(interfaces):
-            inventory = msgspec.structs.replace(state.identity.inventory, interfaces=interfaces)
-            state.identity = replace(state.identity, inventory=inventory)
-        case f.PortsChanged(ports):
-            state.ports = ports
-        case f.DisksChanged(disks):
-            state.disks = disks
-        case f.HardwareKnown(event):
-            state.hardware = (*state.hardware, event)[-EVENTS_MAX:]
-        case f.RdmaChanged(rdma):
-            inventory = msgspec.structs.replace(state.identity.inventory, rdma=rdma)
-            state.identity = replace(state.identity, inventory=inventory)
-        case f.GpusChanged(devices):
-            inventory = with_devices(state.identity.inventory, devices)
-            state.identity = replace(state.identity, inventory=inventory)
+        case f.NodeChanged(changes):
+            state.observed = merge(state.observed, changes)
         case _:
             _apply_task(state, fact)
 
@@ -44,9 +30,7 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
         case f.LinkOpened(at):
             state.linked, state.welcomed = True, False
             state.dialled_at = state.heard_at = at
-            state.told = state.identity.inventory
-            state.told_ports, state.told_hardware = state.ports, state.hardware
-            state.told_disks = state.disks
+            state.reported = state.observed
         case f.LinkClosed():
             state.linked = state.welcomed = False
         case f.Welcomed(epoch, cluster, lease_s, heartbeat_s, leases):
@@ -91,12 +75,7 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
 def _apply_held(
     held: HeldTask,
     fact: f.TaskDirsCreated
-    | f.FabricKnown
-    | f.TrafficKnown
-    | f.PeersKnown
-    | f.CheckpointKnown
-    | f.ActivityKnown
-    | f.IdleKnown
+    | f.TaskChanged
     | f.ShimSeen
     | f.TaskFailed
     | f.PlanTaken
@@ -111,19 +90,8 @@ def _apply_held(
     match fact:
         case f.TaskDirsCreated(_, paths, ports):
             held.paths, held.ports = paths, ports
-        case f.FabricKnown(_, fabric):
-            held.fabric = fabric
-        case f.TrafficKnown(_, traffic):
-            held.traffic = traffic
-        case f.PeersKnown(_, silent):
-            held.silent = silent
-        case f.CheckpointKnown(_, name, at):
-            before = 0 if held.checkpoint is None else held.checkpoint[0]
-            held.checkpoint = before + 1, name, at
-        case f.ActivityKnown(_, ranks, at):
-            held.activity, held.activity_at = ranks, at
-        case f.IdleKnown(_, since):
-            held.idle_since = since
+        case f.TaskChanged(_, changes, at):
+            _merge(held, changes, at)
         case f.ShimSeen(_, status, at, no_output):
             held.status, held.status_at, held.no_output = status, at, no_output
         case f.TaskFailed(_, refusal):
@@ -150,6 +118,22 @@ def _apply_held(
             held.logs_stored = True
         case _:
             assert_never(fact)
+
+
+def _merge(held: HeldTask, changes: TaskChanges, at: float) -> None:
+    if changes.fabric is not None:
+        held.fabric = changes.fabric
+    if changes.traffic is not None:
+        held.traffic = changes.traffic
+    if changes.silent is not None:
+        held.silent = changes.silent
+    if changes.checkpoint is not None:
+        before = 0 if held.checkpoint is None else held.checkpoint[0]
+        held.checkpoint = before + 1, changes.checkpoint, at
+    if changes.activity is not None:
+        held.activity, held.activity_at = changes.activity, changes.activity_at
+    if changes.idle_since is not UNSET:
+        held.idle_since = changes.idle_since
 
 
 def _network_to(held: HeldTask, phase: NetworkPhase) -> None:

@@ -13,13 +13,8 @@ from agent.core.shim_protocol import ShimPhase, ShimSignal
 from agent.core.state import HeldTask, State
 from agent.core.task import LATER, gone, report, reports, task_state
 from muster.protocol import control_channel as m
-from muster.protocol.disks import DiskHealth
-from muster.protocol.fabric import NodeRdma
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import ROUNDING_S, Instant
-from muster.protocol.interfaces import Interface
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 
@@ -33,6 +28,7 @@ AboutTask = (
     | m.ForgetTask
 )
 
+NO_CHANGES = m.NodeChanges()
 SILENT_BEATS = 2
 """If the coordinator has been silent for this many heartbeats, the agent dials again."""
 WELCOME_S = 10.0
@@ -63,48 +59,21 @@ def decide(state: State, received: s.Input, now: Instant) -> Decision:
             return Decision([f.TaskFailed(task, refusal)])
         case s.TaskPlaced(task, paths, ports, interfaces, fabric):
             # The interfaces get a fact of their own, because the task's report may never come.
-            seen = Decision() if interfaces is None else _network_seen(state, interfaces, now)
+            seen = _node_observed(state, m.NodeChanges(interfaces=interfaces), now)
             if task in state.tasks:
                 if fabric is not None:
-                    seen.facts.append(f.FabricKnown(task, fabric))
+                    seen.facts.append(f.TaskChanged(task, s.TaskChanges(fabric=fabric), now.mono))
                 seen.facts.append(f.TaskDirsCreated(task, paths, ports))
             return seen
-        case s.FabricObserved(task, fabric):
-            return Decision([f.FabricKnown(task, fabric)] if task in state.tasks else [])
-        case s.TrafficObserved(task, traffic):
-            return Decision([f.TrafficKnown(task, traffic)] if task in state.tasks else [])
-        case s.PeersObserved(task, silent):
-            return Decision([f.PeersKnown(task, silent)] if task in state.tasks else [])
-        case s.CheckpointObserved(task, name):
-            known = f.CheckpointKnown(task, name, now.mono)
-            return Decision([known] if task in state.tasks else [])
-        case s.ActivityObserved(task, ranks, at):
-            return Decision([f.ActivityKnown(task, ranks, at)] if task in state.tasks else [])
-        case s.IdleObserved(task, since):
-            return Decision([f.IdleKnown(task, since)] if task in state.tasks else [])
+        case s.TaskObserved(task, changes):
+            held = state.tasks.get(task)
+            return Decision([] if held is None else [f.TaskChanged(task, changes, now.mono)])
         case s.StacksObserved(report):
             # A coordinator of another epoch did not ask for these stacks.
             asked = state.welcomed and report.epoch == state.epoch
             return Decision([], [a.SendReport(report)] if asked else [])
-        case s.NetworkObserved(interfaces):
-            return _network_seen(state, interfaces, now)
-        case s.PortsObserved(ports):
-            seen = Decision([f.PortsChanged(ports)])
-            # Before the welcome the report waits: see _welcome.
-            if state.welcomed:
-                seen.effects.append(
-                    a.SendReport(m.Heartbeat(now.mono, wall_s=now.wall, ports=ports))
-                )
-            return seen
-        case s.RdmaObserved(rdma):
-            return _rdma_seen(state, rdma, now)
-        case s.GpusObserved(devices):
-            return _gpus_seen(state, devices, now)
-        case s.DisksObserved(disks):
-            return Decision([f.DisksChanged(disks)], _told_now(state, _beat(now, disks=disks)))
-        case s.HardwareObserved(event, news):
-            beats = _told_now(state, _beat(now, hardware=(event,))) if news else []
-            return Decision([f.HardwareKnown(event)], beats)
+        case s.NodeObserved(changes):
+            return _node_observed(state, changes, now)
         case s.NetworkArranged(task, warnings):
             return _network(state, task, f.NetworkReady(task, warnings))
         case s.NetworkRefused(task, refusal):
@@ -125,19 +94,6 @@ def decide(state: State, received: s.Input, now: Instant) -> Decision:
             assert_never(received)
 
 
-def _beat(
-    now: Instant,
-    disks: tuple[DiskHealth, ...] | None = None,
-    hardware: tuple[HardwareEvent, ...] = (),
-) -> m.Heartbeat:
-    return m.Heartbeat(now.mono, wall_s=now.wall, disks=disks, hardware=hardware)
-
-
-def _told_now(state: State, beat: m.Heartbeat) -> list[a.Effect]:
-    """Send `beat` now. Before the welcome it waits: see _welcome."""
-    return [a.SendReport(beat)] if state.welcomed else []
-
-
 def _hello(state: State, now: Instant) -> m.Hello:
     who = state.identity
     return m.Hello(
@@ -145,7 +101,7 @@ def _hello(state: State, now: Instant) -> m.Hello:
         agent_id=who.agent_id,
         boot_id=who.boot_id,
         version=who.version,
-        inventory=who.inventory,
+        observed=state.observed,
         tasks=reports(state, now),
         epoch_seen=state.epoch,
         cluster=state.cluster,
@@ -153,40 +109,20 @@ def _hello(state: State, now: Instant) -> m.Hello:
         protocol_max=m.PROTOCOL_MAX,
         instance=who.instance,
         wall_s=now.wall,
-        ports=state.ports,
-        hardware=state.hardware,
-        disks=state.disks,
     )
 
 
-def _network_seen(state: State, interfaces: tuple[Interface, ...], now: Instant) -> Decision:
-    if interfaces == state.identity.inventory.interfaces:
-        return Decision()
-    changed = Decision([f.NetworkChanged(interfaces)])
+def _node_observed(state: State, observed: m.NodeChanges, now: Instant) -> Decision:
+    changes = m.diff(state.observed, m.merge(state.observed, observed))
+    facts: list[f.Fact] = [] if changes == NO_CHANGES else [f.NodeChanged(changes)]
     # Before the welcome the report waits: see _welcome.
-    if state.welcomed:
-        changed.effects.append(a.SendReport(m.Heartbeat(now.mono, interfaces, now.wall)))
-    return changed
+    return Decision(facts, _report_changes(changes, now) if state.welcomed else [])
 
 
-def _gpus_seen(state: State, devices: tuple[GpuDevice, ...], now: Instant) -> Decision:
-    if devices == state.identity.inventory.devices:
-        return Decision()
-    changed = Decision([f.GpusChanged(devices)])
-    if state.welcomed:
-        beat = m.Heartbeat(now.mono, wall_s=now.wall, devices=devices)
-        changed.effects.append(a.SendReport(beat))
-    return changed
-
-
-def _rdma_seen(state: State, rdma: NodeRdma | None, now: Instant) -> Decision:
-    if rdma is None or rdma == state.identity.inventory.rdma:
-        # If RDMA cannot be probed for a while, the last known state stays.
-        return Decision()
-    changed = Decision([f.RdmaChanged(rdma)])
-    if state.welcomed:
-        changed.effects.append(a.SendReport(m.Heartbeat(now.mono, wall_s=now.wall, rdma=rdma)))
-    return changed
+def _report_changes(changes: m.NodeChanges, now: Instant) -> list[a.Effect]:
+    if changes == NO_CHANGES:
+        return []
+    return [a.SendReport(m.Heartbeat(now.mono, now.wall, changes))]
 
 
 def _stale(held: HeldTask, phase: ShimPhase) -> bool:
@@ -225,7 +161,7 @@ def _heartbeat(state: State, now: Instant) -> Decision:
     beat = a.SetTimer(a.Timer.HEARTBEAT, due)
     if not state.welcomed:
         return Decision([], [beat])
-    return Decision([], [a.SendReport(m.Heartbeat(now.mono, wall_s=now.wall)), beat])
+    return Decision([], [a.SendReport(m.Heartbeat(now.mono, now.wall)), beat])
 
 
 def _command(state: State, command: m.Command, now: Instant) -> Decision:
@@ -294,26 +230,8 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
         ],
         [a.SetTimer(a.Timer.HEARTBEAT, now.mono + welcome.heartbeat_s)],
     )
-    inventory, told = state.identity.inventory, state.told
-    if told is not None and inventory.interfaces != told.interfaces:
-        beat = m.Heartbeat(now.mono, inventory.interfaces, now.wall)
-        decision.effects.append(a.SendReport(beat))
-    if told is not None and inventory.devices != told.devices:
-        beat = m.Heartbeat(now.mono, wall_s=now.wall, devices=inventory.devices)
-        decision.effects.append(a.SendReport(beat))
-    if told is not None and inventory.rdma != told.rdma:
-        beat = m.Heartbeat(now.mono, wall_s=now.wall, rdma=inventory.rdma)
-        decision.effects.append(a.SendReport(beat))
-    if state.ports != state.told_ports:
-        beat = m.Heartbeat(now.mono, wall_s=now.wall, ports=state.ports)
-        decision.effects.append(a.SendReport(beat))
-    if state.disks != state.told_disks:
-        beat = m.Heartbeat(now.mono, wall_s=now.wall, disks=state.disks)
-        decision.effects.append(a.SendReport(beat))
-    untold = tuple(event for event in state.hardware if event not in state.told_hardware)
-    if untold:
-        beat = m.Heartbeat(now.mono, wall_s=now.wall, hardware=untold)
-        decision.effects.append(a.SendReport(beat))
+    if state.reported is not None:
+        decision.effects += _report_changes(m.diff(state.reported, state.observed), now)
     if welcome.cluster != state.cluster:
         decision.effects.insert(0, a.KeepCluster(welcome.cluster))
     for held in state.tasks.values():

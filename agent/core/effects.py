@@ -70,7 +70,7 @@ class ReleasePort(msgspec.Struct, frozen=True):
 
 class WatchTraffic(msgspec.Struct, frozen=True):
     """Start to collect traffic evidence for the gang of `plan`, before the gate opens (answered by
-    TrafficObserved whenever the evidence changes)."""
+    TaskObserved whenever the evidence changes)."""
 
     task: TaskId
     plan: ArrangeTask
@@ -78,7 +78,7 @@ class WatchTraffic(msgspec.Struct, frozen=True):
 
 class WatchPeers(msgspec.Struct, frozen=True):
     """Start to watch whether the machines of the gang's neighbours answer, as the gate opens.
-    Answered by PeersObserved on every change, until RestoreNetwork."""
+    Answered by TaskObserved on every change, until RestoreNetwork."""
 
     task: TaskId
     plan: ArrangeTask

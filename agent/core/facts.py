@@ -10,17 +10,17 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.core.inputs import TaskPaths
+from agent.core.inputs import TaskChanges, TaskPaths
 from agent.core.shim_protocol import ShimStatus
-from muster.protocol.control_channel import ArrangeTask, PrepareTask, Refusal, StopTask
-from muster.protocol.disks import DiskHealth
-from muster.protocol.fabric import NodeFabric, NodeRdma
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.hangs import RankActivity
-from muster.protocol.hardware_events import HardwareEvent
+from muster.protocol.control_channel import (
+    ArrangeTask,
+    NodeChanges,
+    PrepareTask,
+    Refusal,
+    StopTask,
+)
+from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
-from muster.protocol.interfaces import Interface
-from muster.protocol.traffic import FabricReport, PortHealth
 
 
 class LinkOpened(msgspec.Struct, frozen=True):
@@ -47,35 +47,8 @@ class LeaseGranted(msgspec.Struct, frozen=True):
     until: float
 
 
-class NetworkChanged(msgspec.Struct, frozen=True):
-    interfaces: tuple[Interface, ...]
-
-
-class PortsChanged(msgspec.Struct, frozen=True):
-    ports: tuple[PortHealth, ...]
-
-
-class RdmaChanged(msgspec.Struct, frozen=True):
-    """The node's RDMA equipment has changed."""
-
-    rdma: NodeRdma | None
-
-
-class GpusChanged(msgspec.Struct, frozen=True):
-    devices: tuple[GpuDevice, ...]
-
-
-class PeersKnown(msgspec.Struct, frozen=True):
-    task: TaskId
-    silent: tuple[str, ...]
-
-
-class DisksChanged(msgspec.Struct, frozen=True):
-    disks: tuple[DiskHealth, ...]
-
-
-class HardwareKnown(msgspec.Struct, frozen=True):
-    event: HardwareEvent
+class NodeChanged(msgspec.Struct, frozen=True):
+    changes: NodeChanges
 
 
 class TaskAccepted(msgspec.Struct, frozen=True):
@@ -101,31 +74,12 @@ class TaskDirsCreated(msgspec.Struct, frozen=True):
     ports: tuple[int, ...]
 
 
-class FabricKnown(msgspec.Struct, frozen=True):
+class TaskChanged(msgspec.Struct, frozen=True):
+    """The monitors of this node have new observations of the task."""
+
     task: TaskId
-    fabric: NodeFabric
-
-
-class TrafficKnown(msgspec.Struct, frozen=True):
-    task: TaskId
-    report: FabricReport
-
-
-class CheckpointKnown(msgspec.Struct, frozen=True):
-    task: TaskId
-    name: str
+    changes: TaskChanges
     at: float
-
-
-class ActivityKnown(msgspec.Struct, frozen=True):
-    task: TaskId
-    ranks: tuple[RankActivity, ...]
-    at: float
-
-
-class IdleKnown(msgspec.Struct, frozen=True):
-    task: TaskId
-    since: float | None
 
 
 class ShimSeen(msgspec.Struct, frozen=True):
@@ -192,17 +146,11 @@ class TaskGone(msgspec.Struct, frozen=True):
 
 
 LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | LeaseGranted
-NodeFact = NetworkChanged | GpusChanged | PortsChanged | RdmaChanged | HardwareKnown | DisksChanged
 TaskFact = (
     TaskAccepted
     | TaskAdopted
     | TaskDirsCreated
-    | FabricKnown
-    | TrafficKnown
-    | PeersKnown
-    | CheckpointKnown
-    | ActivityKnown
-    | IdleKnown
+    | TaskChanged
     | ShimSeen
     | TaskFailed
     | PlanTaken
@@ -216,4 +164,4 @@ TaskFact = (
     | LogsKept
     | TaskGone
 )
-Fact = LinkFact | NodeFact | TaskFact
+Fact = LinkFact | NodeChanged | TaskFact

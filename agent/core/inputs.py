@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from agent.core.effects import Timer
 from agent.core.shim_protocol import ShimStatus
-from muster.protocol.control_channel import Command, Refusal, StacksReport
-from muster.protocol.disks import DiskHealth
-from muster.protocol.fabric import NodeFabric, NodeRdma
-from muster.protocol.gpus import GpuDevice
+from muster.protocol.control_channel import Command, NodeChanges, Refusal, StacksReport
+from muster.protocol.fabric import NodeFabric
 from muster.protocol.hangs import RankActivity
-from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.refusal_codes import RefusalCode
-from muster.protocol.traffic import FabricReport, PortHealth
+from muster.protocol.traffic import FabricReport
 
 NO_FABRIC: Final = NodeFabric()
 """The fabric of a node without RDMA devices."""
@@ -84,7 +82,7 @@ class TaskPlaced(msgspec.Struct, frozen=True):
     """The directories of the task exist, and these ports were free.
 
     `interfaces` are the node's current ones; None if they were not read. `fabric` is None if
-    FabricObserved follows.
+    an observation of it follows.
     """
 
     task: TaskId
@@ -94,55 +92,31 @@ class TaskPlaced(msgspec.Struct, frozen=True):
     fabric: NodeFabric | None = NO_FABRIC
 
 
-class FabricObserved(msgspec.Struct, frozen=True):
-    """The node's fabric has been probed for the task."""
+class TaskChanges(msgspec.Struct, frozen=True):
+    """New observations of a task. None is unchanged.
+
+    `fabric` is the node's, probed for the task. `traffic` has changed enough to be reported.
+    `silent` are addresses of the gang's neighbours that answered once and have stopped answering.
+    `checkpoint` is the newest file in the job's checkpoint directory, once something new has
+    settled there. `activity` is that of the ranks at `activity_at` (monotonic seconds).
+    `idle_since` is the monotonic time since when the task's GPUs have been idle, once that is long
+    enough to report, or None: they are not idle, or it is unknown.
+    """
+
+    fabric: NodeFabric | None = None
+    traffic: FabricReport | None = None
+    silent: tuple[str, ...] | None = None
+    checkpoint: str | None = None
+    activity: tuple[RankActivity, ...] | None = None
+    activity_at: float = 0.0
+    idle_since: float | UnsetType | None = UNSET
+
+
+class TaskObserved(msgspec.Struct, frozen=True):
+    """A monitor has something new about the task."""
 
     task: TaskId
-    fabric: NodeFabric
-
-
-class RdmaObserved(msgspec.Struct, frozen=True):
-    """The node's RDMA equipment, from any probe; None if it is unknown."""
-
-    rdma: NodeRdma | None
-
-
-class TrafficObserved(msgspec.Struct, frozen=True):
-    """The task's traffic evidence; it has changed enough to be reported."""
-
-    task: TaskId
-    report: FabricReport
-
-
-class PeersObserved(msgspec.Struct, frozen=True):
-    """Addresses of the gang's neighbours that answered once and have stopped answering."""
-
-    task: TaskId
-    silent: tuple[str, ...]
-
-
-class CheckpointObserved(msgspec.Struct, frozen=True):
-    """Something new has settled in the job's checkpoint directory; `name` is the newest file
-    there."""
-
-    task: TaskId
-    name: str
-
-
-class ActivityObserved(msgspec.Struct, frozen=True):
-    """The activity of the task's ranks at `at` (monotonic seconds), after a change."""
-
-    task: TaskId
-    ranks: tuple[RankActivity, ...]
-    at: float
-
-
-class IdleObserved(msgspec.Struct, frozen=True):
-    """The monotonic time since when the task's GPUs have been idle, once that is long enough to
-    report. None: they are not idle, or it is unknown."""
-
-    task: TaskId
-    since: float | None
+    changes: TaskChanges
 
 
 class StacksObserved(msgspec.Struct, frozen=True):
@@ -151,35 +125,10 @@ class StacksObserved(msgspec.Struct, frozen=True):
     report: StacksReport
 
 
-class NetworkObserved(msgspec.Struct, frozen=True):
-    """The node's interfaces, read again after a change."""
+class NodeObserved(msgspec.Struct, frozen=True):
+    """Observations of the node. They may be as before."""
 
-    interfaces: tuple[Interface, ...]
-
-
-class PortsObserved(msgspec.Struct, frozen=True):
-    """The RDMA ports that are not healthy."""
-
-    ports: tuple[PortHealth, ...]
-
-
-class GpusObserved(msgspec.Struct, frozen=True):
-    """The node's GPUs, probed again."""
-
-    devices: tuple[GpuDevice, ...]
-
-
-class DisksObserved(msgspec.Struct, frozen=True):
-    """The disks that are full, nearly full, or hang."""
-
-    disks: tuple[DiskHealth, ...]
-
-
-class HardwareObserved(msgspec.Struct, frozen=True):
-    """A hardware event on the node. If it is not `news`, an earlier agent process has seen it."""
-
-    event: HardwareEvent
-    news: bool = True
+    changes: NodeChanges
 
 
 class NetworkArranged(msgspec.Struct, frozen=True):
@@ -226,19 +175,9 @@ Input = (
     | TaskFound
     | ShimFailed
     | TaskPlaced
-    | FabricObserved
-    | TrafficObserved
-    | PeersObserved
-    | CheckpointObserved
-    | ActivityObserved
-    | IdleObserved
+    | TaskObserved
     | StacksObserved
-    | NetworkObserved
-    | PortsObserved
-    | GpusObserved
-    | HardwareObserved
-    | DisksObserved
-    | RdmaObserved
+    | NodeObserved
     | NetworkArranged
     | NetworkRefused
     | NetworkRestored

@@ -74,18 +74,10 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             return [*_report(state, held, now), *_cleanup(held)]
         case f.StopTaken(task, _):
             return _stop(state.tasks[task], SHORTENABLE)
-        case f.FabricKnown(task):
-            # Before the task's directories are reported, the fabric is not worth a report.
+        case f.TaskChanged(task):
+            # The report with the task's directories comes first, and contains the change.
             held = state.tasks[task]
             return [] if held.paths is None else _report(state, held, now)
-        case (
-            f.TrafficKnown(task)
-            | f.PeersKnown(task)
-            | f.CheckpointKnown(task)
-            | f.ActivityKnown(task)
-            | f.IdleKnown(task)
-        ):
-            return _report(state, state.tasks[task], now)
         case f.TaskDirsCreated(task) | f.TaskFailed(task):
             held = state.tasks[task]
             return [*_report(state, held, now), *_cleanup(held)]
@@ -96,12 +88,7 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             | f.LinkClosed()
             | f.Welcomed()
             | f.StoppedUnseen()
-            | f.NetworkChanged()
-            | f.PortsChanged()
-            | f.GpusChanged()
-            | f.HardwareKnown()
-            | f.DisksChanged()
-            | f.RdmaChanged()
+            | f.NodeChanged()
             | f.TaskGone()
         ):
             return []
@@ -127,7 +114,7 @@ def _advance_shim(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
         # The agent itself was suspended for so long that the task may have been placed elsewhere.
         return [a.TellShim(held.id, ShimKill())]
     prepare = held.prepare
-    who = state.identity
+    who, node = state.identity, state.observed.inventory
     return [
         a.TellShim(held.id, _lease(until, now)),
         a.TellShim(
@@ -135,7 +122,7 @@ def _advance_shim(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
             ShimPrepare(
                 launcher=prepare.launcher,
                 cwd=held.paths.workdir,
-                python=prepare.python or who.inventory.python or None,
+                python=prepare.python or node.python or None,
                 setup=prepare.setup or None,
                 env=prepare.env,
                 user=ShimUser(who.run_as) if who.run_as else None,

@@ -7,18 +7,22 @@ from dataclasses import dataclass, field
 from agent.core.inputs import TaskPaths
 from agent.core.network_phase import NetworkPhase
 from agent.core.shim_protocol import ShimStatus
-from muster.protocol.control_channel import ArrangeTask, Inventory, PrepareTask, Refusal, StopTask
-from muster.protocol.disks import DiskHealth
+from muster.protocol.control_channel import (
+    ArrangeTask,
+    NodeObservations,
+    PrepareTask,
+    Refusal,
+    StopTask,
+)
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.hangs import RankActivity
-from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.traffic import FabricReport, PortHealth
+from muster.protocol.traffic import FabricReport
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of this agent; constant for the whole process except for network and GPUs.
+    """The identity of this agent; constant for the whole process.
 
     `run_as` is the user that jobs run as ("": the agent's own). `instance` identifies this agent
     process.
@@ -28,7 +32,6 @@ class Identity:
     agent_id: str
     boot_id: str
     version: str
-    inventory: Inventory
     run_as: str = ""
     allow_root_jobs: bool = False
     instance: str = ""
@@ -73,6 +76,8 @@ class HeldTask:
 @dataclass(slots=True)
 class State:
     identity: Identity
+    observed: NodeObservations
+    reported: NodeObservations | None = None  # as in the last Hello
     linked: bool = False  # a connection is open
     welcomed: bool = False  # the coordinator has answered Hello on it
     epoch: int = 0
@@ -82,12 +87,5 @@ class State:
     heard_at: float = 0.0
     dialled_at: float = 0.0
     lease_until: float | None = None
-    told: Inventory | None = None  # as in the last Hello
-    ports: tuple[PortHealth, ...] = ()  # RDMA ports that are not as they were
-    told_ports: tuple[PortHealth, ...] = ()  # as in the last Hello
-    disks: tuple[DiskHealth, ...] = ()  # disks that are full or hang
-    told_disks: tuple[DiskHealth, ...] = ()  # as in the last Hello
-    hardware: tuple[HardwareEvent, ...] = ()  # the latest events of this boot
-    told_hardware: tuple[HardwareEvent, ...] = ()  # as in the last Hello
     tasks: dict[TaskId, HeldTask] = field(default_factory=dict)
     buried: set[TaskId] = field(default_factory=set)  # stopped unseen on this link

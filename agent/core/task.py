@@ -209,7 +209,7 @@ def _kills(state: State, task: TaskId) -> dict[int, str]:
     tasks."""
     return {
         event.pid: event.text
-        for event in state.hardware
+        for event in state.observed.hardware
         if event.code == OOM and event.task in (None, task)
     }
 
@@ -296,20 +296,21 @@ def _prepared(state: State, held: HeldTask, status: ShimStatus) -> Prepared | No
     at_gate = status.phase is ShimPhase.PREPARED and held.fabric is not None
     if held.paths is None or not (at_gate or started(status)):
         return None
+    inventory = state.observed.inventory
     return Prepared(
-        address=state.identity.inventory.address,
+        address=inventory.address,
         ports=held.ports,
-        gpus=state.identity.inventory.gpus,
+        gpus=inventory.gpus,
         log_dir=status.log_dir,
         workdir=held.paths.workdir,
         scratch=held.paths.scratch,
         output=held.paths.output,
         hostfile=held.paths.hostfile,
-        interface=state.identity.inventory.interface,
+        interface=inventory.interface,
         fingerprint=_fingerprint(status.fingerprint),
         boot_s=status.boot_s or 0.0,
-        hostname=state.identity.inventory.hostname,
-        addresses=_addresses(state.identity.inventory.interfaces),
+        hostname=inventory.hostname,
+        addresses=_addresses(inventory.interfaces),
         # Once the gang has started, the coordinator does not need it any more.
         fabric=None if started(status) else _fabric(held),
         nccl=held.paths.nccl,

@@ -11,7 +11,7 @@ import errno
 from collections.abc import Awaitable, Callable
 from typing import Final, Never
 
-from agent.core.inputs import Input, PeersObserved
+from agent.core.inputs import Input, TaskChanges, TaskObserved
 from agent.core.peers import PeerAnswers, peers_of
 from muster.daemon.task_owner import TaskOwner
 from muster.protocol.asking import ANSWER_S, PERIOD_S
@@ -25,7 +25,7 @@ _OWN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM
 
 
 class PeerPings:
-    """Carries out WatchPeers: posts PeersObserved on every change."""
+    """Carries out WatchPeers: posts every change."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class PeerPings:
                     seen.heard(address, answered=answered)
             if seen.silent != told:
                 told = seen.silent
-                self._post(PeersObserved(task, told))
+                self._post(TaskObserved(task, TaskChanges(silent=told)))
             await asyncio.sleep(self._period_s)
 
 

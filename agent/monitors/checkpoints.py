@@ -13,11 +13,12 @@ import os
 import platform
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 import structlog
 
-from agent.core.inputs import CheckpointObserved, Input
+from agent.core.inputs import Input, TaskChanges, TaskObserved
 from agent.taskdirs.taskdirs import Owner
 from muster.protocol.ids import TaskId
 
@@ -200,7 +201,8 @@ class CheckpointMonitor:
 
         def seen(name: str) -> None:
             try:
-                self._call_soon(lambda: self._post(CheckpointObserved(task, name)))
+                seen = TaskObserved(task, TaskChanges(checkpoint=name))
+                self._call_soon(partial(self._post, seen))
             except RuntimeError:
                 over.set()  # the agent is shutting down
 

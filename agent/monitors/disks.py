@@ -12,10 +12,11 @@ from typing import Final
 
 import structlog
 
-from agent.core.inputs import DisksObserved, Input
+from agent.core.inputs import Input, NodeObserved
 from agent.monitors.monitor import Monitor
 from agent.taskdirs.taskdirs import RESERVE_BYTES
 from muster.daemon.abandoned_thread import BlockingCall
+from muster.protocol.control_channel import NodeChanges
 from muster.protocol.disks import DiskHealth
 
 PERIOD_S: Final = 5.0
@@ -54,7 +55,7 @@ def _write_through(folder: Path) -> None:
 
 
 class DiskMonitor(Monitor):
-    """Posts DisksObserved on every change."""
+    """Posts every change of the disk's health."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class DiskMonitor(Monitor):
         disks = () if found is None else (found,)
         if self._is_news("disks", disks):
             self._log_change(found)
-            self._post(DisksObserved(disks))
+            self._post(NodeObserved(NodeChanges(disks=disks)))
 
     def _log_change(self, found: DiskHealth | None) -> None:
         before, self._logged = self._logged, "" if found is None else found.text

@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from agent.config import AgentConfig
-from agent.core.inputs import NO_FABRIC, Input, RdmaObserved
+from agent.core.inputs import NO_FABRIC, Input, NodeObserved
 from agent.core.probe_summary import node_fabric, node_rdma
 from agent.monitors.monitor import Monitor
 from agent.probe.fabric.command import asked_by
@@ -19,6 +19,7 @@ from agent.probe.fabric.rdma_devices import CLASS
 from muster.daemon.abandoned_thread import BlockingCall
 from muster.fabric.model import Probe, Severity
 from muster.fabric.port_classes import cabled
+from muster.protocol.control_channel import NodeChanges
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 
@@ -82,7 +83,7 @@ class FabricMonitor(Monitor):
         self.latest = found
         rdma = node_rdma(found)
         is_news = self._is_news("rdma", rdma)
-        self._post(RdmaObserved(rdma))
+        self._post(NodeObserved(NodeChanges(rdma=rdma)))
         if found is None:
             return NO_FABRIC
         if task is None and not is_news:

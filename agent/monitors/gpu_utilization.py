@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from agent.core import gpu_idle
-from agent.core.inputs import IdleObserved, Input
+from agent.core.inputs import Input, TaskChanges, TaskObserved
 from agent.monitors.monitor import Monitor
 from muster.daemon.abandoned_thread import BlockingCall
 from muster.daemon.clock import Clock
@@ -29,7 +29,7 @@ class _Watched(NamedTuple):
 
 
 class GpuUtilizationMonitor(Monitor):
-    """Posts IdleObserved when a task's GPUs become idle or busy again.
+    """Posts when a task's GPUs become idle or busy again.
 
     `read` blocks on the driver and returns percent by UUID, without unreadable GPUs. `all_gpus`
     returns the UUIDs for a task that has the whole node.
@@ -79,4 +79,4 @@ class GpuUtilizationMonitor(Monitor):
             since = gpu_idle.idle_since(stretch, watched.wanted.after_s)
             self._watched[task] = watched._replace(stretch=stretch)
             if self._is_news(task, since, None):
-                self._post(IdleObserved(task, since))
+                self._post(TaskObserved(task, TaskChanges(idle_since=since)))

@@ -11,7 +11,7 @@ import structlog
 from msgspec.structs import replace
 
 from agent.config import AgentConfig
-from agent.core.inputs import GpusObserved, Input
+from agent.core.inputs import Input, NodeObserved
 from agent.monitors.monitor import Monitor
 from agent.probe import host
 from agent.probe.fabric.fs_root import Tree
@@ -25,7 +25,7 @@ from agent.probe.fabric.gpus import (
 )
 from agent.probe.fabric.pci import functions
 from muster.daemon.errors import DaemonError
-from muster.protocol.control_channel import PrepareTask
+from muster.protocol.control_channel import NodeChanges, PrepareTask
 from muster.protocol.gpus import GpuDevice, usable
 from muster.protocol.text import listed
 
@@ -130,7 +130,7 @@ class GpuMonitor(Monitor):
                 if why := gpu.fault or gpu.busy:
                     _log.warning("gpu_not_given", gpu=gpu.pci, uuid=gpu.uuid, why=why)
         if found or self._config.gpus == "auto":
-            self._post(GpusObserved(found))
+            self._post(NodeObserved(NodeChanges(devices=found)))
         return found
 
     def _devices(self) -> tuple[GpuDevice, ...]:

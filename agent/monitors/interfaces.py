@@ -10,10 +10,11 @@ from typing import Final, Never
 
 import structlog
 
-from agent.core.inputs import Input, NetworkObserved
+from agent.core.inputs import Input, NodeObserved
 from agent.monitors.monitor import Monitor
 from agent.probe import netlink
 from agent.probe.network import NetworkProbe
+from muster.protocol.control_channel import NodeChanges
 
 # An interface that comes up sends many notifications and gets its addresses one by one.
 SETTLE_S: Final = 1.0
@@ -22,7 +23,7 @@ _log = structlog.get_logger("agent.monitors.interfaces")
 
 
 class InterfaceMonitor(Monitor):
-    """Posts NetworkObserved after every change, once it has settled."""
+    """Posts the interfaces after every change, once it has settled."""
 
     def __init__(
         self, probe: NetworkProbe, post: Callable[[Input], None], settle_s: float = SETTLE_S
@@ -64,4 +65,4 @@ class InterfaceMonitor(Monitor):
         except OSError as error:
             _log.warning("network_not_read", why=str(error))
             return
-        self._post(NetworkObserved(interfaces))
+        self._post(NodeObserved(NodeChanges(interfaces=interfaces)))

@@ -11,7 +11,15 @@ from typing import Final
 import structlog
 
 from agent.config import Ports
-from agent.core.inputs import NO_FABRIC, FabricObserved, Input, ShimFailed, TaskPaths, TaskPlaced
+from agent.core.inputs import (
+    NO_FABRIC,
+    Input,
+    ShimFailed,
+    TaskChanges,
+    TaskObserved,
+    TaskPaths,
+    TaskPlaced,
+)
 from agent.core.shim_protocol import ShimCommand
 from agent.gang.ports import NoPortsError, free_ports
 from agent.logs.shipper import LogShipper
@@ -221,7 +229,8 @@ class TaskRegistry:
         return ours
 
     async def _look(self, task: TaskId) -> None:
-        self._post(FabricObserved(task, await self._fabric.look(task)))
+        fabric = await self._fabric.look(task)
+        self._post(TaskObserved(task, TaskChanges(fabric=fabric)))
 
     def _place(self, prepare: PrepareTask, taken: set[int]) -> TaskPlaced:
         """Create the task's directories; runs in a thread, because the disk may be slow."""

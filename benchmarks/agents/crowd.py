@@ -29,6 +29,7 @@ from muster.protocol.control_channel import (
     Heartbeat,
     Hello,
     Inventory,
+    NodeObservations,
     PrepareTask,
     Report,
     StopTask,
@@ -163,7 +164,14 @@ class Crowd:
 
 def _hello(name: NodeName) -> Hello:
     inventory = Inventory(address="127.0.0.1", machine_id=f"machine-{name}", cpus=4)
-    return Hello(name, f"agent-{name}", f"boot-{name}", "0", inventory, protocol_max=PROTOCOL_MAX)
+    return Hello(
+        name,
+        f"agent-{name}",
+        f"boot-{name}",
+        "0",
+        NodeObservations(inventory),
+        protocol_max=PROTOCOL_MAX,
+    )
 
 
 if __name__ == "__main__":

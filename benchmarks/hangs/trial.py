@@ -15,6 +15,7 @@ from muster.protocol.control_channel import (
     Heartbeat,
     Hello,
     Inventory,
+    NodeObservations,
     Prepared,
     Report,
     StacksReport,
@@ -109,7 +110,7 @@ class Trial:
             f"id-{name}",
             f"boot-{name}",
             "0.1.0",
-            inventory,
+            NodeObservations(inventory),
             tasks,
             protocol_max=PROTOCOL_MAX,
         )

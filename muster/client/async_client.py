@@ -30,7 +30,7 @@ from muster.client.errors import ClientError
 from muster.client.http_common import HttpContext
 from muster.client.retry import OnTrouble, RetryPolicy
 from muster.http.job_actions import CancelAnswer, ChangeAnswer, SignalAnswer
-from muster.http.node_actions import DrainRequest, NodeAnswer
+from muster.http.node_actions import DrainRequest, LostAnswer, NodeAnswer
 from muster.http.views import (
     EnvironmentView,
     EventList,
@@ -299,6 +299,11 @@ class AsyncClient:
         """Forget a node that is gone, and return it as it was. Raises ApiError (409 if it is
         connected or may still run something)."""
         return await self._call(endpoints.remove(name))
+
+    async def declare_lost(self, name: str) -> LostAnswer:
+        """Declare that nothing of a job runs any more on a node that is not connected: its tasks
+        are over. Raises ApiError (409 if it is connected)."""
+        return await self._call(endpoints.lost(name))
 
     async def version(self) -> VersionView:
         """Return the coordinator's version, and the user and role of the token."""

@@ -28,7 +28,7 @@ from muster.client.http_common import HttpContext
 from muster.client.retry import OnTrouble, RetryPolicy
 from muster.client.sync_transport import Transport
 from muster.http.job_actions import CancelAnswer, ChangeAnswer, SignalAnswer
-from muster.http.node_actions import DrainRequest, NodeAnswer
+from muster.http.node_actions import DrainRequest, LostAnswer, NodeAnswer
 from muster.http.views import (
     EnvironmentView,
     EventList,
@@ -290,6 +290,11 @@ class Client:
         """Forget a node that is gone, and return it as it was. Raises ApiError (409 if it is
         connected or may still run something)."""
         return self._call(endpoints.remove(name))
+
+    def declare_lost(self, name: str) -> LostAnswer:
+        """Declare that nothing of a job runs any more on a node that is not connected: its tasks
+        are over. Raises ApiError (409 if it is connected)."""
+        return self._call(endpoints.lost(name))
 
     def version(self) -> VersionView:
         """Return the coordinator's version, and the user and role of the token."""

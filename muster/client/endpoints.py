@@ -25,7 +25,7 @@ from muster.http.job_actions import (
     SignalAnswer,
     SignalRequest,
 )
-from muster.http.node_actions import DrainRequest, NodeAnswer, ResumeRequest
+from muster.http.node_actions import DrainRequest, LostAnswer, NodeAnswer, ResumeRequest
 from muster.http.views import (
     EnvironmentView,
     EventList,
@@ -213,6 +213,10 @@ def remove(name: str) -> Call[NodeAnswer]:
     return Call(NodeAnswer, "POST", _node_path(name, "remove"), body=b"{}", patience_s=CHANGE_S)
 
 
+def lost(name: str) -> Call[LostAnswer]:
+    return Call(LostAnswer, "POST", _node_path(name, "lost"), body=b"{}", patience_s=CHANGE_S)
+
+
 def _node_path(name: str, verb: str) -> str:
     from urllib.parse import quote
 
@@ -274,7 +278,7 @@ def all_nodes() -> Steps[NodeList]:
         found += page.nodes
         cursor = page.cursor
         if cursor is None:
-            return NodeList(tuple(found))
+            return NodeList(tuple(found), None, page.awaited, page.held)
 
 
 def find_job(text: str) -> Steps[int]:

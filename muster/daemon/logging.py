@@ -7,7 +7,9 @@ not printed. That is a safety net: code should not log secrets in the first plac
 import contextlib
 import functools
 import logging
+import os
 import re
+import select
 import sys
 from collections.abc import Mapping
 from typing import Literal, TextIO
@@ -19,6 +21,7 @@ Format = Literal["auto", "json", "console"]
 Level = Literal["debug", "info", "warning", "error"]
 
 REDACTED = "[redacted]"
+WAITING_BYTES_MAX = 1 << 20
 # The last word of a key decides: agent_token is a secret, token_id and token_file are not.
 _SECRET_WORDS = frozenset({"token", "tokens", "secret", "secrets", "authorization", "password"})
 _BEARER = re.compile(r"(?i)\b(bearer)\s+[^\s\"',;]+")
@@ -48,7 +51,7 @@ def configure(*, level: Level, fmt: Format, stream: TextIO | None = None) -> Non
         renderer = structlog.dev.ConsoleRenderer(
             colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
-    handler = logging.StreamHandler(out)
+    handler = logging.StreamHandler(_Output(out))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.PositionalArgumentsFormatter(), *shared],
@@ -73,10 +76,59 @@ def configure(*, level: Level, fmt: Format, stream: TextIO | None = None) -> Non
     )
 
 
+class _Output:
+    """A stream to which nobody waits to write: a daemon must not stop because the reader of its log
+    does, such as a pipe to a program that hangs.
+
+    Lines wait in memory until the reader goes on. Beyond `WAITING_BYTES_MAX`, they are dropped and
+    counted.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._waiting = bytearray()
+        self._dropped = 0
+        self._poll: select.poll | None = None
+        with contextlib.suppress(OSError, ValueError):  # not every stream is a file
+            self._fd = stream.fileno()
+            self._poll = select.poll()
+            self._poll.register(self._fd, select.POLLOUT)
+
+    def write(self, text: str) -> None:
+        """Write text, or keep it. Raises OSError and ValueError."""
+        if self._poll is None:
+            self._stream.write(text)
+            self._stream.flush()
+            return
+        data = text.encode(errors="backslashreplace")
+        if len(self._waiting) + len(data) > WAITING_BYTES_MAX:
+            self._dropped += data.count(b"\n")
+        else:
+            self._waiting += data
+        self._write_waiting(self._poll)
+        if self._dropped and not self._waiting:
+            dropped, self._dropped = self._dropped, 0
+            self._waiting += b'{"event":"log_lines_dropped","lines":%d}\n' % dropped
+            self._write_waiting(self._poll)
+
+    def _write_waiting(self, poll: select.poll) -> None:
+        # A pipe that is ready takes that much without a pause.
+        while self._waiting and poll.poll(0):
+            try:
+                del self._waiting[: os.write(self._fd, self._waiting[: select.PIPE_BUF])]
+            except OSError:
+                # It is closed, or its disk is full: these lines are lost.
+                self._waiting.clear()
+                raise
+
+    def flush(self) -> None:
+        """Nothing more is to be done: `write` has done what is possible now."""
+
+
 class _Lines:
     """Writes the lines of one logger the way the handler writes those of libraries."""
 
-    def __init__(self, handler: "logging.StreamHandler[TextIO]", name: str = "root") -> None:
+    def __init__(self, handler: "logging.StreamHandler[_Output]", name: str = "root") -> None:
         self.name = name
         self._handler = handler
 

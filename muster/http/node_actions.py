@@ -38,6 +38,25 @@ class RemoveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of `POST /v1/nodes/{id}/remove`."""
 
 
+class LostRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/nodes/{id}/lost`."""
+
+
+class LostAnswer(msgspec.Struct, frozen=True):
+    """Response of `POST /v1/nodes/{id}/lost`. `changed` is false if nothing had to change. After a
+    restore, the node may be one of which the restored journal has only the name.
+    """
+
+    name: str
+    changed: bool
+
+
+class LostNodes(msgspec.Struct, frozen=True):
+    """Nodes that were declared lost."""
+
+    nodes: tuple[LostAnswer, ...]
+
+
 class NodeAnswer(msgspec.Struct, frozen=True):
     """Response of drain, resume and remove (the last known state). `changed` is false if nothing
     had to change.

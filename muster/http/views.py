@@ -311,10 +311,16 @@ class NodeView(msgspec.Struct, frozen=True):
 
 
 class NodeList(msgspec.Struct, frozen=True):
-    """A page of nodes, sorted by name; `cursor` requests the next page, if any."""
+    """A page of nodes, sorted by name; `cursor` requests the next page, if any.
+
+    After a restore, `awaited` names the nodes that have not said hello, with those of which only
+    the name is known, and `held` says why no job is placed.
+    """
 
     nodes: tuple[NodeView, ...]
     cursor: str | None = None
+    awaited: tuple[str, ...] = ()
+    held: str = ""
 
 
 class EventView(msgspec.Struct, frozen=True):

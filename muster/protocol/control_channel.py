@@ -12,12 +12,13 @@ ignored.
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeFabric, NodeRdma, TaskFabric
 from muster.protocol.gpus import GpuDevice, IdleGpus, usable
 from muster.protocol.hangs import RankActivity, RankStacks, RecordedRank
-from muster.protocol.hardware_events import HardwareEvent
+from muster.protocol.hardware_events import EVENTS_MAX, HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.outcome import ExitStatus
@@ -62,10 +63,67 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
 def with_devices(inventory: Inventory, devices: tuple[GpuDevice, ...]) -> Inventory:
     """Return the same node with these GPUs."""
     given = usable(devices)
-    model = next((device.model for device in given if device.model), "")
-    return msgspec.structs.replace(
-        inventory, devices=devices, gpus=len(given), gpu_model=model or inventory.gpu_model
+    model = next((device.model for device in given if device.model), inventory.gpu_model)
+    return replace(inventory, devices=devices, gpus=len(given), gpu_model=model)
+
+
+class NodeObservations(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Everything that an agent observes of its node.
+
+    `ports` are abnormal RDMA ports, `disks` those that are full or hang, `hardware` the last events
+    of this boot.
+    """
+
+    inventory: Inventory
+    ports: tuple[PortHealth, ...] = ()
+    disks: tuple[DiskHealth, ...] = ()
+    hardware: tuple[HardwareEvent, ...] = ()
+
+
+class NodeChanges(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A change of NodeObservations. None is unchanged; `hardware` are new events."""
+
+    interfaces: tuple[Interface, ...] | None = None
+    devices: tuple[GpuDevice, ...] | None = None
+    rdma: NodeRdma | None = None
+    ports: tuple[PortHealth, ...] | None = None
+    disks: tuple[DiskHealth, ...] | None = None
+    hardware: tuple[HardwareEvent, ...] = ()
+
+
+def diff(old: NodeObservations, new: NodeObservations) -> NodeChanges:
+    """Return the changes that lead from `old` to `new`."""
+    was, now = old.inventory, new.inventory
+    return NodeChanges(
+        interfaces=None if now.interfaces == was.interfaces else now.interfaces,
+        devices=None if now.devices == was.devices else now.devices,
+        rdma=None if now.rdma == was.rdma else now.rdma,
+        ports=None if new.ports == old.ports else new.ports,
+        disks=None if new.disks == old.disks else new.disks,
+        hardware=tuple(event for event in new.hardware if event not in old.hardware),
     )
+
+
+def merge(old: NodeObservations, changes: NodeChanges) -> NodeObservations:
+    """Return the observations after the changes."""
+    return NodeObservations(
+        merge_inventory(old.inventory, changes),
+        old.ports if changes.ports is None else changes.ports,
+        old.disks if changes.disks is None else changes.disks,
+        (*old.hardware, *changes.hardware)[-EVENTS_MAX:],
+    )
+
+
+def merge_inventory(old: Inventory, changes: NodeChanges) -> Inventory:
+    """Return the inventory after the changes; `old` itself if they do not concern it."""
+    merged = old
+    if changes.interfaces is not None:
+        merged = replace(merged, interfaces=changes.interfaces)
+    if changes.devices is not None:
+        merged = with_devices(merged, changes.devices)
+    if changes.rdma is not None:
+        merged = replace(merged, rdma=changes.rdma)
+    return merged
 
 
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -189,20 +247,19 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
-    """The first message of a connection: the agent's identity, its resources, and all of its tasks.
+    """The first message of a connection: the agent's identity, its node, and all of its tasks.
 
     `cluster` and `epoch_seen` are those of the coordinator that it served last. `instance`
-    identifies the agent process, `wall_s` is its wall clock. `ports` are abnormal RDMA ports,
-    `hardware` the last events of this boot, `disks` those that are full or hang. `protocol_min` and
-    `protocol_max` are the supported range; they have fixed defaults, because the sender omits a
-    default and the receiver fills in its own.
+    identifies the agent process, `wall_s` is its wall clock. `protocol_min` and `protocol_max` are
+    the supported range; they have fixed defaults, because the sender omits a default and the
+    receiver fills in its own.
     """
 
     node: NodeName
     agent_id: str
     boot_id: str
     version: str
-    inventory: Inventory
+    observed: NodeObservations
     tasks: tuple[TaskReport, ...] = ()
     epoch_seen: int = 0
     cluster: str = ""
@@ -210,26 +267,20 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
     protocol_max: int = 1
     instance: str = ""
     wall_s: float | None = None
-    ports: tuple[PortHealth, ...] = ()
-    hardware: tuple[HardwareEvent, ...] = ()
-    disks: tuple[DiskHealth, ...] = ()
+
+    @property
+    def inventory(self) -> Inventory:
+        return self.observed.inventory
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
-    """Sent at the agent's own interval; `sent_s` is its clock and is returned in the answer.
-
-    `interfaces`, `devices`, `ports`, `rdma` and `disks` are present if they have changed since
-    Hello, `hardware` if there are new events. `wall_s` is the agent's wall clock.
+    """Sent at the agent's own interval, and on every change of its node; `sent_s` is its clock and
+    is returned in the answer. `wall_s` is the agent's wall clock.
     """
 
     sent_s: float
-    interfaces: tuple[Interface, ...] | None = None
     wall_s: float | None = None
-    devices: tuple[GpuDevice, ...] | None = None
-    ports: tuple[PortHealth, ...] | None = None
-    rdma: NodeRdma | None = None
-    hardware: tuple[HardwareEvent, ...] = ()
-    disks: tuple[DiskHealth, ...] | None = None
+    changes: NodeChanges = NodeChanges()
 
 
 class StacksReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="stacks"):

@@ -69,6 +69,7 @@ class CauseCode(enum.Enum):
     HARDWARE = "hardware_failed"
     HUNG = "hung"
     IDLE = "idle"
+    RESTORED = "restored"
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):

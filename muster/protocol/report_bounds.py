@@ -13,9 +13,10 @@ import msgspec
 
 from muster.protocol.control_channel import (
     Checkpoint,
-    Heartbeat,
     Hello,
     Inventory,
+    NodeChanges,
+    NodeObservations,
     Prepared,
     RankReport,
     Refusal,
@@ -62,8 +63,9 @@ _OF_TYPE: Final[dict[type[msgspec.Struct], Limit]] = {
     Checkpoint: Limit(chars=256),
 }
 _OF_FIELD: Final[dict[tuple[type[msgspec.Struct], str], Limit]] = {
-    **{(Hello, name): _ENDLESS for name in ("tasks", "hardware", "disks")},
-    **{(Heartbeat, name): _ENDLESS for name in ("interfaces", "devices", "hardware", "disks")},
+    (Hello, "tasks"): _ENDLESS,
+    **{(NodeObservations, name): _ENDLESS for name in ("hardware", "disks")},
+    **{(NodeChanges, name): _ENDLESS for name in ("interfaces", "devices", "hardware", "disks")},
     **{(RankReport, name): _TAIL for name in ("error", "stderr", "kernel", "oom_said")},
     **{(TaskReport, name): _RANKS for name in ("ranks", "activity", "survivors")},
     **{(StacksReport, name): _RANKS for name in ("ranks", "activity", "recorded")},

@@ -41,7 +41,7 @@ def _text(job: Job | None, fact: f.Fact) -> str:
         case TaskFact():
             node = f"node {fact.rank}"
             if job is not None:
-                node = job.attempts[fact.attempt - 1].tasks[fact.rank].node
+                node = job.attempt(fact.attempt).tasks[fact.rank].node
             return f"attempt {fact.attempt}, {node}: {text}"
         case AttemptFact():
             return f"attempt {fact.attempt}: {text}"

@@ -1,8 +1,15 @@
-"""Routes that change a node: drain, resume and remove."""
+"""Routes that change a node: drain, resume, remove and lost."""
 
 from aiohttp import web
 
-from muster.http.node_actions import DrainRequest, NodeAnswer, RemoveRequest, ResumeRequest
+from muster.http.node_actions import (
+    DrainRequest,
+    LostAnswer,
+    LostRequest,
+    NodeAnswer,
+    RemoveRequest,
+    ResumeRequest,
+)
 from muster.http.views import NodeView
 from muster.protocol.ids import NodeName
 from orchestrator.api.http.access import TOKEN
@@ -12,7 +19,12 @@ from orchestrator.api.http.responses import reply
 from orchestrator.api.jobs import declined
 from orchestrator.api.nodes import unknown_node
 from orchestrator.core.facts.effects import UNKNOWN_NODE, Declined, NodeServiceChanged, Result
-from orchestrator.core.facts.inputs import DrainReceived, RemoveReceived, ResumeReceived
+from orchestrator.core.facts.inputs import (
+    DrainReceived,
+    LostReceived,
+    RemoveReceived,
+    ResumeReceived,
+)
 from orchestrator.core.views.display import node_seen
 from orchestrator.shell.coordinator import Coordinator
 
@@ -59,6 +71,15 @@ class NodeActionsApi:
         result = await self._coordinator.request(lambda rid: RemoveReceived(rid, name, user))
         if isinstance(result, NodeServiceChanged):
             return reply(NodeAnswer(view, changed=True))
+        return await self._answer(name, result)
+
+    async def lost(self, request: web.Request) -> web.Response:
+        """Declare a node lost that is not connected."""
+        name, user = NodeName(request.match_info["id"]), request[TOKEN].user
+        await struct_body(request, LostRequest)
+        result = await self._coordinator.request(lambda rid: LostReceived(rid, name, user))
+        if isinstance(result, NodeServiceChanged):
+            return reply(LostAnswer(name, result.anything))
         return await self._answer(name, result)
 
     async def _view(self, name: NodeName) -> NodeView:

@@ -18,6 +18,7 @@ from orchestrator.api.http.request_parsing import read_query, shown
 from orchestrator.api.http.responses import reply
 from orchestrator.core.engine.decide import VERSION
 from orchestrator.core.facts.effects import UNKNOWN_NODE
+from orchestrator.core.scheduling.restore_hold import silent_nodes, why_held
 from orchestrator.core.views.display import node_seen
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.fd_limits import shortage
@@ -56,7 +57,8 @@ class NodesApi:
         more = len(names) > begin + query.limit
         limits = self._coordinator.limits
         views = tuple(node_seen(state, state.nodes[name], now, limits) for name in page)
-        return reply(NodeList(views, make_cursor(_NODES, page[-1]) if more else None))
+        cursor = make_cursor(_NODES, page[-1]) if more else None
+        return reply(NodeList(views, cursor, tuple(silent_nodes(state)), why_held(state)))
 
     async def node(self, request: web.Request) -> web.Response:
         name = NodeName(request.match_info["id"])

@@ -7,6 +7,7 @@ import sqlite3
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,10 +20,18 @@ from muster.daemon.durable_files import (
 )
 from muster.daemon.errors import DirectoryLockedError, FileError
 from muster.protocol.ids import JobId
+from orchestrator.core.facts.restored import JournalRestored
 from orchestrator.journal import schema
 from orchestrator.journal.archive import check_archive
 from orchestrator.journal.errors import CorruptJournalError, JournalError, LostTailError
 from orchestrator.journal.journal import last_seq, records, refuse_network
+from orchestrator.journal.left_out import (
+    ATTEMPTS_LEFT_OUT,
+    Later,
+    first_attempt,
+    later_than,
+    leave_out,
+)
 from orchestrator.journal.loss import (
     LAST_JOB,
     REPLACED,
@@ -42,9 +51,6 @@ from orchestrator.journal.reader_pool import frozen, read_only
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.schema import FILE_NAME, check, upgrade
 
-# Epochs and jobs that the backup does not know may have existed: skip these numbers.
-_EPOCHS_LEFT_OUT: Final = 1_000_000
-_JOBS_LEFT_OUT: Final = 1000
 # The log first: a database that stays behind without it is noticed at the next start.
 _PARTS: Final = ("-shm", "-wal", "")
 
@@ -166,10 +172,12 @@ def _examine(database: sqlite3.Connection, path: Path) -> Examined | None:
 
 class Replaced(NamedTuple):
     """The new name of the journal that was in place, and the last job that is known to have been
-    there or whose number was left out for one that may have been."""
+    there or whose number was left out for one that may have been. `later` is what else is known of
+    the time since the backup."""
 
     journal: Path
     last_job: int
+    later: Later
 
 
 def restore(
@@ -178,18 +186,25 @@ def restore(
     next_job: int,
     logs: Path | None = None,
     attempts: Mapping[JobId, Mapping[int, int]] | None = None,
+    *,
+    at: float = 0.0,
+    go: bool = False,
 ) -> Replaced:
     """Replace the journal by a verified backup.
 
     `next_job` follows the last job in the backup. Later jobs and epochs may have left traces on
     nodes, so their numbers are not reused. They are found in the current journal and in `logs` (as
     in `Journal.open`). `attempts` has, for each job that has not ended by the backup, the number of
-    tasks of each attempt. Later attempts, and nodes that join an attempt, may get the same numbers
-    again, so the logs of others are renamed.
+    tasks of each attempt. New attempts leave numbers out as well. The logs of later attempts, and
+    of nodes that joined an attempt, are renamed, because the restored journal does not know them.
+    Its last record, of the time `at` (UTC seconds), makes the coordinator wait for all nodes before
+    it places anything, unless `go`.
+
     Raises DirectoryLockedError, FileError and JournalError.
     """
     path = state_dir / FILE_NAME
     temporary = state_dir / f".{FILE_NAME}.{RESTORED}"
+    stored = logs or state_dir / "logs"
     with lock_directory(state_dir):
         _undo(path)
         try:
@@ -201,13 +216,20 @@ def restore(
                 ) as database:
                     epoch, last_job = _last(path, logs)
                     last_job = max(next_job - 1, last_job, last_with_logs(path, logs))
-                    _leave_out(database, epoch, last_job)
+                    last_attempts = {
+                        job: max(of, default=0) for job, of in (attempts or {}).items()
+                    }
+                    later = later_than(last_attempts, path, partial(_in_place, path), stored)
+                    first = first_attempt(_free_number(path))
+                    known = tuple(sorted(later.attempts.items()))
+                    record = JournalRestored(ATTEMPTS_LEFT_OUT, later.nodes, known, go, first)
+                    leave_out(database, epoch, last_job, record, at)
                 give_to_owner(temporary)
                 sync_file(temporary)
                 aside = _swap(
                     path,
                     temporary,
-                    lambda: _set_logs_aside(logs or state_dir / "logs", attempts or {}),
+                    lambda: _set_logs_aside(stored, attempts or {}),
                 )
                 remove_leftovers(state_dir, FILE_NAME)
                 sync_directory(state_dir)
@@ -215,7 +237,7 @@ def restore(
             with contextlib.suppress(FileError):
                 _undo(path)
             raise FileError(f"{copy} cannot be restored to {path}: {error}") from error
-    return Replaced(aside, last_job)
+    return Replaced(aside, last_job, later)
 
 
 def undo_interrupted_restore(state_dir: Path) -> None:
@@ -315,17 +337,6 @@ def _hold(state_dir: Path, held: contextlib.ExitStack) -> bool:
     return True
 
 
-def _leave_out(database: sqlite3.Connection, last_epoch: int | None, last_job: int) -> None:
-    (epoch,) = database.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
-    epoch = epoch + _EPOCHS_LEFT_OUT if last_epoch is None else max(epoch, last_epoch)
-    first_job = last_job + 1 + _JOBS_LEFT_OUT
-    database.execute("BEGIN IMMEDIATE")
-    database.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", (epoch,))
-    database.execute("INSERT OR REPLACE INTO meta VALUES ('first_job', ?)", (first_job,))
-    database.execute("DELETE FROM meta WHERE name = 'database'")
-    database.execute("COMMIT")
-
-
 def _last(path: Path, logs: Path | None) -> tuple[int | None, int]:
     """Return the number of epochs and the last job of the current journal; None and 0 if
     unknown.
@@ -401,9 +412,7 @@ def _swap(path: Path, made: Path, meanwhile: Callable[[], None]) -> Path:
     the next restore can undo what a kill in between left. `meanwhile` runs in between, while no
     coordinator can start. Raises OSError.
     """
-    number = 1
-    while any(old.exists() for _, old in _files(path, number)):
-        number += 1
+    number = _free_number(path)
     restoring = Path(f"{path}.{RESTORING}-{number}")
     os.rename(made, restoring)
     sync_directory(path.parent)
@@ -414,6 +423,14 @@ def _swap(path: Path, made: Path, meanwhile: Callable[[], None]) -> Path:
     meanwhile()
     os.rename(restoring, path)
     return _replaced(path, number)
+
+
+def _free_number(path: Path) -> int:
+    """Return the number of the next journal that is replaced, from 1."""
+    number = 1
+    while any(old.exists() for _, old in _files(path, number)):
+        number += 1
+    return number
 
 
 def _undo(path: Path) -> None:

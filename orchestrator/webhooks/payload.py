@@ -41,7 +41,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def message(state: State, job: Job, number: int, notice: QueuedWebhook, now: Instant) -> Message:
-    attempt = job.attempts[notice.attempt - 1] if notice.attempt else None
+    attempt = job.attempt(notice.attempt) if notice.attempt else None
     goes_on = nf.WebhookEvent(notice.event) in _GOES_ON
     cause = None if attempt is None or goes_on else attempt.cause
     return Message(

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -138,3 +139,22 @@ def test_what_only_sounds_like_a_secret_is_written() -> None:
     )
     (line,) = lines(stream)
     assert (line["token_id"], line["token_file"], line["tokenizer"]) == ("t1", "/etc/x", "bpe")
+
+
+def test_a_reader_that_stops_holds_no_daemon_up() -> None:
+    """Lines wait for it, and beyond a bound they are dropped and counted."""
+    reads, writes = os.pipe()
+    with os.fdopen(writes, "w") as stream, os.fdopen(reads, "rb", buffering=0) as reader:
+        configure(level="info", fmt="json", stream=stream)
+        log = structlog.get_logger("test")
+        for number in range(20_000):
+            log.info("line", number=number, text="x" * 100)
+        data = b""
+        while b"log_lines_dropped" not in data:
+            # Each further line takes along what waits.
+            log.info("more")
+            data += reader.read(1 << 16)
+    found = [json.loads(line) for line in data.splitlines()]
+    numbers = [line["number"] for line in found if line["event"] == "line"]
+    assert numbers == list(range(len(numbers)))
+    assert found[-1]["lines"] >= 20_000 - len(numbers) > 0

@@ -15,6 +15,7 @@ from muster.protocol.control_channel import (
     ForgetTask,
     Hello,
     Inventory,
+    NodeObservations,
     Prepared,
     PrepareTask,
     RankReport,
@@ -142,14 +143,15 @@ class FakeLogLink:
         return heard
 
 
-def hello(name: str, **fields: Any) -> Hello:
-    inventory = Inventory(address="127.0.0.1", machine_id=f"machine-{name}", cpus=4)
+def hello(name: str, inventory: Inventory | None = None, **fields: Any) -> Hello:
+    if inventory is None:
+        inventory = Inventory(address="127.0.0.1", machine_id=f"machine-{name}", cpus=4)
     values: dict[str, Any] = {
         "node": NodeName(name),
         "agent_id": f"agent-{name}",
         "boot_id": f"boot-{name}",
         "version": "0.1.0",
-        "inventory": inventory,
+        "observed": NodeObservations(inventory),
         "protocol_max": PROTOCOL_MAX,
         **fields,
     }

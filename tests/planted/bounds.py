@@ -18,7 +18,8 @@ from agent.link.inbox import Inbox as AgentInbox
 from agent.logs.offsets import WINDOW_BYTES, LogOffsets, Stream
 from muster.daemon.clock import SystemClock
 from muster.daemon.timers import Timers
-from muster.protocol.control_channel import Inventory
+from muster.protocol import control_channel
+from muster.protocol.control_channel import Inventory, NodeChanges, NodeObservations
 from muster.protocol.hardware_events import EVENTS_MAX, Grade, HardwareEvent
 from muster.protocol.ids import JobId, NodeName, TaskId
 from muster.protocol.log_channel import CHUNK_BYTES_MAX, StreamAt, StreamId, StreamKind
@@ -99,12 +100,14 @@ def bytes_on_their_way_have_a_bound(_: Path) -> None:
 
 def an_agent_keeps_the_last_events_of_its_hardware(_: Path) -> None:
     state = agent_state.State(
-        agent_state.Identity(NodeName("n1"), "id", "boot", "0.1.0", Inventory("10.0.0.1", "m1"))
+        agent_state.Identity(NodeName("n1"), "id", "boot", "0.1.0"),
+        NodeObservations(Inventory("10.0.0.1", "m1")),
     )
     for number in range(MANY):
         event = HardwareEvent("boot", number, "link", Grade.NOTE, "a link is down")
-        agent_evolve.apply(state, agent_facts.HardwareKnown(event))
-    assert len(state.hardware) <= EVENTS_MAX, f"{len(state.hardware)} events are kept"
+        agent_evolve.apply(state, agent_facts.NodeChanged(NodeChanges(hardware=(event,))))
+    kept = len(state.observed.hardware)
+    assert kept <= EVENTS_MAX, f"{kept} events are kept"
 
 
 # --- the coordinator --------------------------------------------------------------------------
@@ -268,7 +271,7 @@ BUGS = (
     Bug(
         "an agent keeps every event of its hardware",
         "I8",
-        put(agent_evolve, "EVENTS_MAX", 10**9),
+        put(control_channel, "EVENTS_MAX", 10**9),
         an_agent_keeps_the_last_events_of_its_hardware,
     ),
     Bug(

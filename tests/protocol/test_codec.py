@@ -54,14 +54,16 @@ REPORT = m.TaskReport(
     doomed=True,
 )
 REPORTS: tuple[m.Report, ...] = (
-    m.Hello(NodeName("n"), "id", "boot", "0.1.0", INVENTORY, (REPORT,), 4),
+    m.Hello(NodeName("n"), "id", "boot", "0.1.0", m.NodeObservations(INVENTORY), (REPORT,), 4),
     REPORT,
     m.TaskReport(TASK, TaskState.ASSIGNED, refusal=m.Refusal("no_folder", "no /x", True)),
     m.Heartbeat(12.5),
     m.Heartbeat(
         12.5,
-        hardware=(
-            HardwareEvent("b", 7, "xid 79", Grade.CRITICAL, "GPU: Xid 79", task=TASK, pid=3),
+        changes=m.NodeChanges(
+            hardware=(
+                HardwareEvent("b", 7, "xid 79", Grade.CRITICAL, "GPU: Xid 79", task=TASK, pid=3),
+            )
         ),
     ),
     m.StacksReport(
@@ -72,7 +74,7 @@ REPORTS: tuple[m.Report, ...] = (
         (RankActivity(3, True, 70.0, None, 12.0, 5.0, Doing.STOPPED, "futex", (Sign.LOG,)),),
         (RecordedRank(3, 7, 6, "all_reduce"),),
     ),
-    m.Heartbeat(12.5, rdma=NodeRdma("InfiniBand MT4129", 6, 8, "0f", "")),
+    m.Heartbeat(12.5, 1.0, m.NodeChanges(rdma=NodeRdma("InfiniBand MT4129", 6, 8, "0f", ""))),
 )
 COMMANDS: tuple[m.Command, ...] = (
     m.Welcome(3, SessionId(7), 300.0, 5.0, "0.1.0", "c1", (TASK,)),
@@ -184,12 +186,7 @@ def test_a_message_of_a_later_protocol_is_told_from_one_that_is_broken() -> None
 def test_the_window_of_protocols_is_always_said() -> None:
     """Left out as a default, it would be read as that of whoever reads it."""
     hello = m.Hello(
-        NodeName("n"),
-        "id",
-        "boot",
-        "0.1.0",
-        INVENTORY,
-        protocol_max=9,
+        NodeName("n"), "id", "boot", "0.1.0", m.NodeObservations(INVENTORY), protocol_max=9
     )
     said = codec.encode(ReportFrame(1, hello))
     assert b'"protocol_max":9' in said

@@ -11,7 +11,10 @@ from muster.protocol import kernel_log
 from muster.protocol.codec import FRAME_BYTES_MAX, ReportFrame, decode_report
 from muster.protocol.control_channel import (
     Checkpoint,
+    Heartbeat,
     Hello,
+    NodeChanges,
+    NodeObservations,
     Prepared,
     RankReport,
     Refusal,
@@ -20,6 +23,7 @@ from muster.protocol.control_channel import (
     TaskReport,
 )
 from muster.protocol.fabric import PORTS_MAX, FabricPort, MissingPort, NodeFabric
+from muster.protocol.gpus import GpuDevice
 from muster.protocol.hangs import Frame, RankStacks, ThreadStack
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.outcome import ExitStatus
@@ -102,7 +106,16 @@ def test_what_an_honest_agent_sends_arrives_as_it_was() -> None:
         prepared=prepared(fabric=NodeFabric(ports=ports), addresses=("10.0.0.1",) * 200),
     )
     assert bounded(said) is said
-    hello = Hello(NodeName("n1"), "id", "boot", "1", INVENTORY, tasks=(said,) * 100)
+    hello = Hello(NodeName("n1"), "id", "boot", "1", NodeObservations(INVENTORY), (said,) * 100)
+    assert bounded(hello) is hello
+
+
+def test_what_is_refused_as_too_large_is_not_cut() -> None:
+    devices = tuple(GpuDevice(f"{n}") for n in range(1000))
+    beat = Heartbeat(1.0, changes=NodeChanges(devices=devices))
+    assert bounded(beat) is beat
+    known = NodeObservations(msgspec.structs.replace(INVENTORY, devices=devices))
+    hello = Hello(NodeName("n1"), "id", "boot", "1", known)
     assert bounded(hello) is hello
 
 

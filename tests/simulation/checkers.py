@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
 from agent.core.shim_protocol import ShimPhase
-from muster.protocol.ids import JobId
+from muster.protocol.ids import JobId, parse_task_id
 from muster.protocol.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode
 from orchestrator.core.engine.invariants import check
@@ -52,6 +52,7 @@ class Checkers:
     replay: Replay = field(default_factory=Replay)
     causes: dict[tuple[JobId, int], Cause] = field(default_factory=dict)
     ends: dict[JobId, Cause] = field(default_factory=dict)
+    numbers: dict[JobId, int] = field(default_factory=dict)  # last attempts, over all restores
     epoch: int = 0
     peace_at: float = math.inf
     over: set[JobId] = field(default_factory=set)
@@ -111,6 +112,9 @@ class Checkers:
             self.fail(f"queue: job {job.id} is placed before job {ahead[0]}")
         if job.id in self.promises.holds:
             self.fail(f"hold: job {job.id} is placed although it is held")
+        awaited = state.awaited - state.answered
+        if awaited:
+            self.fail(f"restore: job {job.id} is placed, and {sorted(awaited)} may run it")
         if job.cancel is not None:
             self.fail(f"I1: job {job.id} is placed although it was cancelled")
         if not job.spec.nodes <= len(fact.nodes) <= job.spec.most_nodes:
@@ -121,7 +125,8 @@ class Checkers:
         for queue in state.queues.values():
             if queue:
                 job = state.jobs[queue[0][1]]
-                if fits(state, job.spec, job.avoid):
+                unknown = any(parse_task_id(task)[0] == job.id for _, task in state.unknown)
+                if fits(state, job.spec, job.avoid) and not unknown:
                     self.fail(f"queue: job {job.id} waits although it fits")
                 if chance(state, job).starts_now:
                     self.fail(f"explain: job {job.id} is said to start now, and waits")
@@ -136,8 +141,12 @@ class Checkers:
                 case f.JobEnded(job, cause):
                     self._once(self.ends, job, cause)
                     for shim in self.ground.of_job.get(job, {}).values():
-                        if not shim.wedged:
+                        if not shim.wedged and not self.ground.of_before(job, shim.attempt):
                             self.fail(f"I4: job {job} has ended, {shim.task} on {shim.node} not")
+                case f.AttemptPlaced(job, attempt):
+                    if attempt <= self.numbers.get(job, 0):
+                        self.fail(f"numbers: attempt {attempt} of job {job} is made again")
+                    self.numbers[job] = attempt
                 case f.AttemptArranged(job, attempt, _, _, endpoints):
                     self._check_network(job, attempt, endpoints)
                 case f.TaskCleaned(job, attempt, rank):
@@ -154,27 +163,27 @@ class Checkers:
         subnets = {endpoint.address.rpartition(".")[0] for endpoint in endpoints}
         if len(subnets) != 1:
             self.fail(f"network: attempt {job}.{attempt} is to meet in {sorted(subnets)}")
-        tasks = self.durable.jobs[job].attempts[attempt - 1].tasks
+        tasks = self.durable.jobs[job].attempt(attempt).tasks
         for task, endpoint in zip(tasks, endpoints, strict=True):
             machine = self.ground.wiring[task.node]
             if not machine.had(endpoint.address, self.ground.began[task.id]):
                 self.fail(f"network: {task.id} is to be at {endpoint.address}, {machine.wired}")
 
     def _check_blocks(self, job: JobId, attempt: int, rank: int) -> None:
-        task = self.durable.jobs[job].attempts[attempt - 1].tasks[rank]
+        task = self.durable.jobs[job].attempt(attempt).tasks[rank]
         if task.id in self.ground.blocks.get(task.node, ()):
             self.fail(f"hosts: {task.id} is clean, and its block is still on {task.node}")
 
     def _check_blame(self, job: JobId, attempt: int, cause: Cause) -> None:
         """What is said to have happened did."""
         if cause.code is CauseCode.COMPLETED:
-            for task in self.durable.jobs[job].attempts[attempt - 1].present:
+            for task in self.durable.jobs[job].attempt(attempt).present:
                 if task.id not in self.ground.succeeded_tasks and not task.joined:
                     self.fail(f"truth: job {job} has completed, {task.id} has not")
         elif cause.code is CauseCode.TIME_LIMIT:
             known = self.durable.jobs[job]
             if known.spec.stop.warn:
-                self._check_warned(known.attempts[attempt - 1])
+                self._check_warned(known.attempt(attempt))
         elif cause.code is CauseCode.RANK_FAILED:
             seen = (
                 None if cause.rank is None else self.ground.failures.get((job, attempt, cause.rank))
@@ -197,6 +206,14 @@ class Checkers:
         self.commits += 1
         if self.commits % COMPARE_EVERY == 0 and not disk.staged:
             self.replay.check(state, disk)
+
+    def restored(self) -> None:
+        """An older backup is in place: what came after it is lost."""
+        self.causes.clear()
+        self.ends.clear()
+        self.replay.retraced.clear()
+        self.promises.restored()
+        self.ground.restores = True
 
     def restarted(self, state: State) -> None:
         """A new process has read the disk: all that was promised is there."""

@@ -28,6 +28,7 @@ from tests.simulation.network import Cut, Network
 from tests.simulation.node import Node
 from tests.simulation.onlookers import Onlookers
 from tests.simulation.programs import Programs
+from tests.simulation.restores import Restores
 from tests.simulation.shim import HELD_S
 from tests.simulation.steering import FIRST_STEERED, Steering
 from tests.simulation.stuck import Stuck
@@ -90,6 +91,7 @@ class Cluster:
         )
         self.swarm = Swarm(self)
         self.mishaps = Mishaps(self)
+        self.restores = Restores(self)
         names = [node.name for node in self.nodes]
         self.draining = (
             Draining(self.world, self.coordinator, self.checkers, names, trouble_s)
@@ -200,6 +202,7 @@ class Cluster:
         self.world.log("peace")
         self.swarm.stop()
         self.mishaps.make_peace()
+        self.restores.make_peace()
         self.cards.make_peace()
         for node in self.nodes:
             node.traffic.make_peace()
@@ -251,8 +254,10 @@ class Cluster:
         """In peace a time limit holds, but for the time it takes to stop."""
         for tasks in self.checkers.ground.on_node.values():
             for shim in tasks.values():
-                spec = self.coordinator.state.jobs[shim.job].spec
-                began = shim.started_at
+                job = self.coordinator.state.jobs.get(shim.job)
+                if job is None:  # it came after a backup that was restored
+                    continue
+                spec, began = job.spec, shim.started_at
                 if not shim.running or began is None or spec.time_limit_s is None:
                     continue
                 over_s = now - max(began, self._peace_at) - spec.time_limit_s - spec.stop.grace_s

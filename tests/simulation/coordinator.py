@@ -68,6 +68,8 @@ class Coordinator:
         self.frozen = False
         self.doom: Doom | None = None
         self.slow_disk = 0.0
+        self.epochs = 0  # known to a restore
+        self.first_job = 0
         self.crashed: Callable[[], None] = lambda: None
         self._life = 0
         self._clock_offset = 0.0
@@ -103,9 +105,10 @@ class Coordinator:
         self._busy, self._flush_at = False, None
         self._held, self._patient, self._waits = [], False, None
         self.state = self.disk.replay()
-        self.world.log(f"coordinator starts, epoch {self.state.epoch + 1}")
+        epoch = max(self.epochs, self.state.epoch) + 1
+        self.world.log(f"coordinator starts, epoch {epoch}")
         self.checkers.restarted(self.state)
-        self.put(s.CoordinatorStarted(self.state.epoch + 1, "sim"))
+        self.put(s.CoordinatorStarted(epoch, "sim", first_job=self.first_job))
 
     def crash(self, *, power: bool = False) -> None:
         if not self.up:

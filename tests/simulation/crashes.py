@@ -18,6 +18,7 @@ from agent.core import facts as agent_facts
 from agent.core import shim_protocol
 from muster.protocol import control_channel
 from orchestrator.core.facts import effects, jobs
+from orchestrator.core.facts.restored import JournalRestored
 
 
 class Who(enum.Enum):
@@ -111,7 +112,8 @@ def every() -> tuple[Point, ...]:
 
 
 def _durable_facts() -> list[str]:
-    return [kind.__name__ for kind in jobs.DURABLE]
+    """Those that the coordinator writes: `muster restore` writes the other one."""
+    return [kind.__name__ for kind in jobs.DURABLE if kind is not JournalRestored]
 
 
 def _names(union: object) -> list[str]:

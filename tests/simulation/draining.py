@@ -162,7 +162,7 @@ class Draining:
                 case f.TaskJoined(job, _, _, node):
                     self._none_drained(state, job, (node,))
                 case f.AttemptStarted(job, number):
-                    tasks = state.jobs[job].attempts[number - 1].tasks
+                    tasks = state.jobs[job].attempt(number).tasks
                     # Whatever drains one of them afterwards lets it run on.
                     later = {it.node for it in facts[at:] if isinstance(it, sf.NodeDrained)}
                     nodes = tuple(task.node for task in tasks if task.node not in later)

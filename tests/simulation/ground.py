@@ -42,11 +42,17 @@ class Ground:
     succeeded_tasks: set[TaskId] = field(default_factory=set)
     ran: set[TaskId] = field(default_factory=set)
     stored: set[TaskId] = field(default_factory=set)  # all of its log, with the coordinator
+    restores: bool = False
     failures: dict[tuple[JobId, int, int], ExitStatus] = field(default_factory=dict)
 
     @property
     def durable(self) -> State:
         return self.disk.shadow
+
+    def of_before(self, job: JobId, attempt: int) -> bool:
+        """Whether it was made before a restore, so that the journal may lack some of it."""
+        known = self.durable.jobs.get(job)
+        return self.restores and (known is None or known.is_restored(attempt))
 
     def fail(self, text: str) -> NoReturn:
         raise Violation(text)
@@ -67,13 +73,17 @@ class Ground:
             if not other.wedged and other.attempt != shim.attempt:
                 self.fail(f"I3: {other.task} on {other.node} still runs as {shim.task} begins")
         siblings[shim.task] = shim
+        if self.of_before(shim.job, shim.attempt):
+            return
         if self.durable.jobs[shim.job].phase is JobPhase.ENDED:
             self.fail(f"I4: {shim.task} begins on {shim.node} although its job has ended")
 
     def _check_apart(self, shim: Shim, other: Shim) -> None:
         """Only those share a node that each have a part of it."""
         parts = [
-            bool(one.gpus) and self.durable.jobs[one.job].spec.resources.gpu
+            bool(one.gpus)
+            and (job := self.durable.jobs.get(one.job)) is not None
+            and job.spec.resources.gpu
             for one in (shim, other)
         ]
         if not all(parts):
@@ -96,7 +106,7 @@ class Ground:
 
     def task_created(self, node: NodeName, task: TaskId) -> None:
         """An agent makes ready for a task: that was decided, and is on disk."""
-        if self._task(task) is None:
+        if self._task(task) is None and not self._is_of_before(task):
             self.fail(f"I1: {node} prepares {task}, of which nothing is on disk")
         self.began[task] = self.world.now
 
@@ -111,7 +121,7 @@ class Ground:
 
     def block_written(self, node: NodeName, task: TaskId) -> None:
         self.blocks.setdefault(node, set()).add(task)
-        if self._task(task) is TaskState.CLEANED:
+        if self._task(task) is TaskState.CLEANED and not self._is_of_before(task):
             self.fail(f"hosts: a block of {task} is written on {node}, and the task is clean")
 
     def block_removed(self, node: NodeName, task: TaskId) -> None:
@@ -131,6 +141,8 @@ class Ground:
         """The program of a task runs: all of its gang stood ready, and the books say so."""
         self.world.met["program_started"] += 1
         self.world.log(f"{shim.node} {shim.task} runs")
+        if self.of_before(shim.job, shim.attempt):
+            return
         attempt = self._attempt(shim.job, shim.attempt)
         if attempt is None or attempt.released_at is None:
             self.fail(f"gang: {shim.task} runs, and that its gang may start is not on disk")
@@ -198,6 +210,8 @@ class Ground:
 
     def signalled(self, shim: Shim, number: int, name: str) -> None:
         """The ranks of a task get a signal: a user's, or the one that warns of its time limit."""
+        if self.of_before(shim.job, shim.attempt):
+            return
         attempt = self._attempt(shim.job, shim.attempt)
         given = [] if attempt is None else [it for it in attempt.signals if it.number == number]
         if not given or given[0].name != name:
@@ -219,6 +233,8 @@ class Ground:
     def removed(self, node: NodeName, task: TaskId) -> None:
         """A task's folder goes, and its record with it: the end is on disk elsewhere."""
         self.world.judged.update(("I1", "I6"))
+        if self._is_of_before(task):
+            return
         mute = writes_nothing(self.world, task)
         self.world.met["mute"] += mute
         if task in self.ran and task not in self.stored and not mute:
@@ -229,6 +245,10 @@ class Ground:
 
     def _attempt(self, job: JobId, number: int) -> Attempt | None:
         return self.durable.attempt(job, number)
+
+    def _is_of_before(self, task: TaskId) -> bool:
+        job, attempt, _ = parse_task_id(task)
+        return self.of_before(job, attempt)
 
     def _task(self, task: TaskId) -> TaskState | None:
         job, number, rank = parse_task_id(task)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from agent.core import inputs as s
-from muster.protocol.control_channel import DumpStacks, StacksReport
+from muster.protocol.control_channel import DumpStacks, NodeChanges, StacksReport
 from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeRdma
 from muster.protocol.hangs import Doing, Frame, RankActivity, RankStacks, Sign, ThreadStack
@@ -55,7 +55,7 @@ class Health:
     def watch_peers(self, task: TaskId) -> None:
         """They all answer."""
         if self.on:
-            seen = s.PeersObserved(task, ())
+            seen = s.TaskObserved(task, s.TaskChanges(silent=()))
             self.node.later(self.rng.uniform(1.0, _EVERY_S), partial(self.node.feed, seen))
 
     def stacks(self, task: TaskId, look: DumpStacks) -> StacksReport:
@@ -85,7 +85,9 @@ class Health:
         if folder is None:
             return
         if folder.shim is not None and folder.shim.running:
-            self.node.feed(s.ActivityObserved(task, self._activity(folder.shim), self.node.mono))
+            ranks, at = self._activity(folder.shim), self.node.mono
+            seen = s.TaskChanges(activity=ranks, activity_at=at)
+            self.node.feed(s.TaskObserved(task, seen))
             self._look_at_gpus(task, folder.shim)
         self.node.later(_EVERY_S, partial(self._look, task))
 
@@ -95,7 +97,7 @@ class Health:
         since = None if still_s is None else self.node.mono - still_s
         if since is not None or task in self.idle:
             self.world.met["gpu_idle"] += since is not None
-            self.node.feed(s.IdleObserved(task, since))
+            self.node.feed(s.TaskObserved(task, s.TaskChanges(idle_since=since)))
         self.idle.discard(task) if since is None else self.idle.add(task)
 
     def _activity(self, shim: Shim) -> tuple[RankActivity, ...]:
@@ -160,16 +162,16 @@ class Health:
         self.events += 1
         boot = self.node.machine.boot_id
         event = HardwareEvent(boot, self.events, code, grade, text, pci, uuid)
-        self.node.feed(s.HardwareObserved(event))
+        self.node.feed(s.NodeObserved(NodeChanges(hardware=(event,))))
 
     def _fill(self) -> None:
         self.low = not self.low
         disks = (DiskHealth("/tasks", 1 << 30, 100 << 30),) if self.low else ()
-        self.node.feed(s.DisksObserved(disks))
+        self.node.feed(s.NodeObserved(NodeChanges(disks=disks)))
 
     def _lose_port(self) -> None:
         """There are none to be used before and after it: which nodes are chosen does not change."""
         self.expected = 5 - self.expected
         why = f"has {self.expected} ports that are down"
         rdma = NodeRdma("InfiniBand MT4129", expected=self.expected, why=why)
-        self.node.feed(s.RdmaObserved(rdma))
+        self.node.feed(s.NodeObserved(NodeChanges(rdma=rdma)))

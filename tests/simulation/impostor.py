@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from muster.protocol.control_channel import Command, Heartbeat, Hello, Refused
+from muster.protocol.control_channel import Command, Heartbeat, Hello, NodeObservations, Refused
 from muster.protocol.ids import NodeName
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.network import Connection, Cut, Network
@@ -33,7 +33,7 @@ class Impostor:
                 agent_id=f"like-{node.name}",
                 boot_id="another",
                 version="0.1.0",
-                inventory=node.machine.described(),
+                observed=NodeObservations(node.machine.described()),
             )
         )
         world.at(stays_s, connection.close_agent)

@@ -95,7 +95,7 @@ class Judging:
         """Of a GPU that has failed, at once: the attempt that has it ends, or goes on without that
         node; the others go on. One that is only shown ends nothing."""
         for (job, number), share in state.nodes[name].holders.items():
-            attempt = state.jobs[job].attempts[number - 1]
+            attempt = state.jobs[job].attempt(number)
             runs = attempt.phase not in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)
             there = any(task.node == name and task.state not in OVER for task in attempt.present)
             has = event.uuid in share.gpus or (share.whole and not share.gpus)

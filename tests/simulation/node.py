@@ -15,7 +15,7 @@ from agent.core.react import react
 from agent.core.shim_protocol import ShimCommand, ShimHostfile, ShimLease, ShimPhase, ShimStatus
 from agent.core.state import Identity, State
 from agent.core.turn import turn
-from muster.protocol.control_channel import Command, PrepareTask
+from muster.protocol.control_channel import Command, NodeChanges, NodeObservations, PrepareTask
 from muster.protocol.gpus import usable
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
@@ -101,9 +101,9 @@ class Node:
                 f"id-{self.name}",
                 machine.boot_id,
                 "0.1.0",
-                machine.described(),
                 instance=f"{self.name}-{self._life}",
             ),
+            NodeObservations(machine.described()),
             cluster=self.cluster,
         )
         self.world.log(f"{self.name} agent starts")
@@ -309,14 +309,15 @@ class Node:
         known = None if probes else fabric
         self.feed(s.TaskPlaced(task, folder.paths, folder.ports, interfaces, known))
         if probes:
-            self.later(self.pause(0.05), partial(self.feed, s.FabricObserved(task, fabric)))
+            probed = s.TaskObserved(task, s.TaskChanges(fabric=fabric))
+            self.later(self.pause(0.05), partial(self.feed, probed))
         self.later(self.pause(0.01), partial(self._start_shim, task))
         self.progress.watch(task)
         self.health.watch(task)
 
     def look_at_gpus(self) -> None:
         if self.up and not self.frozen:
-            self.feed(s.GpusObserved(self.machine.devices()))
+            self.feed(s.NodeObserved(NodeChanges(devices=self.machine.devices())))
 
     def rewire(self, *, rewired: bool) -> None:
         """The machine is in another network; its agent notices when that has settled."""
@@ -328,7 +329,7 @@ class Node:
             self.later(1.0, self._look_at_network)
 
     def _look_at_network(self) -> None:
-        self.feed(s.NetworkObserved(self.machine.interfaces()))
+        self.feed(s.NodeObserved(NodeChanges(interfaces=self.machine.interfaces())))
 
     def _start_shim(self, task: TaskId) -> None:
         if task in self.machine.folders and self.machine.folders[task].shim is None:

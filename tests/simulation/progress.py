@@ -41,5 +41,5 @@ class Progress:
             name = f"step-{int(node.world.now // _EVERY_S)}"
         if name != known:
             node.world.met["checkpoint_seen"] += 1
-            node.feed(s.CheckpointObserved(task, name))
+            node.feed(s.TaskObserved(task, s.TaskChanges(checkpoint=name)))
         node.later(_EVERY_S, partial(self._look, task, name))

@@ -74,6 +74,12 @@ class Promises:
         kept = {name: value for name, value in wanted.items() if name != "hold"}
         self.settings.setdefault(job, {}).update(kept)
 
+    def restored(self) -> None:
+        self.submits.clear()
+        self.cancels.clear()
+        self.holds.clear()
+        self.settings.clear()
+
     def restarted(self, state: State) -> None:
         """A new process has read the disk: all that was promised is there."""
         for promised in self.others:

@@ -48,6 +48,7 @@ class Replay:
             ("next job", state.next_job, replayed.next_job),
             ("jobs", state.jobs, replayed.jobs),
             ("keys", state.keys, replayed.keys),
+            ("awaited", state.awaited, replayed.awaited),
             ("elastic gangs", state.elastic, replayed.elastic),
             ("held", state.held, replayed.held),
             ("queues", _filled(state.queues), _filled(replayed.queues)),
@@ -75,6 +76,7 @@ def _settled(jobs: object) -> object:
 
 def _without_the_seen(job: Job) -> Job:
     """Without what a process knows of it for itself."""
+    job.left_out_to = 0  # of no use to one that has ended
     for place, notice in job.notices.items():
         job.notices[place] = notice._replace(problem="")
     for attempt in job.attempts:

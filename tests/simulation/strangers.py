@@ -6,7 +6,14 @@ import random
 from functools import partial
 from typing import Final
 
-from muster.protocol.control_channel import Command, Hello, Inventory, Refused, Welcome
+from muster.protocol.control_channel import (
+    Command,
+    Hello,
+    Inventory,
+    NodeObservations,
+    Refused,
+    Welcome,
+)
 from muster.protocol.ids import NodeName
 from tests.simulation.cluster import Cluster
 from tests.simulation.network import Cut
@@ -47,7 +54,7 @@ class Strangers:
         connection.on_command = partial(self._hear, name)
         cluster.coordinator.accept(connection, "10.8.8.8")
         inventory = Inventory(address="10.8.8.8", machine_id=place, pool="strangers")
-        hello = Hello(NodeName(name), place, f"boot-{place}", "0.1.0", inventory)
+        hello = Hello(NodeName(name), place, f"boot-{place}", "0.1.0", NodeObservations(inventory))
         connection.send_report(hello)
         cluster.world.at(_STAYS_S, connection.close_agent)
 

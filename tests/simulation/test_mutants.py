@@ -12,6 +12,7 @@ from tests.simulation.mutants import Mutant, hunt, run_seed
 from tests.simulation.mutants.every import EVERY
 from tests.simulation.mutants.links import stumbles_as_it_asks
 from tests.simulation.rails import FIRST_RAILED
+from tests.simulation.restores import RESTORED
 from tests.simulation.steering import FIRST_STEERED
 
 SEEDS = range(40)
@@ -39,7 +40,9 @@ def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     steered, varied = mutant.seed >= FIRST_STEERED, mutant.seed >= FIRST_VARIED
     railed, drained = mutant.seed >= FIRST_RAILED, mutant.seed >= FIRST_DRAINED
     shared = mutant.seed >= FIRST_SHARED
-    if shared:
+    if mutant.seed in RESTORED:
+        order = RESTORED
+    elif shared:
         order = DRAINED if drained else RAILED if railed else SHARED
     else:
         order = STEERED if steered else VARIED if varied else SEEDS

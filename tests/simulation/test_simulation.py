@@ -153,6 +153,18 @@ def test_a_task_that_writes_nothing_goes_without_a_word_on_its_log() -> None:
     assert met["mute"] >= 20, met
 
 
+def test_no_job_runs_twice_after_restores_of_older_backups() -> None:
+    met: Counter[str] = Counter()
+    for seed in range(-30, 0):
+        cluster = Cluster(seed)
+        try:
+            cluster.run()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        met += cluster.world.met
+    assert min(met["restore"] / 20, met["cause_restored"], met["declared_lost"]) >= 3, met
+
+
 @pytest.mark.timeout(600)
 def test_every_kind_of_fault_strikes(capsys: pytest.CaptureFixture[str]) -> None:
     met, steps = told(ORDINARY, capsys)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from agent.core import inputs as s
+from muster.protocol.control_channel import NodeChanges
 from muster.protocol.ids import TaskId, parse_task_id
 from muster.protocol.traffic import FabricReport, NcclEvidence, PortFigures, PortHealth
 
@@ -73,7 +74,7 @@ class Traffic:
         figures = PortFigures(key, planned=True, sent=moved, received=moved)
         report = FabricReport(times * _EVERY_S, times, ports=(figures,), peak=1e9, nccl=evidence)
         self.world.met["traffic_seen"] += 1
-        self.node.feed(s.TrafficObserved(task, report))
+        self.node.feed(s.TaskObserved(task, s.TaskChanges(traffic=report)))
         self.node.later(_EVERY_S, partial(self._look, task, times + 1))
 
     def _flap_later(self) -> None:
@@ -90,4 +91,4 @@ class Traffic:
 
     def _tell(self) -> None:
         if self.node.up and not self.node.frozen:
-            self.node.feed(s.PortsObserved(self.ports()))
+            self.node.feed(s.NodeObserved(NodeChanges(ports=self.ports())))

@@ -32,6 +32,7 @@ from muster.protocol.control_channel import (
     Heartbeat,
     Hello,
     Inventory,
+    NodeObservations,
     Prepared,
     PrepareTask,
     RankReport,
@@ -89,7 +90,9 @@ class Rogue:
             f"agent-{self.name}",
             f"boot-{self.name}",
             "0.1.0",
-            msgspec.structs.replace(inventory, hostname=self.hostname, **self.inventory),
+            NodeObservations(
+                msgspec.structs.replace(inventory, hostname=self.hostname, **self.inventory)
+            ),
             protocol_max=PROTOCOL_MAX,
         )
         return msgspec.structs.replace(said, **self.fields)

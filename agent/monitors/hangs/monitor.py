@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from agent.core.activity_baseline import LOUD_LOOKS, ActivityBaseline, ActivitySample, signature
-from agent.core.inputs import ActivityObserved, Input
+from agent.core.inputs import Input, TaskChanges, TaskObserved
 from agent.core.shim_protocol import ShimPhase, ShimRank, ShimStatus
 from agent.monitors.hangs.procfs import Processes
 from agent.monitors.hangs.sock_diag import Connection, connections
@@ -171,7 +171,8 @@ class HangMonitor(Monitor):
             said = tuple(signature(rank) for rank in ranks)
             if said != task.said:
                 task.said = said
-                self._post(ActivityObserved(name, ranks, at))
+                changes = TaskChanges(activity=ranks, activity_at=at)
+                self._post(TaskObserved(name, changes))
 
     def told(self, task: TaskId) -> tuple[tuple[RankActivity, ...], float] | None:
         """The result of the last sample, and its time."""

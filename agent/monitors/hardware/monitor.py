@@ -13,13 +13,14 @@ from typing import Final, Never
 import msgspec
 import structlog
 
-from agent.core.inputs import HardwareObserved, Input
+from agent.core.inputs import Input, NodeObserved
 from agent.monitors.hardware import seen_events as ledgers
 from agent.monitors.hardware.kernel_lines import Reader, Seen, record
 from agent.monitors.hardware.seen_events import SeenEvents
 from agent.monitors.monitor import Monitor
 from agent.probe.fabric.gpus import counted
 from muster.daemon.clock import Clock
+from muster.protocol.control_channel import NodeChanges
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.hardware_events import COUNTED, Grade, HardwareEvent
 from muster.protocol.ids import BadId, TaskId, parse_task_id
@@ -91,8 +92,9 @@ class HardwareMonitor(Monitor):
         judged_before = known is None
         self._ledger = (known or SeenEvents(self._boot)).in_boot(self._boot)
         self._learn_gpus()
-        for event in self._ledger.events:
-            self._post(HardwareObserved(event, news=False))
+        if self._ledger.events:
+            # The coordinator ignores those that it has already received.
+            self._post(NodeObserved(NodeChanges(hardware=self._ledger.events)))
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -149,7 +151,7 @@ class HardwareMonitor(Monitor):
             for event in fresh:
                 tell = _log.error if event.grade is Grade.CRITICAL else _log.warning
                 tell("hardware", text=event.text, code=event.code, uuid=event.uuid)
-                self._post(HardwareObserved(event))
+                self._post(NodeObserved(NodeChanges(hardware=(event,))))
                 if event.grade is Grade.CRITICAL:
                     self._critical()
             await asyncio.sleep(0)

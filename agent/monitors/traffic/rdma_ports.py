@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from agent.core.inputs import Input, PortsObserved
+from agent.core.inputs import Input, NodeObserved
 from agent.monitors.monitor import Monitor
 from agent.monitors.traffic.counters import names_of_ports
 from agent.probe.fabric import sysfs_formats
@@ -24,6 +24,7 @@ from agent.probe.fabric.rdma_devices import CLASS
 from muster.daemon.clock import Clock
 from muster.fabric.counters import LINK_DOWNED
 from muster.fabric.model import ACTIVE
+from muster.protocol.control_channel import NodeChanges
 from muster.protocol.traffic import PortHealth
 
 PERIOD_S: Final = 5.0
@@ -101,7 +102,7 @@ class RdmaPorts:
 
 
 class RdmaPortMonitor(Monitor):
-    """Posts PortsObserved after each change."""
+    """Posts the abnormal ports after each change."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class RdmaPortMonitor(Monitor):
         found = await asyncio.to_thread(self._ports.look, self._clock.now().mono)
         if self._is_news("ports", found):
             _log.warning("ports_changed", ports=[port.text for port in found])
-            self._post(PortsObserved(found))
+            self._post(NodeObserved(NodeChanges(ports=found)))
             self._changed()
 
 

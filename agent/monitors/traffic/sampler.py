@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from agent.core.inputs import Input, TrafficObserved
+from agent.core.inputs import Input, TaskChanges, TaskObserved
 from agent.monitors.monitor import Monitor
 from agent.monitors.traffic.counters import CounterReader
 from agent.monitors.traffic.nccl_log import FileState, NcclLines
@@ -116,7 +116,7 @@ class Sampler(Monitor):
             now = self._clock.now().mono
             if last or self._is_due(report, now):
                 self._said, self._said_at = report, now
-                self._post(TrafficObserved(self._task, report))
+                self._post(TaskObserved(self._task, TaskChanges(traffic=report)))
             if last:
                 self._lines.close()
 

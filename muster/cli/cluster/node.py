@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from muster.cli.client_options import connect, connection_options
-from muster.cli.cluster.node_maintenance import drain, remove, resume
+from muster.cli.cluster.node_maintenance import drain, lost, remove, resume
 from muster.cli.cluster.nodes import gpus_of
 from muster.cli.input.job_ref import NODE
 from muster.cli.output.format import gib, moment, safe, span
@@ -77,6 +77,7 @@ def show(*, node: str, as_json: bool) -> None:
 command.add_command(drain)
 command.add_command(resume)
 command.add_command(remove)
+command.add_command(lost)
 
 
 def _facts(view: NodeView) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""`muster node drain`, `resume` and `remove`."""
+"""`muster node drain`, `resume`, `remove` and `lost`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from muster.cli.jobs.bulk import for_each
 from muster.cli.output.format import note, safe
 from muster.cli.output.json_output import json_option
 from muster.client import Client
-from muster.http.node_actions import NodeAnswer
+from muster.http.node_actions import LostAnswer, LostNodes, NodeAnswer
 from muster.http.views import NodeList, NodeView
 from muster.protocol.outcome import EXIT_CLIENT
 
@@ -115,6 +115,48 @@ def remove(*, nodes: tuple[str, ...], as_json: bool) -> int:
         return answer.node
 
     return for_each(list(dict.fromkeys(nodes)), one, NodeList, as_json=as_json)
+
+
+@click.command("lost", short_help="Declare nodes lost.")
+@click.argument("nodes", metavar="[NODE]...", nargs=-1, type=NODE)
+@click.option(
+    "--awaited", is_flag=True, help="All nodes for whose hello the coordinator waits (a restore)."
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@json_option
+@connection_options
+def lost(*, nodes: tuple[str, ...], awaited: bool, yes: bool, as_json: bool) -> int:
+    """Declare that nothing of a job runs any more on nodes that are not connected, as machines
+    that are off.
+
+    The coordinator counts their tasks as over, retries the jobs elsewhere, and after a restore does
+    not wait for these nodes. If a task still runs there, its job runs twice until the node connects
+    again. Afterwards, `muster node remove` forgets a node that is gone for good.
+    """
+    if awaited == bool(nodes):
+        raise click.UsageError("name nodes, or give --awaited")
+    client = connect()
+    names = list(client.nodes().awaited if awaited else dict.fromkeys(nodes))
+    if not names:
+        note("the coordinator waits for no node")
+        return 0
+    if not yes and sys.stdin.isatty() and not _sure_of_loss(names):
+        note("no node was declared lost")
+        return EXIT_CLIENT
+
+    def one(name: str) -> LostAnswer:
+        answer = client.declare_lost(name)
+        note(f"{safe(name)} declared lost{'' if answer.changed else ' (no change)'}")
+        return answer
+
+    return for_each(names, one, LostNodes, as_json=as_json)
+
+
+def _sure_of_loss(names: list[str]) -> bool:
+    listed = safe(", ".join(names))
+    return click.confirm(
+        f"{listed}: does nothing of a job run there any more?", default=False, err=True
+    )
 
 
 def _said(answer: NodeAnswer, unchanged: str) -> str:

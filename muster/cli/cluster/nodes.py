@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from muster.cli.client_options import connect, connection_options
-from muster.cli.output.format import gib, note, painted, span
+from muster.cli.output.format import gib, note, painted, safe, span
 from muster.cli.output.json_output import json_option, print_json, print_json_line
 from muster.cli.output.table import Cell, Column, print_table
 from muster.cli.output.watch import View, watch
@@ -54,6 +54,8 @@ def _show(found: NodeList) -> None:
         print_table(_COLUMNS, [_row(node) for node in found.nodes])
     else:
         note("no node has joined; run `muster agent` on each")
+    if found.held:
+        note(safe(found.held))
 
 
 def _without_ages(found: NodeList) -> object:

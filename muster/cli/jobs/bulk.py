@@ -10,6 +10,7 @@ from muster.cli.input.job_ref import find_job
 from muster.cli.output.format import note
 from muster.cli.output.json_output import print_json
 from muster.client import Client, ClientError
+from muster.http.node_actions import LostNodes
 from muster.http.views import JobList, NodeList
 
 Key = TypeVar("Key", int, str)
@@ -25,7 +26,7 @@ def find_jobs(client: Client, jobs: Sequence[str]) -> list[int]:
 def for_each(
     keys: Sequence[Key],
     do: Callable[[Key], View],
-    document: Callable[[tuple[View, ...]], JobList | NodeList],
+    document: Callable[[tuple[View, ...]], JobList | NodeList | LostNodes],
     *,
     as_json: bool,
 ) -> int:

@@ -224,9 +224,9 @@ def _last_attempt(client: Client, job: int, query: LogQuery) -> LogQuery:
 
 
 def _previous(view: JobView) -> int:
-    if view.attempt < 2:
+    if len(view.attempts) < 2:
         raise RefusedError(f"job {view.id} has no earlier attempt: it was tried once")
-    return view.attempt - 1
+    return view.attempts[-2].number
 
 
 def _download(

@@ -9,7 +9,9 @@ from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
 from orchestrator.core.engine.apply_jobs import apply_job, dequeue, job_to
 from orchestrator.core.engine.apply_links import apply_cluster, apply_link
+from orchestrator.core.engine.apply_restored import apply_restored
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import restored as rf
 from orchestrator.core.facts.base import AttemptFact, ClusterFact, JobFact, TaskFact
 from orchestrator.core.facts.hangs import HangFact
 from orchestrator.core.facts.idle import IdleFact
@@ -58,6 +60,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             apply_job(state, fact, at)
         case ServiceFact():
             apply_service(state, fact, at)
+        case rf.JournalRestored() | rf.RestoredNodeSettled() | rf.NodeDeclaredLost():
+            apply_restored(state, fact)
         case ClusterFact():
             apply_cluster(state, fact)
         case _:
@@ -78,7 +82,7 @@ def _apply_attempt(state: State, fact: f.OfAttempt, at: float) -> None:
         for task in tasks:
             _take(state, job, task)
         return
-    attempt = job.attempts[fact.attempt - 1]
+    attempt = job.attempt(fact.attempt)
     match fact:
         case f.AttemptArranged(_, _, master_addr, master_port, endpoints, network, fabric, machine):
             _attempt_to(attempt, AttemptPhase.ARRANGING)
@@ -124,7 +128,7 @@ def _apply_attempt(state: State, fact: f.OfAttempt, at: float) -> None:
 
 def _apply_task(state: State, fact: f.OfTask, at: float) -> None:
     job = state.jobs[fact.job]
-    attempt = job.attempts[fact.attempt - 1]
+    attempt = job.attempt(fact.attempt)
     if isinstance(fact, f.TaskJoined):
         _join(state, job, attempt, fact, at)
         return
@@ -241,7 +245,7 @@ def _free(state: State, task: Task) -> None:
 
 def _holds_another(state: State, task: Task) -> bool:
     """Whether the node has rejoined the gang with another task."""
-    attempt = state.jobs[task.job].attempts[task.attempt - 1]
+    attempt = state.jobs[task.job].attempt(task.attempt)
     return any(
         other is not task and other.node == task.node and other.state not in OVER
         for other in attempt.tasks

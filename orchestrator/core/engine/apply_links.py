@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from orchestrator.core.engine.apply_restored import apply_unknown
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.links import OfLink
@@ -46,6 +47,8 @@ def apply_cluster(state: State, fact: cf.OfCluster) -> None:
                 node.hardware_due = node.kills_due = 0.0
                 node.survivors.clear()
             state.judged_from, state.brake, state.new_nodes = 0.0, None, NewNodes()
+            state.answered.clear()
+            state.unknown.clear()
         case cf.NodeRegistered(name, agent_id, boot_id, version, inventory):
             known = state.nodes.get(name)
             if known is None:
@@ -68,10 +71,8 @@ def apply_link(state: State, fact: OfLink) -> None:
     match fact:
         case lf.NodeConnected():
             _connect(state, node, fact)
-        case lf.PortsReported(_, ports):
-            node.ports = ports
-        case lf.DisksReported(_, disks):
-            node.disks = disks
+        case lf.NodeHealthReported(_, ports, disks):
+            node.ports, node.disks = ports, disks
         case lf.SurvivorsReported(_, name, pids):
             if pids:
                 node.survivors[name] = pids
@@ -94,6 +95,8 @@ def apply_link(state: State, fact: OfLink) -> None:
             _describe(state, node, fact)
         case lf.NodeSynced():
             pass
+        case lf.UnknownTasksHeld() | lf.UnknownTaskOver():
+            apply_unknown(state, fact)
         case lf.FailureSuspected(_, task, cause, ended_at):
             state.suspects[task] = Suspect(cause, ended_at)
         case lf.NodeHeard(_, heard_at, lease_until, ahead_s):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final, assert_never
 
-from msgspec import structs
 from msgspec.structs import replace
 
 from muster.protocol.control_channel import (
@@ -19,18 +18,10 @@ from muster.protocol.control_channel import (
     StacksReport,
     TaskReport,
     Welcome,
-    with_devices,
 )
-from muster.protocol.disks import DiskHealth, sound
-from muster.protocol.fabric import NodeRdma
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.gpus import problem as gpu_problem
-from muster.protocol.ids import BadId, JobId, NodeName, SessionId, TaskId
+from muster.protocol.ids import BadId, JobId, SessionId, TaskId
 from muster.protocol.instant import Instant
-from muster.protocol.interfaces import Interface, problem
-from muster.protocol.inventory_bounds import inventory_problem
 from muster.protocol.states import TaskState
-from muster.protocol.traffic import PortHealth
 from orchestrator.core.engine.apply_jobs import bytes_of
 from orchestrator.core.engine.timers import decide_timer, restart_timers
 from orchestrator.core.engine.user_requests import cancel, change, signal
@@ -58,7 +49,16 @@ from orchestrator.core.nodes.admission import NAME_CODES, clock_ahead_s, refuse
 from orchestrator.core.nodes.crash_loops import restarted
 from orchestrator.core.nodes.drains import drain, remove, resume
 from orchestrator.core.nodes.hardware import hardware_facts, may_be_hardware
-from orchestrator.core.nodes.registration import described, refuse_registration, registered
+from orchestrator.core.nodes.observations import change_facts, health_facts
+from orchestrator.core.nodes.registration import refuse_registration, registered
+from orchestrator.core.nodes.restored import (
+    declare_lost,
+    ends_half_begun,
+    gone_since_backup,
+    stopped_since_backup,
+    unknown_task_over,
+    unknown_tasks_held,
+)
 from orchestrator.core.nodes.unkillable import (
     declare_task_lost,
     drain_for_unkillable,
@@ -69,7 +69,6 @@ from orchestrator.core.webhooks.outbox import on_attempted
 
 VERSION = "0.1.0"
 _SILENT_MAX = 16
-_DISKS_MAX = 8
 REBOOTED: Final = "it was booted anew"
 
 
@@ -95,6 +94,8 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
             return resume(state, received, now)
         case s.RemoveReceived():
             return remove(state, received)
+        case s.LostReceived():
+            return declare_lost(state, received)
         case s.HelloReceived(session, hello, peer, local):
             foreign = frozenset[str]() if local else limits.own_names
             return _hello(state, session, hello, peer, foreign, now, limits)
@@ -127,6 +128,7 @@ def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: 
             decision.effects.append(
                 a.SetTimer(a.Timer(a.TimerKind.NODE, node=node.name), now.mono + limits.silence_s)
             )
+    decision.facts += ends_half_begun(state)
     decision.effects += restart_timers(state, now, limits)
     return decision
 
@@ -231,9 +233,8 @@ def _hello(
         lf.NodeConnected(hello.node, session, peer, now.mono, lease_until, protocol, ahead_s, life)
     )
     decision.facts += restarted(state, hello.node, life, now.mono, limits)
-    decision.facts += _ports_seen(state, hello.node, hello.ports)
     # Before the tasks, because a full or hung disk may have ended a rank.
-    decision.facts += _disks_seen(state, hello.node, hello.disks)
+    decision.facts += health_facts(state, hello.node, hello.observed.ports, hello.observed.disks)
     rebooted = node is not None and node.boot_id != hello.boot_id
     keep: list[Task] = []
     drained: list[f.Fact] = []
@@ -256,12 +257,19 @@ def _hello(
         drained += declare_task_lost(task, report)
     reported = {report.task: report.state for report in hello.tasks}
     for task in tasks_on(state, hello.node):
-        if task.id not in reported and task.state is not TaskState.ASSIGNED:
+        if task.id in reported:
+            continue
+        # It may have run and ended in the part of the journal that a restored one lacks.
+        restored = state.jobs[task.job].is_restored(task.attempt)
+        if restored or task.state is not TaskState.ASSIGNED:
             reason = REBOOTED if rebooted else "its agent does not have it any more"
+            if restored:
+                decision.facts += gone_since_backup(state, task)
             decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, reason))
     # After the tasks, so that a task which its own report ends is not ended again.
-    decision.facts += hardware_facts(state, hello.node, hello.hardware, now)
+    decision.facts += hardware_facts(state, hello.node, hello.observed.hardware, now)
     decision.facts += drained
+    decision.facts += unknown_tasks_held(state, hello, rebooted=rebooted)
     decision.facts.append(lf.NodeSynced(hello.node, tuple(reported.items())))
     welcome = Welcome(
         epoch=state.epoch,
@@ -287,7 +295,7 @@ def _may_have_run(task: Task, report: TaskReport) -> bool:
 
 def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
     """Return since when the attempt runs. A restarted coordinator learns it from the nodes."""
-    attempt = state.jobs[task.job].attempts[task.attempt - 1]
+    attempt = state.jobs[task.job].attempt(task.attempt)
     if task.joined or attempt.started_at is None or report.state is not TaskState.STARTED:
         # For an ended task, `running_s` is the length of its whole run.
         return []
@@ -305,13 +313,10 @@ def _report(
     if name is None:
         return Decision([], [a.CloseSession(session, "this connection has been replaced")])
     match report:
-        case Heartbeat(sent_s, interfaces, wall_s, devices, ports, rdma, events, disks):
+        case Heartbeat(sent_s, wall_s, changes):
             until = now.mono + limits.lease_s + limits.lease_margin_s
             heard = lf.NodeHeard(name, now.mono, until, clock_ahead_s(wall_s, now))
-            changed = _changed(state, name, interfaces, devices, rdma, now)
-            changed += _ports_seen(state, name, ports)
-            changed += hardware_facts(state, name, events, now)
-            changed += _disks_seen(state, name, disks)
+            changed = change_facts(state, name, changes, now)
             return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
         case StacksReport():
             task = _task(state, report.task)
@@ -329,56 +334,19 @@ def _report(
                 commands = commands_for_reported_task(
                     state, name, report.task, report.state, limits
                 )
-                return Decision(drained, [a.Send(name, session, command) for command in commands])
+                over = unknown_task_over(state, name, report)
+                effects = [a.Send(name, session, command) for command in commands]
+                return Decision([*drained, *over], [*effects])
             found = _take_report(state, task, report, now)
             return Decision([*found, *drained, *declare_task_lost(task, report)])
         case _:
             assert_never(report)
 
 
-def _ports_seen(state: State, name: NodeName, ports: tuple[PortHealth, ...] | None) -> list[f.Fact]:
-    known = state.nodes[name].ports if name in state.nodes else ()
-    return [] if ports is None or ports == known else [lf.PortsReported(name, ports)]
-
-
-def _disks_seen(state: State, name: NodeName, disks: tuple[DiskHealth, ...] | None) -> list[f.Fact]:
-    known = state.nodes[name].disks if name in state.nodes else ()
-    if disks is None or disks == known:
-        return []
-    return [lf.DisksReported(name, tuple(disk for disk in disks[:_DISKS_MAX] if sound(disk)))]
-
-
-def _changed(
-    state: State,
-    name: NodeName,
-    interfaces: tuple[Interface, ...] | None,
-    devices: tuple[GpuDevice, ...] | None,
-    rdma: NodeRdma | None,
-    now: Instant,
-) -> list[f.Fact]:
-    """Describe the node again if its interfaces, GPUs or RDMA hardware have changed.
-
-    What is unusable or too large is ignored: the node keeps its last description.
-    """
-    node = state.nodes[name]
-    inventory = node.inventory
-    if interfaces is not None and not problem(interfaces):
-        inventory = structs.replace(inventory, interfaces=interfaces)
-    if devices is not None and not gpu_problem(devices):
-        inventory = with_devices(inventory, devices)
-    if rdma is not None:
-        inventory = structs.replace(inventory, rdma=rdma)
-    if inventory is not node.inventory and inventory_problem(inventory):
-        inventory = node.inventory
-    if inventory is node.inventory and not node.unrecorded:
-        return []
-    return described(state, node, node.version, inventory, now)
-
-
 def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
     """Return the news of a report and, if it ends the gang, the request to stop the gang."""
     job = state.jobs[task.job]
-    attempt = job.attempts[task.attempt - 1]
+    attempt = job.attempt(task.attempt)
     if report.silent != task.silent:
         peers: list[f.Fact] = [lf.PeersReported(task.node, task.id, report.silent[:_SILENT_MAX])]
         return [*peers, *_take_report(state, task, replace(report, silent=task.silent), now)]
@@ -391,6 +359,8 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     found = [*measured, *new_facts_from_report(task, report), *seen, *looked, *idle]
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
+    if stopped := stopped_since_backup(job, attempt, task, report):
+        return [*stopped, *found]
     leased = 0 if job.spec.launcher.torchruns else attempt.master_port
     cause = from_report(task, report, leased) if task.present else None
     cause = add_workdir_hint(job.spec, task, cause)

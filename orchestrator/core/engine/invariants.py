@@ -64,14 +64,21 @@ def _job(job: Job) -> Iterator[str]:
         yield f"job {job.id} was tried again more often than it asked for"
     if current is not None and len(current.present) > job.spec.most_nodes:
         yield f"job {job.id} has more nodes than it may"
-    for place, attempt in enumerate(job.attempts, 1):
-        if attempt.number != place or attempt.job != job.id:
-            yield f"attempt {place} of job {job.id} calls itself {attempt.job}.{attempt.number}"
+    before = 0
+    for attempt in job.attempts:
+        # Only a restore leaves numbers out.
+        gap = attempt.number > before + 1 and before >= job.left_out_to
+        if attempt.number <= before or gap or attempt.job != job.id:
+            yield (
+                f"attempt {attempt.job}.{attempt.number} of job {job.id} follows attempt {before}, "
+                f"and numbers up to {job.left_out_to} were left out"
+            )
+        before = attempt.number
         if attempt is not current:
             yield from _closed(job, attempt)
         elif attempt.phase is AttemptPhase.CLOSED:
             yield f"the current attempt of job {job.id} is closed"
-        yield from _attempt(attempt)
+        yield from _attempt(attempt, restored=job.is_restored(attempt.number))
 
 
 def _closed(job: Job, attempt: Attempt) -> Iterator[str]:
@@ -81,7 +88,7 @@ def _closed(job: Job, attempt: Attempt) -> Iterator[str]:
         yield f"attempt {job.id}.{attempt.number} is closed and not all of its tasks are over"
 
 
-def _attempt(attempt: Attempt) -> Iterator[str]:
+def _attempt(attempt: Attempt, *, restored: bool) -> Iterator[str]:
     name = f"attempt {attempt.job}.{attempt.number}"
     stopping = attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)
     if stopping != (attempt.cause is not None):
@@ -98,6 +105,9 @@ def _attempt(attempt: Attempt) -> Iterator[str]:
         yield f"{name} meets at {attempt.master_addr}, which is not its launcher's address"
     for task in attempt.tasks:
         yield from _task(attempt, task)
+        # A restored journal may lack that the gates were opened.
+        if attempt.released_at is None and task.state is TaskState.STARTED and not restored:
+            yield f"task {task.id} has started although {name} never did"
 
 
 def _task(attempt: Attempt, task: Task) -> Iterator[str]:
@@ -116,8 +126,6 @@ def _task(attempt: Attempt, task: Task) -> Iterator[str]:
         or reached(task.state, TaskState.ARRANGED)
     ):
         yield f"{name} is running and task {task.id} was never arranged"
-    if attempt.released_at is None and task.state is TaskState.STARTED:
-        yield f"task {task.id} has started although {name} never did"
 
 
 def _queues(state: State) -> Iterator[str]:
@@ -164,7 +172,7 @@ def _drained(state: State, node: Node) -> Iterator[str]:
     """Yield gangs that start on a drained node, and gangs that run past the deadline of a drain."""
     over = node.drain is not None and node.drain.left_s == 0
     for number, count in node.holders:
-        attempt = state.jobs[number].attempts[count - 1]
+        attempt = state.jobs[number].attempt(count)
         # Skip tasks that are over, such as after a refusal: the consequences are decided.
         if not any(t.node == node.name and t.state not in OVER for t in attempt.present):
             continue

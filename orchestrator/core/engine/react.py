@@ -18,6 +18,7 @@ from orchestrator.core.facts import hangs as hf
 from orchestrator.core.facts import idle as idf
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
+from orchestrator.core.facts import restored as rf
 from orchestrator.core.facts import service as sf
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.base import AttemptFact, Inert, TaskFact
@@ -49,6 +50,11 @@ from orchestrator.core.nodes.peer_reports import (
     word_timer,
 )
 from orchestrator.core.nodes.quarantine import judged, quarantined, ready_elsewhere
+from orchestrator.core.nodes.restored import (
+    react_to_declared_lost,
+    settled,
+    unknown_tasks_expired,
+)
 from orchestrator.core.scheduling.placement import can_do_without
 from orchestrator.core.webhooks.outbox import queue_webhooks
 
@@ -61,13 +67,11 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             moved = task_moved(state, fact, now, limits)
             # The other ranks may have been silent before, so evaluate the hang now.
             job = state.jobs[fact.job]
-            left = stack_dumps.evaluate_hang(
-                state, job, job.attempts[fact.attempt - 1], now, limits
-            )
+            left = stack_dumps.evaluate_hang(state, job, job.attempt(fact.attempt), now, limits)
             return Decision([*moved.facts, *left.facts], [*moved.effects, *left.effects])
         case f.TaskJoined(job_id, number, rank):
             job = state.jobs[job_id]
-            attempt = job.attempts[number - 1]
+            attempt = job.attempt(number)
             task = attempt.tasks[rank]
             return Decision([], send_desired(state, job, attempt, task, None, limits))
         case f.TaskCheckpointed():
@@ -90,10 +94,7 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
         case sf.NodeDrained() | sf.DrainTimed():
             return react_to_drain(state, fact, now)
         case lf.NodeSynced(name, held):
-            decision = _synced(state, name, held, limits)
-            back = [task for task in tasks_on(state, name) if task.cut_at is not None]
-            decision.facts += [f.TaskReachable(task.job, task.attempt, task.rank) for task in back]
-            return decision
+            return _synced(state, name, held, limits)
         case lf.FailureSuspected(_, task):
             return _suspected(state, task, now, limits)
         case f.JobChanged():
@@ -101,7 +102,7 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             return Decision([], limit_timers(state, state.jobs[fact.job], now))
         case f.RunTimed(job_id, number):
             job = state.jobs[job_id]
-            soon = schedule_idle_check(job, job.attempts[number - 1], now)
+            soon = schedule_idle_check(job, job.attempt(number), now)
             return Decision([], [*limit_timers(state, job, now), *soon])
         case f.AttemptWarned() | f.SignalRequested():
             return _signalled(state, fact)
@@ -115,9 +116,16 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             return Decision(on_peers_unreachable(state, task, now, limits))
         case lf.NodeConnected(name):
             return Decision(released(state, now, limits), word_timer(state, name))
-        case lf.NodeLeaseExpired() | sf.NodeRemoved():
+        case lf.NodeLeaseExpired(name):
             # Fewer nodes are silent now, so the mass outage may be over.
+            over = unknown_tasks_expired(state, name, limits)
+            return Decision([*over, *released(state, now, limits)])
+        case sf.NodeRemoved():
             return Decision(released(state, now, limits))
+        case rf.NodeDeclaredLost():
+            return react_to_declared_lost(state, fact, now, limits)
+        case lf.UnknownTasksHeld(name) | lf.UnknownTaskOver(name):
+            return Decision(settled(state, name))
         case cf.MassOutageCleared():
             return Decision([], timers_of_the_silent(state))
         case f.RetryScheduled(job_id, _, delay_s, _):
@@ -144,9 +152,14 @@ def _synced(
     limits: Limits,
 ) -> Decision:
     """Send all desired commands again, as the old connection may have lost some."""
+    back: list[f.Fact] = [
+        f.TaskReachable(task.job, task.attempt, task.rank)
+        for task in tasks_on(state, name)
+        if task.cut_at is not None
+    ]
     session = state.nodes[name].session
     if session is None:
-        return Decision()
+        return Decision(back)
     commands = [
         c
         for task, on_node in held
@@ -156,8 +169,8 @@ def _synced(
     for task in tasks_on(state, name):
         if task.id not in known:
             job = state.jobs[task.job]
-            commands += desired_commands(job, job.attempts[task.attempt - 1], task, None, limits)
-    return Decision([], [a.Send(name, session, command) for command in commands])
+            commands += desired_commands(job, job.attempt(task.attempt), task, None, limits)
+    return Decision(back, [a.Send(name, session, command) for command in commands])
 
 
 def _phase_begun(
@@ -177,7 +190,7 @@ def _phase_begun(
 
 
 def _after(state: State, job: Job, number: int, limits: Limits) -> list[f.Fact]:
-    attempt = job.attempts[number - 1]
+    attempt = job.attempt(number)
     guilty = guilty_nodes(attempt, attempt.cause) if attempt.cause is not None else frozenset()
     spare = can_do_without(state, job.spec, job.avoid | guilty)
     return [
@@ -189,7 +202,7 @@ def _after(state: State, job: Job, number: int, limits: Limits) -> list[f.Fact]:
 def _suspected(state: State, task: TaskId, now: Instant, limits: Limits) -> Decision:
     """Wait shortly for reports of the other ranks: one of them may have failed first."""
     job, number, _ = parse_task_id(task)
-    attempt = state.jobs[job].attempts[number - 1]
+    attempt = state.jobs[job].attempt(number)
     if sum(t.id in state.suspects for t in attempt.present) > 1:
         return Decision()
     timer = a.Timer(a.TimerKind.BLAME, job=job, attempt=number)
@@ -227,4 +240,4 @@ def _stopping(
 
 def _of(state: State, fact: AttemptFact) -> tuple[Job, Attempt]:
     job = state.jobs[fact.job]
-    return job, job.attempts[fact.attempt - 1]
+    return job, job.attempt(fact.attempt)

@@ -92,7 +92,7 @@ def _is_void(state: State, fact: AttemptStarted | StopRequested) -> bool:
     two causes in one turn, the first one counts. A node of a gang of one may report a start
     together with being ready, and both start the attempt.
     """
-    phase = state.jobs[fact.job].attempts[fact.attempt - 1].phase
+    phase = state.jobs[fact.job].attempt(fact.attempt).phase
     if phase is AttemptPhase.RUNNING and isinstance(fact, AttemptStarted):
         return True
     return phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)

@@ -110,6 +110,14 @@ class RemoveReceived(msgspec.Struct, frozen=True):
     user: str
 
 
+class LostReceived(msgspec.Struct, frozen=True):
+    """An operator declares that nothing runs any more on a node that is not connected."""
+
+    request: RequestId
+    node: NodeName
+    user: str
+
+
 class HelloReceived(msgspec.Struct, frozen=True):
     """An agent opened a connection from the address `peer`. The shell numbered it `session`.
 
@@ -167,6 +175,7 @@ Input = (
     | DrainReceived
     | ResumeReceived
     | RemoveReceived
+    | LostReceived
     | HelloReceived
     | ReportReceived
     | SessionEnded

@@ -25,6 +25,7 @@ from orchestrator.core.facts import cluster as of_cluster
 from orchestrator.core.facts import hangs as of_hang
 from orchestrator.core.facts import idle as of_idle
 from orchestrator.core.facts import links as of_link
+from orchestrator.core.facts import restored as of_restore
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.base import (
     EPHEMERAL,
@@ -452,6 +453,7 @@ OfTask = (
 )
 Fact = (
     of_cluster.OfCluster
+    | of_restore.OfRestore
     | OfJob
     | OfAttempt
     | OfTask

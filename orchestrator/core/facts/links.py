@@ -83,15 +83,10 @@ class FailureSuspected(LinkFact, reschedules=False, milestone=False):
     ended_at: float
 
 
-class PortsReported(LinkFact, Inert, reschedules=False, milestone=False):
-    """The RDMA ports of a node that have a problem: down, or flapping."""
+class NodeHealthReported(LinkFact, Inert, reschedules=False, milestone=False):
+    """The RDMA ports of a node that are down or flapping, and its disks that are full or hang."""
 
     ports: tuple[PortHealth, ...]
-
-
-class DisksReported(LinkFact, Inert, reschedules=False, milestone=False):
-    """The disks of a node's agent that are full or hang."""
-
     disks: tuple[DiskHealth, ...]
 
 
@@ -107,6 +102,21 @@ class SurvivorsReported(LinkFact, Inert, reschedules=False, milestone=False):
 
     task: TaskId
     pids: tuple[int, ...]
+
+
+class UnknownTasksHeld(LinkFact, reschedules=True, milestone=True):
+    """A node said hello. `tasks` are those that the journal lacks; none is proved over.
+
+    Only if the node had some before, or is awaited after a restore.
+    """
+
+    tasks: tuple[TaskId, ...]
+
+
+class UnknownTaskOver(LinkFact, reschedules=True, milestone=True):
+    """A task in UnknownTasksHeld is proved over."""
+
+    task: TaskId
 
 
 class HardwareSeen(LinkFact, Inert, reschedules=False, milestone=False):
@@ -151,11 +161,12 @@ OfLink = (
     | DuplicateNameSeen
     | NodeDescribed
     | NodeSynced
+    | UnknownTasksHeld
+    | UnknownTaskOver
     | FailureSuspected
     | NodeHeard
-    | PortsReported
+    | NodeHealthReported
     | PeersReported
-    | DisksReported
     | SurvivorsReported
     | HardwareSeen
     | HardwareCounted

@@ -87,7 +87,7 @@ def commands_for_reported_task(
         task = None
     if task is not None and task.node == node:
         job = state.jobs[task.job]
-        return desired_commands(job, job.attempts[task.attempt - 1], task, on_node, limits)
+        return desired_commands(job, job.attempt(task.attempt), task, on_node, limits)
     return [ForgetTask(name) if on_node is TaskState.CLEANED else fence(name)]
 
 

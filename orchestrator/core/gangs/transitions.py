@@ -50,7 +50,7 @@ def task_moved(
     limits: Limits,
 ) -> Decision:
     job = state.jobs[fact.job]
-    attempt = job.attempts[fact.attempt - 1]
+    attempt = job.attempt(fact.attempt)
     task = attempt.tasks[fact.rank]
     if task.joined and isinstance(fact, f.TaskPrepared | f.TaskArranged | f.TaskStarted):
         # A running gang does not wait for a joining task.

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Final
 
 from muster.protocol.ids import NodeName
-from muster.protocol.outcome import Cause
+from muster.protocol.outcome import Cause, CauseCode
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 from orchestrator.core.model.state import Attempt, Job
@@ -32,6 +32,8 @@ def guilty_nodes(attempt: Attempt, cause: Cause) -> frozenset[NodeName]:
 
     Nodes that an elastic gang continued without are not to blame for its end.
     """
+    if cause.code is CauseCode.RESTORED:
+        return frozenset()
     launcher, *workers = (task.node for task in attempt.tasks)
     if cause.refusal == RefusalCode.UNREACHABLE and cause.node == launcher and len(workers) > 1:
         # No worker reached the launcher. With a single worker, either node may be to blame.

@@ -287,17 +287,45 @@ class Job:
     )  # by number and webhook
     notices_made: int = 0
     spec_bytes: int = 0  # of the specification as submitted, as JSON
+    left_out_to: int = 0  # attempts up to this number may exist that a restored journal lacks
 
     @property
     def as_submitted(self) -> JobSpec:
         return self.spec if self.asked is None else self.asked
 
+    @property
+    def last_attempt(self) -> int:
+        """The number of the last attempt; 0 if there was none."""
+        return self.attempts[-1].number if self.attempts else 0
+
+    @property
+    def next_attempt(self) -> int:
+        """The number of the next attempt. Numbers grow, with a gap after a restore."""
+        return max(self.last_attempt, self.left_out_to) + 1
+
+    def is_restored(self, attempt: int) -> bool:
+        """Whether the attempt was made before the journal was restored."""
+        return attempt <= self.left_out_to
+
+    def find_attempt(self, number: int) -> Attempt | None:
+        """Return the attempt with this number, or None."""
+        # The newest is almost always the one that is looked for.
+        for attempt in reversed(self.attempts):
+            if attempt.number <= number:
+                return attempt if attempt.number == number else None
+        return None
+
+    def attempt(self, number: int) -> Attempt:
+        """Return the attempt with this number. Raises LookupError."""
+        found = self.find_attempt(number)
+        if found is None:
+            raise LookupError(f"job {self.id} has no attempt {number}")
+        return found
+
     def task(self, attempt: int, rank: int) -> Task | None:
         """Return the task of a node rank in an attempt, or None."""
-        if not 1 <= attempt <= len(self.attempts):
-            return None
-        tasks = self.attempts[attempt - 1].tasks
-        return tasks[rank] if rank < len(tasks) else None
+        found = self.find_attempt(attempt)
+        return None if found is None or rank >= len(found.tasks) else found.tasks[rank]
 
     @property
     def current(self) -> Attempt | None:
@@ -323,6 +351,11 @@ class State:
     telling: set[JobId] = field(default_factory=set)  # jobs with queued webhooks
     notices: dict[str, WaitingNotices] = field(default_factory=dict)  # by user: of those jobs
     elastic: set[JobId] = field(default_factory=set)  # jobs whose running attempt may grow
+    awaited: set[NodeName] = field(default_factory=set)  # nodes known before a restore, not settled
+    answered: set[NodeName] = field(default_factory=set)  # volatile; awaited ones that said hello
+    unknown: set[tuple[NodeName, TaskId]] = field(
+        default_factory=set
+    )  # volatile; tasks that the journal lacks, not proved over
     new_nodes: NewNodes = field(default_factory=NewNodes)  # volatile
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic
@@ -340,9 +373,7 @@ class State:
 
     def attempt(self, job: JobId, number: int) -> Attempt | None:
         owner = self.jobs.get(job)
-        if owner is None or not 1 <= number <= len(owner.attempts):
-            return None
-        return owner.attempts[number - 1]
+        return None if owner is None else owner.find_attempt(number)
 
     def task(self, name: TaskId) -> Task | None:
         """Return the task with this id, or None. Raises BadId if `name` is not a task id."""

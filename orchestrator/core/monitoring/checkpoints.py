@@ -73,7 +73,9 @@ def checkpoint_text(job: Job, attempt: Attempt, now: Instant) -> str:
     """`last checkpoint 4m ago: step-12000`; empty for a job without a `checkpoint_dir`."""
     if job.spec.checkpoint_dir is None:
         return ""
-    found = [one.checkpoint for one in job.attempts[: attempt.number] if one.checkpoint]
+    found = [
+        one.checkpoint for one in job.attempts if one.number <= attempt.number and one.checkpoint
+    ]
     if not found:
         return "no checkpoint yet"
     last = found[-1]

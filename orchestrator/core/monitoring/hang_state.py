@@ -24,13 +24,13 @@ def apply_hang(state: State, fact: hf.OfHang, at: float) -> None:
                 look.reports[name] = report
                 look.awaited.discard(name)
         case hf.HangJudged(job, number, verdict):
-            attempt = state.jobs[job].attempts[number - 1]
+            attempt = state.jobs[job].attempt(number)
             attempt.hang = verdict
             attempt.hangs = [*attempt.hangs, (at, verdict)][-VERDICTS_KEPT:]
             attempt.changes.add(at, fact.describe())
             state.watches.pop((job, number), None)
         case hf.HangCleared(job, number):
-            attempt = state.jobs[job].attempts[number - 1]
+            attempt = state.jobs[job].attempt(number)
             attempt.hang = None
             attempt.changes.add(at, fact.describe())
         case hf.StackDumpBegun(job, number, count, tasks, until, requests, notes, judges):

@@ -117,11 +117,11 @@ def apply_idle(state: State, fact: idf.OfIdle, at: float) -> None:
         case idf.IdleTimed(job, _, told):
             state.idle_told[job] = told
         case idf.IdleJudged(job, number, text):
-            attempt = state.jobs[job].attempts[number - 1]
+            attempt = state.jobs[job].attempt(number)
             attempt.idle = text
             attempt.changes.add(at, text)
         case idf.IdleOver(job, number):
-            attempt = state.jobs[job].attempts[number - 1]
+            attempt = state.jobs[job].attempt(number)
             attempt.idle = ""
             attempt.changes.add(at, fact.describe())
             state.idle_told.pop(job, None)

@@ -101,6 +101,13 @@ def remove(state: State, asked: s.RemoveReceived) -> Decision:
             "wait until its lease has expired (muster nodes says when), or start its agent",
         )
         return _answer(asked.request, declined)
+    if node.name in state.awaited or any(name == node.name for name, _ in state.unknown):
+        declined = a.Declined(
+            "node_awaited",
+            f"{node.name} has not answered after the restore, and may still run a job",
+            f"start its agent; if nothing of a job runs there: muster node lost {node.name}",
+        )
+        return _answer(asked.request, declined)
     if state.disk_full:
         return _answer(asked.request, a.no_room(state.disk_full, "no node is removed"))
     fact = sf.NodeRemoved(node.name, asked.user)
@@ -119,7 +126,7 @@ def resume_problems(state: State, node: Node, now: Instant) -> tuple[str, ...]:
     left = [
         f"processes or files of job {job} are still there"
         for job, number in sorted(node.holders)
-        if state.jobs[job].attempts[number - 1].phase is AttemptPhase.STOPPING
+        if state.jobs[job].attempt(number).phase is AttemptPhase.STOPPING
     ]
     gpus = [f"GPU {gpu.pci}: {gpu.fault}" for gpu in node.inventory.devices if gpu.fault]
     ports = [port.text for port in node.ports if port.down]
@@ -173,7 +180,7 @@ def leaves_after_checkpoint(state: State, fact: f.TaskCheckpointed) -> list[f.Fa
 
     Only nodes drained with `after_checkpoint` are left.
     """
-    attempt = state.jobs[fact.job].attempts[fact.attempt - 1]
+    attempt = state.jobs[fact.job].attempt(fact.attempt)
     ends = attempt.tasks[fact.rank].state is not TaskState.STARTED
     if attempt.phase is not AttemptPhase.RUNNING or ends:
         # The attempt or the task is ending already.
@@ -220,7 +227,7 @@ def _leave(state: State, node: Node, drain: Drain) -> list[f.Fact]:
 
 def _end(state: State, task: Task, cause: Cause, *, over: bool, force: bool) -> list[f.Fact]:
     job = state.jobs[task.job]
-    attempt = job.attempts[task.attempt - 1]
+    attempt = job.attempt(task.attempt)
     forced: list[f.Fact] = [f.StopForced(job.id, attempt.number)] if force else []
     match attempt.phase:
         case AttemptPhase.PREPARING | AttemptPhase.ARRANGING:

@@ -105,7 +105,7 @@ def react_to_hardware(state: State, fact: sf.HardwareReported) -> Decision:
     # Before the drain, as any attempt that the drain ends has the drain as its cause.
     for task in tasks_on(state, node.name):
         job = state.jobs[task.job]
-        attempt = job.attempts[task.attempt - 1]
+        attempt = job.attempt(task.attempt)
         if (job.id, attempt.number) in fact.attempts:
             cause = _cause(node, event, rank_of_gpu(job, attempt, task, node, event))
             decision.facts += stop_or_leave(job, attempt, task, cause)

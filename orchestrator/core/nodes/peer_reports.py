@@ -34,7 +34,7 @@ def apply_peer_reports(state: State, name: NodeName, now: Instant, limits: Limit
         fact
         for task in tasks_on(state, name)
         if is_silent(state, task, now, limits)
-        for fact in _gone(state, state.jobs[task.job].attempts[task.attempt - 1], task, now, limits)
+        for fact in _gone(state, state.jobs[task.job].attempt(task.attempt), task, now, limits)
     ]
 
 
@@ -55,7 +55,7 @@ def on_peers_unreachable(state: State, name: TaskId, now: Instant, limits: Limit
         return []
     if task is None or not task.silent:
         return []
-    attempt = state.jobs[task.job].attempts[task.attempt - 1]
+    attempt = state.jobs[task.job].attempt(task.attempt)
     for other in attempt.present:
         if _address(attempt, other) in task.silent and is_silent(state, other, now, limits):
             found = _gone(state, attempt, other, now, limits)

@@ -32,6 +32,7 @@ _OF_THE_JOB = frozenset(
     {RefusalCode.FABRIC_DIFFERS, RefusalCode.SETUP_FAILED, RefusalCode.BOOTSTRAP_FAILED}
 )
 """Refusals that say nothing about the node: the job or its programs choose them."""
+_OF_NO_NODE = frozenset({CauseCode.DRAINED, CauseCode.RESTORED})
 
 
 def judged(
@@ -44,7 +45,7 @@ def judged(
     match cause.outcome:
         case Outcome.SUCCESS | Outcome.TIME_LIMIT:
             return _trusted(state, attempt, limits)
-        case Outcome.INFRA if cause.code is not CauseCode.DRAINED and _proved(attempt, cause):
+        case Outcome.INFRA if cause.code not in _OF_NO_NODE and _proved(attempt, cause):
             if cause.code is CauseCode.RANK_FAILED and not _seen(attempt, cause):
                 cause = replace(cause, node_fault=False)
             return _blamed(state, job, attempt, _at_fault(attempt, cause))

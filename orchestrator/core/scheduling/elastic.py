@@ -11,6 +11,7 @@ from orchestrator.core.scheduling.gpu_preference import is_short
 from orchestrator.core.scheduling.gpus import given
 from orchestrator.core.scheduling.placement import busy, preference, unfit
 from orchestrator.core.scheduling.rendezvous import who_could_join
+from orchestrator.core.scheduling.restore_hold import is_held, unknown_tasks
 from orchestrator.core.scheduling.scheduler import may_place
 from orchestrator.core.scheduling.topology import same
 
@@ -28,7 +29,7 @@ def next_join(state: State) -> TaskJoined | None:
 
     Once None, it stays None until a fact for which `may_join` is true.
     """
-    if state.disk_full:
+    if state.disk_full or is_held(state):
         return None
     for name in sorted(state.elastic):
         job = state.jobs[name]
@@ -36,6 +37,9 @@ def next_join(state: State) -> TaskJoined | None:
         if attempt.started_at is None or job.cancel is not None or state.queues.get(job.spec.pool):
             continue
         if len(attempt.present) >= job.spec.most_nodes or _ending(attempt):
+            continue
+        if job.is_restored(attempt.number) or unknown_tasks(state, job):
+            # The restored journal may lack a task that joined, whose id would come twice.
             continue
         free = _free(state, job, attempt)
         found = next(who_could_join(state, attempt, free), None) if free else None

@@ -62,7 +62,7 @@ def forecast(state: State, job: Job, line: list[Job], now: Instant) -> Forecast:
             return Forecast(None, "unknown: too many jobs are before it")
         if next_one is job:
             break
-        holder = (next_one.id, len(next_one.attempts) + 1)
+        holder = (next_one.id, next_one.next_attempt)
         for name in gang:
             share = share_of(next_one.spec, given(trial, next_one.spec, name))
             trial.nodes[name].holders[holder] = share

@@ -29,6 +29,7 @@ from orchestrator.core.scheduling.gpus import (
 from orchestrator.core.scheduling.network import NoSharedNetwork, choose, reachable_gang
 from orchestrator.core.scheduling.rdma_groups import kind_of, rdma_groups, without_rdma
 from orchestrator.core.scheduling.reasons import Rejection
+from orchestrator.core.scheduling.restore_hold import unknown_on
 from orchestrator.core.scheduling.topology import enough, groups, largest, value_of
 
 
@@ -163,6 +164,8 @@ def busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
     holders = tuple(node.holders)
     if node.link is not LinkState.CONNECTED:
         return Rejection("not_connected", "is not connected", holders)
+    if unknown := unknown_on(state, node.name):
+        return Rejection("restored", f"stops what the journal lacks: task {unknown}")
     if not shares(spec, node.inventory):
         holders = holders or siblings_hold(state, node)
         if holders:

@@ -15,6 +15,12 @@ from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.scheduling.gpus import given, may_have_room
 from orchestrator.core.scheduling.placement import Waiting, never_fits, place, why_there
+from orchestrator.core.scheduling.restore_hold import (
+    is_held,
+    unknown_tasks,
+    why_held,
+    why_job_held,
+)
 
 
 def may_place(state: State, fact: f.Fact) -> bool:
@@ -31,21 +37,19 @@ def next_placement(state: State) -> AttemptPlaced | None:
 
     Once None, it stays None until a fact for which `may_place` is true.
     """
-    if state.disk_full:
+    if state.disk_full or is_held(state):
         return None
     for queue in state.queues.values():
         if not queue:
             continue
         job = state.jobs[queue[0][1]]
-        if not _enough_free(state, job.spec):
+        if unknown_tasks(state, job) or not _enough_free(state, job.spec):
             continue
         nodes = place(state, job)
         if not isinstance(nodes, Waiting):
             why = why_there(state, job, nodes)
             gpus = tuple(given(state, job.spec, name) for name in nodes)
-            return AttemptPlaced(
-                job.id, len(job.attempts) + 1, nodes, why, gpus if any(gpus) else ()
-            )
+            return AttemptPlaced(job.id, job.next_attempt, nodes, why, gpus if any(gpus) else ())
     return None
 
 
@@ -82,6 +86,8 @@ class WaitingReasons:
         state, pool = self._state, job.spec.pool
         if state.disk_full:
             return f"no job is started: {state.disk_full}"
+        if held := why_held(state):
+            return held
         queue = state.queues[pool]
         ahead = bisect_left(queue, (-job.spec.priority, job.id))
         if ahead == 0:
@@ -108,6 +114,8 @@ def _why_not(state: State, job: Job, then: str = "") -> str:
 
     Appends `then` if the known nodes can never hold the job.
     """
+    if held := why_job_held(state, job):
+        return held
     found = place(state, job)
     if not isinstance(found, Waiting):
         return ""

@@ -38,6 +38,7 @@ from orchestrator.core.nodes.service_state import deadline_text
 from orchestrator.core.nodes.warnings import node_warnings
 from orchestrator.core.scheduling.gpus import gpus_used
 from orchestrator.core.scheduling.reasons import jobs_named
+from orchestrator.core.scheduling.restore_hold import restore_warnings
 from orchestrator.core.scheduling.scheduler import WaitingReasons
 from orchestrator.core.views.gpus import gpu_views, job_gpus
 from orchestrator.core.views.timeline import timeline
@@ -58,7 +59,7 @@ def job_summary(
         nodes=job.spec.nodes,
         pool=job.spec.pool,
         priority=job.spec.priority,
-        attempt=len(job.attempts),
+        attempt=job.last_attempt,
         submitted_at=timestamp(job.submitted_at),
         started_at=maybe_timestamp(
             next((t.started_at for t in job.attempts if t.started_at), None)
@@ -94,21 +95,26 @@ def job_view(state: State, job: Job, now: Instant) -> h.JobView:
 
 def node_seen(state: State, node: Node, now: Instant, limits: Limits) -> h.NodeView:
     """Return one node, including what only the whole state shows."""
-    return node_view(node, now, brake_text(state), lasts(state, node, limits))
+    restored = restore_warnings(state, node.name)
+    return node_view(node, now, brake_text(state), lasts(state, node, limits), restored)
 
 
 def node_view(
-    node: Node, now: Instant, brake: str = "", keeps_until: float | None = None
+    node: Node,
+    now: Instant,
+    brake: str = "",
+    keeps_until: float | None = None,
+    restored: tuple[str, ...] = (),
 ) -> h.NodeView:
     """Return one node, from its link, its inventory and its jobs.
 
     For an unreachable node: `brake` is the text of a mass outage, and `keeps_until` is when the
-    node's tasks have ended at the latest.
+    node's tasks have ended at the latest. `restored` says why the node holds back placing.
     """
     holders = sorted(node.holders)
     job, attempt = holders[0] if holders else (None, None)
     seen = node.heard_at > 0.0
-    warnings = node_warnings(node, now)
+    warnings = (*node_warnings(node, now), *restored)
     return h.NodeView(
         name=node.name,
         link=node.link.value,
@@ -220,7 +226,7 @@ def _reason(state: State, job: Job, now: Instant, waiting: WaitingReasons) -> h.
             cause = job.attempts[-1].cause
             why = f"{cause.text}; " if cause is not None else ""
             pause = f"{job.retry_after_s:g} s"
-            return h.Reason("backoff", f"{why}attempt {len(job.attempts) + 1} follows in {pause}")
+            return h.Reason("backoff", f"{why}attempt {job.next_attempt} follows in {pause}")
         case JobPhase.ENDED:
             if job.cause is None:
                 raise AssertionError(f"job {job.id} ended without a cause")

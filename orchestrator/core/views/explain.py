@@ -32,6 +32,7 @@ from orchestrator.core.scheduling.placement import (
     never_fits,
 )
 from orchestrator.core.scheduling.reasons import Rejection, jobs_named
+from orchestrator.core.scheduling.restore_hold import why_held, why_job_held
 from orchestrator.core.scheduling.topology import groups
 from orchestrator.core.views.display import job_summary, node_state
 from orchestrator.core.views.fabric import plan_of, was_refused
@@ -59,7 +60,8 @@ def chance(state: State, job: Job) -> Chance:
     line = [state.jobs[name] for rank, name in queue if (rank, name) < mine]
     found = consider(state, job)
     first = job.phase is JobPhase.QUEUED and not line
-    starts = first and bool(found.gang) and not state.disk_full
+    held = state.disk_full or why_held(state) or why_job_held(state, job)
+    starts = first and bool(found.gang) and not held
     return Chance(line, found, starts)
 
 
@@ -187,6 +189,8 @@ def _when(state: State, job: Job, it: Chance, now: Instant) -> tuple[str, Timest
         return "now", timestamp(now.wall)
     if state.disk_full:
         return f"unknown: no job is started: {state.disk_full}", None
+    if held := why_held(state) or why_job_held(state, job):
+        return f"unknown: {held}", None
     found = forecast(state, job, it.line, now)
     if found.in_s is None:
         return found.text, None
@@ -280,8 +284,9 @@ def _then(job: Job, attempt: Attempt) -> str:
     """Describe what followed an attempt that is over."""
     if attempt is job.current:
         return "" if attempt.cause is None else "its nodes are being cleaned"
-    if attempt.number < len(job.attempts) or job.phase in (JobPhase.QUEUED, JobPhase.BACKOFF):
-        budget = f"attempt {attempt.number + 1}"
+    later = next((it.number for it in job.attempts if it.number > attempt.number), None)
+    if later is not None or job.phase in (JobPhase.QUEUED, JobPhase.BACKOFF):
+        budget = f"attempt {later or job.next_attempt}"
         guilty = sorted(blame(job), key=natural)
         away = f", not on {', '.join(guilty[:4])}" if job.avoid and guilty else ""
         return f"retried: {budget}{away}"

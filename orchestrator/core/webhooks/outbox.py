@@ -40,7 +40,7 @@ def queue_webhooks(state: State, job: Job, event: nf.WebhookEvent) -> list[f.Fac
     """
     if not job.spec.notify:
         return []
-    queued = nf.WebhookQueued(job.id, job.notices_made + 1, event, len(job.attempts))
+    queued = nf.WebhookQueued(job.id, job.notices_made + 1, event, job.last_attempt)
     if state.disk_full:
         return [queued]
     return [queued, *islice(_dropped(state, job), _DROPPED_AT_ONCE)]

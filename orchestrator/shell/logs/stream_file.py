@@ -378,7 +378,7 @@ class StreamFile:
 
     def _load(self, index: IndexFile) -> None:
         """Load the index. Truncate partial records, and records of bytes lost in a crash."""
-        whole = index.bisect(len(index), lambda entry: entry.end > self.size)
+        whole = index.bisect(_without_zeros(index), lambda entry: entry.end > self.size)
         if _size(index.path) > whole * RECORD_BYTES:
             os.truncate(index.path, whole * RECORD_BYTES)
         if whole == 0:
@@ -400,6 +400,20 @@ class StreamFile:
             with self.path.open("rb") as file:
                 file.seek(self._covered)
                 self._pending = file.read(3)
+
+
+def _without_zeros(index: IndexFile) -> int:
+    """Return the number of records before the zeros at the end.
+
+    After a power cut the end of a file may be zeros: its length was on disk, and its content not. A
+    record of zeros would mark the end of the stream.
+    """
+    count = len(index)
+    for entry in index.backward(0, count):
+        if entry.seq:
+            break
+        count -= 1
+    return count
 
 
 def _is_too_long(error: OSError) -> bool:

@@ -18,14 +18,16 @@ TASK = TaskId("1.1.0")
 PATHS = s.TaskPaths("/w", "/t/scratch", "/o", "/t/hostfile")
 PREPARE = m.PrepareTask(TASK, "torchrun", "/w", None, (), {"A": "1"}, 300.0, 8)
 ARRANGE = m.ArrangeTask(TASK, ("--nnodes", "1"), {"B": "2"}, (), "n1 slots=1\n", 20001)
-IDENTITY = Identity(NodeName("n1"), "id", "boot", "0.1.0", m.Inventory("10.0.0.1", "machine"))
+IDENTITY = Identity(NodeName("n1"), "id", "boot", "0.1.0")
+INVENTORY = m.Inventory("10.0.0.1", "machine")
+OBSERVED = m.NodeObservations(INVENTORY)
 
 
 @dataclass
 class Agent:
     """One agent's core; `actions` are all that it has ordered."""
 
-    state: State = field(default_factory=lambda: State(IDENTITY))
+    state: State = field(default_factory=lambda: State(IDENTITY, OBSERVED))
     mono: float = 100.0
     effects: list[a.Effect] = field(default_factory=list)
 

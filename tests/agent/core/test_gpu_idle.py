@@ -43,7 +43,7 @@ def test_what_happened_in_a_long_gap_nobody_knows() -> None:
 
 
 def last(agent: Agent, since: float | None) -> TaskReport:
-    return reports(agent.turn(s.IdleObserved(TASK, since)))[-1]
+    return reports(agent.turn(s.TaskObserved(TASK, s.TaskChanges(idle_since=since))))[-1]
 
 
 def test_a_change_is_one_report_and_it_says_for_how_long() -> None:
@@ -66,4 +66,4 @@ def test_before_the_start_nothing_is_said_of_it() -> None:
 def test_of_a_task_that_is_gone_it_is_no_news() -> None:
     agent = Agent()
     agent.connect()
-    assert agent.turn(s.IdleObserved(TASK, 1.0)) == []
+    assert agent.turn(s.TaskObserved(TASK, s.TaskChanges(idle_since=1.0))) == []

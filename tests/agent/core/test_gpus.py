@@ -24,27 +24,29 @@ def asks(task: TaskId, *gpus: str) -> m.PrepareTask:
     return msgspec.structs.replace(PREPARE, task=task, gpus=gpus)
 
 
+def observed(*devices: GpuDevice) -> s.NodeObserved:
+    return s.NodeObserved(m.NodeChanges(devices=devices))
+
+
 def test_what_has_changed_is_told_once() -> None:
     agent = Agent()
     agent.connect()
-    assert agent.turn(s.GpusObserved((ONE, TWO))) == [
-        a.SendReport(m.Heartbeat(100.0, wall_s=0.0, devices=(ONE, TWO)))
+    assert agent.turn(observed(ONE, TWO)) == [
+        a.SendReport(m.Heartbeat(100.0, 0.0, m.NodeChanges(devices=(ONE, TWO))))
     ]
-    assert agent.turn(s.GpusObserved((ONE, TWO))) == []
-    agent.turn(s.GpusObserved((ONE, GONE)))
-    assert (agent.state.identity.inventory.gpus, agent.state.identity.inventory.devices) == (
-        1,
-        (ONE, GONE),
-    )
+    assert agent.turn(observed(ONE, TWO)) == []
+    agent.turn(observed(ONE, GONE))
+    inventory = agent.state.observed.inventory
+    assert (inventory.gpus, inventory.devices) == (1, (ONE, GONE))
 
 
 def test_what_has_changed_between_hello_and_welcome_is_told_after_it() -> None:
     agent = Agent()
     agent.turn(s.LinkUp())
-    assert agent.turn(s.GpusObserved((ONE,))) == []
+    assert agent.turn(observed(ONE)) == []
     welcome = m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0", "c1")
     told = [it.report for it in agent.hear(welcome) if isinstance(it, a.SendReport)]
-    assert [it.devices for it in told if isinstance(it, m.Heartbeat)] == [(ONE,)]
+    assert [it.changes.devices for it in told if isinstance(it, m.Heartbeat)] == [(ONE,)]
 
 
 def test_a_gpu_that_a_task_still_has_is_given_to_no_other() -> None:

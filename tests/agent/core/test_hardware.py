@@ -17,9 +17,13 @@ def event(number: int, code: str = "xid 79") -> HardwareEvent:
     return HardwareEvent("boot", number, code, Grade.CRITICAL, "GPU 0000:1b:00.0: it is over")
 
 
+def observed(*events: HardwareEvent) -> s.NodeObserved:
+    return s.NodeObserved(m.NodeChanges(hardware=events))
+
+
 def beats(effects: list[a.Effect]) -> list[tuple[HardwareEvent, ...]]:
     sent = [it.report for it in effects if isinstance(it, a.SendReport)]
-    return [it.hardware for it in sent if isinstance(it, m.Heartbeat) and it.hardware]
+    return [it.changes.hardware for it in sent if isinstance(it, m.Heartbeat)]
 
 
 def hello(effects: list[a.Effect]) -> m.Hello:
@@ -33,25 +37,25 @@ def hello(effects: list[a.Effect]) -> m.Hello:
 def test_it_is_told_at_once_and_again_on_a_new_connection() -> None:
     agent = Agent()
     agent.connect()
-    assert beats(agent.turn(s.HardwareObserved(event(1)))) == [(event(1),)]
+    assert beats(agent.turn(observed(event(1)))) == [(event(1),)]
     agent.turn(s.LinkDown())
-    assert beats(agent.turn(s.HardwareObserved(event(2)))) == []
-    assert hello(agent.turn(s.LinkUp())).hardware == (event(1), event(2))
+    assert beats(agent.turn(observed(event(2)))) == []
+    assert hello(agent.turn(s.LinkUp())).observed.hardware == (event(1), event(2))
 
 
 def test_what_happens_between_hello_and_welcome_is_told_after_it() -> None:
     agent = Agent()
-    agent.turn(s.HardwareObserved(event(1), news=False))
-    assert hello(agent.turn(s.LinkUp())).hardware == (event(1),)
-    assert beats(agent.turn(s.HardwareObserved(event(2)))) == []
+    agent.turn(observed(event(1)))
+    assert hello(agent.turn(s.LinkUp())).observed.hardware == (event(1),)
+    assert beats(agent.turn(observed(event(2)))) == []
     assert beats(agent.hear(WELCOME)) == [(event(2),)]
 
 
 def test_the_last_are_kept() -> None:
     agent = Agent()
     for number in range(3 * EVENTS_MAX):
-        agent.turn(s.HardwareObserved(event(number)))
-    kept = [it.number for it in agent.state.hardware]
+        agent.turn(observed(event(number)))
+    kept = [it.number for it in agent.state.observed.hardware]
     assert kept == list(range(2 * EVENTS_MAX, 3 * EVENTS_MAX))
 
 
@@ -64,7 +68,7 @@ def test_a_rank_that_the_kernel_killed_for_memory_is_told_with_its_words() -> No
     agent = Agent()
     agent.running()
     for seen in (killed(11), killed(12, "2.1.0")):
-        agent.turn(s.HardwareObserved(seen))
+        agent.turn(observed(seen))
     dead = ShimExit(signal=9)
     ranks = tuple(ShimRank(rank, rank, pid=pid, exit=dead) for rank, pid in enumerate((11, 12, 13)))
     (said,) = reports(agent.shim(ShimPhase.RUNNING, running_s=1.0, ranks=ranks))

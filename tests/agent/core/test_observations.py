@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 
@@ -16,10 +14,23 @@ from muster.protocol.fabric import FabricGpu, NodeFabric
 from muster.protocol.ids import SessionId
 from muster.protocol.interfaces import Interface, InterfaceKind
 from muster.protocol.states import TaskState
-from tests.agent.core.playbook import IDENTITY, PATHS, PREPARE, TASK, Agent, reports
+from tests.agent.core.playbook import IDENTITY, INVENTORY, PATHS, PREPARE, TASK, Agent, reports
 
 ETH0 = (Interface("eth0", InterfaceKind.ETHERNET, ("10.0.0.1/24",)),)
 ETH1 = (Interface("eth1", InterfaceKind.ETHERNET, ("10.1.0.1/24",)),)
+
+
+def with_interfaces(interfaces: tuple[Interface, ...]) -> Agent:
+    inventory = msgspec.structs.replace(INVENTORY, interfaces=interfaces)
+    return Agent(State(IDENTITY, m.NodeObservations(inventory)))
+
+
+def observed(interfaces: tuple[Interface, ...]) -> s.NodeObserved:
+    return s.NodeObserved(m.NodeChanges(interfaces=interfaces))
+
+
+def beat(interfaces: tuple[Interface, ...]) -> a.Effect:
+    return a.SendReport(m.Heartbeat(100.0, 0.0, m.NodeChanges(interfaces=interfaces)))
 
 
 def test_addresses_that_every_machine_has_are_not_told_to_the_gang() -> None:
@@ -29,21 +40,19 @@ def test_addresses_that_every_machine_has_are_not_told_to_the_gang() -> None:
         Interface("veth1", InterfaceKind.VETH, ("10.0.1.1/24",)),
         *ETH0,
     )
-    inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=faces)
-    agent = Agent(State(replace(IDENTITY, inventory=inventory)))
+    agent = with_interfaces(faces)
     agent.at_gate()
     said = [r.prepared.addresses for r in reports(agent.effects) if r.prepared is not None]
     assert set(said) == {("10.0.1.1", "10.0.0.1")}
 
 
 def test_a_network_that_a_task_finds_changed_is_told_by_itself_and_in_the_next_hello() -> None:
-    inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=ETH0)
-    agent = Agent(State(replace(IDENTITY, inventory=inventory)))
+    agent = with_interfaces(ETH0)
     agent.connect()
     agent.hear(PREPARE)
     placed = agent.turn(s.TaskPlaced(TASK, PATHS, (20001,), ETH1))
     said = [x.report for x in placed if isinstance(x, a.SendReport)]
-    assert [x.interfaces for x in said if isinstance(x, m.Heartbeat)] == [ETH1]
+    assert [x.changes.interfaces for x in said if isinstance(x, m.Heartbeat)] == [ETH1]
     agent.turn(s.LinkDown())
     (hello,) = [x.report for x in agent.turn(s.LinkUp()) if isinstance(x, a.SendReport)]
     assert isinstance(hello, m.Hello)
@@ -54,33 +63,32 @@ def test_a_network_that_a_task_finds_changed_is_told_by_itself_and_in_the_next_h
 def test_a_network_that_is_as_it_was_is_not_told_again(
     seen: tuple[Interface, ...] | None,
 ) -> None:
-    inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=ETH0)
-    agent = Agent(State(replace(IDENTITY, inventory=inventory)))
+    agent = with_interfaces(ETH0)
     agent.connect()
     agent.hear(PREPARE)
     placed = agent.turn(s.TaskPlaced(TASK, PATHS, (20001,), seen))
     assert not any(isinstance(x.report, m.Heartbeat) for x in placed if isinstance(x, a.SendReport))
-    assert agent.state.identity.inventory.interfaces == ETH0
+    assert agent.state.observed.inventory.interfaces == ETH0
 
 
 def test_a_network_that_changes_is_told_at_once_and_after_the_welcome() -> None:
-    inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=ETH0)
-    agent = Agent(State(replace(IDENTITY, inventory=inventory)))
+    agent = with_interfaces(ETH0)
     agent.connect()
-    assert agent.turn(s.NetworkObserved(ETH0)) == []
-    assert agent.turn(s.NetworkObserved(ETH1)) == [a.SendReport(m.Heartbeat(100.0, ETH1, 0.0))]
-    assert agent.turn(s.NetworkObserved(ETH1)) == []
+    assert agent.turn(observed(ETH0)) == []
+    assert agent.turn(observed(ETH1)) == [beat(ETH1)]
+    assert agent.turn(observed(ETH1)) == []
     agent.turn(s.LinkDown())
     agent.turn(s.LinkUp())
-    assert agent.turn(s.NetworkObserved(ETH0)) == []
+    assert agent.turn(observed(ETH0)) == []
     welcome = m.Welcome(1, SessionId(2), 300.0, 5.0, "0.1.0", "c1")
-    assert a.SendReport(m.Heartbeat(100.0, ETH0, 0.0)) in agent.hear(welcome)
+    assert beat(ETH0) in agent.hear(welcome)
 
 
 def test_a_task_is_prepared_when_the_fabric_has_been_seen() -> None:
     """It may be later than the interpreter is at its gate, or sooner."""
     seen = NodeFabric(group="InfiniBand MT4129")
-    for order in ((s.FabricObserved(TASK, seen), None), (None, s.FabricObserved(TASK, seen))):
+    probed = s.TaskObserved(TASK, s.TaskChanges(fabric=seen))
+    for order in ((probed, None), (None, probed)):
         agent = Agent()
         agent.connect()
         agent.hear(PREPARE)
@@ -112,4 +120,4 @@ def test_of_whole_nodes_no_gpus_are_told() -> None:
 
 
 def test_a_probe_of_a_task_that_is_gone_is_no_news() -> None:
-    assert not Agent().turn(s.FabricObserved(TASK, NodeFabric()))
+    assert not Agent().turn(s.TaskObserved(TASK, s.TaskChanges(fabric=NodeFabric())))

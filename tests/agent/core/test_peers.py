@@ -66,6 +66,10 @@ def test_no_false_alarm_in_an_hour_of_loss_and_stalls() -> None:
             assert seen.silent == (), seed
 
 
+def silent(*addresses: str) -> s.TaskObserved:
+    return s.TaskObserved(TASK, s.TaskChanges(silent=addresses))
+
+
 def test_it_is_watched_from_the_start_to_the_end_and_told_in_its_report() -> None:
     agent = Agent()
     agent.at_gate()
@@ -74,9 +78,9 @@ def test_it_is_watched_from_the_start_to_the_end_and_told_in_its_report() -> Non
     started = agent.hear(StartTask(TASK))
     assert a.WatchPeers(TASK, GANG) in started
     agent.shim(ShimPhase.RUNNING, running_s=0.0)
-    (said,) = reports(agent.turn(s.PeersObserved(TASK, ("10.0.0.4",))))
+    (said,) = reports(agent.turn(silent("10.0.0.4")))
     assert said.silent == ("10.0.0.4",)
-    (again,) = reports(agent.turn(s.PeersObserved(TASK, ())))
+    (again,) = reports(agent.turn(silent()))
     assert again.silent == ()
 
 
@@ -109,7 +113,7 @@ def test_changes_are_posted_and_the_end_ends_it() -> None:
         return heard
 
     told = run(course())
-    assert told == [s.PeersObserved(TASK, ("10.0.0.2",)), s.PeersObserved(TASK, ())]
+    assert told == [silent("10.0.0.2"), silent()]
 
 
 def test_what_was_ordered_together_with_the_watch_goes_first() -> None:

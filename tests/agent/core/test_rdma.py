@@ -13,21 +13,25 @@ EIGHT = NodeRdma("InfiniBand MT4129", 8, 8, "one")
 SEVEN = NodeRdma("InfiniBand MT4129", 7, 8, "other")
 
 
+def observed(rdma: NodeRdma | None) -> s.NodeObserved:
+    return s.NodeObserved(m.NodeChanges(rdma=rdma))
+
+
 def test_a_change_is_told_once() -> None:
     agent = Agent()
     agent.connect()
-    said = [a.SendReport(m.Heartbeat(100.0, wall_s=0.0, rdma=EIGHT))]
-    assert agent.turn(s.RdmaObserved(EIGHT)) == said
-    assert agent.turn(s.RdmaObserved(EIGHT)) == []
+    said = [a.SendReport(m.Heartbeat(100.0, 0.0, m.NodeChanges(rdma=EIGHT)))]
+    assert agent.turn(observed(EIGHT)) == said
+    assert agent.turn(observed(EIGHT)) == []
     # What cannot be seen for a while is what it was.
-    assert agent.turn(s.RdmaObserved(None)) == []
-    assert agent.state.identity.inventory.rdma == EIGHT
-    assert agent.turn(s.RdmaObserved(SEVEN)) != []
+    assert agent.turn(observed(None)) == []
+    assert agent.state.observed.inventory.rdma == EIGHT
+    assert agent.turn(observed(SEVEN)) != []
 
 
 def test_hello_has_what_was_seen_before_it() -> None:
     agent = Agent()
-    agent.turn(s.RdmaObserved(EIGHT))
+    agent.turn(observed(EIGHT))
     (hello, *_) = [it.report for it in agent.turn(s.LinkUp()) if isinstance(it, a.SendReport)]
     assert isinstance(hello, m.Hello)
     assert hello.inventory.rdma == EIGHT
@@ -36,7 +40,7 @@ def test_hello_has_what_was_seen_before_it() -> None:
 def test_what_has_changed_between_hello_and_welcome_is_told_after_it() -> None:
     agent = Agent()
     agent.turn(s.LinkUp())
-    assert agent.turn(s.RdmaObserved(EIGHT)) == []
+    assert agent.turn(observed(EIGHT)) == []
     welcome = m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0", "c1")
     told = [it.report for it in agent.hear(welcome) if isinstance(it, a.SendReport)]
-    assert [it.rdma for it in told if isinstance(it, m.Heartbeat)] == [EIGHT]
+    assert [it.changes.rdma for it in told if isinstance(it, m.Heartbeat)] == [EIGHT]

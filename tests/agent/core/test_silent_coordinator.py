@@ -15,14 +15,15 @@ from muster.protocol.ids import NodeName, SessionId
 from muster.protocol.instant import ROUNDING_S, Instant
 
 HEARTBEAT_S = 5.0
-IDENTITY = Identity(NodeName("n1"), "id", "boot", "0.1.0", m.Inventory("10.0.0.1", "machine"))
+IDENTITY = Identity(NodeName("n1"), "id", "boot", "0.1.0")
+OBSERVED = m.NodeObservations(m.Inventory("10.0.0.1", "machine"))
 
 
 class Line:
     """An agent and what its coordinator answers: `delay_s` after each heartbeat, until `silent`."""
 
     def __init__(self, delay_s: float, silent: float) -> None:
-        self.state = State(IDENTITY)
+        self.state = State(IDENTITY, OBSERVED)
         self.delay_s, self.silent = delay_s, silent
         self.timer = 0.0
         self.answers: list[tuple[float, m.Command]] = []

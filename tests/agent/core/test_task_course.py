@@ -33,7 +33,17 @@ from muster.protocol.ids import SessionId, TaskId
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from orchestrator.core.model.limits import Limits
-from tests.agent.core.playbook import ARRANGE, IDENTITY, PATHS, PREPARE, TASK, Agent, reports, told
+from tests.agent.core.playbook import (
+    ARRANGE,
+    IDENTITY,
+    OBSERVED,
+    PATHS,
+    PREPARE,
+    TASK,
+    Agent,
+    reports,
+    told,
+)
 
 
 def test_a_task_goes_from_prepare_to_removal() -> None:
@@ -218,7 +228,7 @@ def test_a_status_that_comes_late_changes_nothing() -> None:
 
 
 def test_who_a_job_runs_as_comes_from_the_configuration() -> None:
-    agent = Agent(State(replace(IDENTITY, run_as="trainer")))
+    agent = Agent(State(replace(IDENTITY, run_as="trainer"), OBSERVED))
     agent.connect()
     agent.hear(PREPARE)
     agent.turn(s.TaskPlaced(TASK, PATHS, ()))

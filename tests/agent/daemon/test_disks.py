@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.core.inputs import DisksObserved, Input
+from agent.core.inputs import Input, NodeObserved
 from agent.monitors.disks import DiskMonitor, check
 from agent.tasks.fd_budget import NoDescriptorsError, check_descriptors
 from muster.daemon.descriptors import RESERVE
@@ -35,8 +35,9 @@ def hear(
         enough = asyncio.Event()
 
         def post(received: Input) -> None:
-            assert isinstance(received, DisksObserved)
-            heard.append(received.disks)
+            assert isinstance(received, NodeObserved)
+            assert received.changes.disks is not None
+            heard.append(received.changes.disks)
             then(len(heard))
             if len(heard) >= counts:
                 enough.set()

@@ -11,8 +11,9 @@ from structlog.testing import capture_logs
 
 from agent.config import AgentConfig
 from agent.config import Fabric as Settings
-from agent.core.inputs import Input, RdmaObserved
+from agent.core.inputs import Input, NodeObserved
 from agent.monitors.fabric import FabricMonitor
+from muster.protocol.control_channel import NodeChanges
 from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.ids import TaskId
 from orchestrator.core.fabric.plan import lack
@@ -113,8 +114,8 @@ def test_between_launches_a_change_is_told_to_who_places(tmp_path: Path) -> None
         told = asyncio.Event()
 
         def post(received: Input) -> None:
-            assert isinstance(received, RdmaObserved)
-            heard.append(received.rdma)
+            assert isinstance(received, NodeObserved)
+            heard.append(received.changes.rdma)
             told.set()
 
         fabric = FabricMonitor(AgentConfig(fabric=Settings(root=tmp_path)), post)
@@ -155,4 +156,4 @@ def test_devices_that_may_not_be_looked_at_are_unknown(tmp_path: Path) -> None:
     with capture_logs():
         seen = asyncio.run(launch())
     assert seen.unseen == "its RDMA devices: circular links"
-    assert heard == [RdmaObserved(None)]
+    assert heard == [NodeObserved(NodeChanges())]

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from agent.config import AgentConfig, Fabric
-from agent.core.inputs import GpusObserved, Input
+from agent.core.inputs import Input, NodeObserved
 from agent.monitors.gpus import CLEAN_BYTES, GpuDirtyError, GpuGoneError, GpuMonitor
 from muster.protocol.control_channel import PrepareTask
-from muster.protocol.gpus import usable
+from muster.protocol.gpus import GpuDevice, usable
 from muster.protocol.ids import TaskId
 from tests.cluster.cards import address, describe, plant, uuid
 
@@ -39,10 +39,15 @@ def check(root: Path, *gpus: str, offered: int | None = None) -> list[Input]:
     return posted
 
 
+def devices_of(seen: Input) -> tuple[GpuDevice, ...]:
+    assert isinstance(seen, NodeObserved)
+    assert seen.changes.devices is not None
+    return seen.changes.devices
+
+
 def test_what_is_there_is_given_and_told(root: Path) -> None:
     (seen,) = check(root, uuid(1, 0), uuid(1, 3))
-    assert isinstance(seen, GpusObserved)
-    assert [it.pci for it in seen.devices] == [address(number) for number in range(4)]
+    assert [it.pci for it in devices_of(seen)] == [address(number) for number in range(4)]
 
 
 def test_a_task_with_a_whole_node_costs_no_look(root: Path) -> None:
@@ -66,9 +71,8 @@ def test_a_gpu_that_no_job_is_given_any_more_is_named(root: Path) -> None:
 
 def test_the_configuration_offers_the_first_of_them(root: Path) -> None:
     (seen,) = check(root, uuid(1, 0), offered=2)
-    assert isinstance(seen, GpusObserved)
-    assert [it.uuid for it in usable(seen.devices)] == [uuid(1, 0), uuid(1, 1)]
-    assert len(seen.devices) == 4
+    assert [it.uuid for it in usable(devices_of(seen))] == [uuid(1, 0), uuid(1, 1)]
+    assert len(devices_of(seen)) == 4
 
 
 class NVMLError(Exception):
@@ -151,10 +155,11 @@ async def test_a_dirty_gpu_is_refused_and_nobody_s_until_it_is_clean(
         await found.check(prepare(uuid(1, 0)))
     used[0] = 0
     await found.check(prepare(uuid(1, 0)))
-    busy = [it.devices[0].busy for it in posted if isinstance(it, GpusObserved)]
+    seen = [devices_of(it) for it in posted]
+    busy = [devices[0].busy for devices in seen]
     assert busy[-2].startswith("has 40 GiB")
     assert busy[-1] == ""
-    assert all(not it.devices[1].busy for it in posted if isinstance(it, GpusObserved))
+    assert all(not devices[1].busy for devices in seen)
 
 
 def test_without_nvml_nothing_is_known_of_memory(

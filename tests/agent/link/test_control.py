@@ -22,6 +22,7 @@ from muster.protocol.control_channel import (
     HeartbeatAck,
     Hello,
     Inventory,
+    NodeObservations,
     Refused,
     StartTask,
     Welcome,
@@ -29,7 +30,7 @@ from muster.protocol.control_channel import (
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from tests.agent.coordinator import DEADLINE_S, TOKEN, Coordinator, Session
 
-HELLO = Hello(NodeName("n1"), "id", "boot", "0", Inventory("127.0.0.1", "m"))
+HELLO = Hello(NodeName("n1"), "id", "boot", "0", NodeObservations(Inventory("127.0.0.1", "m")))
 WELCOME = Welcome(epoch=1, session=SessionId(1), lease_s=60, heartbeat_s=5, version="0")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.inputs import CheckpointObserved, Input
+from agent.core.inputs import Input, TaskChanges, TaskObserved
 from agent.monitors import checkpoints
 from agent.monitors.checkpoints import (
     LOG_LOOKS,
@@ -170,7 +170,7 @@ def test_a_thread_of_its_own_tells_the_agent(
         watched.end(TASK)
         return [first]
 
-    assert asyncio.run(main()) == [CheckpointObserved(TASK, "step-1")]
+    assert asyncio.run(main()) == [TaskObserved(TASK, TaskChanges(checkpoint="step-1"))]
 
 
 @pytest.mark.root

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from agent.core.inputs import IdleObserved, Input
+from agent.core.inputs import Input, TaskChanges, TaskObserved
 from agent.monitors import gpu_utilization
 from agent.monitors.gpu_utilization import GpuUtilizationMonitor
 from muster.protocol.gpus import IdleGpus
@@ -27,6 +27,10 @@ class Clock:
         return Instant(self.mono, 0.0)
 
 
+def idle(since: float | None) -> TaskObserved:
+    return TaskObserved(TASK, TaskChanges(idle_since=since))
+
+
 def watch(said: list[Input], clock: Clock, *node: str) -> GpuUtilizationMonitor:
     return GpuUtilizationMonitor(dict, lambda: node, clock, said.append)
 
@@ -41,9 +45,9 @@ def test_each_task_is_judged_by_its_own_gpus_and_told_once() -> None:
     for _ in range(4):
         watched.heard({"GPU-1": 0, "GPU-2": 90})
         clock.mono += 5.0
-    assert said == [IdleObserved(TASK, 100.0)]
+    assert said == [idle(100.0)]
     watched.heard({"GPU-2": 0})
-    assert said[1:] == [IdleObserved(TASK, None)]
+    assert said[1:] == [idle(None)]
     watched.end(TASK)
     watched.heard({"GPU-1": 0, "GPU-2": 0})
     assert len(said) == 2
@@ -86,4 +90,4 @@ def test_a_driver_that_hangs_takes_back_what_was_told(monkeypatch: pytest.Monkey
             await looking
         return [first, second]
 
-    assert asyncio.run(main()) == [IdleObserved(TASK, 105.0), IdleObserved(TASK, None)]
+    assert asyncio.run(main()) == [idle(105.0), idle(None)]

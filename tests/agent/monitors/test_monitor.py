@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 
-from agent.core.inputs import DisksObserved, Input
+from agent.core.inputs import Input, NodeObserved
 from agent.monitors.monitor import Monitor
+from muster.protocol.control_channel import NodeChanges
 from muster.protocol.disks import DiskHealth
 
 PATIENCE_S = 60.0
@@ -24,7 +25,7 @@ class Numbers(Monitor):
     async def look(self) -> None:
         value = self._values.pop(0)
         if self._is_news("number", value, 0):
-            self._post(DisksObserved((DiskHealth("/d", value),)))
+            self._post(NodeObserved(NodeChanges(disks=(DiskHealth("/d", value),))))
         if not self._values:
             self.done.set()
 
@@ -34,8 +35,8 @@ async def watched(numbers: Numbers) -> list[int]:
     async with asyncio.timeout(PATIENCE_S):
         await numbers.done.wait()
     running.cancel()
-    posts = [one for one in numbers.posted if isinstance(one, DisksObserved)]
-    return [disk.free_bytes for one in posts for disk in one.disks]
+    posts = [one for one in numbers.posted if isinstance(one, NodeObserved)]
+    return [disk.free_bytes for one in posts for disk in one.changes.disks or ()]
 
 
 def test_only_changes_are_posted() -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from muster.protocol.control_channel import Heartbeat
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.traffic import FabricReport, PortFigures, PortHealth, SocketFigures
 from orchestrator.api import traffic_metrics
 from orchestrator.api.metrics import FAMILIES
-from orchestrator.core.facts import inputs as s
 from tests.fabric import nccl_lines as lines
 from tests.orchestrator.core.monitoring.test_traffic import said, started, tell
 from tests.orchestrator.core.playbook import Cluster
@@ -61,10 +59,8 @@ def test_what_has_ended_has_none() -> None:
 def test_a_port_that_is_down() -> None:
     cluster = Cluster()
     started(cluster)
-    session = cluster.state.nodes[NodeName("n0")].session
-    assert session is not None
     ports = (PortHealth("mlx5_3:1", down=True), PortHealth("mlx5_4:1", flaps=1))
-    cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, ports=ports)))
+    cluster.observe(NodeName("n0"), ports=ports)
     assert figures(cluster)["muster_hca_down"] == {("n0", "mlx5_3:1"): 1.0}
 
 

@@ -13,6 +13,8 @@ from muster.protocol.control_channel import (
     Heartbeat,
     Hello,
     Inventory,
+    NodeChanges,
+    NodeObservations,
     Prepared,
     RankReport,
     Refusal,
@@ -35,6 +37,7 @@ from orchestrator.core.model.state import Job, Node, State
 from orchestrator.core.model.status import job_state
 
 INVENTORY = Inventory(address="10.0.0.1", machine_id="m1", python="python3", cpus=4)
+OBSERVED = NodeObservations(INVENTORY)
 
 
 def spec(name: str = "train", nodes: int = 1, **more: Any) -> JobSpec:
@@ -115,7 +118,7 @@ class Cluster:
             self.sessions += 1
             described = msgspec.structs.replace(INVENTORY, **inventory)
             who = (NodeName(name), f"id-{name}", f"boot-{name}", "0.1.0")
-            hello = Hello(*who, described, tasks, protocol_max=PROTOCOL_MAX)
+            hello = Hello(*who, NodeObservations(described), tasks, protocol_max=PROTOCOL_MAX)
             self.turn(s.HelloReceived(SessionId(self.sessions), hello, "127.0.0.1"))
 
     def leave(self, name: str) -> None:
@@ -177,13 +180,18 @@ class Cluster:
 
     def rewire(self, name: str, interfaces: tuple[Interface, ...]) -> Turn:
         """A node says that its interfaces have changed."""
-        session = self.state.nodes[NodeName(name)].session
+        return self.observe(name, interfaces=interfaces)
+
+    def observe(self, name: str, wall_s: float | None = None, **changes: Any) -> Turn:
+        """A node reports changes."""
+        session = self.node(name).session
         assert session is not None
-        return self.turn(s.ReportReceived(session, Heartbeat(self.mono, interfaces)))
+        beat = Heartbeat(self.mono, wall_s, NodeChanges(**changes))
+        return self.turn(s.ReportReceived(session, beat))
 
     def run_gang(self, job: int, attempt: int = 1) -> list[TaskId]:
         """Bring every task of an attempt to its start, in rank order."""
-        tasks = [t.id for t in self.job(job).attempts[attempt - 1].tasks]
+        tasks = [t.id for t in self.job(job).attempt(attempt).tasks]
         for task in tasks:
             self.prepare(task)
         for task in tasks:

@@ -220,10 +220,10 @@ def test_a_backup_in_place_of_a_journal_gives_no_number_twice(
     (folder / "logs" / "2000").mkdir(parents=True)
     if not readable:
         (folder / FILE_NAME).write_bytes(b"nothing that anybody can read" * 1000)
-    aside, _ = restore(folder, tmp_path / "copy", 60)
+    aside, _, _ = restore(folder, tmp_path / "copy", 60)
     assert aside.exists()
     journal = Journal.open(folder)
-    assert len(list(journal.replay())) == len(FACTS)
+    assert len(list(journal.replay())) == len(FACTS) + 1, "and the record of the restore"
     assert journal.begin_epoch() > last, "agents serve no coordinator of an earlier life"
     assert journal.first_job > 2000
     journal.close()

@@ -258,7 +258,7 @@ def test_what_can_be_read_is_salvaged(clusters: dict[str, Path], tmp_path: Path)
     with salvaged(log.parent, None, replay) as copy:
         with examined_copy(copy) as found:
             known = len(replay(found).jobs)
-        aside, _ = restore(log.parent, copy, known + 1)
+        aside, _, _ = restore(log.parent, copy, known + 1)
     assert 1 < known < COMMITS - 1
     assert jobs(log.parent) == all_of("ann", known)
     assert Path(f"{aside}-wal").read_bytes() == data, "the damaged one is kept"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.daemon.clock import SystemClock
-from muster.protocol.control_channel import Command, Hello, Inventory, Refused
+from muster.protocol.control_channel import Command, Hello, Inventory, NodeObservations, Refused
 from muster.protocol.ids import NodeName, SessionId
 from muster.spec.model import JobSpec, Launcher, Shell
 from orchestrator.core.facts import jobs as f
@@ -21,7 +21,9 @@ from orchestrator.shell.replay import replay
 
 SPEC = JobSpec(name="demo", run=Shell("true"), launcher=Launcher.NONE)
 S1 = SessionId(1)
-HELLO = Hello(NodeName("n1"), "agent", "boot", "0.1.0", Inventory("10.0.0.1", "m1", cpus=1))
+HELLO = Hello(
+    NodeName("n1"), "agent", "boot", "0.1.0", NodeObservations(Inventory("10.0.0.1", "m1", cpus=1))
+)
 
 
 class Happened(list[str]):

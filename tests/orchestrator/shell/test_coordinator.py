@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import Heartbeat
+from muster.protocol.control_channel import Heartbeat, NodeChanges
 from muster.protocol.disks import DiskHealth
 from muster.protocol.ids import JobId, NodeName
 from orchestrator.core.facts import cluster as cf
@@ -114,7 +114,7 @@ def test_what_needs_the_disk_waits_for_it_and_nothing_is_forgotten(tmp_path: Pat
     async def main(rig: Rig) -> None:
         await rig.join()
         submitting = await rig.deciding()
-        news = Heartbeat(1.0, disks=(DiskHealth("/", 1 << 30, 1 << 20),))
+        news = Heartbeat(1.0, changes=NodeChanges(disks=(DiskHealth("/", 1 << 30, 1 << 20),)))
         await rig.coordinator.put(ReportReceived(S1, news))
         await rig.coordinator.put(ReportReceived(S1, Heartbeat(2.0)))
         await rig.happened.until("HeartbeatAck")
@@ -124,7 +124,7 @@ def test_what_needs_the_disk_waits_for_it_and_nothing_is_forgotten(tmp_path: Pat
         rig.journal.gate.set()
         await submitting
         await rig.happened.until("HeartbeatAck", 2)
-        assert node.disks == news.disks
+        assert node.disks == news.changes.disks
         assert (node.heard_at, node.lease_until) == (heard_at, lease_until)
 
     with_owner(tmp_path, main, QUICK)

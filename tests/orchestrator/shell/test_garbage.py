@@ -254,7 +254,7 @@ def test_it_is_closed_with_a_reason_and_told_in_one_line(
     ],
 )
 def test_another_protocol_is_answered_with_what_to_upgrade(
-    scene: Scene, versions: dict[str, int], who: str
+    scene: Scene, versions: dict[str, Any], who: str
 ) -> None:
     async def story() -> Refused:
         async with connect(scene.process, "skewed") as agent:

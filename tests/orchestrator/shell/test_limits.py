@@ -16,6 +16,7 @@ from muster.protocol.control_channel import (
     Heartbeat,
     HeartbeatAck,
     Inventory,
+    NodeChanges,
     RankReport,
     TaskReport,
 )
@@ -143,7 +144,7 @@ async def many_events(agent: FakeAgent, _link: FakeLogLink, _task: TaskId) -> No
         HardwareEvent("b", n, "xid 79", Grade.SHOWN, f"event {n}") for n in range(2 * EVENTS_MAX)
     )
     for _ in range(64):
-        await agent.say(Heartbeat(1.0, hardware=events))
+        await agent.say(Heartbeat(1.0, changes=NodeChanges(hardware=events)))
 
 
 Flood = Callable[[FakeAgent, FakeLogLink, TaskId], Awaitable[None]]

@@ -5,7 +5,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from muster.protocol.control_channel import Heartbeat, HeartbeatAck, Inventory, Refused
+from muster.protocol.control_channel import Heartbeat, HeartbeatAck, Inventory, NodeChanges, Refused
 from muster.protocol.gpus import GpuDevice
 from orchestrator.journal.schema import FILE_NAME
 from tests.orchestrator.fake_agent import connect, hello
@@ -33,7 +33,7 @@ def test_an_agent_and_made_up_agents_fill_no_journal(tmp_path: Path) -> None:
             await agent.hello(inventory=described("flaps"))
             for number in range(300):
                 gpus = described("flaps", number).devices
-                await agent.say(Heartbeat(float(number), devices=gpus))
+                await agent.say(Heartbeat(float(number), changes=NodeChanges(devices=gpus)))
                 assert await agent.hear() == HeartbeatAck(float(number))
             async with user_of(coordinator) as user:
                 (node,) = (await user.get("/v1/nodes"))["nodes"]

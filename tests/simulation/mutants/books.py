@@ -81,7 +81,7 @@ def _cause_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     def take(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
         found = new_facts_from_report(task, report)
         cause = from_report(task, report)
-        attempt = state.jobs[task.job].attempts[task.attempt - 1]
+        attempt = state.jobs[task.job].attempt(task.attempt)
         if cause is None or task.state in OVER or attempt.phase is AttemptPhase.CLOSED:
             return found
         return [f.StopRequested(task.job, task.attempt, cause), *found]
@@ -96,7 +96,7 @@ def _cancel_forgotten(job: Job, attempt: Attempt, *, spare: bool) -> f.JobEnded 
 
 def _freed_early(state: State, fact: f.Fact) -> None:
     if isinstance(fact, f.StopRequested):
-        for task in state.jobs[fact.job].attempts[fact.attempt - 1].tasks:
+        for task in state.jobs[fact.job].attempt(fact.attempt).tasks:
             state.nodes[task.node].holders.clear()
 
 
@@ -165,7 +165,7 @@ def _closes_early(attempt: Attempt) -> list[f.Fact]:
 
 def _completes_early(state: State, fact: f.Fact) -> list[f.Fact]:
     if isinstance(fact, f.TaskExited) and fact.exit.ok:
-        attempt = state.jobs[fact.job].attempts[fact.attempt - 1]
+        attempt = state.jobs[fact.job].attempt(fact.attempt)
         if attempt.phase is AttemptPhase.RUNNING:
             cause = Cause(CauseCode.COMPLETED, Outcome.SUCCESS, "the first node is done")
             return [fact, f.StopRequested(fact.job, fact.attempt, cause)]
@@ -213,7 +213,7 @@ def _goes_on_always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _freed_on_leaving(state: State, fact: f.Fact) -> None:
     if isinstance(fact, f.TaskLeft):
-        task = state.jobs[fact.job].attempts[fact.attempt - 1].tasks[fact.rank]
+        task = state.jobs[fact.job].attempt(fact.attempt).tasks[fact.rank]
         state.nodes[task.node].holders.clear()
 
 

@@ -35,7 +35,7 @@ def _blind_to_drains(real: Any) -> Any:
 def _drained(state: State, fact: f.Fact) -> AttemptPhase | None:
     """The phase of the attempt that a drain stops."""
     if isinstance(fact, f.StopRequested) and fact.cause.code is CauseCode.DRAINED:
-        return state.jobs[fact.job].attempts[fact.attempt - 1].phase
+        return state.jobs[fact.job].attempt(fact.attempt).phase
     return None
 
 

@@ -14,6 +14,7 @@ from tests.simulation.mutants import (
     networks,
     ours,
     rails,
+    restored,
     steered,
     stops,
 )
@@ -30,6 +31,7 @@ EVERY = (
     *networks.MUTANTS,
     *ours.MUTANTS,
     *rails.MUTANTS,
+    *restored.MUTANTS,
     *steered.MUTANTS,
     *stops.MUTANTS,
 )

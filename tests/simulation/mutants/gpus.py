@@ -20,7 +20,7 @@ def _all_of_them(_: State, node: Node) -> tuple[GpuDevice, ...]:
 
 def _frees_the_node(state: State, fact: f.Fact) -> None:
     if isinstance(fact, f.AttemptClosed):
-        for task in state.jobs[fact.job].attempts[fact.attempt - 1].tasks:
+        for task in state.jobs[fact.job].attempt(fact.attempt).tasks:
             state.nodes[task.node].holders.clear()
 
 

@@ -78,11 +78,11 @@ def _nobody_is_drained(*_: Any) -> Decision:
 
 
 def _every_event_is_news(real: Any) -> Any:
-    def seen(state: State, name: NodeName, events: Any) -> list[f.Fact]:
+    def seen(state: State, name: NodeName, events: Any, now: Any) -> list[f.Fact]:
         node = state.nodes.get(name)
         if node is not None:
             node.hardware_heard = ("", -1)
-        found: list[f.Fact] = real(state, name, events)
+        found: list[f.Fact] = real(state, name, events, now)
         return found
 
     return seen

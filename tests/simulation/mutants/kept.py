@@ -28,7 +28,7 @@ def _silent_whatever_it_wrote(state: AgentState, _: object) -> None:
 def _runs_for_ever(state: State, fact: f.Fact) -> None:
     if isinstance(fact, f.StopRequested):
         job = state.jobs[fact.job]
-        if job.spec.elastic and job.attempts[fact.attempt - 1].released_at is not None:
+        if job.spec.elastic and job.attempt(fact.attempt).released_at is not None:
             state.elastic.add(job.id)
 
 

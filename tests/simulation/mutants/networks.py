@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from agent.core import decide as agent_decide
 from agent.core.decision import Decision
 from muster.protocol.interfaces import Endpoint
-from orchestrator.core.engine import decide
 from orchestrator.core.model.state import Node
+from orchestrator.core.nodes import observations
 from orchestrator.core.scheduling import rendezvous
 from orchestrator.core.scheduling.network import SharedNetwork
 from tests.simulation.mutants import Mutant
@@ -33,13 +33,13 @@ MUTANTS = (
     ),
     Mutant(
         "the coordinator does not hear that a network has changed",
-        _put(decide, "_changed", lambda *_: []),
+        _put(observations, "_inventory_facts", lambda *_: []),
         ("network", "I10"),
         seed=4,
     ),
     Mutant(
         "an agent keeps to itself that its network has changed",
-        _put(agent_decide, "_network_seen", lambda *_: Decision()),
+        _put(agent_decide, "_node_observed", lambda *_: Decision()),
         ("network", "I10"),
         seed=1,
     ),

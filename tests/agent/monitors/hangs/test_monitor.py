@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.activity_baseline import ActivityBaseline, ActivitySample
-from agent.core.inputs import ActivityObserved, Input
+from agent.core.inputs import Input, TaskObserved
 from agent.core.shim_protocol import ShimExit, ShimPhase, ShimRank, ShimStatus
 from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.hangs.procfs import Processes
@@ -143,8 +143,8 @@ def test_a_rank_that_falls_silent_is_told_once(tmp_path: Path) -> None:
     assert rank.doing is Doing.SLEEPS
     assert Sign.LOG in rank.signs
     assert [one.doing for one in gone] == [Doing.GONE]
-    seen = [one for one in posted if isinstance(one, ActivityObserved)]
-    quiet = [one for one in seen if one.ranks[0].still_s is not None]
+    seen = [one.changes.activity or () for one in posted if isinstance(one, TaskObserved)]
+    quiet = [ranks for ranks in seen if ranks[0].still_s is not None]
     assert len(quiet) == 1
     assert len(seen) <= 4
 
@@ -179,7 +179,7 @@ def test_that_all_ranks_of_a_node_have_ended_is_told_once(tmp_path: Path) -> Non
         watch.heard(TASK, tmp_path, dataclasses.replace(running, ranks=(rank,)))
         for _ in range(3):
             look()
-    seen = [one.ranks for one in posted if isinstance(one, ActivityObserved)]
+    seen = [one.changes.activity or () for one in posted if isinstance(one, TaskObserved)]
     assert [[rank.doing for rank in ranks] for ranks in seen[-1:]] == [[Doing.GONE]]
     assert len([ranks for ranks in seen if ranks[0].doing is Doing.GONE]) == 1
     assert seen[-1][0].idle_s == pytest.approx(5.0)

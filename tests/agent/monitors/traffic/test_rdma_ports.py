@@ -10,10 +10,11 @@ import pytest
 
 from agent.config import AgentConfig
 from agent.config import Fabric as Settings
-from agent.core.inputs import Input, PortsObserved
+from agent.core.inputs import Input, NodeObserved
 from agent.monitors.fabric import FabricMonitor
 from agent.monitors.traffic.rdma_ports import SHOWN_S, RdmaPortMonitor, RdmaPorts
 from muster.daemon.clock import SystemClock
+from muster.protocol.control_channel import NodeChanges
 from muster.protocol.traffic import PortHealth
 from tests.agent.probe.fabric.trees import Node
 
@@ -82,6 +83,10 @@ def test_a_port_that_was_never_up_is_no_news(node: Node) -> None:
     assert ports.look(15.0) != ()
 
 
+def observed(*ports: PortHealth) -> NodeObserved:
+    return NodeObserved(NodeChanges(ports=ports))
+
+
 def test_a_compute_port_that_is_down_from_the_start_is_told(node: Node) -> None:
     """Of two cards one is dark; a third port, for storage, is no business of the jobs."""
     node.hca("mlx5_1", hca_type="MT4129")
@@ -111,8 +116,8 @@ def test_a_compute_port_that_is_down_from_the_start_is_told(node: Node) -> None:
         watching.cancel()
 
     asyncio.run(run())
-    assert heard[0] == PortsObserved((PortHealth("mlx5_0:1", down=True, state="DOWN, Polling"),))
-    assert PortsObserved(()) in heard[1:]
+    assert heard[0] == observed(PortHealth("mlx5_0:1", down=True, state="DOWN, Polling"))
+    assert observed() in heard[1:]
 
 
 def test_ends_that_are_not_cabled_are_no_news(node: Node) -> None:
@@ -172,6 +177,7 @@ def test_only_changes_are_posted(node: Node) -> None:
         watching.cancel()
 
     asyncio.run(run())
-    told = [received.ports for received in heard if isinstance(received, PortsObserved)]
+    told = [received.changes.ports for received in heard if isinstance(received, NodeObserved)]
+    assert told[0] is not None
     assert told[0][0].down
     assert len(told) <= 3

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.core.inputs import Input, TrafficObserved
+from agent.core.inputs import Input, TaskObserved
 from agent.monitors.traffic import nccl_log
 from agent.monitors.traffic import sampler as module
 from agent.monitors.traffic.counters import CounterReader
@@ -65,8 +65,9 @@ class Bench:
 
     def life(self, watched: Watched | None = None) -> Sampler:
         def post(received: Input) -> None:
-            assert isinstance(received, TrafficObserved)
-            self.heard.append(received.report)
+            assert isinstance(received, TaskObserved)
+            assert received.changes.traffic is not None
+            self.heard.append(received.changes.traffic)
 
         def follow() -> None:
             self.followed += 1

@@ -13,6 +13,7 @@ from muster.protocol.control_channel import (
     Heartbeat,
     Hello,
     Inventory,
+    NodeObservations,
     TaskReport,
 )
 from muster.protocol.hardware_events import HardwareEvent
@@ -24,7 +25,7 @@ from orchestrator.core.engine.turn import Turn
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.views.display import job_view, node_view
-from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec, task
+from tests.orchestrator.core.playbook import INVENTORY, OBSERVED, Cluster, prepared, spec, task
 from tests.strategies import of_type, struct
 
 NODES = ("n0", "n1")
@@ -126,10 +127,13 @@ def test_a_number_of_gpus_that_no_node_has_sizes_nothing(gpus: int) -> None:
     hello=struct(
         Hello,
         node=st.sampled_from([NodeName(x) for x in ("n0", "n2", "N", "", "a b", "x" * 300)]),
-        inventory=struct(
-            Inventory,
-            address=st.sampled_from(["10.0.0.1", "::1", "", "x"]),
-            interfaces=st.just(()) | of_type(tuple[int, ...]).map(lambda _: ()),
+        observed=struct(
+            NodeObservations,
+            inventory=struct(
+                Inventory,
+                address=st.sampled_from(["10.0.0.1", "::1", "", "x"]),
+                interfaces=st.just(()) | of_type(tuple[int, ...]).map(lambda _: ()),
+            ),
         ),
         tasks=st.lists(REPORTS, max_size=3).map(tuple),
     )
@@ -157,14 +161,17 @@ def test_any_hello(hello: Hello) -> None:
         agent_id=st.just("id-n0"),
         boot_id=st.just("boot-n0"),
         version=st.just("0.1.0"),
-        inventory=st.just(INVENTORY),
+        observed=struct(
+            NodeObservations,
+            inventory=st.just(INVENTORY),
+            hardware=st.lists(EVENTS, max_size=2).map(tuple),
+        ),
         protocol_min=st.just(1),
         protocol_max=st.just(PROTOCOL_MAX),
         instance=st.just(""),
         cluster=st.just(""),
         epoch_seen=st.just(0),
         tasks=st.lists(REPORTS, max_size=3).map(tuple),
-        hardware=st.lists(EVENTS, max_size=2).map(tuple),
     )
 )
 def test_any_return_of_a_node_that_is_known(stage: str, said: Hello) -> None:
@@ -179,7 +186,7 @@ def test_any_return_of_a_node_that_is_known(stage: str, said: Hello) -> None:
 def test_a_hello_that_tells_of_a_task_twice_tells_of_it_once() -> None:
     cluster = made("placed")
     ready = TaskReport(task(1, 1, 0), TaskState.PREPARED, prepared=prepared())
-    who = (NodeName("n0"), "id-n0", "boot-n0", "0.1.0", INVENTORY)
+    who = (NodeName("n0"), "id-n0", "boot-n0", "0.1.0", OBSERVED)
     hello = Hello(*who, (ready, ready), protocol_max=PROTOCOL_MAX)
     cluster.turn(s.HelloReceived(SessionId(99), hello, "127.0.0.1"))
     assert cluster.job(1).attempts[0].tasks[0].state is TaskState.PREPARED

@@ -8,14 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import ArrangeTask, Heartbeat, PrepareTask
+from muster.protocol.control_channel import ArrangeTask, PrepareTask
 from muster.protocol.fabric import MissingPort, NodeFabric
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.outcome import Outcome
 from muster.protocol.states import JobState
 from muster.protocol.traffic import PortHealth
 from orchestrator.core.engine.invariants import check
-from orchestrator.core.facts import inputs as s
 from orchestrator.core.views.explain import explain
 from tests.orchestrator.core.playbook import Cluster, spec, task
 
@@ -23,9 +22,7 @@ DOWN = (PortHealth("mlx5_3:1", down=True, state="DOWN, Polling"),)
 
 
 def heartbeat(cluster: Cluster, name: str, **more: Any) -> None:
-    session = cluster.node(name).session
-    assert session is not None
-    cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, **more)))
+    cluster.observe(name, **more)
 
 
 def placed(**more: Any) -> Cluster:
@@ -37,12 +34,12 @@ def placed(**more: Any) -> Cluster:
 
 
 def prepare_all(cluster: Cluster, attempt: int = 1) -> None:
-    for it in list(cluster.job(1).attempts[attempt - 1].tasks):
+    for it in list(cluster.job(1).attempt(attempt).tasks):
         cluster.prepare(it.id)
 
 
 def nodes(cluster: Cluster, attempt: int) -> list[str]:
-    return [it.node for it in cluster.job(1).attempts[attempt - 1].tasks]
+    return [it.node for it in cluster.job(1).attempt(attempt).tasks]
 
 
 @pytest.mark.parametrize(

@@ -283,12 +283,12 @@ def test_a_port_that_went_down_is_a_warning_of_its_node() -> None:
     node = cluster.state.nodes[NodeName("n1")]
     assert node.session is not None
     ports = (PortHealth("mlx5_3:1", down=True, state="DOWN, Polling", flaps=1),)
-    cluster.turn(s.ReportReceived(node.session, Heartbeat(cluster.mono, ports=ports)))
+    cluster.observe(node.name, ports=ports)
     view = node_view(node, cluster.now)
     assert any("port mlx5_3:1 is down (DOWN, Polling)" in text for text in view.warnings)
     cluster.turn(s.ReportReceived(node.session, Heartbeat(cluster.mono)))
     assert node.ports == ports
-    cluster.turn(s.ReportReceived(node.session, Heartbeat(cluster.mono, ports=())))
+    cluster.observe(node.name, ports=())
     assert node_view(node, cluster.now).warnings == ()
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import Heartbeat, Hello, Refused, StopTask, TaskReport
+from muster.protocol.control_channel import (
+    Heartbeat,
+    Hello,
+    NodeObservations,
+    Refused,
+    StopTask,
+    TaskReport,
+)
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import NodeName, SessionId
 from muster.protocol.states import JobState, TaskState
@@ -15,7 +22,7 @@ from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Node
 from orchestrator.core.views.display import job_view, node_view
-from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec, task
+from tests.orchestrator.core.playbook import INVENTORY, OBSERVED, Cluster, prepared, spec, task
 
 N0 = NodeName("n0")
 OTHER = SessionId(77)
@@ -25,7 +32,7 @@ DAY = 86400.0
 def hello(cluster: Cluster, **changes: object) -> Hello:
     """What the agent of n0 would say on a new connection, but for `changes`."""
     node = cluster.state.nodes[N0]
-    same = Hello(N0, node.agent_id, node.boot_id, node.version, node.inventory)
+    same = Hello(N0, node.agent_id, node.boot_id, node.version, NodeObservations(node.inventory))
     return msgspec.structs.replace(same, **{"instance": "second", **changes})
 
 
@@ -57,7 +64,10 @@ def shown(cluster: Cluster) -> tuple[str, ...]:
     [
         {"agent_id": "another"},
         {"boot_id": "another"},
-        {"boot_id": "another", "inventory": msgspec.structs.replace(INVENTORY, machine_id="m9")},
+        {
+            "boot_id": "another",
+            "observed": NodeObservations(msgspec.structs.replace(INVENTORY, machine_id="m9")),
+        },
     ],
 )
 def test_a_second_agent_is_refused_and_the_first_keeps_its_job(copy: dict[str, object]) -> None:
@@ -81,7 +91,7 @@ def test_a_copy_on_another_machine_waits_for_the_end_of_the_lease() -> None:
     cluster = running()
     cluster.leave("n0")
     elsewhere = msgspec.structs.replace(node_of(cluster).inventory, machine_id="m9")
-    copy = hello(cluster, boot_id="another", inventory=elsewhere)
+    copy = hello(cluster, boot_id="another", observed=NodeObservations(elsewhere))
     refused = answer(cluster, copy)
     assert refused is not None
     assert refused.code == "duplicate_identity"
@@ -114,7 +124,11 @@ def test_a_second_agent_of_one_machine_is_refused_and_both_are_named(
     cluster = Cluster()
     cluster.join("n0", gpus=1, devices=(H100,))
     second = Hello(
-        NodeName("n1"), "id-n1", boot, "0.1.0", msgspec.structs.replace(INVENTORY, **has)
+        NodeName("n1"),
+        "id-n1",
+        boot,
+        "0.1.0",
+        NodeObservations(msgspec.structs.replace(INVENTORY, **has)),
     )
     refused = answer(cluster, second)
     if not told:
@@ -174,7 +188,10 @@ def test_agents_that_share_a_machine_are_let_in() -> None:
     cluster = Cluster()
     cluster.join("n0", shared_host=True)
     both = msgspec.structs.replace(INVENTORY, shared_host=True)
-    assert answer(cluster, Hello(NodeName("n1"), "id-n1", "boot-n0", "0.1.0", both)) is None
+    assert (
+        answer(cluster, Hello(NodeName("n1"), "id-n1", "boot-n0", "0.1.0", NodeObservations(both)))
+        is None
+    )
 
 
 def test_a_restarted_agent_is_let_in_when_its_last_connection_has_ended() -> None:
@@ -244,7 +261,7 @@ def test_only_the_coordinators_own_machine_joins_with_a_name_of_the_coordinator(
     name: str, local: bool, told: str
 ) -> None:
     cluster = Cluster(limits=HEAD)
-    said = Hello(NodeName(name), "id", "boot", "0.1.0", INVENTORY)
+    said = Hello(NodeName(name), "id", "boot", "0.1.0", OBSERVED)
     turn = cluster.turn(s.HelloReceived(OTHER, said, "10.9.9.9", local))
     refused = [x.refused for x in turn.effects if isinstance(x, a.RefuseSession)]
     assert [it.code for it in refused] == ["bad_name"] * bool(told)

@@ -9,6 +9,7 @@ from muster.protocol.control_channel import (
     ArrangeTask,
     ForgetTask,
     Hello,
+    NodeObservations,
     PrepareTask,
     StartTask,
     StopTask,
@@ -26,7 +27,7 @@ from orchestrator.core.facts.base import Durability
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import State
-from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec, task
+from tests.orchestrator.core.playbook import INVENTORY, OBSERVED, Cluster, prepared, spec, task
 
 
 def test_commands_lost_with_a_connection_are_wanted_still() -> None:
@@ -98,7 +99,7 @@ def test_a_connection_without_heartbeats_is_closed() -> None:
 def test_a_second_agent_of_the_same_name_is_refused_with_both_addresses() -> None:
     cluster = Cluster()
     cluster.join("n0")
-    other = Hello(NodeName("n0"), "another-id", "boot-n0", "0.1.0", INVENTORY)
+    other = Hello(NodeName("n0"), "another-id", "boot-n0", "0.1.0", OBSERVED)
     turn = cluster.turn(s.HelloReceived(SessionId(77), other, "10.9.9.9"))
     (refused,) = [x for x in turn.effects if isinstance(x, a.RefuseSession)]
     assert refused.refused.code == "duplicate_name"
@@ -134,7 +135,7 @@ def test_an_agent_whose_names_would_spoil_a_hosts_file_is_refused(
         hostname=more.get("hostname", "n0"),
         address=more.get("address", INVENTORY.address),
     )
-    hello = Hello(name, "id", "boot", "0.1.0", inventory)
+    hello = Hello(name, "id", "boot", "0.1.0", NodeObservations(inventory))
     turn = cluster.turn(s.HelloReceived(SessionId(77), hello, "10.9.9.9"))
     (refused,) = [x for x in turn.effects if isinstance(x, a.RefuseSession)]
     assert refused.refused.code == code
@@ -146,7 +147,7 @@ def test_an_agent_whose_names_would_spoil_a_hosts_file_is_refused(
 def test_an_agent_with_a_number_of_gpus_that_no_node_has_is_refused(gpus: int) -> None:
     cluster = Cluster()
     inventory = msgspec.structs.replace(INVENTORY, gpus=gpus)
-    hello = Hello(NodeName("n0"), "id", "boot", "0.1.0", inventory)
+    hello = Hello(NodeName("n0"), "id", "boot", "0.1.0", NodeObservations(inventory))
     turn = cluster.turn(s.HelloReceived(SessionId(77), hello, "10.9.9.9"))
     (refused,) = [x for x in turn.effects if isinstance(x, a.RefuseSession)]
     assert refused.refused.code == "bad_gpus"
@@ -252,7 +253,14 @@ def test_a_coordinator_of_another_journal_leaves_an_agents_tasks_alone() -> None
     assert cluster.state.cluster == "here"
     running = TaskReport(task(3, 1, 0), TaskState.STARTED)
     hello = Hello(
-        NodeName("n0"), "id", "boot-n0", "0.1.0", INVENTORY, (running,), 1, cluster="there"
+        NodeName("n0"),
+        "id",
+        "boot-n0",
+        "0.1.0",
+        OBSERVED,
+        (running,),
+        1,
+        cluster="there",
     )
     done = cluster.turn(s.HelloReceived(SessionId(1), hello, "127.0.0.1"))
     (refused,) = done.effects
@@ -263,7 +271,16 @@ def test_a_coordinator_of_another_journal_leaves_an_agents_tasks_alone() -> None
 
 def test_an_agent_without_tasks_may_change_its_cluster() -> None:
     cluster = Cluster()
-    hello = Hello(NodeName("n0"), "id", "boot-n0", "0.1.0", INVENTORY, (), 99, cluster="there")
+    hello = Hello(
+        NodeName("n0"),
+        "id",
+        "boot-n0",
+        "0.1.0",
+        OBSERVED,
+        (),
+        99,
+        cluster="there",
+    )
     cluster.turn(s.HelloReceived(SessionId(1), hello, "127.0.0.1"))
     (welcome,) = cluster.commands("n0", Welcome)
     assert isinstance(welcome, Welcome)
@@ -272,7 +289,16 @@ def test_an_agent_without_tasks_may_change_its_cluster() -> None:
 
 def test_an_older_copy_of_the_journal_is_not_served() -> None:
     cluster = Cluster()
-    hello = Hello(NodeName("n0"), "id", "boot-n0", "0.1.0", INVENTORY, (), 99, cluster="here")
+    hello = Hello(
+        NodeName("n0"),
+        "id",
+        "boot-n0",
+        "0.1.0",
+        OBSERVED,
+        (),
+        99,
+        cluster="here",
+    )
     cluster.turn(s.HelloReceived(SessionId(1), hello, "127.0.0.1"))
     assert cluster.refused == ["old_epoch"]
 

@@ -9,7 +9,7 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.gangs.commands import tasks_on
 from orchestrator.core.model.limits import Limits, Quarantine
 from orchestrator.core.model.node import AdminState
-from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec
+from tests.orchestrator.core.playbook import OBSERVED, Cluster, prepared, spec
 
 TWICE = Limits(quarantine=Quarantine(restarts=2))
 
@@ -21,7 +21,7 @@ def greet(cluster: Cluster, name: str, life: int) -> None:
     held = tasks_on(cluster.state, NodeName(name)) if node is not None else []
     tasks = tuple(TaskReport(t.id, TaskState.STARTED, prepared=prepared()) for t in held)
     who = (NodeName(name), f"id-{name}", f"boot-{name}", "0.1.0")
-    hello = Hello(*who, INVENTORY, tasks, protocol_max=PROTOCOL_MAX, instance=f"{life}")
+    hello = Hello(*who, OBSERVED, tasks, protocol_max=PROTOCOL_MAX, instance=f"{life}")
     cluster.turn(s.HelloReceived(SessionId(cluster.sessions), hello, "127.0.0.1"))
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from muster.protocol.control_channel import Heartbeat, RankReport
+from muster.protocol.control_channel import RankReport
 from muster.protocol.disks import DiskHealth
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.states import TaskState
 from muster.spec.model import Retry
-from orchestrator.core.facts import inputs as s
 from orchestrator.core.views.display import node_view
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
@@ -27,9 +26,7 @@ def cluster() -> Cluster:
 
 
 def disks(cluster: Cluster, name: str, *found: DiskHealth) -> None:
-    session = cluster.node(name).session
-    assert session is not None
-    cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, disks=found)))
+    cluster.observe(name, disks=found)
 
 
 def fail(cluster: Cluster, error: str = SAID, *, disk_full: bool = True) -> None:

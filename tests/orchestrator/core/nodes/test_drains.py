@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.protocol.control_channel import Heartbeat, StopTask
+from muster.protocol.control_channel import Heartbeat, NodeChanges, StopTask
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
@@ -239,7 +239,9 @@ def test_the_check_names_all_that_it_finds(cluster: Cluster) -> None:
     session = cluster.node("c").session
     assert session is not None
     down = PortHealth("mlx5_0:1", down=True, state="DOWN")
-    beat = Heartbeat(cluster.mono, wall_s=cluster.now.wall + 3600, ports=(down,))
+    beat = Heartbeat(
+        cluster.mono, wall_s=cluster.now.wall + 3600, changes=NodeChanges(ports=(down,))
+    )
     cluster.turn(s.ReportReceived(session, beat))
     cluster.drain("c")
     declined = cluster.resume("c")

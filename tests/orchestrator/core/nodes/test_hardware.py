@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import Heartbeat, Hello, RankReport, Refusal, TaskReport
+from muster.protocol.control_channel import Hello, NodeObservations, RankReport, Refusal, TaskReport
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.hardware_events import Grade, HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
@@ -46,9 +46,7 @@ def event(number: int = 1, **more: Any) -> HardwareEvent:
 
 
 def report(cluster: Cluster, name: str, *events: HardwareEvent) -> None:
-    session = cluster.node(name).session
-    assert session is not None
-    cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, hardware=events)))
+    cluster.observe(name, hardware=events)
 
 
 @pytest.fixture
@@ -169,10 +167,8 @@ def test_a_gpu_without_a_uuid_is_found_by_its_address(cluster: Cluster) -> None:
 
 
 def test_a_gpu_that_has_gone_first_is_that_of_the_job_that_misses_one(cluster: Cluster) -> None:
-    session = cluster.node("a").session
-    assert session is not None
     left = tuple(gpu(at, "a") for at in range(8) if at != 5)
-    cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, devices=left)))
+    cluster.observe("a", devices=left)
     report(cluster, "a", event(uuid="", pci="0000:99:00.0"))
     assert cause(cluster, 1) is None
     assert cause(cluster, 2).code is CauseCode.HARDWARE
@@ -286,24 +282,21 @@ def hello(
         node.agent_id,
         node.boot_id,
         "0.1.0",
-        msgspec.structs.replace(node.inventory, devices=devices),
+        NodeObservations(msgspec.structs.replace(node.inventory, devices=devices), hardware=events),
         tasks,
-        hardware=events,
     )
     cluster.turn(s.HelloReceived(type(cluster.sessions)(cluster.sessions), said, "127.0.0.1"))  # type: ignore[arg-type]
 
 
 def test_resume_looks_whether_the_gpu_is_there(cluster: Cluster) -> None:
     report(cluster, "b", event(uuid=uuid(0, "b"), pci=gpu(0, "b").pci))
-    session = cluster.node("b").session
-    assert session is not None
     rest = tuple(gpu(at, "b") for at in range(1, 8))
-    cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, devices=rest)))
+    cluster.observe("b", devices=rest)
     declined = cluster.resume("b")
     assert isinstance(declined, Declined)
     assert "it has gone" in declined.text
     everything = tuple(gpu(at, "b") for at in range(8))
-    cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, devices=everything)))
+    cluster.observe("b", devices=everything)
     cluster.resume("b")
     assert cluster.node("b").in_service
     assert cluster.node("b").hardware == ()
@@ -377,8 +370,9 @@ def hears(cluster: Cluster, *tasks: TaskReport, **more: Any) -> None:
     node = cluster.node("a")
     cluster.leave("a")
     cluster.sessions += 1
-    who = (node.name, node.agent_id, node.boot_id, node.version, node.inventory)
-    hello = Hello(*who, tasks, protocol_max=5, hardware=(event(**more),))
+    who = (node.name, node.agent_id, node.boot_id, node.version)
+    observed = NodeObservations(node.inventory, hardware=(event(**more),))
+    hello = Hello(*who, observed, tasks, protocol_max=5)
     cluster.turn(s.HelloReceived(SessionId(cluster.sessions), hello, "127.0.0.1"))
 
 

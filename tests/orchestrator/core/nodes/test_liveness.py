@@ -12,6 +12,7 @@ from muster.protocol.control_channel import (
     Heartbeat,
     HeartbeatAck,
     Hello,
+    NodeObservations,
     PrepareTask,
     StopTask,
     TaskReport,
@@ -55,7 +56,7 @@ def hello(cluster: Cluster, name: str, *tasks: TaskReport, boot: str = "") -> No
         f"id-{name}",
         boot or f"boot-{name}",
         "0.1.0",
-        INVENTORY,
+        NodeObservations(INVENTORY),
         tasks,
         protocol_max=PROTOCOL_MAX,
     )

@@ -8,7 +8,14 @@ import msgspec
 import pytest
 
 from muster.protocol.asking import ROUND_S
-from muster.protocol.control_channel import Heartbeat, Hello, RankReport, StopTask, TaskReport
+from muster.protocol.control_channel import (
+    Heartbeat,
+    Hello,
+    NodeObservations,
+    RankReport,
+    StopTask,
+    TaskReport,
+)
 from muster.protocol.ids import NodeName, SessionId
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import TaskState
@@ -251,7 +258,7 @@ def test_a_node_that_comes_back_with_another_boot_has_lost_its_part_at_once() ->
     cluster = gang()
     beat_without(cluster, "c", 20.0)
     described = msgspec.structs.replace(INVENTORY, address="10.0.0.2", machine_id="c")
-    hello = Hello(NodeName("c"), "id-c", "another boot", "0.1.0", described)
+    hello = Hello(NodeName("c"), "id-c", "another boot", "0.1.0", NodeObservations(described))
     cluster.turn(s.HelloReceived(SessionId(99), hello, "10.0.0.2"))
     assert phase(cluster) is AttemptPhase.STOPPING
     cause = cluster.job(1).attempts[0].cause

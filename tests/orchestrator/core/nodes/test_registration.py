@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import PROTOCOL_MAX, Heartbeat, Hello, Inventory
+from muster.protocol.control_channel import PROTOCOL_MAX, Hello, Inventory, NodeObservations
 from muster.protocol.fabric import NodeRdma
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import NodeName, SessionId
@@ -32,9 +32,7 @@ def registrations(cluster: Cluster) -> list[cf.NodeRegistered]:
 
 
 def heartbeat(cluster: Cluster, **news: Any) -> None:
-    session = cluster.state.nodes[N0].session
-    assert session is not None
-    cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, **news)))
+    cluster.observe(N0, **news)
 
 
 def busy(number: int) -> tuple[GpuDevice, ...]:
@@ -263,7 +261,9 @@ def test_a_big_node_that_is_honest_is_let_in() -> None:
 
 def said(boot_id: str = "boot-n0", **inventory: Any) -> Hello:
     described: Inventory = msgspec.structs.replace(INVENTORY, **inventory)
-    return Hello(N0, "id-n0", boot_id, "0.1.0", described, protocol_max=PROTOCOL_MAX)
+    return Hello(
+        N0, "id-n0", boot_id, "0.1.0", NodeObservations(described), protocol_max=PROTOCOL_MAX
+    )
 
 
 def hello(cluster: Cluster, **fields: Any) -> None:

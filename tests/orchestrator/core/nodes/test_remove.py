@@ -188,7 +188,7 @@ class Chance:
             return
         order = [TaskState.PREPARED, TaskState.ARRANGED, TaskState.STARTED, TaskState.EXITED]
         at = order.index(chosen.state) + 1 if chosen.state in order else 0
-        attempt = self.cluster.job(chosen.job).attempts[chosen.attempt - 1]
+        attempt = self.cluster.job(chosen.job).attempt(chosen.attempt)
         if attempt.phase is AttemptPhase.STOPPING:
             at = 4
         elif at < 3 and not chosen.joined and attempt.phase is not PHASE_OF[at]:

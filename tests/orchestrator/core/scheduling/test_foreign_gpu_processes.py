@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.protocol.control_channel import Heartbeat
 from muster.protocol.states import JobState
-from orchestrator.core.facts import inputs as s
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.views.display import job_summary, node_view
 from orchestrator.core.views.explain import explain
@@ -18,10 +16,8 @@ BUSY = "is used by process 4711 (python), outside all jobs"
 
 def tell(cluster: Cluster, *busy: int, count: int = 2) -> None:
     """The node says which of its GPUs somebody uses."""
-    session = cluster.node("a").session
-    assert session is not None
     devices = tuple(gpu(at, "a", busy=BUSY if at in busy else "") for at in range(count))
-    cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, devices=devices)))
+    cluster.observe("a", devices=devices)
 
 
 @pytest.mark.parametrize("gpus", [2, None], ids=("its GPUs", "the whole node"))

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from muster.protocol.control_channel import (
     ArrangeTask,
     Fingerprint,
-    Heartbeat,
     PrepareTask,
     TaskReport,
     with_devices,
@@ -23,7 +22,6 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.invariants import check
-from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.effects import Declined
 from orchestrator.core.scheduling import scheduler
@@ -278,11 +276,9 @@ def test_a_job_with_whole_nodes_may_choose_among_sound_gpus_itself() -> None:
 def test_news_of_a_gpu_make_room_or_take_it() -> None:
     cluster = Cluster()
     join(cluster, "a", 2)
-    session = cluster.state.nodes[NodeName("a")].session
-    assert session is not None
 
     def tell(*told: GpuDevice) -> None:
-        cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, devices=told)))
+        cluster.observe("a", devices=told)
 
     cluster.submit(part(2))
     cluster.submit(part(2))
@@ -536,10 +532,7 @@ def test_room_beside_a_job_whose_gpu_is_not_there_any_more_is_seen() -> None:
     cluster = Cluster()
     join(cluster, "a", 4)
     cluster.submit(part(1))
-    there = Heartbeat(cluster.mono, devices=tuple(gpu(at) for at in range(1, 4)))
-    session = cluster.node("a").session
-    assert session is not None
-    cluster.turn(s.ReportReceived(session, there))
+    cluster.observe("a", devices=tuple(gpu(at) for at in range(1, 4)))
     cluster.submit(part(3))
     assert numbers(cluster, 2) == [1, 2, 3]
     assert check(cluster.state) == []

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import Heartbeat
 from muster.protocol.fabric import NodeRdma
 from muster.protocol.ids import NodeName
 from muster.spec.model import Rdma
-from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts.effects import Declined, Submitted
 from orchestrator.core.scheduling.placement import never_fits
 from orchestrator.core.scheduling.scheduler import why_waiting
@@ -132,9 +130,7 @@ def test_what_is_unknown_or_may_come_back_refuses_nobody(rdma: NodeRdma | None) 
 
 def test_a_node_that_says_that_its_ports_are_down_is_left_for_others() -> None:
     cluster = cluster_of(a=FAST, b=FAST, c=FAST)
-    session = cluster.state.nodes[NodeName("a")].session
-    assert session is not None
-    cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, rdma=DARK)))
+    cluster.observe(NodeName("a"), rdma=DARK)
     assert cluster.state.nodes[NodeName("a")].inventory.rdma == DARK
     cluster.submit(gang())
     assert placed(cluster) == ["b", "c"]

@@ -111,3 +111,18 @@ def test_a_stream_that_was_cut_is_named(tmp_path: Path) -> None:
     data.write_bytes(data.read_bytes()[:-3])
     with pytest.raises(LogStoreError, match="ends at byte"):
         read(log, None)
+
+
+@pytest.mark.parametrize("records", [1, 3, 200])
+def test_zeros_at_the_end_of_an_index_end_no_stream(records: int, tmp_path: Path) -> None:
+    """As a power cut leaves them: the length of the file was on disk, and its content not."""
+    log = made(tmp_path)
+    before, index = by_stream(read(log, None)), index_of(log)
+    with index.open("ab") as file:
+        file.write(bytes(records * RECORD_BYTES))
+    again = Log(tmp_path)
+    again.streams = dict(log.streams)
+    assert by_stream(read(again, None)) == before
+    again.add([(0, 0, 20.0, b"a line after the power cut\n")])
+    assert by_stream(read(again, None)) == covered(again)
+    again.store.close()

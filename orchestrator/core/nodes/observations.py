@@ -1,0 +1,71 @@
+"""Observations of nodes by their agents, within bounds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from muster.protocol.control_channel import NodeChanges, merge_inventory
+from muster.protocol.disks import DiskHealth, sound
+from muster.protocol.gpus import problem as gpu_problem
+from muster.protocol.ids import NodeName
+from muster.protocol.instant import Instant
+from muster.protocol.interfaces import problem
+from muster.protocol.inventory_bounds import inventory_problem
+from muster.protocol.traffic import PortHealth
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import links as lf
+from orchestrator.core.model.state import State
+from orchestrator.core.nodes.hardware import hardware_facts
+from orchestrator.core.nodes.registration import described
+
+_DISKS_MAX: Final = 8
+
+
+def change_facts(state: State, name: NodeName, changes: NodeChanges, now: Instant) -> list[f.Fact]:
+    """Return the facts for changes that a connected node reports."""
+    return [
+        *_inventory_facts(state, name, changes, now),
+        *health_facts(state, name, changes.ports, changes.disks),
+        *hardware_facts(state, name, changes.hardware, now),
+    ]
+
+
+def health_facts(
+    state: State,
+    name: NodeName,
+    ports: tuple[PortHealth, ...] | None,
+    disks: tuple[DiskHealth, ...] | None,
+) -> list[f.Fact]:
+    """Return the facts for a node's RDMA ports and disks; None is unchanged."""
+    node = state.nodes.get(name)
+    known = ((), ()) if node is None else (node.ports, node.disks)
+    if ports is None:
+        ports = known[0]
+    if disks is None:
+        disks = known[1]
+    disks = tuple(disk for disk in disks[:_DISKS_MAX] if sound(disk))
+    return [] if (ports, disks) == known else [lf.NodeHealthReported(name, ports, disks)]
+
+
+def _inventory_facts(
+    state: State, name: NodeName, changes: NodeChanges, now: Instant
+) -> list[f.Fact]:
+    """Describe the node again if its interfaces, GPUs or RDMA hardware have changed."""
+    node = state.nodes[name]
+    inventory = merge_inventory(node.inventory, _usable(changes))
+    if inventory is not node.inventory and inventory_problem(inventory):
+        inventory = node.inventory
+    if inventory is node.inventory and not node.unrecorded:
+        return []
+    return described(state, node, node.version, inventory, now)
+
+
+def _usable(changes: NodeChanges) -> NodeChanges:
+    """Drop interfaces and GPUs that are unusable or too many: the node keeps its last ones."""
+    if changes.interfaces is not None and problem(changes.interfaces):
+        changes = replace(changes, interfaces=None)
+    if changes.devices is not None and gpu_problem(changes.devices):
+        changes = replace(changes, devices=None)
+    return changes

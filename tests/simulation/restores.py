@@ -1,0 +1,114 @@
+"""Restores of older backups, and an operator who knows which machines are off.
+
+Users lose what came after the backup. What must hold all the same: no two attempts of a job run at
+once, no node has two owners, and all comes to an end. The seeds below 0 are for this; the others
+stay the runs that they were.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import inputs as s
+from orchestrator.core.facts.restored import JournalRestored
+from orchestrator.core.model.job import JobPhase
+from orchestrator.journal.left_out import first_attempt
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+
+RESTORED: Final = range(-100, 0)
+LEFT_OUT: Final = 1000
+JOBS_LEFT_OUT: Final = 1000
+_BACKUP_EVERY_S: Final = 120.0
+_RESTORE_EVERY_S: Final = 240.0
+_LOOK_EVERY_S: Final = 25.0
+
+
+class Restores:
+    """All of a run. In peace nothing is restored any more."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.world = cluster.world
+        self.rng = random.Random(f"restores {cluster.world.seed}")
+        self.backup: list[tuple[bytes, float]] = []
+        self.number = 0
+        self.peace = False
+        if cluster.world.seed in RESTORED:
+            self._later()
+            self.world.at(_LOOK_EVERY_S, self._declare)
+
+    def make_peace(self) -> None:
+        self.peace = True
+
+    def _later(self) -> None:
+        self.world.at(self.rng.expovariate(1 / _BACKUP_EVERY_S), self._back_up)
+        self.world.at(self.rng.expovariate(1 / _RESTORE_EVERY_S), self._restore)
+
+    def _back_up(self) -> None:
+        self.backup = list(self.cluster.disk.synced)
+        self.world.at(self.rng.expovariate(1 / _BACKUP_EVERY_S), self._back_up)
+
+    def _restore(self) -> None:
+        if self.peace:
+            return
+        self.world.at(self.rng.expovariate(1 / _RESTORE_EVERY_S), self._restore)
+        cluster, coordinator = self.cluster, self.cluster.coordinator
+        if not self.backup:
+            return
+        coordinator.crash()
+        self.number += 1
+        self.world.met["restore"] += 1
+        self.world.log(f"FAULT restore {self.number}")
+        replaced = cluster.disk.shadow
+        cluster.disk.put_back(self.backup)
+        state = cluster.disk.shadow
+        attempts = tuple(
+            (name, job.last_attempt)
+            for name, job in replaced.jobs.items()
+            if name in state.jobs and job.last_attempt > state.jobs[name].last_attempt
+        )
+        # It can be read, or all nodes are in the backup.
+        readable = set(replaced.nodes) > set(state.nodes) or self.rng.random() < 0.5
+        fact = JournalRestored(
+            LEFT_OUT,
+            tuple(sorted(replaced.nodes)) if readable else (),
+            attempts if readable else (),
+            first_attempt=first_attempt(self.number),
+        )
+        cluster.disk.stage(fact, self.world.wall())
+        cluster.disk.sync()
+        coordinator.epochs = max(coordinator.epochs, replaced.epoch)
+        coordinator.first_job = max(replaced.next_job, state.next_job) + JOBS_LEFT_OUT
+        cluster.checkers.restored()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Users find out what is lost, and do not ask for it again."""
+        jobs = self.cluster.disk.shadow.jobs
+        for client in self.cluster.clients:
+            if client.job is None:
+                continue
+            known = jobs.get(client.job)
+            if known is None:
+                client.job, client.declined = None, True
+                client.wants_cancel = False
+            elif known.cancel is None and known.phase is not JobPhase.ENDED:
+                client.wants_cancel = client.cancel_heard = False
+
+    def _declare(self) -> None:
+        """Only of a machine that is off it is known that nothing runs there."""
+        self.world.at(_LOOK_EVERY_S, self._declare)
+        state = self.cluster.coordinator.state
+        for node in self.cluster.nodes:
+            if node.name in state.awaited - state.answered and not node.machine.powered:
+                given = partial(s.LostReceived, node=node.name, user="ana")
+                self.cluster.coordinator.ask(given, self._answered)
+
+    def _answered(self, result: a.Result) -> None:
+        if isinstance(result, a.NodeServiceChanged):
+            self.world.met["declared_lost"] += 1
