@@ -39,6 +39,7 @@ from orchestrator.shell.logs.ingest import LogIngest
 from orchestrator.shell.logs.retention import Keep, Retention
 from orchestrator.shell.logs.room import MakeRoom
 from orchestrator.shell.logs.store import LogStore
+from orchestrator.shell.logs.writer import UNANSWERED_S
 from orchestrator.shell.replay import replay
 from orchestrator.shell.stats import Histogram
 from orchestrator.webhooks.allowlist import read_allowed
@@ -206,9 +207,10 @@ async def _start(
     parts: _Parts, config: CoordinatorConfig, epoch: int, certificate: Renewed | None
 ) -> asyncio.Server:
     """Take over the state, then open the listening socket."""
-    parts.store.prepare()
+    await parts.store.prepare()
     parts.owner.spawn(parts.coordinator.run(epoch), name="owner", eternal=True)
     parts.owner.spawn(parts.store.run(), name="log-sync", eternal=True)
+    parts.owner.spawn(parts.store.watch(), name="log-disk", eternal=True)
     lag = parts.coordinator.meters.loop_lag
     parts.owner.spawn(_measure_lag(lag), name="loop-lag", eternal=True)
     await parts.owner.run_until(parts.coordinator.started)
@@ -290,8 +292,13 @@ async def _stop(parts: _Parts, server: asyncio.Server) -> None:
     await parts.logs.close_all()
     await parts.runner.cleanup()
     # The agents keep unacknowledged bytes and send them to the next process.
-    await parts.store.sync()
-    parts.store.close()
+    try:
+        async with asyncio.timeout(UNANSWERED_S):
+            await parts.store.sync()
+    except TimeoutError:
+        _log.error("log_disk_unanswered", path=str(parts.store.root), done="not waited for")
+    else:
+        parts.store.close()
 
 
 async def _listen(

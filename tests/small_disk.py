@@ -26,6 +26,39 @@ def small_disk(folder: Path, size: int) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@contextmanager
+def disk_that_freezes(folder: Path, size: int) -> Iterator[Path]:
+    """An ext4 of `size` bytes at `folder`, for `frozen`. Skips where none can be mounted."""
+    folder.mkdir()
+    image = folder.with_suffix(".img")
+    with image.open("wb") as file:
+        file.truncate(size)
+    for command in (
+        ["mkfs.ext4", "-q", "-F", str(image)],
+        ["mount", "-o", "loop", str(image), str(folder)],
+    ):
+        try:
+            subprocess.run(command, capture_output=True, check=True, text=True)
+        except FileNotFoundError as error:
+            pytest.skip(f"no file system can be made here: {error}")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"nothing can be mounted here: {error.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextmanager
+def frozen(disk: Path) -> Iterator[None]:
+    """Nothing can be written to the disk meanwhile: whoever writes waits."""
+    subprocess.run(["fsfreeze", "-f", str(disk)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["fsfreeze", "-u", str(disk)], check=True)
+
+
 def fill(folder: Path, name: str = "filler") -> Path:
     """Take all the room there is, to the last byte; returns the file that has it."""
     file = folder / name

@@ -1,6 +1,7 @@
 """One reader of one job's logs, at its own pace: bytes come from files, never from a queue."""
 
 import base64
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +20,7 @@ from orchestrator.core.model.state import Job
 from orchestrator.core.model.status import job_state
 from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.logs.job_streams import JobStreams
 from orchestrator.shell.logs.reader import (
     History,
     Live,
@@ -89,9 +91,15 @@ class LogReader:
         self._name = job.id
         self._selection = selection
         self._as_text = as_text
+        self._logs: JobStreams | None = None
         self._last: Place | None = None
         self._ended_seen: float | None = None  # monotonic seconds
         self._told: set[tuple[StreamKey, Late]] = set()
+
+    async def load(self) -> JobStreams:
+        """Load the job's logs. Raises LogStoreError."""
+        self._logs = await self._store.load(self._name)
+        return self._logs
 
     def several(self) -> bool:
         """Whether more than one stream is chosen. Raises LogStoreError."""
@@ -112,12 +120,13 @@ class LogReader:
         """
         self._last = place
         try:
+            await self.load()
             after = await self._history(response, place, tail)
             while True:
-                async with self._reads.turn(self._user):
-                    await self._store.load(self._name)
                 changes = self._coordinator.changes
                 seen = {key: changes.count(key) for key in (self._name, log_key(self._name))}
+                async with self._reads.turn(self._user):
+                    await self.load()
                 # Looked at before reading: what makes it final was stored before.
                 state_name, exit_code, ended_at, missing = self._ending()
                 after = await self._live(response, after)
@@ -146,7 +155,7 @@ class LogReader:
         except ConnectionError:
             return None
         except LogStoreError as error:
-            return self._unreadable(error)
+            return await self._unreadable(error)
 
     def _waited(self, ended_at: float | None) -> float:
         """Return for how long, in seconds, an ended job has delivered nothing more."""
@@ -155,10 +164,17 @@ class LogReader:
         now = self._coordinator.now()
         if self._ended_seen is None:
             self._ended_seen = now.mono
-        return waited_s(now, ended_at, self._ended_seen, self._store.job(self._name).grew_at)
+        return waited_s(now, ended_at, self._ended_seen, self._loaded.grew_at)
 
-    def _unreadable(self, error: LogStoreError) -> LogTrailer:
-        removed = self._store.removed(self._name)
+    @property
+    def _loaded(self) -> JobStreams:
+        assert self._logs is not None
+        return self._logs
+
+    async def _unreadable(self, error: LogStoreError) -> LogTrailer:
+        removed = None
+        with contextlib.suppress(LogStoreError):
+            removed = (await self.load()).removed
         if removed is not None:
             return LogTrailer(end=True, reason=removed.text(self._name))
         _log.error("log_read_failed", job=self._name, why=str(error))
@@ -170,7 +186,7 @@ class LogReader:
     ) -> Live:
         if isinstance(place, Live):
             return place
-        boundary = self._store.job(self._name).next_seq if place is None else place.boundary
+        boundary = self._loaded.next_seq if place is None else place.boundary
         start = place
         if tail == 0 and place is None:
             return Live(boundary, 0)
@@ -186,7 +202,7 @@ class LogReader:
         return found[0] if found else None
 
     async def _live(self, response: web.StreamResponse, after: Live) -> Live:
-        until = self._store.job(self._name).next_seq
+        until = self._loaded.next_seq
         if after.seq >= until:
             return after
         await self._send(response, live(self._sources(), after, until))
@@ -215,7 +231,7 @@ class LogReader:
         """A record without bytes for each stream whose next bytes could not be stored so far."""
         if self._as_text:
             return
-        for key, late in list(self._store.job(self._name).late.items()):
+        for key, late in list(self._loaded.late.items()):
             node = self._node(key)
             if (key, late) in self._told or not self._selection.takes(key, node):
                 continue
@@ -262,7 +278,7 @@ class LogReader:
         them. Raises LogStoreError.
         """
         chosen = self._selection
-        streams = list(self._store.job(self._name).streams.items())
+        streams = list(self._loaded.streams.items())
         return (
             self._source(key, stream)
             for key, stream in streams
@@ -287,7 +303,7 @@ class LogReader:
         return job_state(job).value, exit_code, ended_at, self._missing(job)
 
     def _missing(self, job: Job) -> list[str]:
-        stored = self._store.job(self._name).stored
+        stored = self._loaded.stored
         return sorted({task.node for task in tasks_with_pending_logs(job, stored)})
 
 

@@ -62,8 +62,8 @@ class LogsApi:
     async def _check(self, name: JobId, reader: LogReader, query: LogsQuery) -> None:
         """Refuse now what cannot be answered once the stream has begun."""
         try:
-            await self._store.load(name)
-            removed = self._store.removed(name)
+            self._store.check_answers()
+            removed = (await reader.load()).removed
             ambiguous = query.offset is not None and reader.several()
         except LogStoreError as error:
             raise ApiError(

@@ -170,6 +170,7 @@ FAMILIES: Final = {
             "Bytes of jobs' logs beyond a limit of job_logs: acknowledged and not stored.",
         ),
         Family("muster_log_store_short", "gauge", "1 while the log disk is short of room."),
+        Family("muster_log_disk_unanswered", "gauge", "1 while the log disk does not answer."),
         Family(
             "muster_log_waiting_jobs",
             "gauge",
@@ -283,6 +284,8 @@ class MetricsApi(Collector):
         yield _values("muster_log_dropped_bytes", {(): self._log_store.dropped_bytes})
         space = self._log_store.space
         yield _values("muster_log_store_short", {(): int(space.is_short)})
+        unanswered = int(self._log_store.is_unanswered)
+        yield _values("muster_log_disk_unanswered", {(): unanswered})
         yield _values("muster_log_waiting_jobs", {(): len(space.waiting)})
         waiting = sum(notices.count for notices in state.notices.values())
         yield _values("muster_webhooks_waiting", {(): waiting})

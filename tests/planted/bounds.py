@@ -33,7 +33,7 @@ from orchestrator.core.model.state import Node, State
 from orchestrator.core.nodes import service_state
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.inbox import Inbox
-from orchestrator.shell.logs.ingest import _Connection
+from orchestrator.shell.logs.connection import Connection
 from orchestrator.shell.logs.reader import Live, Piece
 from orchestrator.shell.logs.stream_file import StreamKey
 from tests.planted import Bug, put
@@ -130,7 +130,7 @@ def agents_that_flood_the_coordinator_wait(_: Path) -> None:
 
 def what_an_agent_that_reads_nothing_is_to_hear_has_a_bound(_: Path) -> None:
     async def story() -> None:
-        connection = _Connection(None, NodeName("n1"))  # type: ignore[arg-type]
+        connection = Connection(None, NodeName("n1"))  # type: ignore[arg-type]
         for number in range(MANY):
             connection.acknowledge(OUT, number)
             connection.ask(OUT, 17)
@@ -221,11 +221,11 @@ async def _puts_now(self: Inbox, received: inputs.Input) -> None:
     self.put_now(received)
 
 
-def _says_each(self: _Connection, stream: StreamId, offset: int) -> None:
+def _says_each(self: Connection, stream: StreamId, offset: int) -> None:
     self.acks[StreamId(stream.task, stream.kind, offset)] = offset
 
 
-def _asks_each(self: _Connection, stream: StreamId, offset: int) -> None:
+def _asks_each(self: Connection, stream: StreamId, offset: int) -> None:
     self.say(StreamAt(stream, offset))
 
 
@@ -283,13 +283,13 @@ BUGS = (
     Bug(
         "each acknowledgement waits for its agent",
         "I8",
-        put(_Connection, "acknowledge", _says_each),
+        put(Connection, "acknowledge", _says_each),
         what_an_agent_that_reads_nothing_is_to_hear_has_a_bound,
     ),
     Bug(
         "the same bytes are asked for again and again",
         "I8",
-        put(_Connection, "ask", _asks_each),
+        put(Connection, "ask", _asks_each),
         what_an_agent_that_reads_nothing_is_to_hear_has_a_bound,
     ),
     Bug(

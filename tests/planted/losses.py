@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,6 +94,9 @@ def a_wrong_clock_removes_no_logs(folder: Path) -> None:
     async def ended_at(names: list[JobId]) -> dict[JobId, float]:
         return dict.fromkeys(names, NOW - 40 * DAY)
 
+    async def in_thread(call: Callable[[], Any]) -> Any:
+        return call()
+
     known = SimpleNamespace(
         state=state,
         now=lambda: Instant(0.0, NOW),
@@ -105,7 +109,7 @@ def a_wrong_clock_removes_no_logs(folder: Path) -> None:
     known._ahead_s = lambda: Coordinator._ahead_s(real)
     known.clock_doubt = lambda: Coordinator.clock_doubt(real)
     known.may_remove_by_age = lambda: Coordinator.may_remove_by_age(real)
-    store = SimpleNamespace(remove=remove)
+    store = SimpleNamespace(remove=remove, in_thread=in_thread)
     retention = Retention(folder, cast(Any, store), real, Keep(7 * DAY, 1 << 40))
     for hours in range(1, 3):
         known.now = lambda at=3600.0 * hours: Instant(at, NOW + at)

@@ -1,10 +1,14 @@
-"""Bulk connections of agents: log bytes go into the store, acknowledgements go back."""
+"""Bulk connections of agents: log bytes go into the store, acknowledgements go back.
+
+The loop queues what concerns a stream for the store's writer, in order, up to a bound. While the
+log disk does not answer, frames are dropped and their streams wait on their nodes, as with a full
+disk: they are asked for once it answers.
+"""
 
 import asyncio
 import contextlib
 import itertools
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, assert_never
 
@@ -13,7 +17,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from muster.daemon.task_owner import TaskOwner
 from muster.protocol.codec import ProtocolError, UnknownMessage
-from muster.protocol.ids import BadId, NodeName, TaskId, parse_task_id
+from muster.protocol.ids import BadId, TaskId, parse_task_id
 from muster.protocol.log_channel import (
     CHUNK_BYTES_MAX,
     HEADER_BYTES_MAX,
@@ -25,7 +29,6 @@ from muster.protocol.log_channel import (
     LogHello,
     NotWanted,
     OpenStream,
-    StreamAt,
     StreamId,
     TaskLogsEnd,
     TaskLogsStored,
@@ -34,9 +37,9 @@ from muster.protocol.log_channel import (
     encode_text,
 )
 from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.logs.connection import Connection
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream_file import LogStoreError, NotWantedError
-from orchestrator.shell.logs.sync_rounds import Synced
 
 HELLO_TIMEOUT_S: Final = 5.0
 # An agent that sends nothing for this many heartbeats, despite pings, is gone. If it is alive, it
@@ -47,57 +50,19 @@ SILENT_BEATS: Final = 6
 MUCH_BYTES: Final = 64 * 1024
 AGAIN_S: Final = 1.0  # delay before asking again for bytes that could not be stored
 AGAIN_MAX: Final = 64  # streams asked for again at a time
-UNSAID_MAX: Final = 1024  # pending answers before the agent is read no further
+QUEUED_MAX: Final = 64  # frames of one agent that wait for the writer
+QUEUED_BYTES_MAX: Final = 2 * CHUNK_BYTES_MAX  # of one agent
+ALL_QUEUED_BYTES_MAX: Final = 64 << 20  # of all; beyond it, each agent has one frame
+ENDING_MAX: Final = 64  # ends of tasks of one agent that are being put on disk
+LOAD_S: Final = 5.0  # time for the streams of a job to load, before the next frame is looked at
 STRANGERS_MAX: Final = 1024  # foreign tasks an agent may send logs of
 TURN_S: Final = 0.01  # time for the frames of one agent, before others get their turn
+_LOOK_EVERY_S: Final = 1.0  # whether the disk answers
 _CLOSE_TIMEOUT_S: Final = 0.5
 _FRAME_BYTES_MAX: Final = CHUNK_BYTES_MAX + HEADER_BYTES_MAX + 4
 _REASON_BYTES_MAX: Final = 120
 
 _log = structlog.get_logger("muster.logs")
-
-
-@dataclass(slots=True)
-class _Connection:
-    """Pending messages to one agent. A newer acknowledgement of a stream replaces an older one."""
-
-    socket: web.WebSocketResponse
-    node: NodeName
-    acks: dict[StreamId, int] = field(default_factory=dict)
-    others: list[LogCommand] = field(default_factory=list)
-    asked: dict[StreamId, int] = field(default_factory=dict)
-    # Streams that could not be stored; not retried before `again` fires.
-    held: dict[StreamId, None] = field(default_factory=dict)  # in order, the longest held first
-    holds: Counter[TaskId] = field(default_factory=Counter)  # number of held streams by task
-    held_ends: dict[TaskId, int] = field(default_factory=dict)
-    again: asyncio.TimerHandle | None = None
-    strangers: set[TaskId] = field(default_factory=set)
-    late: set[TaskId] = field(default_factory=set)  # tasks of archived jobs
-    filled: asyncio.Event = field(default_factory=asyncio.Event)
-    emptied: asyncio.Event = field(default_factory=asyncio.Event)
-    broken: bool = False
-    # Passed to the store with bytes of this agent.
-    synced: Synced = field(default=lambda _stream, _offset: None)
-
-    def acknowledge(self, stream: StreamId, offset: int) -> None:
-        self.acks[stream] = offset
-        self.filled.set()
-
-    def say(self, command: LogCommand) -> None:
-        self.others.append(command)
-        self.filled.set()
-
-    def ask(self, stream: StreamId, offset: int) -> None:
-        """Ask for bytes from `offset`, once: bytes already in flight will not fit either."""
-        if self.asked.get(stream) != offset:
-            self.asked[stream] = offset
-            self.say(StreamAt(stream, offset))
-
-    async def room(self) -> None:
-        """Wait until the agent has read its answers, so that they do not pile up here."""
-        while not self.broken and len(self.others) + len(self.acks) >= UNSAID_MAX:
-            self.emptied.clear()
-            await self.emptied.wait()
 
 
 class LogIngest:
@@ -118,6 +83,7 @@ class LogIngest:
         self._max = connections_max
         self._ping_s = SILENT_BEATS * heartbeat_s / 1.5
         self._sockets: set[web.WebSocketResponse] = set()
+        self._queued_bytes = 0
         self.received_bytes = self.sent_bytes = 0
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
@@ -138,7 +104,8 @@ class LogIngest:
         writer: asyncio.Task[None] | None = None
         try:
             hello = await self._hello(socket)
-            connection = _Connection(socket, hello.node)
+            connection = Connection(socket, hello.node)
+            connection.tell = self._store.writer.tell
             connection.synced = partial(self._synced, connection)
             writer = self._owner.spawn(self._write(connection), name=f"logs-{hello.node}")
             try:
@@ -168,7 +135,7 @@ class LogIngest:
                 writer.cancel()
         return socket
 
-    async def _write(self, connection: _Connection) -> None:
+    async def _write(self, connection: Connection) -> None:
         try:
             while True:
                 await connection.filled.wait()
@@ -186,7 +153,7 @@ class LogIngest:
             connection.broken = True
             connection.emptied.set()
 
-    async def _send(self, connection: _Connection, command: LogCommand) -> None:
+    async def _send(self, connection: Connection, command: LogCommand) -> None:
         text = encode_text(command)
         self.sent_bytes += len(text)
         await connection.socket.send_str(text)
@@ -221,12 +188,13 @@ class LogIngest:
                 f"no hello of a registered agent within {HELLO_TIMEOUT_S:g} s"
             ) from None
 
-    async def _take(self, connection: _Connection, data: str | bytes) -> None:
+    async def _take(self, connection: Connection, data: str | bytes) -> None:
         if isinstance(data, bytes):
             chunk, payload = decode_chunk(data)
             if await self._is_ours(connection, chunk.stream.task):
                 await self._load(chunk.stream.task)
-                self._take_chunk(connection, chunk, payload)
+                take = partial(self._take_chunk, connection, chunk, payload)
+                await self._queue(connection, chunk.stream, take, len(data))
             return
         try:
             message = decode_log_report(data)
@@ -242,22 +210,60 @@ class LogIngest:
             case LogHello():
                 raise ProtocolError("a second hello on the same connection")
             case OpenStream(stream):
-                connection.asked.pop(stream, None)
-                self._ask(connection, stream)
-            case Hole():
-                self._take_hole(connection, message)
+                await self._queue(connection, stream, partial(self._open, connection, stream))
+            case Hole(stream):
+                take = partial(self._take_hole, connection, message)
+                await self._queue(connection, stream, take)
             case EndStream(stream, length):
-                self._end_stream(connection, stream, length)
+                end = partial(self._end_stream, connection, stream, length)
+                await self._queue(connection, stream, end)
             case TaskLogsEnd(task, streams):
-                await self._end_task(connection, task, streams)
+                self._begin_end(connection, task, streams)
             case _:
                 assert_never(message)
 
-    async def _load(self, task: TaskId) -> None:
-        with contextlib.suppress(LogStoreError):  # the next operation raises it again
-            await self._store.load(parse_task_id(task)[0])
+    async def _queue(
+        self, connection: Connection, stream: StreamId, work: Callable[[], None], size: int = 0
+    ) -> None:
+        """Queue work of a frame of `size` bytes, or drop the frame if the disk does not answer."""
+        while not self._store.writer.is_stalled:
+            if connection.error is not None:
+                raise connection.error
+            if not connection.queued or (
+                connection.queued < QUEUED_MAX
+                and connection.queued_bytes < QUEUED_BYTES_MAX
+                and self._queued_bytes < ALL_QUEUED_BYTES_MAX
+            ):
+                connection.queued += 1
+                connection.queued_bytes += size
+                self._queued_bytes += size
+                self._store.writer.submit(work, partial(self._worked, connection, size))
+                return
+            await _event(connection.worked)
+        if stream not in connection.missed:
+            connection.missed[stream] = None
+            if size:
+                self._store.hold(stream)
+        self._try_later(connection)
 
-    def _take_chunk(self, connection: _Connection, chunk: Chunk, payload: memoryview) -> None:
+    def _worked(self, connection: Connection, size: int, error: BaseException | None) -> None:
+        connection.queued -= 1
+        connection.queued_bytes -= size
+        self._queued_bytes -= size
+        connection.error = connection.error or error
+        connection.worked.set()
+
+    async def _load(self, task: TaskId) -> None:
+        # The next operation raises the error again, or says that the streams are being loaded.
+        with contextlib.suppress(LogStoreError, TimeoutError):
+            async with asyncio.timeout(LOAD_S):
+                await self._store.load(parse_task_id(task)[0])
+
+    def _open(self, connection: Connection, stream: StreamId) -> None:
+        connection.asked.pop(stream, None)
+        self._ask(connection, stream)
+
+    def _take_chunk(self, connection: Connection, chunk: Chunk, payload: memoryview) -> None:
         stream = chunk.stream
         if stream in connection.held:
             return
@@ -271,7 +277,7 @@ class LogIngest:
         else:
             connection.asked.pop(stream, None)
 
-    def _take_hole(self, connection: _Connection, hole: Hole) -> None:
+    def _take_hole(self, connection: Connection, hole: Hole) -> None:
         stream = hole.stream
         if stream in connection.held:
             return
@@ -285,7 +291,7 @@ class LogIngest:
         else:
             connection.asked.pop(stream, None)
 
-    def _end_stream(self, connection: _Connection, stream: StreamId, length: int) -> None:
+    def _end_stream(self, connection: Connection, stream: StreamId, length: int) -> None:
         if stream in connection.held:
             return
         try:
@@ -294,54 +300,87 @@ class LogIngest:
         except LogStoreError as error:
             self._hold(connection, stream, error)
 
-    async def _end_task(self, connection: _Connection, task: TaskId, streams: int) -> None:
-        if connection.holds[task] > 0:
-            return  # the agent will send it again
+    def _begin_end(self, connection: Connection, task: TaskId, streams: int) -> None:
+        """Put the end of a task on disk, while further frames are read."""
+        if task in connection.ending:
+            return
+        if len(connection.ending) >= ENDING_MAX or self._store.writer.is_stalled:
+            connection.held_ends[task] = streams
+            self._try_later(connection)
+            return
+        connection.ending.add(task)
+        self._owner.spawn(self._end_task(connection, task, streams), name=f"logs-end-{task}")
+
+    async def _end_task(self, connection: Connection, task: TaskId, streams: int) -> None:
         try:
+            # After the frames before it.
+            held = await self._store.writer.call(lambda: connection.holds[task] > 0)
+            if held or any(stream.task == task for stream in connection.missed):
+                return  # the agent will send it again
             stored = await self._store.end_task(task, streams)
         except LogStoreError:
             connection.held_ends[task] = streams
             self._try_later(connection)
             return
+        finally:
+            connection.ending.discard(task)
         if stored:
             connection.say(TaskLogsStored(task))
         else:
             _log.warning("task_logs_incomplete", task=task, node=connection.node)
 
-    def _ask(self, connection: _Connection, stream: StreamId) -> None:
+    def _ask(self, connection: Connection, stream: StreamId) -> None:
         try:
             connection.ask(stream, self._store.size(stream))
         except LogStoreError as error:
             self._hold(connection, stream, error)
 
-    def _synced(self, connection: _Connection, stream: StreamId, offset: int | None) -> None:
-        """Acknowledge bytes that are on disk. If the disk has failed, ask for them again, later."""
+    def _synced(self, connection: Connection, stream: StreamId, offset: int | None) -> None:
+        """Acknowledge bytes that are on disk. If the disk has failed, the writer calls this, to ask
+        for them again, later.
+        """
         if offset is not None:
             connection.acknowledge(stream, offset)
         elif not connection.broken:
             self._hold_back(connection, stream)
 
-    def _hold(self, connection: _Connection, stream: StreamId, why: LogStoreError) -> None:
+    def _hold(self, connection: Connection, stream: StreamId, why: LogStoreError) -> None:
         """Stop storing a stream: for good if it is not wanted, else until a retry."""
         if isinstance(why, NotWantedError):
-            connection.say(NotWanted(stream, str(why)))
+            connection.tell(connection.say, NotWanted(stream, str(why)))
         else:
             self._hold_back(connection, stream)
 
-    def _hold_back(self, connection: _Connection, stream: StreamId) -> None:
+    def _hold_back(self, connection: Connection, stream: StreamId) -> None:
         if stream not in connection.held:
             connection.held[stream] = None
             connection.holds[stream.task] += 1
-        self._try_later(connection)
+        connection.tell(self._try_later, connection)
 
-    def _try_later(self, connection: _Connection) -> None:
-        if connection.again is None:
+    def _try_later(self, connection: Connection) -> None:
+        if connection.again is None and not connection.broken:
             loop = asyncio.get_running_loop()
             connection.again = loop.call_later(AGAIN_S, self._try_again, connection)
 
-    def _try_again(self, connection: _Connection) -> None:
-        """Ask again for the streams held longest. Those still without room are held again."""
+    def _try_again(self, connection: Connection) -> None:
+        """Ask again for the streams that wait, if the disk answers, and end the tasks that wait."""
         connection.again = None
+        if self._store.writer.is_stalled:
+            self._try_later(connection)
+            return
+        missed, connection.missed = connection.missed, {}
+        ask = partial(self._ask_again, connection, missed)
+        self._store.writer.submit(ask, partial(self._asked_again, connection))
+        for task in list(itertools.islice(connection.held_ends, AGAIN_MAX)):
+            self._begin_end(connection, task, connection.held_ends.pop(task))
+
+    def _asked_again(self, connection: Connection, error: BaseException | None) -> None:
+        connection.error = connection.error or error
+
+    def _ask_again(self, connection: Connection, missed: Iterable[StreamId] = ()) -> None:
+        """Ask for the streams held longest. Those still without room are held again."""
+        for stream in missed:
+            self._hold_back(connection, stream)
         for stream in list(itertools.islice(connection.held, AGAIN_MAX)):
             del connection.held[stream]
             connection.holds[stream.task] -= 1
@@ -350,11 +389,8 @@ class LogIngest:
                 continue
             connection.asked.pop(stream, None)
             self._ask(connection, stream)
-        for task in list(itertools.islice(connection.held_ends, AGAIN_MAX)):
-            streams = connection.held_ends.pop(task)
-            self._owner.spawn(self._end_task(connection, task, streams), name=f"logs-end-{task}")
-        if connection.held or connection.held_ends:
-            self._try_later(connection)
+        if connection.held:
+            connection.tell(self._try_later, connection)
 
     def _has_room(self, stream: StreamId) -> bool:
         try:
@@ -362,7 +398,7 @@ class LogIngest:
         except LogStoreError:
             return False
 
-    async def _is_ours(self, connection: _Connection, name: TaskId) -> bool:
+    async def _is_ours(self, connection: Connection, name: TaskId) -> bool:
         """Whether the task runs or ran on this node. Otherwise its logs stay on the node."""
         task = self._coordinator.state.task(name)
         if (task is not None and task.node == connection.node) or name in connection.late:
@@ -383,6 +419,14 @@ class LogIngest:
 
 def _task_of(message: OpenStream | Hole | EndStream | TaskLogsEnd) -> TaskId:
     return message.task if isinstance(message, TaskLogsEnd) else message.stream.task
+
+
+async def _event(event: asyncio.Event) -> None:
+    """Wait for an event, but not for long."""
+    event.clear()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LOOK_EVERY_S):
+            await event.wait()
 
 
 async def _frame(socket: web.WebSocketResponse) -> str | bytes | None:

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Never
 
@@ -72,7 +73,7 @@ class Retention:
         """
         now = self._coordinator.now()
         self._ages.look(now)
-        present = await asyncio.to_thread(present_jobs, self._root)
+        present = await self._store.in_thread(partial(present_jobs, self._root))
         sizes: dict[JobId, int] = {}
         ended: list[tuple[float, JobId]] = []  # (age in seconds, job)
         jobs = self._coordinator.state.jobs
@@ -92,7 +93,7 @@ class Retention:
                 continue
             size = self._settled.get(name)
             if size is None:
-                size = await asyncio.to_thread(_size, self._root / str(name))
+                size = await self._store.in_thread(partial(_size, self._root / str(name)))
             if size is None:
                 self._gone.add(name)
                 continue
@@ -147,8 +148,8 @@ class Retention:
         age = self._ages.of(job.ended_at)
         if age > _SETTLED_S:
             return age
-        await self._store.load(name)
-        return None if tasks_with_pending_logs(job, self._store.job(name).stored) else age
+        logs = await self._store.load(name)
+        return None if tasks_with_pending_logs(job, logs.stored) else age
 
 
 @contextlib.contextmanager

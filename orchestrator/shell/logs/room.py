@@ -58,7 +58,7 @@ class MakeRoom:
     async def make(self) -> None:
         """Decide once. Raises LogStoreError, JournalError and OSError."""
         space = self._space
-        free = space.free()
+        free = await asyncio.to_thread(space.free)
         if free >= low_mark(space.free_min):
             self._recovered(free)
             return
@@ -77,7 +77,7 @@ class MakeRoom:
                 break
             # Those that could not be removed free nothing, so others have to go instead.
             jobs = [use for use in jobs if use.job not in decided.remove]
-            decided = plan(jobs, space.free(), space.free_min)
+            decided = plan(jobs, await asyncio.to_thread(space.free), space.free_min)
 
     async def _remove_logs(self, jobs: list[JobUse], names: tuple[JobId, ...]) -> list[JobId]:
         """Remove the logs of these jobs. Return the ones that could be removed."""

@@ -2,18 +2,18 @@
 
 A task without output has no folder there, only a line in `logs/<job>/<attempt>/silent`.
 
-The loop appends bytes (a copy into the page cache), and `sync_rounds` puts them on disk.
-Acknowledged bytes are on disk.
+A thread, the writer, appends bytes (a copy into the page cache), and `sync_rounds` puts them on
+disk. Acknowledged bytes are on disk. The event loop touches no file.
 """
 
 import asyncio
-import itertools
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Never, TypeVar
 
 import msgspec
 import structlog
@@ -28,6 +28,7 @@ from orchestrator.core.storage.log_space import Bounds
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.logs.gaps import Gap, gap_of, gap_text
 from orchestrator.shell.logs.index import RECORD_BYTES
+from orchestrator.shell.logs.job_cache import JobCache
 from orchestrator.shell.logs.job_streams import MARK_NAME, CompleteMark, JobStreams
 from orchestrator.shell.logs.layout import note_silent, remove_all_but_mark
 from orchestrator.shell.logs.space import Space
@@ -41,18 +42,25 @@ from orchestrator.shell.logs.stream_file import (
 )
 from orchestrator.shell.logs.sync_rounds import Synced, SyncRounds
 from orchestrator.shell.logs.tombstone import Removed, write_removed
+from orchestrator.shell.logs.writer import UNANSWERED_S, Writer
 
-_JOBS_KEPT: Final = 1024
 # A stream is two files and 1 KiB in memory. One attempt is always stored whole, up to its plan.
 _OTHER_STREAMS_MAX: Final = 1 << 17
 _UNBOUNDED: Final = Bounds(1 << 62, 1 << 62)
 _OPEN_SHARE: Final = 8  # share of this process's descriptors; a stream needs two
+_FILE_THREADS: Final = 4
+_LOOK_EVERY_S: Final = 1.0  # whether the disk answers
+_UNANSWERED: Final = "the disk of the job logs does not answer"
+
+_T = TypeVar("_T")
 
 _log = structlog.get_logger("muster.logs")
 
 
 class LogStore:
-    """Stores the bytes that agents deliver. `changes` is bumped at `log_key(job)`; read via `job`.
+    """Stores the bytes that agents deliver. `changes` is bumped at `log_key(job)`; read via `load`.
+
+    Methods that are no coroutines wait for a disk: run them by `writer`.
 
     The store leaves `free_bytes_min` of its disk free, because the journal may be on it. Bytes
     beyond `bounds` are acknowledged and count in the offsets of their stream, but are not stored.
@@ -70,28 +78,56 @@ class LogStore:
     ) -> None:
         """`streams_max` returns how many streams the plan of a task allows."""
         self._streams_max = streams_max
-        self._root = root
+        self.root = root
         self._changes = changes
         self._clock = clock
         self._bounds = bounds
         self.space = Space(root, free_bytes_min)
-        self._jobs: OrderedDict[JobId, JobStreams] = OrderedDict()
-        self._loading: dict[JobId, asyncio.Future[JobStreams]] = {}
+        self.writer = Writer()
+        self.is_unanswered = False  # the log disk has not answered for a while
         self._open: OrderedDict[StreamFile, None] = OrderedDict()
         self._open_max = max(16, descriptor_limit() // _OPEN_SHARE)
-        self._rounds = SyncRounds(self._on_disk, self._not_on_disk)
+        self._rounds = SyncRounds(self.writer, self._on_disk, self._not_on_disk)
+        self._jobs = JobCache(root, self._rounds.is_pending)
+        self._threads = ThreadPoolExecutor(_FILE_THREADS, thread_name_prefix="log-files")
         self.stored_bytes = self.dropped_bytes = self.stalls = 0
 
-    def prepare(self) -> None:
+    async def prepare(self) -> None:
         """Create the private root folder of all logs. Without it, every stream is late."""
+        make = partial(self.root.mkdir, mode=0o700, parents=True, exist_ok=True)
         try:
-            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            async with asyncio.timeout(UNANSWERED_S):
+                await self.in_thread(make)
+        except TimeoutError:
+            _log.error("log_folder_unusable", path=str(self.root), why=_UNANSWERED)
         except OSError as error:
-            _log.error("log_folder_unusable", path=str(self._root), why=error.strerror)
+            _log.error("log_folder_unusable", path=str(self.root), why=error.strerror)
 
     async def run(self) -> None:
         """Sync periodically, until cancelled."""
         await self._rounds.run()
+
+    async def watch(self) -> Never:
+        """Log when the disk stops answering and when it answers again, until cancelled."""
+        longest = 0.0
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            unanswered_s = max(self.writer.unanswered_s, self._rounds.unanswered_s)
+            longest = max(longest, unanswered_s)
+            if not self.is_unanswered and unanswered_s >= UNANSWERED_S:
+                self.is_unanswered = True
+                _log.error(
+                    "log_disk_unanswered",
+                    path=str(self.root),
+                    for_s=round(unanswered_s, 1),
+                    done="job logs wait on their nodes; nothing else does",
+                )
+            elif self.is_unanswered and unanswered_s < UNANSWERED_S:
+                self.is_unanswered = False
+                _log.info("log_disk_answers", path=str(self.root), after_s=round(longest, 1))
+                longest = 0.0
+            if self._jobs.has_excess and not self.is_unanswered:
+                await self.writer.call(self._jobs.evict)
 
     async def sync(self) -> None:
         """Sync everything appended so far, as far as the disk can. Bytes that cannot be synced are
@@ -102,12 +138,12 @@ class LogStore:
     def _on_disk(self, stream: StreamFile, name: StreamId, mark: Mark) -> None:
         suspect = stream.is_suspect
         stream.keep(mark)
-        job = self._jobs.get(job_of(name))
+        job = self._jobs.known(job_of(name))
         if suspect and job is not None:
             self._not_late(job, stream)
 
     def _not_on_disk(self, stream: StreamFile, name: StreamId, why: str) -> None:
-        job = self._jobs.get(job_of(name))
+        job = self._jobs.known(job_of(name))
         before = stream.stored
         stream.roll_back()
         if job is not None:
@@ -157,7 +193,7 @@ class LogStore:
         """
         job, key = self._place(name)
         if job.removed is not None:
-            synced(name, offset + len(data))
+            self.writer.tell(synced, name, offset + len(data))
             return 0
         stream = self.stream(name)
         if stream.size < offset + len(data):
@@ -183,7 +219,7 @@ class LogStore:
         """
         job, key = self._place(name)
         if job.removed is not None:
-            synced(name, offset + length)
+            self.writer.tell(synced, name, offset + length)
             return 0
         full = self._bounds.reached(job.usage.job, job.usage.tasks.get(key[:2], 0))
         gap = Gap.HOLE if full is None else gap_of(full)
@@ -240,7 +276,7 @@ class LogStore:
             job.take_seq()
             job.grew_at = self._clock.now().mono
             self._not_late(job, stream)
-            self._changes.bump([log_key(job_of(name))])
+            self._bump(job_of(name))
         if taken is not None:
             self._touched(stream, name, synced)
         return taken
@@ -273,15 +309,14 @@ class LogStore:
             job.usage.add(key[:2], stream.stored - before)
         if not stream.is_suspect:
             job.late.pop(key, None)
-        self._changes.bump([log_key(job_of(name))])
+        self._bump(job_of(name))
         self._touched(stream, name, synced)
         return True
 
     async def end_task(self, task: TaskId, streams: int) -> bool:
         """Mark a task's logs as complete, on disk. False if streams are missing or not ended."""
         job_id, attempt, node_rank = parse_task_id(task)
-        await self.load(job_id)
-        job = self.job(job_id)
+        job = await self.load(job_id)
         if job.removed is not None or (attempt, node_rank) in job.stored:
             return True
         mine = list(job.of_task.get((attempt, node_rank), ()))
@@ -289,114 +324,111 @@ class LogStore:
             return False
         try:
             if mine:
-                folder = self._folder(job, attempt, node_rank)
+                mark = job.root / str(attempt) / str(node_rank) / MARK_NAME
                 marker = msgspec.json.encode(CompleteMark(len(mine)))
                 await self._rounds.wait()
                 if not all(stream.ended for stream in mine):
                     return False  # the end of one is not on disk
-                await asyncio.to_thread(write_atomic, folder / MARK_NAME, marker, 0o600)
+                await self.in_thread(partial(write_atomic, mark, marker, 0o600))
             else:
                 # Not synced: the task wrote no byte that a power cut could lose.
-                note_silent(job.root / str(attempt), node_rank)
+                folder = job.root / str(attempt)
+                await self.in_thread(partial(note_silent, folder, node_rank))
         except (FileError, OSError) as error:
             raise LogStoreError(str(error)) from error
         await self.load(job_id)  # evicted meanwhile, perhaps
-        self.job(job_id).stored.add((attempt, node_rank))
-        for stream in mine:
-            stream.release()
-            self._open.pop(stream, None)
-        self._changes.bump([log_key(job_id)])
+        await self.writer.call(partial(self._complete, job_id, (attempt, node_rank), mine))
         return True
+
+    def _complete(self, job_id: JobId, task: tuple[int, int], streams: list[StreamFile]) -> None:
+        self.job(job_id).stored.add(task)
+        self._close_all(streams)
+        self._bump(job_id)
 
     def job(self, job: JobId) -> JobStreams:
         """Return the job's streams. Call `load` first. Raises LogStoreError.
 
         Call it again after each await, because idle jobs are evicted.
         """
-        found = self._jobs.get(job)
-        if found is None:
-            if job in self._loading:
-                raise LogStoreError(f"the logs of job {job} are being loaded; try again")
-            try:
-                found = JobStreams(self._root / str(job))
-            except OSError as error:
-                raise LogStoreError(f"the logs of job {job} cannot be read: {error}") from error
-            self._jobs[job] = found
-            self._forget_some()
-        self._jobs.move_to_end(job)
-        return found
+        return self._jobs.job(job)
 
-    async def load(self, job: JobId) -> None:
-        """Load a job's streams in a thread, because a gang has many files. Raises LogStoreError."""
-        if job in self._jobs:
+    async def load(self, job: JobId) -> JobStreams:
+        """Load a job's streams in a thread, because a gang has many files. Raises LogStoreError.
+
+        The result is not kept up to date for long, because idle jobs are evicted.
+        """
+        return await self._jobs.load(job)
+
+    def check_answers(self) -> None:
+        """Raise LogStoreError while the disk does not answer."""
+        if self.is_unanswered:
+            raise LogStoreError(f"{self.root}: {_UNANSWERED}")
+
+    async def in_thread(self, call: Callable[[], _T]) -> _T:
+        """Run what waits for the disk of the logs in a thread that nothing else uses."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    def hold(self, name: StreamId) -> None:
+        """Tell readers that the next bytes of a stream wait for a disk that does not answer."""
+        job = self._jobs.known(job_of(name))
+        if job is None or job.removed is not None:
             return
-        loading = self._loading.get(job)
-        if loading is None:
-            loop = asyncio.get_running_loop()
-            loading = loop.run_in_executor(None, JobStreams, self._root / str(job))
-            self._loading[job] = loading
-            loading.add_done_callback(partial(self._loaded, job))
-        try:
-            await asyncio.shield(loading)  # others may wait for it, too
-        except OSError as error:
-            raise LogStoreError(f"the logs of job {job} cannot be read: {error}") from error
-
-    def _loaded(self, job: JobId, loading: asyncio.Future[JobStreams]) -> None:
-        del self._loading[job]
-        if not loading.cancelled() and loading.exception() is None:
-            self._jobs[job] = loading.result()
-            self._forget_some()
-
-    def removed(self, job: JobId) -> Removed | None:
-        """Return the removal mark of a job whose logs were removed. Raises LogStoreError."""
-        return self.job(job).removed
+        key = _key_of(name)
+        if key not in job.late:
+            stream = job.streams.get(key)
+            self._note_late(job, key, 0 if stream is None else stream.size, _UNANSWERED)
 
     async def remove(self, job_id: JobId, why: str) -> None:
         """Remove all logs of a job and leave a removal mark. Raises LogStoreError."""
-        await self.load(job_id)
-        job = self.job(job_id)
+        job = await self.load(job_id)
         mark = job.removed or Removed(self._clock.now().wall, why)
         try:
             # The mark is written first, so that files left by a crash count as removed.
             if job.removed is None:
-                await asyncio.to_thread(write_removed, job.root, mark)
+                await self.in_thread(partial(write_removed, job.root, mark))
                 # The streams may have been evicted meanwhile, and loaded anew.
                 await self.load(job_id)
-                job = self.job(job_id)
-            gone = list(job.streams.values())
-            job.removed = mark
-            job.clear()
-            for stream in gone:
-                stream.release()
-                self._open.pop(stream, None)
-                self._rounds.drop(stream)
-            await asyncio.to_thread(remove_all_but_mark, job.root)
+            await self.writer.call(partial(self._clear, job_id, mark))
+            await self.in_thread(partial(remove_all_but_mark, job.root))
         except (FileError, OSError) as error:
             raise LogStoreError(f"{job.root} cannot be removed: {error}") from error
         finally:
-            self._changes.bump([log_key(job_id)])
+            self._bump(job_id)
+
+    def _clear(self, job_id: JobId, mark: Removed) -> None:
+        job = self.job(job_id)
+        gone = list(job.streams.values())
+        job.removed = mark
+        job.clear()
+        self._close_all(gone)
+        for stream in gone:
+            self._rounds.drop(stream)
 
     async def forget(self, job_id: JobId) -> None:
         """Remove the whole folder of a job that retention has removed. Raises LogStoreError."""
-        await self.load(job_id)
-        root = self.job(job_id).root
+        root = (await self.load(job_id)).root
         await self.remove(job_id, "the job was forgotten")
         try:
-            await asyncio.to_thread(shutil.rmtree, root)
+            await self.in_thread(partial(shutil.rmtree, root))
         except OSError as error:
             raise LogStoreError(f"{root} cannot be removed: {error}") from error
-        self._jobs.pop(job_id, None)
+        await self.writer.call(partial(self._jobs.forget, job_id))
 
     def close(self) -> None:
-        """Close the files. Call `sync` before."""
-        for stream in self._open:
+        """Close the files and end the writer. Call `sync` before."""
+        self.writer.close()
+        self._close_all(list(self._open))
+
+    def _close_all(self, streams: list[StreamFile]) -> None:
+        for stream in streams:
             stream.release()
-        self._open.clear()
+            self._open.pop(stream, None)
+
+    def _bump(self, job: JobId) -> None:
+        self.writer.tell(self._changes.bump, [log_key(job)])
 
     def _place(self, name: StreamId) -> tuple[JobStreams, StreamKey]:
-        job_id, attempt, node_rank = parse_task_id(name.task)
-        rank = -1 if name.rank is None else name.rank
-        return self.job(job_id), StreamKey(attempt, node_rank, name.kind.value, rank)
+        return self.job(job_of(name)), _key_of(name)
 
     def _check_room(self, job: JobStreams, stream: StreamFile, count: int) -> None:
         """Raise LogStoreError if these bytes would use the space reserved for others."""
@@ -409,11 +441,14 @@ class LogStore:
     def _late(self, job: JobStreams, key: StreamKey, offset: int, why: str) -> None:
         if key in job.late:
             return
+        _log.error("log_store_failed", path=f"{job.root}/{key.attempt}", stream=key[1:], why=why)
+        self._note_late(job, key, offset, why)
+
+    def _note_late(self, job: JobStreams, key: StreamKey, offset: int, why: str) -> None:
         self.stalls += 1
         text = f"the coordinator cannot store more of this now ({why}); the node keeps it"
         job.late[key] = Late(offset, self._clock.now().wall, text)
-        _log.error("log_store_failed", path=f"{job.root}/{key.attempt}", stream=key[1:], why=why)
-        self._changes.bump([log_key(JobId(int(job.root.name)))])
+        self._bump(JobId(int(job.root.name)))
 
     def _not_late(self, job: JobStreams, stream: StreamFile) -> None:
         """The next bytes of a stream can be stored again, unless no fsync has shown it yet."""
@@ -435,22 +470,16 @@ class LogStore:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
 
-    def _forget_some(self) -> None:
-        excess = len(self._jobs) - _JOBS_KEPT
-        if excess <= 0:
-            return
-        idle = (
-            name
-            for name, job in self._jobs.items()
-            if not any(s.is_open or self._rounds.is_pending(s) for s in job.streams.values())
-        )
-        for name in list(itertools.islice(idle, excess)):
-            del self._jobs[name]
-
 
 def job_of(name: StreamId) -> JobId:
     """Return the job of a stream. Raises BadId."""
     return parse_task_id(name.task)[0]
+
+
+def _key_of(name: StreamId) -> StreamKey:
+    _, attempt, node_rank = parse_task_id(name.task)
+    rank = -1 if name.rank is None else name.rank
+    return StreamKey(attempt, node_rank, name.kind.value, rank)
 
 
 def log_key(job: JobId) -> Hashable:

@@ -39,7 +39,8 @@ from muster.spec.roles import MAX_NPROC
 from muster.spec.yaml.loader import MAX_VALUES
 from orchestrator.api.http.query_params import PAGE_MAX
 from orchestrator.shell.inbox import WAITING_MAX
-from orchestrator.shell.logs.ingest import STRANGERS_MAX, UNSAID_MAX
+from orchestrator.shell.logs.connection import UNSAID_MAX
+from orchestrator.shell.logs.ingest import STRANGERS_MAX
 from tests.orchestrator.fake_agent import (
     FakeAgent,
     FakeLogLink,

@@ -27,6 +27,7 @@ from muster.protocol.states import TaskState
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs import ingest
+from orchestrator.shell.logs.connection import Connection
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream_file import LogStoreError
 from tests.orchestrator.fake_agent import DEADLINE_S, connect, connect_logs, prepared
@@ -225,11 +226,11 @@ def test_what_is_held_back_is_asked_for_again_in_slices(
             cast("Coordinator", None),
             connections_max=1,
         )
-        agent = ingest._Connection(cast("web.WebSocketResponse", None), NodeName("n"))
+        agent = Connection(cast("web.WebSocketResponse", None), NodeName("n"))
         for name in held:
             it._ask(agent, name)
         for _ in range(5):
-            it._try_again(agent)
+            it._ask_again(agent)
         if agent.again is not None:
             agent.again.cancel()
         assert asked == [*held, *held], "two a time, those that waited longest first"
@@ -245,7 +246,7 @@ def test_bytes_whose_fsync_failed_are_asked_for_again(tmp_path: Path) -> None:
             TaskOwner("test"), store, cast("Coordinator", None), connections_max=1
         )
         agent, gone = (
-            ingest._Connection(cast("web.WebSocketResponse", None), NodeName(name)) for name in "ab"
+            Connection(cast("web.WebSocketResponse", None), NodeName(name)) for name in "ab"
         )
         gone.broken = True
         name = out(TaskId("1.1.0"))
@@ -258,7 +259,8 @@ def test_bytes_whose_fsync_failed_are_asked_for_again(tmp_path: Path) -> None:
         assert gone.again is None
         assert agent.again is not None
         agent.again.cancel()
-        it._try_again(agent)
+        agent.again = None
+        it._ask_again(agent)
         assert agent.others == [StreamAt(name, 0)]
         assert not agent.held
         assert agent.again is None

@@ -103,13 +103,13 @@ def test_what_is_too_old_goes(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         rig.write(number, 100)
     assert rig.sweep(Keep(7 * DAY, 1 << 40)) == [2, 3]
-    mark = rig.store.removed(JobId(1))
+    mark = rig.store.job(JobId(1)).removed
     assert mark is not None
     assert mark.text(JobId(1)).startswith("the logs of job 1 were removed at 20")
     assert "more than 7 days before (job_logs.keep_s)" in mark.why
     assert rig.sweep(Keep(7 * DAY, 1 << 40)) == [2, 3], "again, nothing more"
     again = Rig(tmp_path, *rig.jobs.values())
-    assert again.store.removed(JobId(1)) == mark, "the mark outlives the process"
+    assert again.store.job(JobId(1)).removed == mark, "the mark outlives the process"
     rig.store.close()
 
 
@@ -221,7 +221,7 @@ def test_a_crash_in_the_middle_leaves_nothing_that_is_read(tmp_path: Path) -> No
     rig.store.close()
     (tmp_path / "1" / "removed").write_text('{"at":1.0,"why":"x"}')
     after = Rig(tmp_path, *rig.jobs.values())
-    assert after.store.removed(JobId(1)) == read_removed(tmp_path / "1")
+    assert after.store.job(JobId(1)).removed == read_removed(tmp_path / "1")
     assert after.store.job(JobId(1)).streams == {}
     assert after.sweep(Keep(1.0, 1)) == [], "the rest of it goes, too"
     assert (tmp_path / "1" / "removed").exists()

@@ -12,7 +12,7 @@ from muster.daemon.clock import SystemClock
 from muster.protocol.ids import BadId, JobId, TaskId
 from muster.protocol.log_channel import StreamId, StreamKind
 from orchestrator.shell.change_counters import ChangeCounters
-from orchestrator.shell.logs import job_streams, sync_rounds
+from orchestrator.shell.logs import job_cache, job_streams, sync_rounds
 from orchestrator.shell.logs import store as store_module
 from orchestrator.shell.logs.index import RECORD_BYTES, IndexFile, index_path
 from orchestrator.shell.logs.store import LogStore, log_key
@@ -334,7 +334,7 @@ def test_many_bytes_do_not_wait_for_the_next_sync(
 def test_logs_are_removed_also_if_they_are_evicted_and_loaded_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "_JOBS_KEPT", 1)
+    monkeypatch.setattr(job_cache, "JOBS_KEPT", 1)
     begun, go_on = threading.Event(), threading.Event()
 
     def write_slowly(*given: Any) -> None:
@@ -351,10 +351,12 @@ def test_logs_are_removed_also_if_they_are_evicted_and_loaded_meanwhile(
         removing = asyncio.create_task(store.remove(JobId(7), "old"))
         await asyncio.to_thread(begun.wait, 30)
         store.job(JobId(8))
+        await store.writer.call(store._jobs.evict)
+        assert store._jobs.known(JobId(7)) is None
         assert store.job(JobId(7)).streams, "loaded anew, before the mark is there"
         go_on.set()
         await removing
-        assert store.removed(JobId(7)) is not None
+        assert store.job(JobId(7)).removed is not None
         assert store.append(OUT, 3, memoryview(b"def"), 1.0, rig.synced) == 0
         assert rig.acks[-1] == (OUT, 6)
         assert [path.name for path in (rig.root / "7").iterdir()] == ["removed"]
