@@ -31,6 +31,8 @@ LINGER_S: Final = 1.0
 KEEPALIVE_S: Final = 75.0
 HEADERS_MAX: Final = 64
 LINE_BYTES_MAX: Final = 8190
+HEAD_BYTES_MAX: Final = 32 << 10
+"""Of a whole head; `muster` sends less than 1 KiB. An incomplete one is kept in memory."""
 _TELL_EVERY_S: Final = 60.0
 _log = structlog.get_logger("muster.http")
 
@@ -112,8 +114,10 @@ class GuardedConnection(web.RequestHandler):
         "_busy",
         "_connections",
         "_deadline",
+        "_head_bytes",
         "_heard",
         "_lingers",
+        "_parsed",
         "_served",
         "address",
         "number",
@@ -138,6 +142,8 @@ class GuardedConnection(web.RequestHandler):
         self._busy = False
         self._served = False
         self._heard = False
+        self._head_bytes = 0  # of the incomplete head
+        self._parsed = False  # a first head was complete
         self._lingers = False
         self.patient = False  # a stream: its reader may be slow
         self.address = ""
@@ -167,6 +173,13 @@ class GuardedConnection(web.RequestHandler):
         if data and not self._busy and self._deadline is None:
             self._arm(self._connections.head_s, self._head_is_late)
         super().data_received(data)
+        if self._messages:
+            self._parsed, self._head_bytes = True, 0
+        elif not self._busy and (self._waiter is not None or not self._parsed):
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX:
+                _log.info("head_too_large", remote=self.address)
+                self.drop()
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -149,19 +149,26 @@ def choose(free: Sequence[GpuDevice], wanted: int) -> tuple[str, ...]:
 
 def _picked(free: Sequence[GpuDevice], wanted: int, depth: int) -> list[GpuDevice]:
     """Choose from GPUs that are all in one group of this depth."""
+    picked: list[GpuDevice] = []
     groups = _groups(free, depth)
-    while len(groups) == 1 and depth < _deepest(free):
-        depth += 1
-        groups = _groups(free, depth)
-    if len(groups) == 1 or wanted == len(free):
-        return list(free[:wanted])
-    for group in sorted(groups, key=len):
-        if len(group) >= wanted:
-            return _picked(group, wanted, depth + 1)
-    # No group is large enough: take the largest whole, then the rest from the others.
-    largest = max(groups, key=len)
-    others = [gpu for group in groups if group is not largest for gpu in group]
-    return [*largest, *_picked(others, wanted - len(largest), depth)]
+    while True:
+        if len(groups) == 1:
+            (free,) = groups
+            if depth >= _deepest(free):
+                return [*picked, *free[:wanted]]
+            depth += 1
+            groups = _groups(free, depth)
+            continue
+        groups.sort(key=len)
+        found = next((group for group in groups if len(group) >= wanted), None)
+        if found is not None:
+            depth += 1
+            groups = _groups(found, depth)
+            continue
+        # No group is large enough: take the largest whole, then the rest from the others.
+        largest = groups.pop(max(range(len(groups)), key=lambda place: len(groups[place])))
+        picked += largest
+        wanted -= len(largest)
 
 
 def _groups(free: Sequence[GpuDevice], depth: int) -> list[list[GpuDevice]]:

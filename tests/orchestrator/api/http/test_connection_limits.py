@@ -111,6 +111,29 @@ async def test_a_head_that_never_ends_is_cut_off() -> None:
         await task
 
 
+async def test_a_head_that_grows_without_end_is_cut_off() -> None:
+    """What has arrived of it is kept in memory, and nobody has said yet who sends it."""
+    async with serving(short(head_s=60.0)) as dial:
+        reader, writer = await dial()
+        writer.write(REQUEST + b"".join(b"X-%d: %b\r\n" % (n, b"x" * 8000) for n in range(6)))
+        assert await rest(reader) in (b"", b"reset")
+
+
+async def test_a_large_body_is_no_large_head() -> None:
+    async with serving(short(head_s=60.0), answers_whole) as dial:
+        reader, writer = await dial()
+        size = 4 * connection_limits.HEAD_BYTES_MAX
+        head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % size
+        writer.write(head + b"\r\n" + b"x" * size)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.write(head + b"Connection: close\r\n\r\n" + b"x" * size)
+        assert (await reader.read()).count(b"131072") == 2
+
+
+async def answers_whole(request: web.Request) -> web.StreamResponse:
+    return web.Response(text=str(len(await request.read())))
+
+
 async def test_a_head_that_is_whole_in_the_turn_in_which_its_time_is_over_is_in_time() -> None:
     class Late(GuardedConnection):
         __slots__ = ()
