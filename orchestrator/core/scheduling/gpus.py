@@ -151,7 +151,7 @@ def _picked(free: Sequence[GpuDevice], wanted: int, depth: int) -> list[GpuDevic
     """Choose from GPUs that are all in one group of this depth."""
     picked: list[GpuDevice] = []
     groups = _groups(free, depth)
-    while True:
+    while wanted > 0:
         if len(groups) == 1:
             (free,) = groups
             if depth >= _deepest(free):
@@ -169,6 +169,7 @@ def _picked(free: Sequence[GpuDevice], wanted: int, depth: int) -> list[GpuDevic
         largest = groups.pop(max(range(len(groups)), key=lambda place: len(groups[place])))
         picked += largest
         wanted -= len(largest)
+    return picked
 
 
 def _groups(free: Sequence[GpuDevice], depth: int) -> list[list[GpuDevice]]:
