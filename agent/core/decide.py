@@ -95,20 +95,21 @@ def decide(state: State, received: s.Input, now: Instant) -> Decision:
 
 
 def _hello(state: State, now: Instant) -> m.Hello:
-    who = state.identity
+    who, tasks = state.identity, reports(state, now)
     return m.Hello(
         node=who.node,
         agent_id=who.agent_id,
         boot_id=who.boot_id,
         version=who.version,
         observed=state.observed,
-        tasks=reports(state, now),
+        tasks=tasks,
         epoch_seen=state.epoch,
         cluster=state.cluster,
         protocol_min=m.PROTOCOL_MIN,
         protocol_max=m.PROTOCOL_MAX,
         instance=who.instance,
         wall_s=now.wall,
+        more=len(tasks) < len(state.tasks),
     )
 
 

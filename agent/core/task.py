@@ -78,6 +78,8 @@ died of another rank's failure, and the errors of a thousand would not fit a fra
 
 HELLO_BYTES: Final = FRAME_BYTES_MAX * 3 // 4
 """The part of a Hello that is for its tasks; the rest is for the node."""
+_BARE_BYTES: Final = FRAME_BYTES_MAX * 5 // 32
+"""The part beyond that for ended tasks with just their end."""
 
 
 def _reachable(old: ShimPhase) -> frozenset[ShimPhase]:
@@ -171,16 +173,19 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
 
 def reports(state: State, now: Instant) -> tuple[TaskReport, ...]:
     """The reports of all tasks, cut to fit one frame. Running tasks and the latest ones come whole,
-    others with just their end. After the welcome the agent sends a whole report of each."""
+    others with just their end, and ended ones are left out once there is no room. After the welcome
+    the agent sends a whole report of each."""
     room = HELLO_BYTES
     fits: dict[TaskId, TaskReport] = {}
     last_first = reversed(state.tasks.values())
     for held in sorted(last_first, key=_ended):
+        if room <= -_BARE_BYTES and _ended(held):
+            break  # all others have ended, too
         whole = report(state, held, now)
         said = next((it for it in (whole, _quiet(whole)) if _size(it) <= room), _bare(whole))
         room -= _size(said)
         fits[held.id] = said
-    return tuple(fits[task] for task in state.tasks)
+    return tuple(fits[task] for task in state.tasks if task in fits)
 
 
 def _ended(held: HeldTask) -> bool:

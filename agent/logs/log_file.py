@@ -13,6 +13,8 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEPTH_MAX: Final = 16
 # These errors mean that the machine lacks resources; the file may be fine.
 SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+OFFSET_MAX: Final = 1 << 61
+_FILE_BYTES_MAX: Final = (1 << 63) - 1
 EMPTIED: Final = b"\n[muster: the job emptied this log here; what was not read before is gone]\n"
 
 
@@ -70,14 +72,20 @@ class LogSource:
         return os.fstat(self._fd).st_size
 
     def read(self, offset: int, limit: int) -> bytes:
-        """Return at most `limit` bytes from `offset` of the stream; empty at the end."""
+        """Return at most `limit` bytes from `offset` of the stream; empty at the end.
+
+        A job can make its file long and empty it again and again. What is beyond `OFFSET_MAX` of
+        the stream is left out, because no peer takes such offsets.
+        """
+        if offset >= OFFSET_MAX:
+            return b""
         at = offset - self._begins_at
         if -len(self._mark) <= at < 0:
             return self._mark[at:][:limit]
         if at < 0 or at > self.size():
             self._mark, self._begins_at = EMPTIED, offset + len(EMPTIED)
             return EMPTIED[:limit]
-        return os.pread(self._fd, limit, at)
+        return os.pread(self._fd, min(limit, _FILE_BYTES_MAX - at), at)
 
     def take(self, offset: int, limit: int) -> bytes | int:
         """Return the same as `read`, or the length of the hole that begins at `offset`."""
@@ -88,7 +96,7 @@ class LogSource:
         try:
             begins = self._next_data(at)
             if begins > at and not data[: begins - at].strip(b"\0"):
-                return begins - at
+                return min(begins - at, OFFSET_MAX - offset)
             return data[: os.lseek(self._fd, at, os.SEEK_HOLE) - at] or data
         except OSError:
             return data  # this file system does not report holes

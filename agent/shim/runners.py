@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,7 @@ from agent.shim.status import exit_of
 
 OnReport = Callable[[Report], None]
 OnEnd = Callable[[ShimExit], None]
+REAPED_MAX = 256
 
 
 class RunnerProcess:
@@ -115,8 +117,12 @@ class Runners:
         return spare or self._keep(fork_runner(self._cgroup))
 
     def reap(self) -> bool:
-        """Reap all dead children. Returns True if no child is left, living or dead."""
-        while True:
+        """Reap dead children. Returns True if no child is left, living or dead.
+
+        A job may make orphans faster than they are reaped, so this ends after `REAPED_MAX` of them,
+        and the next turn of the loop, which has timers and orders before, goes on.
+        """
+        for _ in range(REAPED_MAX):
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
@@ -132,6 +138,8 @@ class Runners:
                 self._spare = None
             child.receive()
             child.ended(ended)
+        os.kill(os.getpid(), signal.SIGCHLD)
+        return False
 
     def close(self) -> None:
         """Close all channels. All processes have ended, and their answers are of no use

@@ -252,7 +252,8 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
     `cluster` and `epoch_seen` are those of the coordinator that it served last. `instance`
     identifies the agent process, `wall_s` is its wall clock. `protocol_min` and `protocol_max` are
     the supported range; they have fixed defaults, because the sender omits a default and the
-    receiver fills in its own.
+    receiver fills in its own. `more`: ended tasks are left out for lack of room; they are reported
+    after the welcome.
     """
 
     node: NodeName
@@ -267,6 +268,7 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
     protocol_max: int = 1
     instance: str = ""
     wall_s: float | None = None
+    more: bool = False
 
     @property
     def inventory(self) -> Inventory:

@@ -15,6 +15,7 @@ from muster.spec.serialize import to_mapping
 from muster.spec.suggestions import nearest, suggestion
 
 CHANGEABLE: Final = ("priority", "time_limit", "name")
+KEYS_MAX: Final = 8
 _ALIASES: Final = {"max_duration": "time_limit", "time": "time_limit"}
 
 
@@ -31,6 +32,10 @@ def amend(spec: JobSpec, given: Mapping[str, object], job: int) -> Amendment:
 
     Raises SpecError with every problem.
     """
+    if len(given) > KEYS_MAX:
+        # The search for what each may have meant costs much.
+        hint = f"changeable keys: {', '.join(CHANGEABLE)}"
+        raise SpecError([Problem("", None, f"{len(given)} keys; {KEYS_MAX} are the most", hint)])
     wanted: dict[str, object] = {}
     problems: list[Problem] = []
     for typed, value in given.items():

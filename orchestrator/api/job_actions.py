@@ -1,6 +1,7 @@
 """Routes that act on a submitted job: hold, change, signal, stacks, explain and rerun."""
 
 import asyncio
+import math
 from typing import Any, Final
 
 import msgspec
@@ -26,6 +27,7 @@ from orchestrator.api.http.preconditions import (
 )
 from orchestrator.api.http.problems import ApiError, bad_field
 from orchestrator.api.http.query_params import ExplainQuery
+from orchestrator.api.http.rate_limit import RateLimit
 from orchestrator.api.http.request_parsing import job_id, read_query, shown, struct_body
 from orchestrator.api.http.responses import reply
 from orchestrator.api.jobs import (
@@ -45,6 +47,8 @@ REASON_CHARS_MAX: Final = 1000
 # Each may copy the whole environment of a job.
 SETS_MAX: Final = 256
 RANK_MAX: Final = 10**7
+# Of one job; its nodes look at all processes for each.
+SIGNALS_PER_S: Final = 10.0
 _SHOWN_CHARS: Final = 80
 NOTHING: Final = "give one of priority, time_limit, name, hold"
 
@@ -55,6 +59,7 @@ class JobActionsApi:
     def __init__(self, coordinator: Coordinator, jobs: JobsApi) -> None:
         self._coordinator = coordinator
         self._jobs = jobs
+        self._signals = RateLimit(SIGNALS_PER_S)
 
     async def change(self, request: web.Request) -> web.Response:
         """Change a job: any of `{"priority": 80, "time_limit": "2h", "hold": true, "reason":
@@ -120,6 +125,15 @@ class JobActionsApi:
         """Send a signal to the ranks on all nodes. Does not end the job by itself."""
         name = job_id(request)
         asked = await struct_body(request, SignalRequest)
+        wait_s = self._signals.take(name, request.loop.time())
+        if wait_s:
+            raise ApiError(
+                429,
+                "too_many_signals",
+                f"job {name} gets signals faster than its nodes deliver them",
+                "wait, then signal it again",
+                headers={"Retry-After": str(math.ceil(wait_s))},
+            )
         try:
             signal = signal_name(str(asked.signal))
         except RefusedError as error:

@@ -18,3 +18,11 @@ def test_a_setting_has_its_aliases() -> None:
 def test_a_setting_that_is_given_twice_is_refused() -> None:
     with pytest.raises(SpecError, match="another name of `time_limit`"):
         amend(SPEC, {"time_limit": "1h", "max_duration": "2h"}, 42)
+
+
+def test_of_many_keys_none_is_looked_up() -> None:
+    """The search for what each may have meant costs much."""
+    with pytest.raises(SpecError) as found:
+        amend(SPEC, {f"k{number}": 1 for number in range(60_000)}, 42)
+    assert len(found.value.problems) == 1
+    assert "60000 keys" in str(found.value)

@@ -62,26 +62,29 @@ DAMAGES: tuple[Callable[[Path], None], ...] = (lose_database, empty_database, fl
 def damaged(
     cluster: StormCluster, damage: Callable[[Path], None], jobs: Sequence[int]
 ) -> list[str]:
-    """Kill the coordinator, do that, and start it: what of `jobs` is lost without a word. It runs
-    with what it had before when this returns."""
+    """Kill the coordinator, do that, and start it: what of `jobs` is lost without a word. If it
+    refuses to start, it runs with what it had before when this returns. If it serves, it goes on
+    with what it has, because users and agents have spoken to it meanwhile."""
     coordinator, folder = cluster.coordinator, cluster.disk(COORDINATOR)
     coordinator.kill()
-    with _kept(folder):
+    kept = folder.with_name(f"{folder.name}.kept")
+    _copy(folder, kept)
+    try:
         said_before = _size(coordinator.log)
         damage(folder)
         coordinator.start()
         lost = _lost(cluster, jobs)
-        if lost is None:
-            with coordinator.log.open("rb") as file:
-                file.seek(said_before)
-                said = file.read().decode(errors="replace")
-            found = [] if _JOURNAL in said else [f"I1: after {damage.__name__} it said {said!r}"]
-        else:
-            coordinator.kill()
-            found = [f"I1: after {damage.__name__} jobs {lost} are gone"] if lost else []
+        if lost is not None:
+            return [f"I1: after {damage.__name__} jobs {lost} are gone"] if lost else []
+        with coordinator.log.open("rb") as file:
+            file.seek(said_before)
+            said = file.read().decode(errors="replace")
+        _replace(folder, kept)
+    finally:
+        shutil.rmtree(kept)
     coordinator.start()
     await_answer(cluster)
-    return found
+    return [] if _JOURNAL in said else [f"I1: after {damage.__name__} it said {said!r}"]
 
 
 @contextmanager
@@ -155,21 +158,14 @@ def _is_known(client: Client, job: int) -> bool:
     return True
 
 
-@contextmanager
-def _kept(folder: Path) -> Iterator[None]:
-    """What is in the folder now is in it afterwards, and nothing else."""
-    with_name = folder.with_name(f"{folder.name}.kept")
-    _copy(folder, with_name)
-    try:
-        yield
-    finally:
-        for path in folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        _copy(with_name, folder)
-        shutil.rmtree(with_name)
+def _replace(folder: Path, kept: Path) -> None:
+    """What was kept is in the folder afterwards, and nothing else."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    _copy(kept, folder)
 
 
 def _copy(source: Path, target: Path) -> None:

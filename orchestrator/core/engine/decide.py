@@ -257,7 +257,7 @@ def _hello(
         drained += declare_task_lost(task, report)
     reported = {report.task: report.state for report in hello.tasks}
     for task in tasks_on(state, hello.node):
-        if task.id in reported:
+        if task.id in reported or hello.more:
             continue
         # It may have run and ended in the part of the journal that a restored one lacks.
         restored = state.jobs[task.job].is_restored(task.attempt)

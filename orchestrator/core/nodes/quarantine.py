@@ -28,10 +28,18 @@ from orchestrator.core.model.state import Attempt, Job, Node, State
 from orchestrator.core.nodes.service_state import ITSELF
 
 _NAMED = 6
-_OF_THE_JOB = frozenset(
-    {RefusalCode.FABRIC_DIFFERS, RefusalCode.SETUP_FAILED, RefusalCode.BOOTSTRAP_FAILED}
+_NO_EVIDENCE = frozenset(
+    {
+        RefusalCode.FABRIC_DIFFERS,
+        RefusalCode.SETUP_FAILED,
+        RefusalCode.BOOTSTRAP_FAILED,
+        RefusalCode.NO_SPACE,
+        RefusalCode.NO_PORTS,
+    }
 )
-"""Refusals that say nothing about the node: the job or its programs choose them."""
+"""Refusals that say nothing about the node: the job or its programs choose them, or another job on
+the node has used up what they name.
+"""
 _OF_NO_NODE = frozenset({CauseCode.DRAINED, CauseCode.RESTORED})
 
 
@@ -147,7 +155,7 @@ def _at_fault(attempt: Attempt, cause: Cause) -> dict[NodeName, str]:
         task = tasks.get(name)
         text = cause.text
         if task is not None and task.state is not TaskState.LOST and task.refusal is not None:
-            if task.refusal.code in _OF_THE_JOB:
+            if task.refusal.code in _NO_EVIDENCE:
                 continue
             if name != cause.node:
                 said = headline(task.refusal.text)

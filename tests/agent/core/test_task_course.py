@@ -309,6 +309,26 @@ def test_a_node_full_of_tasks_that_failed_still_says_hello() -> None:
     assert others[0].ranks == ()
 
 
+def test_a_hello_leaves_ended_tasks_out_that_have_no_room() -> None:
+    """The disk of the logs may be full for hours, and then no ended task can be forgotten."""
+    agent = Agent()
+    agent.running()
+    agent.shim(ShimPhase.RUNNING, running_s=1.0)
+    for number in range(2, 12_000):
+        task = TaskId(f"{number}.1.0")
+        ended = ShimStatus(task, ShimPhase.CLEANED, exit=ShimExit(0))
+        agent.turn(s.TaskFound(task, ended, PATHS, (20001,), NodeFabric(), ()))
+    agent.turn(s.LinkDown())
+    hello = agent.turn(s.LinkUp())[0]
+    assert isinstance(hello, a.SendReport)
+    assert isinstance(hello.report, m.Hello)
+    assert len(encode(ReportFrame(1, hello.report))) < FRAME_BYTES_MAX
+    assert hello.report.more
+    tasks = [said.task for said in hello.report.tasks]
+    assert (tasks[0], tasks[-1]) == (TASK, "11999.1.0")
+    assert 2000 < len(tasks) < 12_000
+
+
 def test_a_signal_goes_to_what_runs_and_not_to_what_is_to_end() -> None:
     warn = m.SignalTask(TASK, "SIGUSR1", 1)
     agent = Agent()

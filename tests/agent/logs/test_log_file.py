@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.logs.log_file import LogSource
+from agent.logs import log_file
+from agent.logs.log_file import EMPTIED, OFFSET_MAX, LogSource
 from agent.shim.job_files import RefusedFileError
 
 
@@ -25,6 +26,25 @@ def test_a_file_is_read_at_an_offset_and_seen_to_grow(tmp_path: Path) -> None:
     assert source.read(10, 4) == b"ab"
     assert source.size() == 12
     source.close()
+    source.close()
+
+
+def test_a_log_ends_at_an_offset_that_no_peer_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job makes its file long and empties it, again and again."""
+    path = tmp_path / "out"
+    path.write_bytes(b"begin")
+    source = LogSource.open(tmp_path, "out")
+    assert source is not None
+    os.truncate(path, 100_000)
+    monkeypatch.setattr(log_file, "OFFSET_MAX", 60_000)
+    assert source.take(8192, 100) == 60_000 - 8192, "the hole, as far as it is told"
+    assert source.take(60_000, 100) == b""
+    os.truncate(path, 0)
+    assert source.take(59_999, 100) == EMPTIED
+    assert source.take(60_000 + len(EMPTIED), 100) == b""
+    assert source.read(OFFSET_MAX, 100) == b""
     source.close()
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from muster.http import views as api
 from muster.protocol.states import JobState
+from muster.protocol.timestamp import timestamp
 from tests.cli.conftest import DEADLINE_S, Run
 from tests.client.fake_coordinator import SERVER_TIME_S, FakeCoordinator, ended, job_view, record
 
@@ -132,7 +133,13 @@ def test_since_is_a_time_of_the_coordinators_clock(run: Run, fake: FakeCoordinat
 
 
 def test_the_previous_attempt(run: Run, fake: FakeCoordinator) -> None:
-    fake.put(job_view(attempt=3))
+    # Numbers are left out after a restore.
+    numbers = (1, 2, 1003)
+    attempts = tuple(
+        api.AttemptView(number, "CLOSED", (), None, None, timestamp(1), None, None)
+        for number in numbers
+    )
+    fake.put(job_view(attempt=1003, attempts=attempts))
     run("logs", "42", "--previous")
     assert asked(fake)["attempt"] == "2"
     fake.put(job_view(attempt=1))

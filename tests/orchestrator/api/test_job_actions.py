@@ -7,7 +7,8 @@ import pytest
 
 from muster.protocol.control_channel import Inventory, SignalTask
 from muster.protocol.states import TaskState
-from orchestrator.api.job_actions import SETS_MAX
+from orchestrator.api.http.rate_limit import BURST_S
+from orchestrator.api.job_actions import SETS_MAX, SIGNALS_PER_S
 from tests.orchestrator.fake_agent import connect, prepared
 from tests.orchestrator.process import CoordinatorProcess
 from tests.orchestrator.user import JOB, User, user_of
@@ -148,6 +149,11 @@ async def test_a_signal_reaches_the_node(cluster: CoordinatorProcess) -> None:
         assert (status, answer["signal"], answer["nodes"]) == (202, "SIGUSR1", ["v3"])
         said = await agent.expect(SignalTask)
         assert (said.signal, said.number) == ("SIGUSR1", 1)
+        for _ in range(2 * int(SIGNALS_PER_S * BURST_S)):
+            status, answer = await ask(user, "POST", f"/v1/jobs/{job}/signal", {"signal": 10})
+            if status != 202:
+                break
+        assert (status, answer["code"]) == (429, "too_many_signals")
         await user.cancel(job)
 
 

@@ -107,6 +107,9 @@ def test_every_route_is_registered_and_nothing_else() -> None:
     assert set(NAMES) == set(routes())
 
 
+NODE_VERBS = ("check", "drain", "resume", "remove", "lost")
+
+
 async def test_every_route_is_described_and_nothing_else(busy: CoordinatorProcess) -> None:
     async with user_of(busy) as user:
         document = await user.get("/openapi.json")
@@ -139,7 +142,7 @@ async def test_every_route_is_described_and_nothing_else(busy: CoordinatorProces
         ("post", "/v1/jobs/{id}/rerun"),
         ("patch", "/v1/jobs/{id}"),
         ("post", "/v1/jobs/{id}/signal"),
-        ("post", "/v1/nodes/{id}/check"),
+        *(("post", f"/v1/nodes/{{id}}/{verb}") for verb in NODE_VERBS),
     }
     names = [
         operation["operationId"]

@@ -316,3 +316,20 @@ def test_a_task_that_its_agent_ended_and_cannot_say_why_ends_its_attempt() -> No
     assert attempt.cause is not None
     assert attempt.cause.code is CauseCode.TASK_VANISHED
     assert attempt.phase is AttemptPhase.CLOSED
+
+
+def test_a_task_for_which_a_hello_has_no_room_is_not_lost() -> None:
+    """It has ended, and its agent reports it after the welcome."""
+    cluster = Cluster()
+    cluster.join("n0")
+    cluster.submit(spec())
+    (running,) = cluster.run_gang(1)
+    cluster.leave("n0")
+    cluster.sessions += 1
+    who = (NodeName("n0"), "id-n0", "boot-n0", "0.1.0")
+    hello = Hello(*who, NodeObservations(INVENTORY), more=True)
+    cluster.turn(s.HelloReceived(SessionId(cluster.sessions), hello, "127.0.0.1"))
+    assert cluster.shown(1) is JobState.RUNNING
+    cluster.end(running, ExitStatus(0))
+    cluster.clean(running, prepared=prepared(), exit=ExitStatus(0))
+    assert cluster.shown(1) is JobState.SUCCEEDED

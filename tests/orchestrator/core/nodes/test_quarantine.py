@@ -113,15 +113,18 @@ def test_what_a_program_writes_is_no_evidence_against_a_node(
     assert len(cluster.node("a").faults) == faults
 
 
-@pytest.mark.parametrize("code", ["setup_failed", "bootstrap_failed"])
-def test_a_set_up_that_fails_on_one_node_only_is_no_nodes_fault(
-    cluster: Cluster, code: str
+@pytest.mark.parametrize(
+    ("code", "node_fault"),
+    [("setup_failed", False), ("bootstrap_failed", False), ("no_space", True), ("no_ports", True)],
+)
+def test_a_refusal_that_a_job_can_cause_is_no_nodes_fault(
+    cluster: Cluster, code: str, node_fault: bool
 ) -> None:
-    """It may do so by itself: it sees the rank of its node."""
+    """A set-up sees the rank of its node, and a job can fill the disk of its neighbours."""
     cluster.submit(spec(nodes=2, retry=Retry(infra=0)))
     launcher, worker = (one.id for one in cluster.job(1).attempts[0].tasks)
     cluster.prepare(worker)
-    cluster.refuse(launcher, code)
+    cluster.refuse(launcher, code, node_fault=node_fault)
     cluster.beat(2)
     for one in (launcher, worker):
         cluster.clean(one)
