@@ -271,7 +271,7 @@ async def story():
     ip("link", "set", "lo", "up")
     ip("addr", "add", "10.7.0.1/24", "dev", "lo")
     async with asyncio.timeout(20):
-        while "10.7.0.1/24" not in (seen := await heard.get()).interfaces[0].addresses:
+        while "10.7.0.1/24" not in (await heard.get()).changes.interfaces[0].addresses:
             pass
     watching.cancel()
     print("seen")

@@ -61,22 +61,22 @@ def test_nodes_are_declared_lost(muster: Muster, coordinator: CoordinatorProcess
     async def come_and_go() -> None:
         async with connect(coordinator, "dead") as agent:
             await agent.hello()
-            refused = await asyncio.to_thread(muster, "lost", "dead")
+            refused = await asyncio.to_thread(muster, "node", "lost", "dead")
             assert refused.returncode == 125
             assert "dead is connected" in refused.stderr
 
     asyncio.run(come_and_go())
-    done = muster("lost", "dead", "--json")
+    done = muster("node", "lost", "dead", "--json")
     while "is connected" in done.stderr:  # the end of the connection has not been noticed
-        done = muster("lost", "dead", "--json")
+        done = muster("node", "lost", "dead", "--json")
     assert (done.returncode, done.stderr) == (0, "muster: dead declared lost\n")
     assert json.loads(done.stdout) == {"nodes": [{"name": "dead", "changed": True}]}
-    assert "no change" in muster("lost", "dead").stderr
-    assert "there is no node 'none'" in muster("lost", "none").stderr
-    assert "waits for no node" in muster("lost", "--awaited").stderr
-    assert muster("lost").returncode == 2
-    assert muster("lost", "dead", "--awaited").returncode == 2
-    assert muster("remove", "dead").returncode == 0
+    assert "no change" in muster("node", "lost", "dead").stderr
+    assert "there is no node 'none'" in muster("node", "lost", "none").stderr
+    assert "waits for no node" in muster("node", "lost", "--awaited").stderr
+    assert muster("node", "lost").returncode == 2
+    assert muster("node", "lost", "dead", "--awaited").returncode == 2
+    assert muster("node", "remove", "dead").returncode == 0
 
 
 def test_one_that_is_gone_is_removed(muster: Muster, coordinator: CoordinatorProcess) -> None:
