@@ -58,7 +58,9 @@ _RANKS: Final = Limit(members=4096)
 _REFUSED: Final = (Inventory, Interface, GpuDevice, NodeRdma, HardwareEvent, DiskHealth)
 _OF_TYPE: Final[dict[type[msgspec.Struct], Limit]] = {
     **dict.fromkeys(_REFUSED, _ENDLESS),
-    **dict.fromkeys((NodeFabric, FabricPort, MissingPort, FabricGpu), Limit(512, PORTS_MAX)),
+    **dict.fromkeys(
+        (NodeFabric, FabricPort, MissingPort, FabricGpu), Limit(512, max(PORTS_MAX, GPUS_MAX))
+    ),
     **dict.fromkeys((NcclEvidence, PortFigures, PortHealth, SocketFigures), Limit(512)),
     Checkpoint: Limit(chars=256),
 }
@@ -74,7 +76,6 @@ _OF_FIELD: Final[dict[tuple[type[msgspec.Struct], str], Limit]] = {
     (Prepared, "addresses"): Limit(members=1024),
     (RankStacks, "threads"): Limit(members=2048),
 }
-assert GPUS_MAX <= PORTS_MAX
 
 _T = TypeVar("_T")
 

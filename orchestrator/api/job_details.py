@@ -47,7 +47,7 @@ class JobDetailsApi:
         )
 
     async def env(self, request: web.Request) -> web.Response:
-        """Return what nodes have in their environments, made node by node in a thread."""
+        """Return the environment of each node, redacted node by node in a thread."""
         job = await self._find(job_id(request))
         only = read_query(request, EnvironmentQuery).node
         if not job.attempts:

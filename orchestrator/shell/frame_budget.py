@@ -1,7 +1,6 @@
-"""A bound of websocket frames that tell nothing: pings, pongs and messages of an unknown type.
+"""A rate limit for pings, pongs and messages of an unknown type on one websocket.
 
-They are small, so a bound of bytes stops nobody: a few connections that sent nothing but pings held
-the loop for seconds.
+They are so small that a limit of bytes does not stop a flood of them, and the loop handles each.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ EVERY_S: Final = 0.1
 
 
 class FrameBudget:
-    """The frames of one connection that tell nothing: `AT_ONCE`, and one more in `EVERY_S`."""
+    """Allows `AT_ONCE` such frames of a connection, and one more in `EVERY_S` seconds."""
 
     def __init__(self) -> None:
         self._due = 0.0
@@ -27,7 +26,7 @@ class FrameBudget:
         """Count one frame at `now` (monotonic seconds). Raises ProtocolError."""
         self._due = max(self._due, now) + EVERY_S
         if self._due - now > AT_ONCE * EVERY_S:
-            raise ProtocolError("too many frames that tell nothing: pings, or unknown messages")
+            raise ProtocolError("too many pings, pongs or messages of an unknown type")
 
     async def receive(self, socket: web.WebSocketResponse) -> WSMessage:
         """Return the next message that is no ping or pong. Pings are answered.

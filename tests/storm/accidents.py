@@ -159,7 +159,7 @@ def _is_known(client: Client, job: int) -> bool:
 
 
 def _replace(folder: Path, kept: Path) -> None:
-    """What was kept is in the folder afterwards, and nothing else."""
+    """Replace the content of the folder by the kept copy."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)

@@ -126,8 +126,8 @@ async def test_a_command_that_fits_no_frame_is_a_refusal_and_the_connection_goes
 
 
 @pytest.mark.parametrize("kind", ["ping", "pong", "unknown"])
-async def test_an_agent_that_sends_frames_that_tell_nothing_is_cut_off(kind: str) -> None:
-    """They are small, so no bound of bytes stops it."""
+async def test_an_agent_that_floods_pings_or_unknown_messages_is_cut_off(kind: str) -> None:
+    """They are too small for a limit of bytes."""
     heard = Heard()
     async with (
         sessions(heard) as (agents, url),
