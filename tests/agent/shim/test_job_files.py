@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.shim import job_files
-from agent.shim.job_files import RefusedFileError, open_checked
+from agent.shim.system import job_files
+from agent.shim.system.job_files import RefusedFileError, open_checked
 
 OWN = os.geteuid()
 NOBODY = pwd.getpwnam("nobody").pw_uid

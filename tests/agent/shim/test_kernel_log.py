@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from agent.shim import kernel_log
-from agent.shim.kernel_log import KernelLog
+from agent.shim.system import kernel_log
+from agent.shim.system.kernel_log import KernelLog
 
 KILLED = "Memory cgroup out of memory: Killed process 4711 (python) total-vm:9kB, anon-rss:8kB"
 OF_RANK = "NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name=python, Ch 8"
