@@ -153,7 +153,8 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     is how long the job's interpreter took to import torch, 0 if it did not import it. `hostname` is
     the node's own name, `addresses` are all of its addresses. `fabric` is from a probe for this
     task, None if the agent does not report it. `nccl` is the directory in which the agent reads
-    NCCL's log, "" if it does not.
+    NCCL's log, "" if it does not. `peer_port` is the UDP port at which the agent answers agents of
+    the gang, 0 if it does not.
     """
 
     address: str
@@ -171,6 +172,7 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     addresses: tuple[str, ...] = ()
     fabric: NodeFabric | None = None
     nccl: str = ""
+    peer_port: int = 0
 
 
 class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -221,7 +223,10 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     program again. `activity` is the movement of each rank at the time of this report; () if it is
     not monitored. `idle_s` is how long its GPUs have been idle, by the limits of PrepareTask; None
     if they are not, not that long, or unreadable. `no_output`: the task has ended without writing
-    anything.
+    anything. `terms` is the number of the newest terms that are on the node's disk, 0 if none are.
+    `stop_stored`: a stop of the task is on the node's disk, or nothing of the task is left there.
+    From then on, the node vouches for no task of the attempt. `warned_s` is when the node warned
+    its ranks of the time limit, in seconds of `running_s`.
     """
 
     task: TaskId
@@ -244,6 +249,9 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     activity: tuple[RankActivity, ...] = ()
     idle_s: float | None = None
     no_output: bool = False
+    terms: int = 0
+    stop_stored: bool = False
+    warned_s: float | None = None
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
@@ -304,19 +312,17 @@ Report = Hello | TaskReport | Heartbeat | StacksReport
 
 class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     """Answers Hello. `cluster` identifies the coordinator's journal. The agent stops and removes
-    its tasks that `keep` does not name. `protocol` is the newest common version. `leases` are those
-    of tasks whose lease differs from `lease_s`, in seconds.
+    its tasks that `keep` does not name. `protocol` is the newest common version. The welcome renews
+    leases as the answer to a heartbeat does.
     """
 
     epoch: int
     session: SessionId
-    lease_s: float
     heartbeat_s: float
     version: str
     cluster: str = ""
     keep: tuple[TaskId, ...] = ()
     protocol: int = 1
-    leases: dict[TaskId, float] = {}
 
 
 class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
@@ -331,7 +337,8 @@ class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
 
 
 class HeartbeatAck(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat_ack"):
-    """Renews the lease from `sent_s`, the time (on the agent's clock) at which the agent asked."""
+    """Renews all leases of the node's tasks from `sent_s`, the time (on the agent's clock) at which
+    the agent asked."""
 
     sent_s: float
 
@@ -341,10 +348,10 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     the job.
 
     `ports` is the number of free ports to find and report. `gpus` are the UUIDs of the task's
-    exclusive GPUs, all of which must exist; empty means all of the node. `lease_s` is the task's
-    own lease, None if it is that of the welcome. The agent reports changed files in
-    `checkpoint_dir`. `preflight`: also check disks and mounts, and refuse if one is nearly full or
-    does not answer. `idle`: the limits for idle GPUs.
+    exclusive GPUs, all of which must exist; empty means all of the node. `lease_s`: the node ends
+    the task by itself once the coordinator has not answered for so long; None: never. The agent
+    reports changed files in `checkpoint_dir`. `preflight`: also check disks and mounts, and refuse
+    if one is nearly full or does not answer. `idle`: the limits for idle GPUs.
     """
 
     task: TaskId
@@ -378,6 +385,30 @@ class RendezvousCheck(msgspec.Struct, frozen=True, omit_defaults=True):
     timeout_s: float = 10.0
 
 
+class Member(msgspec.Struct, frozen=True):
+    """A task of a gang, and where its agent answers agents of the gang."""
+
+    task: TaskId
+    address: str
+    port: int
+
+
+class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The conditions under which a task runs, which may change. Terms with a greater number replace
+    others of the attempt.
+
+    The node ends its ranks `limit_s` after the start of the program, and sends them `warn_signal`
+    after `warn_s`. `members` are the present tasks of a gang whose agents vouch for each other,
+    including this one.
+    """
+
+    number: int
+    limit_s: float | None = None
+    warn_s: float | None = None
+    warn_signal: str = ""
+    members: tuple[Member, ...] = ()
+
+
 class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"):
     """The gang's plan for this node: its command, its environment and its peers.
 
@@ -389,7 +420,8 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     local order, its variables besides `env`, including RANK. `interpreter`: `argv` are arguments
     for the job's Python. `stop_signal` and `grace_s` are used if the node itself ends the task,
     because a rank has failed or the lease has expired. `fabric` is the node's part of the fabric
-    plan. `start`: there is no other node to wait for, so open the start gate afterwards.
+    plan. `start`: there is no other node to wait for, so open the start gate afterwards. `key`
+    authenticates the agents of the attempt to each other; "" if they do not vouch.
     """
 
     task: TaskId
@@ -406,6 +438,8 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     interpreter: bool = False
     fabric: TaskFabric | None = None
     start: bool = False
+    key: str = ""
+    terms: Terms | None = None
 
 
 class StartTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="start"):
