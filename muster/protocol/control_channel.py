@@ -23,6 +23,7 @@ from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
+from muster.protocol.terms import Terms
 from muster.protocol.traffic import FabricReport, PortHealth
 
 PROTOCOL_MIN = 1
@@ -383,30 +384,6 @@ class RendezvousCheck(msgspec.Struct, frozen=True, omit_defaults=True):
     port: int
     source: str = ""
     timeout_s: float = 10.0
-
-
-class Member(msgspec.Struct, frozen=True):
-    """A task of a gang, and where its agent answers agents of the gang."""
-
-    task: TaskId
-    address: str
-    port: int
-
-
-class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The conditions under which a task runs, which may change. Terms with a greater number replace
-    others of the attempt.
-
-    The node ends its ranks `limit_s` after the start of the program, and sends them `warn_signal`
-    after `warn_s`. `members` are the present tasks of a gang whose agents vouch for each other,
-    including this one.
-    """
-
-    number: int
-    limit_s: float | None = None
-    warn_s: float | None = None
-    warn_signal: str = ""
-    members: tuple[Member, ...] = ()
 
 
 class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"):
