@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
+from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
     ForgetTask,
     Heartbeat,
@@ -17,7 +18,6 @@ from muster.protocol.control_channel import (
     StopTask,
     TaskReport,
 )
-from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry
