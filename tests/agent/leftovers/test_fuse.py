@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.leftovers.fuse import abort_fuse
-from agent.shim import syscalls
+from agent.shim.system import syscalls
 from tests.cluster.jobs import until
 from tests.fuse import SELF_SERVED, fusectl
 
