@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.observations.hangs import Hang
 from muster.spec import field_readers, units, unsupported
-from muster.spec.check_gpus import check_gpus
-from muster.spec.check_rdma import check_rdma
+from muster.spec.checks.gpus import check_gpus
+from muster.spec.checks.rdma import check_rdma
 from muster.spec.command import name_of, read_run, read_script
 from muster.spec.env import read_env
 from muster.spec.errors import Kind, Problems, RefusedError, printable, shown

@@ -2,7 +2,7 @@
 
 from muster.http.views import Validation
 from muster.protocol.text import count
-from muster.spec.env_advice import env_advice
+from muster.spec.checks.env_advice import env_advice
 from muster.spec.model import JobSpec
 from muster.spec.serialize import to_mapping
 from orchestrator.api.redaction import is_secret, without_secrets_inside

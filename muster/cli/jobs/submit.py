@@ -20,7 +20,7 @@ from muster.cli.output.json_output import print_json
 from muster.client import ApiError, Client, ClientError
 from muster.http.views import JobSummary
 from muster.protocol.outcome import EXIT_CLIENT, EXIT_NEVER_STARTED
-from muster.spec.env_advice import env_advice
+from muster.spec.checks.env_advice import env_advice
 from muster.spec.serialize import to_mapping
 
 # Statuses that concern the job, not the coordinator or the connection.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.spec.env_advice import env_advice
+from muster.spec.checks.env_advice import env_advice
 from muster.spec.parse import parse_mapping
 
 
