@@ -52,7 +52,7 @@ def after_attempt(
     retry = _retry(job, attempt, cause, spare=spare)
     if retry is None:
         return JobEnded(job.id, _with_the_others(job, cause))
-    if len(unkillable) >= UNKILLABLE_ON_MAX:
+    if len(unkillable) >= UNKILLABLE_ON_MAX and cause.code is not CauseCode.DRAINED:
         why = f"SIGKILL does not end its processes on {named(list(unkillable))}"
         return JobEnded(job.id, replace(cause, text=f"{cause.text}; not retried, {why}"))
     if without_progress(job):
