@@ -34,7 +34,7 @@ from orchestrator.core.facts.decision import Decision
 from orchestrator.core.failures.causes import ended_before_s, from_report, is_consequence
 from orchestrator.core.failures.stops import affects_gang, stop, stop_or_leave, was_killed
 from orchestrator.core.gangs.commands import commands_for_reported_task, tasks_on
-from orchestrator.core.gangs.leases import leases_told
+from orchestrator.core.gangs.leases import special_leases
 from orchestrator.core.gangs.task_reports import new_facts_from_report
 from orchestrator.core.gangs.workdir_hint import add_workdir_hint
 from orchestrator.core.model.attempt import AttemptPhase
@@ -280,7 +280,7 @@ def _hello(
         cluster=state.cluster,
         keep=tuple(task.id for task in keep),
         protocol=protocol,
-        leases=leases_told(state, keep, limits),
+        leases=special_leases(state, keep, limits),
     )
     decision.effects.append(a.Send(hello.node, session, welcome))
     timer = a.Timer(a.TimerKind.NODE, node=hello.node)

@@ -27,7 +27,7 @@ def gone_at(state: State, node: Node, task: Task, limits: Limits) -> float:
     return node.lease_until - limits.lease_s + own_lease_s(state.jobs[task.job], limits)
 
 
-def leases_told(state: State, tasks: Iterable[Task], limits: Limits) -> dict[TaskId, float]:
+def special_leases(state: State, tasks: Iterable[Task], limits: Limits) -> dict[TaskId, float]:
     """The leases that differ from the common one."""
     found = {task.id: own_lease_s(state.jobs[task.job], limits) for task in tasks}
     return {task: lease_s for task, lease_s in found.items() if lease_s != limits.lease_s}
