@@ -1,11 +1,12 @@
-"""A process that runs short of file descriptors."""
+"""File descriptors of this process: those open under a folder, and too few of them."""
 
 from __future__ import annotations
 
 import os
 import resource
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 
 @contextmanager
@@ -24,3 +25,15 @@ def descriptors_left(count: int = 0) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, limit[1]))
         gaps.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limit)
         yield
+
+
+def open_under(folder: Path) -> list[str]:
+    """Paths under a folder that this process has open, sorted. Descriptors that other tests left
+    open, or that are closed by chance meanwhile, are not among them."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the descriptor that listed the folder is closed
+            path = os.readlink(f"/proc/self/fd/{name}")
+            if Path(path).is_relative_to(folder):
+                found.append(path)
+    return sorted(found)

@@ -10,7 +10,7 @@ from agent.core import facts as f
 from agent.core.inputs import TaskChanges
 from agent.core.network_phase import NETWORK_TRANSITIONS, NetworkPhase, needed
 from agent.core.state import HeldTask, State
-from muster.protocol.control_channel import merge
+from muster.protocol.link.control_channel import merge
 
 
 def apply(state: State, fact: f.Fact) -> None:

@@ -12,9 +12,9 @@ from agent.core.network_phase import NetworkPhase
 from agent.core.shim_protocol import ShimPhase, ShimSignal
 from agent.core.state import HeldTask, State
 from agent.core.task import LATER, gone, report, reports, task_state
-from muster.protocol import control_channel as m
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import ROUNDING_S, Instant
+from muster.protocol.link import control_channel as m
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 

@@ -12,15 +12,15 @@ import msgspec
 
 from agent.core.inputs import TaskChanges, TaskPaths
 from agent.core.shim_protocol import ShimStatus
-from muster.protocol.control_channel import (
+from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import (
     ArrangeTask,
     NodeChanges,
     PrepareTask,
     Refusal,
     StopTask,
 )
-from muster.protocol.fabric import NodeFabric
-from muster.protocol.ids import TaskId
+from muster.protocol.observations.fabric import NodeFabric
 
 
 class LinkOpened(msgspec.Struct, frozen=True):

@@ -9,13 +9,13 @@ from msgspec import UNSET, UnsetType
 
 from agent.core.effects import Timer
 from agent.core.shim_protocol import ShimStatus
-from muster.protocol.control_channel import Command, NodeChanges, Refusal, StacksReport
-from muster.protocol.fabric import NodeFabric
-from muster.protocol.hangs import RankActivity
 from muster.protocol.ids import TaskId
-from muster.protocol.interfaces import Interface
+from muster.protocol.link.control_channel import Command, NodeChanges, Refusal, StacksReport
+from muster.protocol.observations.fabric import NodeFabric
+from muster.protocol.observations.hangs import RankActivity
+from muster.protocol.observations.interfaces import Interface
+from muster.protocol.observations.traffic import FabricReport
 from muster.protocol.refusal_codes import RefusalCode
-from muster.protocol.traffic import FabricReport
 
 NO_FABRIC: Final = NodeFabric()
 """The fabric of a node without RDMA devices."""

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from agent.core.inputs import TaskPaths
 from agent.core.network_phase import NetworkPhase
 from agent.core.shim_protocol import ShimStatus
-from muster.protocol.control_channel import (
+from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.link.control_channel import (
     ArrangeTask,
     NodeObservations,
     PrepareTask,
     Refusal,
     StopTask,
 )
-from muster.protocol.fabric import NodeFabric
-from muster.protocol.hangs import RankActivity
-from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.traffic import FabricReport
+from muster.protocol.observations.fabric import NodeFabric
+from muster.protocol.observations.hangs import RankActivity
+from muster.protocol.observations.traffic import FabricReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,9 @@ from agent.tasks.preflight import PreflightError
 from agent.tasks.supervisor import TaskSupervisor
 from muster.daemon.errors import DaemonError, FileError
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.control_channel import PrepareTask
-from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import PrepareTask
+from muster.protocol.observations.fabric import NodeFabric
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.text import named
 

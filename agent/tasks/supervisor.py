@@ -29,8 +29,8 @@ from agent.shims.connection import ShimConnection, ShimUnreachable, connect, spe
 from agent.taskdirs.taskdirs import TaskDirs
 from agent.tasks.adoption import FoundTask, Ownership, examine
 from muster.daemon.errors import FileError
-from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
+from muster.protocol.observations.fabric import NodeFabric
 
 # A shim that exits after its release is gone within a millisecond or two.
 _PAUSE_FIRST_S: Final = 0.002

@@ -6,7 +6,8 @@
         b.power_off()
 
 Needs root, util-linux, iproute2 and, for a cluster on it, openssl. Nothing is created in the
-network namespace of the caller, and nothing is left when the rig ends or is killed: see supervisor.py.
+network namespace of the caller, and nothing is left when the rig ends or is killed: see
+supervisor.py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from agent.shim.cgroup import own_cgroup
+from agent.shim.system.cgroup import own_cgroup
 from examples.rig import supervisor
 from examples.rig.machine import NETWORK, Machine, RigError, network_of, run
 

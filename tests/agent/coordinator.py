@@ -13,8 +13,9 @@ from typing import Self, TypeVar
 import aiohttp
 from aiohttp import web
 
-from muster.protocol.codec import CommandFrame, decode_report, encode
-from muster.protocol.control_channel import (
+from muster.protocol.ids import SessionId, TaskId
+from muster.protocol.link.codec import CommandFrame, decode_report, encode
+from muster.protocol.link.control_channel import (
     Command,
     Heartbeat,
     HeartbeatAck,
@@ -23,8 +24,7 @@ from muster.protocol.control_channel import (
     TaskReport,
     Welcome,
 )
-from muster.protocol.ids import SessionId, TaskId
-from muster.protocol.log_channel import (
+from muster.protocol.link.log_channel import (
     Chunk,
     EndStream,
     Hole,

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.protocol import codec
-from muster.protocol import control_channel as m
-from muster.protocol.codec import CommandFrame, ProtocolError, ReportFrame, UnknownMessage
-from muster.protocol.fabric import NodeRdma
-from muster.protocol.hangs import (
+from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.link import codec
+from muster.protocol.link import control_channel as m
+from muster.protocol.link.codec import CommandFrame, ProtocolError, ReportFrame, UnknownMessage
+from muster.protocol.observations.fabric import NodeRdma
+from muster.protocol.observations.hangs import (
     Doing,
     Frame,
     RankActivity,
@@ -22,8 +23,7 @@ from muster.protocol.hangs import (
     Sign,
     ThreadStack,
 )
-from muster.protocol.hardware_events import Grade, HardwareEvent
-from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.observations.hardware_events import Grade, HardwareEvent
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 

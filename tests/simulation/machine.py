@@ -10,11 +10,11 @@ import msgspec
 
 from agent.core.inputs import TaskFound, TaskPaths
 from agent.core.shim_protocol import ShimCommand, ShimHostfile, ShimPhase, ShimStatus
-from muster.protocol.control_channel import Inventory, PrepareTask, with_devices
-from muster.protocol.fabric import NodeFabric
-from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.interfaces import Interface, InterfaceKind
+from muster.protocol.link.control_channel import Inventory, PrepareTask, with_devices
+from muster.protocol.observations.fabric import NodeFabric
+from muster.protocol.observations.gpus import GpuDevice
+from muster.protocol.observations.interfaces import Interface, InterfaceKind
 from tests.simulation.crashes import Deed, Point, When, Who
 from tests.simulation.programs import Programs
 from tests.simulation.rails import fabric_of

@@ -19,11 +19,11 @@ from muster.fabric.gids import Family
 from muster.fabric.model import ETHERNET
 from muster.fabric.nccl_version import Version, devices_max, version_of
 from muster.fabric.no_port_reason import no_port_reason
-from muster.protocol.fabric import FabricPort, NodeFabric
+from muster.protocol.observations.fabric import FabricPort, NodeFabric
 from muster.spec.model import Rdma
 from orchestrator.core.fabric.mismatch_notes import mismatch_notes, settings_notes
 from orchestrator.core.fabric.nccl_conf import file_notes, overruling
-from orchestrator.core.fabric.port_diff import described, gids, no_address, no_pair, unlike
+from orchestrator.core.fabric.port_diff import described, gids, lacks_gid, no_address, unlike
 from orchestrator.core.fabric.port_slots import Member, Place, align, places_of
 from orchestrator.core.fabric.rails import Difference, Rails, first_by_node, rails_of
 from orchestrator.core.model.fabric_plan import FabricPlan, NodePlan, Rail, Transport
@@ -141,7 +141,7 @@ def _fitted(plan: FabricPlan, member: Member, wish: FabricRequest) -> NodePlan |
         if name is not None:
             mine, its = described(name, getattr(port, name)), described(name, getattr(rail, name))
             return f"{member.node}: {port.key} {mine}, and the one of its gang {its}"
-        if no_pair(port, family):
+        if lacks_gid(port, family):
             return f"{member.node}: {no_address(port, family)}, as its gang has"
         used.append(port)
     made, apart = _node_plan(member, used, family, wish)

@@ -10,9 +10,9 @@ from agent.core import inputs as s
 from agent.core.shim_protocol import ShimPhase, ShimStatus
 from agent.core.state import Identity, State
 from agent.core.turn import turn
-from muster.protocol import control_channel as m
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.instant import Instant
+from muster.protocol.link import control_channel as m
 
 TASK = TaskId("1.1.0")
 PATHS = s.TaskPaths("/w", "/t/scratch", "/o", "/t/hostfile")

@@ -8,9 +8,9 @@ import pytest
 from agent.core import effects as a
 from agent.core import inputs as s
 from agent.core.shim_protocol import ShimPhase, ShimStatus
-from muster.protocol import control_channel as m
-from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import SessionId, TaskId
+from muster.protocol.link import control_channel as m
+from muster.protocol.observations.gpus import GpuDevice
 from muster.protocol.states import TaskState
 from tests.agent.core.playbook import PATHS, PREPARE, TASK, Agent, reports
 

@@ -9,10 +9,10 @@ from agent.core import effects as a
 from agent.core import inputs as s
 from agent.core.shim_protocol import ShimPhase
 from agent.core.state import State
-from muster.protocol import control_channel as m
-from muster.protocol.fabric import FabricGpu, NodeFabric
 from muster.protocol.ids import SessionId
-from muster.protocol.interfaces import Interface, InterfaceKind
+from muster.protocol.link import control_channel as m
+from muster.protocol.observations.fabric import FabricGpu, NodeFabric
+from muster.protocol.observations.interfaces import Interface, InterfaceKind
 from muster.protocol.states import TaskState
 from tests.agent.core.playbook import IDENTITY, INVENTORY, PATHS, PREPARE, TASK, Agent, reports
 

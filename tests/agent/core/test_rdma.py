@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from agent.core import effects as a
 from agent.core import inputs as s
-from muster.protocol import control_channel as m
-from muster.protocol.fabric import NodeRdma
 from muster.protocol.ids import SessionId
+from muster.protocol.link import control_channel as m
+from muster.protocol.observations.fabric import NodeRdma
 from tests.agent.core.playbook import Agent
 
 EIGHT = NodeRdma("InfiniBand MT4129", 8, 8, "one")

@@ -26,10 +26,10 @@ from agent.core.shim_protocol import (
     ShimStop,
 )
 from agent.core.state import State
-from muster.protocol import control_channel as m
-from muster.protocol.codec import FRAME_BYTES_MAX, ReportFrame, encode
-from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import SessionId, TaskId
+from muster.protocol.link import control_channel as m
+from muster.protocol.link.codec import FRAME_BYTES_MAX, ReportFrame, encode
+from muster.protocol.observations.fabric import NodeFabric
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from orchestrator.core.model.limits import Limits

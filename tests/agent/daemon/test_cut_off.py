@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from muster.protocol.control_channel import Heartbeat, Hello, TaskReport
+from muster.protocol.link.control_channel import Heartbeat, Hello, TaskReport
 from muster.protocol.states import TaskState
 from tests.agent.coordinator import Coordinator
 from tests.agent.daemon.test_one_task import TASK, begin, is_in

@@ -8,7 +8,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import (
     ArrangeTask,
     ForgetTask,
     PrepareTask,
@@ -16,8 +17,7 @@ from muster.protocol.control_channel import (
     StopTask,
     TaskReport,
 )
-from muster.protocol.ids import TaskId
-from muster.protocol.log_channel import StreamId, StreamKind
+from muster.protocol.link.log_channel import StreamId, StreamKind
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from tests.agent.coordinator import DEADLINE_S, Session

@@ -10,7 +10,8 @@ import pytest
 
 from agent.logs import log_file
 from agent.logs.log_file import EMPTIED, OFFSET_MAX, LogSource
-from agent.shim.job_files import RefusedFileError
+from agent.shim.system.job_files import RefusedFileError
+from tests.descriptors import open_under
 
 
 def test_a_file_is_read_at_an_offset_and_seen_to_grow(tmp_path: Path) -> None:
@@ -69,11 +70,10 @@ def test_what_is_no_plain_file_of_one_name_is_refused(tmp_path: Path) -> None:
     (inside / "folder").mkdir()
     os.mkfifo(inside / "pipe")
     os.link(outside / "out", inside / "second-name")
-    before = len(os.listdir("/proc/self/fd"))
     for path in ("link", "folder-link/out", "folder", "pipe", "second-name"):
         with pytest.raises(RefusedFileError):
             LogSource.open(inside, path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_under(tmp_path) == []
 
 
 @pytest.mark.root
@@ -94,11 +94,10 @@ def test_in_a_folder_of_the_job_a_file_of_another_user_is_refused(tmp_path: Path
         source = LogSource.open(tmp_path, path)
         assert source is not None
         source.close()
-    before = len(os.listdir("/proc/self/fd"))
     for path in ("nccl/secret", "nccl/below/secret"):
         with pytest.raises(RefusedFileError, match="belongs to uid 0"):
             LogSource.open(tmp_path, path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_under(tmp_path) == []
 
 
 def read_all(source: LogSource, limit: int) -> list[bytes | int]:

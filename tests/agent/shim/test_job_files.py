@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.shim import job_files
-from agent.shim.job_files import RefusedFileError, open_checked
+from agent.shim.system import job_files
+from agent.shim.system.job_files import RefusedFileError, open_checked
+from tests.descriptors import open_under
 
 OWN = os.geteuid()
 NOBODY = pwd.getpwnam("nobody").pw_uid
@@ -37,14 +38,13 @@ def test_anything_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("file")
     os.mkfifo(tmp_path / "pipe")
     os.link(tmp_path / "file", tmp_path / "second")
-    before = len(os.listdir("/proc/self/fd"))
     for name in ("folder", "link", "pipe", "second"):
         with pytest.raises(RefusedFileError, match=name):
             content(tmp_path / name)
     (tmp_path / "second").unlink()
     with pytest.raises(RefusedFileError, match=f"belongs to uid {OWN}"):
         content(tmp_path / "file", OWN + 1)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_under(tmp_path) == []
 
 
 @pytest.mark.root

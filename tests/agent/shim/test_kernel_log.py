@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
-from agent.shim import kernel_log
-from agent.shim.kernel_log import KernelLog
+from agent.shim.system import kernel_log
+from agent.shim.system.kernel_log import KernelLog
+from tests.descriptors import open_under
 
 KILLED = "Memory cgroup out of memory: Killed process 4711 (python) total-vm:9kB, anon-rss:8kB"
 OF_RANK = "NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name=python, Ch 8"
@@ -101,10 +103,9 @@ def test_the_kernel_s_own() -> None:
         kmsg = os.open(kernel_log.PATH, os.O_WRONLY)
     except OSError as error:
         pytest.skip(f"{kernel_log.PATH} cannot be written: {error.strerror}")
-    before = len(os.listdir("/proc/self/fd"))
     log = KernelLog()
     line = KILLED.replace("4711", "4194399")  # more than any process has
     os.write(kmsg, f"<4>{line}\n".encode())
     os.close(kmsg)
     assert log.about(4194399, "").splitlines()[-1:] == [line]
-    assert len(os.listdir("/proc/self/fd")) == before - 1
+    assert open_under(Path(kernel_log.PATH)) == []

@@ -26,9 +26,9 @@ from agent.tasks.adoption import FoundTask, examine
 from agent.tasks.supervisor import TaskSupervisor
 from muster.daemon.clock import SystemClock
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
-from muster.protocol.log_channel import StreamId, StreamKind
+from muster.protocol.link.log_channel import StreamId, StreamKind
+from muster.protocol.observations.fabric import NodeFabric
 from tests.agent.coordinator import DEADLINE_S, Coordinator
 from tests.agent.logs.test_shipper import STREAMS, TASK, shipping
 from tests.descriptors import descriptors_left

@@ -7,9 +7,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from muster.protocol.codec import FRAME_BYTES_MAX, ReportFrame, encode
-from muster.protocol.control_channel import Heartbeat, HeartbeatAck, Refusal, Refused, TaskReport
 from muster.protocol.ids import TaskId
+from muster.protocol.link.codec import FRAME_BYTES_MAX, ReportFrame, encode
+from muster.protocol.link.control_channel import (
+    Heartbeat,
+    HeartbeatAck,
+    Refusal,
+    Refused,
+    TaskReport,
+)
 from muster.protocol.states import TaskState
 from tests.orchestrator.fake_agent import DEADLINE_S, FakeAgent, connect, hello
 from tests.orchestrator.process import CoordinatorProcess

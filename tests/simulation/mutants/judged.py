@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from muster.protocol.control_channel import Hello, Refused
 from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import Hello, Refused
 from orchestrator.core.engine import decide, react, timers
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision

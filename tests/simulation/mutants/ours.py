@@ -10,7 +10,7 @@ from agent.core import effects as agent_actions
 from agent.core import react as agent_follow
 from agent.core import task as agent_task
 from agent.core.shim_protocol import ShimLease, ShimPhase
-from muster.protocol.control_channel import Hello, Refused
+from muster.protocol.link.control_channel import Hello, Refused
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
 from orchestrator.core.facts.decision import Decision

@@ -14,16 +14,16 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from muster.protocol.disks import DiskHealth
-from muster.protocol.fabric import NodeFabric, NodeRdma, TaskFabric
-from muster.protocol.gpus import GpuDevice, IdleGpus, usable
-from muster.protocol.hangs import RankActivity, RankStacks, RecordedRank
-from muster.protocol.hardware_events import EVENTS_MAX, HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
-from muster.protocol.interfaces import Interface
+from muster.protocol.observations.disks import DiskHealth
+from muster.protocol.observations.fabric import NodeFabric, NodeRdma, TaskFabric
+from muster.protocol.observations.gpus import GpuDevice, IdleGpus, usable
+from muster.protocol.observations.hangs import RankActivity, RankStacks, RecordedRank
+from muster.protocol.observations.hardware_events import EVENTS_MAX, HardwareEvent
+from muster.protocol.observations.interfaces import Interface
+from muster.protocol.observations.traffic import FabricReport, PortHealth
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
-from muster.protocol.traffic import FabricReport, PortHealth
 
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
