@@ -34,7 +34,6 @@ from orchestrator.core.facts.decision import Decision
 from orchestrator.core.failures.causes import ended_before_s, from_report, is_consequence
 from orchestrator.core.failures.stops import affects_gang, stop, stop_or_leave, was_killed
 from orchestrator.core.gangs.commands import commands_for_reported_task, tasks_on
-from orchestrator.core.gangs.leases import special_leases
 from orchestrator.core.gangs.task_reports import new_facts_from_report
 from orchestrator.core.gangs.workdir_hint import add_workdir_hint
 from orchestrator.core.model.attempt import AttemptPhase
@@ -274,13 +273,11 @@ def _hello(
     welcome = Welcome(
         epoch=state.epoch,
         session=session,
-        lease_s=limits.lease_s,
         heartbeat_s=limits.heartbeat_s,
         version=VERSION,
         cluster=state.cluster,
         keep=tuple(task.id for task in keep),
         protocol=protocol,
-        leases=special_leases(state, keep, limits),
     )
     decision.effects.append(a.Send(hello.node, session, welcome))
     timer = a.Timer(a.TimerKind.NODE, node=hello.node)

@@ -10,7 +10,7 @@ from muster.protocol.link import control_channel as m
 from muster.protocol.observations.hardware_events import EVENTS_MAX, Grade, HardwareEvent
 from tests.agent.core.playbook import Agent, reports
 
-WELCOME = m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0", "c1")
+WELCOME = m.Welcome(1, SessionId(1), 5.0, "0.1.0", "c1")
 
 
 def event(number: int, code: str = "xid 79") -> HardwareEvent:

@@ -80,7 +80,7 @@ def test_a_network_that_changes_is_reported_at_once_and_after_the_welcome() -> N
     agent.turn(s.LinkDown())
     agent.turn(s.LinkUp())
     assert agent.turn(observed(ETH0)) == []
-    welcome = m.Welcome(1, SessionId(2), 300.0, 5.0, "0.1.0", "c1")
+    welcome = m.Welcome(1, SessionId(2), 5.0, "0.1.0", "c1")
     assert beat(ETH0) in agent.hear(welcome)
 
 

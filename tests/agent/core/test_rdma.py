@@ -41,6 +41,6 @@ def test_what_has_changed_between_hello_and_welcome_is_reported_after_it() -> No
     agent = Agent()
     agent.turn(s.LinkUp())
     assert agent.turn(observed(EIGHT)) == []
-    welcome = m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0", "c1")
+    welcome = m.Welcome(1, SessionId(1), 5.0, "0.1.0", "c1")
     reported = [it.report for it in agent.hear(welcome) if isinstance(it, a.SendReport)]
     assert [it.changes.rdma for it in reported if isinstance(it, m.Heartbeat)] == [EIGHT]

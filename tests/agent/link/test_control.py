@@ -31,7 +31,7 @@ from muster.protocol.link.control_channel import (
 from tests.agent.coordinator import DEADLINE_S, TOKEN, Coordinator, Session
 
 HELLO = Hello(NodeName("n1"), "id", "boot", "0", NodeObservations(Inventory("127.0.0.1", "m")))
-WELCOME = Welcome(epoch=1, session=SessionId(1), lease_s=60, heartbeat_s=5, version="0")
+WELCOME = Welcome(epoch=1, session=SessionId(1), heartbeat_s=5, version="0")
 
 
 class Node:

@@ -52,8 +52,8 @@ def _lease_from_the_answer(real: Any) -> Any:
     def decide(state: AgentState, received: Any, now: Instant) -> Any:
         decision = real(state, received, now)
         decision.facts = [
-            agent_facts.LeaseGranted(now.mono + state.lease_s)
-            if isinstance(fact, agent_facts.LeaseGranted) and state.lease_s
+            agent_facts.Acknowledged(now.mono)
+            if isinstance(fact, agent_facts.Acknowledged)
             else fact
             for fact in decision.facts
         ]

@@ -55,12 +55,12 @@ def _begins_late(real: Any) -> Any:
     """Prepare a new shim whatever has become of the lease."""
 
     def drive(state: Any, held: Any, now: Any) -> Any:
-        until = state.lease_until
-        if until is None or until > now.mono:
+        answered = state.acknowledged_at
+        if answered is None or held.lease_until(answered) > now.mono:
             return real(state, held, now)
-        state.lease_until = now.mono + 0.001
+        state.acknowledged_at = now.mono
         effects = real(state, held, now)
-        state.lease_until = until
+        state.acknowledged_at = answered
         return effects
 
     return drive

@@ -17,7 +17,6 @@ from muster.protocol.link.control_channel import (
     PrepareTask,
     StopTask,
     TaskReport,
-    Welcome,
 )
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
@@ -94,17 +93,12 @@ def test_a_job_says_how_long_it_goes_on_where_nobody_hears_it() -> None:
     assert check(cluster.state) == []
 
 
-def test_a_node_learns_of_it_before_and_after_its_agent_begins_anew() -> None:
+def test_a_node_is_told_of_it() -> None:
     cluster = of(1)
-    (running,) = placed(cluster, "n0", lease_s=60.0)
+    placed(cluster, "n0", lease_s=60.0)
     (command,) = cluster.commands("n0", PrepareTask)
     assert isinstance(command, PrepareTask)
     assert command.lease_s == 60.0
-    report = TaskReport(running, TaskState.STARTED, prepared=prepared())
-    hello(cluster, "n0", report)
-    welcome = cluster.commands("n0", Welcome)[-1]
-    assert isinstance(welcome, Welcome)
-    assert welcome.leases == {running: 60.0}
 
 
 def test_a_lease_is_never_so_short_that_a_lost_heartbeat_ends_the_job() -> None:
@@ -217,7 +211,7 @@ def test_a_mass_outage_does_not_last_for_ever() -> None:
 
 
 def test_nodes_that_never_come_back_do_not_prolong_the_mass_outage() -> None:
-    """Nothing would be judged by the neighbours' word, and the next outage would not count."""
+    """Nothing would be judged by the neighbours' word, and the next outage would have no brake."""
     cluster = of(7)
     for name in ("n0", "n1", "n2", "n3"):
         cluster.leave(name)
