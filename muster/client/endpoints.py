@@ -148,8 +148,8 @@ def evidence(number: int) -> Call[Evidence]:
     return Call(Evidence, "GET", f"/v1/jobs/{number}/evidence")
 
 
-def environment(number: int) -> Call[EnvironmentView]:
-    return Call(EnvironmentView, "GET", f"/v1/jobs/{number}/env")
+def environment(number: int, node: str | None) -> Call[EnvironmentView]:
+    return Call(EnvironmentView, "GET", f"/v1/jobs/{number}/env", {"node": node})
 
 
 def explain(number: int, nodes: int | None, drained: Sequence[str]) -> Call[Explanation]:

@@ -6,6 +6,7 @@ Times are `Timestamp` (RFC 3339, UTC with `Z`), durations float seconds whose na
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any, Final
 
 import msgspec
@@ -166,12 +167,25 @@ class Validation(msgspec.Struct, frozen=True):
     pool_defaults: tuple[str, ...] = ()
 
 
+class VariableOrigin(Enum):
+    """Origin of a variable's value: the plan of the network, a default that the job may change, the
+    job file, or Muster alone."""
+
+    FABRIC = "fabric plan"
+    DEFAULT = "default"
+    JOB = "job file"
+    MUSTER = "muster"
+
+
 class NodeEnvironment(msgspec.Struct, frozen=True):
-    """Variables added to the login environment on one node; None before they are decided."""
+    """Variables added to the login environment on one node; None before they are decided.
+    `origins` has the origin of each.
+    """
 
     node: str
     node_rank: int
     env: dict[str, str] | None
+    origins: dict[str, VariableOrigin] = {}
 
 
 class EnvironmentView(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from muster.http.views import Validation
 from muster.protocol.text import count
+from muster.spec.checks.env_advice import env_advice
 from muster.spec.model import JobSpec
 from muster.spec.serialize import to_mapping
 from orchestrator.api.redaction import is_secret, without_secrets_inside
@@ -30,6 +31,7 @@ def _warnings(state: State, spec: JobSpec, *, fits: bool) -> list[str]:
         for name in sorted(names)
         if is_secret(name)
     ]
+    notes += env_advice(spec)
     here = sum(
         node.link is LinkState.CONNECTED and unfit(spec, node) is None
         for node in state.nodes.values()

@@ -11,6 +11,7 @@ import click
 
 from muster.cli.client_options import connect, connection_options
 from muster.cli.input.job_ref import JOB, find_job
+from muster.cli.output.environment_view import print_environment
 from muster.cli.output.fabric_view import print_fabric
 from muster.cli.output.format import coloured, length, moment, safe, span
 from muster.cli.output.json_output import json_option, print_json
@@ -45,15 +46,33 @@ _WORDS_CHARS: Final = 60
 @click.option(
     "--fabric", "fabric", is_flag=True, help="Show its fabric plan: HCAs, settings, and reasons."
 )
+@click.option(
+    "--env",
+    "env",
+    is_flag=True,
+    help="Show the variables of the last attempt, and the origin of each value.",
+)
+@click.option("--node", metavar="NODE", help="With --env: this node, not the first one.")
 @json_option
 @connection_options
-def command(*, job: str, fabric: bool, as_json: bool) -> None:
+def command(*, job: str, fabric: bool, env: bool, node: str | None, as_json: bool) -> None:
     """Show one job: its state and the reason, its attempts and nodes, and its timeline.
 
     EXIT of a node is the exit code of its first rank that failed. If no rank reports one, it is the
     code of the process that started the ranks, and is marked as such.
     """
+    if env and fabric:
+        raise click.UsageError("--env and --fabric exclude each other: give one of them")
+    if node is not None and not env:
+        raise click.UsageError("--node needs --env")
     client = connect()
+    if env:
+        shown = client.environment(find_job(client, job), node)
+        if as_json:
+            print_json(shown)
+        else:
+            print_environment(shown, node)
+        return
     if fabric:
         found = client.fabric(find_job(client, job))
         if as_json:

@@ -83,6 +83,9 @@ async def test_the_spec_and_the_environment_of_a_job(coordinator: CoordinatorPro
         shown = await user.get(f"/v1/jobs/{job}/env")
         (node,) = shown["nodes"]
         assert node["env"] == {**order.env, "MY_API_KEY": REDACTED}
+        assert node["origins"].keys() == order.env.keys()
+        found = {name: node["origins"][name] for name in ("A", "MASTER_PORT", "PYTHONUNBUFFERED")}
+        assert list(found.values()) == ["job file", "muster", "default"]
         assert order.env["MY_API_KEY"] == "canary-5512"
         assert "canary-5512" not in str(shown)
         hidden = {"A": "b", "MY_API_KEY": REDACTED}

@@ -66,6 +66,11 @@ def test_torchruns_words() -> None:
     )
 
 
+def test_further_options_stand_before_the_program() -> None:
+    argv = arranged(torchrun_args=("--role=trainer",), run=Argv(("train.py",)))["gpu-2"].argv
+    assert argv[-2:] == ("--role=trainer", "train.py")
+
+
 def test_only_the_launcher_is_asked_to_listen() -> None:
     plans = arranged()
     assert (plans["gpu-1"].listen_port, plans["gpu-2"].listen_port) == (20000, None)
