@@ -88,7 +88,7 @@ class TaskSupervisor:
         self._last: ShimStatus | None = None
         self._connection: ShimConnection | None = None
         self._orders: deque[ShimCommand] = deque()
-        self._telling = False  # orders given now go with the next batch
+        self._flush_due = False  # orders given now go with the next batch
         self._removal = asyncio.Event()
         self._statuses: asyncio.Queue[ShimStatus] = asyncio.Queue()  # received, not yet posted
         self._complaint = ""  # the last one that was logged
@@ -96,7 +96,7 @@ class TaskSupervisor:
     def order(self, order: ShimCommand) -> None:
         """Queue an order. If the shim has exited, the order is dropped."""
         self._orders.append(order)
-        self._tell_soon()
+        self._flush_soon()
 
     def remove(self) -> None:
         """Remove the task's directory once its shim has exited."""
@@ -213,7 +213,7 @@ class TaskSupervisor:
 
     async def _converse(self, connection: ShimConnection) -> None:
         self._connection = connection
-        self._tell()
+        self._flush()
         try:
             await connection.ended
         except (msgspec.DecodeError, ValueError) as error:
@@ -223,14 +223,14 @@ class TaskSupervisor:
             self._connection = None
             connection.close()
 
-    def _tell_soon(self) -> None:
+    def _flush_soon(self) -> None:
         """Send all orders of one turn of the event loop together."""
-        if not self._telling and self._connection is not None:
-            self._telling = True
-            asyncio.get_running_loop().call_soon(self._tell)
+        if not self._flush_due and self._connection is not None:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
 
-    def _tell(self) -> None:
-        self._telling = False
+    def _flush(self) -> None:
+        self._flush_due = False
         if self._connection is None or not self._orders:
             return
         # If they cannot be sent, keep the orders for the next connection.

@@ -81,8 +81,8 @@ def test_a_cancelled_job_ends_and_its_node_is_drained_until_it_is_clean(
     assert f"SIGKILL has not ended {pid} of task {job}.1.0 yet" in " ".join(refused.stderr.split())
     later = submit(cluster, tmp_path, run="true", placement={"include": [name]})
     assert client.job(int(later)).state is JobState.QUEUED
-    told = " ".join(cluster.muster("explain", later).stdout.split())
-    assert f"SIGKILL does not end {pid}" in told
+    explained = " ".join(cluster.muster("explain", later).stdout.split())
+    assert f"SIGKILL does not end {pid}" in explained
 
     thaw(freezer)
     until(

@@ -134,8 +134,8 @@ def test_a_new_coordinator_hears_of_it_with_the_hello() -> None:
     (running,) = cluster.run_gang(1)
     cluster.cancel(1)
     cluster.leave("a")
-    told = TaskReport(running, TaskState.STARTED, survivors=(7,), doomed=True)
-    cluster.join("a", tasks=(told,))
+    report = TaskReport(running, TaskState.STARTED, survivors=(7,), doomed=True)
+    cluster.join("a", tasks=(report,))
     assert cluster.shown(1) is JobState.CANCELLED
     assert "SIGKILL does not end 7 of job 1" in reason_of(cluster)
     assert isinstance(cluster.resume("a"), a.Declined)
