@@ -60,7 +60,7 @@ class TaskPaths(msgspec.Struct, frozen=True):
 
 class TaskFound(msgspec.Struct, frozen=True):
     """A task that an earlier agent process left, found at the agent's start: the shim's status or
-    exit record; paths, ports and GPUs from the manifest; and the node's current fabric."""
+    exit record; paths, ports, GPUs and lease from the manifest; and the node's current fabric."""
 
     task: TaskId
     status: ShimStatus
@@ -68,6 +68,7 @@ class TaskFound(msgspec.Struct, frozen=True):
     ports: tuple[int, ...] = ()
     fabric: NodeFabric = NO_FABRIC
     gpus: tuple[str, ...] = ()
+    lease_s: float | None = None
 
 
 class ShimFailed(msgspec.Struct, frozen=True):

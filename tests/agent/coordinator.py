@@ -88,15 +88,12 @@ class Session:
             while await self._reports.get() is not None:
                 pass
 
-    async def welcome(
-        self, *keep: TaskId, lease_s: float = 20.0, heartbeat_s: float = 5.0
-    ) -> Hello:
+    async def welcome(self, *keep: TaskId, heartbeat_s: float = 5.0) -> Hello:
         self.hello = await self.expect(Hello)
         await self.send(
             Welcome(
                 epoch=1,
                 session=SessionId(1),
-                lease_s=lease_s,
                 heartbeat_s=heartbeat_s,
                 version="0",
                 keep=keep,

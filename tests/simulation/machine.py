@@ -33,6 +33,7 @@ class Folder:
     ports: tuple[int, ...]
     gpus: tuple[str, ...] = ()
     checkpoints: bool = False  # its job says where it writes them
+    lease_s: float | None = None
     shim: Shim | None = None
     record: ShimStatus | None = None
 
@@ -117,7 +118,11 @@ class Machine:
         base = f"/tasks/{task}"
         paths = TaskPaths(base, f"{base}/scratch", f"{base}/output", f"{base}/hostfile")
         folder = self.folders[task] = Folder(
-            paths, ports, prepare.gpus, checkpoints=prepare.checkpoint_dir is not None
+            paths,
+            ports,
+            prepare.gpus,
+            checkpoints=prepare.checkpoint_dir is not None,
+            lease_s=prepare.lease_s,
         )
         return folder
 
@@ -150,6 +155,7 @@ class Machine:
                     folder.ports,
                     fabric=self.fabric,
                     gpus=folder.gpus,
+                    lease_s=folder.lease_s,
                 )
             )
         return found

@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.link.terms import Terms
 from muster.protocol.observations.disks import DiskHealth
 from muster.protocol.observations.fabric import NodeFabric, NodeRdma, TaskFabric
 from muster.protocol.observations.gpus import GpuDevice, IdleGpus, usable
@@ -153,7 +154,8 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     is how long the job's interpreter took to import torch, 0 if it did not import it. `hostname` is
     the node's own name, `addresses` are all of its addresses. `fabric` is from a probe for this
     task, None if the agent does not report it. `nccl` is the directory in which the agent reads
-    NCCL's log, "" if it does not.
+    NCCL's log, "" if it does not. `peer_port` is the UDP port at which the agent answers agents of
+    the gang, 0 if it does not.
     """
 
     address: str
@@ -171,6 +173,7 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     addresses: tuple[str, ...] = ()
     fabric: NodeFabric | None = None
     nccl: str = ""
+    peer_port: int = 0
 
 
 class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -234,7 +237,10 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     about findings while the gang was arranged. `survivors` are processes that SIGKILL does not end:
     the task is not clean until the kernel releases them. `doomed`: their SIGKILL is pending, so
     none of them will ever run its program again. `no_output`: the task has ended without writing
-    anything.
+    anything. `terms` is the number of the newest terms that are on the node's disk, 0 if none are.
+    `stop_stored`: a stop of the task is on the node's disk, or nothing of the task is left there.
+    From then on, the node vouches for no task of the attempt. `warned_s` is when the node warned
+    its ranks of the time limit, in seconds of `running_s`.
     """
 
     task: TaskId
@@ -253,6 +259,9 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     doomed: bool = False
     no_output: bool = False
     observed: TaskObservations = TaskObservations()
+    terms: int = 0
+    stop_stored: bool = False
+    warned_s: float | None = None
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
@@ -313,19 +322,17 @@ Report = Hello | TaskReport | Heartbeat | StacksReport
 
 class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     """Answers Hello. `cluster` identifies the coordinator's journal. The agent stops and removes
-    its tasks that `keep` does not name. `protocol` is the newest common version. `leases` are those
-    of tasks whose lease differs from `lease_s`, in seconds.
+    its tasks that `keep` does not name. `protocol` is the newest common version. The welcome renews
+    leases as the answer to a heartbeat does.
     """
 
     epoch: int
     session: SessionId
-    lease_s: float
     heartbeat_s: float
     version: str
     cluster: str = ""
     keep: tuple[TaskId, ...] = ()
     protocol: int = 1
-    leases: dict[TaskId, float] = {}
 
 
 class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
@@ -340,7 +347,8 @@ class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
 
 
 class HeartbeatAck(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat_ack"):
-    """Renews the lease from `sent_s`, the time (on the agent's clock) at which the agent asked."""
+    """Renews all leases of the node's tasks from `sent_s`, the time (on the agent's clock) at which
+    the agent asked."""
 
     sent_s: float
 
@@ -350,10 +358,10 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     the job.
 
     `ports` is the number of free ports to find and report. `gpus` are the UUIDs of the task's
-    exclusive GPUs, all of which must exist; empty means all of the node. `lease_s` is the task's
-    own lease, None if it is that of the welcome. The agent reports changed files in
-    `checkpoint_dir`. `preflight`: also check disks and mounts, and refuse if one is nearly full or
-    does not answer. `idle`: the limits for idle GPUs.
+    exclusive GPUs, all of which must exist; empty means all of the node. `lease_s`: the node ends
+    the task by itself once the coordinator has not answered for so long; None: never. The agent
+    reports changed files in `checkpoint_dir`. `preflight`: also check disks and mounts, and refuse
+    if one is nearly full or does not answer. `idle`: the limits for idle GPUs.
     """
 
     task: TaskId
@@ -393,12 +401,13 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     `hosts` maps names to addresses, in node-rank order; a node may have several names, and a gang
     of one node has no table. `others` maps a node's address to its further addresses: a name with
     one of them leads to the right node, too. `listen_port` is set on the node whose rank 0 opens
-    the rendezvous port: the others start once it listens. `meeting` is set as long as no process of
-    the gang can have been started. `ranks` is set if Muster starts the ranks itself: for each, in
-    local order, its variables besides `env`, including RANK. `interpreter`: `argv` are arguments
+    the rendezvous port: the others start once it listens. `rendezvous` is set as long as no process
+    of the gang can have been started. `ranks` is set if Muster starts the ranks itself: for each,
+    in local order, its variables besides `env`, including RANK. `interpreter`: `argv` are arguments
     for the job's Python. `stop_signal` and `grace_s` are used if the node itself ends the task,
     because a rank has failed or the lease has expired. `fabric` is the node's part of the fabric
-    plan. `start`: there is no other node to wait for, so open the start gate afterwards.
+    plan. `start`: there is no other node to wait for, so open the start gate afterwards. `key`
+    authenticates the agents of the attempt to each other; "" if they do not vouch.
     """
 
     task: TaskId
@@ -409,12 +418,14 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     listen_port: int | None = None
     others: dict[str, tuple[str, ...]] = {}
     grace_s: float = 30.0
-    meeting: RendezvousCheck | None = None
+    rendezvous: RendezvousCheck | None = None
     stop_signal: str = "SIGTERM"
     ranks: tuple[dict[str, str], ...] = ()
     interpreter: bool = False
     fabric: TaskFabric | None = None
     start: bool = False
+    key: str = ""
+    terms: Terms | None = None
 
 
 class StartTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="start"):

@@ -32,7 +32,6 @@ from orchestrator.core.facts.decision import Decision
 from orchestrator.core.failures.causes import ended_before_s, from_report, is_consequence
 from orchestrator.core.failures.stops import affects_gang, stop, stop_or_leave, was_killed
 from orchestrator.core.gangs.commands import commands_for_reported_task, tasks_on
-from orchestrator.core.gangs.leases import leases_told
 from orchestrator.core.gangs.task_reports import new_facts_from_report
 from orchestrator.core.gangs.workdir_hint import add_workdir_hint
 from orchestrator.core.model.attempt import AttemptPhase
@@ -238,7 +237,7 @@ def _hello(
     for report in {report.task: report for report in hello.tasks}.values():
         drained += [
             *survivor_facts(None, hello.node, report),
-            *drain_for_unkillable(node, hello.node, report),
+            *drain_for_unkillable(state, node, hello.node, report),
         ]
         task = _task(state, report.task)
         if task is None or task.node != hello.node or task.state in OVER:
@@ -270,13 +269,11 @@ def _hello(
     welcome = Welcome(
         epoch=state.epoch,
         session=session,
-        lease_s=limits.lease_s,
         heartbeat_s=limits.heartbeat_s,
         version=VERSION,
         cluster=state.cluster,
         keep=tuple(task.id for task in keep),
         protocol=protocol,
-        leases=leases_told(state, keep, limits),
     )
     decision.effects.append(a.Send(hello.node, session, welcome))
     timer = a.Timer(a.TimerKind.NODE, node=hello.node)
@@ -323,7 +320,7 @@ def _report(
             node = state.nodes[name]
             drained = [
                 *survivor_facts(node, name, report),
-                *drain_for_unkillable(node, name, report),
+                *drain_for_unkillable(state, node, name, report),
             ]
             task = _task(state, report.task)
             if task is None or task.node != name or task.state in OVER:

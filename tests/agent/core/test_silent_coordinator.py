@@ -31,7 +31,7 @@ class Line:
 
     def run(self, until: float) -> None:
         self._turn(s.LinkUp(), 0.0)
-        welcome = m.Welcome(1, SessionId(1), 60.0, HEARTBEAT_S, "0")
+        welcome = m.Welcome(1, SessionId(1), HEARTBEAT_S, "0")
         self._answer(0.0, welcome)
         while self.closed is None:
             at = min([self.timer, *(when for when, _ in self.answers)])
