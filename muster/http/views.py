@@ -472,3 +472,5 @@ class VersionView(msgspec.Struct, frozen=True):
     epoch: int
     user: str = ""
     role: str = ""
+    teams: tuple[str, ...] = ()
+    address: str = ""
