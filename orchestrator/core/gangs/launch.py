@@ -7,9 +7,9 @@ from typing import assert_never
 
 import msgspec
 
-from muster.protocol.control_channel import ArrangeTask, PrepareTask, RendezvousCheck
-from muster.protocol.fabric import TaskFabric
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ArrangeTask, PrepareTask, RendezvousCheck
+from muster.protocol.observations.fabric import TaskFabric
 from muster.spec.command import needs_interpreter
 from muster.spec.model import (
     Argv,
@@ -66,7 +66,7 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         ports=PORTS_OFFERED if task.rank == 0 else 0,
         gpus=task.gpus,
         preflight=spec.preflight is not None,
-        lease_s=None if spec.lease_s is None else own_lease_s(job, limits),
+        lease_s=own_lease_s(job, limits),
         checkpoint_dir=spec.checkpoint_dir,
         idle=asked_of_nodes(spec),
     )

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from muster.protocol.control_channel import Heartbeat, Hello, StacksReport, TaskReport
-from muster.protocol.log_channel import Chunk, EndStream, Hole, LogHello, OpenStream, TaskLogsEnd
+from muster.protocol.link.control_channel import Heartbeat, Hello, StacksReport, TaskReport
+from muster.protocol.link.log_channel import (
+    Chunk,
+    EndStream,
+    Hole,
+    LogHello,
+    OpenStream,
+    TaskLogsEnd,
+)
 from orchestrator.core.rights.principals import NODE, Policy
 from orchestrator.core.rights.rules import Action, may
 

@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from muster.protocol.control_channel import Command, Report
-from muster.protocol.log_channel import Chunk, LogReport
+from muster.protocol.link.control_channel import Command, Report
+from muster.protocol.link.log_channel import Chunk, LogReport
 from muster.protocol.roles import Role
 from orchestrator.api.http.route import JOB_PATH
 from orchestrator.api.routes import ROUTES
