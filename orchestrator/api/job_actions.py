@@ -123,16 +123,16 @@ class JobActionsApi:
                 f"job {name} is {job_state(job).value}: what-if questions need a waiting job",
                 f"its end: muster explain {name}",
             )
-        told = explain(*what_if_state(state, job, now, query.nodes, drained), now, limits)
-        text = "it would start now" if told.starts_now else told.text
-        told = msgspec.structs.replace(told, supposing=supposing, text=text)
-        return reply(self._shown(request, told))
+        explanation = explain(*what_if_state(state, job, now, query.nodes, drained), now, limits)
+        text = "it would start now" if explanation.starts_now else explanation.text
+        explanation = msgspec.structs.replace(explanation, supposing=supposing, text=text)
+        return reply(self._shown(request, explanation))
 
-    def _shown(self, request: web.Request, told: Explanation) -> Explanation:
+    def _shown(self, request: web.Request, explanation: Explanation) -> Explanation:
         """Leave out the jobs ahead in the queue whose lines the user does not see."""
         see = partial(self._access.allows, request, Action.SEE_JOB)
-        ahead = tuple(job for job in told.ahead if see(job.user))
-        return msgspec.structs.replace(told, ahead=ahead)
+        ahead = tuple(job for job in explanation.ahead if see(job.user))
+        return msgspec.structs.replace(explanation, ahead=ahead)
 
     async def signal(self, request: web.Request) -> web.Response:
         """Send a signal to the ranks on all nodes. Does not end the job by itself."""

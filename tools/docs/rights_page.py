@@ -26,8 +26,8 @@ allows is refused. Rights are decided again every second while a stream is open.
 - **own**: allowed for the user's own jobs. **shown**: also for jobs whose line `visibility` shows.
   **all**: for every job.
 - `visibility` in the coordinator's configuration says who sees the line of a job in `muster ps`
-  besides its owner and operators: `public` (default), `team` or `private`. To those who may not read
-  the job, its `reason` has no text. A job that is not shown is answered as if there were none.
+  besides its owner and operators: `public` (default), `team` or `private`. To users who may not
+  read the job, its `reason` has no text. A job that is not shown is answered as if there were none.
 - `priority_max` limits priorities by role and team. Of several limits, the largest holds.
 - A rerun hands the hidden values of a job's environment to the new job. So operators, who see them
   as `***`, cannot rerun the jobs of others.
