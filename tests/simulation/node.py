@@ -157,7 +157,7 @@ class Node:
         for action in turn(self.state, received, self._now()):
             if self.doom is not None and isinstance(action, self.doom.action) and self._meet():
                 return
-            self._perform(action)
+            self.perform(action)
 
     def _feed_to_die(self, state: State, received: s.Input) -> None:
         """As a turn, step by step: it may die at each of them."""
@@ -178,7 +178,7 @@ class Node:
                 return
             if self.state is not state:
                 return
-            self._perform(action)
+            self.perform(action)
             if sent is not None and self.dies(Deed.SENDS, sent, When.AFTER):
                 return
 
@@ -234,7 +234,7 @@ class Node:
 
     # --- actions --------------------------------------------------------------------------
 
-    def _perform(self, action: a.Effect) -> None:
+    def perform(self, action: a.Effect) -> None:
         match action:
             case a.SendReport(report):
                 if self.connection is not None:

@@ -9,20 +9,32 @@ import msgspec
 from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
 from muster.protocol.link.control_channel import Hello, Refused
+from muster.protocol.observations.hardware_events import OOM
 from orchestrator.core.engine import decide, react, timers
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.facts.service import HardwareReported
 from orchestrator.core.gangs import launch, retry_policy
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Job, Node, State, Task
-from orchestrator.core.nodes import admission, hardware, liveness
+from orchestrator.core.nodes import liveness
+from orchestrator.core.nodes.admission import refuse
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _put, _wrap
+from tests.simulation.mutants.planting import COORDINATOR, everywhere
 
 
-def _never_together(*_: Any) -> None:
+def _never_together(real: Any) -> Any:
     """One after the other is lost, however many there are."""
+
+    def fired(state: State, name: NodeName, now: Instant, limits: Limits) -> Decision:
+        decision: Decision = real(
+            state, name, now, msgspec.structs.replace(limits, mass_outage_s=0.0)
+        )
+        return decision
+
+    return fired
 
 
 def _let_go_by_itself(real: Any) -> Any:
@@ -60,10 +72,12 @@ def _boots_alike(real: Any) -> Any:
 def _one_boot_for_good(real: Any) -> Any:
     """A node that has rebooted is taken for a copy of itself."""
 
-    def refuse(node: Node, hello: Hello, peer: str) -> Refused | None:
-        if node.link is not LinkState.OFFLINE and node.boot_id != hello.boot_id:
+    def refuse(state: State, hello: Hello, *more: Any) -> Refused | None:
+        node = state.nodes.get(hello.node)
+        rebooted = node is not None and node.boot_id != hello.boot_id
+        if node is not None and node.link is not LinkState.OFFLINE and rebooted:
             return Refused("duplicate_identity", "it is there already", soon=True)
-        found: Refused | None = real(node, hello, peer)
+        found: Refused | None = real(state, hello, *more)
         return found
 
     return refuse
@@ -75,6 +89,19 @@ def _tried_for_ever(_: Job) -> bool:
 
 def _nobody_is_drained(*_: Any) -> Decision:
     return Decision()
+
+
+def _of_nobody(_: State, fact: f.Fact) -> list[f.Fact]:
+    if isinstance(fact, HardwareReported) and fact.event.code != OOM:
+        return [msgspec.structs.replace(fact, attempts=())]
+    return [fact]
+
+
+def _of_everybody(state: State, fact: f.Fact) -> list[f.Fact]:
+    if isinstance(fact, HardwareReported) and fact.event.code != OOM:
+        holders = tuple(sorted(state.nodes[fact.node].holders))
+        return [msgspec.structs.replace(fact, attempts=holders)]
+    return [fact]
 
 
 def _every_event_is_news(real: Any) -> Any:
@@ -91,7 +118,7 @@ def _every_event_is_news(real: Any) -> Any:
 MUTANTS = (
     Mutant(
         "there is no mass outage",
-        _put(liveness, "_fell_silent_together", _never_together),
+        _wrap(timers, "node_timer_fired", _never_together),
         ("mass outage",),
         seed=458,
     ),
@@ -115,7 +142,7 @@ MUTANTS = (
     ),
     Mutant(
         "a node that has rebooted may not come back",
-        _wrap(admission, "_refuse_second", _one_boot_for_good),
+        everywhere(refuse, _one_boot_for_good),
         ("I10", "I4"),
         seed=1,
     ),
@@ -133,13 +160,13 @@ MUTANTS = (
     ),
     Mutant(
         "a GPU that has failed is nobody's",
-        _put(hardware, "_has", lambda *_: False),
+        COORDINATOR.facts(_of_nobody),
         ("hardware",),
         seed=863,
     ),
     Mutant(
         "a GPU that has failed is everybody's",
-        _put(hardware, "_has", lambda *_: True),
+        COORDINATOR.facts(_of_everybody),
         ("hardware",),
         seed=920,
     ),
