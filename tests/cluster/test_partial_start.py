@@ -171,9 +171,14 @@ def test_a_setup_that_fails_there(ground: Ground) -> None:
     assert "refused: `setup` exited with code" in shown
 
 
-def test_jobs_would_be_root_s(ground: Ground) -> None:
+def test_a_node_that_would_refuse_every_job_gets_none(ground: Ground) -> None:
     with ground.configured(CULPRIT, allow_root_jobs=False):
-        assert refusal(rolled_back(ground)) == "root_refused"
+        shown = ground.cluster.muster("nodes").stdout
+        assert "refuses every job: this agent runs as root and has no run_as" in shown
+        number = submit(ground.cluster, ground.folder, nodes=3, run="true", retry=RETRY)
+        assert wait(ground.cluster, number) == 0
+        (attempt,) = ground.cluster.client().job(int(number)).attempts
+        assert CULPRIT not in {task.node for task in attempt.tasks}
 
 
 def test_a_user_that_has_gone(ground: Ground) -> None:

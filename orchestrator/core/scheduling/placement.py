@@ -90,6 +90,7 @@ _FOR_NOW: Final = frozenset(
         "memory_busy",
         "same_gpus",
         "not_connected",
+        "refuses_jobs",
         "network",
         "fabric",
         SPREAD,
@@ -164,6 +165,8 @@ def busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
     holders = tuple(node.holders)
     if node.link is not LinkState.CONNECTED:
         return Rejection("not_connected", "is not connected", holders)
+    if node.refuses_jobs:
+        return Rejection("refuses_jobs", f"refuses every job: {node.refuses_jobs}")
     if unknown := unknown_on(state, node.name):
         return Rejection("restored", f"stops what the journal lacks: task {unknown}")
     if not shares(spec, node.inventory):

@@ -420,6 +420,8 @@ def node_state(
 def _link_state(node: Node, now: Instant, brake: str, keeps_until: float | None) -> h.Reason:
     match node.link:
         case LinkState.CONNECTED:
+            if not node.holders and node.refuses_jobs:
+                return h.Reason("refuses_jobs", f"refuses every job: {node.refuses_jobs}")
             if not node.holders:
                 return h.Reason("free", "free")
             running = f"runs {jobs_named(node.holders)}"
