@@ -131,7 +131,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     tls: Tls | None = None
     tokens_file: Path | None = None
     lease_s: Seconds = 300
-    brake_s: Annotated[float, msgspec.Meta(ge=0)] = 1800
+    mass_outage_s: Annotated[float, msgspec.Meta(ge=0)] = 1800
     heartbeat_s: Seconds = 5
     prepare_timeout_s: Seconds = 300
     arrange_timeout_s: Seconds = 60
@@ -193,12 +193,12 @@ def _check_pool(pool: str, tree: dict[str, Any], webhooks: Webhooks) -> None:
     try:
         spec = check_defaults(pool, tree)
     except SpecError as error:
-        told = "; ".join(
+        text = "; ".join(
             f"pool_defaults.{pool}{f'.{p.field}' if p.field else ''}: "
             f"{f'{p.value!r} ' if p.value else ''}{p.message}{f' ({p.hint})' if p.hint else ''}"
             for p in error.problems
         )
-        raise ValueError(told) from error
+        raise ValueError(text) from error
     for url in spec.notify:
         if why := refused(url, read_allowed(webhooks.allow)):
             raise ValueError(f"pool_defaults.{pool}.notify: {url} {why}")

@@ -324,8 +324,8 @@ def _did_you_mean(text: str, known: Sequence[str]) -> str:
     gpu-91."""
     import difflib
 
-    alike = [name for name in known if _numbers(name) == _numbers(text)]
-    near = difflib.get_close_matches(text, alike, n=3, cutoff=0.6)
+    same_numbers = [name for name in known if _numbers(name) == _numbers(text)]
+    near = difflib.get_close_matches(text, same_numbers, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -124,7 +124,7 @@ class JobSummary(msgspec.Struct, frozen=True):
     gpus: int | None = None
 
 
-class NoticeView(msgspec.Struct, frozen=True):
+class WebhookView(msgspec.Struct, frozen=True):
     """A pending webhook delivery: the event (`started`, `retrying`, `ended`, `hung`, `slow`,
     `idle`), its time, and in `problem` why deliveries have failed so far. `to` is the webhook's
     address.
@@ -137,14 +137,14 @@ class NoticeView(msgspec.Struct, frozen=True):
 
 
 class JobView(JobSummary, frozen=True, kw_only=True):
-    """`muster show`: the summary, the specification and all attempts. `notices` are pending webhook
-    deliveries.
+    """`muster show`: the summary, the specification and all attempts. `pending_webhooks` are
+    those not delivered yet.
     """
 
     spec: dict[str, Any]
     attempts: tuple[AttemptView, ...]
     timeline: tuple[Step, ...]
-    notices: tuple[NoticeView, ...] = ()
+    pending_webhooks: tuple[WebhookView, ...] = ()
 
 
 class SpecView(msgspec.Struct, frozen=True):

@@ -136,7 +136,7 @@ def arrange_command(job: Job, attempt: Attempt, task: Task, gang: Gang) -> Arran
         listen_port=attempt.master_port if torchrun and task.rank == 0 else None,
         grace_s=spec.stop.grace_s,
         stop_signal=spec.stop.signal,
-        meeting=_meeting(attempt, task),
+        rendezvous=_rendezvous(attempt, task),
         ranks=_ranks(task, gang) if processes else (),
         interpreter=processes and needs_interpreter(program),
         fabric=_fabric(job, attempt, task),
@@ -168,7 +168,7 @@ def ranks_of(job: Job, attempt: Attempt) -> dict[TaskId, range]:
     return made
 
 
-def _meeting(attempt: Attempt, task: Task) -> RendezvousCheck | None:
+def _rendezvous(attempt: Attempt, task: Task) -> RendezvousCheck | None:
     """The check that this node reaches the launcher.
 
     Returns None for a gang of one, and once the launcher's program may be listening on the port: it

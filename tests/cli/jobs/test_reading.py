@@ -208,7 +208,7 @@ def test_nodes_are_listed(run: Run, fake: FakeCoordinator) -> None:
     assert "0/8 H100    96  1024GiB" in run("nodes").stdout.decode()
 
 
-def test_version_tells_of_both_sides(run: Run, fake: FakeCoordinator) -> None:
+def test_version_shows_both_sides(run: Run, fake: FakeCoordinator) -> None:
     text = run("version").stdout.decode()
     assert text.startswith("client ")
     assert f"coordinator  0.1.0, protocol 1, {fake.url}" in text

@@ -138,7 +138,7 @@ def test_options_of_the_command_are_the_commands(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "warned"),
     [
         (("--", "python", "trian.py", "--lr", "1"), True),
         (("--", "sub/trian.py"), True),
@@ -152,14 +152,14 @@ def test_options_of_the_command_are_the_commands(
         (("-f", "job.yaml", "--set", "workdir=HERE"), True),
     ],
 )
-def test_a_script_that_is_not_in_this_folder_is_told_before_it_waits(
-    run: Run, fake: FakeCoordinator, tmp_path: Path, arguments: tuple[str, ...], told: bool
+def test_a_script_that_is_not_in_this_folder_is_reported_before_it_waits(
+    run: Run, fake: FakeCoordinator, tmp_path: Path, arguments: tuple[str, ...], warned: bool
 ) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").write_text("run: trian.py\nworkdir: /data\n")
     done = run("submit", *(word.replace("HERE", str(tmp_path)) for word in arguments))
     assert (done.returncode, done.stdout) == (0, b"42\n"), done.stderr
-    assert (b"trian.py is not in this folder" in done.stderr) is told
+    assert (b"trian.py is not in this folder" in done.stderr) is warned
 
 
 @pytest.mark.parametrize("more", [(), ("--wait",), ("--follow",), ("--wait", "--json")])
