@@ -6,6 +6,7 @@ import contextlib
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ RETRY = {"infra": 3, "backoff": "1s"}
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceCluster]:
+def cluster() -> Iterator[NamespaceCluster]:
     """Four nodes: a pair that fails leaves another pair."""
     if why := missing():
         pytest.skip(why)
@@ -37,10 +38,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceClust
         "MUSTER_COORDINATOR_QUARANTINE_JOBS": "0",
         "MUSTER_COORDINATOR_QUARANTINE_RESTARTS": "0",
     }
-    made = NamespaceCluster(tmp_path_factory.mktemp("partial"), agents=4, env=env)
-    with made:
-        yield made
-    until(lambda: made.leftovers() == [], "no process of the cluster is left")
+    # pytest's own folders let no other user pass.
+    with tempfile.TemporaryDirectory(prefix="muster-partial-") as name:
+        Path(name).chmod(0o711)
+        made = NamespaceCluster(Path(name), agents=4, env=env)
+        with made:
+            yield made
+        until(lambda: made.leftovers() == [], "no process of the cluster is left")
 
 
 @dataclass
