@@ -15,8 +15,8 @@ from muster.protocol.states import TaskState
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts import service as sf
+from orchestrator.core.model.node import ITSELF
 from orchestrator.core.model.state import Job, Node, State, Task
-from orchestrator.core.nodes.service_state import ITSELF
 
 NAMED: Final = 8
 TASKS_KEPT: Final = 64
