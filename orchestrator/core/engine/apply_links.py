@@ -56,6 +56,9 @@ def apply_cluster(state: State, fact: cf.OfCluster) -> None:
             else:
                 known.agent_id, known.boot_id = agent_id, boot_id
                 known.version, known.inventory = version, inventory
+        case cf.InputFailed(version, origin, _, ended):
+            times = state.failed_inputs.get((version, origin), 0)
+            state.failed_inputs[version, origin] = times + ended
         case cf.LivenessPaused(until):
             state.judged_from = until
         case cf.MassOutageDeclared():
@@ -85,10 +88,6 @@ def apply_link(state: State, fact: OfLink) -> None:
             node.hardware_passed = last
             node.kills_due = hardware_due(node.kills_due, counted_at, kills)
             node.hardware_due = hardware_due(node.hardware_due, counted_at, others)
-        case lf.PeersReported(_, name, silent):
-            task = state.task(name)
-            if task is not None:
-                task.silent = silent
         case lf.DuplicateNameSeen(_, peer, claimed_at):
             node.claimed = (peer, claimed_at)
         case lf.NodeDescribed():
