@@ -22,7 +22,7 @@ from muster.protocol.observations.traffic import FabricReport
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class AgentIdentity:
     """The identity of this agent; constant for the whole process.
 
     `run_as` is the user that jobs run as ("": the agent's own). `instance` identifies this agent
@@ -77,7 +77,7 @@ class HeldTask:
 
 @dataclass(slots=True)
 class State:
-    identity: Identity
+    identity: AgentIdentity
     observed: NodeObservations
     reported: NodeObservations | None = None  # as in the last Hello
     linked: bool = False  # a connection is open

@@ -15,7 +15,7 @@ import structlog
 
 from agent.core.inputs import CommandReceived, LinkDown, LinkUp
 from agent.link.dialer import ConnectionLostError, Dialer, Websocket, stay_connected
-from agent.link.inbox import Inbox
+from agent.link.inbox import InputQueue
 from muster.protocol.ids import BadId, TaskId, parse_task_id
 from muster.protocol.link.codec import (
     COMMAND_BYTES_MAX,
@@ -92,7 +92,7 @@ class _Connection:
 class ControlLink:
     """Keeps a connection to the coordinator. The owner of the state sends and closes."""
 
-    def __init__(self, dialer: Dialer, inbox: Inbox) -> None:
+    def __init__(self, dialer: Dialer, inbox: InputQueue) -> None:
         self._dialer = dialer
         self._inbox = inbox
         self._connection: _Connection | None = None

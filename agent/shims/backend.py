@@ -93,12 +93,12 @@ def by_units(config: AgentConfig, environ: Mapping[str, str] = os.environ) -> bo
     """Whether each shim runs as a systemd unit. Raises SpawnError if that is configured but
     impossible.
     """
-    if config.shims == "template":
+    if config.shims == "forked":
         return False
     lacking = lacks_units()
     if config.shims == "systemd":
         if lacking:
-            raise SpawnError(f"shims is systemd, but {lacking}; set it to template or auto")
+            raise SpawnError(f"shims is systemd, but {lacking}; set it to forked or auto")
         return True
     # A manually started agent leaves no units behind.
     in_unit = os.getppid() == 1 and "INVOCATION_ID" in environ

@@ -84,19 +84,19 @@ class Owner(msgspec.Struct, frozen=True):
     gid: int
 
 
-class User(NamedTuple):
+class TaskUser(NamedTuple):
     """User of a task."""
 
     uid: int
     gid: int
 
 
-def user_of(folder: Path) -> User:
+def user_of(folder: Path) -> TaskUser:
     """Return the user of a task: the owner of its scratch directory. An account's number may have
     changed, but a running task keeps its own. Raises OSError.
     """
     found = os.stat(folder / SCRATCH, follow_symlinks=False)
-    return User(found.st_uid, found.st_gid)
+    return TaskUser(found.st_uid, found.st_gid)
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from agent.config import Ports
+from agent.config import PortSettings
 from agent.core.inputs import (
     NO_FABRIC,
     Input,
@@ -61,7 +61,7 @@ class TaskRegistry:
         folders: TaskDirs,
         shims: Shims,
         logs: LogShipper,
-        ports: Ports,
+        ports: PortSettings,
         network: NetworkProbe,
         fabric: FabricMonitor,
         proofs: TrafficSamplers,

@@ -23,7 +23,7 @@ from orchestrator.api.node_actions import NodeActionsApi
 from orchestrator.api.node_check import NodeCheckApi
 from orchestrator.api.nodes import NodesApi
 from orchestrator.api.routes import ROUTES
-from orchestrator.config import Limits
+from orchestrator.config import RequestLimits
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.coordinator import Coordinator
@@ -41,7 +41,7 @@ def make_app(
     log_store: LogStore,
     tokens: TokenStore,
     origins: Origins,
-    limits: Limits,
+    limits: RequestLimits,
     rules: SubmitRules,
 ) -> web.Application:
     """Build the application. Only the routes of the table are reachable."""

@@ -94,7 +94,7 @@ class EventsApi:
     async def _stream(
         self, request: web.Request, job: Job | None, after: int
     ) -> web.StreamResponse:
-        await self._coordinator.settled()
+        await self._coordinator.durable_state()
         user = request[TOKEN].user
         again = "Last-Event-ID" in request.headers
         if again and _ended(job) and not await self._pages.following(user, job, after):
@@ -117,7 +117,7 @@ class EventsApi:
         while True:
             # Looked at before reading: what makes it final was written before.
             if not changes.closed:
-                await self._coordinator.settled()
+                await self._coordinator.durable_state()
             seen: dict[Hashable, int] = {key: changes.count(key)}
             final = _ended(job)
             page = await self._pages.following(user, job, after)

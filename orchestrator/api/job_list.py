@@ -16,7 +16,7 @@ from orchestrator.core.model.status import job_state
 from orchestrator.core.scheduling.scheduler import WaitingReasons
 from orchestrator.core.views.display import job_summary
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.job_archive import Line, Page
+from orchestrator.shell.job_archive import Page, SummaryLine
 
 _JOBS: Final = "jobs"
 _DIGITS_MAX: Final = 18
@@ -43,7 +43,7 @@ class JobListApi:
         query = read_query(request, JobsQuery)
         before = _NEWEST if query.cursor is None else _before(query.cursor)
         # The order matters: a job leaves the state once it is in the archive.
-        known = self._known(await self._coordinator.settled(), query, before)
+        known = self._known(await self._coordinator.durable_state(), query, before)
         archived = await self._coordinator.archive.page(
             before,
             query.limit + 1,
@@ -70,12 +70,12 @@ class JobListApi:
         )
         end = bisect_left(ids, before)
         stop = max(0, end - LOOKED_AT_MAX)
-        page: list[Line] = []
+        page: list[SummaryLine] = []
         waiting = WaitingReasons(state)
         for place in range(end - 1, stop - 1, -1):
             job = state.jobs[ids[place]]
             if _matches(job, query):
-                page.append(Line(job.id, job_summary(state, job, now, waiting)))
+                page.append(SummaryLine(job.id, job_summary(state, job, now, waiting)))
                 if len(page) > query.limit:
                     return Page(page, job.id)
         return Page(page, ids[stop] if stop else 0)

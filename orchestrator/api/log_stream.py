@@ -214,7 +214,7 @@ class LogReader:
             if last is None:
                 return
             if len(payload) >= _BATCH_BYTES:
-                await self._coordinator.give_way()
+                await self._coordinator.yield_to_scheduling()
             await response.write(payload)
             self._last = last
 

@@ -439,12 +439,12 @@ class Shim:
             self._end_ranks(s.ShimExit(signal=9))
         if self._start_seen and self._exit is None:
             self._exit = s.ShimExit(signal=9)
-        self._close_books()
+        self._write_exit_record()
 
     def _die(self, after_s: float) -> None:
-        self.world.at(after_s, self._close_books)
+        self.world.at(after_s, self._write_exit_record)
 
-    def _close_books(self) -> None:
+    def _write_exit_record(self) -> None:
         """The record is on disk before anyone hears of the end."""
         if self._over():
             return

@@ -120,7 +120,7 @@ class Deeds:
     # --- what daemons have started ----------------------------------------------------------------
 
     def kill_shim(self) -> str | None:
-        return self._signal(("muster-shim", "muster-template"), signal.SIGKILL)
+        return self._signal(("muster-shim", "muster-forksrv"), signal.SIGKILL)
 
     def kill_rank(self) -> str | None:
         return self._signal((), signal.SIGKILL)

@@ -10,7 +10,7 @@ from typing import Final
 from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.observations.xids import HARMLESS
 from orchestrator.core.failures.classify import BY_SIGNAL, CONSEQUENCES, OUT_OF_MEMORY
-from orchestrator.core.failures.taxonomy import RULES, Rule
+from orchestrator.core.failures.taxonomy import RULES, FailureRule
 
 _HEAD: Final = """\
 # What a job can fail of
@@ -75,7 +75,7 @@ def _xids() -> Iterator[str]:
         yield f"| {number} | {meaning} |"
 
 
-def advice_of(rule: Rule) -> str:
+def advice_of(rule: FailureRule) -> str:
     """Return the hint for the rule's own sign."""
     found = rule.search(rule.sign)
     return rule.advice.format(*found.groups("?") if found else ())

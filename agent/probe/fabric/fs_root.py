@@ -64,7 +64,7 @@ def unread(error: OSError) -> Unread:
     return _REASONS.get(error.errno or 0) or Unread(error.strerror or str(error))
 
 
-class Tree:
+class FsRoot:
     """The files below `root`. Tests pass `read` to replace the kernel's answers.
 
     It caches resolved directories, so use it for one probe only.

@@ -14,7 +14,7 @@ from agent.shim.system.cgroup import Cgroup
 from agent.shim.system.syscalls import descendants, doomed, stat_of
 
 
-class Tree:
+class ProcessTree:
     """The processes below this one and, if there is a cgroup, those in it."""
 
     def __init__(self, cgroup: Cgroup | None, shim: int | None = None) -> None:

@@ -26,7 +26,7 @@ from muster.client import Client, LogQuery
 from muster.http.views import ATTEMPT_MAX, RANK_MAX, TAIL_MAX, JobView, LogRecord, LogTrailer
 from muster.protocol.states import ENDED_STATES, JobState
 from muster.protocol.timestamp import moment
-from muster.spec.errors import RefusedError as SpanError
+from muster.spec.errors import InvalidValueError as SpanError
 
 TAIL_WHEN_FOLLOWING: Final = 10
 _TAIL_OF_ERRORS: Final = 30

@@ -25,7 +25,7 @@ from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State
 from orchestrator.core.nodes.service_state import ITSELF
 from orchestrator.core.scheduling.elastic import may_join, next_join
-from orchestrator.core.scheduling.scheduler import may_place, next_placement
+from orchestrator.core.scheduling.scheduler import frees_capacity, next_placement
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ def turn(state: State, received: Input, now: Instant, limits: Limits) -> Turn:
     _apply_with_reactions(state, decision.facts, now, limits, done)
     done.effects[:0] = decision.effects
     # Skip placement for facts that cannot free capacity, such as heartbeats and progress reports.
-    if any(may_place(state, fact) for fact in done.facts):
+    if any(frees_capacity(state, fact) for fact in done.facts):
         while (placed := next_placement(state)) is not None:
             _apply_with_reactions(state, [placed], now, limits, done)
     if state.elastic and any(may_join(state, fact) for fact in done.facts):

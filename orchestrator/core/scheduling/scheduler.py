@@ -23,7 +23,7 @@ from orchestrator.core.scheduling.restore_hold import (
 )
 
 
-def may_place(state: State, fact: f.Fact) -> bool:
+def frees_capacity(state: State, fact: f.Fact) -> bool:
     """Whether this fact may let a gang be placed that could not be placed before."""
     if isinstance(fact, f.TaskCleaned | f.TaskLost):
         # All other tasks keep their nodes until their attempt is closed.
@@ -35,7 +35,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
 def next_placement(state: State) -> AttemptPlaced | None:
     """The next gang that can be placed now, or None.
 
-    Once None, it stays None until a fact for which `may_place` is true.
+    Once None, it stays None until a fact for which `frees_capacity` is true.
     """
     if state.disk_full or is_held(state):
         return None

@@ -62,7 +62,7 @@ class StreamKey(NamedTuple):
         return self.kind if self.rank < 0 else f"{self.kind}.{self.rank}"
 
 
-class Mark(NamedTuple):
+class StreamMark(NamedTuple):
     """State of a stream at one instant, to return to."""
 
     size: int
@@ -115,7 +115,7 @@ class StreamFile:
         self._fds: tuple[int, int] | None = None
         self.was_synced = False
         self.is_suspect = False  # an fsync failed, and none has succeeded since
-        self._kept: Mark | None = None  # on disk; before the first write, all that was found
+        self._kept: StreamMark | None = None  # on disk; before the first write, all that was found
         self._is_uncut = False  # the files are longer than `_kept`
         self._load(IndexFile(path))
 
@@ -271,9 +271,9 @@ class StreamFile:
             raise LogStoreError(f"{self.path} cannot be written: {error.strerror}") from error
         self.ended = True
 
-    def mark(self) -> Mark:
+    def mark(self) -> StreamMark:
         """Return the present state. Raises OSError."""
-        return Mark(
+        return StreamMark(
             self.size,
             self.stored,
             self.gap,
@@ -286,7 +286,7 @@ class StreamFile:
             _size(index_path(self.path)),
         )
 
-    def keep(self, mark: Mark) -> None:
+    def keep(self, mark: StreamMark) -> None:
         """Record that the state of `mark` is on disk."""
         self._kept = mark
         self.was_synced = True
