@@ -21,6 +21,7 @@ from agent.core.shim_protocol import (
     ShimStatus,
     StoppedBy,
 )
+from agent.leftovers.fuse import abort_fuse
 from agent.leftovers.processes import kill_leftovers, leftover_processes
 from agent.logs.shipper import LogShipper
 from agent.monitors.hangs.monitor import HangMonitor
@@ -38,6 +39,8 @@ _PAUSE_MAX_S: Final = 1.0
 # Pause between two attempts to end processes that SIGKILL does not end, and to remove a directory
 # that cannot be removed.
 _AGAIN_S: Final = 30.0
+# The shim checks processes that SIGKILL did not end once a second.
+_FREED_S: Final = 5.0
 
 _EXAMINERS: Final = ThreadPoolExecutor(256, "examiner")
 """Each thread may wait for a minute until the kernel lets processes go. Nothing else may wait for a
@@ -245,7 +248,7 @@ class TaskSupervisor:
         """Post the received statuses in order, until cancelled. A task's final traffic evidence
         comes before its end."""
         while True:
-            status = await self._statuses.get()
+            status = await self._next_status()
             ended = status.exit is not None or status.phase.terminal
             if ended:
                 await self._proofs.finish(self.task)
@@ -257,6 +260,22 @@ class TaskSupervisor:
                     # Not earlier, because only now the task's NCCL log is complete.
                     self._logs.complete(self.task, reported=False)
             self.known.set()
+
+    async def _next_status(self) -> ShimStatus:
+        """Return the next status. If it names processes that survive SIGKILL because of a FUSE file
+        system of their own, free them and wait for the status without them."""
+        status = await self._statuses.get()
+        loop = asyncio.get_running_loop()
+        while status.phase is ShimPhase.STUCK:
+            freeing = loop.run_in_executor(_EXAMINERS, abort_fuse, status.survivors)
+            if not await freeing:
+                break
+            try:
+                async with asyncio.timeout(_FREED_S):
+                    status = await self._statuses.get()
+            except TimeoutError:
+                break
+        return status
 
     def _say(self, status: ShimStatus) -> None:
         if status.complaint and status.complaint != self._complaint:

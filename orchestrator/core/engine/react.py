@@ -55,6 +55,7 @@ from orchestrator.core.nodes.restored import (
     settled,
     unknown_tasks_expired,
 )
+from orchestrator.core.nodes.unkillable import nodes_with_survivors
 from orchestrator.core.scheduling.placement import can_do_without
 from orchestrator.core.webhooks.outbox import queue_webhooks
 
@@ -194,7 +195,7 @@ def _after(state: State, job: Job, number: int, limits: Limits) -> list[f.Fact]:
     guilty = guilty_nodes(attempt, attempt.cause) if attempt.cause is not None else frozenset()
     spare = can_do_without(state, job.spec, job.avoid | guilty)
     return [
-        after_attempt(job, attempt, spare=spare),
+        after_attempt(job, attempt, spare=spare, unkillable=nodes_with_survivors(state, job)),
         *judged(state, job, attempt, limits, spare=spare),
     ]
 

@@ -90,6 +90,7 @@ _FOR_NOW: Final = frozenset(
         "memory_busy",
         "same_gpus",
         "not_connected",
+        "disk",
         "network",
         "fabric",
         SPREAD,
@@ -164,6 +165,8 @@ def busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
     holders = tuple(node.holders)
     if node.link is not LinkState.CONNECTED:
         return Rejection("not_connected", "is not connected", holders)
+    if bad := disk_problem(node):
+        return Rejection("disk", bad)
     if unknown := unknown_on(state, node.name):
         return Rejection("restored", f"stops what the journal lacks: task {unknown}")
     if not shares(spec, node.inventory):
@@ -191,6 +194,12 @@ def busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
         words = f"has {max(0, free_memory(node)) / 2**30:.1f} GiB of memory free"
         return Rejection("memory_busy", words, holders)
     return None
+
+
+def disk_problem(node: Node) -> str:
+    """Return why no task can start on the node's disk, as its agent reports it, else ""."""
+    bad = [disk.text for disk in node.disks if disk.full or disk.hangs]
+    return f"has no disk for a task: {bad[0]}" if bad else ""
 
 
 def consider(state: State, job: Job) -> Considered:
