@@ -42,7 +42,7 @@ from orchestrator.core.storage.removal import clock_doubt, may_remove_by_age
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.change_counters import ChangeCounters
-from orchestrator.shell.inbox import Inbox, Received, submit_bytes
+from orchestrator.shell.inbox import InputQueue, Received, submit_bytes
 from orchestrator.shell.job_archive import ROOM_AGAIN_S, JobArchive
 from orchestrator.shell.job_index import JobIndex
 from orchestrator.shell.new_webhooks import NewWebhooks
@@ -114,7 +114,7 @@ class Coordinator:
         self._networks = networks
         self._first_job = first_job
         self._sessions = sessions
-        self._inbox = Inbox(clock)
+        self._inbox = InputQueue(clock)
         self._timers: Timers[a.Timer] = Timers(
             clock, lambda timer: self._inbox.put_now(TimerFired(timer))
         )
