@@ -1,0 +1,42 @@
+"""The state machines in CONTRIBUTING.md are those of the code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+
+from agent.core.network_phase import NETWORK_TRANSITIONS
+from agent.shim.messages import ShimPhase
+from orchestrator.core.model.attempt import ATTEMPT_TRANSITIONS
+from orchestrator.core.model.job import JOB_TRANSITIONS
+from orchestrator.core.model.node import LINK_TRANSITIONS
+from orchestrator.core.model.task import TASK_TRANSITIONS
+from tests.architecture.sources import TREE
+
+TABLES: dict[str, Mapping[Enum, frozenset[Enum]]] = {
+    "Job": {**JOB_TRANSITIONS},
+    "Attempt": {**ATTEMPT_TRANSITIONS},
+    "Task": {**TASK_TRANSITIONS},
+    "Node": {**LINK_TRANSITIONS},
+    "Network": {**NETWORK_TRANSITIONS},
+}
+
+PAGE = (TREE / "CONTRIBUTING.md").read_text("utf-8")
+
+
+def test_the_page_has_every_transition() -> None:
+    lines = re.findall(r"^(\w+) +([A-Z]+) +-> ([A-Z ]+)$", PAGE, re.MULTILINE)
+    shown = {(machine, state): set(after.split()) for machine, state, after in lines}
+    tables = {
+        (machine, state.name): {one.name for one in after}
+        for machine, table in TABLES.items()
+        for state, after in table.items()
+        if after
+    }
+    assert shown == tables
+
+
+def test_the_page_names_every_phase_of_the_shim() -> None:
+    section = PAGE.partition("## State machines")[2].partition("\n## ")[0]
+    assert [phase.name for phase in ShimPhase if phase.name not in section] == []
