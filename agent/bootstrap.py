@@ -75,7 +75,7 @@ class ShimChannel:
             return []
 
     def stopping(self) -> bool:
-        """Whether the shim has begun to stop the job. The shim sets the flag before its first
+        """True if the shim has begun to stop the job. The shim sets the flag before its first
         signal.
         """
         return os.pread(FLAG_FD, 1, 0) == b"1"
@@ -207,7 +207,7 @@ def _no_torch(error: ImportError) -> str:
 
 
 def _says_in_use(error: BaseException | None) -> bool:
-    """Whether an exception in the chain reports EADDRINUSE. For a dynamic rendezvous, only an inner
+    """True if an exception in the chain reports EADDRINUSE. For a dynamic rendezvous, only an inner
     one does.
     """
     seen: list[BaseException] = []

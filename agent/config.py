@@ -55,7 +55,7 @@ class PortSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hosts(msgspec.Struct, frozen=True, kw_only=True):
-    """How this node gets the names of a gang's nodes. `auto` means `file` if the agent runs as root
+    """Source of the names of a gang's nodes. `auto` means `file` if the agent runs as root
     and does not share its machine, else `off`."""
 
     mode: Literal["auto", "file", "private", "off"] = "auto"

@@ -44,7 +44,7 @@ _log = structlog.get_logger("agent.link.control")
 
 
 class _Connection:
-    """One websocket and its counters. `ending` is set once, to the reason for its end."""
+    """A websocket and its counters. `ending` is set once, to the reason for its end."""
 
     def __init__(self, websocket: Websocket) -> None:
         self.websocket = websocket
@@ -72,7 +72,7 @@ class _Connection:
             self.end(f"a report could not be sent: {error}")
 
     def _is_news(self, report: Report) -> bool:
-        """Whether the report differs from the last one sent on this connection, except for the
+        """True if the report differs from the last one sent on this connection, except for the
         clock.
         """
         if not isinstance(report, TaskReport):

@@ -52,7 +52,7 @@ class FabricMonitor(Monitor):
         self.latest: Probe | None = None
 
     def there(self) -> bool:
-        """Whether the node has RDMA devices, or cards without a driver. Such cards are looked up
+        """True if the node has RDMA devices, or cards without a driver. Such cards are looked up
         only once per agent process."""
         names = FsRoot(self._root).names(CLASS)
         if not isinstance(names, Unread) or not names.absent:
@@ -63,7 +63,7 @@ class FabricMonitor(Monitor):
         return self._idle_cards
 
     def devices(self) -> bool:
-        """Whether the directory of RDMA devices exists and can be read."""
+        """True if the directory of RDMA devices exists and can be read."""
         return not isinstance(FsRoot(self._root).names(CLASS), Unread)
 
     def awaited(self) -> frozenset[str]:

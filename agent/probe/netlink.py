@@ -52,7 +52,7 @@ class NetworkLink:
 
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
-    """One address, like 10.0.0.5/16, and the index of its interface."""
+    """An address, like 10.0.0.5/16, and the index of its interface."""
 
     index: int
     address: str
@@ -83,7 +83,7 @@ def subscribe() -> socket.socket:
 
 
 def has_changes(sock: socket.socket) -> bool:
-    """Whether a subscription has received a change since the last call."""
+    """True if a subscription has received a change since the last call."""
     heard = False
     while True:
         try:

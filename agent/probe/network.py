@@ -165,7 +165,7 @@ def kind_of(link: NetworkLink, links: dict[int, NetworkLink], tree: FsRoot) -> I
 
 
 def _reaches_out(port: NetworkLink, links: dict[int, NetworkLink], tree: FsRoot) -> bool:
-    """Whether a bridge port leads off this machine. Ports of containers and virtual machines do
+    """True if a bridge port leads off this machine. Ports of containers and virtual machines do
     not.
     """
     return kind_of(port, links, tree) in (

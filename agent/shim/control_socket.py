@@ -19,7 +19,7 @@ Document = Callable[[], dict[str, object]]
 
 
 class ControlClient:
-    """One connection. At most one document is pending, because an older one would be outdated."""
+    """A connection. At most one document is pending, because an older one would be outdated."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection

@@ -1,4 +1,4 @@
-"""One task: its phases, and the effect of each command and each process end."""
+"""A task: its phases, and the effect of each command and each process end."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def request_of(task_dir: Path, options: ShimOptions) -> dict[str, object]:
 
 
 def by_units(config: AgentConfig, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether each shim runs as a systemd unit. Raises SpawnError if that is configured but
+    """True if each shim runs as a systemd unit. Raises SpawnError if that is configured but
     impossible.
     """
     if config.shims == "forked":
@@ -106,7 +106,7 @@ def by_units(config: AgentConfig, environ: Mapping[str, str] = os.environ) -> bo
 
 
 def restricted(status: Path = Path("/proc/self/status")) -> bool:
-    """Whether this process and its children can gain no privileges, as in a sandbox."""
+    """True if this process and its children can gain no privileges, as in a sandbox."""
     try:
         return re.search(r"(?m)^NoNewPrivs:\s*1$", status.read_text()) is not None
     except OSError:

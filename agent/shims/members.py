@@ -32,7 +32,7 @@ class Process(NamedTuple):
 
     @property
     def same(self) -> bool:
-        """Whether this pid is still this process."""
+        """True if this pid is still this process."""
         found = syscalls.stat_of(self.pid)
         return found is not None and found[2] == self.began
 

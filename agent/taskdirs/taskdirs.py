@@ -54,12 +54,12 @@ _log = structlog.get_logger("agent.taskdirs.taskdirs")
 
 
 def is_being_created(name: str) -> bool:
-    """Whether an entry of the tasks directory is being created or removed."""
+    """True if an entry of the tasks directory is being created or removed."""
     return name.startswith((_NEW, _GONE))
 
 
 def has_tasks(state_dir: Path) -> bool:
-    """Whether a state directory has tasks of an earlier agent process. Raises FileError."""
+    """True if a state directory has tasks of an earlier agent process. Raises FileError."""
     try:
         with os.scandir(state_dir / TASKS) as entries:
             return any(
@@ -334,7 +334,7 @@ class TaskDirs:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether `path` is a folder and no link to one. Raises OSError."""
+    """True if `path` is a folder and no link to one. Raises OSError."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except FileNotFoundError:

@@ -176,7 +176,7 @@ class TaskRegistry:
         )
 
     def _is_without_shim(self, task: TaskId) -> bool:
-        """Whether a folder without a manifest has no record of a shim, either. It is removed, or
+        """True if a folder without a manifest has no record of a shim, either. It is removed, or
         left if something else has made what is in it."""
         try:
             if examine(self._folders.path(task)).ownership is not Ownership.LOST:

@@ -55,7 +55,7 @@ class PassLine(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One job of the benchmark. `rdma` is the job's setting and `plan` the gang's fabric plan.
+    """A job of the benchmark. `rdma` is the job's setting and `plan` the gang's fabric plan.
     `verdict` is the coordinator's traffic verdict (for gloo always TCP), and `transport` its
     text."""
 

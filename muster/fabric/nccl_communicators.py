@@ -236,7 +236,7 @@ def ranks_here(every: Iterable[Communicator]) -> Here:
 
 
 def _whole(one: Communicator, here: Here) -> bool:
-    """Whether all of it is on this host."""
+    """True if all of it is on this host."""
     return bool(one.id) and 0 < one.size <= len(here[one.id])
 
 
@@ -246,7 +246,7 @@ def _on_host(
     own: tuple[Communicator, ...],
     here: Here,
 ) -> bool:
-    """Whether both ends are known to be on this host."""
+    """True if both ends are known to be on this host."""
     ends = {pair.one, pair.other}
     if one.id:
         return ends <= here[one.id]

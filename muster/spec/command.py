@@ -182,19 +182,19 @@ def of_python(words: list[str]) -> list[str]:
 
 
 def needs_interpreter(argv: Sequence[str]) -> bool:
-    """Whether, under `processes`, these words are for the job's interpreter and name no program."""
+    """True if, under `processes`, these words are for the job's interpreter and name no program."""
     return argv[0] == "-m" or suffix(argv[0]) in _PYTHON_SUFFIXES
 
 
 def is_python_script(word: str) -> bool:
-    """Whether `word` can be a script for torchrun: `train.py`, or a path without a suffix."""
+    """True if `word` can be a script for torchrun: `train.py`, or a path without a suffix."""
     if suffix(word) in _PYTHON_SUFFIXES:
         return True
     return "/" in word and not suffix(word) and base_name(word) not in _NOT_PYTHON
 
 
 def is_python(word: str) -> bool:
-    """Whether a program is an interpreter of Python 3, by its name."""
+    """True if a program is an interpreter of Python 3, by its name."""
     return _PYTHON.fullmatch(base_name(word)) is not None
 
 
@@ -296,7 +296,7 @@ def _accelerate_checked(words: list[str]) -> list[str]:
 
 
 def _begins_program(word: str) -> bool:
-    """Whether accelerate's options end at this word."""
+    """True if accelerate's options end at this word."""
     return is_python_script(word) or word in ("-m", "--module")
 
 

@@ -114,7 +114,7 @@ class Problems:
 
     @property
     def full(self) -> bool:
-        """Whether further problems are only counted."""
+        """True if further problems are only counted."""
         return len(self._found) >= MAX_PROBLEMS
 
     def add(

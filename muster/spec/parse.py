@@ -377,7 +377,7 @@ def _idle(job: Section) -> Idle | None:
 
 
 def _has_time_limit(job: Section) -> bool:
-    """Whether a time limit was given, valid or not."""
+    """True if a time limit was given, valid or not."""
     return any(key in job.raw for key in ("time_limit", "max_duration", "time"))
 
 

@@ -1,9 +1,9 @@
-"""Events over HTTP: a page of them as JSON, or all that come as Server-Sent Events.
+"""Events over HTTP: one page as JSON, or a stream of Server-Sent Events.
 
-The id of an event is its place in the journal, so a reader that was cut off goes on behind the last
-one it saw, also at another life of the coordinator; and when it was, so that a reader of a journal
-that was replaced by a backup is told. Every reader reads the journal at its own pace: nothing is
-kept for it. `StreamRevocation` cuts a stream whose token is good no longer.
+The id of an event is its position and its time in the journal. A reader that was cut off continues
+after its last event, even after a restart of the coordinator, and a reader of a journal that was
+replaced by a backup gets an error. Every reader reads the journal at its own pace; nothing is
+buffered for it. `StreamRevocation` ends a stream whose token is no longer valid.
 """
 
 import re
@@ -113,8 +113,8 @@ class EventsApi:
 
     async def _check(self, place: "_Place") -> None:
         """Refuse an event that has not been, or was another one: a reader from before a backup was
-        restored would pass over what is new to it. A browser stops at a refusal, and its page is
-        told.
+        restored would pass over what is new to it. A browser stops at a refusal and notifies
+        its page.
         """
         if not place.seq:
             return
@@ -216,7 +216,7 @@ class _Place:
         return "-" in self.text
 
     def names(self, at: float) -> bool:
-        """Whether the event that is there now, of this time, is the one meant."""
+        """True if the event that is there now, of this time, is the one meant."""
         return self.text == event_id(self.seq, at)
 
 

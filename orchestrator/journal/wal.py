@@ -95,7 +95,7 @@ def _count_ends(file: BinaryIO, page_bytes: int, salts: list[int]) -> int:
 
 
 def _is_blank(head: bytes, file: BinaryIO) -> bool:
-    """Whether the file contains only zeros: its size reached the disk and its data did not."""
+    """True if the file contains only zeros: its size reached the disk and its data did not."""
     while not any(head):
         head = file.read(1 << 20)
         if not head:

@@ -247,7 +247,7 @@ class Coordinator:
         return known if known is not None else await self.archive.find(name)
 
     def forgot(self, name: JobId) -> bool:
-        """Whether retention has removed a job that is neither in the state nor in the archive."""
+        """True if retention has removed a job that is neither in the state nor in the archive."""
         return name <= self.archive.forgotten_to
 
     async def archive_ended(self) -> Never:

@@ -134,7 +134,7 @@ class Crashes:
         self.happened = False
 
     def due(self, who: Who, deed: Deed, what: str, when: When) -> bool:
-        """Whether the process is to die here."""
+        """True if the process is to die here."""
         point = Point(who, deed, what, when)
         self.passed[point] += 1
         if point != self.wanted or self.passed[point] != self.nth:

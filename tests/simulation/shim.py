@@ -36,7 +36,7 @@ _MUTE = 3
 
 
 def writes_nothing(world: World, task: TaskId) -> bool:
-    """Whether the logs of a task stay without a byte."""
+    """True if the logs of a task stay without a byte."""
     return world.seed >= FIRST_MUTE and parse_task_id(task)[0] % _MUTE == 0
 
 
@@ -92,7 +92,7 @@ class Shim:
 
     @property
     def running(self) -> bool:
-        """Whether the program's processes exist and may still do something."""
+        """True if the program's processes exist and may still do something."""
         return self.occupied and self.started_at is not None and not self.wedged
 
     def document(self) -> s.ShimStatus:

@@ -239,7 +239,7 @@ class Deeds:
         self.ended[target] = time.monotonic()
 
     def excused(self, name: str) -> bool:
-        """Whether something is being done to this daemon or to its way to the others, or was
+        """True if something is being done to this daemon or to its way to the others, or was
         until a short while ago."""
         head = {self.cluster.coordinator.name, self.cluster.head.name}
         involved = {name, f"proxy {name}", *head}

@@ -132,7 +132,7 @@ async def _written(
 
 
 def _whole(path: Path, user: TaskUser, before: float) -> bool:
-    """Whether the dump is new and complete: its last byte is the end of a pickle."""
+    """True if the dump is new and complete: its last byte is the end of a pickle."""
     try:
         file = open_checked(str(path), user.uid)
     except (OSError, RefusedFileError):

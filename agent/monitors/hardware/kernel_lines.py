@@ -17,7 +17,7 @@ _KERNEL: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of /dev/kmsg. `seq` grows without gaps within one boot."""
+    """A record of /dev/kmsg. `seq` grows without gaps within one boot."""
 
     seq: int
     text: str

@@ -116,7 +116,7 @@ class FsRoot:
         return found if found.isprintable() else NO_TEXT
 
     def exists(self, path: str) -> bool:
-        """Whether the path exists, readable or not."""
+        """True if the path exists, readable or not."""
         return not isinstance(self.locate(path), Unread)
 
     def locate(self, path: str) -> str | Unread:

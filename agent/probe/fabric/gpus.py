@@ -102,7 +102,7 @@ def devices_of(tree: FsRoot) -> tuple[GpuDevice, ...]:
 
 
 def lacks_nvml(tree: FsRoot, functions: Sequence[Function]) -> bool:
-    """Whether this machine has NVIDIA GPUs but no Python module for NVML. A driver that does not
+    """True if this machine has NVIDIA GPUs but no Python module for NVML. A driver that does not
     answer is reported for its GPUs.
     """
     cards = (one for one in functions if one.vendor == NVIDIA and is_accelerator(one))
@@ -238,7 +238,7 @@ def _driver(tree: FsRoot) -> dict[str, GpuProperties]:
 
 
 def _divided(tree: FsRoot, minor: str) -> bool:
-    """Whether MIG has split the GPU with this minor number."""
+    """True if MIG has split the GPU with this minor number."""
     names = tree.names(f"{_MIG}/gpu{minor}/mig") if minor.isdecimal() else ()
     return not isinstance(names, Unread) and any(name.startswith("gi") for name in names)
 

@@ -104,7 +104,7 @@ def _functions(tree: FsRoot) -> tuple[Function, ...]:
 
 
 def is_accelerator(function: Function) -> bool:
-    """Whether it is a GPU or a similar accelerator."""
+    """True if it is a GPU or a similar accelerator."""
     kinds = _GPU_CLASSES.get(function.vendor or 0, ())
     if function.kind in kinds or function.kind == _ACCELERATOR:
         return True
@@ -116,7 +116,7 @@ def is_accelerator(function: Function) -> bool:
 
 
 def is_hca(function: Function) -> bool:
-    """Whether an RDMA driver could serve the card, by its class or vendor."""
+    """True if an RDMA driver could serve the card, by its class or vendor."""
     if function.kind == INFINIBAND_CLASS:
         return True
     return function.vendor == MELLANOX and function.kind in (
@@ -173,7 +173,7 @@ def _order(address: str) -> tuple[int, ...]:
 
 
 def _acs(tree: FsRoot, path: str) -> bool | None:
-    """Whether ACS redirects. Reads four bytes at a time, because reading the whole configuration
+    """True if ACS redirects. Reads four bytes at a time, because reading the whole configuration
     space takes milliseconds. None if unreadable, or if only its head is, as without root.
     """
     if not tree.window(path, _HEAD, 1):

@@ -150,7 +150,7 @@ def probe(
 
 
 def lacks_driver(root: Path) -> bool:
-    """Whether there are RDMA-capable cards but no RDMA device: InfiniBand cards, or cards for RoCE
+    """True if there are RDMA-capable cards but no RDMA device: InfiniBand cards, or cards for RoCE
     beside GPUs.
     """
     pci = functions(FsRoot(root))
@@ -202,7 +202,7 @@ def _forced(hca: Hca, index: int | None) -> Hca:
 
 
 def _is_virtual(tree: FsRoot) -> bool | None:
-    """Whether this is a virtual machine; None if the processor does not tell."""
+    """True if this is a virtual machine; None if the processor does not tell."""
     text = tree.text("proc/cpuinfo")
     if isinstance(text, Unread):
         return None
@@ -210,7 +210,7 @@ def _is_virtual(tree: FsRoot) -> bool | None:
 
 
 def _absent(tree: FsRoot, path: str | None) -> bool:
-    """Whether a named file is missing. A copy may just not include it."""
+    """True if a named file is missing. A copy may just not include it."""
     if path is None or not tree.live:
         return False
     found = tree.locate(path.lstrip("/"))
@@ -228,7 +228,7 @@ def _hostname(tree: FsRoot) -> str:
 
 
 def _arp_separate(tree: FsRoot) -> bool:
-    """Whether each interface answers only for its own addresses."""
+    """True if each interface answers only for its own addresses."""
     folder = "proc/sys/net/ipv4/conf/all"
     ignore, announce = tree.text(f"{folder}/arp_ignore"), tree.text(f"{folder}/arp_announce")
     return ignore in ("1", "2") and announce == "2"

@@ -57,7 +57,7 @@ def exit_code(probe: Probe) -> int:
 
 
 def summary(probe: Probe) -> str:
-    """One line: the number of problems, and what jobs will use."""
+    """A line: the number of problems, and what jobs will use."""
     errors, warnings = (
         sum(problem.severity is severity for problem in probe.problems)
         for severity in (Severity.ERROR, Severity.WARNING)

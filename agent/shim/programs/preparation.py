@@ -41,7 +41,7 @@ class PreparationListener:
 
 
 class Preparation:
-    """One task's preparation up to the gate. After `abandon` it reports only the launcher's end."""
+    """A task's preparation up to the gate. After `abandon` it reports only the launcher's end."""
 
     def __init__(
         self,
@@ -377,7 +377,7 @@ class Preparation:
         self._listener.launcher_ended(how)
 
     def _refused_early(self, report: RunnerReport, code: RefusalCode) -> bool:
-        """Whether the child never became its program. If so, refuse the task with the reason."""
+        """True if the child never became its program. If so, refuse the task with the reason."""
         if report.failure is None:
             return False
         by_stage = {"folder": RefusalCode.NO_FOLDER, "user": RefusalCode.USER_UNKNOWN}

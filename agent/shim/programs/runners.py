@@ -20,7 +20,7 @@ REAPED_MAX = 256
 
 
 class RunnerProcess:
-    """One runner or the program it has become. Reports the result of each order once.
+    """A runner or the program it has become. Reports the result of each order once.
 
     `become` reports success and failure of the exec. `ended` is called last, and may be changed. If
     the process dies before an order is answered, only `ended` is called.

@@ -276,7 +276,7 @@ def _refuse_existing(files: list[NewFile]) -> None:
 
 
 def _is_of(cluster: Cluster) -> bool:
-    """Whether the existing client's file holds a token of the cluster that is being replaced."""
+    """True if the existing client's file holds a token of the cluster that is being replaced."""
     try:
         text = cluster.client_file.read_text("utf-8")
         known = read_tokens(_tokens_path(cluster))

@@ -180,7 +180,7 @@ def _text(file: str) -> str:
 
 
 def looks_like_a_file(command: tuple[str, ...]) -> bool:
-    """Whether `muster submit job.yaml` was meant to be `muster submit -f job.yaml`."""
+    """True if `muster submit job.yaml` was meant to be `muster submit -f job.yaml`."""
     return (
         len(command) == 1 and command[0].endswith((".yaml", ".yml")) and os.path.exists(command[0])
     )

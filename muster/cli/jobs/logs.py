@@ -368,7 +368,7 @@ def _where(record: LogRecord) -> str:
 
 
 def _one_rank(view: JobView) -> bool:
-    """Whether only one rank can have written, so that lines need no prefix."""
+    """True if only one rank can have written, so that lines need no prefix."""
     if (view.max_nodes or view.nodes) > 1:
         return False
     ranks = [len(task.ranks) for attempt in view.attempts for task in attempt.tasks]

@@ -362,7 +362,7 @@ def _words(line: str) -> list[str]:
 
 
 def _expands(words: Sequence[str]) -> bool:
-    """Whether a shell would expand a word."""
+    """True if a shell would expand a word."""
     return any(set(word) & set("$`*?~") for word in words)
 
 

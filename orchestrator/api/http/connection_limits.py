@@ -108,7 +108,7 @@ def no_descriptors() -> ApiError:
 
 
 class GuardedConnection(web.RequestHandler):
-    """One connection of a client. The middleware reports the start and the end of each request."""
+    """A connection of a client. The middleware reports the start and the end of each request."""
 
     __slots__ = (
         "_busy",

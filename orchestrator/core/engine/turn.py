@@ -81,12 +81,12 @@ def _apply_with_reactions(
 
 
 def _is_drained(state: State, fact: NodeDrained) -> bool:
-    """Whether the coordinator would drain a node again, for the second of two reasons in a turn."""
+    """True if the coordinator would drain a node again, for the second of two reasons in a turn."""
     return fact.user == ITSELF and not state.nodes[fact.node].in_service
 
 
 def _is_void(state: State, fact: AttemptStarted | StopRequested) -> bool:
-    """Whether the attempt is past the fact already: started twice, stopping, or closed.
+    """True if the attempt is past the fact already: started twice, stopping, or closed.
 
     A gang that becomes ready and loses its node in the same turn does not start. If an attempt gets
     two causes in one turn, the first one counts. A node of a gang of one may report a start

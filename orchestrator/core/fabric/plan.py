@@ -177,7 +177,7 @@ def _as_port(rail: Rail) -> FabricPort:
 
 
 def _has_any(fabric: NodeFabric) -> bool:
-    """Whether NCCL might find RDMA hardware on the node by itself."""
+    """True if NCCL might find RDMA hardware on the node by itself."""
     return bool(fabric.ports or fabric.missing or fabric.unused or fabric.stops or fabric.unseen)
 
 

@@ -45,7 +45,7 @@ Layout = Sequence[PortPlace]
 
 
 def is_part(member: FabricMember) -> bool:
-    """Whether the job has only some of the node's GPUs, and so only the ports near these."""
+    """True if the job has only some of the node's GPUs, and so only the ports near these."""
     return len(member.ports) < len(member.fabric.ports)
 
 

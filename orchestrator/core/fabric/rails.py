@@ -104,7 +104,7 @@ def _alone(member: FabricMember) -> FabricMember:
 
 
 def _in_one_subnet(members: Sequence[FabricMember]) -> bool:
-    """Whether all ports certainly reach each other: those of one InfiniBand subnet do."""
+    """True if all ports certainly reach each other: those of one InfiniBand subnet do."""
     ports = [port for member in members for port in member.ports]
     subnets = {(port.sm_lid, port.prefix) for port in ports}
     infiniband = all(
@@ -213,7 +213,7 @@ def _signature(member: FabricMember) -> object:
 
 
 def _is_far(place: PortPlace | None) -> bool:
-    """Whether a node's part lacks this place although the place has no fault."""
+    """True if a node's part lacks this place although the place has no fault."""
     return place is None or (place.port is None and place.missing is None)
 
 

@@ -110,7 +110,7 @@ def from_record(task: Task) -> Cause | None:
 
 
 def is_consequence(cause: Cause) -> bool:
-    """Whether the kind of the cause usually follows from another rank's failure."""
+    """True if the kind of the cause usually follows from another rank's failure."""
     return cause.kind in CONSEQUENCES
 
 

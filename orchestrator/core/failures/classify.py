@@ -81,7 +81,7 @@ def judge(
 
 
 def says_in_use(written: str, port: int) -> bool:
-    """Whether a process's last output says that another process uses this port."""
+    """True if a process's last output says that another process uses this port."""
     _, rest, _ = _last_words(written)
     this_one = re.compile(rf"(?<!\d){port}(?!\d)")
     return any(IN_USE.search(line) and this_one.search(line) for line in rest.splitlines())

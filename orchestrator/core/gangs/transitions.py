@@ -147,7 +147,7 @@ def _refused(job: Job, attempt: Attempt, task: Task, now: Instant, limits: Limit
 
 
 def _settles(attempt: Attempt, task: Task) -> bool:
-    """Whether the fault of a refusal is clear at once."""
+    """True if the fault of a refusal is clear at once."""
     if task.refusal is None or attempt.phase is AttemptPhase.PREPARING:
         return task.refusal is not None and task.refusal.node_fault
     return task.refusal.code != RefusalCode.UNREACHABLE

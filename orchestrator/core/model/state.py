@@ -91,7 +91,7 @@ class Node:
 
     @property
     def in_service(self) -> bool:
-        """Whether the node may get jobs, if it is connected and free."""
+        """True if the node may get jobs, if it is connected and free."""
         return self.drain is None
 
     @property
@@ -310,7 +310,7 @@ class Job:
         return max(self.last_attempt, self.left_out_to) + 1
 
     def is_restored(self, attempt: int) -> bool:
-        """Whether the attempt was made before the journal was restored."""
+        """True if the attempt was made before the journal was restored."""
         return attempt <= self.left_out_to
 
     def find_attempt(self, number: int) -> Attempt | None:

@@ -193,7 +193,7 @@ def opinion(
 
 
 def _stuck(idle: Sequence[RankActivity], stood: Mapping[int, Sequence[Frame]]) -> bool:
-    """Whether these ranks do nothing, although they wait for no other rank."""
+    """True if these ranks do nothing, although they wait for no other rank."""
     return all(
         rank.doing is Doing.STOPPED or (rank.rank in stood and not waits(stood[rank.rank]))
         for rank in idle

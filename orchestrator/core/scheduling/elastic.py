@@ -20,7 +20,7 @@ COMES_BACK: Final = 2
 
 
 def may_join(state: State, fact: Fact) -> bool:
-    """Whether this fact may let a node join a gang that no node could join before."""
+    """True if this fact may let a node join a gang that no node could join before."""
     return frees_capacity(state, fact) or (
         isinstance(fact, TaskStarted) and fact.job in state.elastic
     )

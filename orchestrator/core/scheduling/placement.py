@@ -387,7 +387,7 @@ def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
 
 
 def can_do_without(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
-    """Whether a whole gang could be placed, now or later, without the nodes in `avoid`."""
+    """True if a whole gang could be placed, now or later, without the nodes in `avoid`."""
     fitting = [node for node in state.nodes.values() if unfit(spec, node) is None]
     kept = _unspoilt(fitting, avoid)
     return enough(spec, kept, state.networks, share_network=bool(avoid))

@@ -24,7 +24,7 @@ from orchestrator.core.scheduling.restore_hold import (
 
 
 def frees_capacity(state: State, fact: f.Fact) -> bool:
-    """Whether this fact may let a gang be placed that could not be placed before."""
+    """True if this fact may let a gang be placed that could not be placed before."""
     if isinstance(fact, f.TaskCleaned | f.TaskLost):
         # All other tasks keep their nodes until their attempt is closed.
         attempt = state.attempt(fact.job, fact.attempt)
@@ -54,7 +54,7 @@ def next_placement(state: State) -> AttemptPlaced | None:
 
 
 def _enough_free(state: State, spec: JobSpec) -> bool:
-    """Whether enough nodes may have room, without looking at whether they fit.
+    """True if enough nodes may have room, without looking at whether they fit.
 
     A quick check: with a full cluster, whose nodes reconnect one by one after a restart, it saves
     the placement.

@@ -50,7 +50,7 @@ def fabric_view(job: Job) -> FabricView:
 
 
 def was_refused(attempt: Attempt) -> bool:
-    """Whether the gang's nodes do not match, so that it never had a plan."""
+    """True if the gang's nodes do not match, so that it never had a plan."""
     cause = attempt.cause
     differ = cause is not None and cause.refusal == RefusalCode.FABRIC_DIFFERS
     return differ and plan_of(attempt) is None

@@ -402,7 +402,7 @@ class LogIngest:
             return False
 
     async def _is_ours(self, connection: LogConnection, name: TaskId) -> bool:
-        """Whether the task runs or ran on this node. Otherwise its logs stay on the node."""
+        """True if the task runs or ran on this node. Otherwise its logs stay on the node."""
         task = self._coordinator.state.task(name)
         if (task is not None and task.node == connection.node) or name in connection.late:
             return True

@@ -282,7 +282,7 @@ class LogStore:
         return taken
 
     def has_room(self, name: StreamId) -> bool:
-        """Whether the next bytes of a stream would be stored. Raises BadId and LogStoreError."""
+        """True if the next bytes of a stream would be stored. Raises BadId and LogStoreError."""
         job, _ = self._place(name)
         return job.removed is not None or self.space.refusal(job.usage.job, CHUNK_BYTES_MAX) is None
 

@@ -50,7 +50,7 @@ class Late(NamedTuple):
 
 
 class StreamKey(NamedTuple):
-    """One stream of a job. Its order also breaks ties between bytes of the same time."""
+    """A stream of a job. Its order also breaks ties between bytes of the same time."""
 
     attempt: int
     node_rank: int
@@ -417,14 +417,14 @@ def _without_zeros(index: IndexFile) -> int:
 
 
 def _is_too_long(error: OSError) -> bool:
-    """Whether no file can be so long. A limit of this process can be raised, so it is met like a
+    """True if no file can be so long. A limit of this process can be raised, so it is met like a
     full disk."""
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return error.errno in _TOO_LONG and limit == resource.RLIM_INFINITY
 
 
 def _has_bytes(path: Path, start: int) -> bool:
-    """Whether a file has nonzero bytes from `start` on. Reads a bounded amount."""
+    """True if a file has nonzero bytes from `start` on. Reads a bounded amount."""
     with path.open("rb", buffering=0) as file:
         for _ in range(_LOOKS_MAX):
             try:

@@ -95,7 +95,7 @@ class SyncRounds:
             self._writer.post(self._hurry.set)
 
     def is_pending(self, stream: StreamFile) -> bool:
-        """Whether the stream has bytes that may not be on disk."""
+        """True if the stream has bytes that may not be on disk."""
         return stream in self._written or stream in self._in_flight
 
     def drop(self, stream: StreamFile) -> None:
