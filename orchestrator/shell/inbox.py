@@ -23,7 +23,7 @@ class Received:
     at: Instant
 
 
-class InputQueue:
+class Inbox:
     """Queue with one reader. Senders wait while it is full, except those that use `put_now`."""
 
     def __init__(self, clock: Clock, waiting_max: int = WAITING_MAX) -> None:

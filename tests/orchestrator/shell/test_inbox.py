@@ -6,7 +6,7 @@ from muster.daemon.clock import SystemClock
 from muster.protocol.ids import SessionId
 from orchestrator.core.facts.effects import RequestId
 from orchestrator.core.facts.inputs import DiskSpaceChecked, Input, SessionEnded, SubmitReceived
-from orchestrator.shell.inbox import BATCH_MAX, SUBMIT_BYTES_MAX, InputQueue
+from orchestrator.shell.inbox import BATCH_MAX, SUBMIT_BYTES_MAX, Inbox
 from tests.orchestrator.shell.owner import SPEC
 
 A, B, C = DiskSpaceChecked("a"), DiskSpaceChecked("b"), DiskSpaceChecked("c")
@@ -18,7 +18,7 @@ def inputs(taken: object) -> list[Input]:
 
 
 async def test_whoever_brings_too_much_waits_and_what_must_not_wait_does_not() -> None:
-    inbox = InputQueue(SystemClock(), waiting_max=2)
+    inbox = Inbox(SystemClock(), waiting_max=2)
     await inbox.put(A)
     await inbox.put(B)
     third = asyncio.create_task(inbox.put(C))
@@ -33,7 +33,7 @@ async def test_whoever_brings_too_much_waits_and_what_must_not_wait_does_not() -
 
 
 async def test_a_burst_is_taken_in_pieces() -> None:
-    inbox = InputQueue(SystemClock())
+    inbox = Inbox(SystemClock())
     for number in range(BATCH_MAX + 1):
         inbox.put_now(DiskSpaceChecked(str(number)))
     assert len(await inbox.take()) == BATCH_MAX
@@ -41,7 +41,7 @@ async def test_a_burst_is_taken_in_pieces() -> None:
 
 
 async def test_a_batch_ends_with_the_submit_that_reaches_its_bytes() -> None:
-    inbox = InputQueue(SystemClock())
+    inbox = Inbox(SystemClock())
     half = SubmitReceived(RequestId(0), SPEC, "ann", size=SUBMIT_BYTES_MAX // 2)
     for given in (A, half, half, half, B):
         inbox.put_now(given)
@@ -50,7 +50,7 @@ async def test_a_batch_ends_with_the_submit_that_reaches_its_bytes() -> None:
 
 
 async def test_what_is_picked_is_gone_and_the_others_keep_their_order_and_moments() -> None:
-    inbox = InputQueue(SystemClock(), waiting_max=3)
+    inbox = Inbox(SystemClock(), waiting_max=3)
     for given in (A, B, C):
         await inbox.put(given)
     waiting = asyncio.create_task(inbox.put(A))
