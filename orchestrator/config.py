@@ -98,7 +98,7 @@ class EndedJobs(msgspec.Struct, frozen=True, kw_only=True):
     keep_max: Count = 1_000_000
 
 
-class HangSettings(msgspec.Struct, frozen=True, kw_only=True):
+class Hangs(msgspec.Struct, frozen=True, kw_only=True):
     """Thresholds of hang detection: a job hangs if it was silent for `quiet_s` and for `gaps` times
     its longest gap so far. Also the thresholds for reporting a job that still computes or waits for
     a disk.
@@ -154,7 +154,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool_defaults: dict[str, dict[str, Any]] = {}
     limits: RequestLimits = RequestLimits()
     quarantine: QuarantineSettings = QuarantineSettings()
-    hangs: HangSettings = HangSettings()
+    hangs: Hangs = Hangs()
     job_logs: JobLogs = JobLogs()
     ended_jobs: EndedJobs = EndedJobs()
     webhooks: Webhooks = Webhooks()

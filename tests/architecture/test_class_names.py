@@ -14,8 +14,12 @@ AT_BOTH_ENDS = {
     "State",
     "Timer",
     "TimerFired",
+    # The agent's input becomes the coordinator's fact.
+    "TaskObserved",
     # The coordinator answers with it, the client raises it.
     "ApiError",
+    # The role of a user, and that of a node in a gang.
+    "Role",
 }
 
 

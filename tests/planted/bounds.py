@@ -14,7 +14,7 @@ from agent.core import apply as agent_evolve
 from agent.core import facts as agent_facts
 from agent.core import state as agent_state
 from agent.core.inputs import LinkDown
-from agent.link.inbox import InputQueue as AgentInbox
+from agent.link.inbox import Inbox as AgentInbox
 from agent.logs.offsets import WINDOW_BYTES, LogOffsets, Stream
 from muster.daemon.clock import SystemClock
 from muster.daemon.timers import Timers
@@ -32,7 +32,7 @@ from orchestrator.core.model.history import LINES_KEPT, BoundedLines
 from orchestrator.core.model.state import Node, State
 from orchestrator.core.nodes import service_state
 from orchestrator.shell.change_counters import ChangeCounters
-from orchestrator.shell.inbox import InputQueue
+from orchestrator.shell.inbox import Inbox
 from orchestrator.shell.logs.connection import LogConnection
 from orchestrator.shell.logs.reader import Live, Piece
 from orchestrator.shell.logs.stream_file import StreamKey
@@ -115,7 +115,7 @@ def an_agent_keeps_the_last_events_of_its_hardware(_: Path) -> None:
 
 def agents_that_flood_the_coordinator_wait(_: Path) -> None:
     async def story() -> None:
-        inbox = InputQueue(SystemClock(), waiting_max=10)
+        inbox = Inbox(SystemClock(), waiting_max=10)
         loop = asyncio.get_running_loop()
         beat = inputs.TimerFired(a.Timer(a.TimerKind.NODE, node=NodeName("n1")))
         waiting = [loop.create_task(inbox.put(beat)) for _number in range(100)]
@@ -217,7 +217,7 @@ async def _room_for_all(_: AgentInbox) -> None:
     return
 
 
-async def _puts_now(self: InputQueue, received: inputs.Input) -> None:
+async def _puts_now(self: Inbox, received: inputs.Input) -> None:
     self.put_now(received)
 
 
@@ -277,7 +277,7 @@ BUGS = (
     Bug(
         "the coordinator stores whatever agents send",
         "I8",
-        put(InputQueue, "put", _puts_now),
+        put(Inbox, "put", _puts_now),
         agents_that_flood_the_coordinator_wait,
     ),
     Bug(
