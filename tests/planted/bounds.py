@@ -14,7 +14,7 @@ from agent.core import apply as agent_evolve
 from agent.core import facts as agent_facts
 from agent.core import state as agent_state
 from agent.core.inputs import LinkDown
-from agent.link.inbox import Inbox as AgentInbox
+from agent.link.inbox import InputQueue
 from agent.logs.offsets import WINDOW_BYTES, LogOffsets, Stream
 from muster.daemon.clock import SystemClock
 from muster.daemon.timers import Timers
@@ -64,7 +64,7 @@ def a_peer_that_floods_an_agent_waits(_: Path) -> None:
     """Its owner is busy with something else all the while."""
 
     async def story() -> None:
-        inbox, taken = AgentInbox(), 0
+        inbox, taken = InputQueue(), 0
 
         async def flood() -> None:
             nonlocal taken
@@ -213,7 +213,7 @@ def the_faults_of_a_node_have_a_bound(_: Path) -> None:
 # --- the bugs ---------------------------------------------------------------------------------
 
 
-async def _room_for_all(_: AgentInbox) -> None:
+async def _room_for_all(_: InputQueue) -> None:
     return
 
 
@@ -259,7 +259,7 @@ BUGS = (
     Bug(
         "an agent stores whatever it is sent",
         "I8",
-        put(AgentInbox, "room", _room_for_all),
+        put(InputQueue, "room", _room_for_all),
         a_peer_that_floods_an_agent_waits,
     ),
     Bug(
