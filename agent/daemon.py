@@ -28,6 +28,7 @@ from agent.core.effects import (
     RestoreNetwork,
     SendReport,
     SetTimer,
+    StoreRecord,
     TakeStacks,
     TellShim,
     Timer,
@@ -256,6 +257,8 @@ class Agent:
             case CreateTask():
                 self._tasks.create(action.task, action.prepare)
                 _log.info("task_accepted", task=action.task)
+            case StoreRecord():
+                self._tasks.store(action.task, action.record)
             case TellShim():
                 self._tasks.tell(action.task, action.command)
             case ArrangeNetwork():

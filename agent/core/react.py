@@ -10,6 +10,7 @@ from agent.core import effects as a
 from agent.core import facts as f
 from agent.core.inputs import TaskPaths
 from agent.core.network_phase import NetworkPhase, needed
+from agent.core.record import TaskRecord
 from agent.core.shim_protocol import (
     ShimHostfile,
     ShimHosts,
@@ -47,7 +48,15 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             # Hold back a success until the names are removed: one report instead of two.
             waits = restored and held.status is not None and succeeded(held.status)
             said = [] if waits else _report(state, held, now)
-            return [*_advance_shim(state, held, now), *restored, *said, *_cleanup(held)]
+            resumed = _watch_peers(held) if isinstance(fact, f.TaskAdopted) else []
+            driven = _advance_shim(state, held, now)
+            return [*driven, *resumed, *restored, *said, *_cleanup(held)]
+        case f.RecordKept(task, record):
+            held = state.tasks[task]
+            # The report of the start confirms the first terms.
+            news = record.stop is not None or task_state(held) is TaskState.STARTED
+            said = _report(state, held, now) if news else []
+            return [*(_open_gate(held) if held.started else []), *said]
         case f.Acknowledged(at):
             return [
                 told
@@ -61,11 +70,12 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             return _open_gate(state.tasks[task])
         case f.PlanTaken(task, arrange):
             hostfile = a.TellShim(task, ShimHostfile(arrange.hostfile))
+            stored = _store(state, state.tasks[task])
             if needed(arrange):
-                return [hostfile, a.ArrangeNetwork(task, arrange)]
+                return [*stored, hostfile, a.ArrangeNetwork(task, arrange)]
             # If the plan starts the task at once, the start implies that it was arranged.
             said = [] if arrange.start else _report(state, state.tasks[task], now)
-            return [hostfile, *said]
+            return [*stored, hostfile, *said]
         case f.NetworkReady(task):
             held = state.tasks[task]
             return [*_report(state, held, now), *(_open_gate(held) if held.started else [])]
@@ -75,14 +85,17 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             held = state.tasks[task]
             return [*_report(state, held, now), *_cleanup(held)]
         case f.StopTaken(task, _):
-            return _stop(state.tasks[task], SHORTENABLE)
+            held = state.tasks[task]
+            said = _report(state, held, now) if held.stop_stored else []
+            return [*_stop(held, SHORTENABLE), *_store(state, held), *said]
         case f.TaskChanged(task):
             # The report with the task's directories comes first, and contains the change.
             held = state.tasks[task]
             return [] if held.paths is None else _report(state, held, now)
         case f.TaskDirsCreated(task) | f.TaskFailed(task):
             held = state.tasks[task]
-            return [*_report(state, held, now), *_cleanup(held)]
+            stored = [] if held.stop is None else _store(state, held)
+            return [*stored, *_report(state, held, now), *_cleanup(held)]
         case f.Forgotten(task) | f.LogsKept(task):
             return _cleanup(state.tasks[task])
         case (
@@ -151,9 +164,10 @@ def _lease(held: HeldTask, until: float, now: Instant) -> list[a.Effect]:
 def _open_gate(held: HeldTask) -> list[a.Effect]:
     if held.arrange is None:
         raise AssertionError(f"task {held.id} starts without a plan")
-    if task_state(held) is not TaskState.ARRANGED:
-        return []
     arrange = held.arrange
+    stored = held.stored is not None and held.stored.plan is arrange
+    if task_state(held) is not TaskState.ARRANGED or not stored:
+        return []
     start = ShimStart(
         arrange.argv,
         arrange.env,
@@ -168,8 +182,23 @@ def _open_gate(held: HeldTask) -> list[a.Effect]:
     # A gang of one has no traffic and no hosts table.
     gang = arrange.fabric is not None and bool(arrange.hosts)
     watch: list[a.Effect] = [a.WatchTraffic(held.id, arrange)] if gang else []
-    peers: list[a.Effect] = [a.WatchPeers(held.id, arrange)] if arrange.hosts else []
-    return [*watch, *peers, *let_go, a.TellShim(held.id, start)]
+    return [*watch, *_watch_peers(held), *let_go, a.TellShim(held.id, start)]
+
+
+def _watch_peers(held: HeldTask) -> list[a.Effect]:
+    over = held.status is not None and held.status.phase.terminal
+    if held.arrange is None or not held.arrange.hosts or over:
+        return []
+    return [a.WatchPeers(held.id, held.arrange)]
+
+
+def _store(state: State, held: HeldTask) -> list[a.Effect]:
+    """Store what the coordinator has said of the task, once the task has a folder."""
+    if held.paths is None:
+        return []
+    boot = state.identity.boot_id
+    record = TaskRecord(boot, held.cluster, held.arrange, held.terms, held.stop)
+    return [a.StoreRecord(held.id, record)]
 
 
 def _restore(held: HeldTask) -> list[a.Effect]:
@@ -182,7 +211,7 @@ def _restore(held: HeldTask) -> list[a.Effect]:
 def _stop(held: HeldTask, phases: frozenset[ShimPhase]) -> list[a.Effect]:
     if held.stop is None or held.status is None:
         return []
-    if held.stop.force:
+    if held.stop.force and not held.status.phase.terminal:
         return [a.TellShim(held.id, ShimKill())]
     if held.status.phase not in phases:
         return []

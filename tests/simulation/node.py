@@ -12,6 +12,7 @@ from agent.core import inputs as s
 from agent.core.apply import apply
 from agent.core.decide import decide
 from agent.core.react import react
+from agent.core.record import TaskRecord
 from agent.core.shim_protocol import ShimCommand, ShimHostfile, ShimLease, ShimPhase, ShimStatus
 from agent.core.state import Identity, State
 from agent.core.turn import turn
@@ -248,6 +249,8 @@ class Node:
                 self.dies(Deed.WRITES, "KeepCluster", When.AFTER)
             case a.CreateTask(task, prepare):
                 self.later(self.pause(0.02), partial(self._make_folder, task, prepare))
+            case a.StoreRecord(task, record):
+                self.later(0.0, partial(self._store, task, record))
             case a.TellShim(task, command):
                 if isinstance(command, ShimHostfile):
                     held = self.state.tasks[task] if self.state is not None else None
@@ -276,6 +279,14 @@ class Node:
                 self.later(delay_s, partial(self._timer, timer, at))
             case _:
                 assert_never(action)
+
+    def _store(self, task: TaskId, record: TaskRecord) -> None:
+        folder = self.machine.folders.get(task)
+        if folder is None or self.dies(Deed.WRITES, "StoreRecord", When.BEFORE):
+            return
+        folder.memory = record
+        if not self.dies(Deed.WRITES, "StoreRecord", When.AFTER):
+            self.feed(s.RecordStored(task, record))
 
     def _timer(self, timer: a.Timer, at: float) -> None:
         if self._timers.get(timer) == at:
