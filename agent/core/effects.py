@@ -54,7 +54,7 @@ class StoreRecord(msgspec.Struct, frozen=True):
     record: TaskRecord
 
 
-class TellShim(msgspec.Struct, frozen=True):
+class SendToShim(msgspec.Struct, frozen=True):
     """Send a command to the task's shim, in order. If the shim has exited, the command is
     dropped."""
 
@@ -126,7 +126,7 @@ Effect = (
     | KeepCluster
     | CreateTask
     | StoreRecord
-    | TellShim
+    | SendToShim
     | ArrangeNetwork
     | ReleasePort
     | WatchTraffic

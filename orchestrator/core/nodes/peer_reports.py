@@ -106,7 +106,7 @@ def silent_one(state: State, attempt: Attempt, cause: Cause, now: Instant, limit
 def is_silent(state: State, task: Task, now: Instant, limits: Limits) -> bool:
     """Whether the task's node has been silent for so long that it is unknown."""
     node = state.nodes[task.node]
-    if now.mono < state.judged_from or state.brake is not None:
+    if now.mono < state.judged_from or state.mass_outage is not None:
         return False
     return node.link is LinkState.SUSPECT and now.mono >= unknown_at(node, limits)
 
