@@ -75,6 +75,7 @@ class Node:
         self._clock_offset = 0.0
         self._dials = 0
         self._deferred: list[Callable[[], None]] = []
+        self._records: dict[TaskId, TaskRecord] = {}
         self._timers: dict[a.Timer, float] = {}
         self._shipping: set[TaskId] = set()
         self._busy_shims: dict[TaskId, float] = {}
@@ -124,6 +125,7 @@ class Node:
         self.network.frozen[self.name] = False
         self.state = None
         self._deferred.clear()
+        self._records.clear()
         if not power:
             self.machine.detach()
         if self.connection is not None:
@@ -159,6 +161,7 @@ class Node:
             if self.doom is not None and isinstance(action, self.doom.action) and self._meet():
                 return
             self._perform(action)
+        self._store_records()
 
     def _feed_to_die(self, state: State, received: s.Input) -> None:
         """As a turn, step by step: it may die at each of them."""
@@ -182,6 +185,7 @@ class Node:
             self._perform(action)
             if sent is not None and self.dies(Deed.SENDS, sent, When.AFTER):
                 return
+        self._store_records()
 
     def dies(self, deed: Deed, what: str, when: When) -> bool:
         crashes = self.world.crashes
@@ -250,7 +254,7 @@ class Node:
             case a.CreateTask(task, prepare):
                 self.later(self.pause(0.02), partial(self._make_folder, task, prepare))
             case a.StoreRecord(task, record):
-                self.later(0.0, partial(self._store, task, record))
+                self._records[task] = record
             case a.SendToShim(task, command):
                 if isinstance(command, ShimHostfile):
                     held = self.state.tasks[task] if self.state is not None else None
@@ -280,12 +284,16 @@ class Node:
             case _:
                 assert_never(action)
 
-    def _store(self, task: TaskId, record: TaskRecord) -> None:
-        folder = self.machine.folders.get(task)
-        if folder is None or self.dies(Deed.WRITES, "StoreRecord", When.BEFORE):
-            return
-        folder.memory = record
-        if not self.dies(Deed.WRITES, "StoreRecord", When.AFTER):
+    def _store_records(self) -> None:
+        """Write what the turn has to store: at once, so that the course is that of a quick disk."""
+        records, self._records = self._records, {}
+        for task, record in records.items():
+            folder = self.machine.folders.get(task)
+            if folder is None or self.dies(Deed.WRITES, "StoreRecord", When.BEFORE):
+                return
+            folder.memory = record
+            if self.dies(Deed.WRITES, "StoreRecord", When.AFTER):
+                return
             self.feed(s.RecordStored(task, record))
 
     def _timer(self, timer: a.Timer, at: float) -> None:
