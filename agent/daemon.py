@@ -29,6 +29,7 @@ from agent.core.effects import (
     SendReport,
     SendToShim,
     SetTimer,
+    StoreRecord,
     TakeStacks,
     Timer,
     WatchPeers,
@@ -266,6 +267,8 @@ class Agent:
             case CreateTask():
                 self._tasks.create(action.task, action.prepare)
                 _log.info("task_accepted", task=action.task)
+            case StoreRecord():
+                self._tasks.store(action.task, action.record)
             case SendToShim():
                 self._tasks.send(action.task, action.command)
             case ArrangeNetwork():
