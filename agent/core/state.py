@@ -76,12 +76,12 @@ class HeldTask:
 
     @property
     def vouches(self) -> bool:
-        """Whether the agents of the task's gang vouch for each other."""
+        """True if the agents of the task's gang vouch for each other."""
         return self.arrange is not None and bool(self.arrange.key)
 
     @property
     def stop_stored(self) -> bool:
-        """Whether a stop is on disk, or the task never got a folder."""
+        """True if a stop is on disk, or the task never got a folder."""
         if self.stored is not None and self.stored.stop is not None:
             return True
         return self.stop is not None and self.failure is not None and self.paths is None
