@@ -13,6 +13,7 @@ FILE_NAME: Final = "journal.reserve"
 # This much stays free: the index of a longer log grows by 32 KiB, in a file of its own.
 _LEFT_BYTES: Final = 128 << 10
 _SMALLEST_BYTES: Final = 64 << 10
+_FILES_MIN: Final = 256
 
 # Errors of the kernel for a write without room (EDQUOT and EFBIG are "an I/O error"). An fsync
 # returns none of them; after a failed fsync, the state of the disk would be unknown.
@@ -96,9 +97,15 @@ class DiskReserve:
         needed = self.reserve_bytes * (2 if self._low else 1) + (
             0 if self._kept else self.reserve_bytes
         )
-        self._low = free < needed or not self.keep()
+        few = disk.f_files > 0 and disk.f_favail < _FILES_MIN * (2 if self._low else 1)
+        self._low = few or free < needed or not self.keep()
         if not self._low:
             return ""
+        if few:
+            return (
+                f"the disk of the coordinator's state folder {self._journal.parent} has only "
+                f"{disk.f_favail} inodes for new files"
+            )
         return (
             f"the disk of the coordinator's state folder {self._journal.parent} is full: "
             f"{free >> 20} MiB are free, and {max(needed >> 20, 1)} MiB are needed"

@@ -219,3 +219,20 @@ def test_a_full_disk_at_the_start_has_the_reserve_of_the_last_life(disk: Path) -
     assert [r.seq for r in again.replay()] == [1, 2]
     again.close()
     assert os.listdir(state)
+
+
+@pytest.mark.root
+def test_a_disk_without_inodes_is_full(tmp_path: Path) -> None:
+    """Its write-ahead log is a new file at each start."""
+    with small_disk(tmp_path / "disk", 64 << 20, inodes=600) as disk:
+        journal = Journal.open(disk / "state", RESERVE)
+        journal.begin_epoch()
+        assert journal.problem() == ""
+        files = [disk / str(number) for number in range(400)]
+        for file in files:
+            file.touch()
+        assert "inodes for new files" in journal.problem()
+        for file in files:
+            file.unlink()
+        assert journal.problem() == ""
+        journal.close()
