@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from muster.protocol.ids import JobId
 from muster.spec.model import JobSpec, Shell
 from orchestrator.core.facts import jobs as f
-from orchestrator.journal.disk_reserve import FILE_NAME
+from orchestrator.journal.disk_reserve import FILE_NAME, is_full
 from orchestrator.journal.errors import JournalError, JournalWriteError
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.reader_pool import read_only
@@ -236,3 +237,18 @@ def test_a_disk_without_inodes_is_full(tmp_path: Path) -> None:
             file.unlink()
         assert journal.problem() == ""
         journal.close()
+
+
+@pytest.mark.root
+def test_a_disk_that_refuses_writes_is_not_called_full(tmp_path: Path) -> None:
+    """Its advice would be to make room, and the reserve would be given away for nothing."""
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        assert is_full(error, disk)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        assert not is_full(error, disk)
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        fill(disk)
+        assert is_full(error, disk)
+        assert [file.name for file in disk.iterdir()] == ["filler"]
