@@ -12,7 +12,7 @@ from msgspec import UNSET
 from muster.http.job_actions import ChangeAnswer, RerunRequest, SignalAnswer, SignalRequest
 from muster.http.views import Explanation
 from muster.protocol.ids import NodeName
-from muster.spec.errors import RefusedError, SpecError
+from muster.spec.errors import InvalidValueError, SpecError
 from muster.spec.model import JobSpec
 from muster.spec.overrides import apply_overrides
 from muster.spec.parse import parse_mapping
@@ -149,7 +149,7 @@ class JobActionsApi:
             )
         try:
             signal = signal_name(str(asked.signal))
-        except RefusedError as error:
+        except InvalidValueError as error:
             given = str(asked.signal)[:_SHOWN_CHARS]
             raise bad_field("signal", f"{error.message}; {error.hint}", given) from error
         if asked.rank is not None and not 0 <= asked.rank <= RANK_MAX:
@@ -196,11 +196,11 @@ class JobActionsApi:
         unknown = [node for node in asked.exclude if node not in state.nodes]
         if unknown:
             # It may have been removed since the request was accepted.
-            before = await self._jobs.taken_before(request, key, digest)
+            before = await self._jobs.replayed_response(request, key, digest)
             if before is None:
                 raise bad_field("exclude", f"{unknown[0]!r} is not a node; see: muster nodes")
             return before
-        return await self._jobs.take(request, key, spec, digest, name)
+        return await self._jobs.submit_spec(request, key, spec, digest, name)
 
 
 def _changed_spec(spec: JobSpec, asked: RerunRequest) -> JobSpec:

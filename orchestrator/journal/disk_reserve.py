@@ -28,7 +28,7 @@ _NO_ROOM_ERRNO: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def is_full(error: sqlite3.Error, folder: Path) -> bool:
-    """Whether the error means a full disk, so that nothing was written and a retry is possible.
+    """True if the error means a full disk, so that nothing was written and a retry is possible.
 
     SQLite reports a disk that fails or is read-only by the same code as a quota. Writing a file to
     `folder` tells them apart.
