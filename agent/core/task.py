@@ -168,7 +168,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         launcher_said=status.launcher_said or "",
         warnings=held.warnings,
         survivors=status.survivors if status.phase is ShimPhase.STUCK else (),
-        doomed=status.phase is ShimPhase.STUCK and status.doomed,
+        doomed=status.doomed,
         no_output=held.no_output,
         observed=_observed(held, now),
         terms=_terms(held),

@@ -170,8 +170,9 @@ class ShimStatus:
     """The complete status of a shim's task.
 
     `exit` is the main program's; `stopped_by` is a StoppedBy. `survivors` are pids that SIGKILL did
-    not end; `doomed`: none of them will ever run its program again. `complaint` is about a command
-    that the shim could not read. `boot_s` is the time from the bootstrap's start to its hello, most
+    not end; `doomed`: none of them will ever run its program again; without survivors, no process
+    is left, but the exit record cannot be written. `complaint` is about a command that the shim
+    could not read. `boot_s` is the time from the bootstrap's start to its hello, most
     of it the import of torch. `launcher_said` is the end of a failed launcher's log. `signalled` is
     the number of the last `signal` that was carried out.
     """

@@ -240,7 +240,8 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     shim_lost. `launcher_said` is the end of the log of a failed launcher. `warnings` are sentences
     about findings while the gang was arranged. `survivors` are processes that SIGKILL does not end:
     the task is not clean until the kernel releases them. `doomed`: their SIGKILL is pending, so
-    none of them will ever run its program again. `no_output`: the task has ended without writing
+    none of them will ever run its program again; without survivors, no process is left, but no exit
+    record can be written. `no_output`: the task has ended without writing
     anything. `terms` is the number of the newest terms that are on the node's disk, 0 if none are.
     `stop_stored`: a stop of the task is on the node's disk, or nothing of the task is left there.
     From then on, the node vouches for no task of the attempt. `warned_s` is when the node warned
