@@ -325,7 +325,8 @@ class Preparation:
         child.ended = self._bootstrap_ended
         self._enter(child, self._interpreter_reported)
         child.become(
-            self.program(self.interpreters(), ["-c", PRELUDE], env, fds), self._interpreter_reported
+            self.program(self.interpreters(), ["-u", "-c", PRELUDE], env, fds),
+            self._interpreter_reported,
         )
         gate.opened()
         os.close(log)
