@@ -7,10 +7,19 @@ from typing import Final, assert_never
 import msgspec
 
 from agent.core.network_phase import NetworkPhase, needed
-from agent.core.shim_protocol import ShimExit, ShimFingerprint, ShimPhase, ShimRank, ShimStatus
+from agent.core.shim_protocol import (
+    ShimExit,
+    ShimFingerprint,
+    ShimPhase,
+    ShimRank,
+    ShimStartMethod,
+    ShimStatus,
+)
 from agent.core.state import HeldTask, State
-from muster.protocol.codec import FRAME_BYTES_MAX
-from muster.protocol.control_channel import (
+from muster.protocol.ids import TaskId
+from muster.protocol.instant import Instant
+from muster.protocol.link.codec import FRAME_BYTES_MAX
+from muster.protocol.link.control_channel import (
     Checkpoint,
     Fingerprint,
     Prepared,
@@ -18,13 +27,12 @@ from muster.protocol.control_channel import (
     Refusal,
     TaskReport,
 )
-from muster.protocol.fabric import NodeFabric
-from muster.protocol.hangs import RankActivity
-from muster.protocol.hardware_events import OOM
-from muster.protocol.ids import TaskId
-from muster.protocol.instant import Instant
-from muster.protocol.interfaces import Interface, InterfaceKind
+from muster.protocol.observations.fabric import NodeFabric
+from muster.protocol.observations.hangs import RankActivity
+from muster.protocol.observations.hardware_events import OOM
+from muster.protocol.observations.interfaces import Interface, InterfaceKind
 from muster.protocol.outcome import ExitStatus
+from muster.protocol.ranks_start import RanksStart
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 
@@ -168,6 +176,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         checkpoint=_checkpoint(held, now),
         idle_s=_idle_s(held, now),
         no_output=held.no_output,
+        start=_start(status.start_method),
     )
 
 
@@ -225,6 +234,13 @@ def _was_killed(rank: ShimRank, kills: dict[int, str]) -> bool:
     if rank.exit is None or rank.exit.signal != _SIGKILL or rank.stopped:
         return rank.oom
     return rank.oom or rank.pid in kills
+
+
+def _start(found: ShimStartMethod | None) -> RanksStart | None:
+    if found is None:
+        return None
+    seconds = (found.import_s, found.preload_s, found.check_s, found.fork_s)
+    return RanksStart(found.method, found.why, *seconds)
 
 
 def _checkpoint(held: HeldTask, now: Instant) -> Checkpoint | None:

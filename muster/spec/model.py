@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from muster.protocol.failure_kinds import FailureKind
-from muster.protocol.hangs import Hang
+from muster.protocol.observations.hangs import Hang
 
 SCHEMA_VERSION = 1
 
@@ -38,6 +38,13 @@ class Launcher(Enum):
         `accelerate launch`, `deepspeed` that of DeepSpeed's own launcher.
         """
         return self in (Launcher.TORCHRUN, Launcher.ACCELERATE, Launcher.DEEPSPEED)
+
+
+class StartMethod(Enum):
+    """Ranks are forked from a process that has imported torch, or executed as new programs."""
+
+    FORK = "fork"
+    EXEC = "exec"
 
 
 class Rendezvous(Enum):
@@ -218,7 +225,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     `notify` are the job's webhooks. `preflight`: nodes that fail it are refused before the start.
     `lease_s` is how long a node that is cut off from the coordinator may continue the job; None
     leaves it to the cluster. `checkpoint_dir` is the absolute path of a folder on the nodes;
-    changed files there count as progress. `idle`: None if idle GPUs do not matter.
+    changed files there count as progress. `idle`: None if idle GPUs do not matter. `preload` are
+    modules that are imported before the ranks are forked.
     """
 
     name: str
@@ -249,6 +257,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     notify: tuple[str, ...] = ()
     preflight: Preflight | None = None
     idle: Idle | None = None
+    start_method: StartMethod = StartMethod.EXEC
+    preload: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     @property

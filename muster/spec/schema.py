@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final, cast
 
 from muster.protocol.failure_kinds import FailureKind
-from muster.protocol.hangs import Hang
+from muster.protocol.observations.hangs import Hang
 from muster.spec import field_readers
 from muster.spec.field_readers import MAX_NODES
 from muster.spec.key_docs import KEYS, alias_of
@@ -25,6 +25,7 @@ from muster.spec.model import (
     Preflight,
     Rdma,
     Rendezvous,
+    StartMethod,
 )
 from muster.spec.parse import MAX_RETRIES, MAX_WEBHOOKS
 from muster.spec.roles import MAX_NPROC
@@ -177,6 +178,15 @@ def _properties() -> dict[str, Schema]:
             "default": False,
         },
         "preflight": {"enum": [preflight.value for preflight in Preflight]},
+        "start_method": {
+            "enum": [method.value for method in StartMethod],
+            "default": StartMethod.EXEC.value,
+        },
+        "preload": {
+            "type": "array",
+            "maxItems": field_readers.MAX_PRELOAD,
+            "items": _text(rf"^\s*{field_readers.MODULE_NAME}\s*$"),
+        },
         "notify": {
             "type": "array",
             "maxItems": MAX_WEBHOOKS,

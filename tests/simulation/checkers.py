@@ -16,7 +16,7 @@ from typing import NoReturn, TypeVar
 
 from agent.core.shim_protocol import ShimPhase
 from muster.protocol.ids import JobId, parse_task_id
-from muster.protocol.interfaces import Endpoint
+from muster.protocol.observations.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode
 from orchestrator.core.engine.invariants import check
 from orchestrator.core.facts import cluster as cf

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import NodeName, parse_task_id
+from muster.protocol.link.control_channel import Inventory
 from muster.spec.model import JobSpec
 from orchestrator.core.gangs.log_delivery import tasks_with_pending_logs
 from orchestrator.core.model.job import JobPhase

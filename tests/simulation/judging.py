@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from muster.protocol.hardware_events import Grade, HardwareEvent
 from muster.protocol.ids import JobId, NodeName
+from muster.protocol.observations.hardware_events import Grade, HardwareEvent
 from muster.protocol.outcome import Cause, CauseCode
 from orchestrator.core.facts import hangs as hf
 from orchestrator.core.facts import jobs as f

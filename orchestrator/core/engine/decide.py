@@ -10,7 +10,9 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import BadId, JobId, SessionId, TaskId
+from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
     Heartbeat,
     HeartbeatAck,
@@ -19,8 +21,6 @@ from muster.protocol.control_channel import (
     TaskReport,
     Welcome,
 )
-from muster.protocol.ids import BadId, JobId, SessionId, TaskId
-from muster.protocol.instant import Instant
 from muster.protocol.states import TaskState
 from orchestrator.core.engine.apply_jobs import bytes_of
 from orchestrator.core.engine.timers import decide_timer, restart_timers
@@ -34,7 +34,6 @@ from orchestrator.core.facts.decision import Decision
 from orchestrator.core.failures.causes import ended_before_s, from_report, is_consequence
 from orchestrator.core.failures.stops import affects_gang, stop, stop_or_leave, was_killed
 from orchestrator.core.gangs.commands import commands_for_reported_task, tasks_on
-from orchestrator.core.gangs.leases import leases_told
 from orchestrator.core.gangs.task_reports import new_facts_from_report
 from orchestrator.core.gangs.workdir_hint import add_workdir_hint
 from orchestrator.core.model.attempt import AttemptPhase
@@ -274,13 +273,11 @@ def _hello(
     welcome = Welcome(
         epoch=state.epoch,
         session=session,
-        lease_s=limits.lease_s,
         heartbeat_s=limits.heartbeat_s,
         version=VERSION,
         cluster=state.cluster,
         keep=tuple(task.id for task in keep),
         protocol=protocol,
-        leases=leases_told(state, keep, limits),
     )
     decision.effects.append(a.Send(hello.node, session, welcome))
     timer = a.Timer(a.TimerKind.NODE, node=hello.node)

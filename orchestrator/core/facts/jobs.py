@@ -12,12 +12,13 @@ from typing import Final, get_args
 from msgspec import UNSET, UnsetType
 
 from muster.fabric.traffic_verdict import Proof
-from muster.protocol.control_channel import Prepared, RankReport, Refusal
 from muster.protocol.ids import JobId, NodeName, TaskId
-from muster.protocol.interfaces import Endpoint, host_port
+from muster.protocol.link.control_channel import Prepared, RankReport, Refusal
+from muster.protocol.observations.interfaces import Endpoint, host_port
+from muster.protocol.observations.traffic import FabricReport
 from muster.protocol.outcome import Cause, ExitStatus
+from muster.protocol.ranks_start import RanksStart
 from muster.protocol.refusal_codes import headline
-from muster.protocol.traffic import FabricReport
 from muster.spec.model import JobSpec
 from muster.spec.serialize import nodes_text
 from muster.spec.units import duration_text
@@ -198,6 +199,17 @@ class TaskStarted(TaskFact, durability=LAZY, reschedules=False):
 
     def describe(self) -> str:
         return "started"
+
+
+class RanksStarted(TaskFact, Inert, durability=LAZY, reschedules=False):
+    """The first rank of a job with `start_method: fork` started on the node, or the first one that
+    was not forked.
+    """
+
+    start: RanksStart
+
+    def describe(self) -> str:
+        return f"ranks start by {self.start.method}{self.start.why and ': '}{self.start.why}"
 
 
 class AttemptWarned(AttemptFact, durability=SYNC, reschedules=False, milestone=False):
@@ -442,6 +454,7 @@ OfTask = (
     | TaskArranged
     | TaskListening
     | TaskStarted
+    | RanksStarted
     | TaskExited
     | TaskCleaned
     | TaskLost

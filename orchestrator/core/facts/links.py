@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import Inventory
-from muster.protocol.disks import DiskHealth
-from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.link.control_channel import Inventory
+from muster.protocol.observations.disks import DiskHealth
+from muster.protocol.observations.hardware_events import HardwareEvent
+from muster.protocol.observations.traffic import PortHealth
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
-from muster.protocol.traffic import PortHealth
 from orchestrator.core.facts.base import (
     EPHEMERAL,
     BaseFact,

@@ -7,9 +7,9 @@ from typing import assert_never
 
 import msgspec
 
-from muster.protocol.control_channel import ArrangeTask, PrepareTask, RendezvousCheck
-from muster.protocol.fabric import TaskFabric
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ArrangeTask, PrepareTask, RendezvousCheck
+from muster.protocol.observations.fabric import TaskFabric
 from muster.spec.command import needs_interpreter
 from muster.spec.model import (
     Argv,
@@ -18,6 +18,7 @@ from muster.spec.model import (
     Launcher,
     Rendezvous,
     Shell,
+    StartMethod,
     env_on_node,
     gpus_on_node,
     nproc_on_node,
@@ -66,7 +67,7 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         ports=PORTS_OFFERED if task.rank == 0 else 0,
         gpus=task.gpus,
         preflight=spec.preflight is not None,
-        lease_s=None if spec.lease_s is None else own_lease_s(job, limits),
+        lease_s=own_lease_s(job, limits),
         checkpoint_dir=spec.checkpoint_dir,
         idle=asked_of_nodes(spec),
     )
@@ -311,14 +312,19 @@ def _identity(job: Job, task: Task) -> dict[str, str]:
         "MUSTER_ATTEMPT": str(task.attempt),
         "MUSTER_TASK": task.id,
         "MUSTER_NODE_RANK": str(task.rank),
-        **_beyond_torchrun(job.spec.launcher),
+        **_of_bootstrap(job.spec),
     }
 
 
-def _beyond_torchrun(launcher: Launcher) -> dict[str, str]:
-    """Variables for the bootstrap: the launcher that it runs in addition to torchrun, before its
-    gate.
+def _of_bootstrap(spec: JobSpec) -> dict[str, str]:
+    """Variables for the bootstrap, which reads them before its gate: the launcher that it runs in
+    addition to torchrun, and the start method of the ranks.
     """
-    if launcher in (Launcher.ACCELERATE, Launcher.DEEPSPEED):
-        return {"MUSTER_LAUNCHER": launcher.value}
-    return {}
+    made = {}
+    if spec.launcher in (Launcher.ACCELERATE, Launcher.DEEPSPEED):
+        made["MUSTER_LAUNCHER"] = spec.launcher.value
+    if spec.launcher.torchruns and spec.start_method is StartMethod.FORK:
+        made["MUSTER_START_METHOD"] = spec.start_method.value
+        if spec.preload:
+            made["MUSTER_PRELOAD"] = " ".join(spec.preload)
+    return made

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from muster.protocol.asking import ROUND_S
 from muster.protocol.ids import BadId, NodeName, TaskId
 from muster.protocol.instant import Instant
+from muster.protocol.observations.peer_ping import ROUND_S
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.text import named
 from orchestrator.core.facts import effects as a

@@ -8,9 +8,9 @@ from typing import Any, assert_never
 import msgspec
 
 from muster.http import views as h
-from muster.protocol.fabric import NodeRdma
 from muster.protocol.instant import Instant
-from muster.protocol.interfaces import host_port
+from muster.protocol.observations.fabric import NodeRdma
+from muster.protocol.observations.interfaces import host_port
 from muster.protocol.states import TaskState
 from muster.protocol.text import count, named
 from muster.protocol.timestamp import maybe_timestamp, timestamp
@@ -385,6 +385,7 @@ def _task_view(
             *(said for said in (odd, clock, _overlooked(task), advice) if said),
         ),
         gpus=task.gpus or None,
+        start=task.start,
     )
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import Heartbeat, NodeChanges
-from muster.protocol.disks import DiskHealth
 from muster.protocol.ids import JobId, NodeName
+from muster.protocol.link.control_channel import Heartbeat, NodeChanges
+from muster.protocol.observations.disks import DiskHealth
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts.effects import Declined, RequestId, Submitted
 from orchestrator.core.facts.inputs import (

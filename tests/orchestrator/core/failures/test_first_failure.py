@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import RankReport, Refusal, StopTask
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import RankReport, Refusal, StopTask
 from muster.protocol.outcome import CauseCode, ExitStatus, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import JobState, TaskState

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import NodeName, SessionId
+from muster.protocol.link.control_channel import (
     Heartbeat,
     Hello,
     NodeObservations,
@@ -13,8 +14,7 @@ from muster.protocol.control_channel import (
     StopTask,
     TaskReport,
 )
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.ids import NodeName, SessionId
+from muster.protocol.observations.gpus import GpuDevice
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
+from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
     ForgetTask,
     Heartbeat,
@@ -16,9 +17,7 @@ from muster.protocol.control_channel import (
     PrepareTask,
     StopTask,
     TaskReport,
-    Welcome,
 )
-from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry
@@ -94,17 +93,12 @@ def test_a_job_says_how_long_it_goes_on_where_nobody_hears_it() -> None:
     assert check(cluster.state) == []
 
 
-def test_a_node_is_told_of_it_before_and_after_its_agent_begins_anew() -> None:
+def test_a_node_is_told_of_it() -> None:
     cluster = of(1)
-    (running,) = placed(cluster, "n0", lease_s=60.0)
+    placed(cluster, "n0", lease_s=60.0)
     (told,) = cluster.commands("n0", PrepareTask)
     assert isinstance(told, PrepareTask)
     assert told.lease_s == 60.0
-    report = TaskReport(running, TaskState.STARTED, prepared=prepared())
-    hello(cluster, "n0", report)
-    welcome = cluster.commands("n0", Welcome)[-1]
-    assert isinstance(welcome, Welcome)
-    assert welcome.leases == {running: 60.0}
 
 
 def test_a_lease_is_never_so_short_that_a_lost_heartbeat_ends_the_job() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from muster.protocol.control_channel import RankReport
-from muster.protocol.fabric import NodeFabric
-from muster.protocol.gpus import GpuDevice
+from muster.protocol.link.control_channel import RankReport
+from muster.protocol.observations.fabric import NodeFabric
+from muster.protocol.observations.gpus import GpuDevice
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Rdma, Retry

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import NodeName
+from muster.protocol.link.control_channel import (
     ArrangeTask,
     Checkpoint,
     PrepareTask,
@@ -15,8 +16,7 @@ from muster.protocol.control_channel import (
     StopTask,
     TaskReport,
 )
-from muster.protocol.ids import NodeName
-from muster.protocol.interfaces import Interface, InterfaceKind
+from muster.protocol.observations.interfaces import Interface, InterfaceKind
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry, Stop

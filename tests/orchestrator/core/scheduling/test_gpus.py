@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import JobId, NodeName
+from muster.protocol.link.control_channel import (
     ArrangeTask,
     Fingerprint,
     PrepareTask,
     TaskReport,
     with_devices,
 )
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.ids import JobId, NodeName
+from muster.protocol.observations.gpus import GpuDevice
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.engine.apply import apply

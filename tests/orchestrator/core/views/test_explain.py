@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from muster.http import views as h
-from muster.protocol.control_channel import TaskReport
 from muster.protocol.ids import JobId, NodeName
+from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.model import JobSpec, Placement, Resources, Retry
