@@ -18,6 +18,8 @@ TRIAL_S = 5.0
 # A joined thread stays listed until the kernel has released it.
 _THREADS_S = 1.0
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+# Signals 32 and 33: the C library handles them from its first thread on.
+_OF_LIBC = 0b11 << 31
 _FAILED, _WRONG, _CANNOT_SHOW = 1, 2, 3
 
 
@@ -29,11 +31,12 @@ def snapshot() -> dict[str, Any]:
     """The state of this process that a module must not change. Keys are the words for a change."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    ignored, caught = (int(status[name], 16) & ~_OF_LIBC for name in ("SigIgn", "SigCgt"))
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     return {
         "changed the umask": status.get("Umask"),
         "changed the signal mask": status.get("SigBlk"),
-        "changed the handling of a signal": (status["SigIgn"], status["SigCgt"], handlers),
+        "changed the handling of a signal": (ignored, caught, handlers),
         "changed the environment": dict(os.environ),
         "changed the working directory": _folder(),
         "set a timer": [signal.getitimer(timer)[1] for timer in _TIMERS],
@@ -74,11 +77,11 @@ def check_single() -> None:
         time.sleep(0.001)
 
 
-def check_trial(show: Callable[[], None]) -> None:
-    """Raise Unsafe if a forked child cannot import, multiply, allocate and `show`."""
+def check_trial(rehearse: Callable[[], None]) -> None:
+    """Raise Unsafe if a forked child cannot `rehearse`, import, multiply and allocate."""
     pid = os.fork()
     if pid == 0:
-        os._exit(_trial(show))
+        os._exit(_trial(rehearse))
     until = time.monotonic() + TRIAL_S
     status = None
     while status is None:
@@ -97,9 +100,9 @@ def check_trial(show: Callable[[], None]) -> None:
         raise Unsafe(f"make a forked process fail (wait status {status})")
 
 
-def _trial(show: Callable[[], None]) -> int:
+def _trial(rehearse: Callable[[], None]) -> int:
     try:
-        show()
+        rehearse()
     except OSError:
         return _CANNOT_SHOW
     try:

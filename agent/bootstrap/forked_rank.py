@@ -20,10 +20,11 @@ LOG_FOLDER_FD = 63
 _PR_SET_NAME, _PR_SET_MM, _PR_SET_MM_MAP = 15, 35, 14
 # c10::detail::default_rng_seed_val
 _FIRST_SEED = 67280421310721
+# With a pointer instead of a number, the names for Fortran end in `_` or `_64_`.
 _OPENBLAS = [
     f"{prefix}openblas_set_num_threads{suffix}"
     for prefix in ("", "scipy_")
-    for suffix in ("", "64_", "_64_")
+    for suffix in ("", "64_")
 ]
 # The kernel shows the block of `show_as` for as long as the process lives.
 _kept: list[Any] = []
@@ -88,6 +89,12 @@ def show_as(argv: list[str], env: dict[str, str]) -> None:
     libc.prctl(_PR_SET_NAME, ctypes.c_char_p(os.path.basename(argv[0]).encode()[:15]), 0, 0, 0)
 
 
+def rehearse() -> None:
+    """Do what a rank does that may fail on this node. Raises OSError if the kernel cannot do it."""
+    show_as([sys.executable], dict(os.environ))
+    set_threads(sys.modules["torch"].get_num_threads())
+
+
 def arrange(request: dict[str, Any], go: int, stdout: int, stderr: int) -> None:
     """Give this process the descriptors, session, environment and names of the rank.
 
@@ -115,7 +122,7 @@ def arrange(request: dict[str, Any], go: int, stdout: int, stderr: int) -> None:
     _seed()
     wanted = env.get("OMP_NUM_THREADS")
     if wanted is not None and wanted != threads:
-        _set_threads(int(wanted))
+        set_threads(int(wanted))
     os.read(go, 1)
     os.close(go)
 
@@ -193,7 +200,7 @@ def _seed() -> None:
     sys.modules["torch"].default_generator.manual_seed(_FIRST_SEED)
 
 
-def _set_threads(number: int) -> None:
+def set_threads(number: int) -> None:
     """Set the number of threads that the libraries would have read from OMP_NUM_THREADS."""
     sys.modules["torch"].set_num_threads(number)
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
