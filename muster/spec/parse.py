@@ -136,7 +136,7 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
     check_rdma(spec, problems)
     if spec.preload and not (spec.launcher.torchruns and spec.start_method is StartMethod.FORK):
         said = "needs ranks that are forked by a torchrun"
-        problems.add("preload", None, said, "add `start_method: fork`, or leave `preload` out")
+        problems.add("preload", None, said, "add `start_method: fork`, or leave the key out")
     _check_size(spec, problems)
     return spec
 
