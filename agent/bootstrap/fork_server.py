@@ -292,6 +292,9 @@ def _become(
     channel: socket.socket, rank: Any, request: Message, given: list[int], tell: int
 ) -> Message:
     """Fork the rank and end, so that it gets another parent. Returns in the rank."""
+    threads = request["env"].get("OMP_NUM_THREADS")
+    if threads is not None and threads != os.environ.get("OMP_NUM_THREADS"):
+        rank.set_threads(int(threads))
     pid = os.fork()
     if pid:
         os.write(tell, b"%d" % pid)

@@ -18,8 +18,6 @@ from typing import Any
 LOG_FOLDER_FD = 63
 # <linux/prctl.h>
 _PR_SET_NAME, _PR_SET_MM, _PR_SET_MM_MAP = 15, 35, 14
-# c10::detail::default_rng_seed_val
-_FIRST_SEED = 67280421310721
 # With a pointer instead of a number, the names for Fortran end in `_` or `_64_`.
 _OPENBLAS = [
     f"{prefix}openblas_set_num_threads{suffix}"
@@ -64,7 +62,8 @@ def show_as(argv: list[str], env: dict[str, str]) -> None:
     """
     words = b"".join(os.fsencode(word) + b"\0" for word in argv)
     texts = b"".join(os.fsencode(f"{name}={text}") + b"\0" for name, text in env.items())
-    block = mmap.mmap(-1, len(words) + len(texts) + 1)
+    # The kernel shows private memory only.
+    block = mmap.mmap(-1, len(words) + len(texts) + 1, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     block.write(words + texts)
     start = ctypes.c_char.from_buffer(block)
     _kept.append((block, start))
@@ -113,16 +112,12 @@ def arrange(request: dict[str, Any], go: int, stdout: int, stderr: int) -> None:
     if request["session"]:
         os.setsid()
     argv, env = request["argv"], request["env"]
-    threads = os.environ.get("OMP_NUM_THREADS")
     os.environ.clear()
     os.environ.update(env)
     show_as(argv, env)
     if hasattr(sys, "orig_argv"):
         sys.orig_argv[:] = argv
     _seed()
-    wanted = env.get("OMP_NUM_THREADS")
-    if wanted is not None and wanted != threads:
-        set_threads(int(wanted))
     os.read(go, 1)
     os.close(go)
 
@@ -160,7 +155,7 @@ def run(argv: list[str]) -> None:
 
 
 def _run_script(main: ModuleType, path: str) -> None:
-    full = path if os.path.isabs(path) else os.path.join(os.getcwd(), path.removeprefix("./"))
+    full = os.path.join(os.getcwd(), path)
     main.__file__ = full
     main.__dict__["__cached__"] = None
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", full)
@@ -189,7 +184,7 @@ def _of_program(trace: TracebackType | None) -> TracebackType | None:
 def _seed() -> None:
     """Give this process random states of its own, as after a cold start.
 
-    os.fork seeds `random` itself. torch begins with a constant.
+    os.fork seeds `random` itself.
     """
     process = sys.modules.get("multiprocessing.process")
     if process is not None:
@@ -197,11 +192,14 @@ def _seed() -> None:
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
         numpy.seed(None)
-    sys.modules["torch"].default_generator.manual_seed(_FIRST_SEED)
+    sys.modules["torch"].default_generator.seed()
 
 
 def set_threads(number: int) -> None:
-    """Set the number of threads that the libraries would have read from OMP_NUM_THREADS."""
+    """Set the number of threads that the libraries would have read from OMP_NUM_THREADS.
+
+    OpenBLAS starts its pool for that, and ends it at the next fork.
+    """
     sys.modules["torch"].set_num_threads(number)
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         paths = {line[line.index("/") :].strip() for line in file if "openblas" in line}
