@@ -25,6 +25,7 @@ from muster.protocol.link.control_channel import (
     Prepared,
     RankReport,
     Refusal,
+    TaskObservations,
     TaskReport,
 )
 from muster.protocol.observations.fabric import NodeFabric
@@ -168,15 +169,11 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         stopped_by=status.stopped_by or "",
         launcher_said=status.launcher_said or "",
         warnings=held.warnings,
-        traffic=held.traffic,
-        silent=held.silent,
-        activity=_activity(held, now),
         survivors=status.survivors if status.phase is ShimPhase.STUCK else (),
         doomed=status.phase is ShimPhase.STUCK and status.doomed,
-        checkpoint=_checkpoint(held, now),
-        idle_s=_idle_s(held, now),
         no_output=held.no_output,
         start=_start(status.start_method),
+        observed=_observed(held, now),
     )
 
 
@@ -241,6 +238,16 @@ def _start(found: ShimStartMethod | None) -> RanksStart | None:
         return None
     seconds = (found.import_s, found.preload_s, found.check_s, found.fork_s)
     return RanksStart(found.method, found.why, *seconds)
+
+
+def _observed(held: HeldTask, now: Instant) -> TaskObservations:
+    return TaskObservations(
+        traffic=held.traffic,
+        silent=held.silent,
+        checkpoint=_checkpoint(held, now),
+        activity=_activity(held, now),
+        idle_s=_idle_s(held, now),
+    )
 
 
 def _checkpoint(held: HeldTask, now: Instant) -> Checkpoint | None:

@@ -53,7 +53,7 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
         made["python"] = spec.python
     if spec.setup is not None:
         made["setup"] = _command(spec.setup)
-    made["launcher"] = spec.launcher.value
+    made |= _launcher(spec)
     made["run"] = _command(spec.run)
     if spec.env:
         made["env"] = dict(spec.env)
@@ -92,6 +92,13 @@ def _start(spec: JobSpec) -> dict[str, object]:
         made["start_method"] = spec.start_method.value
     if spec.preload:
         made["preload"] = list(spec.preload)
+    return made
+
+
+def _launcher(spec: JobSpec) -> dict[str, object]:
+    made: dict[str, object] = {"launcher": spec.launcher.value}
+    if spec.torchrun_args:
+        made["torchrun_args"] = list(spec.torchrun_args)
     return made
 
 

@@ -12,6 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import TaskReport
+from muster.protocol.states import TaskState
+from orchestrator.core.engine import guarded_turn as guard
+from orchestrator.core.engine.decide import decide
+from orchestrator.core.engine.guarded_turn import guarded_turn
+from orchestrator.core.engine.turn import Turn, advance
+from orchestrator.core.facts import inputs as s
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.decision import Decision
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.state import State
 from tests.simulation.cluster import Cluster
 from tests.simulation.coordinator import Moment
 from tests.simulation.faults import KINDS, STEPS, WINDOWS
@@ -153,6 +165,48 @@ def test_a_task_that_writes_nothing_goes_without_a_word_on_its_log() -> None:
     assert met["mute"] >= 20, met
 
 
+def test_an_input_that_cannot_be_decided_harms_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Planted: some reports of ends fail in `decide`, and one start fails in its consequences."""
+    met: Counter[str] = Counter()
+    for seed in range(10):
+        failures = Failures(monkeypatch)
+        cluster = Cluster(seed)
+        cluster.coordinator.turn = failures.turn
+        cluster.run()
+        met += cluster.world.met + failures.met
+    assert min(met["refused_report"], met["turn_failed"]) >= 5, met
+
+
+class Failures:
+    """A coordinator with a bug that shows a few times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.met: Counter[str] = Counter()
+        monkeypatch.setattr(guard, "decide", self._decide)
+        monkeypatch.setattr(guard, "advance", self._advance)
+
+    def turn(self, state: State, given: s.Input, now: Instant, limits: Limits) -> Turn:
+        return guarded_turn(state, given, now, limits)[0]
+
+    def _decide(self, state: State, given: s.Input, now: Instant, limits: Limits) -> Decision:
+        report = given.report if isinstance(given, s.ReportReceived) else None
+        exited = isinstance(report, TaskReport) and report.state is TaskState.EXITED
+        if exited and self.met["refused_report"] < 5:
+            self.met["refused_report"] += 1
+            raise ZeroDivisionError
+        return decide(state, given, now, limits)
+
+    def _advance(self, state: State, decision: Decision, now: Instant, limits: Limits) -> Turn:
+        done = advance(state, decision, now, limits)
+        started = any(isinstance(fact, f.AttemptStarted) for fact in done.facts)
+        if started and not self.met["failed"]:
+            self.met["failed"] += 1
+            raise ZeroDivisionError
+        return done
+
+
 def test_no_job_runs_twice_after_restores_of_older_backups() -> None:
     met: Counter[str] = Counter()
     for seed in range(-30, 0):
@@ -167,7 +221,7 @@ def test_no_job_runs_twice_after_restores_of_older_backups() -> None:
 
 @pytest.mark.timeout(600)
 def test_every_kind_of_fault_strikes(capsys: pytest.CaptureFixture[str]) -> None:
-    met, steps = told(ORDINARY, capsys)
+    met, steps = transcript(ORDINARY, capsys)
     assert steps >= STEPS_LEAST
     missing = [kind for kind in KINDS if not met[kind]]
     assert not missing
@@ -184,7 +238,7 @@ def test_nor_is_it_in_two_million_steps(block: int) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_every_kind_of_fault_was_met(capsys: pytest.CaptureFixture[str]) -> None:
-    met, steps = told(ALL, capsys)
+    met, steps = transcript(ALL, capsys)
     assert steps >= STEPS_LEAST
     wanted = dict.fromkeys(KINDS, LEAST) | WANTED
     wanted |= {f"crash_{moment.value}": LEAST for moment in Moment}
@@ -194,7 +248,9 @@ def test_every_kind_of_fault_was_met(capsys: pytest.CaptureFixture[str]) -> None
     assert not short, f"met less often than wanted: {short}"
 
 
-def told(blocks: Iterable[int], capsys: pytest.CaptureFixture[str]) -> tuple[Counter[str], int]:
+def transcript(
+    blocks: Iterable[int], capsys: pytest.CaptureFixture[str]
+) -> tuple[Counter[str], int]:
     """What was met in these blocks, and core steps; both are printed."""
     met: Counter[str] = Counter()
     judged: Counter[str] = Counter()

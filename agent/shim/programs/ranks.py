@@ -185,7 +185,7 @@ class Ranks:
         if message.get("t") == "start_method":
             self._start_method(message)
         else:
-            self._told_ended(message)
+            self._end_reported(message)
 
     def _start_method(self, message: dict[str, object]) -> None:
         """Note the first method, and the change from fork to exec: a liar might send many."""
@@ -201,7 +201,7 @@ class Ranks:
         why = str(message.get("why", ""))[:_WHY_CHARS_MAX]
         self._status.start_method = ShimStartMethod(str(method), why, **seconds)
 
-    def _told_ended(self, message: dict[str, object]) -> None:
+    def _end_reported(self, message: dict[str, object]) -> None:
         rank, code, number = message.get("rank"), message.get("code"), message.get("signal")
         error = message.get("error")
         if not isinstance(rank, int):

@@ -84,9 +84,9 @@ def _is_the_jobs_own(job: Job, cause: Cause, *, spare: bool) -> bool:
     tasks = [task for attempt in job.attempts for task in attempt.tasks]
     if any(task.prepared is not None and task.refusal is None for task in tasks):
         return False
-    alike = {t.node for t in tasks if t.refusal is not None and t.refusal.code == cause.refusal}
+    refusers = {t.node for t in tasks if t.refusal is not None and t.refusal.code == cause.refusal}
     alone = job.spec.nodes == 1 and cause.refusal == RefusalCode.SETUP_FAILED
-    return len(alike) > 1 or not spare or alone
+    return len(refusers) > 1 or not spare or alone
 
 
 def _with_the_others(job: Job, cause: Cause) -> Cause:
@@ -100,11 +100,11 @@ def _with_the_others(job: Job, cause: Cause) -> Cause:
         if task.refusal is not None and task.node != cause.node
     }
     own = cause.text.partition("\n")[0]
-    alike = [node for node, text in said.items() if own.endswith(text)]
+    refusers = [node for node, text in said.items() if own.endswith(text)]
     other = [f"{node}: {_short(text)}" for node, text in said.items() if not own.endswith(text)]
     text = cause.text
-    if alike:
-        text += f" | so did {named(alike)}"
+    if refusers:
+        text += f" | so did {named(refusers)}"
     if other:
         text += f" | also refused by others: {listed(other, TOLD_MAX)}"
     return replace(cause, text=text)

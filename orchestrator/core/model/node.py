@@ -14,6 +14,9 @@ from muster.protocol.ids import JobId
 from muster.protocol.instant import Instant
 from muster.spec.units import duration_text
 
+ITSELF: Final = "muster"
+"""The user of drains and holds that the coordinator starts by itself."""
+
 
 class LinkState(enum.Enum):
     """OFFLINE: not connected in this epoch. SUSPECT: silent, lease still runs. LOST: lease over."""
@@ -46,7 +49,8 @@ class Drain(msgspec.Struct, frozen=True):
     `left_s` seconds of the deadline were left when last recorded, at `left_at`. None: running jobs
     may end by themselves. `after_checkpoint`: a job may leave once it has written a checkpoint.
     `jobs`: those for whose failures the coordinator itself has quarantined the node. `number`
-    distinguishes the drains of a node.
+    distinguishes the drains of a node. `left_by`: the job, and its user, whose processes survive
+    SIGKILL there.
     """
 
     user: str
@@ -58,6 +62,7 @@ class Drain(msgspec.Struct, frozen=True):
     left_at: float = 0.0
     jobs: tuple[JobId, ...] = ()
     after_checkpoint: bool = False
+    left_by: tuple[JobId, str] | None = None
 
 
 class MassOutage(msgspec.Struct, frozen=True):

@@ -196,43 +196,6 @@ def test_a_probe_finds_no_difference(any_stage: Stage, tmp_path: Path, script: t
     any_stage.play(story)
 
 
-ENDS = {
-    "error": "def f():\n    raise ValueError('wrong')\nf()\n",
-    "chained": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('k') from e\n",
-    "syntax": "x = (\n",
-    "code": "import sys\nsys.exit(7)\n",
-    "text": "import sys\nsys.exit('a last word')\n",
-    "interrupt": "raise KeyboardInterrupt\n",
-    "signal": "import os\nos.kill(os.getpid(), 6)\n",
-    "hard": "import os\nos._exit(5)\n",
-    "hook": "import sys\nsys.excepthook = lambda *e: print('mine', e[0], e[2].tb_next)\n1 / 0\n",
-    "atexit": "import atexit\natexit.register(print, 'at exit')\nprint('before')\n",
-    "thread": "import threading\nthreading.Timer(0.1, print, ['of a thread']).start()\n",
-    "absent": None,
-}
-
-
-@pytest.mark.parametrize("module", [False, True], ids=["script", "module"])
-def test_programs_end_alike(any_stage: Stage, tmp_path: Path, module: bool) -> None:
-    for name, text in ENDS.items():
-        if text is not None:
-            (tmp_path / f"ends_{name}.py").write_text(text)
-
-    async def story(node: Node) -> None:
-        for name in ENDS:
-            words = ("-m", f"ends_{name}") if module else (f"ends_{name}.py",)
-            ends = []
-            for method in ("exec", "fork"):
-                status, task = await run(node, tmp_path, method, *words)
-                [rank] = status.ranks
-                assert rank.exit is not None
-                how = (rank.exit.code, rank.exit.signal)
-                ends.append((how, task.read(rank.stdout), task.read(rank.stderr)))
-            assert ends[0] == ends[1], name
-
-    any_stage.play(story)
-
-
 WORKERS = """
 import multiprocessing, os, sys
 import torch

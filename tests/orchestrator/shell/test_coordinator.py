@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import msgspec
 import pytest
@@ -10,6 +10,8 @@ import pytest
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.link.control_channel import Heartbeat, NodeChanges
 from muster.protocol.observations.disks import DiskHealth
+from orchestrator.core.engine import guarded_turn
+from orchestrator.core.engine.guarded_turn import TurnFailedError
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts.effects import Declined, RequestId, Submitted
 from orchestrator.core.facts.inputs import (
@@ -154,6 +156,31 @@ async def test_after_a_failed_commit_nothing_is_acted_on_and_nobody_is_answered(
     journal.close()
 
 
+async def test_a_turn_whose_consequences_fail_ends_the_process_with_that_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, Limits())
+    owner = asyncio.get_running_loop().create_task(rig.coordinator.run(1))
+    await rig.coordinator.started.wait()
+    await rig.join()
+
+    def broken(*_: object) -> Never:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(guarded_turn, "advance", broken)
+    with pytest.raises(CoordinatorStoppedError):
+        await rig.submit()
+    with pytest.raises(TurnFailedError):
+        await owner
+    rig.journal.close()
+    journal = Journal.open(tmp_path)
+    state = replay(journal.replay())
+    assert state.jobs == {}
+    ((_, origin),) = state.failed_inputs
+    assert origin.startswith("submit of ")
+    journal.close()
+
+
 def test_replay_leads_to_the_state_that_was(tmp_path: Path) -> None:
     async def main(rig: Rig) -> None:
         await rig.join()
@@ -196,17 +223,17 @@ def test_a_job_goes_to_the_archive_with_all_that_was_decided_of_it(
     """Where its last fact may wait for the next commit, too."""
     monkeypatch.setattr(coordinator_module, "LAZY_FLUSH_S", 3600.0)
     monkeypatch.setattr(archive_module, "LINGER_S", 0.0)
-    told = msgspec.structs.replace(SPEC, notify=("https://hook.example/x",))
+    with_webhook = msgspec.structs.replace(SPEC, notify=("https://hook.example/x",))
     stays, goes = JobId(1), JobId(2)
 
     async def story(rig: Rig) -> None:
         owner = rig.coordinator
         await rig.join()
         await rig.submit()  # it has the node: the next one is queued
-        submitted = await owner.submit(SubmitReceived(RequestId(0), told, "ann"))
+        submitted = await owner.submit(SubmitReceived(RequestId(0), with_webhook, "ann"))
         assert submitted == Submitted(goes, created=True)
         await owner.request(lambda rid: CancelReceived(rid, goes, "ann"))
-        await owner.put(WebhookAttempted(goes, owner.state.jobs[goes].notices_made, 0, ""))
+        await owner.put(WebhookAttempted(goes, owner.state.jobs[goes].webhooks_made, 0, ""))
         archiving = asyncio.create_task(owner.archive_ended())
         while goes in owner.state.jobs:
             await owner.beat()
