@@ -46,7 +46,7 @@ Message = dict[str, Any]
 PARTS: dict[str, str] = globals().get("PARTS", {})
 
 
-class Shim:
+class ShimChannel:
     """The channel to the shim."""
 
     def __init__(self, fd: int) -> None:
@@ -80,7 +80,7 @@ class Shim:
             return []
 
     def stopping(self) -> bool:
-        """Whether the shim has begun to stop the job. The shim sets the flag before its first
+        """True if the shim has begun to stop the job. The shim sets the flag before its first
         signal.
         """
         return os.pread(FLAG_FD, 1, 0) == b"1"
@@ -89,7 +89,7 @@ class Shim:
 def main() -> None:
     for fd in (CHANNEL_FD, FLAG_FD, LOG_FOLDER_FD):
         os.set_inheritable(fd, False)
-    shim = Shim(CHANNEL_FD)
+    shim = ShimChannel(CHANNEL_FD)
     launcher = os.environ.get("MUSTER_LAUNCHER", "torchrun")
     forks = Forks() if os.environ.get("MUSTER_START_METHOD") == "fork" else None
     try:
@@ -160,7 +160,9 @@ class Forks:
         )
         return None if request is None else request["argv"]
 
-    def fork(self, shim: Shim, process: Any, words: list[str], options: Message) -> bool:
+    def fork(
+        self, shim: ShimChannelChannel, process: Any, words: list[str], options: Message
+    ) -> bool:
         """Make `process` a forked rank. Returns False if the rank has to start cold."""
         server = self.server
         server.await_proof()
@@ -283,7 +285,7 @@ def _no_torch(error: ImportError) -> str:
 
 
 def _says_in_use(error: BaseException | None) -> bool:
-    """Whether an exception in the chain reports EADDRINUSE. For a dynamic rendezvous, only an inner
+    """True if an exception in the chain reports EADDRINUSE. For a dynamic rendezvous, only an inner
     one does.
     """
     seen: list[BaseException] = []
@@ -306,7 +308,7 @@ def _port_taken(argv: list[str]) -> str:
     return f"port {port} was free, but another program has taken it since"
 
 
-def _watch_ranks(shim: Shim, forks: Forks | None, *, deepspeed: bool) -> list[Watcher]:
+def _watch_ranks(shim: ShimChannel, forks: Forks | None, *, deepspeed: bool) -> list[Watcher]:
     """Patch Popen so that torchrun's ranks write into the shim's files and their ends are reported.
 
     Returns the list of watchers, which grows with each rank.
@@ -367,7 +369,7 @@ def _as_deepspeed(args: Any, kwargs: Any, env: dict[str, str]) -> Any:
 class Watcher(threading.Thread):
     """A thread that waits for one rank and reports its end."""
 
-    def __init__(self, shim: Shim, process: Any, rank: int, error_file: str) -> None:
+    def __init__(self, shim: ShimChannelChannel, process: Any, rank: int, error_file: str) -> None:
         super().__init__(name=f"rank-{rank}", daemon=True)
         self.process = process
         self._end_arguments = (shim, process, rank, error_file)
@@ -376,7 +378,7 @@ class Watcher(threading.Thread):
         _await_end(*self._end_arguments)
 
 
-def _await_end(shim: Shim, process: Any, rank: int, error_file: str) -> None:
+def _await_end(shim: ShimChannel, process: Any, rank: int, error_file: str) -> None:
     """Wait for a rank without taking its exit status from torchrun, which polls for it too."""
     try:
         info = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -409,7 +411,7 @@ def _recorded_error(path: str) -> str | None:
     return message.strip()[-ERROR_CHARS_MAX:] if isinstance(message, str) else None
 
 
-def _leave_signals_to(shim: Shim, watchers: list[Watcher]) -> None:
+def _leave_signals_to(shim: ShimChannel, watchers: list[Watcher]) -> None:
     """Keep torchrun from signalling its ranks and killing them after its own timeout.
 
     Instead, ask the shim to stop them, and wait. Failures are reported before that request, because

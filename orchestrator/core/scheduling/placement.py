@@ -33,7 +33,7 @@ from orchestrator.core.scheduling.restore_hold import unknown_on
 from orchestrator.core.scheduling.topology import enough, groups, largest, value_of
 
 
-class Verdict(NamedTuple):
+class PlacementVerdict(NamedTuple):
     """The verdict on one node for one job now; without `rejection` the node can be taken."""
 
     node: Node
@@ -70,7 +70,7 @@ class Waiting(msgspec.Struct, frozen=True):
 class Considered(msgspec.Struct, frozen=True):
     """A verdict on every known node, and the resulting gang in node-rank order (empty if none)."""
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[PlacementVerdict, ...]
     gang: tuple[NodeName, ...]
 
 
@@ -90,6 +90,7 @@ _FOR_NOW: Final = frozenset(
         "memory_busy",
         "same_gpus",
         "not_connected",
+        "refuses_jobs",
         "disk",
         "network",
         "fabric",
@@ -165,8 +166,8 @@ def busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
     holders = tuple(node.holders)
     if node.link is not LinkState.CONNECTED:
         return Rejection("not_connected", "is not connected", holders)
-    if bad := disk_problem(node):
-        return Rejection("disk", bad)
+    if (unfit_now := starts_nothing(node)) is not None:
+        return unfit_now
     if unknown := unknown_on(state, node.name):
         return Rejection("restored", f"stops what the journal lacks: task {unknown}")
     if not shares(spec, node.inventory):
@@ -196,10 +197,12 @@ def busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
     return None
 
 
-def disk_problem(node: Node) -> str:
-    """Return why no task can start on the node's disk, as its agent reports it, else ""."""
+def starts_nothing(node: Node) -> Rejection | None:
+    """Return why no task of any job can start on the node, as its agent reports it."""
+    if node.refuses_jobs:
+        return Rejection("refuses_jobs", f"refuses every job: {node.refuses_jobs}")
     bad = [disk.text for disk in node.disks if disk.full or disk.hangs]
-    return f"has no disk for a task: {bad[0]}" if bad else ""
+    return Rejection("disk", f"has no disk for a task: {bad[0]}") if bad else None
 
 
 def consider(state: State, job: Job) -> Considered:
@@ -217,7 +220,7 @@ def consider(state: State, job: Job) -> Considered:
     left_out = {n.name for n in fitting} - {n.name for n in kept} if kept is not fitting else set()
     verdicts = tuple(
         [
-            Verdict(
+            PlacementVerdict(
                 node,
                 rejection
                 or (
@@ -245,18 +248,21 @@ def consider(state: State, job: Job) -> Considered:
     if len(apart) < len(free):
         names = {node.name for node in apart}
         verdicts = tuple(
-            v if v.rejection or v.node.name in names else Verdict(v.node, _SAME_GPUS)
+            v if v.rejection or v.node.name in names else PlacementVerdict(v.node, _SAME_GPUS)
             for v in verdicts
         )
     if gang is not None or len(apart) < spec.nodes:
         return Considered(verdicts, gang or ())
     if not kinds:
         return Considered(
-            tuple(v if v.rejection else Verdict(v.node, _UNLIKE) for v in verdicts), ()
+            tuple(v if v.rejection else PlacementVerdict(v.node, _UNLIKE) for v in verdicts), ()
         )
     sizes = {node.name: len(group) for group in groups(spec, apart) for node in group}
     return Considered(
-        tuple(v if v.rejection else Verdict(v.node, _apart(spec, v.node, sizes)) for v in verdicts),
+        tuple(
+            v if v.rejection else PlacementVerdict(v.node, _apart(spec, v.node, sizes))
+            for v in verdicts
+        ),
         (),
     )
 
@@ -384,7 +390,7 @@ def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
 
 
 def can_do_without(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
-    """Whether a whole gang could be placed, now or later, without the nodes in `avoid`."""
+    """True if a whole gang could be placed, now or later, without the nodes in `avoid`."""
     fitting = [node for node in state.nodes.values() if unfit(spec, node) is None]
     kept = _unspoilt(fitting, avoid)
     return enough(spec, kept, state.networks, share_network=bool(avoid))
