@@ -160,9 +160,7 @@ class Forks:
         )
         return None if request is None else request["argv"]
 
-    def fork(
-        self, shim: ShimChannelChannel, process: Any, words: list[str], options: Message
-    ) -> bool:
+    def fork(self, shim: ShimChannel, process: Any, words: list[str], options: Message) -> bool:
         """Make `process` a forked rank. Returns False if the rank has to start cold."""
         server = self.server
         server.await_proof()
@@ -369,7 +367,7 @@ def _as_deepspeed(args: Any, kwargs: Any, env: dict[str, str]) -> Any:
 class Watcher(threading.Thread):
     """A thread that waits for one rank and reports its end."""
 
-    def __init__(self, shim: ShimChannelChannel, process: Any, rank: int, error_file: str) -> None:
+    def __init__(self, shim: ShimChannel, process: Any, rank: int, error_file: str) -> None:
         super().__init__(name=f"rank-{rank}", daemon=True)
         self.process = process
         self._end_arguments = (shim, process, rank, error_file)

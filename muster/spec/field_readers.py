@@ -226,7 +226,7 @@ def start_method(text: str) -> StartMethod:
     name = text.strip()
     known = [known.value for known in StartMethod]
     if name not in known:
-        raise RefusedError("is not a start method of ranks", f"write {' or '.join(known)}")
+        raise InvalidValueError("is not a start method of ranks", f"write {' or '.join(known)}")
     return StartMethod(name)
 
 
@@ -234,7 +234,7 @@ def module_name(text: str) -> str:
     """Parse the name of a Python module."""
     name = text.strip()
     if not re.fullmatch(MODULE_NAME, name) or len(name) > _MAX_MODULE_CHARS:
-        raise RefusedError(
+        raise InvalidValueError(
             "is not the name of a Python module", "write it as `transformers.models`"
         )
     return name
