@@ -246,8 +246,8 @@ class ShimTask(PreparationListener, ProgramListener):
                 self.ranks.began(message.get("rank"), message.get("pid"))
                 self._warnings.poll_soon()
                 self._stop_late(message.get("pid"))
-            case "exit":
-                self.ranks.end_reported(message)
+            case "exit" | "start_method":
+                self.ranks.reported(message)
             case "closing":
                 self._close_ranks()
             case "failed" if message.get("code") == RefusalCode.PORT_TAKEN:

@@ -24,6 +24,7 @@ from muster.protocol.observations.hardware_events import EVENTS_MAX, HardwareEve
 from muster.protocol.observations.interfaces import Interface
 from muster.protocol.observations.traffic import FabricReport, PortHealth
 from muster.protocol.outcome import ExitStatus
+from muster.protocol.ranks_start import RanksStart
 from muster.protocol.states import TaskState
 
 PROTOCOL_MIN = 1
@@ -245,7 +246,8 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     anything. `terms` is the number of the newest terms that are on the node's disk, 0 if none are.
     `stop_stored`: a stop of the task is on the node's disk, or nothing of the task is left there.
     From then on, the node vouches for no task of the attempt. `warned_s` is when the node warned
-    its ranks of the time limit, in seconds of `running_s`.
+    its ranks of the time limit, in seconds of `running_s`. `start` is None until the first rank of
+    a job with `start_method: fork`.
     """
 
     task: TaskId
@@ -267,6 +269,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     terms: int = 0
     stop_stored: bool = False
     warned_s: float | None = None
+    start: RanksStart | None = None
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):

@@ -17,6 +17,7 @@ from muster.protocol.link.control_channel import Prepared, RankReport, Refusal
 from muster.protocol.observations.interfaces import Endpoint, host_port
 from muster.protocol.observations.traffic import FabricReport
 from muster.protocol.outcome import Cause, ExitStatus
+from muster.protocol.ranks_start import RanksStart
 from muster.protocol.refusal_codes import headline
 from muster.spec.model import JobSpec
 from muster.spec.serialize import nodes_text
@@ -199,6 +200,17 @@ class TaskStarted(TaskFact, durability=LAZY, reschedules=False):
 
     def describe(self) -> str:
         return "started"
+
+
+class RanksStarted(TaskFact, Inert, durability=LAZY, reschedules=False):
+    """The first rank of a job with `start_method: fork` started on the node, or the first one that
+    was not forked.
+    """
+
+    start: RanksStart
+
+    def describe(self) -> str:
+        return f"ranks start by {self.start.method}{self.start.why and ': '}{self.start.why}"
 
 
 class AttemptWarned(AttemptFact, durability=SYNC, reschedules=False, milestone=False):
@@ -434,6 +446,7 @@ OfTask = (
     | TaskArranged
     | TaskListening
     | TaskStarted
+    | RanksStarted
     | TaskExited
     | TaskCleaned
     | TaskLost

@@ -27,6 +27,7 @@ from muster.protocol.observations.hardware_events import HardwareEvent
 from muster.protocol.observations.interfaces import Endpoint
 from muster.protocol.observations.traffic import FabricReport, PortHealth
 from muster.protocol.outcome import Cause, ExitStatus
+from muster.protocol.ranks_start import RanksStart
 from muster.protocol.states import TaskState
 from muster.spec.model import JobSpec
 from orchestrator.core.model.attempt import AttemptPhase
@@ -114,6 +115,7 @@ class Task:
     refusal: Refusal | None = None
     warnings: tuple[str, ...] = ()
     listening: bool = False
+    start: RanksStart | None = None
     exit: ExitStatus | None = None
     ranks: tuple[RankReport, ...] = ()
     stopped_by: str = ""
