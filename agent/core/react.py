@@ -25,6 +25,7 @@ from agent.core.shim_protocol import (
 )
 from agent.core.state import HeldTask, State
 from agent.core.task import report, succeeded, task_state
+from agent.core.vouching import asks, questions
 from muster.protocol.instant import Instant
 from muster.protocol.states import TaskState
 
@@ -50,6 +51,7 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             said = [] if waits else _report(state, held, now)
             resumed = _watch_peers(held) if isinstance(fact, f.TaskAdopted) else []
             driven = _advance_shim(state, held, now)
+            resumed += _ask_soon(held, now) if isinstance(fact, f.TaskAdopted) else []
             return [*driven, *resumed, *restored, *said, *_cleanup(held)]
         case f.RecordKept(task, record):
             held = state.tasks[task]
@@ -57,20 +59,21 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             news = record.stop is not None or task_state(held) is TaskState.STARTED
             said = _report(state, held, now) if news else []
             return [*(_open_gate(held) if held.started else []), *said]
-        case f.Acknowledged(at):
-            return [
-                told
-                for held in state.tasks.values()
-                if held.status is not None and task_state(held) is not TaskState.CLEANED
-                for told in _lease(held, held.lease_until(at), now)
-            ]
+        case f.Acknowledged():
+            return [told for held in state.tasks.values() for told in _renew(state, held, now)]
+        case f.RoundBegun(task):
+            return [a.AskMembers(questions(state, state.tasks[task]))]
+        case f.MemberVouched(task):
+            held = state.tasks[task]
+            return [] if held.awaited else _renew(state, held, now)
         case f.TaskAccepted(task, prepare):
             return [a.CreateTask(task, prepare)]
         case f.GateOpened(task):
             return _open_gate(state.tasks[task])
         case f.PlanTaken(task, arrange):
             hostfile = a.TellShim(task, ShimHostfile(arrange.hostfile))
-            stored = _store(state, state.tasks[task])
+            held = state.tasks[task]
+            stored = [*_store(state, held), *_ask_soon(held, now)]
             if needed(arrange):
                 return [*stored, hostfile, a.ArrangeNetwork(task, arrange)]
             # If the plan starts the task at once, the start implies that it was arranged.
@@ -122,8 +125,7 @@ def _advance_shim(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
     if held.prepare is None or held.paths is None:
         # The agent died before it sent the prepare command, so the task cannot continue.
         return [a.TellShim(held.id, ShimKill())]
-    answered = state.acknowledged_at
-    until = -math.inf if answered is None else held.lease_until(answered)
+    until = held.lease_until(state.acknowledged_at)
     if until <= now.mono:
         # The agent itself was suspended for so long that the task may have been placed elsewhere.
         return [a.TellShim(held.id, ShimKill())]
@@ -151,6 +153,16 @@ def _advance_shim(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
 
 def _hosts(paths: TaskPaths) -> ShimHosts | None:
     return ShimHosts(paths.hosts, paths.hosts_of) if paths.hosts else None
+
+
+def _renew(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
+    if held.status is None or task_state(held) is TaskState.CLEANED:
+        return []
+    return _lease(held, held.lease_until(state.acknowledged_at), now)
+
+
+def _ask_soon(held: HeldTask, now: Instant) -> list[a.Effect]:
+    return [a.SetTimer(a.Timer.VOUCHES, now.mono)] if asks(held) else []
 
 
 def _lease(held: HeldTask, until: float, now: Instant) -> list[a.Effect]:
