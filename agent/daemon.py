@@ -29,10 +29,10 @@ from agent.core.effects import (
     RemoveTask,
     RestoreNetwork,
     SendReport,
+    SendToShim,
     SetTimer,
     StoreRecord,
     TakeStacks,
-    TellShim,
     Timer,
     WatchPeers,
     WatchTraffic,
@@ -151,7 +151,7 @@ class Agent:
             hangs = HangMonitor(
                 self._clock, self._inbox.post, config.hangs.period_s, config.fabric.root
             )
-            self._looks = StackDumper(hangs, folders, self._clock, self._inbox.post, owner)
+            self._stack_dumper = StackDumper(hangs, folders, self._clock, self._inbox.post, owner)
             hardware = HardwareMonitor(
                 config.hardware.kmsg,
                 config.state_dir,
@@ -271,8 +271,8 @@ class Agent:
             case AskMembers():
                 if self._vouches is not None:
                     self._vouches.ask(action.questions)
-            case TellShim():
-                self._tasks.tell(action.task, action.command)
+            case SendToShim():
+                self._tasks.send(action.task, action.command)
             case ArrangeNetwork():
                 self._network.arrange(action.task, action.plan)
             case ReleasePort():
@@ -282,7 +282,7 @@ class Agent:
             case WatchPeers():
                 self._neighbours.watch(action.task, action.plan)
             case TakeStacks():
-                self._looks.begin(action.look)
+                self._stack_dumper.begin(action.look)
             case RestoreNetwork():
                 self._neighbours.end(action.task)
                 self._network.restore(action.task)

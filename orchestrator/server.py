@@ -183,6 +183,7 @@ def _build(
         origins=_origins(config),
         limits=config.limits,
         rules=SubmitRules(config.pool_defaults, allowed),
+        policy=config.policy,
     )
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     keep = Keep(config.job_logs.keep_s, config.job_logs.keep_bytes_max)
@@ -256,7 +257,7 @@ async def _renew(certificate: Renewed) -> Never:
     """Reload the certificate. Because certificate and key change one after the other, they may not
     match for a moment.
     """
-    told = ""
+    warned = ""
     while True:
         await asyncio.sleep(_RENEW_EVERY_S)
         problem = ""
@@ -265,9 +266,9 @@ async def _renew(certificate: Renewed) -> Never:
                 _log.info("certificate_read")
         except TlsError as error:
             problem = str(error)
-        if problem and problem != told:
+        if problem and problem != warned:
             _log.error("certificate_unreadable", why=problem, done="the previous one stays in use")
-        told = problem
+        warned = problem
 
 
 async def _watchdog(notifier: Notifier, coordinator: Coordinator, every_s: float) -> Never:
@@ -345,7 +346,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> str:
 def _limits(config: CoordinatorConfig) -> Limits:
     return Limits(
         lease_s=config.lease_s,
-        brake_s=config.brake_s,
+        mass_outage_s=config.mass_outage_s,
         heartbeat_s=config.heartbeat_s,
         silence_s=_SILENT_BEATS * config.heartbeat_s,
         prepare_timeout_s=config.prepare_timeout_s,

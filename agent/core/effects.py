@@ -70,7 +70,7 @@ class AskMembers(msgspec.Struct, frozen=True):
     questions: tuple[Question, ...]
 
 
-class TellShim(msgspec.Struct, frozen=True):
+class SendToShim(msgspec.Struct, frozen=True):
     """Send a command to the task's shim, in order. If the shim has exited, the command is
     dropped."""
 
@@ -143,7 +143,7 @@ Effect = (
     | CreateTask
     | StoreRecord
     | AskMembers
-    | TellShim
+    | SendToShim
     | ArrangeNetwork
     | ReleasePort
     | WatchTraffic

@@ -60,7 +60,9 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             said = _report(state, held, now) if news else []
             return [*(_open_gate(held) if held.started else []), *said]
         case f.Acknowledged():
-            return [told for held in state.tasks.values() for told in _renew(state, held, now)]
+            return [
+                command for held in state.tasks.values() for command in _renew(state, held, now)
+            ]
         case f.RoundBegun(task):
             return [a.AskMembers(questions(state, state.tasks[task]))]
         case f.MemberVouched(task):
@@ -71,7 +73,7 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
         case f.GateOpened(task):
             return _open_gate(state.tasks[task])
         case f.PlanTaken(task, arrange):
-            hostfile = a.TellShim(task, ShimHostfile(arrange.hostfile))
+            hostfile = a.SendToShim(task, ShimHostfile(arrange.hostfile))
             held = state.tasks[task]
             stored = [*_store(state, held), *_ask_soon(held, now)]
             if needed(arrange):
@@ -124,16 +126,16 @@ def _advance_shim(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
         return []
     if held.prepare is None or held.paths is None:
         # The agent died before it sent the prepare command, so the task cannot continue.
-        return [a.TellShim(held.id, ShimKill())]
+        return [a.SendToShim(held.id, ShimKill())]
     until = held.lease_until(state.acknowledged_at)
     if until <= now.mono:
         # The agent itself was suspended for so long that the task may have been placed elsewhere.
-        return [a.TellShim(held.id, ShimKill())]
+        return [a.SendToShim(held.id, ShimKill())]
     prepare = held.prepare
     who, node = state.identity, state.observed.inventory
     return [
         *_lease(held, until, now),
-        a.TellShim(
+        a.SendToShim(
             held.id,
             ShimPrepare(
                 launcher=prepare.launcher,
@@ -170,7 +172,7 @@ def _lease(held: HeldTask, until: float, now: Instant) -> list[a.Effect]:
     shim takes 0 as a lease without end."""
     if math.isinf(until):
         return []
-    return [a.TellShim(held.id, ShimLease(max(LEASE_S_MIN, until - now.mono)))]
+    return [a.SendToShim(held.id, ShimLease(max(LEASE_S_MIN, until - now.mono)))]
 
 
 def _open_gate(held: HeldTask) -> list[a.Effect]:
@@ -189,12 +191,12 @@ def _open_gate(held: HeldTask) -> list[a.Effect]:
         arrange.ranks,
         arrange.interpreter,
     )
-    holds = arrange.meeting is not None and arrange.meeting.launcher == held.id
+    holds = arrange.rendezvous is not None and arrange.rendezvous.launcher == held.id
     let_go: list[a.Effect] = [a.ReleasePort(held.id)] if holds else []
     # A gang of one has no traffic and no hosts table.
     gang = arrange.fabric is not None and bool(arrange.hosts)
     watch: list[a.Effect] = [a.WatchTraffic(held.id, arrange)] if gang else []
-    return [*watch, *_watch_peers(held), *let_go, a.TellShim(held.id, start)]
+    return [*watch, *_watch_peers(held), *let_go, a.SendToShim(held.id, start)]
 
 
 def _watch_peers(held: HeldTask) -> list[a.Effect]:
@@ -224,10 +226,10 @@ def _stop(held: HeldTask, phases: frozenset[ShimPhase]) -> list[a.Effect]:
     if held.stop is None or held.status is None:
         return []
     if held.stop.force and not held.status.phase.terminal:
-        return [a.TellShim(held.id, ShimKill())]
+        return [a.SendToShim(held.id, ShimKill())]
     if held.status.phase not in phases:
         return []
-    return [a.TellShim(held.id, ShimStop(held.stop.signal, held.stop.grace_s))]
+    return [a.SendToShim(held.id, ShimStop(held.stop.signal, held.stop.grace_s))]
 
 
 def _report(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
@@ -241,7 +243,7 @@ def _cleanup(held: HeldTask) -> list[a.Effect]:
         return []
     found: list[a.Effect] = []
     if held.status is not None:
-        found.append(a.TellShim(held.id, ShimRelease()))
+        found.append(a.SendToShim(held.id, ShimRelease()))
     if held.logs_stored or held.no_output:
         found.append(a.RemoveTask(held.id))
     return found

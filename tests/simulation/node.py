@@ -75,6 +75,7 @@ class Node:
         self._clock_offset = 0.0
         self._dials = 0
         self._deferred: list[Callable[[], None]] = []
+        self._records: dict[TaskId, TaskRecord] = {}
         self._timers: dict[a.Timer, float] = {}
         self._shipping: set[TaskId] = set()
         self._busy_shims: dict[TaskId, float] = {}
@@ -124,6 +125,7 @@ class Node:
         self.network.frozen[self.name] = False
         self.state = None
         self._deferred.clear()
+        self._records.clear()
         if not power:
             self.machine.detach()
         if self.connection is not None:
@@ -159,6 +161,7 @@ class Node:
             if self.doom is not None and isinstance(action, self.doom.action) and self._meet():
                 return
             self._perform(action)
+        self._store_records()
 
     def _feed_to_die(self, state: State, received: s.Input) -> None:
         """As a turn, step by step: it may die at each of them."""
@@ -182,6 +185,7 @@ class Node:
             self._perform(action)
             if sent is not None and self.dies(Deed.SENDS, sent, When.AFTER):
                 return
+        self._store_records()
 
     def dies(self, deed: Deed, what: str, when: When) -> bool:
         crashes = self.world.crashes
@@ -250,14 +254,14 @@ class Node:
             case a.CreateTask(task, prepare):
                 self.later(self.pause(0.02), partial(self._make_folder, task, prepare))
             case a.StoreRecord(task, record):
-                self.later(0.0, partial(self._store, task, record))
-            case a.TellShim(task, command):
+                self._records[task] = record
+            case a.SendToShim(task, command):
                 if isinstance(command, ShimHostfile):
                     held = self.state.tasks[task] if self.state is not None else None
                     assert held is not None
                     assert held.arrange is not None
                     self.ground.plan_taken(self.name, task, held.arrange.fabric)
-                self._tell_shim(task, command)
+                self._order_shim(task, command)
             case a.ArrangeNetwork(task, _):
                 self.later(self.pause(0.01), self.names.arranging(task))
             case a.ReleasePort():
@@ -280,12 +284,16 @@ class Node:
             case _:
                 assert_never(action)
 
-    def _store(self, task: TaskId, record: TaskRecord) -> None:
-        folder = self.machine.folders.get(task)
-        if folder is None or self.dies(Deed.WRITES, "StoreRecord", When.BEFORE):
-            return
-        folder.memory = record
-        if not self.dies(Deed.WRITES, "StoreRecord", When.AFTER):
+    def _store_records(self) -> None:
+        """Write what the turn has to store: at once, so that the course is that of a quick disk."""
+        records, self._records = self._records, {}
+        for task, record in records.items():
+            folder = self.machine.folders.get(task)
+            if folder is None or self.dies(Deed.WRITES, "StoreRecord", When.BEFORE):
+                return
+            folder.memory = record
+            if self.dies(Deed.WRITES, "StoreRecord", When.AFTER):
+                return
             self.feed(s.RecordStored(task, record))
 
     def _timer(self, timer: a.Timer, at: float) -> None:
@@ -346,7 +354,7 @@ class Node:
         if task in self.machine.folders and self.machine.folders[task].shim is None:
             self.machine.start_shim(task)
 
-    def _tell_shim(self, task: TaskId, command: ShimCommand) -> None:
+    def _order_shim(self, task: TaskId, command: ShimCommand) -> None:
         folder = self.machine.folders.get(task)
         shim = folder.shim if folder is not None else None
         if shim is None:
@@ -457,7 +465,7 @@ def _sent(action: a.Effect) -> str | None:
     match action:
         case a.SendReport(report):
             return type(report).__name__
-        case a.TellShim(_, command):
+        case a.SendToShim(_, command):
             return type(command).__name__
         case _:
             return None

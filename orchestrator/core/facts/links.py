@@ -83,18 +83,11 @@ class FailureSuspected(LinkFact, reschedules=False, milestone=False):
     ended_at: float
 
 
-class NodeHealthReported(LinkFact, Inert, reschedules=False, milestone=False):
+class NodeHealthReported(LinkFact, Inert, reschedules=True, milestone=False):
     """The RDMA ports of a node that are down or flapping, and its disks that are full or hang."""
 
     ports: tuple[PortHealth, ...]
     disks: tuple[DiskHealth, ...]
-
-
-class PeersReported(LinkFact, reschedules=False, milestone=False):
-    """The neighbours of a task, by address, whose machines no longer answer the task's node."""
-
-    task: TaskId
-    silent: tuple[str, ...]
 
 
 class SurvivorsReported(LinkFact, Inert, reschedules=False, milestone=False):
@@ -166,7 +159,6 @@ OfLink = (
     | FailureSuspected
     | NodeHeard
     | NodeHealthReported
-    | PeersReported
     | SurvivorsReported
     | HardwareSeen
     | HardwareCounted

@@ -12,7 +12,7 @@ from agent.core.shim_protocol import ShimExit, ShimPhase, ShimStart, ShimStatus,
 from muster.protocol.link import control_channel as m
 from muster.protocol.link.terms import Terms
 from muster.protocol.states import TaskState
-from tests.agent.core.playbook import ARRANGE, PATHS, TASK, Agent, reports, told
+from tests.agent.core.playbook import ARRANGE, PATHS, TASK, Agent, reports, sent_to_shim
 
 PLAN = replace(ARRANGE, terms=Terms(1))
 STOP = m.StopTask(TASK, grace_s=3.0)
@@ -36,8 +36,8 @@ def test_the_gate_opens_once_the_plan_is_on_disk(merged: bool) -> None:
     agent = at_gate(replace(PLAN, start=merged))
     if not merged:
         agent.hear(m.StartTask(TASK))
-    assert not [it for it in told(agent.effects) if isinstance(it, ShimStart)]
-    (start,) = told(agent.store(agent.effects))
+    assert not [it for it in sent_to_shim(agent.effects) if isinstance(it, ShimStart)]
+    (start,) = sent_to_shim(agent.store(agent.effects))
     assert isinstance(start, ShimStart)
     assert reports(agent.shim(ShimPhase.RUNNING, running_s=0.0))[-1].terms == 1
 
@@ -47,7 +47,7 @@ def test_the_record_of_an_earlier_plan_opens_no_gate() -> None:
     earlier = list(agent.effects)
     agent.hear(replace(PLAN, argv=("other",)))
     agent.hear(m.StartTask(TASK))
-    assert not told(agent.store(earlier))
+    assert not sent_to_shim(agent.store(earlier))
 
 
 def test_a_stop_is_confirmed_once_it_is_on_disk() -> None:
@@ -55,7 +55,7 @@ def test_a_stop_is_confirmed_once_it_is_on_disk() -> None:
     agent.running()
     agent.quick = False
     stopped = agent.hear(STOP)
-    assert told(stopped) == [ShimStop("SIGTERM", 3.0)]
+    assert sent_to_shim(stopped) == [ShimStop("SIGTERM", 3.0)]
     assert not [it for it in reports(stopped) if it.stop_stored]
     assert reports(agent.shim(ShimPhase.STOPPING, running_s=1.0))[-1].stop_stored is False
     assert reports(agent.store(stopped))[-1].stop_stored
@@ -66,7 +66,7 @@ def test_an_ended_task_confirms_a_stop() -> None:
     agent.running()
     agent.shim(ShimPhase.CLEANED, running_s=1.0, exit=ShimExit(0))
     confirmed = agent.hear(m.StopTask(TASK, force=True))
-    assert not told(confirmed)
+    assert not sent_to_shim(confirmed)
     assert [(it.state, it.stop_stored) for it in reports(confirmed)] == [(TaskState.CLEANED, True)]
     assert reports(agent.hear(STOP))[-1].stop_stored
 
@@ -91,7 +91,7 @@ def test_a_task_that_never_got_a_folder_confirms_a_stop() -> None:
 def test_the_next_agent_process_continues_a_stop() -> None:
     agent = Agent()
     record = TaskRecord("boot", "c1", PLAN, PLAN.terms, STOP)
-    assert ShimStop("SIGTERM", 3.0) in told(
+    assert ShimStop("SIGTERM", 3.0) in sent_to_shim(
         agent.turn(s.TaskFound(TASK, RUNS, PATHS, record=record))
     )
     agent.turn(s.LinkUp())

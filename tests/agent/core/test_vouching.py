@@ -17,7 +17,7 @@ from agent.core.vouching import DATAGRAM_BYTES_MAX, answer, vouched
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.link import control_channel as m
 from muster.protocol.link.terms import Member, Terms
-from tests.agent.core.playbook import ARRANGE, IDENTITY, OBSERVED, PATHS, Agent, told
+from tests.agent.core.playbook import ARRANGE, IDENTITY, OBSERVED, PATHS, Agent, sent_to_shim
 
 TASKS = tuple(TaskId(f"1.1.{rank}") for rank in range(3))
 MEMBERS = tuple(Member(task, f"10.0.0.{rank}", 7079) for rank, task in enumerate(TASKS))
@@ -58,7 +58,7 @@ def reply(asker: Agent, data: bytes | None) -> list[a.Effect]:
 
 
 def leases(effects: list[a.Effect]) -> list[float]:
-    return [it.ttl_s for it in told(effects) if isinstance(it, ShimLease)]
+    return [it.ttl_s for it in sent_to_shim(effects) if isinstance(it, ShimLease)]
 
 
 def test_a_task_runs_on_while_all_others_vouch_for_it() -> None:
@@ -126,6 +126,7 @@ def test_nobody_vouches_after_a_stop_or_a_forget(how: str) -> None:
     ended = ShimStatus(TASKS[1], ShimPhase.CLEANED, running_s=2.0, exit=ShimExit(0))
     if how in ("forget", "stop of an ended task"):
         second.turn(s.ShimReported(TASKS[1], ended))
+        second.turn(s.NetworkRestored(TASKS[1]))
     second.connect(*(() if how == "not kept" else (TASKS[1],)))
     match how:
         case "forget":

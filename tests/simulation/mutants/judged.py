@@ -29,11 +29,11 @@ def _let_go_by_itself(real: Any) -> Any:
     """Whoever is looked at next is lost."""
 
     def fired(state: State, name: NodeName, now: Instant, limits: Limits) -> Decision:
-        brake = state.brake
-        if brake is not None:
-            state.brake = msgspec.structs.replace(brake, at=-brake.lasts_s)
+        mass_outage = state.mass_outage
+        if mass_outage is not None:
+            state.mass_outage = msgspec.structs.replace(mass_outage, at=-mass_outage.lasts_s)
         decision: Decision = real(state, name, now, limits)
-        state.brake = brake
+        state.mass_outage = mass_outage
         return decision
 
     return fired
@@ -90,15 +90,15 @@ def _every_event_is_news(real: Any) -> Any:
 
 MUTANTS = (
     Mutant(
-        "there is no brake",
+        "there is no mass outage",
         _put(liveness, "_fell_silent_together", _never_together),
-        ("brake",),
+        ("mass outage",),
         seed=458,
     ),
     Mutant(
-        "the brake does not hold",
+        "a mass outage does not last",
         _wrap(timers, "node_timer_fired", _let_go_by_itself),
-        ("brake",),
+        ("mass outage",),
         seed=458,
     ),
     Mutant(
