@@ -290,7 +290,7 @@ def _about_task(state: State, command: AboutTask, now: Instant) -> Decision:
                 return said()
             return Decision([f.GateOpened(held.id)])
         case m.StopTask():
-            if held.stop is not None and _over(held):
+            if _over(held) and (held.stop is not None or not held.vouches):
                 return said()
             if held.stop is not None and held.stop.force:
                 return Decision()

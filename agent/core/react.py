@@ -49,15 +49,14 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             # Hold back a success until the names are removed: one report instead of two.
             waits = restored and held.status is not None and succeeded(held.status)
             said = [] if waits else _report(state, held, now)
-            resumed = _watch_peers(held) if isinstance(fact, f.TaskAdopted) else []
+            asking = _ask_soon(held, now) if isinstance(fact, f.TaskAdopted) else []
             driven = _advance_shim(state, held, now)
-            resumed += _ask_soon(held, now) if isinstance(fact, f.TaskAdopted) else []
-            return [*driven, *resumed, *restored, *said, *_cleanup(held)]
+            return [*driven, *asking, *restored, *said, *_cleanup(held)]
         case f.RecordKept(task, record):
             held = state.tasks[task]
-            # The report of the start confirms the first terms.
-            news = record.stop is not None or task_state(held) is TaskState.STARTED
-            said = _report(state, held, now) if news else []
+            # The report of the start confirms the first terms, and that of its effect most stops.
+            stopped = held.vouches and record.stop is not None and not _is_stoppable(held)
+            said = _report(state, held, now) if stopped else []
             return [*(_open_gate(held) if held.started else []), *said]
         case f.Acknowledged():
             return [
@@ -91,8 +90,9 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             return [*_report(state, held, now), *_cleanup(held)]
         case f.StopTaken(task, _):
             held = state.tasks[task]
-            said = _report(state, held, now) if held.stop_stored else []
-            return [*_stop(held, SHORTENABLE), *_store(state, held), *said]
+            is_first = held.stored is None or held.stored.stop is None
+            stored = _store(state, held) if is_first else []
+            return [*_stop(held, SHORTENABLE), *stored]
         case f.TaskChanged(task):
             # The report with the task's directories comes first, and contains the change.
             held = state.tasks[task]
@@ -196,14 +196,12 @@ def _open_gate(held: HeldTask) -> list[a.Effect]:
     # A gang of one has no traffic and no hosts table.
     gang = arrange.fabric is not None and bool(arrange.hosts)
     watch: list[a.Effect] = [a.WatchTraffic(held.id, arrange)] if gang else []
-    return [*watch, *_watch_peers(held), *let_go, a.SendToShim(held.id, start)]
+    peers: list[a.Effect] = [a.WatchPeers(held.id, arrange)] if arrange.hosts else []
+    return [*watch, *peers, *let_go, a.SendToShim(held.id, start)]
 
 
-def _watch_peers(held: HeldTask) -> list[a.Effect]:
-    over = held.status is not None and held.status.phase.terminal
-    if held.arrange is None or not held.arrange.hosts or over:
-        return []
-    return [a.WatchPeers(held.id, held.arrange)]
+def _is_stoppable(held: HeldTask) -> bool:
+    return held.status is not None and held.status.phase in STOPPABLE
 
 
 def _store(state: State, held: HeldTask) -> list[a.Effect]:
@@ -225,7 +223,7 @@ def _restore(held: HeldTask) -> list[a.Effect]:
 def _stop(held: HeldTask, phases: frozenset[ShimPhase]) -> list[a.Effect]:
     if held.stop is None or held.status is None:
         return []
-    if held.stop.force and not held.status.phase.terminal:
+    if held.stop.force:
         return [a.SendToShim(held.id, ShimKill())]
     if held.status.phase not in phases:
         return []

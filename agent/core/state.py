@@ -82,6 +82,11 @@ class HeldTask:
     logs_stored: bool = False
 
     @property
+    def vouches(self) -> bool:
+        """Whether the agents of the task's gang vouch for each other."""
+        return self.arrange is not None and bool(self.arrange.key)
+
+    @property
     def stop_stored(self) -> bool:
         """Whether a stop is on disk, or the task never got a folder."""
         if self.stored is not None and self.stored.stop is not None:

@@ -134,7 +134,7 @@ def task_state(held: HeldTask) -> TaskState:
 
 
 def _arranged(held: HeldTask) -> bool:
-    if held.arrange is None:
+    if held.arrange is None or held.network is NetworkPhase.LEFT:
         return False
     return held.network is NetworkPhase.READY or not needed(held.arrange)
 

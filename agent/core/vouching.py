@@ -45,8 +45,8 @@ class Vouch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def asks(held: HeldTask) -> bool:
     """Whether the agent asks the members of the task's gang: they matter until it has ended."""
     over = task_state(held) in (TaskState.EXITED, TaskState.CLEANED)
-    keyed = held.arrange is not None and bool(held.arrange.key)
-    return held.lease_s is not None and keyed and bool(held.peers) and not over and not held.stop
+    leased = held.lease_s is not None
+    return held.vouches and leased and bool(held.peers) and not over and held.stop is None
 
 
 def pause_s(held: HeldTask) -> float:
@@ -114,8 +114,9 @@ def _vouches(held: HeldTask, other: TaskId) -> bool:
 
 def _genuine(held: HeldTask, said: Vouch, data: bytes) -> bool:
     """Whether an agent of the same attempt has said it."""
-    if held.arrange is None or not held.arrange.key or said.cluster != held.cluster:
+    if not held.vouches or said.cluster != held.cluster:
         return False
+    assert held.arrange is not None
     right = hmac.digest(held.arrange.key.encode(), data[_MAC_BYTES:], _MAC)
     return hmac.compare_digest(right, data[:_MAC_BYTES])
 

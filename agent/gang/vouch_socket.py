@@ -71,45 +71,52 @@ class VouchSocket:
     """Carries out AskMembers, answers questions from the state, and posts answers."""
 
     def __init__(
-        self, sock: socket.socket, state: State, post: Callable[[VouchReceived], None]
+        self, sock: socket.socket | None, state: State, post: Callable[[VouchReceived], None]
     ) -> None:
-        """Needs a running event loop."""
+        """Needs a running event loop. Without a socket, it does nothing."""
         self._socket = sock
         self._state = state
         self._post = post
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(sock.fileno(), self._read)
+        self._resume()
 
     def close(self) -> None:
         """Close the socket."""
-        self._loop.remove_reader(self._socket.fileno())
-        self._socket.close()
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
 
     def ask(self, questions: tuple[Question, ...]) -> None:
         """Send questions. One that cannot be sent now is asked again later."""
         for one in questions:
-            mapped = self._socket.family == socket.AF_INET6 and ":" not in one.address
+            wide = self._socket is not None and self._socket.family == socket.AF_INET6
+            mapped = wide and ":" not in one.address
             address = f"::ffff:{one.address}" if mapped else one.address
             self._send(one.data, (address, one.port))
 
     def _send(self, data: bytes, address: tuple[object, ...]) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.sendto(data, address)
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.sendto(data, address)
 
     def _read(self) -> None:
+        sock = self._socket
+        if sock is None:
+            return
         for _ in range(BATCH):
             try:
-                data, address = self._socket.recvfrom(DATAGRAM_BYTES_MAX + 1)
+                data, address = sock.recvfrom(DATAGRAM_BYTES_MAX + 1)
             except BlockingIOError:
                 return
             except OSError:
                 continue  # an earlier datagram could not be delivered
             self._take(data, address)
-        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_reader(sock.fileno())
         self._loop.call_later(PAUSE_S, self._resume)
 
     def _resume(self) -> None:
-        if self._socket.fileno() >= 0:
+        if self._socket is not None:
             self._loop.add_reader(self._socket.fileno(), self._read)
 
     def _take(self, data: bytes, address: tuple[object, ...]) -> None:

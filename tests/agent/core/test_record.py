@@ -14,7 +14,7 @@ from muster.protocol.link.terms import Terms
 from muster.protocol.states import TaskState
 from tests.agent.core.playbook import ARRANGE, PATHS, TASK, Agent, reports, sent_to_shim
 
-PLAN = replace(ARRANGE, terms=Terms(1))
+PLAN = replace(ARRANGE, key="ab", terms=Terms(1))
 STOP = m.StopTask(TASK, grace_s=3.0)
 RUNS = ShimStatus(TASK, ShimPhase.RUNNING, running_s=9.0)
 
@@ -50,10 +50,16 @@ def test_the_record_of_an_earlier_plan_opens_no_gate() -> None:
     assert not sent_to_shim(agent.store(earlier))
 
 
+def running(plan: m.ArrangeTask = PLAN) -> Agent:
+    agent = at_gate(plan)
+    agent.store(agent.effects)
+    agent.hear(m.StartTask(TASK))
+    agent.shim(ShimPhase.RUNNING, running_s=0.0)
+    return agent
+
+
 def test_a_stop_is_confirmed_once_it_is_on_disk() -> None:
-    agent = Agent()
-    agent.running()
-    agent.quick = False
+    agent = running()
     stopped = agent.hear(STOP)
     assert sent_to_shim(stopped) == [ShimStop("SIGTERM", 3.0)]
     assert not [it for it in reports(stopped) if it.stop_stored]
@@ -61,12 +67,18 @@ def test_a_stop_is_confirmed_once_it_is_on_disk() -> None:
     assert reports(agent.store(stopped))[-1].stop_stored
 
 
+def test_the_report_of_a_stop_s_effect_confirms_it() -> None:
+    agent = running()
+    agent.quick = True
+    assert not reports(agent.hear(STOP))
+    assert reports(agent.shim(ShimPhase.STOPPING, running_s=1.0))[-1].stop_stored
+
+
 def test_an_ended_task_confirms_a_stop() -> None:
-    agent = Agent()
-    agent.running()
+    agent = running()
+    agent.quick = True
     agent.shim(ShimPhase.CLEANED, running_s=1.0, exit=ShimExit(0))
     confirmed = agent.hear(m.StopTask(TASK, force=True))
-    assert not sent_to_shim(confirmed)
     assert [(it.state, it.stop_stored) for it in reports(confirmed)] == [(TaskState.CLEANED, True)]
     assert reports(agent.hear(STOP))[-1].stop_stored
 
@@ -77,15 +89,8 @@ def test_a_stop_that_comes_before_the_folder_is_stored_with_it() -> None:
     agent.hear(m.PrepareTask(TASK, "none", "/w", None, (), {}, 300.0))
     assert not [it for it in agent.hear(STOP) if isinstance(it, a.StoreRecord)]
     placed = agent.turn(s.TaskPlaced(TASK, PATHS, ()))
-    assert reports(agent.store(placed))[-1].stop_stored
-
-
-def test_a_task_that_never_got_a_folder_confirms_a_stop() -> None:
-    agent = Agent(quick=False)
-    agent.connect()
-    agent.hear(m.PrepareTask(TASK, "none", "/w", None, (), {}, 300.0))
-    agent.turn(s.ShimFailed(TASK, "no space"))
-    assert reports(agent.hear(STOP))[-1].stop_stored
+    agent.store(placed)
+    assert reports(agent.shim(ShimPhase.CLEANED))[-1].stop_stored
 
 
 def test_the_next_agent_process_continues_a_stop() -> None:
@@ -100,13 +105,6 @@ def test_the_next_agent_process_continues_a_stop() -> None:
     assert isinstance(hello.report, m.Hello)
     (said,) = hello.report.tasks
     assert (said.stop_stored, said.terms) == (True, 1)
-
-
-def test_the_next_agent_process_watches_the_neighbours() -> None:
-    plan = replace(PLAN, hosts=(("n1", "10.0.0.1"), ("n2", "10.0.0.2")))
-    agent = Agent()
-    found = s.TaskFound(TASK, RUNS, PATHS, record=TaskRecord("boot", "c1", plan, plan.terms))
-    assert a.WatchPeers(TASK, plan) in agent.turn(found)
 
 
 def test_a_gang_that_waits_at_its_gate_is_arranged_again() -> None:

@@ -173,8 +173,9 @@ class World:
                     machine.deadline = self.now + ttl_s / machine.rate if ttl_s else None
             case ShimKill() | ShimStop():
                 self._end(machine)
-                status = ShimStatus(self.tasks[machine.rank], ShimPhase.CLEANED, running_s=1.0)
-                self.at(0.1, lambda: self._feed(machine, s.ShimReported(status.task, status)))
+                task = self.tasks[machine.rank]
+                status = ShimStatus(task, ShimPhase.CLEANED, running_s=1.0)
+                self.at(0.1, lambda: self._feed(machine, s.ShimReported(task, status)))
             case _:
                 pass
 
