@@ -140,7 +140,7 @@ def _report_changes(changes: m.NodeChanges, now: Instant) -> list[a.Effect]:
 
 
 def _stale(held: HeldTask, phase: ShimPhase) -> bool:
-    """Whether a status is older than the one already held. Statuses may cross on the way."""
+    """True if a status is older than the one already held. Statuses may cross on the way."""
     return held.status is not None and phase not in LATER[held.status.phase]
 
 

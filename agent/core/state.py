@@ -24,7 +24,7 @@ from muster.protocol.observations.traffic import FabricReport
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class AgentIdentity:
     """The identity of this agent; constant for the whole process.
 
     `run_as` is the user that jobs run as ("": the agent's own). `instance` identifies this agent
@@ -83,12 +83,12 @@ class HeldTask:
 
     @property
     def vouches(self) -> bool:
-        """Whether the agents of the task's gang vouch for each other."""
+        """True if the agents of the task's gang vouch for each other."""
         return self.arrange is not None and bool(self.arrange.key)
 
     @property
     def stop_stored(self) -> bool:
-        """Whether a stop is on disk, or the task never got a folder."""
+        """True if a stop is on disk, or the task never got a folder."""
         if self.stored is not None and self.stored.stop is not None:
             return True
         return self.stop is not None and self.failure is not None and self.paths is None
@@ -104,7 +104,7 @@ class HeldTask:
 
 @dataclass(slots=True)
 class State:
-    identity: Identity
+    identity: AgentIdentity
     observed: NodeObservations
     reported: NodeObservations | None = None  # as in the last Hello
     linked: bool = False  # a connection is open

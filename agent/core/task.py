@@ -97,12 +97,12 @@ LATER: Final = {phase: _reachable(phase) for phase in ShimPhase}
 
 
 def started(status: ShimStatus) -> bool:
-    """Whether the program has been started, even if it has ended since."""
+    """True if the program has been started, even if it has ended since."""
     return status.running_s is not None or status.exit is not None
 
 
 def succeeded(status: ShimStatus) -> bool:
-    """Whether the program has ended successfully."""
+    """True if the program has ended successfully."""
     return status.exit is not None and not status.exit.failed
 
 
@@ -230,7 +230,7 @@ def _kills(state: State, task: TaskId) -> dict[int, str]:
 
 
 def _was_killed(rank: ShimRank, kills: dict[int, str]) -> bool:
-    """Whether the kernel killed the rank for lack of memory. If the cgroup does not count its
+    """True if the kernel killed the rank for lack of memory. If the cgroup does not count its
     kills, the kernel log is the only source."""
     if rank.exit is None or rank.exit.signal != _SIGKILL or rank.stopped:
         return rank.oom

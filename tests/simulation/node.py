@@ -14,7 +14,7 @@ from agent.core.decide import decide
 from agent.core.react import react
 from agent.core.record import TaskRecord
 from agent.core.shim_protocol import ShimCommand, ShimHostfile, ShimLease, ShimPhase, ShimStatus
-from agent.core.state import Identity, State
+from agent.core.state import AgentIdentity, State
 from agent.core.turn import turn
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
@@ -98,7 +98,7 @@ class Node:
         self.names.forget()
         machine = self.machine
         self.state = State(
-            Identity(
+            AgentIdentity(
                 self.name,
                 f"id-{self.name}",
                 machine.boot_id,
