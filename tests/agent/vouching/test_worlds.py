@@ -192,7 +192,7 @@ def asks_without_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.core.decide.round_name", lambda *_: "the same")
 
 
-BUGS = {
+BUGS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     believes_old_boots: 0,
     believes_for_too_long: 9,
     vouches_after_a_stop: 9,

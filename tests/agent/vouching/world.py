@@ -18,7 +18,7 @@ from agent.core import effects as a
 from agent.core import inputs as s
 from agent.core.record import TaskRecord
 from agent.core.shim_protocol import ShimKill, ShimLease, ShimPhase, ShimStatus, ShimStop
-from agent.core.state import Identity, State
+from agent.core.state import AgentIdentity, State
 from agent.core.turn import turn
 from agent.core.vouching import answer, vouched
 from muster.protocol.ids import NodeName, SessionId, TaskId
@@ -182,7 +182,7 @@ class World:
     # --- agents -------------------------------------------------------------------------------
 
     def start(self, machine: Machine) -> None:
-        identity = Identity(
+        identity = AgentIdentity(
             NodeName(f"n{machine.rank}"),
             "id",
             f"boot-{machine.boot}",
