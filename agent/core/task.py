@@ -355,6 +355,7 @@ def _prepared(state: State, held: HeldTask, status: ShimStatus) -> Prepared | No
         # Once the gang has started, the coordinator does not need it any more.
         fabric=None if started(status) else _fabric(held),
         nccl=held.paths.nccl,
+        peer_port=state.identity.peer_port,
     )
 
 
