@@ -90,13 +90,6 @@ class NodeHealthReported(LinkFact, Inert, reschedules=True, milestone=False):
     disks: tuple[DiskHealth, ...]
 
 
-class PeersReported(LinkFact, reschedules=False, milestone=False):
-    """The neighbours of a task, by address, whose machines no longer answer the task's node."""
-
-    task: TaskId
-    silent: tuple[str, ...]
-
-
 class SurvivorsReported(LinkFact, Inert, reschedules=False, milestone=False):
     """The processes of a task that survive SIGKILL on a node; () once there are none."""
 
@@ -166,7 +159,6 @@ OfLink = (
     | FailureSuspected
     | NodeHeard
     | NodeHealthReported
-    | PeersReported
     | SurvivorsReported
     | HardwareSeen
     | HardwareCounted
