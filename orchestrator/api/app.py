@@ -68,7 +68,7 @@ def make_app(
     metrics = MetricsApi(coordinator, agents, log_connections, log_store)
     apis = (
         SchemaApi(ROUTES),
-        NodesApi(coordinator, tokens),
+        NodesApi(coordinator, tokens, access, owners),
         metrics,
         NodeCheckApi(coordinator, jobs, rules),
         NodeActionsApi(coordinator),

@@ -75,8 +75,11 @@ class AuditLog:
 
     def _write(self, batch: Sequence[AuditEntry]) -> None:
         data = b"".join(msgspec.json.encode(entry) + b"\n" for entry in batch)
-        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
+            size = os.fstat(fd).st_size
+            if size and os.pread(fd, 1, size - 1) != b"\n":
+                data = b"\n" + data  # a crash cut the last line off
             while data:
                 data = data[os.write(fd, data) :]
             os.fsync(fd)
