@@ -56,6 +56,9 @@ def apply_cluster(state: State, fact: cf.OfCluster) -> None:
             else:
                 known.agent_id, known.boot_id = agent_id, boot_id
                 known.version, known.inventory = version, inventory
+        case cf.InputFailed(version, origin, _, ended):
+            times = state.failed_inputs.get((version, origin), 0)
+            state.failed_inputs[version, origin] = times + ended
         case cf.LivenessPaused(until):
             state.judged_from = until
         case cf.MassOutageDeclared():

@@ -362,6 +362,9 @@ class State:
     unknown: set[tuple[NodeName, TaskId]] = field(
         default_factory=set
     )  # volatile; tasks that the journal lacks, not proved over
+    failed_inputs: dict[tuple[str, str], int] = field(
+        default_factory=dict
+    )  # by version and origin: processes that they ended
     new_nodes: NewNodes = field(default_factory=NewNodes)  # volatile
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic
