@@ -86,6 +86,7 @@ class Node:
     claimed: tuple[str, float] | None = None  # by another agent: its address, time
     ports: tuple[PortHealth, ...] = ()  # RDMA ports that are down or flapping
     disks: tuple[DiskHealth, ...] = ()  # disks that are full or hang
+    refuses_jobs: str = ""  # why it would refuse every job
     survivors: dict[TaskId, tuple[int, ...]] = field(default_factory=dict)  # pids, despite SIGKILL
     protocol: int = 1  # version in use with the agent
 
