@@ -25,7 +25,7 @@ from orchestrator.api.node_actions import NodeActionsApi
 from orchestrator.api.node_check import NodeCheckApi
 from orchestrator.api.nodes import NodesApi
 from orchestrator.api.routes import ROUTES
-from orchestrator.config import Limits
+from orchestrator.config import RequestLimits
 from orchestrator.core.rights.principals import Policy
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.audit import AuditLog
@@ -45,7 +45,7 @@ def make_app(
     log_store: LogStore,
     tokens: TokenStore,
     origins: Origins,
-    limits: Limits,
+    limits: RequestLimits,
     rules: SubmitRules,
     policy: Policy,
     audit_log: AuditLog,

@@ -88,7 +88,7 @@ async def _answer(
             request[ROUTE] = route
         access.check(request)
         if connection is not None and TOKEN in request:
-            connection.identified(request[TOKEN])
+            connection.authenticated(request[TOKEN])
         if route is not None:
             request[QUERY] = parse_query(request, route.query)
             await access.check_job(request, route)

@@ -243,7 +243,7 @@ def _free(state: State, task: Task) -> None:
 
 
 def _holds_another(state: State, task: Task) -> bool:
-    """Whether the node has rejoined the gang with another task."""
+    """True if the node has rejoined the gang with another task."""
     attempt = state.jobs[task.job].attempt(task.attempt)
     return any(
         other is not task and other.node == task.node and other.state not in OVER

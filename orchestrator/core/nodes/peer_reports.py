@@ -100,7 +100,7 @@ def silent_one(state: State, attempt: Attempt, cause: Cause, now: Instant, limit
 
 
 def is_silent(state: State, task: Task, now: Instant, limits: Limits) -> bool:
-    """Whether the task's node has been silent for so long that it is unknown."""
+    """True if the task's node has been silent for so long that it is unknown."""
     node = state.nodes[task.node]
     if now.mono < state.judged_from or state.mass_outage is not None:
         return False

@@ -152,7 +152,7 @@ def react_to_declared_lost(
 
 
 def _is_unknown(state: State, node: NodeName, report: TaskReport) -> bool:
-    """Whether a node has a task that the journal lacks, or has on another node."""
+    """True if a node has a task that the journal lacks, or has on another node."""
     if report.state is TaskState.CLEANED:
         return False
     try:
