@@ -131,7 +131,6 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     tls: Tls | None = None
     tokens_file: Path | None = None
     lease_s: Seconds = 300
-    brake_s: Annotated[float, msgspec.Meta(ge=0)] = 1800
     heartbeat_s: Seconds = 5
     prepare_timeout_s: Seconds = 300
     arrange_timeout_s: Seconds = 60

@@ -102,11 +102,11 @@ class JobActionsApi:
         name = job_id(request)
         query = read_query(request, ExplainQuery)
         state, job = await find_job(self._coordinator, name)
-        now, limits = self._coordinator.now(), self._coordinator.limits
+        now = self._coordinator.now()
         drained = [NodeName(node) for node in query.drained or ()]
         supposing = what_if_text(query.nodes, drained)
         if not supposing:
-            return reply(explain(state, job, now, limits))
+            return reply(explain(state, job, now))
         for node in drained:
             if node not in state.nodes:
                 raise bad_field("drained", f"{shown(node)} is not a node; see: muster nodes")
@@ -117,7 +117,7 @@ class JobActionsApi:
                 f"job {name} is {job_state(job).value}: what-if questions need a waiting job",
                 f"its end: muster explain {name}",
             )
-        told = explain(*what_if_state(state, job, now, query.nodes, drained), now, limits)
+        told = explain(*what_if_state(state, job, now, query.nodes, drained), now)
         text = "it would start now" if told.starts_now else told.text
         return reply(msgspec.structs.replace(told, supposing=supposing, text=text))
 

@@ -55,8 +55,7 @@ class NodesApi:
         begin = 0 if behind is None else bisect_right(names, behind, key=_place)
         page = names[begin : begin + query.limit]
         more = len(names) > begin + query.limit
-        limits = self._coordinator.limits
-        views = tuple(node_seen(state, state.nodes[name], now, limits) for name in page)
+        views = tuple(node_seen(state, state.nodes[name], now) for name in page)
         cursor = make_cursor(_NODES, page[-1]) if more else None
         return reply(NodeList(views, cursor, tuple(silent_nodes(state)), why_held(state)))
 
@@ -66,7 +65,7 @@ class NodesApi:
         node = state.nodes.get(name)
         if node is None:
             raise unknown_node(name)
-        return reply(node_seen(state, node, self._coordinator.now(), self._coordinator.limits))
+        return reply(node_seen(state, node, self._coordinator.now()))
 
     async def version(self, request: web.Request) -> web.Response:
         state = await self._coordinator.settled()

@@ -16,7 +16,7 @@ from muster.spec.units import duration_text
 
 
 class LinkState(enum.Enum):
-    """OFFLINE: not connected in this epoch. SUSPECT: silent, lease still runs. LOST: lease over."""
+    """OFFLINE: not connected in this epoch. SUSPECT: silent. LOST: an operator said so."""
 
     OFFLINE = "offline"
     CONNECTED = "connected"
@@ -58,18 +58,6 @@ class Drain(msgspec.Struct, frozen=True):
     left_at: float = 0.0
     jobs: tuple[JobId, ...] = ()
     after_checkpoint: bool = False
-
-
-class MassOutage(msgspec.Struct, frozen=True):
-    """Most agents fell silent at once, `gone` of the `of` that were connected.
-
-    From `at` (monotonic) on, the coordinator declares nothing lost for `lasts_s`.
-    """
-
-    at: float
-    lasts_s: float
-    gone: int
-    of: int
 
 
 class Fault(msgspec.Struct, frozen=True):

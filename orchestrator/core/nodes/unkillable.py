@@ -13,6 +13,8 @@ from muster.protocol.states import TaskState
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts import service as sf
+from orchestrator.core.failures.stops import lost
+from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.state import Node, Task
 from orchestrator.core.nodes.service_state import ITSELF
 
@@ -61,7 +63,7 @@ def declare_task_lost(task: Task, report: TaskReport) -> list[f.Fact]:
     if not report.survivors or not report.doomed or report.state is TaskState.CLEANED:
         return []
     reason = f"SIGKILL does not end {_pids(report.survivors)} there"
-    return [f.TaskLost(task.job, task.attempt, task.rank, reason)]
+    return [lost(task, reason, TaskProof.REPORTED)]
 
 
 def survivor_problems(node: Node) -> tuple[str, ...]:

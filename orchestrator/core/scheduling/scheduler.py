@@ -26,9 +26,8 @@ from orchestrator.core.scheduling.restore_hold import (
 def may_place(state: State, fact: f.Fact) -> bool:
     """Whether this fact may let a gang be placed that could not be placed before."""
     if isinstance(fact, f.TaskCleaned | f.TaskLost):
-        # All other tasks keep their nodes until their attempt is closed.
         attempt = state.attempt(fact.job, fact.attempt)
-        return attempt is not None and not attempt.tasks[fact.rank].present
+        return attempt is not None and not attempt.holds(attempt.tasks[fact.rank])
     return fact.reschedules
 
 

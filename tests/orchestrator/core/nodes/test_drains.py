@@ -206,7 +206,7 @@ def test_who_and_since_when_and_why_is_shown(cluster: Cluster) -> None:
     assert busy.drain is not None
     assert busy.drain.ends_at is not None
     assert not busy.drain.quarantine
-    told = explain(cluster.state, cluster.job(2), cluster.now, cluster.limits)
+    told = explain(cluster.state, cluster.job(2), cluster.now)
     assert {v.reason.text for v in told.nodes} == {"is drained by ana since 2h: bad DIMM"}
     assert told.text == (
         "needs 2 nodes, 0 free: a is drained by ana: bad DIMM; b is drained by ana: bad DIMM"

@@ -244,7 +244,7 @@ def test_nothing_that_happens_ends_the_coordinator(seed: int) -> None:
         assert check(cluster.state) == []
         for job in cluster.state.jobs.values():
             job_view(cluster.state, job, cluster.now)
-            explain(cluster.state, job, cluster.now, cluster.limits)
+            explain(cluster.state, job, cluster.now)
         for node in cluster.state.nodes.values():
             node_view(node, cluster.now)
     assert set(chance.cluster.replayed().nodes) == set(chance.cluster.state.nodes)

@@ -78,7 +78,7 @@ def test_nothing_is_placed_until_every_node_has_said_hello() -> None:
     cluster.join("n1")
     assert cluster.shown(1) is JobState.QUEUED
     assert "2 nodes known before the restore have not said hello: n2, n3" in said(cluster)
-    found = explain(cluster.state, cluster.job(1), cluster.now, cluster.limits)
+    found = explain(cluster.state, cluster.job(1), cluster.now)
     assert not found.starts_now
     assert "muster node lost" in found.forecast
     cluster.join("n3")
@@ -206,7 +206,7 @@ def test_a_running_attempt_is_adopted_and_the_next_one_leaves_numbers_out() -> N
     assert cluster.shown(1) is JobState.FAILED, "the budget counts attempts, not numbers"
     assert cluster.job(1).user_used == 1
     assert not check(cluster.state)
-    story = explain(cluster.state, cluster.job(1), cluster.now, cluster.limits).attempts
+    story = explain(cluster.state, cluster.job(1), cluster.now).attempts
     assert story[0].then.startswith("retried: attempt 1001")
     assert "after 2 attempts" in story[1].then
     replay = cluster.replayed().jobs[cluster.job(1).id]
@@ -305,7 +305,7 @@ def test_a_node_is_not_used_while_it_has_a_task_of_an_unknown_job() -> None:
     later = TaskReport(task(7, 1, 0), TaskState.STARTED, prepared=prepared())
     cluster.join("n1", tasks=(later,))
     assert cluster.shown(1) is JobState.QUEUED
-    found = explain(cluster.state, cluster.job(1), cluster.now, cluster.limits)
+    found = explain(cluster.state, cluster.job(1), cluster.now)
     assert "task 7.1.0" in found.nodes[0].reason.text
     session = cluster.node("n1").session
     assert session is not None

@@ -32,7 +32,7 @@ from tests.orchestrator.core.scheduling.test_rendezvous import eth
 
 
 def told(cluster: Cluster, job: int) -> h.Explanation:
-    return explain(cluster.state, cluster.job(job), cluster.now, cluster.limits)
+    return explain(cluster.state, cluster.job(job), cluster.now)
 
 
 def said(found: h.Explanation) -> dict[str, tuple[bool, str]]:
@@ -330,7 +330,7 @@ def test_it_says_starts_now_of_those_that_the_scheduler_places_and_of_no_other(
     state = state_of(nodes, jobs, taken, avoid)
     now = Cluster().now
     for job in [job for job in state.jobs.values() if job.phase is JobPhase.QUEUED]:
-        found = explain(state, job, now, Limits())
+        found = explain(state, job, now)
         # The queue of its pool alone: the scheduler takes pools in any order.
         alone = deepcopy(state)
         alone.queues = {job.spec.pool: alone.queues[job.spec.pool]}
@@ -357,7 +357,7 @@ def test_what_it_says_would_start_now_does(
     state = state_of(nodes, jobs, taken, set())
     now = Cluster().now
     for job in [job for job in state.jobs.values() if job.phase is JobPhase.QUEUED]:
-        found = explain(state, job, now, Limits())
+        found = explain(state, job, now)
         for hint in found.hints:
             trial = deepcopy(state)
             trial.queues = {job.spec.pool: trial.queues[job.spec.pool]}
@@ -383,7 +383,7 @@ def test_what_it_says_would_start_now_does(
 def what_if(cluster: Cluster, job: int, nodes: int | None, *drained: str) -> h.Explanation:
     names = [NodeName(name) for name in drained]
     there = what_if_state(cluster.state, cluster.job(job), cluster.now, nodes, names)
-    return explain(*there, cluster.now, cluster.limits)
+    return explain(*there, cluster.now)
 
 
 def test_what_would_be_if_it_asked_for_fewer_nodes_or_one_were_drained() -> None:
