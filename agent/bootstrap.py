@@ -2,7 +2,7 @@
 
 One stand-alone file for Python 3.9 or newer. It imports only the standard library and torch,
 because the job's interpreter has nothing of Muster's. The shim runs it from a descriptor and talks
-to it over another one. agent/shim/bootstrap_channel.py is the other end and lists the messages.
+to it over another one. The other end, agent/shim/programs/bootstrap_channel.py, lists the messages.
 torch is imported before the gate opens, so the import does not delay the job's start.
 
 Under `launcher: accelerate` and `deepspeed` (MUSTER_LAUNCHER) it runs torchrun as well. accelerate

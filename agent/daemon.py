@@ -77,8 +77,8 @@ from muster.daemon.network_fs import network_kind
 from muster.daemon.sd_notify import Notifier
 from muster.daemon.task_owner import TaskOwner
 from muster.daemon.timers import Timers
-from muster.protocol.control_channel import Inventory, NodeObservations, Refused, Welcome
-from muster.protocol.gpus import GpuDevice, usable
+from muster.protocol.link.control_channel import Inventory, NodeObservations, Refused, Welcome
+from muster.protocol.observations.gpus import GpuDevice, usable
 
 _CLUSTER: Final = "cluster"
 _LEFTOVERS_S: Final = 10.0

@@ -11,7 +11,7 @@ from muster.daemon.config_loader import load_config
 from muster.daemon.errors import ConfigError, InsecureConfigError
 from muster.daemon.listen_address import is_loopback
 from muster.daemon.log_settings import Count, Log, Seconds
-from muster.protocol.interfaces import usable_name
+from muster.protocol.observations.interfaces import usable_name
 from muster.spec.errors import SpecError
 from muster.spec.pool_defaults import check_defaults
 from orchestrator.core.storage.log_space import Bounds

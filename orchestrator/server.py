@@ -19,7 +19,7 @@ from muster.daemon.listen_address import listeners
 from muster.daemon.sd_notify import Notifier
 from muster.daemon.task_owner import TaskOwner
 from muster.daemon.tls import Renewed, certificate_names
-from muster.protocol.interfaces import host_port
+from muster.protocol.observations.interfaces import host_port
 from orchestrator.api.app import OPEN_REQUESTS, make_app
 from orchestrator.api.http.connection_limits import HEAD_S, ConnectionLimits, GuardedConnection
 from orchestrator.api.http.cross_origin import Origins

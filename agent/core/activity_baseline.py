@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from muster.protocol.hangs import Doing, RankActivity, Sign
+from muster.protocol.observations.hangs import Doing, RankActivity, Sign
 
 FLOORS: Final = {Sign.LOG: 1.0, Sign.NETWORK: 128.0, Sign.HCA: 1024.0, Sign.DISK: 16384.0}
 """Bytes per second from which a rank counts as active. Below it are the helpers of a hung rank (a

@@ -7,8 +7,8 @@ import enum
 import msgspec
 
 from agent.core.shim_protocol import ShimCommand
-from muster.protocol.control_channel import ArrangeTask, DumpStacks, PrepareTask, Report
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ArrangeTask, DumpStacks, PrepareTask, Report
 
 
 class Timer(enum.Enum):

@@ -19,7 +19,7 @@ from muster.fabric.operator_rules import Rules, networks, told_range
 from muster.fabric.port_classes import speed_of
 from muster.fabric.topology import nearest, way
 from muster.fabric.unsupported_devices import special, unfit
-from muster.protocol.fabric import (
+from muster.protocol.observations.fabric import (
     GPUS_MAX,
     PORTS_MAX,
     TEXT_MAX,

@@ -3,6 +3,7 @@ fact."""
 
 from __future__ import annotations
 
+import math
 from typing import Final, assert_never
 
 from agent.core import effects as a
@@ -47,11 +48,12 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             waits = restored and held.status is not None and succeeded(held.status)
             said = [] if waits else _report(state, held, now)
             return [*_advance_shim(state, held, now), *restored, *said, *_cleanup(held)]
-        case f.LeaseGranted(until):
+        case f.Acknowledged(at):
             return [
-                a.TellShim(held.id, _lease(held.lease_until(until, state.lease_s), now))
+                told
                 for held in state.tasks.values()
                 if held.status is not None and task_state(held) is not TaskState.CLEANED
+                for told in _lease(held, held.lease_until(at), now)
             ]
         case f.TaskAccepted(task, prepare):
             return [a.CreateTask(task, prepare)]
@@ -107,16 +109,15 @@ def _advance_shim(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
     if held.prepare is None or held.paths is None:
         # The agent died before it sent the prepare command, so the task cannot continue.
         return [a.TellShim(held.id, ShimKill())]
-    until = state.lease_until
-    if until is not None:
-        until = held.lease_until(until, state.lease_s)
-    if until is None or until <= now.mono:
+    answered = state.acknowledged_at
+    until = -math.inf if answered is None else held.lease_until(answered)
+    if until <= now.mono:
         # The agent itself was suspended for so long that the task may have been placed elsewhere.
         return [a.TellShim(held.id, ShimKill())]
     prepare = held.prepare
     who, node = state.identity, state.observed.inventory
     return [
-        a.TellShim(held.id, _lease(until, now)),
+        *_lease(held, until, now),
         a.TellShim(
             held.id,
             ShimPrepare(
@@ -139,9 +140,12 @@ def _hosts(paths: TaskPaths) -> ShimHosts | None:
     return ShimHosts(paths.hosts, paths.hosts_of) if paths.hosts else None
 
 
-def _lease(until: float, now: Instant) -> ShimLease:
-    """The rest of a lease. At least LEASE_S_MIN, because a shim takes 0 as a lease without end."""
-    return ShimLease(max(LEASE_S_MIN, until - now.mono))
+def _lease(held: HeldTask, until: float, now: Instant) -> list[a.Effect]:
+    """Tell the shim the rest of the task's lease, if it has one. At least LEASE_S_MIN, because a
+    shim takes 0 as a lease without end."""
+    if math.isinf(until):
+        return []
+    return [a.TellShim(held.id, ShimLease(max(LEASE_S_MIN, until - now.mono)))]
 
 
 def _open_gate(held: HeldTask) -> list[a.Effect]:

@@ -9,8 +9,10 @@ import msgspec
 from agent.core.network_phase import NetworkPhase, needed
 from agent.core.shim_protocol import ShimExit, ShimFingerprint, ShimPhase, ShimRank, ShimStatus
 from agent.core.state import HeldTask, State
-from muster.protocol.codec import FRAME_BYTES_MAX
-from muster.protocol.control_channel import (
+from muster.protocol.ids import TaskId
+from muster.protocol.instant import Instant
+from muster.protocol.link.codec import FRAME_BYTES_MAX
+from muster.protocol.link.control_channel import (
     Checkpoint,
     Fingerprint,
     Prepared,
@@ -18,12 +20,10 @@ from muster.protocol.control_channel import (
     Refusal,
     TaskReport,
 )
-from muster.protocol.fabric import NodeFabric
-from muster.protocol.hangs import RankActivity
-from muster.protocol.hardware_events import OOM
-from muster.protocol.ids import TaskId
-from muster.protocol.instant import Instant
-from muster.protocol.interfaces import Interface, InterfaceKind
+from muster.protocol.observations.fabric import NodeFabric
+from muster.protocol.observations.hangs import RankActivity
+from muster.protocol.observations.hardware_events import OOM
+from muster.protocol.observations.interfaces import Interface, InterfaceKind
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState

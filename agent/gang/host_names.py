@@ -21,11 +21,11 @@ from agent.config import AgentConfig
 from agent.gang.name_check import Findings, Resolver, look_before, prove, unanswered
 from agent.hostsfile.editor import HostsFile
 from agent.hostsfile.tables import PrivateTables, SharedTables, TableRefused, Tables
-from agent.shim.syscalls import bind_privately
+from agent.shim.system.syscalls import bind_privately
 from muster.daemon.errors import ConfigError
-from muster.protocol.control_channel import ArrangeTask, Refusal
 from muster.protocol.hosts_file import Others, Table
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ArrangeTask, Refusal
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.text import listed
 

@@ -14,9 +14,9 @@ from typing import Final, Never
 from agent.core.inputs import Input, TaskChanges, TaskObserved
 from agent.core.peers import PeerAnswers, peers_of
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.asking import ANSWER_S, PERIOD_S
-from muster.protocol.control_channel import ArrangeTask
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ArrangeTask
+from muster.protocol.observations.peer_ping import ANSWER_S, PERIOD_S
 
 _PORT: Final = 9
 """The port of the discard service, which nobody runs; a machine that does has answered as well."""

@@ -17,8 +17,8 @@ from typing import Final
 
 import structlog
 
-from muster.protocol.control_channel import Refusal, RendezvousCheck
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import Refusal, RendezvousCheck
 from muster.protocol.refusal_codes import RefusalCode
 
 _PAUSE_FIRST_S: Final = 0.001

@@ -13,8 +13,8 @@ from agent.gang.host_names import GangHostNames
 from agent.gang.rendezvous_check import RendezvousChecks
 from muster.daemon.errors import FileError
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.control_channel import ArrangeTask, Refusal
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ArrangeTask, Refusal
 
 # Pause between two attempts to remove entries that cannot be removed.
 AGAIN_S: Final = 30.0

@@ -16,7 +16,8 @@ import structlog
 from agent.core.inputs import CommandReceived, LinkDown, LinkUp
 from agent.link.dialer import ConnectionLostError, Dialer, Websocket, stay_connected
 from agent.link.inbox import Inbox
-from muster.protocol.codec import (
+from muster.protocol.ids import BadId, TaskId, parse_task_id
+from muster.protocol.link.codec import (
     COMMAND_BYTES_MAX,
     ProtocolError,
     ReportFrame,
@@ -24,7 +25,7 @@ from muster.protocol.codec import (
     decode_command,
     encode,
 )
-from muster.protocol.control_channel import (
+from muster.protocol.link.control_channel import (
     Command,
     HeartbeatAck,
     Refused,
@@ -32,8 +33,7 @@ from muster.protocol.control_channel import (
     TaskReport,
     Welcome,
 )
-from muster.protocol.ids import BadId, TaskId, parse_task_id
-from muster.protocol.sequencing import Link
+from muster.protocol.link.sequencing import Link
 from muster.protocol.states import TaskState
 
 PATH: Final = "/v1/agent"

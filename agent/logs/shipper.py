@@ -22,11 +22,11 @@ from agent.link.dialer import ConnectionLostError, Dialer, Websocket, stay_conne
 from agent.logs.inotify import Inotify
 from agent.logs.log_file import LogSource
 from agent.logs.offsets import LogOffsets, Stream
-from agent.shim.job_files import RefusedFileError
+from agent.shim.system.job_files import RefusedFileError
 from muster.daemon.clock import Clock
-from muster.protocol.codec import FRAME_BYTES_MAX, ProtocolError, UnknownMessage
 from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.log_channel import (
+from muster.protocol.link.codec import FRAME_BYTES_MAX, ProtocolError, UnknownMessage
+from muster.protocol.link.log_channel import (
     STREAMS_PER_TASK_MAX,
     Chunk,
     Hole,

@@ -19,9 +19,9 @@ from agent.probe.fabric.rdma_devices import CLASS
 from muster.daemon.abandoned_thread import BlockingCall
 from muster.fabric.model import Probe, Severity
 from muster.fabric.port_classes import cabled
-from muster.protocol.control_channel import NodeChanges
-from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import NodeChanges
+from muster.protocol.observations.fabric import NodeFabric
 
 LOOK_S: Final = 10.0
 """A launch does not wait longer for a driver that hangs."""

@@ -15,7 +15,7 @@ import msgspec
 from agent.probe import netlink
 from agent.probe.fabric.fs_root import Tree, Unread
 from agent.probe.netlink import Link, Network
-from muster.protocol.interfaces import (
+from muster.protocol.observations.interfaces import (
     ADDRESSES_MAX,
     INTERFACES_MAX,
     Interface,

@@ -15,7 +15,7 @@ from typing import Final
 from agent.monitors.checkpoints import become
 from agent.taskdirs.taskdirs import Owner
 from muster.daemon.errors import DaemonError
-from muster.protocol.control_channel import PrepareTask
+from muster.protocol.link.control_channel import PrepareTask
 
 ANSWER_S: Final = 1.0
 FREE_BYTES: Final = 1 << 30

@@ -36,12 +36,12 @@ from agent.tasks import preflight
 from agent.tasks.adoption import Ownership, examine
 from agent.tasks.fd_budget import NoDescriptorsError, check_descriptors
 from agent.tasks.preflight import PreflightError
-from agent.tasks.supervisor import TaskSupervisor
+from agent.tasks.supervisor import Known, TaskSupervisor
 from muster.daemon.errors import DaemonError, FileError
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.control_channel import PrepareTask
-from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import PrepareTask
+from muster.protocol.observations.fabric import NodeFabric
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.text import named
 
@@ -165,11 +165,12 @@ class TaskRegistry:
         paths = TaskPaths("", "", "", "") if manifest is None else manifest.paths
         ports = () if manifest is None else manifest.ports
         gpus = () if manifest is None else manifest.prepare.gpus
+        lease_s = None if manifest is None else manifest.prepare.lease_s
         if manifest is not None:
             self._checkpoints.begin(task, manifest.prepare.checkpoint_dir)
             self._idle.begin(task, manifest.prepare.idle, gpus)
         self._proofs.adopt(task)
-        known = paths, ports, fabric, gpus
+        known = Known(paths, ports, fabric, gpus, lease_s)
         return TaskSupervisor(
             task, self._folders, self._logs, self._proofs, self._hangs, self._post, found=known
         )

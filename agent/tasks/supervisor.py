@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, Never
+from typing import Final, NamedTuple, Never
 
 import msgspec
 import structlog
@@ -29,8 +29,8 @@ from agent.shims.connection import ShimConnection, ShimUnreachable, connect, spe
 from agent.taskdirs.taskdirs import TaskDirs
 from agent.tasks.adoption import FoundTask, Ownership, examine
 from muster.daemon.errors import FileError
-from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
+from muster.protocol.observations.fabric import NodeFabric
 
 # A shim that exits after its release is gone within a millisecond or two.
 _PAUSE_FIRST_S: Final = 0.002
@@ -46,6 +46,16 @@ thread of this pool meanwhile."""
 _log = structlog.get_logger("agent.task")
 
 
+class Known(NamedTuple):
+    """What a manifest says of a task, and the node's current fabric."""
+
+    paths: TaskPaths
+    ports: tuple[int, ...]
+    fabric: NodeFabric
+    gpus: tuple[str, ...]
+    lease_s: float | None
+
+
 class TaskSupervisor:
     """The supervisor of one task. Carries out orders in sequence; `run` returns once the task's
     directory is removed."""
@@ -58,12 +68,11 @@ class TaskSupervisor:
         proofs: TrafficSamplers,
         hangs: HangMonitor,
         post: Callable[[Input], None],
-        found: tuple[TaskPaths, tuple[int, ...], NodeFabric, tuple[str, ...]] | None = None,
+        found: Known | None = None,
     ) -> None:
-        """`found`: the paths and ports of a task that an earlier agent process started, the node's
-        fabric, and the task's GPUs."""
+        """`found`: what is known of a task that an earlier agent process started."""
         self.task = task
-        self.ports: tuple[int, ...] = () if found is None else found[1]
+        self.ports: tuple[int, ...] = () if found is None else found.ports
         self.known = asyncio.Event()
         self._folder: Path = folders.path(task)
         self._folders = folders
@@ -261,8 +270,8 @@ class TaskSupervisor:
             )
             self._post(ShimReported(self.task, status, no_output))
         else:
-            (paths, ports, fabric, gpus), self._found = self._found, None
+            known, self._found = self._found, None
             # No status lists the traffic stream, and an earlier agent process may have sent part of
             # it.
             self._logs.follow(self.task, self._folder, (STREAM,))
-            self._post(TaskFound(self.task, status, paths, ports, fabric, gpus))
+            self._post(TaskFound(self.task, status, *known))

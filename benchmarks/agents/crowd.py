@@ -22,8 +22,9 @@ from typing import Final
 
 import aiohttp
 
-from muster.protocol.codec import ReportFrame, decode_command, encode
-from muster.protocol.control_channel import (
+from muster.protocol.ids import NodeName
+from muster.protocol.link.codec import ReportFrame, decode_command, encode
+from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
     ForgetTask,
     Heartbeat,
@@ -36,9 +37,8 @@ from muster.protocol.control_channel import (
     TaskReport,
     Welcome,
 )
-from muster.protocol.ids import NodeName
-from muster.protocol.log_channel import LogHello, encode_text
-from muster.protocol.sequencing import Link
+from muster.protocol.link.log_channel import LogHello, encode_text
+from muster.protocol.link.sequencing import Link
 from muster.protocol.states import TaskState
 
 _PATIENCE_S: Final = 300.0

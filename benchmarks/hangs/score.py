@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.hangs.traces import Case
 from benchmarks.hangs.trial import Told, Trial
-from muster.protocol.hangs import HangKind
+from muster.protocol.observations.hangs import HangKind
 
 
 @dataclass(slots=True)

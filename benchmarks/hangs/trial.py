@@ -9,7 +9,9 @@ from typing import Final
 
 from agent.core.activity_baseline import ActivityBaseline, ActivitySample, signature
 from benchmarks.hangs.traces import Case, Moment
-from muster.protocol.control_channel import (
+from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
+from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
     DumpStacks,
     Heartbeat,
@@ -21,9 +23,14 @@ from muster.protocol.control_channel import (
     StacksReport,
     TaskReport,
 )
-from muster.protocol.hangs import Doing, HangVerdict, RankActivity, RankStacks, Sign, ThreadStack
-from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
-from muster.protocol.instant import Instant
+from muster.protocol.observations.hangs import (
+    Doing,
+    HangVerdict,
+    RankActivity,
+    RankStacks,
+    Sign,
+    ThreadStack,
+)
 from muster.protocol.states import TaskState
 from muster.spec.model import Argv, JobSpec, Launcher
 from orchestrator.core.engine.turn import turn

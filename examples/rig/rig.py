@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from agent.shim.cgroup import own_cgroup
+from agent.shim.system.cgroup import own_cgroup
 from examples.rig import keeper
 from examples.rig.machine import NETWORK, Machine, RigError, network_of, run
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import NodeProbe
-    from muster.protocol.hangs import StacksView
+    from muster.protocol.observations.hangs import StacksView
 
 _T = TypeVar("_T")
 

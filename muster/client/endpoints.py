@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import CheckRequest, NodeProbe
-    from muster.protocol.hangs import StacksView
+    from muster.protocol.observations.hangs import StacksView
 
 _T = TypeVar("_T")
 
@@ -137,7 +137,7 @@ def fabric(number: int) -> Call[FabricView]:
 
 
 def stacks(number: int) -> Call[StacksView]:
-    from muster.protocol.hangs import StacksView
+    from muster.protocol.observations.hangs import StacksView
 
     return Call(StacksView, "POST", f"/v1/jobs/{number}/stacks", patience_s=CHANGE_S)
 

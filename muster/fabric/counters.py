@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from muster.protocol.traffic import PortFigures, SocketFigures
+from muster.protocol.observations.traffic import PortFigures, SocketFigures
 
 WORD_BYTES: Final = 4
 SENT: Final = "port_xmit_data"

@@ -23,7 +23,7 @@ from muster.fabric.nccl_communicators import (
     between,
     ranks_here,
 )
-from muster.protocol.traffic import NcclEvidence
+from muster.protocol.observations.traffic import NcclEvidence
 
 LINE_BYTES_MAX: Final = 4096
 DEVICES_MAX: Final = 64

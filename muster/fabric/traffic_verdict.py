@@ -14,8 +14,14 @@ from typing import Final
 import msgspec
 
 from muster.fabric.counters import NOISE_BYTES, carried, tcp_share
+from muster.protocol.observations.traffic import (
+    Carrier,
+    FabricReport,
+    NcclEvidence,
+    PortFigures,
+    SocketFigures,
+)
 from muster.protocol.text import named
-from muster.protocol.traffic import Carrier, FabricReport, NcclEvidence, PortFigures, SocketFigures
 
 COUNTED_BYTES: Final = 1 << 30
 """Bytes that a node must have carried before counters alone count, ..."""

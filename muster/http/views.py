@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
+from muster.protocol.observations.traffic import ProofView
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import Timestamp
-from muster.protocol.traffic import ProofView
 
 # Maximum of a log query.
 TAIL_MAX: Final = 100_000
@@ -196,7 +196,7 @@ class JobList(msgspec.Struct, frozen=True):
 
 
 class InterfaceView(msgspec.Struct, frozen=True):
-    """A network interface of a node; `kind` as in `muster.protocol.interfaces`."""
+    """A network interface of a node; `kind` as in `muster.protocol.observations.interfaces`."""
 
     name: str
     kind: str

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from muster.protocol.failure_kinds import FailureKind
-from muster.protocol.hangs import Hang
+from muster.protocol.observations.hangs import Hang
 from muster.spec import field_readers, units, unsupported
 from muster.spec.check_gpus import check_gpus
 from muster.spec.check_rdma import check_rdma

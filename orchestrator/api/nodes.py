@@ -7,8 +7,8 @@ from aiohttp import web
 
 from muster.fabric.natural_sort import natural
 from muster.http.views import NodeList, VersionView
-from muster.protocol.control_channel import PROTOCOL_MAX, PROTOCOL_MIN
 from muster.protocol.ids import NodeName
+from muster.protocol.link.control_channel import PROTOCOL_MAX, PROTOCOL_MIN
 from orchestrator.api.http.access import TOKEN
 from orchestrator.api.http.connection_limits import no_descriptors
 from orchestrator.api.http.pagination import make_cursor, read_cursor

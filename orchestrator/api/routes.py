@@ -8,7 +8,7 @@ from muster.http import views as h
 from muster.http.fabric import FabricView
 from muster.http.job_evidence import Evidence
 from muster.http.node_probe import CheckRequest, NodeProbe
-from muster.protocol.hangs import StacksView
+from muster.protocol.observations.hangs import StacksView
 from orchestrator.api.events import EventsApi
 from orchestrator.api.http import query_params as p
 from orchestrator.api.http.openapi import SchemaApi

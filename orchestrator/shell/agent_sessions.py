@@ -14,7 +14,8 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from muster.daemon.listen_address import is_loopback
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.codec import (
+from muster.protocol.ids import SessionId
+from muster.protocol.link.codec import (
     FRAME_BYTES_MAX,
     CommandFrame,
     FrameTooLarge,
@@ -23,7 +24,7 @@ from muster.protocol.codec import (
     decode_report,
     encode,
 )
-from muster.protocol.control_channel import (
+from muster.protocol.link.control_channel import (
     ArrangeTask,
     Command,
     Hello,
@@ -32,9 +33,8 @@ from muster.protocol.control_channel import (
     Refused,
     TaskReport,
 )
-from muster.protocol.ids import SessionId
+from muster.protocol.link.sequencing import Link
 from muster.protocol.refusal_codes import RefusalCode
-from muster.protocol.sequencing import Link
 from muster.protocol.states import TaskState
 from orchestrator.core.facts.inputs import HelloReceived, ReportReceived, SessionEnded
 from orchestrator.shell.coordinator import Coordinator

@@ -16,7 +16,7 @@ from muster.fabric.counters import (
     imbalance,
     tcp_share,
 )
-from muster.protocol.traffic import PortFigures
+from muster.protocol.observations.traffic import PortFigures
 
 LONGEST_S = 10.0
 

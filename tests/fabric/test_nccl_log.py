@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.fabric.nccl_log import LINE_BYTES_MAX, NcclLog, ProcessEvidence, merged
-from muster.protocol.traffic import NcclEvidence
+from muster.protocol.observations.traffic import NcclEvidence
 from tests.fabric import nccl_lines as lines
 
 

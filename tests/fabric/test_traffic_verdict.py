@@ -6,7 +6,13 @@ import pytest
 
 from muster.fabric.nccl_log import NcclLog
 from muster.fabric.traffic_verdict import judge
-from muster.protocol.traffic import Carrier, FabricReport, NcclEvidence, PortFigures, SocketFigures
+from muster.protocol.observations.traffic import (
+    Carrier,
+    FabricReport,
+    NcclEvidence,
+    PortFigures,
+    SocketFigures,
+)
 from tests.fabric import nccl_lines as lines
 
 GB = 10**9

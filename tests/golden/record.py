@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from muster.protocol.control_channel import PROTOCOL_MAX
+from muster.protocol.link.control_channel import PROTOCOL_MAX
 from tests.golden import examples, journals
 from tests.golden.kinds import KINDS, Kind
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import ForgetTask, PrepareTask, StopTask
 from muster.protocol.ids import TaskId
-from muster.protocol.log_channel import (
+from muster.protocol.link.control_channel import ForgetTask, PrepareTask, StopTask
+from muster.protocol.link.log_channel import (
     EndStream,
     LogAck,
     StreamId,

@@ -6,7 +6,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from muster.protocol.control_channel import Heartbeat, HeartbeatAck
+from muster.protocol.link.control_channel import Heartbeat, HeartbeatAck
 from tests.orchestrator.bad_disk import DISK
 from tests.orchestrator.fake_agent import FakeAgent, connect
 from tests.orchestrator.process import CoordinatorProcess

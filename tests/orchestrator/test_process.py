@@ -15,7 +15,7 @@ import pytest
 import trustme
 
 from muster.daemon.durable_files import write_atomic
-from muster.protocol.control_channel import PrepareTask
+from muster.protocol.link.control_channel import PrepareTask
 from tests.orchestrator.fake_agent import DEADLINE_S, connect
 from tests.orchestrator.process import CoordinatorProcess, run, token_file
 from tests.orchestrator.user import user_of

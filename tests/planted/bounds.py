@@ -18,11 +18,11 @@ from agent.link.inbox import Inbox as AgentInbox
 from agent.logs.offsets import WINDOW_BYTES, LogOffsets, Stream
 from muster.daemon.clock import SystemClock
 from muster.daemon.timers import Timers
-from muster.protocol import control_channel
-from muster.protocol.control_channel import Inventory, NodeChanges, NodeObservations
-from muster.protocol.hardware_events import EVENTS_MAX, Grade, HardwareEvent
 from muster.protocol.ids import JobId, NodeName, TaskId
-from muster.protocol.log_channel import CHUNK_BYTES_MAX, StreamAt, StreamId, StreamKind
+from muster.protocol.link import control_channel
+from muster.protocol.link.control_channel import Inventory, NodeChanges, NodeObservations
+from muster.protocol.link.log_channel import CHUNK_BYTES_MAX, StreamAt, StreamId, StreamKind
+from muster.protocol.observations.hardware_events import EVENTS_MAX, Grade, HardwareEvent
 from orchestrator.api import log_stream
 from orchestrator.api.http import rate_limit
 from orchestrator.core.facts import effects as a

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.protocol.gpus import GpuDevice, divides, is_model, problem, usable
+from muster.protocol.observations.gpus import GpuDevice, divides, is_model, problem, usable
 
 H100 = "NVIDIA H100 80GB HBM3"
 A100 = "NVIDIA A100-SXM4-80GB"

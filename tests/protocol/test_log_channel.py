@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.protocol import log_channel
-from muster.protocol.codec import ProtocolError, UnknownMessage
 from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.link import log_channel
+from muster.protocol.link.codec import ProtocolError, UnknownMessage
 
 STREAM = log_channel.StreamId(TaskId("1.1.0"), log_channel.StreamKind.STDOUT, 3)
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol import kernel_log
-from muster.protocol.codec import FRAME_BYTES_MAX, ReportFrame, decode_report
-from muster.protocol.control_channel import (
+from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.link.codec import FRAME_BYTES_MAX, ReportFrame, decode_report
+from muster.protocol.link.control_channel import (
     Checkpoint,
     Heartbeat,
     Hello,
@@ -22,14 +22,14 @@ from muster.protocol.control_channel import (
     StacksReport,
     TaskReport,
 )
-from muster.protocol.fabric import PORTS_MAX, FabricPort, MissingPort, NodeFabric
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.hangs import Frame, RankStacks, ThreadStack
-from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.link.report_bounds import bounded
+from muster.protocol.observations import kernel_log
+from muster.protocol.observations.fabric import PORTS_MAX, FabricPort, MissingPort, NodeFabric
+from muster.protocol.observations.gpus import GpuDevice
+from muster.protocol.observations.hangs import Frame, RankStacks, ThreadStack
+from muster.protocol.observations.traffic import FabricReport, NcclEvidence
 from muster.protocol.outcome import ExitStatus
-from muster.protocol.report_bounds import bounded
 from muster.protocol.states import TaskState
-from muster.protocol.traffic import FabricReport, NcclEvidence
 from tests.protocol.test_codec import INVENTORY
 
 TASK = TaskId("1.1.0")

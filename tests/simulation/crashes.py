@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from agent.core import effects as agent_actions
 from agent.core import facts as agent_facts
 from agent.core import shim_protocol
-from muster.protocol import control_channel
+from muster.protocol.link import control_channel
 from orchestrator.core.facts import effects, jobs
 from orchestrator.core.facts.restored import JournalRestored
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from muster.protocol.fabric import TaskFabric
 from muster.protocol.ids import JobId, NodeName, TaskId, parse_task_id
+from muster.protocol.observations.fabric import TaskFabric
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.model import JobSpec, Launcher, Rdma

@@ -15,10 +15,10 @@ from agent.core.react import react
 from agent.core.shim_protocol import ShimCommand, ShimHostfile, ShimLease, ShimPhase, ShimStatus
 from agent.core.state import Identity, State
 from agent.core.turn import turn
-from muster.protocol.control_channel import Command, NodeChanges, NodeObservations, PrepareTask
-from muster.protocol.gpus import usable
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import Command, NodeChanges, NodeObservations, PrepareTask
+from muster.protocol.observations.gpus import usable
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.crashes import Deed, Point, When, Who
 from tests.simulation.ground import Ground

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from agent.core import inputs as s
-from muster.protocol.control_channel import NodeChanges
 from muster.protocol.ids import TaskId, parse_task_id
-from muster.protocol.traffic import FabricReport, NcclEvidence, PortFigures, PortHealth
+from muster.protocol.link.control_channel import NodeChanges
+from muster.protocol.observations.traffic import FabricReport, NcclEvidence, PortFigures, PortHealth
 
 if TYPE_CHECKING:
     from tests.simulation.node import Node

@@ -26,8 +26,8 @@ from examples.rig.machine import Machine
 from examples.rig.rig import missing
 from muster.client.log_stream import LogQuery
 from muster.http.views import LogRecord
-from muster.protocol.control_channel import Heartbeat, Report, TaskReport
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import Heartbeat, Report, TaskReport
 from muster.protocol.states import ENDED_STATES, JobState, TaskState
 from tests.storm import accidents, greed, lies
 from tests.storm.cluster import DISK_BYTES, StormCluster

@@ -30,8 +30,8 @@ from agent.probe.fabric.rdma_devices import CLASS
 from agent.shims.members import ENDED, Process, check
 from muster.daemon.clock import Clock
 from muster.fabric.counters import RECEIVED, SENT, WORD_BYTES
-from muster.protocol.hangs import Doing, RankActivity, Sign
 from muster.protocol.ids import TaskId
+from muster.protocol.observations.hangs import Doing, RankActivity, Sign
 
 STATE: Final = "cadence.json"
 _STATE_BYTES_MAX: Final = 1 << 20

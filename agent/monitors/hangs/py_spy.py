@@ -19,7 +19,7 @@ import msgspec
 from agent.probe import py_spy_check
 from agent.shims.members import ENDED, Process
 from agent.taskdirs.taskdirs import User
-from muster.protocol.hangs import FRAMES_MAX, Frame, RankStacks, ThreadStack
+from muster.protocol.observations.hangs import FRAMES_MAX, Frame, RankStacks, ThreadStack
 
 _WORDS: Final = ("--nonblocking", "--json")
 _AT_ONCE: Final = 4

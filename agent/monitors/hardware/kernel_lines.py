@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from muster.protocol import kernel_log
-from muster.protocol.hardware_events import OOM, TEXT_MAX, Grade
-from muster.protocol.kernel_log import ADDRESS, GpuError, Killed, function_of
-from muster.protocol.xids import grade_of, name_of
+from muster.protocol.observations import kernel_log
+from muster.protocol.observations.hardware_events import OOM, TEXT_MAX, Grade
+from muster.protocol.observations.kernel_log import ADDRESS, GpuError, Killed, function_of
+from muster.protocol.observations.xids import grade_of, name_of
 
 _KERNEL: Final = 0
 """Facility of the kernel's own lines. Lines from programs have another one."""

@@ -20,10 +20,10 @@ from agent.monitors.hardware.seen_events import SeenEvents
 from agent.monitors.monitor import Monitor
 from agent.probe.fabric.gpus import counted
 from muster.daemon.clock import Clock
-from muster.protocol.control_channel import NodeChanges
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.hardware_events import COUNTED, Grade, HardwareEvent
 from muster.protocol.ids import BadId, TaskId, parse_task_id
+from muster.protocol.link.control_channel import NodeChanges
+from muster.protocol.observations.gpus import GpuDevice
+from muster.protocol.observations.hardware_events import COUNTED, Grade, HardwareEvent
 
 _RECORD_BYTES: Final = 16 * 1024
 """Buffer size: a read smaller than its record fails. The longest record has 8 KiB."""

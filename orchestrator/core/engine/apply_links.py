@@ -107,6 +107,8 @@ def apply_link(state: State, fact: OfLink) -> None:
         case lf.NodeAwaited(_, answered_at):
             _link_to(node, LinkState.SUSPECT)
             node.answered_at = answered_at
+        case lf.NodeGivenUp():
+            _link_to(node, LinkState.LOST)
         case _:
             assert_never(fact)
 

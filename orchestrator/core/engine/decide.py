@@ -10,7 +10,9 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import BadId, JobId, SessionId, TaskId
+from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
     Heartbeat,
     HeartbeatAck,
@@ -19,8 +21,6 @@ from muster.protocol.control_channel import (
     TaskReport,
     Welcome,
 )
-from muster.protocol.ids import BadId, JobId, SessionId, TaskId
-from muster.protocol.instant import Instant
 from muster.protocol.states import TaskState
 from orchestrator.core.engine.apply_jobs import bytes_of
 from orchestrator.core.engine.timers import decide_timer, restart_timers
@@ -281,7 +281,6 @@ def _hello(
     welcome = Welcome(
         epoch=state.epoch,
         session=session,
-        lease_s=limits.lease_s,
         heartbeat_s=limits.heartbeat_s,
         version=VERSION,
         cluster=state.cluster,

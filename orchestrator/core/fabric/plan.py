@@ -19,7 +19,7 @@ from muster.fabric.gids import Family
 from muster.fabric.model import ETHERNET
 from muster.fabric.nccl_version import Version, devices_max, version_of
 from muster.fabric.no_port_reason import no_port_reason
-from muster.protocol.fabric import FabricPort, NodeFabric
+from muster.protocol.observations.fabric import FabricPort, NodeFabric
 from muster.spec.model import Rdma
 from orchestrator.core.fabric.mismatch_notes import mismatch_notes, settings_notes
 from orchestrator.core.fabric.nccl_conf import file_notes, overruling

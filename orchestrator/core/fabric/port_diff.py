@@ -6,7 +6,7 @@ from typing import Final
 
 from muster.fabric.gids import Family
 from muster.fabric.model import ETHERNET
-from muster.protocol.fabric import FabricPort, PortGids
+from muster.protocol.observations.fabric import FabricPort, PortGids
 from orchestrator.core.model.fabric_plan import Rail
 
 COMPARED: Final = ("link_layer", "model", "rate_gbps", "sm_lid", "prefix", "mtu")

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from muster.fabric.gids import Family
 from muster.fabric.model import ETHERNET, INFINIBAND
-from muster.protocol.fabric import FabricPort
+from muster.protocol.observations.fabric import FabricPort
 from orchestrator.core.fabric.port_diff import COMPARED, lacks, no_address, told
 from orchestrator.core.fabric.port_slots import Layout, Member, Place, align, is_part, places_of
 from orchestrator.core.model.fabric_plan import Rail

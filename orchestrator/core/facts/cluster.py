@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import NodeName
+from muster.protocol.link.control_channel import Inventory
 from orchestrator.core.facts.base import EPHEMERAL, SYNC, ClusterFact, Inert
 
 

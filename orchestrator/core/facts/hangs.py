@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import StacksReport
-from muster.protocol.hangs import HangVerdict, RankActivity, RankStacks
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import StacksReport
+from muster.protocol.observations.hangs import HangVerdict, RankActivity, RankStacks
 from orchestrator.core.facts.base import (
     EPHEMERAL,
     LAZY,

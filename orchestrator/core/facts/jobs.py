@@ -12,12 +12,12 @@ from typing import Final, get_args
 from msgspec import UNSET, UnsetType
 
 from muster.fabric.traffic_verdict import Proof
-from muster.protocol.control_channel import Prepared, RankReport, Refusal
 from muster.protocol.ids import JobId, NodeName, TaskId
-from muster.protocol.interfaces import Endpoint, host_port
+from muster.protocol.link.control_channel import Prepared, RankReport, Refusal
+from muster.protocol.observations.interfaces import Endpoint, host_port
+from muster.protocol.observations.traffic import FabricReport
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.refusal_codes import headline
-from muster.protocol.traffic import FabricReport
 from muster.spec.model import JobSpec
 from muster.spec.serialize import nodes_text
 from muster.spec.units import duration_text
@@ -228,7 +228,7 @@ class SignalRequested(AttemptFact, durability=SYNC, reschedules=False, milestone
         return f"{self.text} by {self.user}"
 
 
-class StopRequested(AttemptFact, durability=SYNC, reschedules=True, milestone=True):
+class StopRequested(AttemptFact, durability=SYNC, reschedules=False, milestone=True):
     """The attempt ends, for this cause and no other."""
 
     cause: Cause

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import Inventory
-from muster.protocol.disks import DiskHealth
-from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.link.control_channel import Inventory
+from muster.protocol.observations.disks import DiskHealth
+from muster.protocol.observations.hardware_events import HardwareEvent
+from muster.protocol.observations.traffic import PortHealth
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
-from muster.protocol.traffic import PortHealth
 from orchestrator.core.facts.base import (
     EPHEMERAL,
     BaseFact,
@@ -154,6 +154,10 @@ class NodeAwaited(LinkFact, Inert, reschedules=True, milestone=False):
     answered_at: float
 
 
+class NodeGivenUp(LinkFact, Inert, reschedules=True, milestone=True):
+    """The node has been silent for so long that no job waits for it. Its tasks may run on."""
+
+
 OfLink = (
     NodeConnected
     | DuplicateNameSeen
@@ -170,4 +174,5 @@ OfLink = (
     | HardwareCounted
     | NodeDisconnected
     | NodeAwaited
+    | NodeGivenUp
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.ids import JobId, NodeName
+from muster.protocol.observations.hardware_events import HardwareEvent
 from muster.spec.units import duration_text
 from orchestrator.core.facts.base import (
     LAZY,

@@ -6,9 +6,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from muster.protocol.control_channel import RankReport, Refusal, TaskReport
 from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.hosts_file import BadHost, check_address
+from muster.protocol.link.control_channel import RankReport, Refusal, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from orchestrator.core.failures.classify import CONSEQUENCES, Verdict, judge, says_in_use

@@ -7,9 +7,9 @@ from typing import assert_never
 
 import msgspec
 
-from muster.protocol.control_channel import ArrangeTask, PrepareTask, RendezvousCheck
-from muster.protocol.fabric import TaskFabric
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ArrangeTask, PrepareTask, RendezvousCheck
+from muster.protocol.observations.fabric import TaskFabric
 from muster.spec.command import needs_interpreter
 from muster.spec.model import (
     Argv,

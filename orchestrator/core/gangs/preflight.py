@@ -6,7 +6,7 @@ continuously (clock, ports, GPUs) and in the probe for the task.
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import Refusal
+from muster.protocol.link.control_channel import Refusal
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.text import count

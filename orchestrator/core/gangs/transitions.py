@@ -9,8 +9,8 @@ from typing import assert_never
 
 from msgspec import structs
 
-from muster.protocol.control_channel import ForgetTask
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import ForgetTask
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from muster.protocol.control_channel import Fingerprint
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import Fingerprint
 from orchestrator.core.model.state import Attempt
 
 _WORDS: Final = (("python", "Python"), ("torch", "PyTorch"), ("cuda", "CUDA"), ("nccl", "NCCL"))

@@ -16,7 +16,8 @@ from muster.spec.units import duration_text
 
 
 class LinkState(enum.Enum):
-    """OFFLINE: not connected in this epoch. SUSPECT: silent. LOST: an operator said so."""
+    """OFFLINE: not connected in this epoch. SUSPECT: silent. LOST: silent for so long that no job
+    waits for it, or declared lost. None of these says that its tasks are over."""
 
     OFFLINE = "offline"
     CONNECTED = "connected"
@@ -30,6 +31,9 @@ LINK_TRANSITIONS: Final[dict[LinkState, frozenset[LinkState]]] = {
     LinkState.SUSPECT: frozenset({LinkState.CONNECTED, LinkState.LOST}),
     LinkState.LOST: frozenset({LinkState.CONNECTED}),
 }
+
+
+SILENT: Final = frozenset({LinkState.SUSPECT, LinkState.LOST})
 
 
 class AdminState(enum.Enum):

@@ -13,15 +13,21 @@ from typing import NamedTuple
 import msgspec
 
 from muster.fabric.traffic_verdict import Proof
-from muster.protocol.control_channel import Inventory, Prepared, RankReport, Refusal, StacksReport
-from muster.protocol.disks import DiskHealth
-from muster.protocol.hangs import HangVerdict, RankActivity, RankStacks
-from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, parse_task_id, task_id
-from muster.protocol.interfaces import Endpoint
+from muster.protocol.link.control_channel import (
+    Inventory,
+    Prepared,
+    RankReport,
+    Refusal,
+    StacksReport,
+)
+from muster.protocol.observations.disks import DiskHealth
+from muster.protocol.observations.hangs import HangVerdict, RankActivity, RankStacks
+from muster.protocol.observations.hardware_events import HardwareEvent
+from muster.protocol.observations.interfaces import Endpoint
+from muster.protocol.observations.traffic import FabricReport, PortHealth
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import TaskState
-from muster.protocol.traffic import FabricReport, PortHealth
 from muster.spec.model import JobSpec
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.fabric_plan import FabricPlan

@@ -15,7 +15,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, assert_never
 
-from muster.protocol.hangs import (
+from muster.protocol.observations.hangs import (
     Doing,
     Frame,
     HangKind,

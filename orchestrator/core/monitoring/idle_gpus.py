@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Final, assert_never
 
-from muster.protocol.control_channel import TaskReport
-from muster.protocol.gpus import IdleGpus
 from muster.protocol.ids import JobId, parse_task_id
 from muster.protocol.instant import ROUNDING_S, Instant
+from muster.protocol.link.control_channel import TaskReport
+from muster.protocol.observations.gpus import IdleGpus
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from muster.spec.model import Idle, IdleAction, JobSpec

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from muster.protocol.hangs import Frame, RankStacks, StackGroup
+from muster.protocol.observations.hangs import Frame, RankStacks, StackGroup
 
 _DEPTH: Final = 8
 """Number of innermost frames that are searched for a waiting call."""

@@ -12,8 +12,10 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from muster.protocol.control_channel import DumpStacks, StacksReport, TaskReport
-from muster.protocol.hangs import (
+from muster.protocol.ids import TaskId, parse_task_id
+from muster.protocol.instant import ROUNDING_S, Instant
+from muster.protocol.link.control_channel import DumpStacks, StacksReport, TaskReport
+from muster.protocol.observations.hangs import (
     Doing,
     Hang,
     HangKind,
@@ -22,8 +24,6 @@ from muster.protocol.hangs import (
     RankStacks,
     StacksView,
 )
-from muster.protocol.ids import TaskId, parse_task_id
-from muster.protocol.instant import ROUNDING_S, Instant
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.text import named

@@ -6,8 +6,14 @@ from typing import Final
 
 from muster.fabric.counters import imbalance, tcp_share
 from muster.fabric.traffic_verdict import Proof, evidence_text, judge, planned, summary
+from muster.protocol.observations.traffic import (
+    Carrier,
+    FabricReport,
+    JobProof,
+    NodeProof,
+    ProofView,
+)
 from muster.protocol.outcome import Cause, CauseCode, Outcome
-from muster.protocol.traffic import Carrier, FabricReport, JobProof, NodeProof, ProofView
 from muster.spec.model import JobSpec, Rdma, env_on_node
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.state import Attempt, Job, Task

@@ -13,13 +13,14 @@ from muster.protocol.ids import NodeName
 from muster.protocol.instant import ROUNDING_S, Instant
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.failures.stops import lost
 from orchestrator.core.gangs.commands import tasks_on
-from orchestrator.core.model.leases import over_at
+from orchestrator.core.model.leases import margin_s, over_at
 from orchestrator.core.model.limits import Limits
-from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.node import SILENT, LinkState
 from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.state import Node, State, Task
 from orchestrator.core.nodes.peer_reports import apply_peer_reports, unknown_at
@@ -44,7 +45,7 @@ def node_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits)
         return Decision(
             [lf.NodeDisconnected(node.name, node.session)], [a.CloseSession(node.session, why)]
         )
-    return _leases_over(state, node, now)
+    return _silent_for_long(state, node, now, limits)
 
 
 def silent_timer(state: State, node: Node, now: Instant, limits: Limits) -> list[a.Effect]:
@@ -60,7 +61,7 @@ def timers_of_the_silent(state: State) -> list[a.Effect]:
     return [
         a.SetTimer(_timer(node.name), state.judged_from)
         for node in state.nodes.values()
-        if node.link is LinkState.SUSPECT
+        if node.link in SILENT
     ]
 
 
@@ -73,23 +74,36 @@ def keeps_until(state: State, node: Node) -> float | None:
     return None if math.isinf(until) else until
 
 
-def _leases_over(state: State, node: Node, now: Instant) -> Decision:
+def _silent_for_long(state: State, node: Node, now: Instant, limits: Limits) -> Decision:
+    """Return the end of the tasks whose leases are over, and of the wait for the node itself."""
     tasks = [(task, _over_at(state, task)) for task in tasks_on(state, node.name)]
     over = [task for task, at in tasks if at <= now.mono + ROUNDING_S]
-    later = min((at for task, at in tasks if task not in over), default=math.inf)
+    later = [at for task, at in tasks if task not in over]
     reason = f"{node.name} was silent beyond the lease"
-    return Decision([lost(it, reason, TaskProof.LEASE) for it in over], _timer_at(node, later))
+    facts: list[f.Fact] = [lost(it, reason, TaskProof.LEASE) for it in over]
+    given_up_at = _given_up_at(node, limits)
+    if given_up_at <= now.mono + ROUNDING_S:
+        facts.append(lf.NodeGivenUp(node.name))
+    else:
+        later.append(given_up_at)
+    return Decision(facts, _timer_at(node, min(later, default=math.inf)))
 
 
 def _due(state: State, node: Node, limits: Limits) -> float | None:
     match node.link:
         case LinkState.CONNECTED:
             return node.heard_at + limits.silence_s
-        case LinkState.SUSPECT:
+        case LinkState.SUSPECT | LinkState.LOST:
             held = [_over_at(state, task) for task in tasks_on(state, node.name)]
-            return min(held, default=math.inf)
-        case LinkState.OFFLINE | LinkState.LOST:
+            return min(*held, _given_up_at(node, limits), math.inf)
+        case LinkState.OFFLINE:
             return None
+
+
+def _given_up_at(node: Node, limits: Limits) -> float:
+    if node.link is LinkState.LOST:
+        return math.inf
+    return node.answered_at + limits.lease_s + margin_s(limits.lease_s)
 
 
 def _over_at(state: State, task: Task) -> float:

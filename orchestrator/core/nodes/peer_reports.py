@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from muster.protocol.asking import ROUND_S
 from muster.protocol.ids import BadId, NodeName, TaskId
 from muster.protocol.instant import Instant
+from muster.protocol.observations.peer_ping import ROUND_S
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.text import named
 from orchestrator.core.facts import effects as a
@@ -25,7 +25,7 @@ from orchestrator.core.failures.stops import stop_or_leave
 from orchestrator.core.gangs.commands import tasks_on
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits
-from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.node import SILENT, LinkState
 from orchestrator.core.model.state import Attempt, Node, State, Task
 
 
@@ -109,7 +109,7 @@ def is_silent(state: State, task: Task, now: Instant, limits: Limits) -> bool:
     node = state.nodes[task.node]
     if now.mono < state.judged_from:
         return False
-    return node.link is LinkState.SUSPECT and now.mono >= unknown_at(node, limits)
+    return node.link in SILENT and now.mono >= unknown_at(node, limits)
 
 
 def _gone(state: State, attempt: Attempt, task: Task, now: Instant, limits: Limits) -> list[f.Fact]:

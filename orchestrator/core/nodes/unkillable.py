@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from muster.protocol.control_channel import TaskReport
 from muster.protocol.ids import BadId, NodeName, parse_task_id
+from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf

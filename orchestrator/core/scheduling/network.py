@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from muster.protocol.ids import NodeName
-from muster.protocol.interfaces import (
+from muster.protocol.observations.interfaces import (
     Endpoint,
     Interface,
     InterfaceKind,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from muster.protocol.interfaces import Endpoint
+from muster.protocol.observations.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from orchestrator.core.facts.jobs import AttemptArranged
 from orchestrator.core.model.state import Attempt, Node, State, Task

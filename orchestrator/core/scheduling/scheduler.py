@@ -28,6 +28,9 @@ def may_place(state: State, fact: f.Fact) -> bool:
     if isinstance(fact, f.TaskCleaned | f.TaskLost):
         attempt = state.attempt(fact.job, fact.attempt)
         return attempt is not None and not attempt.holds(attempt.tasks[fact.rank])
+    if isinstance(fact, f.StopRequested):
+        attempt = state.attempt(fact.job, fact.attempt)
+        return attempt is not None and not all(attempt.holds(task) for task in attempt.tasks)
     return fact.reschedules
 
 

@@ -8,9 +8,9 @@ from typing import Any, assert_never
 import msgspec
 
 from muster.http import views as h
-from muster.protocol.fabric import NodeRdma
 from muster.protocol.instant import Instant
-from muster.protocol.interfaces import host_port
+from muster.protocol.observations.fabric import NodeRdma
+from muster.protocol.observations.interfaces import host_port
 from muster.protocol.states import TaskState
 from muster.protocol.text import count, named
 from muster.protocol.timestamp import maybe_timestamp, timestamp
@@ -425,11 +425,10 @@ def _link_state(node: Node, now: Instant, keeps_until: float | None) -> h.Reason
             return h.Reason("shared" if free else "busy", text)
         case LinkState.OFFLINE:
             return h.Reason("offline", "no message since the coordinator started")
-        case LinkState.SUSPECT:
+        case LinkState.SUSPECT | LinkState.LOST:
+            what = "lost" if node.link is LinkState.LOST else "unreachable"
             left = "" if keeps_until is None else f" for {max(0.0, keeps_until - now.mono):.0f} s"
-            what = f"; its jobs may continue{left}" if node.holders else ""
-            return h.Reason("unreachable", f"unreachable{what}")
-        case LinkState.LOST:
-            return h.Reason("lost", "declared lost by an operator")
+            more = f"; its jobs may continue{left}" if node.holders else ""
+            return h.Reason(what, f"{what}{more}")
         case _:
             assert_never(node.link)

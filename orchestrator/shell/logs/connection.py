@@ -9,7 +9,7 @@ from typing import Final
 from aiohttp import web
 
 from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.log_channel import LogCommand, StreamAt, StreamId
+from muster.protocol.link.log_channel import LogCommand, StreamAt, StreamId
 from orchestrator.shell.logs.sync_rounds import Synced
 
 UNSAID_MAX: Final = 1024  # pending answers before the agent is read no further

@@ -16,9 +16,9 @@ import structlog
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.codec import ProtocolError, UnknownMessage
 from muster.protocol.ids import BadId, TaskId, parse_task_id
-from muster.protocol.log_channel import (
+from muster.protocol.link.codec import ProtocolError, UnknownMessage
+from muster.protocol.link.log_channel import (
     CHUNK_BYTES_MAX,
     HEADER_BYTES_MAX,
     Chunk,

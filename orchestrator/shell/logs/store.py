@@ -23,7 +23,7 @@ from muster.daemon.descriptors import descriptor_limit
 from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import FileError
 from muster.protocol.ids import JobId, TaskId, parse_task_id
-from muster.protocol.log_channel import CHUNK_BYTES_MAX, STREAMS_PER_TASK_MAX, StreamId
+from muster.protocol.link.log_channel import CHUNK_BYTES_MAX, STREAMS_PER_TASK_MAX, StreamId
 from orchestrator.core.storage.log_space import Bounds
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.logs.gaps import Gap, gap_of, gap_text

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from muster.protocol.log_channel import StreamId
+from muster.protocol.link.log_channel import StreamId
 from orchestrator.shell.logs.layout import sync_files
 from orchestrator.shell.logs.stream_file import Mark, StreamFile
 from orchestrator.shell.logs.writer import Writer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.core import inputs as s
 from agent.core.gpu_idle import GAP_MAX_S, IdleStretch, idle_since, update
-from muster.protocol.control_channel import TaskReport
+from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.states import TaskState
 from tests.agent.core.playbook import TASK, Agent, reports
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from agent.core import effects as a
 from agent.core import inputs as s
 from agent.core.shim_protocol import ShimExit, ShimPhase, ShimRank
-from muster.protocol import control_channel as m
-from muster.protocol.hardware_events import EVENTS_MAX, Grade, HardwareEvent
 from muster.protocol.ids import SessionId, TaskId
+from muster.protocol.link import control_channel as m
+from muster.protocol.observations.hardware_events import EVENTS_MAX, Grade, HardwareEvent
 from tests.agent.core.playbook import Agent, reports
 
-WELCOME = m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0", "c1")
+WELCOME = m.Welcome(1, SessionId(1), 5.0, "0.1.0", "c1")
 
 
 def event(number: int, code: str = "xid 79") -> HardwareEvent:

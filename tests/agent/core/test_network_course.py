@@ -7,8 +7,8 @@ import msgspec
 from agent.core import effects as a
 from agent.core import inputs as s
 from agent.core.shim_protocol import ShimExit, ShimHostfile, ShimPhase, ShimStart, ShimStatus
-from muster.protocol import control_channel as m
 from muster.protocol.ids import TaskId
+from muster.protocol.link import control_channel as m
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from tests.agent.core.playbook import ARRANGE, PATHS, TASK, Agent, reports, told

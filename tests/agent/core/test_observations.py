@@ -9,10 +9,10 @@ from agent.core import effects as a
 from agent.core import inputs as s
 from agent.core.shim_protocol import ShimPhase
 from agent.core.state import State
-from muster.protocol import control_channel as m
-from muster.protocol.fabric import FabricGpu, NodeFabric
 from muster.protocol.ids import SessionId
-from muster.protocol.interfaces import Interface, InterfaceKind
+from muster.protocol.link import control_channel as m
+from muster.protocol.observations.fabric import FabricGpu, NodeFabric
+from muster.protocol.observations.interfaces import Interface, InterfaceKind
 from muster.protocol.states import TaskState
 from tests.agent.core.playbook import IDENTITY, INVENTORY, PATHS, PREPARE, TASK, Agent, reports
 
@@ -80,7 +80,7 @@ def test_a_network_that_changes_is_told_at_once_and_after_the_welcome() -> None:
     agent.turn(s.LinkDown())
     agent.turn(s.LinkUp())
     assert agent.turn(observed(ETH0)) == []
-    welcome = m.Welcome(1, SessionId(2), 300.0, 5.0, "0.1.0", "c1")
+    welcome = m.Welcome(1, SessionId(2), 5.0, "0.1.0", "c1")
     assert beat(ETH0) in agent.hear(welcome)
 
 

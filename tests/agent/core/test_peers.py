@@ -16,7 +16,7 @@ from agent.core.peers import MISSED, PeerAnswers, peers_of
 from agent.core.shim_protocol import ShimPhase
 from agent.gang.peer_pings import PeerPings
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.control_channel import StartTask
+from muster.protocol.link.control_channel import StartTask
 from tests.agent.core.playbook import ARRANGE, TASK, Agent, reports
 
 GANG = msgspec.structs.replace(

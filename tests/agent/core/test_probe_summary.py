@@ -22,7 +22,7 @@ from muster.fabric.model import (
     Software,
 )
 from muster.fabric.operator_rules import Rules
-from muster.protocol.fabric import (
+from muster.protocol.observations.fabric import (
     PORTS_MAX,
     TEXT_MAX,
     FabricGpu,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
+import pytest
 
 from agent.core import effects as a
 from agent.core import inputs as s
@@ -26,13 +27,13 @@ from agent.core.shim_protocol import (
     ShimStop,
 )
 from agent.core.state import State
-from muster.protocol import control_channel as m
-from muster.protocol.codec import FRAME_BYTES_MAX, ReportFrame, encode
-from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import SessionId, TaskId
+from muster.protocol.link import control_channel as m
+from muster.protocol.link.codec import FRAME_BYTES_MAX, ReportFrame, encode
+from muster.protocol.observations.fabric import NodeFabric
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
-from orchestrator.core.model.limits import Limits
+from orchestrator.core.model import leases
 from tests.agent.core.playbook import (
     ARRANGE,
     IDENTITY,
@@ -188,19 +189,43 @@ def test_a_task_of_an_earlier_life_is_reported_and_goes_on() -> None:
     assert isinstance(hello.report, m.Hello)
     assert hello.report.tasks[0].state is TaskState.STARTED
     assert hello.report.tasks[0].running_s == 11.0
-    agent.hear(m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0", "c1", (TASK,)))
+    agent.hear(m.Welcome(1, SessionId(1), 5.0, "0.1.0", "c1", (TASK,)))
     assert ShimKill() not in told(agent.effects)
 
 
-def test_leases_are_counted_from_the_moment_of_asking() -> None:
+RUNS = ShimStatus(TASK, ShimPhase.RUNNING, running_s=9.0)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_leases_are_counted_from_the_moment_of_asking(restarted: bool) -> None:
     agent = Agent()
+    if restarted:
+        agent.turn(s.TaskFound(TASK, RUNS, PATHS, lease_s=300.0))
+    else:
+        agent.running()
+    agent.turn(s.LinkDown())
     agent.turn(s.LinkUp())
     agent.mono += 4.0
-    agent.hear(m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0"))
-    assert agent.state.lease_until == 400.0
+    welcome = m.Welcome(1, SessionId(1), 5.0, "0.1.0", keep=(TASK,))
+    assert ShimLease(296.0) in told(agent.hear(welcome))
     agent.mono = 130.0
-    agent.hear(m.HeartbeatAck(120.0))
-    assert agent.state.lease_until == 420.0
+    assert told(agent.hear(m.HeartbeatAck(120.0))) == [ShimLease(290.0)]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_task_without_a_lease_has_no_deadline(restarted: bool) -> None:
+    agent = Agent()
+    if restarted:
+        agent.turn(s.TaskFound(TASK, RUNS, PATHS))
+        agent.connect(TASK)
+    else:
+        agent.connect()
+        agent.hear(msgspec.structs.replace(PREPARE, lease_s=None))
+        agent.turn(s.TaskPlaced(TASK, PATHS, (20001,)))
+        agent.shim(ShimPhase.NEW)
+        agent.shim(ShimPhase.RUNNING, running_s=0.0)
+    agent.hear(m.HeartbeatAck(agent.mono))
+    assert not [x for x in told(agent.effects) if isinstance(x, ShimLease)]
 
 
 def test_a_silent_coordinator_is_dialled_anew() -> None:
@@ -240,7 +265,7 @@ def test_a_lease_says_how_long_the_job_has_when_it_is_over() -> None:
     """The coordinator counts on it."""
     sent = msgspec.json.decode(shim_protocol.encode(ShimLease(300.0)))
     assert sent == {"cmd": "lease", "ttl_s": 300.0, "grace_s": LEASE_GRACE_S}
-    assert Limits().lease_margin_s > LEASE_GRACE_S
+    assert leases.KILL_S == LEASE_GRACE_S
 
 
 def test_whose_tasks_it_runs_is_written_down_before_there_are_any() -> None:
@@ -251,16 +276,14 @@ def test_whose_tasks_it_runs_is_written_down_before_there_are_any() -> None:
     assert isinstance(hello, a.SendReport)
     assert isinstance(hello.report, m.Hello)
     assert hello.report.cluster == "c1"
-    assert a.KeepCluster("c1") not in agent.hear(
-        m.Welcome(1, SessionId(2), 300.0, 5.0, "0.1.0", "c1")
-    )
+    assert a.KeepCluster("c1") not in agent.hear(m.Welcome(1, SessionId(2), 5.0, "0.1.0", "c1"))
 
 
 def test_a_coordinator_that_speaks_no_protocol_of_ours_is_left_with_what_to_upgrade() -> None:
     for protocol, who in ((m.PROTOCOL_MAX + 1, "agent"), (m.PROTOCOL_MIN - 1, "coordinator")):
         agent = Agent()
         agent.turn(s.LinkUp())
-        welcome = m.Welcome(1, SessionId(2), 300.0, 5.0, "9.0.0", "c1", protocol=protocol)
+        welcome = m.Welcome(1, SessionId(2), 5.0, "9.0.0", "c1", protocol=protocol)
         (hung_up,) = agent.hear(welcome)
         assert isinstance(hung_up, a.CloseLink)
         assert hung_up.refused

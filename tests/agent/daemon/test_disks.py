@@ -15,7 +15,7 @@ from agent.core.inputs import Input, NodeObserved
 from agent.monitors.disks import DiskMonitor, check
 from agent.tasks.fd_budget import NoDescriptorsError, check_descriptors
 from muster.daemon.descriptors import RESERVE
-from muster.protocol.disks import DiskHealth, sound
+from muster.protocol.observations.disks import DiskHealth, sound
 from tests.small_disk import fill, small_disk
 
 PATIENCE_S = 30.0

@@ -13,9 +13,9 @@ from agent.config import AgentConfig
 from agent.config import Fabric as Settings
 from agent.core.inputs import Input, NodeObserved
 from agent.monitors.fabric import FabricMonitor
-from muster.protocol.control_channel import NodeChanges
-from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import NodeChanges
+from muster.protocol.observations.fabric import NodeFabric, NodeRdma
 from orchestrator.core.fabric.plan import lack
 from orchestrator.core.fabric.port_slots import Member
 from tests.agent.probe.fabric.trees import Node

@@ -16,9 +16,9 @@ import pytest
 from agent.config import AgentConfig, Fabric
 from agent.core.inputs import Input, NodeObserved
 from agent.monitors.gpus import CLEAN_BYTES, GpuDirtyError, GpuGoneError, GpuMonitor
-from muster.protocol.control_channel import PrepareTask
-from muster.protocol.gpus import GpuDevice, usable
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import PrepareTask
+from muster.protocol.observations.gpus import GpuDevice, usable
 from tests.cluster.cards import address, describe, plant, uuid
 
 

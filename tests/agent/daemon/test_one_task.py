@@ -8,7 +8,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import (
     ArrangeTask,
     ForgetTask,
     PrepareTask,
@@ -16,8 +17,7 @@ from muster.protocol.control_channel import (
     StopTask,
     TaskReport,
 )
-from muster.protocol.ids import TaskId
-from muster.protocol.log_channel import StreamId, StreamKind
+from muster.protocol.link.log_channel import StreamId, StreamKind
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from tests.agent.coordinator import DEADLINE_S, Session
@@ -36,14 +36,18 @@ def prepare(task: TaskId = TASK, **more: object) -> PrepareTask:
         "env": {},
         "timeout_s": 20.0,
         "ports": 2,
+        # Ends what a test leaves running.
+        "lease_s": 20.0,
         **more,
     }
     return PrepareTask(**fields)  # type: ignore[arg-type]
 
 
-async def begin(session: Session, *argv: str, task: TaskId = TASK) -> TaskReport:
+async def begin(
+    session: Session, *argv: str, task: TaskId = TASK, lease_s: float | None = 20.0
+) -> TaskReport:
     """Walk a task up to its start; returns what was reported when it was prepared."""
-    await session.send(prepare(task))
+    await session.send(prepare(task, lease_s=lease_s))
     prepared = await session.expect(TaskReport, lambda it: it.state is TaskState.PREPARED)
     await session.send(ArrangeTask(task, argv, {"MUSTER_NODE_RANK": "0"}, (), "n1 slots=1\n"))
     await session.expect(TaskReport, lambda it: it.state is TaskState.ARRANGED)

@@ -15,8 +15,8 @@ import pytest
 from agent.gang.ports import free_ports
 from agent.gang.rendezvous_check import RendezvousChecks, listener
 from examples.rig.rig import missing
-from muster.protocol.control_channel import Refusal, RendezvousCheck
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import Refusal, RendezvousCheck
 from muster.protocol.refusal_codes import RefusalCode
 
 LAUNCHER, WORKER = TaskId("7.1.0"), TaskId("7.1.1")
@@ -189,7 +189,7 @@ def test_an_address_that_this_node_has_no_more(port: int) -> None:
 NAMESPACE = """
 import asyncio, subprocess, sys
 from agent.gang.rendezvous_check import RendezvousChecks
-from muster.protocol.control_channel import RendezvousCheck
+from muster.protocol.link.control_channel import RendezvousCheck
 def ip(*words): subprocess.run(["ip", *words], check=True)
 ip("link", "set", "lo", "up")
 ip("link", "add", "eth0", "type", "veth", "peer", "name", "far")

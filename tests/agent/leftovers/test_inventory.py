@@ -13,7 +13,7 @@ from agent.config import AgentConfig, Hosts
 from agent.daemon import _name_traces
 from agent.leftovers.inventory import list_leftovers
 from agent.probe.fabric import host_problems
-from agent.shim import cgroup
+from agent.shim.system import cgroup
 from muster.protocol.hosts_file import with_block
 
 FOREIGN = b"127.0.0.1 localhost\n"
@@ -100,7 +100,7 @@ if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 16384 | 1 << 18, Non
     sys.exit(3)
 if libc.mount(b"none", sys.argv[1].encode() + b"/\\xff", b"tmpfs", 0, None):
     sys.exit(3)
-from agent.shim.cgroup import own_cgroup
+from agent.shim.system.cgroup import own_cgroup
 own_cgroup()
 """
 

@@ -17,7 +17,8 @@ from agent.link.control import ControlLink
 from agent.link.dialer import ConnectionLostError, Dialer
 from agent.link.inbox import Inbox
 from muster.daemon.errors import ConfigError
-from muster.protocol.control_channel import (
+from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.link.control_channel import (
     Heartbeat,
     HeartbeatAck,
     Hello,
@@ -27,11 +28,10 @@ from muster.protocol.control_channel import (
     StartTask,
     Welcome,
 )
-from muster.protocol.ids import NodeName, SessionId, TaskId
 from tests.agent.coordinator import DEADLINE_S, TOKEN, Coordinator, Session
 
 HELLO = Hello(NodeName("n1"), "id", "boot", "0", NodeObservations(Inventory("127.0.0.1", "m")))
-WELCOME = Welcome(epoch=1, session=SessionId(1), lease_s=60, heartbeat_s=5, version="0")
+WELCOME = Welcome(epoch=1, session=SessionId(1), heartbeat_s=5, version="0")
 
 
 class Node:

@@ -10,7 +10,7 @@ import pytest
 
 from agent.logs import log_file
 from agent.logs.log_file import EMPTIED, OFFSET_MAX, LogSource
-from agent.shim.job_files import RefusedFileError
+from agent.shim.system.job_files import RefusedFileError
 from tests.descriptors import open_under
 
 

@@ -21,7 +21,7 @@ from agent.logs.offsets import WINDOW_BYTES
 from agent.logs.shipper import LogShipper
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.log_channel import StreamId, StreamKind
+from muster.protocol.link.log_channel import StreamId, StreamKind
 from tests.agent.coordinator import DEADLINE_S, TOKEN, Coordinator
 from tests.descriptors import descriptors_left, open_under
 

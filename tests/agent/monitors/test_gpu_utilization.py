@@ -11,9 +11,9 @@ import pytest
 from agent.core.inputs import Input, TaskChanges, TaskObserved
 from agent.monitors import gpu_utilization
 from agent.monitors.gpu_utilization import GpuUtilizationMonitor
-from muster.protocol.gpus import IdleGpus
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
+from muster.protocol.observations.gpus import IdleGpus
 
 TASK, WHOLE = TaskId("1.1.0"), TaskId("2.1.0")
 WANTED = IdleGpus(5, 10.0)

@@ -13,7 +13,7 @@ import pytest
 from agent.probe.netlink import Link, LinkAddress, Network
 from agent.probe.network import NetworkProbe, interfaces_of, pin
 from examples.rig.rig import missing
-from muster.protocol.interfaces import (
+from muster.protocol.observations.interfaces import (
     ADDRESSES_MAX,
     INTERFACES_MAX,
     Interface,

@@ -21,7 +21,7 @@ from agent.core.shim_protocol import (
     ShimStart,
     ShimStatus,
 )
-from agent.shim.cgroup import Cgroup
+from agent.shim.system.cgroup import Cgroup
 from agent.shims.backend import ShimOptions
 from agent.shims.connection import ShimConnection, ShimUnreachable, connect, speak
 from agent.shims.forked import ForkServer

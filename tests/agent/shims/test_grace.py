@@ -20,7 +20,7 @@ from agent.core.shim_protocol import (
     StoppedBy,
 )
 from agent.shim.exit_record import Logs
-from agent.shim.ranks import Ranks
+from agent.shim.programs.ranks import Ranks
 from agent.shim.status import Status
 from tests.agent.shims.conftest import Node, Spoken, Stage
 from tests.agent.shims.test_termination import eventually

@@ -20,12 +20,12 @@ from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.hangs.procfs import Processes
 from agent.monitors.hangs.stack_dumps import StackDumper
 from agent.probe import py_spy_check
-from agent.shim import syscalls
+from agent.shim.system import syscalls
 from agent.shims.members import ENDED, Process, check
 from agent.taskdirs.taskdirs import SCRATCH, TaskDirs, User
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.control_channel import DumpStacks
-from muster.protocol.hangs import Doing
+from muster.protocol.link.control_channel import DumpStacks
+from muster.protocol.observations.hangs import Doing
 from tests.agent.monitors.hangs.test_monitor import COMPUTES, SLEEPS, TASK, Now, program, status
 from tests.agent.shims.conftest import Node, Spoken, Stage
 from tests.agent.shims.shim_of import be_shim_of

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.core.shim_protocol import ShimExit, ShimPhase, ShimRelease, ShimStart, StoppedBy
-from agent.shim import syscalls
-from agent.shim.cgroup import own_cgroup
 from agent.shim.fork_server import IDLE_MAX
+from agent.shim.system import syscalls
+from agent.shim.system.cgroup import own_cgroup
 from agent.tasks.adoption import Ownership, examine
 from tests.agent.shims.conftest import PATIENCE_S, Node, Stage
 

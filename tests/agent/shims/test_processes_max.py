@@ -13,7 +13,7 @@ import pytest
 
 from agent.config import AgentConfig
 from agent.core.shim_protocol import ShimExit, ShimKill
-from agent.shim.cgroup import FOLDER, own_cgroup
+from agent.shim.system.cgroup import FOLDER, own_cgroup
 from agent.shims.backend import ShimOptions, options_of
 from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.outcome import ExitStatus

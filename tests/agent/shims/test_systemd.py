@@ -22,7 +22,7 @@ from agent.leftovers import units as left_units
 from agent.leftovers.units import LeftUnit
 from agent.probe.fabric import host_problems
 from agent.shim import exit_record
-from agent.shim.cgroup import Cgroup
+from agent.shim.system.cgroup import Cgroup
 from agent.shims import backend, systemd
 from agent.shims.backend import ShimOptions, SpawnError, by_units, request_of
 from agent.shims.systemd import (

@@ -14,8 +14,8 @@ import pytest
 from agent.taskdirs.taskdirs import Owner
 from agent.tasks import preflight
 from agent.tasks.preflight import PreflightError, look
-from muster.protocol.control_channel import PrepareTask
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import PrepareTask
 
 
 def order(workdir: Path | None = None, *, asked: bool = True) -> PrepareTask:

@@ -23,12 +23,12 @@ from agent.monitors.traffic.samplers import TrafficSamplers
 from agent.taskdirs.taskdirs import NCCL, TaskDirs
 from agent.tasks import supervisor as module
 from agent.tasks.adoption import FoundTask, examine
-from agent.tasks.supervisor import TaskSupervisor
+from agent.tasks.supervisor import Known, TaskSupervisor
 from muster.daemon.clock import SystemClock
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
-from muster.protocol.log_channel import StreamId, StreamKind
+from muster.protocol.link.log_channel import StreamId, StreamKind
+from muster.protocol.observations.fabric import NodeFabric
 from tests.agent.coordinator import DEADLINE_S, Coordinator
 from tests.agent.logs.test_shipper import STREAMS, TASK, shipping
 from tests.descriptors import descriptors_left
@@ -77,7 +77,7 @@ async def keeping(root: Path, *, adopted: bool) -> AsyncIterator[Bench]:
         say = posted.put_nowait
         proofs = TrafficSamplers(root, folders, logs, SystemClock(), say, owner)
         hangs = HangMonitor(SystemClock(), say, 5.0, root=root)
-        known = (TaskPaths("", "", "", ""), (), NodeFabric(), ()) if adopted else None
+        known = Known(TaskPaths("", "", "", ""), (), NodeFabric(), (), None) if adopted else None
         # The connection is there: what is said is heard at once.
         logs.complete(OTHER, reported=False)
         assert await stored.take(1) == {OTHER}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import Inventory, SignalTask
+from muster.protocol.link.control_channel import Inventory, SignalTask
 from muster.protocol.states import TaskState
 from orchestrator.api.http.rate_limit import BURST_S
 from orchestrator.api.job_actions import SETS_MAX, SIGNALS_PER_S

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from muster.protocol.control_channel import Inventory
+from muster.protocol.link.control_channel import Inventory
 from orchestrator.api.redaction import REDACTED, is_secret
 from tests.orchestrator.fake_agent import FakeAgent, connect
 from tests.orchestrator.process import CoordinatorProcess

@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, task_id
+from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
     Command,
     Heartbeat,
@@ -20,9 +22,7 @@ from muster.protocol.control_channel import (
     Refusal,
     TaskReport,
 )
-from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, task_id
-from muster.protocol.instant import Instant
-from muster.protocol.interfaces import Interface
+from muster.protocol.observations.interfaces import Interface
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Argv, JobSpec

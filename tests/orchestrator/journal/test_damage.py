@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.daemon.errors import DirectoryLockedError, FileError
-from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import JobId, NodeName
+from muster.protocol.link.control_channel import Inventory
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.model import JobSpec, Shell
 from orchestrator.core.facts import cluster as cf

@@ -13,9 +13,9 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.codec import COMMAND_BYTES_MAX, ReportFrame, decode_command, encode
-from muster.protocol.control_channel import ArrangeTask, ForgetTask, PrepareTask, TaskReport
 from muster.protocol.ids import SessionId, TaskId
+from muster.protocol.link.codec import COMMAND_BYTES_MAX, ReportFrame, decode_command, encode
+from muster.protocol.link.control_channel import ArrangeTask, ForgetTask, PrepareTask, TaskReport
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 from orchestrator.core.facts.inputs import HelloReceived, Input, ReportReceived, SessionEnded

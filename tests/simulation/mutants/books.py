@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import ArrangeTask, TaskReport
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import ArrangeTask, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.model import JobSpec
 from orchestrator.core.engine import apply_jobs, decide, react

@@ -6,43 +6,29 @@ from typing import Any
 
 import msgspec
 
-from muster.protocol.control_channel import Hello, Refused
 from muster.protocol.ids import NodeName
-from muster.protocol.instant import Instant
-from orchestrator.core.engine import decide, react, timers
+from muster.protocol.link.control_channel import Hello, PrepareTask, Refused
+from orchestrator.core.engine import decide, react
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.gangs import launch, retry_policy
-from orchestrator.core.model.limits import Limits
+from orchestrator.core.model import leases
 from orchestrator.core.model.node import LinkState
-from orchestrator.core.model.state import Job, Node, State, Task
-from orchestrator.core.nodes import admission, hardware, liveness
+from orchestrator.core.model.state import Job, Node, State
+from orchestrator.core.nodes import admission, hardware
 from tests.simulation.mutants import Mutant
-from tests.simulation.mutants.books import _both, _put, _wrap
+from tests.simulation.mutants.books import _put, _wrap
+from tests.simulation.mutants.planting import everywhere
 
 
-def _never_together(*_: Any) -> None:
-    """One after the other is lost, however many there are."""
+def _not_told(real: Any) -> Any:
+    """Nodes think that their tasks have no lease."""
 
+    def prepare_command(*given: Any) -> PrepareTask:
+        prepare: PrepareTask = real(*given)
+        return msgspec.structs.replace(prepare, lease_s=None)
 
-def _let_go_by_itself(real: Any) -> Any:
-    """Whoever is looked at next is lost."""
-
-    def fired(state: State, name: NodeName, now: Instant, limits: Limits) -> Decision:
-        brake = state.brake
-        if brake is not None:
-            state.brake = msgspec.structs.replace(brake, at=-brake.lasts_s)
-        decision: Decision = real(state, name, now, limits)
-        state.brake = brake
-        return decision
-
-    return fired
-
-
-def _its_own_from_nowhere(state: State, node: Node, task: Task, limits: Limits) -> float:
-    """Its length is counted, and not from when."""
-    asked_s = state.jobs[task.job].spec.lease_s
-    return node.lease_until if asked_s is None else node.heard_at + asked_s
+    return prepare_command
 
 
 def _boots_alike(real: Any) -> Any:
@@ -90,29 +76,14 @@ def _every_event_is_news(real: Any) -> Any:
 
 MUTANTS = (
     Mutant(
-        "there is no brake",
-        _put(liveness, "_fell_silent_together", _never_together),
-        ("brake",),
-        seed=458,
-    ),
-    Mutant(
-        "the brake does not hold",
-        _wrap(timers, "node_timer_fired", _let_go_by_itself),
-        ("brake",),
-        seed=458,
-    ),
-    Mutant(
-        "a job's own lease counts without a margin",
-        _put(liveness, "gone_at", _its_own_from_nowhere),
+        "the margin is too small for the ranks to end",
+        everywhere(leases.margin_s, lambda _: lambda lease_s: 3.0),
         ("I3", "I4", "I5"),
         seed=490,
     ),
     Mutant(
         "agents are not told of the leases of jobs",
-        _both(
-            _put(decide, "leases_told", lambda *_: {}),
-            _put(launch, "own_lease_s", lambda *_: None),
-        ),
+        everywhere(launch.prepare_command, _not_told),
         ("I3", "I4", "I5"),
         seed=445,
     ),

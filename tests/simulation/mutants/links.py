@@ -13,15 +13,16 @@ from agent.core import effects as agent_actions
 from agent.core import facts as agent_facts
 from agent.core.shim_protocol import ShimLease
 from agent.core.state import State as AgentState
-from muster.protocol.control_channel import Heartbeat, TaskReport
 from muster.protocol.instant import Instant
-from muster.protocol.sequencing import Link
+from muster.protocol.link.control_channel import Heartbeat, TaskReport
+from muster.protocol.link.sequencing import Link
 from muster.protocol.states import TaskState
 from orchestrator.core.engine import decide, react, timers
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.model import leases
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State
 from tests.simulation.faults import Swarm
@@ -30,30 +31,23 @@ from tests.simulation.mutants.books import _both, _put, _wrap
 from tests.simulation.mutants.planting import AGENT, COORDINATOR, everywhere
 
 
-def _short_lease(state: State, fact: f.Fact) -> None:
-    """The coordinator's idea of a lease ends with the agent's, and has no margin."""
-    if isinstance(fact, lf.NodeConnected | lf.NodeHeard):
-        state.nodes[fact.node].lease_until -= 29.0
-
-
 def _no_lease_after_restart(_: State, fact: f.Fact) -> list[f.Fact]:
-    if isinstance(fact, lf.LeaseExtended):
-        return [msgspec.structs.replace(fact, lease_until=0.0)]
+    if isinstance(fact, lf.NodeAwaited):
+        return [msgspec.structs.replace(fact, answered_at=-1000.0)]
     return [fact]
 
 
 def _lost_when_silent(state: State, fact: f.Fact) -> None:
     if isinstance(fact, lf.NodeDisconnected):
-        node = state.nodes[fact.node]
-        node.lease_until = min(node.lease_until, node.heard_at + 20.0)
+        state.nodes[fact.node].answered_at -= 1000.0
 
 
 def _lease_from_the_answer(real: Any) -> Any:
     def decide(state: AgentState, received: Any, now: Instant) -> Any:
         decision = real(state, received, now)
         decision.facts = [
-            agent_facts.LeaseGranted(now.mono + state.lease_s)
-            if isinstance(fact, agent_facts.LeaseGranted) and state.lease_s
+            agent_facts.Acknowledged(now.mono)
+            if isinstance(fact, agent_facts.Acknowledged)
             else fact
             for fact in decision.facts
         ]
@@ -156,7 +150,7 @@ MUTANTS = (
     ),
     Mutant(
         "the coordinator waits no longer than the agent",
-        COORDINATOR.state(_short_lease),
+        everywhere(leases.margin_s, lambda _: lambda lease_s: 0.0),
         ("I3", "I4", "I5"),
         seed=1,
     ),

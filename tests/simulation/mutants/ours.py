@@ -10,7 +10,7 @@ from agent.core import effects as agent_actions
 from agent.core import react as agent_follow
 from agent.core import task as agent_task
 from agent.core.shim_protocol import ShimLease, ShimPhase
-from muster.protocol.control_channel import Hello, Refused
+from muster.protocol.link.control_channel import Hello, Refused
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
 from orchestrator.core.facts.decision import Decision
@@ -55,12 +55,12 @@ def _begins_late(real: Any) -> Any:
     """Prepare a new shim whatever has become of the lease."""
 
     def drive(state: Any, held: Any, now: Any) -> Any:
-        until = state.lease_until
-        if until is None or until > now.mono:
+        answered = state.acknowledged_at
+        if answered is None or held.lease_until(answered) > now.mono:
             return real(state, held, now)
-        state.lease_until = now.mono + 0.001
+        state.acknowledged_at = now.mono
         effects = real(state, held, now)
-        state.lease_until = until
+        state.acknowledged_at = answered
         return effects
 
     return drive

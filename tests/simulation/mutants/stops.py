@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import SignalTask
+from muster.protocol.link.control_channel import SignalTask
 from orchestrator.core.engine import react
 from orchestrator.core.facts import effects as a
 from orchestrator.core.gangs import commands

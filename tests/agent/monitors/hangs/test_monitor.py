@@ -26,9 +26,9 @@ from agent.monitors.hangs.sock_diag import connections
 from agent.probe import py_spy_check
 from agent.shims.members import ENDED, Process
 from agent.taskdirs.taskdirs import User
-from muster.protocol.hangs import Doing, RankActivity, Sign
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
+from muster.protocol.observations.hangs import Doing, RankActivity, Sign
 from tests.agent.shims.shim_of import be_shim_of
 
 TASK = TaskId("1.1.0")

@@ -14,8 +14,8 @@ from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.hangs.stack_dumps import BYTES_MAX, StackDumper, bounded
 from agent.taskdirs.taskdirs import NCCL, TaskDirs, user_of
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.control_channel import DumpStacks
-from muster.protocol.hangs import RankStacks
+from muster.protocol.link.control_channel import DumpStacks
+from muster.protocol.observations.hangs import RankStacks
 from tests.agent.monitors.hangs.test_monitor import TASK, Now, program, status
 from tests.agent.shims.shim_of import be_shim_of
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.monitors.hardware.kernel_lines import Reader, Record, Seen, record
-from muster.protocol.hardware_events import Grade
-from muster.protocol.xids import NOTES, SHOWN, grade_of
+from muster.protocol.observations.hardware_events import Grade
+from muster.protocol.observations.xids import NOTES, SHOWN, grade_of
 
 # As found in reports of users and in the fixtures of health checkers.
 CRITICAL = [

@@ -19,8 +19,8 @@ from agent.monitors.hardware import seen_events
 from agent.monitors.hardware.monitor import HardwareMonitor
 from agent.probe.fabric.gpus import REMAP_FAILED
 from muster.daemon.clock import SystemClock
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.hardware_events import Grade, HardwareEvent
+from muster.protocol.observations.gpus import GpuDevice
+from muster.protocol.observations.hardware_events import Grade, HardwareEvent
 
 GPU = GpuDevice("0000:1b:00.0", "GPU-1")
 PATIENCE_S = 30.0

@@ -14,8 +14,8 @@ from agent.core.inputs import Input, NodeObserved
 from agent.monitors.fabric import FabricMonitor
 from agent.monitors.traffic.rdma_ports import SHOWN_S, RdmaPortMonitor, RdmaPorts
 from muster.daemon.clock import SystemClock
-from muster.protocol.control_channel import NodeChanges
-from muster.protocol.traffic import PortHealth
+from muster.protocol.link.control_channel import NodeChanges
+from muster.protocol.observations.traffic import PortHealth
 from tests.agent.probe.fabric.trees import Node
 
 PORT = "sys/class/infiniband/mlx5_0/ports/1"

@@ -16,7 +16,7 @@ import pytest
 from agent.probe.fabric import gpus as read
 from agent.probe.fabric.fs_root import Tree
 from agent.probe.fabric.pci import functions
-from muster.protocol.gpus import GpuDevice
+from muster.protocol.observations.gpus import GpuDevice
 from tests.agent.probe.fabric.trees import Node
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from muster.daemon.errors import ConfigError
-from muster.protocol.control_channel import Heartbeat, HeartbeatAck
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import Heartbeat, HeartbeatAck
 from muster.protocol.tokens import TokenClass
 from orchestrator.api.http.tokens import TokenStore
 from tests.descriptors import descriptors_left

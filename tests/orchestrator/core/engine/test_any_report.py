@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.protocol.control_channel import (
+from muster.protocol.hosts_file import check_address, check_name
+from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
     ArrangeTask,
     Heartbeat,
@@ -16,9 +18,7 @@ from muster.protocol.control_channel import (
     NodeObservations,
     TaskReport,
 )
-from muster.protocol.hardware_events import HardwareEvent
-from muster.protocol.hosts_file import check_address, check_name
-from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.observations.hardware_events import HardwareEvent
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Launcher
 from orchestrator.core.engine.turn import Turn

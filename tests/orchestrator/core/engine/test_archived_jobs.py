@@ -1,7 +1,7 @@
 """Jobs that the state has forgotten, as they are in the archive."""
 
-from muster.protocol.control_channel import ForgetTask, StopTask, TaskReport
 from muster.protocol.ids import JobId, NodeName, TaskId
+from muster.protocol.link.control_channel import ForgetTask, StopTask, TaskReport
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from orchestrator.core.engine.invariants import check

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import SignalTask, StopTask, TaskReport
 from muster.protocol.ids import JobId, NodeName, TaskId
+from muster.protocol.link.control_channel import SignalTask, StopTask, TaskReport
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Launcher, Stop, Warn
 from orchestrator.core.facts import effects as a

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from muster.protocol.fabric import MissingPort, PortGids
+from muster.protocol.observations.fabric import MissingPort, PortGids
 from muster.spec.model import Rdma
 from orchestrator.core.fabric.plan import NO_IB, ONLY_IB, FabricRequest, join, plan
 from orchestrator.core.fabric.port_slots import Member

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric
+from muster.protocol.observations.fabric import FabricPort, MissingPort, NodeFabric
 from orchestrator.core.fabric.plan import join
 from orchestrator.core.fabric.port_slots import Member
 from orchestrator.core.model.fabric_plan import NodePlan

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from muster.protocol.control_channel import ArrangeTask, Fingerprint, StopTask
-from muster.protocol.fabric import FabricGpu, NodeFabric
+from muster.protocol.link.control_channel import ArrangeTask, Fingerprint, StopTask
+from muster.protocol.observations.fabric import FabricGpu, NodeFabric
 from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import JobState, TaskState

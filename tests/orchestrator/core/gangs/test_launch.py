@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.codec import FRAME_BYTES_MAX, CommandFrame, encode
-from muster.protocol.control_channel import ArrangeTask, PrepareTask
 from muster.protocol.ids import TaskId
+from muster.protocol.link.codec import FRAME_BYTES_MAX, CommandFrame, encode
+from muster.protocol.link.control_channel import ArrangeTask, PrepareTask
 from muster.spec.model import Argv, Launcher, Role, Roles, Shell
 from orchestrator.core.engine import react
 from orchestrator.core.gangs import commands

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import ArrangeTask, PrepareTask
-from muster.protocol.fabric import MissingPort, NodeFabric
-from muster.protocol.gpus import GpuDevice
+from muster.protocol.link.control_channel import ArrangeTask, PrepareTask
+from muster.protocol.observations.fabric import MissingPort, NodeFabric
+from muster.protocol.observations.gpus import GpuDevice
+from muster.protocol.observations.traffic import PortHealth
 from muster.protocol.outcome import Outcome
 from muster.protocol.states import JobState
-from muster.protocol.traffic import PortHealth
 from orchestrator.core.engine.invariants import check
 from orchestrator.core.views.explain import explain
 from tests.orchestrator.core.playbook import Cluster, spec, task

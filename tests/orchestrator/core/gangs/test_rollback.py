@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import Refusal, StartTask, StopTask
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import Refusal, StartTask, StopTask
 from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.protocol.control_channel import SignalTask, StopTask, TaskReport
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import SignalTask, StopTask, TaskReport
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import timestamp

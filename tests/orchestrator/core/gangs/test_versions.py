@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import Fingerprint
+from muster.protocol.link.control_channel import Fingerprint
 from orchestrator.core.views.display import job_view
 from tests.orchestrator.core.playbook import Cluster, spec, task
 

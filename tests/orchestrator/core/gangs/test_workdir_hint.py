@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import RankReport, Refusal
+from muster.protocol.link.control_channel import RankReport, Refusal
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.model import Argv

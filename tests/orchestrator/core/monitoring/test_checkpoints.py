@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec import json
 
-from muster.protocol.control_channel import Checkpoint, PrepareTask
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import Checkpoint, PrepareTask
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry

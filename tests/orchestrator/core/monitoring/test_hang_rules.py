@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import DumpStacks, RankReport, StacksReport
-from muster.protocol.hangs import (
+from muster.protocol.ids import JobId, NodeName, TaskId
+from muster.protocol.link.control_channel import DumpStacks, RankReport, StacksReport
+from muster.protocol.observations.hangs import (
     Doing,
     Frame,
     Hang,
@@ -20,7 +21,6 @@ from muster.protocol.hangs import (
     StacksView,
     ThreadStack,
 )
-from muster.protocol.ids import JobId, NodeName, TaskId
 from muster.protocol.outcome import CauseCode, ExitStatus, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import effects as a

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import PrepareTask, TaskReport
-from muster.protocol.gpus import IdleGpus
 from muster.protocol.ids import JobId, TaskId
+from muster.protocol.link.control_channel import PrepareTask, TaskReport
+from muster.protocol.observations.gpus import IdleGpus
 from muster.protocol.outcome import EXIT_CANCELLED, CauseCode, ExitStatus, Outcome
 from muster.protocol.states import JobState, TaskState
 from orchestrator.api.event_text import event_view

@@ -8,12 +8,18 @@ import pytest
 from msgspec import structs
 
 from muster.fabric.nccl_log import NcclLog
-from muster.protocol.control_channel import ArrangeTask, Heartbeat
-from muster.protocol.fabric import FabricPort, NodeFabric
 from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.link.control_channel import ArrangeTask, Heartbeat
+from muster.protocol.observations.fabric import FabricPort, NodeFabric
+from muster.protocol.observations.traffic import (
+    Carrier,
+    FabricReport,
+    NcclEvidence,
+    PortFigures,
+    PortHealth,
+)
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
-from muster.protocol.traffic import Carrier, FabricReport, NcclEvidence, PortFigures, PortHealth
 from muster.spec.model import Rdma
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f

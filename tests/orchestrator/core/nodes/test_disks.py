@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from muster.protocol.control_channel import RankReport
-from muster.protocol.disks import DiskHealth
+from muster.protocol.link.control_channel import RankReport
+from muster.protocol.observations.disks import DiskHealth
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.states import TaskState
 from muster.spec.model import Retry

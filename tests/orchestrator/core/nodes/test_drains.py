@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from muster.protocol.control_channel import Heartbeat, NodeChanges, StopTask
-from muster.protocol.gpus import GpuDevice
+from muster.protocol.link.control_channel import Heartbeat, NodeChanges, StopTask
+from muster.protocol.observations.gpus import GpuDevice
+from muster.protocol.observations.traffic import PortHealth
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
-from muster.protocol.traffic import PortHealth
 from muster.spec.model import Rendezvous, Retry, Stop
 from orchestrator.core.engine.invariants import check
 from orchestrator.core.facts import effects as a

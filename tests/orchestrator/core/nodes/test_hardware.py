@@ -7,10 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import Hello, NodeObservations, RankReport, Refusal, TaskReport
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.hardware_events import Grade, HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.link.control_channel import (
+    Hello,
+    NodeObservations,
+    RankReport,
+    Refusal,
+    TaskReport,
+)
+from muster.protocol.observations.gpus import GpuDevice
+from muster.protocol.observations.hardware_events import Grade, HardwareEvent
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry

@@ -7,8 +7,8 @@ import random
 import msgspec
 import pytest
 
-from muster.protocol.asking import ROUND_S
-from muster.protocol.control_channel import (
+from muster.protocol.ids import NodeName, SessionId
+from muster.protocol.link.control_channel import (
     Heartbeat,
     Hello,
     NodeObservations,
@@ -16,7 +16,7 @@ from muster.protocol.control_channel import (
     StopTask,
     TaskReport,
 )
-from muster.protocol.ids import NodeName, SessionId
+from muster.protocol.observations.peer_ping import ROUND_S
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.model import Retry

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import PROTOCOL_MAX, Hello, Inventory, NodeObservations
-from muster.protocol.fabric import NodeRdma
-from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import NodeName, SessionId
-from muster.protocol.interfaces import Interface, InterfaceKind
+from muster.protocol.link.control_channel import PROTOCOL_MAX, Hello, Inventory, NodeObservations
+from muster.protocol.observations.fabric import NodeRdma
+from muster.protocol.observations.gpus import GpuDevice
+from muster.protocol.observations.interfaces import Interface, InterfaceKind
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f

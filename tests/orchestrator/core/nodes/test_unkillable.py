@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import ForgetTask, TaskReport
 from muster.protocol.ids import NodeName
+from muster.protocol.link.control_channel import ForgetTask, TaskReport
 from muster.protocol.outcome import CauseCode
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import TaskReport
+from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.engine.invariants import check
 from orchestrator.core.facts import jobs as f

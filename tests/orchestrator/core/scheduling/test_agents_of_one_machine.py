@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import with_devices
-from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import NodeName
+from muster.protocol.link.control_channel import with_devices
+from muster.protocol.observations.gpus import GpuDevice
 from orchestrator.core.scheduling.placement import can_do_without, consider, never_fits
 from tests.orchestrator.core.playbook import INVENTORY, Cluster, spec
 from tests.orchestrator.core.scheduling.test_rendezvous import eth

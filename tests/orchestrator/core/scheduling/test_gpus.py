@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import JobId, NodeName
+from muster.protocol.link.control_channel import (
     ArrangeTask,
     Fingerprint,
     PrepareTask,
     TaskReport,
     with_devices,
 )
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.ids import JobId, NodeName
+from muster.protocol.observations.gpus import GpuDevice
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.engine.apply import apply
@@ -433,7 +433,7 @@ def test_a_lost_node_gives_all_of_its_parts_back() -> None:
     cluster.run_gang(1)
     cluster.run_gang(2)
     cluster.leave("a")
-    cluster.pass_time(1000)
+    cluster.declare_lost("a")
     assert [cluster.shown(job) for job in (1, 2)] == [JobState.LOST] * 2
     assert cluster.state.nodes[NodeName("a")].holders == {}
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import NodeName
-from muster.protocol.interfaces import Interface, InterfaceKind
+from muster.protocol.link.control_channel import Inventory
+from muster.protocol.observations.interfaces import Interface, InterfaceKind
 from orchestrator.core.model.state import Node
 from orchestrator.core.scheduling.network import (
     NoSharedNetwork,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.fabric import NodeRdma
 from muster.protocol.ids import NodeName
+from muster.protocol.observations.fabric import NodeRdma
 from muster.spec.model import Rdma
 from orchestrator.core.facts.effects import Declined, Submitted
 from orchestrator.core.scheduling.placement import never_fits

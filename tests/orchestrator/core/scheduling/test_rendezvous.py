@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import ArrangeTask, Refusal, RendezvousCheck, TaskReport
 from muster.protocol.ids import JobId, NodeName
-from muster.protocol.interfaces import Endpoint, Interface, InterfaceKind
+from muster.protocol.link.control_channel import ArrangeTask, Refusal, RendezvousCheck, TaskReport
+from muster.protocol.observations.interfaces import Endpoint, Interface, InterfaceKind
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState

@@ -8,7 +8,7 @@ import pytest
 
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import JobId, TaskId
-from muster.protocol.log_channel import StreamId, StreamKind
+from muster.protocol.link.log_channel import StreamId, StreamKind
 from orchestrator.core.storage.log_space import Bounds
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.logs.gaps import Gap, gap_text

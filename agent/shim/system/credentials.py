@@ -6,7 +6,7 @@ import grp  # noqa: F401  loads the name service before the fork, once for all s
 import os
 import pwd
 
-from agent.shim import syscalls
+from agent.shim.system import syscalls
 
 
 class Identity:

@@ -7,11 +7,11 @@ import signal
 from collections.abc import Callable
 
 from agent.shim.commands import RANKS_MAX
-from agent.shim.event_loop import now
 from agent.shim.exit_record import ERRORS, LOGS, Logs
 from agent.shim.messages import ShimExit, ShimRank, ShimStream
 from agent.shim.status import Status
-from agent.shim.syscalls import environment_of, values_of
+from agent.shim.system.event_loop import now
+from agent.shim.system.syscalls import environment_of, values_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-from agent.shim.event_loop import Loop, now
-from agent.shim.process_tree import Tree
+from agent.shim.system.event_loop import Loop, now
+from agent.shim.system.process_tree import Tree
 
 # Leftovers of a program that ended by itself: time to flush, no more.
 LEFTOVER_GRACE_S = 2.0

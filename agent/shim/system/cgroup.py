@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from agent.shim import syscalls
+from agent.shim.system import syscalls
 
 FOLDER = "muster"
 _READ_BYTES = 4096

@@ -14,13 +14,13 @@ from typing import Final, get_args
 
 import msgspec
 
-from muster.protocol.codec import (
+from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.link.codec import (
     ProtocolError,
     UnknownMessage,
     refuse_long_numbers,
     unknown_type,
 )
-from muster.protocol.ids import NodeName, TaskId
 
 RANKS_PER_NODE_MAX: Final = 1024
 """Limit of `nproc_per_node`, and of a node's GPUs."""

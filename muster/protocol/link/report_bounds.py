@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from muster.protocol.control_channel import (
+from muster.protocol.link.control_channel import (
     Checkpoint,
     Hello,
     Inventory,
@@ -23,8 +23,8 @@ from muster.protocol.control_channel import (
     StacksReport,
     TaskReport,
 )
-from muster.protocol.disks import DiskHealth
-from muster.protocol.fabric import (
+from muster.protocol.observations.disks import DiskHealth
+from muster.protocol.observations.fabric import (
     GPUS_MAX,
     PORTS_MAX,
     FabricGpu,
@@ -33,11 +33,16 @@ from muster.protocol.fabric import (
     NodeFabric,
     NodeRdma,
 )
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.hangs import RankStacks
-from muster.protocol.hardware_events import HardwareEvent
-from muster.protocol.interfaces import Interface
-from muster.protocol.traffic import NcclEvidence, PortFigures, PortHealth, SocketFigures
+from muster.protocol.observations.gpus import GpuDevice
+from muster.protocol.observations.hangs import RankStacks
+from muster.protocol.observations.hardware_events import HardwareEvent
+from muster.protocol.observations.interfaces import Interface
+from muster.protocol.observations.traffic import (
+    NcclEvidence,
+    PortFigures,
+    PortHealth,
+    SocketFigures,
+)
 
 
 class Limit(NamedTuple):

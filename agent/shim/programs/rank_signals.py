@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.shim.commands import signal_number
-from agent.shim.event_loop import Loop, now
 from agent.shim.messages import ShimPhase, ShimRank, ShimSignal
-from agent.shim.process_tree import Tree
-from agent.shim.ranks import Ranks
+from agent.shim.programs.ranks import Ranks
 from agent.shim.status import Status
-from agent.shim.syscalls import heeds
+from agent.shim.system.event_loop import Loop, now
+from agent.shim.system.process_tree import Tree
+from agent.shim.system.syscalls import heeds
 
 LOOK_S = 0.25
 _TIMER = "warning"

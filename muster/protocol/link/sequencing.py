@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from muster.protocol.codec import ProtocolError
+from muster.protocol.link.codec import ProtocolError
 
 
 @dataclass(slots=True)

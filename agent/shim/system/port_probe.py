@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from agent.shim.event_loop import Loop, now
+from agent.shim.system.event_loop import Loop, now
 
 POLL_S = 0.003
 WATCH_S = 600.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from muster.protocol.hardware_events import Grade
+from muster.protocol.observations.hardware_events import Grade
 
 HARMLESS: Final = {
     13: "a kernel of the program made an invalid access (most often an index out of range)",

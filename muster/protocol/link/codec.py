@@ -7,8 +7,8 @@ from typing import Final, TypeVar, get_args
 
 import msgspec
 
-from muster.protocol.control_channel import Command, Report
-from muster.protocol.report_bounds import bounded
+from muster.protocol.link.control_channel import Command, Report
+from muster.protocol.link.report_bounds import bounded
 
 FRAME_BYTES_MAX: Final = 1 << 20
 COMMAND_BYTES_MAX: Final = 8 << 20

@@ -14,16 +14,17 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from muster.protocol.disks import DiskHealth
-from muster.protocol.fabric import NodeFabric, NodeRdma, TaskFabric
-from muster.protocol.gpus import GpuDevice, IdleGpus, usable
-from muster.protocol.hangs import RankActivity, RankStacks, RecordedRank
-from muster.protocol.hardware_events import EVENTS_MAX, HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
-from muster.protocol.interfaces import Interface
+from muster.protocol.link.terms import Terms
+from muster.protocol.observations.disks import DiskHealth
+from muster.protocol.observations.fabric import NodeFabric, NodeRdma, TaskFabric
+from muster.protocol.observations.gpus import GpuDevice, IdleGpus, usable
+from muster.protocol.observations.hangs import RankActivity, RankStacks, RecordedRank
+from muster.protocol.observations.hardware_events import EVENTS_MAX, HardwareEvent
+from muster.protocol.observations.interfaces import Interface
+from muster.protocol.observations.traffic import FabricReport, PortHealth
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
-from muster.protocol.traffic import FabricReport, PortHealth
 
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
@@ -153,7 +154,8 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     is how long the job's interpreter took to import torch, 0 if it did not import it. `hostname` is
     the node's own name, `addresses` are all of its addresses. `fabric` is from a probe for this
     task, None if the agent does not report it. `nccl` is the directory in which the agent reads
-    NCCL's log, "" if it does not.
+    NCCL's log, "" if it does not. `peer_port` is the UDP port at which the agent answers agents of
+    the gang, 0 if it does not.
     """
 
     address: str
@@ -171,6 +173,7 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     addresses: tuple[str, ...] = ()
     fabric: NodeFabric | None = None
     nccl: str = ""
+    peer_port: int = 0
 
 
 class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -221,7 +224,10 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     program again. `activity` is the movement of each rank at the time of this report; () if it is
     not monitored. `idle_s` is how long its GPUs have been idle, by the limits of PrepareTask; None
     if they are not, not that long, or unreadable. `no_output`: the task has ended without writing
-    anything.
+    anything. `terms` is the number of the newest terms that are on the node's disk, 0 if none are.
+    `stop_stored`: a stop of the task is on the node's disk, or nothing of the task is left there.
+    From then on, the node vouches for no task of the attempt. `warned_s` is when the node warned
+    its ranks of the time limit, in seconds of `running_s`.
     """
 
     task: TaskId
@@ -244,6 +250,9 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     activity: tuple[RankActivity, ...] = ()
     idle_s: float | None = None
     no_output: bool = False
+    terms: int = 0
+    stop_stored: bool = False
+    warned_s: float | None = None
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
@@ -304,19 +313,17 @@ Report = Hello | TaskReport | Heartbeat | StacksReport
 
 class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     """Answers Hello. `cluster` identifies the coordinator's journal. The agent stops and removes
-    its tasks that `keep` does not name. `protocol` is the newest common version. `leases` are those
-    of tasks whose lease differs from `lease_s`, in seconds.
+    its tasks that `keep` does not name. `protocol` is the newest common version. The welcome renews
+    leases as the answer to a heartbeat does.
     """
 
     epoch: int
     session: SessionId
-    lease_s: float
     heartbeat_s: float
     version: str
     cluster: str = ""
     keep: tuple[TaskId, ...] = ()
     protocol: int = 1
-    leases: dict[TaskId, float] = {}
 
 
 class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
@@ -331,7 +338,8 @@ class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
 
 
 class HeartbeatAck(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat_ack"):
-    """Renews the lease from `sent_s`, the time (on the agent's clock) at which the agent asked."""
+    """Renews all leases of the node's tasks from `sent_s`, the time (on the agent's clock) at which
+    the agent asked."""
 
     sent_s: float
 
@@ -341,10 +349,10 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     the job.
 
     `ports` is the number of free ports to find and report. `gpus` are the UUIDs of the task's
-    exclusive GPUs, all of which must exist; empty means all of the node. `lease_s` is the task's
-    own lease, None if it is that of the welcome. The agent reports changed files in
-    `checkpoint_dir`. `preflight`: also check disks and mounts, and refuse if one is nearly full or
-    does not answer. `idle`: the limits for idle GPUs.
+    exclusive GPUs, all of which must exist; empty means all of the node. `lease_s`: the node ends
+    the task by itself once the coordinator has not answered for so long; None: never. The agent
+    reports changed files in `checkpoint_dir`. `preflight`: also check disks and mounts, and refuse
+    if one is nearly full or does not answer. `idle`: the limits for idle GPUs.
     """
 
     task: TaskId
@@ -389,7 +397,8 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     local order, its variables besides `env`, including RANK. `interpreter`: `argv` are arguments
     for the job's Python. `stop_signal` and `grace_s` are used if the node itself ends the task,
     because a rank has failed or the lease has expired. `fabric` is the node's part of the fabric
-    plan. `start`: there is no other node to wait for, so open the start gate afterwards.
+    plan. `start`: there is no other node to wait for, so open the start gate afterwards. `key`
+    authenticates the agents of the attempt to each other; "" if they do not vouch.
     """
 
     task: TaskId
@@ -406,6 +415,8 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     interpreter: bool = False
     fabric: TaskFabric | None = None
     start: bool = False
+    key: str = ""
+    terms: Terms | None = None
 
 
 class StartTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="start"):

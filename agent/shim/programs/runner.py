@@ -25,11 +25,11 @@ import signal
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from agent.shim import syscalls
-from agent.shim.cgroup import Cgroup
-from agent.shim.credentials import Identity, look_up, take_on
-from agent.shim.event_loop import close_quietly
 from agent.shim.messages import ShimHosts
+from agent.shim.system import syscalls
+from agent.shim.system.cgroup import Cgroup
+from agent.shim.system.credentials import Identity, look_up, take_on
+from agent.shim.system.event_loop import close_quietly
 from muster.protocol.refusal_codes import RefusalCode
 
 TYPE_CHECKING = False

@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from muster.protocol.control_channel import Inventory
-from muster.protocol.fabric import NodeRdma
+from muster.protocol.link.control_channel import Inventory
+from muster.protocol.observations.fabric import NodeRdma
 from muster.protocol.text import count
 
 INVENTORY_BYTES_MAX: Final = 64 << 10

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import signal
 
-from agent.shim.cgroup import Cgroup
-from agent.shim.syscalls import descendants, doomed, stat_of
+from agent.shim.system.cgroup import Cgroup
+from agent.shim.system.syscalls import descendants, doomed, stat_of
 
 
 class Tree:
@@ -32,6 +32,12 @@ class Tree:
                     found[pid] = stat[2]
         found.pop(self._me, None)
         return found
+
+    def group(self, leader: int) -> list[int]:
+        """The process group of `leader`: a program in its own session gets a signal as from Ctrl-C.
+        Ranks that the shim starts get it alone, as under torchrun: they end their data loaders.
+        """
+        return [pid for pid in self.members() if _group_of(pid) == leader]
 
     def empty(self, childless: bool) -> bool:
         """Whether no process is left. `childless`: waitpid has found no child."""
@@ -93,6 +99,13 @@ def signal_exactly(pid: int, start: int, number: int) -> bool:
     finally:
         os.close(fd)
     return True
+
+
+def _group_of(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 def _still(pid: int, start: int) -> bool:

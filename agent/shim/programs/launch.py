@@ -8,11 +8,11 @@ from __future__ import annotations
 import errno
 import os
 
-from agent.shim.bootstrap_channel import LOG_FOLDER, LOG_FOLDER_FD
 from agent.shim.messages import ShimExit, ShimRefusal, ShimStart
-from agent.shim.preparation import Preparation
-from agent.shim.ranks import Ranks, error_file
-from agent.shim.runner import EXIT_CANNOT_RUN, EXIT_NOT_FOUND, Failure, Program, Report
+from agent.shim.programs.bootstrap_channel import LOG_FOLDER, LOG_FOLDER_FD
+from agent.shim.programs.preparation import Preparation
+from agent.shim.programs.ranks import Ranks, error_file
+from agent.shim.programs.runner import EXIT_CANNOT_RUN, EXIT_NOT_FOUND, Failure, Program, Report
 from agent.shim.status import Status
 
 

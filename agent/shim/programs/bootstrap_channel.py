@@ -18,7 +18,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from agent.shim.commands import RANKS_MAX
-from agent.shim.event_loop import Loop, close_quietly
+from agent.shim.system.event_loop import Loop, close_quietly
 
 # Descriptors of the bootstrap. High, so that they do not collide with a script's own `exec 3>`.
 CHANNEL_FD, SOURCE_FD, FLAG_FD, LOG_FOLDER_FD = 60, 61, 62, 63

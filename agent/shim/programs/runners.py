@@ -7,12 +7,12 @@ import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from agent.shim.cgroup import Cgroup
-from agent.shim.credentials import Identity
-from agent.shim.event_loop import Loop
 from agent.shim.messages import ShimExit, ShimHosts
-from agent.shim.runner import PACKET_BYTES_MAX, Program, Report, Runner, fork_runner
+from agent.shim.programs.runner import PACKET_BYTES_MAX, Program, Report, Runner, fork_runner
 from agent.shim.status import exit_of
+from agent.shim.system.cgroup import Cgroup
+from agent.shim.system.credentials import Identity
+from agent.shim.system.event_loop import Loop
 
 OnReport = Callable[[Report], None]
 OnEnd = Callable[[ShimExit], None]

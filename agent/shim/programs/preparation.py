@@ -9,13 +9,13 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 
-from agent.shim.bootstrap_channel import EXIT_TOO_OLD, LAST_PACKETS, PRELUDE, Gate
-from agent.shim.credentials import Identity, base_environment
-from agent.shim.event_loop import Loop, now
 from agent.shim.exit_record import TORCHRUN_LOGS, Logs
 from agent.shim.messages import PROCESSES, TORCHRUN, ShimExit, ShimPrepare
-from agent.shim.runner import Failure, Program, Report, describe
-from agent.shim.runners import OnReport, RunnerProcess, Runners
+from agent.shim.programs.bootstrap_channel import EXIT_TOO_OLD, LAST_PACKETS, PRELUDE, Gate
+from agent.shim.programs.runner import Failure, Program, Report, describe
+from agent.shim.programs.runners import OnReport, RunnerProcess, Runners
+from agent.shim.system.credentials import Identity, base_environment
+from agent.shim.system.event_loop import Loop, now
 from muster.protocol.refusal_codes import RefusalCode
 
 SETUP_LOG = "setup.log"
