@@ -27,9 +27,9 @@ from agent.core.effects import (
     RemoveTask,
     RestoreNetwork,
     SendReport,
+    SendToShim,
     SetTimer,
     TakeStacks,
-    TellShim,
     Timer,
     WatchPeers,
     WatchTraffic,
@@ -143,7 +143,7 @@ class Agent:
             hangs = HangMonitor(
                 self._clock, self._inbox.post, config.hangs.period_s, config.fabric.root
             )
-            self._looks = StackDumper(hangs, folders, self._clock, self._inbox.post, owner)
+            self._stack_dumper = StackDumper(hangs, folders, self._clock, self._inbox.post, owner)
             hardware = HardwareMonitor(
                 config.hardware.kmsg,
                 config.state_dir,
@@ -256,8 +256,8 @@ class Agent:
             case CreateTask():
                 self._tasks.create(action.task, action.prepare)
                 _log.info("task_accepted", task=action.task)
-            case TellShim():
-                self._tasks.tell(action.task, action.command)
+            case SendToShim():
+                self._tasks.send(action.task, action.command)
             case ArrangeNetwork():
                 self._network.arrange(action.task, action.plan)
             case ReleasePort():
@@ -267,7 +267,7 @@ class Agent:
             case WatchPeers():
                 self._neighbours.watch(action.task, action.plan)
             case TakeStacks():
-                self._looks.begin(action.look)
+                self._stack_dumper.begin(action.look)
             case RestoreNetwork():
                 self._neighbours.end(action.task)
                 self._network.restore(action.task)

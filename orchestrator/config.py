@@ -192,12 +192,12 @@ def _check_pool(pool: str, tree: dict[str, Any], webhooks: Webhooks) -> None:
     try:
         spec = check_defaults(pool, tree)
     except SpecError as error:
-        told = "; ".join(
+        text = "; ".join(
             f"pool_defaults.{pool}{f'.{p.field}' if p.field else ''}: "
             f"{f'{p.value!r} ' if p.value else ''}{p.message}{f' ({p.hint})' if p.hint else ''}"
             for p in error.problems
         )
-        raise ValueError(told) from error
+        raise ValueError(text) from error
     for url in spec.notify:
         if why := refused(url, read_allowed(webhooks.allow)):
             raise ValueError(f"pool_defaults.{pool}.notify: {url} {why}")

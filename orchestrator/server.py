@@ -256,7 +256,7 @@ async def _renew(certificate: Renewed) -> Never:
     """Reload the certificate. Because certificate and key change one after the other, they may not
     match for a moment.
     """
-    told = ""
+    warned = ""
     while True:
         await asyncio.sleep(_RENEW_EVERY_S)
         problem = ""
@@ -265,9 +265,9 @@ async def _renew(certificate: Renewed) -> Never:
                 _log.info("certificate_read")
         except TlsError as error:
             problem = str(error)
-        if problem and problem != told:
+        if problem and problem != warned:
             _log.error("certificate_unreadable", why=problem, done="the previous one stays in use")
-        told = problem
+        warned = problem
 
 
 async def _watchdog(notifier: Notifier, coordinator: Coordinator, every_s: float) -> Never:

@@ -269,7 +269,7 @@ def _about_task(state: State, command: AboutTask, now: Instant) -> Decision:
         case m.SignalTask(_, signal, number, ranks, late):
             if task_state(held) is not TaskState.STARTED or held.stop is not None:
                 return said()
-            return Decision([], [a.TellShim(held.id, ShimSignal(signal, number, ranks, late))])
+            return Decision([], [a.SendToShim(held.id, ShimSignal(signal, number, ranks, late))])
         case m.DumpStacks():
             running = task_state(held) is TaskState.STARTED
             return Decision([], [a.TakeStacks(held.id, command)]) if running else said()

@@ -45,7 +45,7 @@ class CreateTask(msgspec.Struct, frozen=True):
     prepare: PrepareTask
 
 
-class TellShim(msgspec.Struct, frozen=True):
+class SendToShim(msgspec.Struct, frozen=True):
     """Send a command to the task's shim, in order. If the shim has exited, the command is
     dropped."""
 
@@ -116,7 +116,7 @@ Effect = (
     | CloseLink
     | KeepCluster
     | CreateTask
-    | TellShim
+    | SendToShim
     | ArrangeNetwork
     | ReleasePort
     | WatchTraffic

@@ -163,7 +163,7 @@ async def _in_own_thread(call: Callable[[], _Result]) -> _Result:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_Result] = loop.create_future()
 
-    def tell(result: _Result | None, error: Exception | None) -> None:
+    def finish(result: _Result | None, error: Exception | None) -> None:
         if done.done():
             return
         if error is not None:
@@ -178,7 +178,7 @@ async def _in_own_thread(call: Callable[[], _Result]) -> _Result:
         except Exception as error:  # noqa: BLE001  told to whoever waits
             failure = error
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(tell, result, failure)
+            loop.call_soon_threadsafe(finish, result, failure)
 
     threading.Thread(target=run, name="hosts.proof", daemon=True).start()
     async with asyncio.timeout(PROOF_S):

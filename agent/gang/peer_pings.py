@@ -59,7 +59,7 @@ class PeerPings:
 
     async def _watch(self, task: TaskId, addresses: tuple[str, ...]) -> Never:
         seen = PeerAnswers()
-        told: tuple[str, ...] = ()
+        reported: tuple[str, ...] = ()
         # Let orders given in the same turn go first: the start of the gang's program.
         await asyncio.sleep(0)
         while True:
@@ -67,9 +67,9 @@ class PeerPings:
             for address, answered in zip(addresses, asked, strict=True):
                 if answered is not None:
                     seen.heard(address, answered=answered)
-            if seen.silent != told:
-                told = seen.silent
-                self._post(TaskObserved(task, TaskChanges(silent=told)))
+            if seen.silent != reported:
+                reported = seen.silent
+                self._post(TaskObserved(task, TaskChanges(silent=reported)))
             await asyncio.sleep(self._period_s)
 
 

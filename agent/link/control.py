@@ -55,7 +55,7 @@ class _Connection:
         self.refused = False
         self.met_unknown = False  # logged once
         # Last report sent for each task: many local changes do not alter the report.
-        self.told: dict[TaskId, TaskReport] = {}
+        self.reported: dict[TaskId, TaskReport] = {}
 
     def end(self, why: str) -> None:
         if not self.ending.done():
@@ -79,13 +79,13 @@ class _Connection:
             return True
         if report.state is TaskState.CLEANED:
             # The final report of a task answers every request, even a repeated one.
-            self.told.pop(report.task, None)
+            self.reported.pop(report.task, None)
             return True
         still = msgspec.structs.replace(report, running_s=0.0)
         # The coordinator has assigned the task, so ASSIGNED is not new to it.
-        if self.told.get(report.task, TaskReport(report.task, TaskState.ASSIGNED)) == still:
+        if self.reported.get(report.task, TaskReport(report.task, TaskState.ASSIGNED)) == still:
             return False
-        self.told[report.task] = still
+        self.reported[report.task] = still
         return True
 
 

@@ -75,7 +75,7 @@ class NetworkProbe:
             return self._seen[1]
 
     def _changed(self) -> bool:
-        return self._changes is None or netlink.told(self._changes)
+        return self._changes is None or netlink.has_changes(self._changes)
 
     def _subscribe(self) -> None:
         """Subscribe to changes. Without notifications, each call queries the kernel."""

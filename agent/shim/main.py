@@ -206,7 +206,7 @@ def _run(
             loop.run()
             os.unlink(exit_record.SOCKET, dir_fd=folder_fd)
             os.close(lock)
-            _tell_waiting(channel)
+            _signal_ready(channel)
             # Closed last: when an agent sees its connection end, the folder has no owner and this
             # shim is ready for its next task.
             control.close()
@@ -218,7 +218,7 @@ def _run(
     return 0
 
 
-def _tell_waiting(channel: socket.socket) -> None:
+def _signal_ready(channel: socket.socket) -> None:
     try:
         channel.send(b"1")
     except OSError:

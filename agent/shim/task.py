@@ -246,7 +246,7 @@ class Task(PreparationListener, ProgramListener):
                 self._warnings.look_soon()
                 self._stop_late(message.get("pid"))
             case "exit":
-                self.ranks.told_ended(message)
+                self.ranks.end_reported(message)
             case "closing":
                 self._close_ranks()
             case "failed" if message.get("code") == RefusalCode.PORT_TAKEN:

@@ -307,8 +307,8 @@ def _put(tree: dict[str, Any], setting: Setting, value: object, origin: str) -> 
 def _refuse_unknown(kind: type[msgspec.Struct], tree: Mapping[str, Any], file: Path | None) -> None:
     unknown = list(_unknown(kind, tree))
     if unknown:
-        told = (f"{path}: {why} (from {_place(file, path)})" for path, why in unknown)
-        raise ConfigError("; ".join(told))
+        texts = (f"{path}: {why} (from {_place(file, path)})" for path, why in unknown)
+        raise ConfigError("; ".join(texts))
 
 
 def _unknown(
@@ -379,8 +379,8 @@ def _explain(
     quotes = (
         "; put quotes around it" if re.match(r"expected str.*, got (int|float|bool)", text) else ""
     )
-    told = f"{path}: {text}{shown}{quotes} (from {came_from})".removeprefix(": ")
-    return without_secrets(told)
+    text = f"{path}: {text}{shown}{quotes} (from {came_from})".removeprefix(": ")
+    return without_secrets(text)
 
 
 def _below(value: object, part: str) -> object:

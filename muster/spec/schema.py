@@ -137,6 +137,7 @@ def _properties() -> dict[str, Schema]:
             "enum": [launcher.value for launcher in Launcher],
             "default": Launcher.TORCHRUN.value,
         },
+        "torchrun_args": {"type": "array", "items": {"type": ["string", "number"]}},
         "rendezvous": {
             "enum": [rendezvous.value for rendezvous in Rendezvous],
         },

@@ -117,9 +117,9 @@ class JobActionsApi:
                 f"job {name} is {job_state(job).value}: what-if questions need a waiting job",
                 f"its end: muster explain {name}",
             )
-        told = explain(*what_if_state(state, job, now, query.nodes, drained), now)
-        text = "it would start now" if told.starts_now else told.text
-        return reply(msgspec.structs.replace(told, supposing=supposing, text=text))
+        explanation = explain(*what_if_state(state, job, now, query.nodes, drained), now)
+        text = "it would start now" if explanation.starts_now else explanation.text
+        return reply(msgspec.structs.replace(explanation, supposing=supposing, text=text))
 
     async def signal(self, request: web.Request) -> web.Response:
         """Send a signal to the ranks on all nodes. Does not end the job by itself."""

@@ -224,7 +224,7 @@ class JobArchive:
 
 def _may_go(job: Job) -> bool:
     """Whether a job has ended and none of its webhooks is pending."""
-    return job.phase is JobPhase.ENDED and not job.notices
+    return job.phase is JobPhase.ENDED and not job.queued_webhooks
 
 
 def _row(state: State, job: Job) -> Archived:

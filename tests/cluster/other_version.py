@@ -64,7 +64,7 @@ def say_more() -> None:
 def _sprinkled(tree: Any) -> Any:
     """Structs are told from mappings by what they hold: the frame, its body, and what is named."""
     body = tree["body"]
-    for name in ("observed", "changes", "prepared", "meeting", "exit", "fabric"):
+    for name in ("observed", "changes", "prepared", "rendezvous", "exit", "fabric"):
         if isinstance(body.get(name), dict):
             body[name] |= _LATER
     for name in ("tasks", "ranks"):

@@ -50,7 +50,7 @@ def record(kind: Kind, root: Path = RECORDED) -> bool:
 
 def _entry(kind: Kind, example: Any) -> dict[str, Any]:
     data = kind.write(example)
-    return {**as_text(data), "told": examples.told(kind.read(data))}
+    return {**as_text(data), "decoded": examples.decoded(kind.read(data))}
 
 
 def as_text(data: bytes) -> dict[str, str]:

@@ -80,8 +80,8 @@ def test_a_failed_fsync_ends_the_process_and_loses_nothing(tmp_path: Path, disk:
 
         known = asyncio.run(before())
         assert process.wait() == 1
-        (told,) = process.events("coordinator_failed")
-        assert "a commit failed (disk I/O error); nothing was acted on" in told["why"]
+        (event,) = process.events("coordinator_failed")
+        assert "a commit failed (disk I/O error); nothing was acted on" in event["why"]
         is_well(disk)
         process.start()
 

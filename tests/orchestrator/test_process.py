@@ -108,7 +108,7 @@ def notified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket
         yield manager
 
 
-def test_it_tells_systemd_that_it_serves(tmp_path: Path, notified: socket.socket) -> None:
+def test_it_notifies_systemd_that_it_serves(tmp_path: Path, notified: socket.socket) -> None:
     with CoordinatorProcess(tmp_path).start() as coordinator:
         ready = notified.recv(1000)
         assert ready.startswith(b"READY=1")

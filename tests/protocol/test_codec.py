@@ -169,7 +169,7 @@ def test_a_frame_over_the_limit_is_not_sent() -> None:
         codec.encode(CommandFrame(1, huge))
 
 
-def test_a_message_of_a_later_protocol_is_told_from_one_that_is_broken() -> None:
+def test_a_message_of_a_later_protocol_is_distinguished_from_a_broken_one() -> None:
     raw = b'{"seq":8,"body":{"type":"of_the_future","task":{"x":1}},"more":0}'
     for decode in (codec.decode_command, codec.decode_report):
         with pytest.raises(UnknownMessage, match="'of_the_future'") as caught:

@@ -65,7 +65,7 @@ def test_what_is_faulty_is_not_given_and_what_has_no_uuid_not_divided() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "told"),
+    ("devices", "expected"),
     [
         ([GpuDevice("a", "GPU-1"), GpuDevice("b", "GPU-1")], "two GPUs"),
         ([GpuDevice("a", "GPU-1,GPU-2")], "the UUID"),
@@ -75,10 +75,10 @@ def test_what_is_faulty_is_not_given_and_what_has_no_uuid_not_divided() -> None:
         ([GpuDevice("a")] * 1025, "1025 GPUs"),
     ],
 )
-def test_what_no_coordinator_can_go_by(devices: list[GpuDevice], told: str) -> None:
+def test_what_no_coordinator_can_go_by(devices: list[GpuDevice], expected: str) -> None:
     found = problem(devices)
     assert found is not None
-    assert told in found
+    assert expected in found
 
 
 def test_gpus_without_uuids_are_no_problem() -> None:

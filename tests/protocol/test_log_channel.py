@@ -67,7 +67,7 @@ def test_a_number_of_more_than_19_digits_is_refused() -> None:
         log_channel.decode_log_report('{"type": "hole", "offset": %s}' % ("1" * 20))
 
 
-def test_a_message_of_a_later_version_is_told_from_one_that_is_broken() -> None:
+def test_a_message_of_a_later_version_is_distinguished_from_a_broken_one() -> None:
     for decode in (log_channel.decode_log_report, log_channel.decode_log_command):
         with pytest.raises(UnknownMessage):
             decode('{"type":"of_the_future","stream":4}')

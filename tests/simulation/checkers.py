@@ -244,4 +244,4 @@ def _named(state: State, facts: list[f.Fact]) -> list[Job]:
 
 def _is_over(job: Job) -> bool:
     """Whether it may go to the archive."""
-    return job.phase is JobPhase.ENDED and not job.notices
+    return job.phase is JobPhase.ENDED and not job.queued_webhooks

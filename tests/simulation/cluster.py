@@ -273,10 +273,10 @@ class Cluster:
         for job in self.coordinator.state.jobs.values():
             if job.phase is not JobPhase.ENDED:
                 attempt = job.current
-                told = (
+                notes = (
                     "" if attempt is None else f", attempt {attempt.number} {attempt.phase.value}"
                 )
-                return f"job {job.id} is {job.phase.value}{told}"
+                return f"job {job.id} is {job.phase.value}{notes}"
         return None
 
     def _left(self) -> str | None:
@@ -295,9 +295,11 @@ class Cluster:
                 return f"{name} is held by {known.holders}, {known.link.value}"
         if any(self.coordinator.state.ports.values()):
             return f"ports are leased: {self.coordinator.state.ports}"
-        if self.coordinator.state.telling or self.coordinator.state.looks:
-            told = sorted(self.coordinator.state.telling)
-            return f"webhooks of {told} are not told, or {self.coordinator.state.looks} go on"
+        if self.coordinator.state.webhook_jobs or self.coordinator.state.stack_dumps:
+            notes = sorted(self.coordinator.state.webhook_jobs)
+            return (
+                f"webhooks of {notes} are not told, or {self.coordinator.state.stack_dumps} go on"
+            )
         if self.disk.staged:
             return "facts are not on disk"
         return None

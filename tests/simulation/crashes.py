@@ -65,7 +65,7 @@ ON_DISK: Final = (
 IN_MEMORY: Final = (
     agent_actions.SendReport,
     agent_actions.CloseLink,
-    agent_actions.TellShim,
+    agent_actions.SendToShim,
     agent_actions.ReleasePort,
     agent_actions.WatchTraffic,
     agent_actions.WatchPeers,

@@ -44,7 +44,7 @@ class Traffic:
         self.active = False
         if self.down:
             self.down = False
-            self._tell()
+            self._report()
 
     def ports(self) -> tuple[PortHealth, ...]:
         if not self.flaps:
@@ -86,9 +86,9 @@ class Traffic:
         self.down = not self.down
         self.flaps += self.down
         self.world.met["link_flap"] += self.down
-        self._tell()
+        self._report()
         self._flap_later()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self.node.up and not self.node.frozen:
             self.node.feed(s.NodeObserved(NodeChanges(ports=self.ports())))

@@ -97,10 +97,10 @@ class StackDumper:
             await flight_recorder.written(folder, user, asked)
 
     def _activity(self, task: TaskId) -> tuple[RankActivity, ...]:
-        told = self._watch.told(task)
-        if told is None:
+        known = self._watch.activity(task)
+        if known is None:
             return ()
-        ranks, at = told
+        ranks, at = known
         age = max(0.0, self._clock.now().mono - at)
         return tuple(rank.later(age) for rank in ranks)
 

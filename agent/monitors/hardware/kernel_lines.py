@@ -103,9 +103,9 @@ def _failed(error: GpuError) -> Seen:
     what = f"Xid {error.xid}" + (f", {name}" if name else "")
     # Process and channel help few readers, and text that repeats the name helps nobody.
     rest = _NO_NEWS.sub("", error.said)
-    told = f" ({rest})" if rest and rest.lower() not in name.lower() else ""
+    detail = f" ({rest})" if rest and rest.lower() not in name.lower() else ""
     grade = grade_of(error.xid, error.said)
-    return Seen(f"xid {error.xid}", grade, _cut(f"GPU {pci}: {what}{told}"), pci)
+    return Seen(f"xid {error.xid}", grade, _cut(f"GPU {pci}: {what}{detail}"), pci)
 
 
 def _link(found: re.Match[str]) -> Seen:

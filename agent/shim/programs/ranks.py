@@ -178,7 +178,7 @@ class Ranks:
         self._status.oom_kills = count
         return (count or 0) > before
 
-    def told_ended(self, message: dict[str, object]) -> None:
+    def end_reported(self, message: dict[str, object]) -> None:
         """Note the bootstrap's report of a rank's end, if it is valid."""
         rank, code, number = message.get("rank"), message.get("code"), message.get("signal")
         error = message.get("error")

@@ -405,7 +405,7 @@ def _exec(candidates: Sequence[str], arguments: Sequence[str], env: dict[str, st
         try:
             os.execve(path, [name, *arguments], env)
         except OSError as error:
-            if first is None or _telling(error) > _telling(first):
+            if first is None or _informative(error) > _informative(first):
                 first = error
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
                 break
@@ -432,7 +432,7 @@ def _bin_folder(python: str) -> str:
     return os.path.dirname(python) if os.path.isfile(python) else ""
 
 
-def _telling(error: OSError) -> int:
+def _informative(error: OSError) -> int:
     """Rank an exec error by how informative it is.
 
     "Not allowed" tells more than "not found", which tells more than a PATH entry that is not a

@@ -74,9 +74,9 @@ class RunnerProcess:
                 data = b""
             if not data:
                 self.close()
-            self._tell(Report.parse(data), last=not data)
+            self._report(Report.parse(data), last=not data)
 
-    def _tell(self, report: Report, last: bool) -> None:
+    def _report(self, report: Report, last: bool) -> None:
         becomes = self._becomes
         if report.failure is not None or last:
             # It carries out no further order.

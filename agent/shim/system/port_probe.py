@@ -31,16 +31,16 @@ def listening(port: int) -> bool:
     return False
 
 
-def await_listener(loop: Loop, timer: str, port: int, told: Callable[[], None]) -> None:
-    """Call `told` once the port has a listener. Polls for ten minutes, or until the timer is
-    cancelled.
+def await_listener(loop: Loop, timer: str, port: int, on_listening: Callable[[], None]) -> None:
+    """Call `on_listening` once the port has a listener. Polls for ten minutes, or until the timer
+    is cancelled.
     """
     until = now() + WATCH_S
 
     def look() -> None:
         began = time.perf_counter()
         if listening(port):
-            told()
+            on_listening()
             return
         # On a node with many connections the tables are long: never use a tenth of a core on this.
         pause = max(POLL_S, 10 * (time.perf_counter() - began))

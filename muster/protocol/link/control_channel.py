@@ -392,9 +392,9 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     `hosts` maps names to addresses, in node-rank order; a node may have several names, and a gang
     of one node has no table. `others` maps a node's address to its further addresses: a name with
     one of them leads to the right node, too. `listen_port` is set on the node whose rank 0 opens
-    the rendezvous port: the others start once it listens. `meeting` is set as long as no process of
-    the gang can have been started. `ranks` is set if Muster starts the ranks itself: for each, in
-    local order, its variables besides `env`, including RANK. `interpreter`: `argv` are arguments
+    the rendezvous port: the others start once it listens. `rendezvous` is set as long as no process
+    of the gang can have been started. `ranks` is set if Muster starts the ranks itself: for each,
+    in local order, its variables besides `env`, including RANK. `interpreter`: `argv` are arguments
     for the job's Python. `stop_signal` and `grace_s` are used if the node itself ends the task,
     because a rank has failed or the lease has expired. `fabric` is the node's part of the fabric
     plan. `start`: there is no other node to wait for, so open the start gate afterwards. `key`
@@ -409,7 +409,7 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     listen_port: int | None = None
     others: dict[str, tuple[str, ...]] = {}
     grace_s: float = 30.0
-    meeting: RendezvousCheck | None = None
+    rendezvous: RendezvousCheck | None = None
     stop_signal: str = "SIGTERM"
     ranks: tuple[dict[str, str], ...] = ()
     interpreter: bool = False

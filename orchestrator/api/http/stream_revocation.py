@@ -26,7 +26,7 @@ class StreamRevocation:
     def __init__(self, tokens: TokenStore) -> None:
         self._tokens = tokens
         self._open: dict[int, tuple[web.Request, TokenRecord]] = {}
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -50,8 +50,8 @@ class StreamRevocation:
 
     def _end(self, request: web.Request, record: TokenRecord, why: str) -> None:
         if record.class_ is TokenClass.JOIN and self._tokens.knows(record):
-            if record.id not in self._told:
-                self._told.add(record.id)
+            if record.id not in self._logged:
+                self._logged.add(record.id)
                 _log.warning(
                     "join_token_expired",
                     token_id=record.id,

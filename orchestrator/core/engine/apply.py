@@ -29,7 +29,7 @@ from orchestrator.core.monitoring.hang_state import apply_hang
 from orchestrator.core.monitoring.idle_gpus import apply_idle
 from orchestrator.core.nodes.service_state import apply_service
 from orchestrator.core.scheduling.gpus import share_of
-from orchestrator.core.webhooks.outbox import apply_notice
+from orchestrator.core.webhooks.outbox import apply_webhook
 
 _REQUESTS: Final = (f.JobChanged, f.JobHeld, f.JobReleased, f.SignalRequested)
 CUTS_KEPT: Final = 400
@@ -56,7 +56,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         case AttemptFact():
             _apply_attempt(state, fact, at)
         case WebhookFact():
-            apply_notice(state, fact, at)
+            apply_webhook(state, fact, at)
         case JobFact():
             apply_job(state, fact, at)
         case ServiceFact():
@@ -194,7 +194,7 @@ def _stop(state: State, job: Job, attempt: Attempt, cause: Cause, at: float) -> 
     _attempt_to(attempt, AttemptPhase.STOPPING)
     state.elastic.discard(job.id)
     state.running.pop(job.id, None)
-    state.idle_told.pop(job.id, None)
+    state.idle_reported.pop(job.id, None)
     attempt.cause, attempt.stopping_at = cause, at
     asked = job.cancel[2] if job.cancel is not None else None
     attempt.grace_s = job.spec.stop.grace_s if asked is None else asked

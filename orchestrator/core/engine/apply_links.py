@@ -33,8 +33,8 @@ def apply_cluster(state: State, fact: cf.OfCluster) -> None:
             state.sessions.clear()
             state.suspects.clear()
             state.running.clear()
-            state.idle_told.clear()
-            state.looks.clear()
+            state.idle_reported.clear()
+            state.stack_dumps.clear()
             state.watches.clear()
             state.look_number = 0
             for node in state.nodes.values():

@@ -246,7 +246,7 @@ def _hello(
     for report in {report.task: report for report in hello.tasks}.values():
         drained += [
             *survivor_facts(None, hello.node, report),
-            *drain_for_unkillable(node, hello.node, report),
+            *drain_for_unkillable(state, node, hello.node, report),
         ]
         task = _task(state, report.task)
         if task is None or task.node != hello.node or task.state in OVER:
@@ -331,7 +331,7 @@ def _report(
             node = state.nodes[name]
             drained = [
                 *survivor_facts(node, name, report),
-                *drain_for_unkillable(node, name, report),
+                *drain_for_unkillable(state, node, name, report),
             ]
             task = _task(state, report.task)
             if task is None or task.node != name or task.state in OVER:

@@ -51,6 +51,7 @@ from orchestrator.core.nodes.peer_reports import (
 )
 from orchestrator.core.nodes.quarantine import judged, quarantined, ready_elsewhere
 from orchestrator.core.nodes.restored import react_to_declared_lost, settled
+from orchestrator.core.nodes.unkillable import nodes_with_survivors
 from orchestrator.core.scheduling.placement import can_do_without
 from orchestrator.core.webhooks.outbox import queue_webhooks
 
@@ -105,9 +106,9 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
         case lf.NodeDisconnected(name, _):
             away = state.nodes[name].link is LinkState.SUSPECT
             cut = [t for t in tasks_on(state, name) if t.cut_at is None] if away else []
-            told: list[f.Fact] = [f.TaskUnreachable(t.job, t.attempt, t.rank) for t in cut]
-            told += apply_peer_reports(state, name, now, limits)
-            return Decision(told, silent_timer(state, state.nodes[name], now, limits))
+            facts: list[f.Fact] = [f.TaskUnreachable(t.job, t.attempt, t.rank) for t in cut]
+            facts += apply_peer_reports(state, name, now, limits)
+            return Decision(facts, silent_timer(state, state.nodes[name], now, limits))
         case lf.PeersReported(_, task, _):
             return Decision(on_peers_unreachable(state, task, now, limits))
         case lf.NodeConnected(name):
@@ -120,8 +121,8 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             return Decision([], timers_of_the_silent(state))
         case f.RetryScheduled(job_id, _, delay_s, _):
             timer = a.Timer(a.TimerKind.RETRY, job=job_id)
-            told = queue_webhooks(state, state.jobs[job_id], nf.WebhookEvent.RETRYING)
-            return Decision(told, [a.SetTimer(timer, now.mono + delay_s)])
+            facts = queue_webhooks(state, state.jobs[job_id], nf.WebhookEvent.RETRYING)
+            return Decision(facts, [a.SetTimer(timer, now.mono + delay_s)])
         case f.AttemptArranged() if len(_of(state, fact)[1].tasks) == 1:
             # A single node waits for no other: its plan and its start share a commit and a message.
             return Decision([f.AttemptStarted(fact.job, fact.attempt)])
@@ -184,7 +185,7 @@ def _after(state: State, job: Job, number: int, limits: Limits) -> list[f.Fact]:
     guilty = guilty_nodes(attempt, attempt.cause) if attempt.cause is not None else frozenset()
     spare = can_do_without(state, job.spec, job.avoid | guilty)
     return [
-        after_attempt(job, attempt, spare=spare),
+        after_attempt(job, attempt, spare=spare, unkillable=nodes_with_survivors(state, job)),
         *judged(state, job, attempt, limits, spare=spare),
     ]
 

@@ -468,7 +468,7 @@ Fact = (
     | of_link.OfLink
     | of_hang.OfHang
     | of_idle.OfIdle
-    | nf.OfNotices
+    | nf.OfWebhooks
     | OfService
 )
 

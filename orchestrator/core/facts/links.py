@@ -82,7 +82,7 @@ class FailureSuspected(LinkFact, reschedules=False, milestone=False):
     ended_at: float
 
 
-class NodeHealthReported(LinkFact, Inert, reschedules=False, milestone=False):
+class NodeHealthReported(LinkFact, Inert, reschedules=True, milestone=False):
     """The RDMA ports of a node that are down or flapping, and its disks that are full or hang."""
 
     ports: tuple[PortHealth, ...]

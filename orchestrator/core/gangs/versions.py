@@ -35,9 +35,11 @@ def odd_versions(attempt: Attempt) -> dict[TaskId, str]:
 
 
 def _differences(here: Fingerprint, usual: Fingerprint, model: str) -> str:
-    told = []
+    differences = []
     for field, word in _WORDS:
         mine, theirs = getattr(here, field), getattr(usual, field)
         if mine != theirs:
-            told.append(f"{word} is {mine or 'missing'} and on {model} {theirs or 'missing'}")
-    return ", ".join(told)
+            differences.append(
+                f"{word} is {mine or 'missing'} and on {model} {theirs or 'missing'}"
+            )
+    return ", ".join(differences)

@@ -37,7 +37,7 @@ from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState
 from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.registrations import NewNodes
 from orchestrator.core.model.task import OVER
-from orchestrator.core.model.waiting_notices import WaitingNotices
+from orchestrator.core.model.user_webhooks import UserWebhooks
 
 
 class Share(NamedTuple):
@@ -298,10 +298,10 @@ class Job:
     revision: int = 0  # count of facts that changed it
     requests: int = 0  # those of users: changes, holds, releases and signals
     key: str = ""  # idempotency key of the submit
-    notices: dict[tuple[int, int], QueuedWebhook] = field(
+    queued_webhooks: dict[tuple[int, int], QueuedWebhook] = field(
         default_factory=dict
     )  # by number and webhook
-    notices_made: int = 0
+    webhooks_made: int = 0
     spec_bytes: int = 0  # of the specification as submitted, as JSON
     left_out_to: int = 0  # attempts up to this number may exist that a restored journal lacks
 
@@ -364,8 +364,8 @@ class State:
     held: set[JobId] = field(default_factory=set)
     spec_bytes: dict[str, int] = field(default_factory=dict)  # by user: of jobs not ended
     ports: dict[str, set[int]] = field(default_factory=dict)  # by machine: leased to attempts
-    telling: set[JobId] = field(default_factory=set)  # jobs with queued webhooks
-    notices: dict[str, WaitingNotices] = field(default_factory=dict)  # by user: of those jobs
+    webhook_jobs: set[JobId] = field(default_factory=set)  # jobs with queued webhooks
+    queued_webhooks: dict[str, UserWebhooks] = field(default_factory=dict)  # by user: of those jobs
     elastic: set[JobId] = field(default_factory=set)  # jobs whose running attempt may grow
     awaited: set[NodeName] = field(default_factory=set)  # nodes known before a restore, not settled
     answered: set[NodeName] = field(default_factory=set)  # volatile; awaited ones that said hello
@@ -375,9 +375,11 @@ class State:
     new_nodes: NewNodes = field(default_factory=NewNodes)  # volatile
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic
-    idle_told: dict[JobId, float] = field(default_factory=dict)  # volatile; when, monotonic
+    idle_reported: dict[JobId, float] = field(default_factory=dict)  # volatile; when, monotonic
     suspects: dict[TaskId, Suspect] = field(default_factory=dict)  # volatile; first of each task
-    looks: dict[tuple[JobId, int], StackDump] = field(default_factory=dict)  # volatile; by attempt
+    stack_dumps: dict[tuple[JobId, int], StackDump] = field(
+        default_factory=dict
+    )  # volatile; by attempt
     watches: dict[tuple[JobId, int], HangSuspicion] = field(
         default_factory=dict
     )  # volatile; by attempt

@@ -74,9 +74,9 @@ def evaluate_idle(state: State, job: Job, attempt: Attempt, now: Instant) -> Dec
     key = job.id, attempt.number
     if not attempt.idle:
         stops = idle.action is IdleAction.STOP
-        told_at = since + idle.for_s * (WARNED if stops else 1.0)
-        if now.mono < told_at - ROUNDING_S:
-            return Decision([], [_timer(*key, told_at)])
+        reported_at = since + idle.for_s * (WARNED if stops else 1.0)
+        if now.mono < reported_at - ROUNDING_S:
+            return Decision([], [_timer(*key, reported_at)])
         return Decision([idf.IdleTimed(*key, now.mono), idf.IdleJudged(*key, _words(idle))])
     match idle.action:
         case IdleAction.NOTIFY:
@@ -84,10 +84,10 @@ def evaluate_idle(state: State, job: Job, attempt: Attempt, now: Instant) -> Dec
         case IdleAction.STOP:
             # ^The user gets the rest of the time after the warning, however long no coordinator
             # ran.
-            told = state.idle_told.get(job.id)
+            reported = state.idle_reported.get(job.id)
             ends_at = since + idle.for_s
-            if told is not None:
-                ends_at = max(ends_at, told + idle.for_s * (1.0 - WARNED))
+            if reported is not None:
+                ends_at = max(ends_at, reported + idle.for_s * (1.0 - WARNED))
             if now.mono < ends_at - ROUNDING_S:
                 return Decision([], [_timer(*key, ends_at)])
             return Decision([stop(attempt, _cause(idle))])
@@ -102,8 +102,8 @@ def react_to_idle(state: State, fact: idf.GpusReported | idf.IdleJudged, now: In
             job, number, _ = parse_task_id(name)
             return Decision([], [] if since is None else [_timer(job, number, now.mono)])
         case idf.IdleJudged(job, number):
-            told = queue_webhooks(state, state.jobs[job], nf.WebhookEvent.IDLE)
-            return Decision(told, [_timer(job, number, now.mono)])
+            reported = queue_webhooks(state, state.jobs[job], nf.WebhookEvent.IDLE)
+            return Decision(reported, [_timer(job, number, now.mono)])
         case _:
             assert_never(fact)
 
@@ -114,8 +114,8 @@ def apply_idle(state: State, fact: idf.OfIdle, at: float) -> None:
             task = state.task(name)
             if task is not None:
                 task.idle_since = since
-        case idf.IdleTimed(job, _, told):
-            state.idle_told[job] = told
+        case idf.IdleTimed(job, _, reported):
+            state.idle_reported[job] = reported
         case idf.IdleJudged(job, number, text):
             attempt = state.jobs[job].attempt(number)
             attempt.idle = text
@@ -124,7 +124,7 @@ def apply_idle(state: State, fact: idf.OfIdle, at: float) -> None:
             attempt = state.jobs[job].attempt(number)
             attempt.idle = ""
             attempt.changes.add(at, fact.describe())
-            state.idle_told.pop(job, None)
+            state.idle_reported.pop(job, None)
         case _:
             assert_never(fact)
 

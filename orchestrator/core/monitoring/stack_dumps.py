@@ -48,7 +48,7 @@ from orchestrator.core.monitoring.stack_analysis import grouped
 from orchestrator.core.webhooks.outbox import queue_webhooks
 
 RECORDS_KEPT: Final = 64
-_TOLD: Final = {HangKind.HUNG: WebhookEvent.HUNG, HangKind.SLOW: WebhookEvent.SLOW}
+_WEBHOOK_EVENT: Final = {HangKind.HUNG: WebhookEvent.HUNG, HangKind.SLOW: WebhookEvent.SLOW}
 
 
 def ask(state: State, asked: s.StacksReceived, now: Instant, limits: Limits) -> Decision:
@@ -62,7 +62,7 @@ def ask(state: State, asked: s.StacksReceived, now: Instant, limits: Limits) -> 
         text = f"job {job.id} is {job_state(job).value}: only running ranks have stacks"
         hint = f"its progress: muster show {job.id}; its data: muster evidence {job.id}"
         return Decision([], [a.Answer(asked.request, a.Declined("not_running", text, hint))])
-    if (job.id, attempt.number) in state.looks:
+    if (job.id, attempt.number) in state.stack_dumps:
         return Decision([hf.StackDumpJoined(job.id, attempt.number, asked.request)])
     return _begin(state, job, attempt, now, limits, request=asked.request)
 
@@ -78,7 +78,7 @@ def answered(state: State, task: Task | None, report: StacksReport, now: Instant
     """Record a node's answer to a stack dump."""
     if task is None or report.epoch != state.epoch:
         return Decision()
-    look = state.looks.get((task.job, task.attempt))
+    look = state.stack_dumps.get((task.job, task.attempt))
     if look is None or look.number != report.number or task.id not in look.awaited:
         return Decision()
     facts: list[f.Fact] = []
@@ -92,7 +92,7 @@ def evaluate_hang(
     state: State, job: Job, attempt: Attempt, now: Instant, limits: Limits
 ) -> Decision:
     """Judge the gang after new activity data, or when a timer has fired."""
-    if attempt.phase is not AttemptPhase.RUNNING or (job.id, attempt.number) in state.looks:
+    if attempt.phase is not AttemptPhase.RUNNING or (job.id, attempt.number) in state.stack_dumps:
         return Decision()
     ranks = _ranks(state, job, attempt, now)
     if attempt.hang is not None:
@@ -134,7 +134,7 @@ def react_to_stack_dump(
         case _:
             assert_never(fact)
     attempt = state.attempt(job, number)
-    look = state.looks.get((job, number))
+    look = state.stack_dumps.get((job, number))
     if attempt is None:
         return Decision()
     match fact:
@@ -145,11 +145,11 @@ def react_to_stack_dump(
                 return Decision()
             return _ended(state, state.jobs[job], attempt, look, now, limits)
         case hf.HangJudged():
-            told = queue_webhooks(state, state.jobs[job], _TOLD[fact.verdict.kind])
+            facts = queue_webhooks(state, state.jobs[job], _WEBHOOK_EVENT[fact.verdict.kind])
             cause = _hung(state.jobs[job], fact)
             if cause is None or attempt.phase is not AttemptPhase.RUNNING:
-                return Decision(told)
-            return Decision([*told, stop(attempt, cause)])
+                return Decision(facts)
+            return Decision([*facts, stop(attempt, cause)])
         case _:
             assert_never(fact)
 
@@ -157,7 +157,7 @@ def react_to_stack_dump(
 def timer_fired(state: State, timer: a.Timer, now: Instant, limits: Limits) -> Decision:
     """Judge the gang when its timer fires, or end a stack dump that has timed out."""
     attempt = state.attempt(timer.job, timer.attempt)
-    look = state.looks.get((timer.job, timer.attempt))
+    look = state.stack_dumps.get((timer.job, timer.attempt))
     if timer.kind is a.TimerKind.HANG:
         if attempt is None:
             return Decision()
@@ -284,12 +284,14 @@ def _judge(
         rest_s = limits.hangs.slow_s - quiet_s
         return _dismissed(job, attempt, now, min(limits.hangs.quiet_s, rest_s))
     kind = HangKind.HUNG if found is Opinion.HUNG else HangKind.SLOW
-    told = verdict(kind, suspected, ranks, stacks, _homes(attempt, look), _notes(attempt, look))
-    if attempt.hang is not None and _certainty(told) <= _certainty(attempt.hang):
+    judgement = verdict(
+        kind, suspected, ranks, stacks, _homes(attempt, look), _notes(attempt, look)
+    )
+    if attempt.hang is not None and _certainty(judgement) <= _certainty(attempt.hang):
         return _dismissed(job, attempt, now, limits.hangs.quiet_s)
     recorded = tuple(one for report in look.reports.values() for one in report.recorded)
-    judged = hf.HangJudged(*key, replace(told, recorded=recorded[:RECORDS_KEPT]))
-    if _final(job, told):
+    judged = hf.HangJudged(*key, replace(judgement, recorded=recorded[:RECORDS_KEPT]))
+    if _final(job, judgement):
         return Decision([judged])
     again = _dismissed(job, attempt, now, limits.hangs.quiet_s)
     return Decision([judged, *again.facts], again.effects)
@@ -352,20 +354,20 @@ def _homes(attempt: Attempt, look: StackDump) -> Mapping[int, str]:
 def _notes(attempt: Attempt, look: StackDump) -> tuple[str, ...]:
     """Sentences on the missing parts of the dump."""
     tasks = {task.id: task.node for task in attempt.tasks}
-    told = list(look.notes)
-    told += [f"{tasks[name]} has not answered in time" for name in sorted(look.awaited)]
+    notes = list(look.notes)
+    notes += [f"{tasks[name]} has not answered in time" for name in sorted(look.awaited)]
     problems: dict[str, list[str]] = {}
     for name, report in sorted(look.reports.items()):
         if report.problem:
             problems.setdefault(report.problem, []).append(tasks[name])
-    told += [f"{named(nodes)}: {problem}" for problem, nodes in problems.items()]
+    notes += [f"{named(nodes)}: {problem}" for problem, nodes in problems.items()]
     for name, report in sorted(look.reports.items()):
-        told += [
+        notes += [
             f"rank {rank.rank} on {tasks[name]}: {rank.problem}"
             for rank in report.ranks
             if rank.problem
         ][:4]
-    return tuple(told[:16])
+    return tuple(notes[:16])
 
 
 def _view(attempt: Attempt, look: StackDump) -> StacksView:

@@ -11,7 +11,7 @@ from orchestrator.core.model.state import Attempt, Node, State, Task
 from orchestrator.core.scheduling.network import NoSharedNetwork, choose, endpoint_on, ground_of
 
 
-def choose_meeting(state: State, attempt: Attempt) -> AttemptArranged | Cause:
+def choose_rendezvous(state: State, attempt: Attempt) -> AttemptArranged | Cause:
     """The rendezvous of a gang that is ready, or the cause that prevents it."""
     nodes = [state.nodes[task.node] for task in attempt.tasks]
     endpoints, network = tuple(own_endpoint(task) for task in attempt.tasks), ""

@@ -85,9 +85,9 @@ def job_view(state: State, job: Job, now: Instant) -> h.JobView:
         spec=to_mapping(job.spec),
         attempts=tuple(_attempt_view(state, job, attempt) for attempt in job.attempts),
         timeline=tuple(timeline(job, job_state(job))),
-        notices=tuple(
-            h.NoticeView(host_of(job, hook), notice.event, timestamp(notice.at), notice.problem)
-            for (_, hook), notice in job.notices.items()
+        pending_webhooks=tuple(
+            h.WebhookView(host_of(job, hook), webhook.event, timestamp(webhook.at), webhook.problem)
+            for (_, hook), webhook in job.queued_webhooks.items()
         ),
     )
 
@@ -408,8 +408,8 @@ def node_state(node: Node, now: Instant, keeps_until: float | None = None) -> h.
         return h.Reason(node.admin.value, drained_by(drain, now))
     code = node.admin.value if node.link is LinkState.CONNECTED else linked.code
     ends = deadline_text(drain, now) if node.holders else ""
-    told = (linked.text, drained_by(drain, now), ends)
-    return h.Reason(code, "; ".join(text for text in told if text))
+    texts = (linked.text, drained_by(drain, now), ends)
+    return h.Reason(code, "; ".join(text for text in texts if text))
 
 
 def _link_state(node: Node, now: Instant, keeps_until: float | None) -> h.Reason:

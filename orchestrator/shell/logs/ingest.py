@@ -105,7 +105,7 @@ class LogIngest:
         try:
             hello = await self._hello(socket)
             connection = Connection(socket, hello.node)
-            connection.tell = self._store.writer.tell
+            connection.post = self._store.writer.post
             connection.synced = partial(self._synced, connection)
             writer = self._owner.spawn(self._write(connection), name=f"logs-{hello.node}")
             try:
@@ -347,7 +347,7 @@ class LogIngest:
     def _hold(self, connection: Connection, stream: StreamId, why: LogStoreError) -> None:
         """Stop storing a stream: for good if it is not wanted, else until a retry."""
         if isinstance(why, NotWantedError):
-            connection.tell(connection.say, NotWanted(stream, str(why)))
+            connection.post(connection.say, NotWanted(stream, str(why)))
         else:
             self._hold_back(connection, stream)
 
@@ -355,7 +355,7 @@ class LogIngest:
         if stream not in connection.held:
             connection.held[stream] = None
             connection.holds[stream.task] += 1
-        connection.tell(self._try_later, connection)
+        connection.post(self._try_later, connection)
 
     def _try_later(self, connection: Connection) -> None:
         if connection.again is None and not connection.broken:
@@ -390,7 +390,7 @@ class LogIngest:
             connection.asked.pop(stream, None)
             self._ask(connection, stream)
         if connection.held:
-            connection.tell(self._try_later, connection)
+            connection.post(self._try_later, connection)
 
     def _has_room(self, stream: StreamId) -> bool:
         try:

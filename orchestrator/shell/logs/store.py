@@ -193,7 +193,7 @@ class LogStore:
         """
         job, key = self._place(name)
         if job.removed is not None:
-            self.writer.tell(synced, name, offset + len(data))
+            self.writer.post(synced, name, offset + len(data))
             return 0
         stream = self.stream(name)
         if stream.size < offset + len(data):
@@ -219,7 +219,7 @@ class LogStore:
         """
         job, key = self._place(name)
         if job.removed is not None:
-            self.writer.tell(synced, name, offset + length)
+            self.writer.post(synced, name, offset + length)
             return 0
         full = self._bounds.reached(job.usage.job, job.usage.tasks.get(key[:2], 0))
         gap = Gap.HOLE if full is None else gap_of(full)
@@ -425,7 +425,7 @@ class LogStore:
             self._open.pop(stream, None)
 
     def _bump(self, job: JobId) -> None:
-        self.writer.tell(self._changes.bump, [log_key(job)])
+        self.writer.post(self._changes.bump, [log_key(job)])
 
     def _place(self, name: StreamId) -> tuple[JobStreams, StreamKey]:
         return self.job(job_of(name)), _key_of(name)

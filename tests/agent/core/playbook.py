@@ -70,5 +70,5 @@ def reports(effects: list[a.Effect]) -> list[m.TaskReport]:
     ]
 
 
-def told(effects: list[a.Effect]) -> list[Any]:
-    return [x.command for x in effects if isinstance(x, a.TellShim)]
+def sent_to_shim(effects: list[a.Effect]) -> list[Any]:
+    return [x.command for x in effects if isinstance(x, a.SendToShim)]

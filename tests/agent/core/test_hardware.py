@@ -34,7 +34,7 @@ def hello(effects: list[a.Effect]) -> m.Hello:
     )
 
 
-def test_it_is_told_at_once_and_again_on_a_new_connection() -> None:
+def test_it_is_reported_at_once_and_again_on_a_new_connection() -> None:
     agent = Agent()
     agent.connect()
     assert beats(agent.turn(observed(event(1)))) == [(event(1),)]
@@ -43,7 +43,7 @@ def test_it_is_told_at_once_and_again_on_a_new_connection() -> None:
     assert hello(agent.turn(s.LinkUp())).observed.hardware == (event(1), event(2))
 
 
-def test_what_happens_between_hello_and_welcome_is_told_after_it() -> None:
+def test_what_happens_between_hello_and_welcome_is_reported_after_it() -> None:
     agent = Agent()
     agent.turn(observed(event(1)))
     assert hello(agent.turn(s.LinkUp())).observed.hardware == (event(1),)
@@ -64,7 +64,7 @@ def killed(pid: int, task: str = "1.1.0") -> HardwareEvent:
     return HardwareEvent("boot", pid, "oom", Grade.SHOWN, text, task=TaskId(task), pid=pid)
 
 
-def test_a_rank_that_the_kernel_killed_for_memory_is_told_with_its_words() -> None:
+def test_a_rank_that_the_kernel_killed_for_memory_is_reported_with_its_words() -> None:
     agent = Agent()
     agent.running()
     for seen in (killed(11), killed(12, "2.1.0")):

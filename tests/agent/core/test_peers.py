@@ -70,7 +70,7 @@ def silent(*addresses: str) -> s.TaskObserved:
     return s.TaskObserved(TASK, s.TaskChanges(silent=addresses))
 
 
-def test_it_is_watched_from_the_start_to_the_end_and_told_in_its_report() -> None:
+def test_it_is_watched_from_the_start_to_the_end_and_reported_in_its_report() -> None:
     agent = Agent()
     agent.at_gate()
     agent.hear(GANG)
@@ -112,8 +112,8 @@ def test_changes_are_posted_and_the_end_ends_it() -> None:
             await owner.close()
         return heard
 
-    told = run(course())
-    assert told == [silent("10.0.0.2"), silent()]
+    reported = run(course())
+    assert reported == [silent("10.0.0.2"), silent()]
 
 
 def test_what_was_ordered_together_with_the_watch_goes_first() -> None:

@@ -142,20 +142,20 @@ async def test_a_task_without_a_free_port_is_refused_in_words(tmp_path: Path) ->
             assert report.refusal is None
 
 
-async def test_a_whole_run_is_told_in_four_reports(tmp_path: Path) -> None:
+async def test_a_whole_run_is_reported_in_four_reports(tmp_path: Path) -> None:
     """Each message wakes two processes and the owner of every state: a start is made of them."""
     async with joined(tmp_path) as (_, _, session):
         await session.send(prepare())
-        told = [(await session.expect(TaskReport)).state]
-        assert told == [TaskState.PREPARED]
+        states = [(await session.expect(TaskReport)).state]
+        assert states == [TaskState.PREPARED]
         plan = ArrangeTask(TASK, ("true",), {"MUSTER_NODE_RANK": "0"}, (), "n1 slots=1\n")
         await session.send(plan)
-        told.append((await session.expect(TaskReport)).state)
+        states.append((await session.expect(TaskReport)).state)
         await session.send(StartTask(TASK))
-        while told[-1] is not TaskState.CLEANED:
-            told.append((await session.expect(TaskReport)).state)
-        assert told[1] is TaskState.ARRANGED
-        assert len(told) == len(set(told)) <= 4
+        while states[-1] is not TaskState.CLEANED:
+            states.append((await session.expect(TaskReport)).state)
+        assert states[1] is TaskState.ARRANGED
+        assert len(states) == len(set(states)) <= 4
 
 
 async def test_a_plan_that_need_not_wait_starts_its_program(tmp_path: Path) -> None:

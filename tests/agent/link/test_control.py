@@ -229,7 +229,7 @@ async def first_pause(
             return dict(entry)
 
 
-async def test_a_wrong_token_is_told_in_words_and_never_shown(tmp_path: Path) -> None:
+async def test_a_wrong_token_is_reported_in_words_and_never_shown(tmp_path: Path) -> None:
     async with Coordinator() as coordinator:
         entry = await first_pause(tmp_path, coordinator, "muster_join_wrong")
         assert "put a join token" in entry["why"]

@@ -38,12 +38,12 @@ def found(
 ) -> dict[str, Interface]:
     """The interfaces by name; `addresses` are those of each link."""
     index = {link.name.replace("-", "_"): link.index for link in links}
-    told = [
+    events = [
         LinkAddress(index[name], address)
         for name, some in addresses.items()
         for address in ((some,) if isinstance(some, str) else some)
     ]
-    return {i.name: i for i in interfaces_of(Network(links, tuple(told)), root)}
+    return {i.name: i for i in interfaces_of(Network(links, tuple(events)), root)}
 
 
 def sysfs(root: Path, link: Link, *, rdma: bool = False, **files: str) -> None:

@@ -175,11 +175,11 @@ def test_the_stacks_of_another_process_are_not_shown(tmp_path: Path) -> None:
     async def story() -> None:
         answers, owner = asyncio.Queue[Input](), TaskOwner("test")
         watch = HangMonitor(Now(), lambda _: None, 5.0, root=tmp_path)
-        looks = StackDumper(watch, folders, Now(), answers.put_nowait, owner)
+        dumper = StackDumper(watch, folders, Now(), answers.put_nowait, owner)
 
         async def stacks(pid: int) -> tuple[str, int]:
             watch.heard(TASK, folder, status(pid))
-            looks.begin(DumpStacks(TASK, 1, 1))
+            dumper.begin(DumpStacks(TASK, 1, 1))
             async with asyncio.timeout(60):
                 answer = await answers.get()
             assert isinstance(answer, StacksObserved)
@@ -249,8 +249,8 @@ def test_of_another_process_the_watch_reads_nothing(tmp_path: Path) -> None:
     for stranger in (os.getpid(), 1):
         look(stranger)
         assert processes.read == set()
-        told = watch.told(TASK)
-        assert told is None or [rank.rank for rank in told[0]] == [1]
+        activity = watch.activity(TASK)
+        assert activity is None or [rank.rank for rank in activity[0]] == [1]
     with program(COMPUTES) as process:
         look(process.pid)
         assert processes.read == {process.pid}
@@ -282,9 +282,9 @@ def test_of_a_process_that_has_the_pid_of_a_rank_the_watch_reads_nothing(
         clock.mono += 5.0
         asyncio.run(watch.look())
         assert processes.read == set()
-        told = watch.told(TASK)
-        assert told is not None
-        assert told[0][0].doing is Doing.GONE
+        activity = watch.activity(TASK)
+        assert activity is not None
+        assert activity[0][0].doing is Doing.GONE
 
 
 def test_a_pid_that_was_given_to_another_process_is_not_counted(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ async def test_hold_and_release(cluster: CoordinatorProcess) -> None:
         status, freed = await ask(user, "PATCH", path, {"hold": False})
         assert (status, freed["job"]["state"]) == (200, "QUEUED")
         events = await user.get(f"{path}/events")
-        told = [event["text"] for event in events["events"]]
-        assert told[1:] == ["held by admin-user: data", "released by admin-user"]
+        texts = [event["text"] for event in events["events"]]
+        assert texts[1:] == ["held by admin-user: data", "released by admin-user"]
 
 
 async def test_change_what_can_be_changed(cluster: CoordinatorProcess) -> None:

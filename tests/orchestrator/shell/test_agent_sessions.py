@@ -90,7 +90,7 @@ async def test_a_new_connection_of_an_agent_ends_its_old_one(
         assert await link_of(user, "a3") == "connected"
 
 
-async def test_a_second_agent_of_the_same_name_is_told_why_not(
+async def test_a_second_agent_of_the_same_name_learns_why_not(
     coordinator: CoordinatorProcess,
 ) -> None:
     async with connect(coordinator, "a4") as one, connect(coordinator, "a4") as two:
@@ -101,7 +101,7 @@ async def test_a_second_agent_of_the_same_name_is_told_why_not(
         assert (await closed(two))[1] == "duplicate_name"
 
 
-def test_a_second_agent_of_one_machine_is_told_why_not(coordinator: CoordinatorProcess) -> None:
+def test_a_second_agent_of_one_machine_learns_why_not(coordinator: CoordinatorProcess) -> None:
     async def main() -> None:
         async with connect(coordinator, "a5") as one, connect(coordinator, "b5") as two:
             await one.hello()

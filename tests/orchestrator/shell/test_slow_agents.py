@@ -118,8 +118,8 @@ async def test_a_command_that_fits_no_frame_is_a_refusal_and_the_connection_goes
         frame = decode_command(await socket.receive_str())
         assert (frame.seq, frame.body) == (1, small)
     reports = [s.report for s in heard.inputs if isinstance(s, ReportReceived)]
-    told = [report for report in reports if isinstance(report, TaskReport)]
-    assert [(r.task, r.state, r.refusal and r.refusal.code) for r in told] == [
+    task_reports = [report for report in reports if isinstance(report, TaskReport)]
+    assert [(r.task, r.state, r.refusal and r.refusal.code) for r in task_reports] == [
         (large.task, TaskState.ASSIGNED, RefusalCode.TOO_LARGE),
         (arrange.task, TaskState.PREPARED, RefusalCode.TOO_LARGE),
     ]

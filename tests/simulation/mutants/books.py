@@ -146,7 +146,7 @@ def _not_busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
 
 
 def _first_port(state: State, attempt: Attempt) -> f.AttemptArranged | Cause:
-    return rendezvous.choose_meeting(replace(state, ports={}), attempt)
+    return rendezvous.choose_rendezvous(replace(state, ports={}), attempt)
 
 
 def _any_arranged(_: State, fact: f.Fact) -> list[f.Fact]:
@@ -273,7 +273,7 @@ MUTANTS = (
     Mutant("a node that is held counts as free", _put(placement, "busy", _not_busy), ("books",)),
     Mutant(
         "a port that is leased is given again",
-        _put(transitions, "choose_meeting", _first_port),
+        _put(transitions, "choose_rendezvous", _first_port),
         ("books",),
         seed=26,
     ),
@@ -371,7 +371,7 @@ MUTANTS = (
     ),
     Mutant(
         "a port that is leased is given again, and the books are not read",
-        _unseen(_put(transitions, "choose_meeting", _first_port)),
+        _unseen(_put(transitions, "choose_rendezvous", _first_port)),
         ("ports",),
         seed=93,
     ),

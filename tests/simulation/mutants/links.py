@@ -57,8 +57,8 @@ def _lease_from_the_answer(real: Any) -> Any:
 
 
 def _endless(_: AgentState, effect: agent_actions.Effect) -> list[agent_actions.Effect]:
-    if isinstance(effect, agent_actions.TellShim) and isinstance(effect.command, ShimLease):
-        return [agent_actions.TellShim(effect.task, ShimLease(1e8))]
+    if isinstance(effect, agent_actions.SendToShim) and isinstance(effect.command, ShimLease):
+        return [agent_actions.SendToShim(effect.task, ShimLease(1e8))]
     return [effect]
 
 

@@ -21,7 +21,7 @@ from orchestrator.core.model.task import reached
 from orchestrator.core.nodes import admission
 from orchestrator.core.scheduling import placement, scheduler
 from orchestrator.core.scheduling.placement import Waiting
-from orchestrator.core.scheduling.rendezvous import choose_meeting
+from orchestrator.core.scheduling.rendezvous import choose_rendezvous
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _wrap
 from tests.simulation.mutants.planting import AGENT
@@ -30,8 +30,8 @@ from tests.simulation.mutants.planting import AGENT
 def _arranges_holes(real: Any) -> Any:
     def prepared(state: State, job: Job, attempt: Attempt) -> Decision:
         if all(reached(task.state, TaskState.PREPARED) for task in attempt.tasks):
-            meeting = choose_meeting(state, attempt)
-            return Decision() if isinstance(meeting, Cause) else Decision([meeting])
+            arranged = choose_rendezvous(state, attempt)
+            return Decision() if isinstance(arranged, Cause) else Decision([arranged])
         decision: Decision = real(state, job, attempt)
         return decision
 
@@ -45,9 +45,9 @@ def _deaf_to_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _long_grace(_: Any, effect: agent_actions.Effect) -> list[agent_actions.Effect]:
-    if isinstance(effect, agent_actions.TellShim) and isinstance(effect.command, ShimLease):
+    if isinstance(effect, agent_actions.SendToShim) and isinstance(effect.command, ShimLease):
         lease = ShimLease(effect.command.ttl_s, grace_s=30.0)
-        return [agent_actions.TellShim(effect.task, lease)]
+        return [agent_actions.SendToShim(effect.task, lease)]
     return [effect]
 
 

@@ -190,7 +190,7 @@ def test_a_name_in_the_line_before_a_kill_gives_it_to_no_other_task(its_own: str
     assert seen.task == ""
 
 
-def test_a_kill_is_told_with_its_task_whatever_the_process_is_called() -> None:
+def test_a_kill_is_reported_with_its_task_whatever_the_process_is_called() -> None:
     reader = Reader()
     reader.read(
         "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=job,mems_allowed=0,global_oom,"

@@ -145,7 +145,7 @@ class TestTokensFile:
         path.write_text(made)
         assert store.find(tokens[TokenClass.ADMIN]) is not None
 
-    def test_a_file_that_others_can_read_is_told_once(self, tmp_path: Path) -> None:
+    def test_a_file_that_others_can_read_is_reported_once(self, tmp_path: Path) -> None:
         path = tmp_path / "tokens"
         tokens = token_file(path)
         store = TokenStore(path, Stopped())

@@ -183,7 +183,7 @@ def test_any_return_of_a_node_that_is_known(stage: str, said: Hello) -> None:
     look(cluster)
 
 
-def test_a_hello_that_tells_of_a_task_twice_tells_of_it_once() -> None:
+def test_a_hello_that_names_a_task_twice_counts_once() -> None:
     cluster = made("placed")
     ready = TaskReport(task(1, 1, 0), TaskState.PREPARED, prepared=prepared())
     who = (NodeName("n0"), "id-n0", "boot-n0", "0.1.0", OBSERVED)

@@ -49,7 +49,9 @@ def nodes(cluster: Cluster, attempt: int) -> list[str]:
         ({"wall_s": 1_700_000_000.0}, "the clock of b is"),
     ],
 )
-def test_what_is_wrong_is_told_and_another_node_is_taken(more: dict[str, Any], said: str) -> None:
+def test_what_is_wrong_is_reported_and_another_node_is_taken(
+    more: dict[str, Any], said: str
+) -> None:
     cluster = placed()
     heartbeat(cluster, "b", **more)
     prepare_all(cluster)

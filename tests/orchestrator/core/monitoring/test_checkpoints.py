@@ -44,11 +44,11 @@ def fail(cluster: Cluster, attempt: int, nodes: int = 2) -> None:
     cluster.beat(31)
 
 
-def test_a_node_is_told_where_they_are() -> None:
+def test_a_node_learns_where_they_are() -> None:
     cluster, _ = running()
-    (told,) = cluster.commands("n0", PrepareTask)
-    assert isinstance(told, PrepareTask)
-    assert told.checkpoint_dir == FOLDER
+    (command,) = cluster.commands("n0", PrepareTask)
+    assert isinstance(command, PrepareTask)
+    assert command.checkpoint_dir == FOLDER
 
 
 def test_one_of_the_nodes_that_see_the_same_file_is_enough() -> None:

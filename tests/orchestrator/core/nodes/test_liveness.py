@@ -152,17 +152,17 @@ def test_nodes_whose_tasks_are_over_are_free_while_another_is_waited_for() -> No
 def test_a_node_is_told_of_it() -> None:
     cluster = of(1)
     placed(cluster, "n0", lease_s=60.0)
-    (told,) = cluster.commands("n0", PrepareTask)
-    assert isinstance(told, PrepareTask)
-    assert told.lease_s == 60.0
+    (command,) = cluster.commands("n0", PrepareTask)
+    assert isinstance(command, PrepareTask)
+    assert command.lease_s == 60.0
 
 
 def test_a_lease_is_never_so_short_that_a_lost_heartbeat_ends_the_job() -> None:
     cluster = of(1, heartbeat_s=10.0)
     placed(cluster, "n0", lease_s=15.0)
-    (told,) = cluster.commands("n0", PrepareTask)
-    assert isinstance(told, PrepareTask)
-    assert told.lease_s == 30.0
+    (command,) = cluster.commands("n0", PrepareTask)
+    assert isinstance(command, PrepareTask)
+    assert command.lease_s == 30.0
 
 
 # --- a coordinator that was stopped -----------------------------------------------------------

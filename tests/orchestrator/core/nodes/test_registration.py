@@ -143,7 +143,7 @@ def test_nothing_is_registered_while_the_disk_is_full() -> None:
     assert cluster.replayed().nodes.keys() == {"n0", "n1"}
 
 
-def test_a_node_that_connects_without_pause_is_told_to_wait() -> None:
+def test_a_node_that_connects_without_pause_is_asked_to_wait() -> None:
     """Each time, its running tasks are recorded as unreachable and as reachable again."""
     cluster = Cluster()
     for number in range(200):

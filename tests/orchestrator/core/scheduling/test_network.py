@@ -286,7 +286,7 @@ def test_of_three_the_one_without_what_the_others_share_is_named() -> None:
     assert apart(three).odd == "n2"
 
 
-def test_many_nodes_without_a_network_in_common_are_told_apart_at_once() -> None:
+def test_many_nodes_without_a_network_in_common_are_distinguished_at_once() -> None:
     gang = nodes(*[(eth("e0", f"10.{number}.0.1/24"),) for number in range(64)])
     assert apart(gang).odd is None
 

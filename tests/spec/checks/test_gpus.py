@@ -38,7 +38,7 @@ def test_numa_binding_is_torchruns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("resources: {numa_binding: core_complex}", "did you mean `core-complex`?"),
         ("resources: {numa_binding: gpu}", "write node, socket, exclusive, core-complex"),
@@ -47,7 +47,7 @@ def test_numa_binding_is_torchruns() -> None:
         ("resources: {numa_binding: node, gpu: 0}", "ask for GPUs"),
     ],
 )
-def test_numa_binding_where_it_cannot_be(text: str, told: str) -> None:
+def test_numa_binding_where_it_cannot_be(text: str, expected: str) -> None:
     (problem,) = problems_of(text)
     assert problem.field == "resources.numa_binding"
-    assert told in problem.hint
+    assert expected in problem.hint

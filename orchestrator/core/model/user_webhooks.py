@@ -8,7 +8,7 @@ from muster.protocol.ids import JobId
 
 
 @dataclass(slots=True)
-class WaitingNotices:
+class UserWebhooks:
     """The waiting notices of one user, `count` in all.
 
     `jobs` has their number by job, the job that has waited longest first. `spec_bytes` are the
