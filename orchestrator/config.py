@@ -12,13 +12,16 @@ from muster.daemon.errors import ConfigError, InsecureConfigError
 from muster.daemon.listen_address import is_loopback
 from muster.daemon.log_settings import Count, Log, Seconds
 from muster.protocol.observations.interfaces import usable_name
+from muster.protocol.roles import Role
 from muster.spec.errors import SpecError
 from muster.spec.pool_defaults import check_defaults
+from orchestrator.core.rights.principals import Policy, Visibility
 from orchestrator.core.storage.log_space import Bounds
 from orchestrator.webhooks.allowlist import read_allowed, refused
 
 SECRET_BYTES_MIN: Final = 16
 PREFIX: Final = "MUSTER_COORDINATOR"
+Priority = Annotated[int, msgspec.Meta(ge=0, le=100)]
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 
 
@@ -123,6 +126,15 @@ class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+class PriorityMax(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest priority of the jobs of a role and of a team. Of the limits that apply to a user,
+    the largest holds; without any, every priority is allowed.
+    """
+
+    roles: dict[Role, Priority] = {}
+    teams: dict[str, Priority] = {}
+
+
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of a coordinator; durations are in seconds."""
 
@@ -130,6 +142,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: Path = Path("/var/lib/muster/coordinator")
     tls: Tls | None = None
     tokens_file: Path | None = None
+    visibility: Visibility = Visibility.PUBLIC
+    priority_max: PriorityMax = PriorityMax()
     lease_s: Seconds = 300
     heartbeat_s: Seconds = 5
     prepare_timeout_s: Seconds = 300
@@ -155,6 +169,12 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
             _check_network(entry)
         for pool, tree in self.pool_defaults.items():
             _check_pool(pool, tree, self.webhooks)
+
+    @property
+    def policy(self) -> Policy:
+        """The site's choices about rights."""
+        limits = self.priority_max
+        return Policy(visibility=self.visibility, roles=limits.roles, teams=limits.teams)
 
     @property
     def job_logs_path(self) -> Path:

@@ -183,6 +183,7 @@ def _build(
         origins=_origins(config),
         limits=config.limits,
         rules=SubmitRules(config.pool_defaults, allowed),
+        policy=config.policy,
     )
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     keep = Keep(config.job_logs.keep_s, config.job_logs.keep_bytes_max)

@@ -486,3 +486,5 @@ class VersionView(msgspec.Struct, frozen=True):
     epoch: int
     user: str = ""
     role: str = ""
+    teams: tuple[str, ...] = ()
+    address: str = ""

@@ -16,6 +16,7 @@ from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.query_params import NodesQuery
 from orchestrator.api.http.request_parsing import read_query, shown
 from orchestrator.api.http.responses import reply
+from orchestrator.api.http.tokens import TokenStore
 from orchestrator.core.engine.decide import VERSION
 from orchestrator.core.facts.effects import UNKNOWN_NODE
 from orchestrator.core.scheduling.restore_hold import silent_nodes, why_held
@@ -43,8 +44,9 @@ def _place(name: str) -> tuple[object, str]:
 class NodesApi:
     """Routes /v1/nodes, /v1/version and the two health checks."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, tokens: TokenStore) -> None:
         self._coordinator = coordinator
+        self._tokens = tokens
 
     async def nodes(self, request: web.Request) -> web.Response:
         query = read_query(request, NodesQuery)
@@ -69,7 +71,7 @@ class NodesApi:
 
     async def version(self, request: web.Request) -> web.Response:
         state = await self._coordinator.settled()
-        token = request[TOKEN]
+        token = self._tokens.current(request[TOKEN])
         return reply(
             VersionView(
                 version=VERSION,
@@ -77,7 +79,9 @@ class NodesApi:
                 protocol_max=PROTOCOL_MAX,
                 epoch=state.epoch,
                 user=token.user,
-                role=token.class_.value,
+                role=token.user_role.value if token.user_role else "",
+                teams=tuple(sorted(token.teams)),
+                address=request.remote or "",
             )
         )
 

@@ -37,6 +37,7 @@ from muster.protocol.link.sequencing import Link
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 from orchestrator.core.facts.inputs import HelloReceived, ReportReceived, SessionEnded
+from orchestrator.core.rights.link import node_may_send
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.frame_budget import FrameBudget
 
@@ -183,6 +184,8 @@ class AgentSessions:
             report = frame.body
             if isinstance(report, Hello):
                 raise ProtocolError("a second hello on the same connection")
+            if not node_may_send(type(report)):
+                raise ProtocolError(f"a node may not send {type(report).__name__}")
             await coordinator.put(ReportReceived(session.id, report))
 
     async def _write(self, session: _Session) -> None:

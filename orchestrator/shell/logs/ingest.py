@@ -36,6 +36,7 @@ from muster.protocol.link.log_channel import (
     decode_log_report,
     encode_text,
 )
+from orchestrator.core.rights.link import node_may_send
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.connection import Connection
 from orchestrator.shell.logs.store import LogStore
@@ -200,6 +201,8 @@ class LogIngest:
             message = decode_log_report(data)
         except UnknownMessage:
             return
+        if not node_may_send(type(message)):
+            raise ProtocolError(f"a node may not send {type(message).__name__}")
         if not isinstance(message, LogHello) and not await self._is_ours(
             connection, _task_of(message)
         ):
