@@ -21,6 +21,7 @@ from muster.protocol.link.control_channel import (
     Prepared,
     Report,
     StacksReport,
+    TaskObservations,
     TaskReport,
 )
 from muster.protocol.observations.hangs import (
@@ -154,7 +155,11 @@ class Trial:
                 continue
             activity = self._activity(task)
             report = TaskReport(
-                task, TaskState.STARTED, prepared=_PREPARED, running_s=self.now, activity=activity
+                task,
+                TaskState.STARTED,
+                prepared=_PREPARED,
+                running_s=self.now,
+                observed=TaskObservations(activity=activity),
             )
             if name in self._away:
                 self._away.discard(name)

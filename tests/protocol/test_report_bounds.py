@@ -20,6 +20,7 @@ from muster.protocol.link.control_channel import (
     Refusal,
     Report,
     StacksReport,
+    TaskObservations,
     TaskReport,
 )
 from muster.protocol.link.report_bounds import bounded
@@ -71,7 +72,7 @@ def largest(value: object) -> tuple[int, int]:
         (report(warnings=(LONG,)), 4096, 256),
         (report(warnings=("x",) * 9000), 4096, 256),
         (report(launcher_said=LONG), 16 << 10, 256),
-        (report(checkpoint=Checkpoint(1, LONG)), 256, 256),
+        (report(observed=TaskObservations(checkpoint=Checkpoint(1, LONG))), 256, 256),
         (report(ranks=(RankReport(0),) * 9000), 16, 4096),
         (report(ranks=(RankReport(0, error=LONG, kernel=LONG),)), 16 << 10, 256),
         (report(refusal=Refusal("x", LONG)), 16 << 10, 256),
@@ -80,7 +81,11 @@ def largest(value: object) -> tuple[int, int]:
         (fabric(ports=(FabricPort(LONG, 1),) * 9000), 512, PORTS_MAX),
         (fabric(missing=(MissingPort(LONG, "", LONG),) * 9000), 512, PORTS_MAX),
         (fabric(settings={LONG: LONG}), 512, PORTS_MAX),
-        (report(traffic=FabricReport(nccl=NcclEvidence(reason=LONG))), 512, 256),
+        (
+            report(observed=TaskObservations(FabricReport(nccl=NcclEvidence(reason=LONG)))),
+            512,
+            256,
+        ),
         (
             StacksReport(
                 TASK, 1, 1, (RankStacks(0, 1, (ThreadStack(LONG, (Frame(LONG, LONG),) * 9000),)),)

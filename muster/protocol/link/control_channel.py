@@ -211,19 +211,32 @@ class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     ago_s: float = 0.0
 
 
+class TaskObservations(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Everything that the monitors of a node observe of a task.
+
+    `traffic` is the evidence of the gang's traffic on this node. `silent` are the addresses of
+    peers that have answered this node's pings before and no longer do. `activity` is the movement
+    of each rank at the time of the report; () if it is not monitored. `idle_s` is how long its GPUs
+    have been idle, by the limits of PrepareTask; None if they are not, not that long, or
+    unreadable.
+    """
+
+    traffic: FabricReport | None = None
+    silent: tuple[str, ...] = ()
+    checkpoint: Checkpoint | None = None
+    activity: tuple[RankActivity, ...] = ()
+    idle_s: float | None = None
+
+
 class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     """Everything that an agent knows of a task.
 
     `running_s` is how long the program has run, on the node's own clock. `first_failed` is the rank
     that failed first on the node. `stopped_by` is set if Muster ended it: stop, kill, lease or
     shim_lost. `launcher_said` is the end of the log of a failed launcher. `warnings` are sentences
-    about findings while the gang was arranged. `traffic` is the evidence of the gang's traffic on
-    this node. `silent` are the addresses of peers that have answered this node's pings before and
-    no longer do. `survivors` are processes that SIGKILL does not end: the task is not clean until
-    the kernel releases them. `doomed`: their SIGKILL is pending, so none of them will ever run its
-    program again. `activity` is the movement of each rank at the time of this report; () if it is
-    not monitored. `idle_s` is how long its GPUs have been idle, by the limits of PrepareTask; None
-    if they are not, not that long, or unreadable. `no_output`: the task has ended without writing
+    about findings while the gang was arranged. `survivors` are processes that SIGKILL does not end:
+    the task is not clean until the kernel releases them. `doomed`: their SIGKILL is pending, so
+    none of them will ever run its program again. `no_output`: the task has ended without writing
     anything. `terms` is the number of the newest terms that are on the node's disk, 0 if none are.
     `stop_stored`: a stop of the task is on the node's disk, or nothing of the task is left there.
     From then on, the node vouches for no task of the attempt. `warned_s` is when the node warned
@@ -242,14 +255,10 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     stopped_by: str = ""
     launcher_said: str = ""
     warnings: tuple[str, ...] = ()
-    traffic: FabricReport | None = None
-    silent: tuple[str, ...] = ()
     survivors: tuple[int, ...] = ()
     doomed: bool = False
-    checkpoint: Checkpoint | None = None
-    activity: tuple[RankActivity, ...] = ()
-    idle_s: float | None = None
     no_output: bool = False
+    observed: TaskObservations = TaskObservations()
     terms: int = 0
     stop_stored: bool = False
     warned_s: float | None = None

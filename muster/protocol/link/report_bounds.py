@@ -21,6 +21,7 @@ from muster.protocol.link.control_channel import (
     RankReport,
     Refusal,
     StacksReport,
+    TaskObservations,
     TaskReport,
 )
 from muster.protocol.observations.disks import DiskHealth
@@ -74,7 +75,8 @@ _OF_FIELD: Final[dict[tuple[type[msgspec.Struct], str], Limit]] = {
     **{(NodeObservations, name): _ENDLESS for name in ("hardware", "disks")},
     **{(NodeChanges, name): _ENDLESS for name in ("interfaces", "devices", "hardware", "disks")},
     **{(RankReport, name): _TAIL for name in ("error", "stderr", "kernel", "oom_said")},
-    **{(TaskReport, name): _RANKS for name in ("ranks", "activity", "survivors")},
+    **{(TaskReport, name): _RANKS for name in ("ranks", "survivors")},
+    (TaskObservations, "activity"): _RANKS,
     **{(StacksReport, name): _RANKS for name in ("ranks", "activity", "recorded")},
     (TaskReport, "launcher_said"): _TAIL,
     (Refusal, "text"): _TAIL,

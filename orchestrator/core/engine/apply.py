@@ -16,6 +16,7 @@ from orchestrator.core.facts.base import AttemptFact, ClusterFact, JobFact, Task
 from orchestrator.core.facts.hangs import HangFact
 from orchestrator.core.facts.idle import IdleFact
 from orchestrator.core.facts.links import LinkFact
+from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.facts.service import HardwareNoted, ServiceFact
 from orchestrator.core.facts.webhooks import WebhookFact
 from orchestrator.core.model.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
@@ -27,6 +28,7 @@ from orchestrator.core.model.task import OVER, TASK_TRANSITIONS, reached
 from orchestrator.core.monitoring.checkpoints import apply_checkpoint
 from orchestrator.core.monitoring.hang_state import apply_hang
 from orchestrator.core.monitoring.idle_gpus import apply_idle
+from orchestrator.core.monitoring.task_observations import apply_observations
 from orchestrator.core.nodes.service_state import apply_service
 from orchestrator.core.scheduling.gpus import share_of
 from orchestrator.core.webhooks.outbox import apply_webhook
@@ -48,11 +50,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             apply_hang(state, fact, at)
         case IdleFact():
             apply_idle(state, fact, at)
-        case f.TrafficMeasured(name, report):
-            task = state.task(name)
-            # Ignore reports after the exit: TaskExited has the last one, which is on disk.
-            if task is not None and task.exit is None and task.state not in OVER:
-                task.traffic = report
+        case TaskObserved():
+            apply_observations(state, fact)
         case AttemptFact():
             _apply_attempt(state, fact, at)
         case WebhookFact():

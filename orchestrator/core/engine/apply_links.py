@@ -81,10 +81,6 @@ def apply_link(state: State, fact: OfLink) -> None:
             node.hardware_passed = last
             node.kills_due = hardware_due(node.kills_due, counted_at, kills)
             node.hardware_due = hardware_due(node.hardware_due, counted_at, others)
-        case lf.PeersReported(_, name, silent):
-            task = state.task(name)
-            if task is not None:
-                task.silent = silent
         case lf.DuplicateNameSeen(_, peer, claimed_at):
             node.claimed = (peer, claimed_at)
         case lf.NodeDescribed():

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final, assert_never
 
-from msgspec.structs import replace
-
 from muster.protocol.ids import BadId, JobId, SessionId, TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.link.control_channel import (
@@ -49,8 +47,7 @@ from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.state import State, Task
 from orchestrator.core.model.task import OVER
 from orchestrator.core.monitoring import stack_dumps, traffic
-from orchestrator.core.monitoring.checkpoints import checkpoint_facts
-from orchestrator.core.monitoring.idle_gpus import idle_facts
+from orchestrator.core.monitoring.task_observations import observation_facts
 from orchestrator.core.nodes.admission import NAME_CODES, clock_ahead_s, refuse
 from orchestrator.core.nodes.crash_loops import restarted
 from orchestrator.core.nodes.drains import drain, remove, resume
@@ -74,7 +71,6 @@ from orchestrator.core.scheduling.placement import never_fits
 from orchestrator.core.webhooks.outbox import on_attempted
 
 VERSION = "0.1.0"
-_SILENT_MAX = 16
 REBOOTED: Final = "it was booted anew"
 
 
@@ -351,16 +347,11 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     """Return the news of a report and, if it ends the gang, the request to stop the gang."""
     job = state.jobs[task.job]
     attempt = job.attempt(task.attempt)
-    if report.silent != task.silent:
-        peers: list[f.Fact] = [lf.PeersReported(task.node, task.id, report.silent[:_SILENT_MAX])]
-        return [*peers, *_take_report(state, task, replace(report, silent=task.silent), now)]
-    measured, by_tcp = traffic.traffic_facts(
-        job, attempt, task, report.traffic, disk_full=bool(state.disk_full)
+    judged, by_tcp = traffic.traffic_facts(
+        job, attempt, task, report.observed.traffic, disk_full=bool(state.disk_full)
     )
-    seen = checkpoint_facts(state, attempt, task, report.checkpoint, now)
-    looked = stack_dumps.activity_facts(report, now)
-    idle = idle_facts(job, attempt, task, report, now)
-    found = [*measured, *new_facts_from_report(task, report), *seen, *looked, *idle]
+    observed = observation_facts(state, job, attempt, task, report, now)
+    found = [*judged, *new_facts_from_report(task, report), *observed]
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
     if stopped := stopped_since_backup(job, attempt, task, report):
@@ -369,7 +360,7 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     cause = from_report(task, report, leased) if task.present else None
     cause = add_workdir_hint(job.spec, task, cause)
     if cause is None and by_tcp is not None and attempt.phase is AttemptPhase.RUNNING:
-        return [*measured, stop(attempt, by_tcp), *found[len(measured) :]]
+        return [*judged, stop(attempt, by_tcp), *found[len(judged) :]]
     if cause is None or not affects_gang(job, report, cause):
         return found
     ended = stop_or_leave(job, attempt, task, cause, killed=was_killed(report))

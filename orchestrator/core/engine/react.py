@@ -23,6 +23,7 @@ from orchestrator.core.facts import service as sf
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.base import AttemptFact, Inert, TaskFact
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.gangs.commands import (
     commands_for_reported_task,
     desired_commands,
@@ -77,9 +78,11 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             return task_moved(state, fact, now, limits)
         case f.JobEnded(job_id):
             return Decision(queue_webhooks(state, state.jobs[job_id], nf.WebhookEvent.ENDED))
-        case hf.ActivityMeasured() | hf.StackDumpBegun() | hf.StacksReported() | hf.HangJudged():
+        case TaskObserved():
+            return _observed(state, fact, now, limits)
+        case hf.StackDumpBegun() | hf.StacksReported() | hf.HangJudged():
             return stack_dumps.react_to_stack_dump(state, fact, now, limits)
-        case idf.GpusReported() | idf.IdleJudged():
+        case idf.IdleJudged():
             return react_to_idle(state, fact, now)
         case f.TrafficJudged():
             job, attempt = _of(state, fact)
@@ -109,8 +112,6 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             facts: list[f.Fact] = [f.TaskUnreachable(t.job, t.attempt, t.rank) for t in cut]
             facts += apply_peer_reports(state, name, now, limits)
             return Decision(facts, silent_timer(state, state.nodes[name], now, limits))
-        case lf.PeersReported(_, task, _):
-            return Decision(on_peers_unreachable(state, task, now, limits))
         case lf.NodeConnected(name):
             return Decision([], word_timer(state, name))
         case rf.NodeDeclaredLost():
@@ -188,6 +189,24 @@ def _after(state: State, job: Job, number: int, limits: Limits) -> list[f.Fact]:
         after_attempt(job, attempt, spare=spare, unkillable=nodes_with_survivors(state, job)),
         *judged(state, job, attempt, limits, spare=spare),
     ]
+
+
+def _observed(state: State, fact: TaskObserved, now: Instant, limits: Limits) -> Decision:
+    task = state.task(fact.task)
+    if task is None:
+        return Decision()
+    job = state.jobs[task.job]
+    attempt = job.attempt(task.attempt)
+    decision = Decision()
+    if fact.silent is not None:
+        decision.facts += on_peers_unreachable(state, task, now, limits)
+    if fact.activity is not None:
+        hang = stack_dumps.evaluate_hang(state, job, attempt, now, limits)
+        decision.facts += hang.facts
+        decision.effects += hang.effects
+    if isinstance(fact.idle_since, float):
+        decision.effects += schedule_idle_check(job, attempt, now)
+    return decision
 
 
 def _suspected(state: State, task: TaskId, now: Instant, limits: Limits) -> Decision:

@@ -12,7 +12,7 @@ from typing import Final, get_args
 from msgspec import UNSET, UnsetType
 
 from muster.fabric.traffic_verdict import Proof
-from muster.protocol.ids import JobId, NodeName, TaskId
+from muster.protocol.ids import JobId, NodeName
 from muster.protocol.link.control_channel import Prepared, RankReport, Refusal
 from muster.protocol.observations.interfaces import Endpoint, host_port
 from muster.protocol.observations.traffic import FabricReport
@@ -37,6 +37,7 @@ from orchestrator.core.facts.base import (
     JobFact,
     TaskFact,
 )
+from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.facts.service import HardwareNoted, OfService
 from orchestrator.core.model.fabric_plan import FabricPlan
 from orchestrator.core.model.proof import TaskProof
@@ -400,15 +401,6 @@ class RunTimed(
     since: float
 
 
-class TrafficMeasured(
-    Inert, durability=EPHEMERAL, reschedules=False, milestone=False, revises=False
-):
-    """The newest figures of a node on its part of a gang's traffic."""
-
-    task: TaskId
-    report: FabricReport
-
-
 class JobForgotten(
     JobFact, Inert, durability=EPHEMERAL, reschedules=False, milestone=False, revises=False
 ):
@@ -464,7 +456,7 @@ Fact = (
     | OfJob
     | OfAttempt
     | OfTask
-    | TrafficMeasured
+    | TaskObserved
     | of_link.OfLink
     | of_hang.OfHang
     | of_idle.OfIdle

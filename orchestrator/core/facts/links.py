@@ -89,13 +89,6 @@ class NodeHealthReported(LinkFact, Inert, reschedules=True, milestone=False):
     disks: tuple[DiskHealth, ...]
 
 
-class PeersReported(LinkFact, reschedules=False, milestone=False):
-    """The neighbours of a task, by address, whose machines no longer answer the task's node."""
-
-    task: TaskId
-    silent: tuple[str, ...]
-
-
 class SurvivorsReported(LinkFact, Inert, reschedules=False, milestone=False):
     """The processes of a task that survive SIGKILL on a node; () once there are none."""
 
@@ -168,7 +161,6 @@ OfLink = (
     | FailureSuspected
     | NodeHeard
     | NodeHealthReported
-    | PeersReported
     | SurvivorsReported
     | HardwareSeen
     | HardwareCounted

@@ -13,10 +13,6 @@ VERDICTS_KEPT: Final = 8
 
 def apply_hang(state: State, fact: hf.OfHang, at: float) -> None:
     match fact:
-        case hf.ActivityMeasured(name, ranks, seen_at):
-            task = state.task(name)
-            if task is not None:
-                task.activity, task.activity_at = ranks, seen_at
         case hf.StacksReported(name, report):
             task = state.task(name)
             look = None if task is None else state.stack_dumps.get((task.job, task.attempt))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Final, assert_never
 
-from muster.protocol.ids import JobId, parse_task_id
+from msgspec import UNSET, UnsetType
+
+from muster.protocol.ids import JobId
 from muster.protocol.instant import ROUNDING_S, Instant
 from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.observations.gpus import IdleGpus
@@ -39,20 +41,25 @@ def asked_of_nodes(spec: JobSpec) -> IdleGpus | None:
     return IdleGpus(spec.idle.gpu_util_below, spec.idle.for_s * WARNED)
 
 
-def idle_facts(
-    job: Job, attempt: Attempt, task: Task, report: TaskReport, now: Instant
-) -> list[f.Fact]:
-    """The facts in a report about the task's GPUs."""
-    if job.spec.idle is None or not task.present or report.state is not TaskState.STARTED:
-        return []
-    if report.idle_s is not None:
-        return [idf.GpusReported(task.id, now.mono - report.idle_s)]
-    found: list[f.Fact] = []
-    if task.idle_since is not None:
-        found.append(idf.GpusReported(task.id, None))
-    if attempt.idle and attempt.phase is AttemptPhase.RUNNING:
-        found.append(idf.IdleOver(job.id, attempt.number))
-    return found
+def idle_since(job: Job, task: Task, report: TaskReport, now: Instant) -> float | UnsetType | None:
+    """Return since when the task's GPUs are idle as reported; UNSET if that is nothing new."""
+    if not _counts(job, task, report):
+        return UNSET
+    if report.observed.idle_s is not None:
+        return now.mono - report.observed.idle_s
+    return UNSET if task.idle_since is None else None
+
+
+def idle_over(job: Job, attempt: Attempt, task: Task, report: TaskReport) -> list[f.Fact]:
+    """Return the end of the gang's idleness, if a report shows that GPUs of the task are busy."""
+    busy = _counts(job, task, report) and report.observed.idle_s is None
+    if busy and attempt.idle and attempt.phase is AttemptPhase.RUNNING:
+        return [idf.IdleOver(job.id, attempt.number)]
+    return []
+
+
+def _counts(job: Job, task: Task, report: TaskReport) -> bool:
+    return job.spec.idle is not None and task.present and report.state is TaskState.STARTED
 
 
 def schedule_idle_check(job: Job, attempt: Attempt, now: Instant) -> list[a.Effect]:
@@ -95,25 +102,14 @@ def evaluate_idle(state: State, job: Job, attempt: Attempt, now: Instant) -> Dec
             assert_never(idle.action)
 
 
-def react_to_idle(state: State, fact: idf.GpusReported | idf.IdleJudged, now: Instant) -> Decision:
-    """The immediate consequences of a fact about idleness."""
-    match fact:
-        case idf.GpusReported(name, since):
-            job, number, _ = parse_task_id(name)
-            return Decision([], [] if since is None else [_timer(job, number, now.mono)])
-        case idf.IdleJudged(job, number):
-            reported = queue_webhooks(state, state.jobs[job], nf.WebhookEvent.IDLE)
-            return Decision(reported, [_timer(job, number, now.mono)])
-        case _:
-            assert_never(fact)
+def react_to_idle(state: State, fact: idf.IdleJudged, now: Instant) -> Decision:
+    """The immediate consequences of the verdict that a gang is idle."""
+    queued = queue_webhooks(state, state.jobs[fact.job], nf.WebhookEvent.IDLE)
+    return Decision(queued, [_timer(fact.job, fact.attempt, now.mono)])
 
 
 def apply_idle(state: State, fact: idf.OfIdle, at: float) -> None:
     match fact:
-        case idf.GpusReported(name, since):
-            task = state.task(name)
-            if task is not None:
-                task.idle_since = since
         case idf.IdleTimed(job, _, reported):
             state.idle_reported[job] = reported
         case idf.IdleJudged(job, number, text):

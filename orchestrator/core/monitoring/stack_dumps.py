@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from muster.protocol.ids import TaskId, parse_task_id
 from muster.protocol.instant import ROUNDING_S, Instant
-from muster.protocol.link.control_channel import DumpStacks, StacksReport, TaskReport
+from muster.protocol.link.control_channel import DumpStacks, StacksReport
 from muster.protocol.observations.hangs import (
     Doing,
     Hang,
@@ -34,6 +34,7 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.facts.effects import unknown_job
+from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.facts.webhooks import WebhookEvent
 from orchestrator.core.failures.stops import stop
 from orchestrator.core.model.attempt import AttemptPhase
@@ -67,13 +68,6 @@ def ask(state: State, asked: s.StacksReceived, now: Instant, limits: Limits) -> 
     return _begin(state, job, attempt, now, limits, request=asked.request)
 
 
-def activity_facts(report: TaskReport, now: Instant) -> list[f.Fact]:
-    """The facts in a report about the activity of the ranks."""
-    if report.state is not TaskState.STARTED or not report.activity:
-        return []
-    return [hf.ActivityMeasured(report.task, report.activity, now.mono)]
-
-
 def answered(state: State, task: Task | None, report: StacksReport, now: Instant) -> Decision:
     """Record a node's answer to a stack dump."""
     if task is None or report.epoch != state.epoch:
@@ -83,7 +77,7 @@ def answered(state: State, task: Task | None, report: StacksReport, now: Instant
         return Decision()
     facts: list[f.Fact] = []
     if report.activity:
-        facts.append(hf.ActivityMeasured(task.id, report.activity, now.mono))
+        facts.append(TaskObserved(task.id, now.mono, activity=report.activity))
     facts.append(hf.StacksReported(task.id, report))
     return Decision(facts)
 
@@ -121,13 +115,13 @@ def evaluate_hang(
 
 def react_to_stack_dump(
     state: State,
-    fact: hf.ActivityMeasured | hf.StackDumpBegun | hf.StacksReported | hf.HangJudged,
+    fact: hf.StackDumpBegun | hf.StacksReported | hf.HangJudged,
     now: Instant,
     limits: Limits,
 ) -> Decision:
-    """The immediate consequences of a fact about activity or stacks."""
+    """The immediate consequences of a fact about stacks."""
     match fact:
-        case hf.ActivityMeasured(name) | hf.StacksReported(name):
+        case hf.StacksReported(name):
             job, number, _ = parse_task_id(name)
         case hf.StackDumpBegun() | hf.HangJudged():
             job, number = fact.job, fact.attempt
@@ -138,8 +132,6 @@ def react_to_stack_dump(
     if attempt is None:
         return Decision()
     match fact:
-        case hf.ActivityMeasured():
-            return evaluate_hang(state, state.jobs[job], attempt, now, limits)
         case hf.StackDumpBegun() | hf.StacksReported():
             if look is None or look.awaited:
                 return Decision()

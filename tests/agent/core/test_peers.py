@@ -79,9 +79,9 @@ def test_it_is_watched_from_the_start_to_the_end_and_reported_in_its_report() ->
     assert a.WatchPeers(TASK, GANG) in started
     agent.shim(ShimPhase.RUNNING, running_s=0.0)
     (said,) = reports(agent.turn(silent("10.0.0.4")))
-    assert said.silent == ("10.0.0.4",)
+    assert said.observed.silent == ("10.0.0.4",)
     (again,) = reports(agent.turn(silent()))
-    assert again.silent == ()
+    assert again.observed.silent == ()
 
 
 def test_changes_are_posted_and_the_end_ends_it() -> None:

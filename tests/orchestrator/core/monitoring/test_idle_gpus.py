@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from muster.protocol.ids import JobId, TaskId
-from muster.protocol.link.control_channel import PrepareTask, TaskReport
+from muster.protocol.link.control_channel import PrepareTask
 from muster.protocol.observations.gpus import IdleGpus
 from muster.protocol.outcome import EXIT_CANCELLED, CauseCode, ExitStatus, Outcome
 from muster.protocol.states import JobState, TaskState
@@ -18,7 +18,7 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.views.display import job_view
 from orchestrator.webhooks.payload import message
-from tests.orchestrator.core.playbook import Cluster, prepared, spec
+from tests.orchestrator.core.playbook import Cluster, prepared, spec, task_report
 
 HOOK = ("https://hooks.example.com/x",)
 NOTIFY = {"gpu_util_below": 5, "for_s": 3600.0, "action": "notify"}
@@ -147,7 +147,7 @@ def test_a_node_that_cannot_be_reached_is_not_idle_and_its_word_holds_when_it_is
     cluster.leave("n1")
     cluster.beat(30)
     assert judged(cluster) == []
-    back = TaskReport(
+    back = task_report(
         gang[1],
         TaskState.STARTED,
         prepared=prepared(),

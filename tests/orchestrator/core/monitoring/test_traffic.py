@@ -24,6 +24,7 @@ from muster.spec.model import Rdma
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.base import Durability
+from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.monitoring.traffic import VERDICTS_MAX
 from orchestrator.core.views.display import job_view, node_view
 from orchestrator.core.views.fabric import fabric_view
@@ -123,7 +124,7 @@ def test_the_verdict_is_a_fact_and_a_line_of_the_timeline_and_no_sample_is() -> 
     kept = [x for x in cluster.facts if x.durability is not Durability.EPHEMERAL]
     judged = [x for x in kept if isinstance(x, f.TrafficJudged)]
     assert [x.proof.carrier for x in judged] == [Carrier.PROVED]
-    assert not any(isinstance(x, f.TrafficMeasured) for x in kept)
+    assert not any(isinstance(x, TaskObserved) for x in kept)
     timeline = job_view(cluster.state, cluster.job(1), cluster.now).timeline
     assert any(step.text.startswith("RDMA proved") for step in timeline)
 
