@@ -24,6 +24,7 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.base import Durability
 from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.node import ITSELF
 from orchestrator.core.model.state import Attempt, Job, State
 from orchestrator.core.scheduling.elastic import next_join
 from orchestrator.core.scheduling.scheduler import next_placement
@@ -80,6 +81,8 @@ class Checkers:
             loud = True
             if isinstance(fact, cf.LivenessPaused):
                 self.world.met[type(fact).__name__] += 1
+            if isinstance(fact, f.JobHeld) and fact.user == ITSELF:
+                self.fail(f"placement: {fact.reason}")
             if isinstance(fact, f.AttemptPlaced):
                 self._placed(state, fact)
             elif isinstance(fact, f.TaskJoined | f.TaskLeft):

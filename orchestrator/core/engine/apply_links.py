@@ -41,7 +41,7 @@ def apply_cluster(state: State, fact: cf.OfCluster) -> None:
                 node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
                 node.heard_at = node.answered_at = node.ahead_s = 0.0
                 node.instance, node.lives, node.claimed, node.ports = "", (), None, ()
-                node.disks = ()
+                node.disks, node.refuses_jobs = (), ""
                 node.unrecorded, node.record_due, node.connect_due = False, 0.0, 0.0
                 node.hardware_passed, node.hardware_skipped = None, 0
                 node.hardware_due = node.kills_due = 0.0
@@ -56,6 +56,9 @@ def apply_cluster(state: State, fact: cf.OfCluster) -> None:
             else:
                 known.agent_id, known.boot_id = agent_id, boot_id
                 known.version, known.inventory = version, inventory
+        case cf.InputFailed(version, origin, _, ended):
+            times = state.failed_inputs.get((version, origin), 0)
+            state.failed_inputs[version, origin] = times + ended
         case cf.LivenessPaused(until):
             state.judged_from = until
         case _:
@@ -67,8 +70,8 @@ def apply_link(state: State, fact: OfLink) -> None:
     match fact:
         case lf.NodeConnected():
             _connect(state, node, fact)
-        case lf.NodeHealthReported(_, ports, disks):
-            node.ports, node.disks = ports, disks
+        case lf.NodeHealthReported(_, ports, disks, refuses_jobs):
+            node.ports, node.disks, node.refuses_jobs = ports, disks, refuses_jobs
         case lf.SurvivorsReported(_, name, pids):
             if pids:
                 node.survivors[name] = pids

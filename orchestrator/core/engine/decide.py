@@ -15,6 +15,7 @@ from muster.protocol.link.control_channel import (
     Heartbeat,
     HeartbeatAck,
     Hello,
+    NodeChanges,
     StacksReport,
     TaskReport,
     Welcome,
@@ -234,7 +235,9 @@ def _hello(
     )
     decision.facts += restarted(state, hello.node, life, now.mono, limits)
     # Before the tasks, because a full or hung disk may have ended a rank.
-    decision.facts += health_facts(state, hello.node, hello.observed.ports, hello.observed.disks)
+    seen = hello.observed
+    health = NodeChanges(ports=seen.ports, disks=seen.disks, refuses_jobs=seen.refuses_jobs)
+    decision.facts += health_facts(state, hello.node, health)
     rebooted = node is not None and node.boot_id != hello.boot_id
     keep: list[Task] = []
     drained: list[f.Fact] = []
@@ -249,7 +252,7 @@ def _hello(
             continue
         if rebooted and _may_have_run(task, report):
             # No process survives a reboot, no matter what the agent finds.
-            decision.facts.append(lost(task, REBOOTED, TaskProof.REBOOTED))
+            decision.facts.append(_gone(task, rebooted=True))
             continue
         keep.append(task)
         decision.facts += _take_report(state, task, report, now)
@@ -264,11 +267,7 @@ def _hello(
         if restored or task.state is not TaskState.ASSIGNED:
             if restored:
                 decision.facts += gone_since_backup(state, task)
-            if rebooted:
-                decision.facts.append(lost(task, REBOOTED, TaskProof.REBOOTED))
-            else:
-                reason = "its agent does not have it any more"
-                decision.facts.append(lost(task, reason, TaskProof.REPORTED))
+            decision.facts.append(_gone(task, rebooted=rebooted))
     # After the tasks, so that a task which its own report ends is not ended again.
     decision.facts += hardware_facts(state, hello.node, hello.observed.hardware, now)
     decision.facts += drained
@@ -287,6 +286,12 @@ def _hello(
     timer = a.Timer(a.TimerKind.NODE, node=hello.node)
     decision.effects.append(a.SetTimer(timer, now.mono + limits.silence_s))
     return decision
+
+
+def _gone(task: Task, *, rebooted: bool) -> f.Fact:
+    """Return the end of a task that its node has not got any more."""
+    proof = TaskProof.REBOOTED if rebooted else TaskProof.REPORTED
+    return lost(task, REBOOTED if rebooted else "its agent does not have it any more", proof)
 
 
 def _may_have_run(task: Task, report: TaskReport) -> bool:

@@ -52,7 +52,7 @@ from orchestrator.core.nodes.peer_reports import (
 )
 from orchestrator.core.nodes.quarantine import judged, quarantined, ready_elsewhere
 from orchestrator.core.nodes.restored import react_to_declared_lost, settled
-from orchestrator.core.nodes.unkillable import nodes_with_survivors
+from orchestrator.core.nodes.unkillable import not_retried
 from orchestrator.core.scheduling.placement import can_do_without
 from orchestrator.core.webhooks.outbox import queue_webhooks
 
@@ -185,8 +185,9 @@ def _after(state: State, job: Job, number: int, limits: Limits) -> list[f.Fact]:
     attempt = job.attempt(number)
     guilty = guilty_nodes(attempt, attempt.cause) if attempt.cause is not None else frozenset()
     spare = can_do_without(state, job.spec, job.avoid | guilty)
+    after = after_attempt(job, attempt, spare=spare)
     return [
-        after_attempt(job, attempt, spare=spare, unkillable=nodes_with_survivors(state, job)),
+        not_retried(state, job, after) or after,
         *judged(state, job, attempt, limits, spare=spare),
     ]
 

@@ -12,6 +12,7 @@ from muster.protocol.instant import Instant
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.decide import decide
 from orchestrator.core.engine.react import react
+from orchestrator.core.facts.decision import Decision
 from orchestrator.core.facts.effects import Effect
 from orchestrator.core.facts.inputs import Input
 from orchestrator.core.facts.jobs import (
@@ -25,8 +26,8 @@ from orchestrator.core.facts.service import HardwareReported, NodeDrained
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.leases import lease_of
 from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.node import ITSELF
 from orchestrator.core.model.state import State
-from orchestrator.core.nodes.service_state import ITSELF
 from orchestrator.core.scheduling.elastic import may_join, next_join
 from orchestrator.core.scheduling.scheduler import may_place, next_placement
 
@@ -44,8 +45,12 @@ _AT_ONCE: Final = frozenset({NodeDrained, HardwareReported, TaskExited})
 
 def turn(state: State, received: Input, now: Instant, limits: Limits) -> Turn:
     """Advance `state` by one input. A running coordinator changes the state in no other way."""
+    return advance(state, decide(state, received, now, limits), now, limits)
+
+
+def advance(state: State, decision: Decision, now: Instant, limits: Limits) -> Turn:
+    """Apply a decision and all its consequences."""
     done = Turn()
-    decision = decide(state, received, now, limits)
     _apply_with_reactions(state, decision.facts, now, limits, done)
     done.effects[:0] = decision.effects
     # Skip placement for facts that cannot free capacity, such as heartbeats and progress reports.

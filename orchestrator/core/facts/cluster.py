@@ -40,6 +40,20 @@ class NodeRegistered(ClusterFact, Inert, durability=SYNC, reschedules=True, mile
         return f"node {self.node} registered (agent {self.version})"
 
 
+class InputFailed(ClusterFact, Inert, durability=SYNC, reschedules=False, milestone=True):
+    """An input could not be decided because of a bug of this version: it was refused, or `ended`
+    the process. `origin` names what it was about."""
+
+    version: str
+    origin: str
+    error: str
+    ended: bool = False
+
+    def describe(self) -> str:
+        what = "ended the coordinator" if self.ended else "was refused"
+        return f"an input ({self.origin}) {what}: {self.error}"
+
+
 class SpaceChanged(ClusterFact, Inert, durability=EPHEMERAL, reschedules=True, milestone=False):
     """The journal's disk is full (a sentence), or has room again ("")."""
 
@@ -52,4 +66,4 @@ class LivenessPaused(ClusterFact, durability=EPHEMERAL, reschedules=False, miles
     until: float
 
 
-OfCluster = EpochStarted | NodeRegistered | SpaceChanged | LivenessPaused
+OfCluster = EpochStarted | NodeRegistered | InputFailed | SpaceChanged | LivenessPaused

@@ -16,7 +16,7 @@ from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.grace import stop_grace_s
 from orchestrator.core.model.state import Attempt, Job, State
 from orchestrator.core.scheduling.gpus import given, share_of, used_by_strangers
-from orchestrator.core.scheduling.placement import Waiting, disk_problem, place, unfit
+from orchestrator.core.scheduling.placement import Waiting, place, starts_nothing, unfit
 
 VERDICTS_MAX: Final = 30_000
 """Maximum of node verdicts for one forecast, about a tenth of a second.
@@ -110,9 +110,9 @@ def _unknown(trial: State, waiting: Job, job: Job) -> str:
     away = len([node for node in fitting if node.session is None])
     if away:
         return f"unknown: {who}waits for {count(away, 'node')} to come back"
-    full = [it.name for it in fitting if disk_problem(it)]
-    if full:
-        return f"unknown: {who}waits for the disk of {named(full)}"
+    refusing = [it.name for it in fitting if starts_nothing(it) is not None]
+    if refusing:
+        return f"unknown: {who}waits until {named(refusing)} can start tasks (muster nodes)"
     strange = [it.name for it in fitting if used_by_strangers(it)]
     if strange:
         where = f"on {named(strange)}"

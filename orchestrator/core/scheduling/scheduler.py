@@ -7,11 +7,12 @@ starve a large gang.
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import Final
 
 from muster.spec.model import JobSpec
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.facts.jobs import AttemptPlaced
-from orchestrator.core.model.node import LinkState
+from orchestrator.core.facts.jobs import AttemptPlaced, JobHeld
+from orchestrator.core.model.node import ITSELF, LinkState
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.scheduling.gpus import given, may_have_room
 from orchestrator.core.scheduling.placement import Waiting, never_fits, place, why_there
@@ -21,6 +22,8 @@ from orchestrator.core.scheduling.restore_hold import (
     why_held,
     why_job_held,
 )
+
+_ERROR_CHARS: Final = 200
 
 
 def may_place(state: State, fact: f.Fact) -> bool:
@@ -34,10 +37,11 @@ def may_place(state: State, fact: f.Fact) -> bool:
     return fact.reschedules
 
 
-def next_placement(state: State) -> AttemptPlaced | None:
+def next_placement(state: State) -> AttemptPlaced | JobHeld | None:
     """The next gang that can be placed now, or None.
 
-    Once None, it stays None until a fact for which `may_place` is true.
+    Once None, it stays None until a fact for which `may_place` is true. A job for which the
+    placement itself fails is held, so that it stops neither the others nor the coordinator.
     """
     if state.disk_full or is_held(state):
         return None
@@ -45,14 +49,25 @@ def next_placement(state: State) -> AttemptPlaced | None:
         if not queue:
             continue
         job = state.jobs[queue[0][1]]
-        if unknown_tasks(state, job) or not _enough_free(state, job.spec):
-            continue
-        nodes = place(state, job)
-        if not isinstance(nodes, Waiting):
-            why = why_there(state, job, nodes)
-            gpus = tuple(given(state, job.spec, name) for name in nodes)
-            return AttemptPlaced(job.id, job.next_attempt, nodes, why, gpus if any(gpus) else ())
+        try:
+            placed = _placement(state, job)
+        except Exception as error:  # noqa: BLE001 - any bug
+            text = f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
+            return JobHeld(job.id, ITSELF, f"its placement failed, a bug of muster: {text}")
+        if placed is not None:
+            return placed
     return None
+
+
+def _placement(state: State, job: Job) -> AttemptPlaced | None:
+    if unknown_tasks(state, job) or not _enough_free(state, job.spec):
+        return None
+    nodes = place(state, job)
+    if isinstance(nodes, Waiting):
+        return None
+    why = why_there(state, job, nodes)
+    gpus = tuple(given(state, job.spec, name) for name in nodes)
+    return AttemptPlaced(job.id, job.next_attempt, nodes, why, gpus if any(gpus) else ())
 
 
 def _enough_free(state: State, spec: JobSpec) -> bool:

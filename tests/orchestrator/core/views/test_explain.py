@@ -20,6 +20,7 @@ from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
+from orchestrator.core.facts.jobs import JobHeld
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.state import State
 from orchestrator.core.scheduling.placement import Waiting, place
@@ -334,6 +335,7 @@ def test_it_says_starts_now_of_those_that_the_scheduler_places_and_of_no_other(
         alone = deepcopy(state)
         alone.queues = {job.spec.pool: alone.queues[job.spec.pool]}
         placed = next_placement(alone)
+        assert not isinstance(placed, JobHeld)
         starts = placed is not None and placed.job == job.id
         assert found.starts_now == starts
         able = {verdict.node for verdict in found.nodes if verdict.can}
