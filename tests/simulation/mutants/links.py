@@ -28,7 +28,7 @@ from orchestrator.core.model.state import State
 from tests.simulation.faults import Swarm
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _both, _put, _wrap
-from tests.simulation.mutants.planting import AGENT, COORDINATOR, everywhere
+from tests.simulation.mutants.planting import AGENT, ALL_LEASED, COORDINATOR, everywhere
 
 
 def _no_lease_after_restart(_: State, fact: f.Fact) -> list[f.Fact]:
@@ -169,11 +169,14 @@ MUTANTS = (
     Mutant(
         "a lease counts from the answer",
         _both(
-            _wrap(Swarm, "_agent_stumble", stumbles_as_it_asks),
-            everywhere(agent_decide.decide, _lease_from_the_answer),
+            ALL_LEASED,
+            _both(
+                _wrap(Swarm, "_agent_stumble", stumbles_as_it_asks),
+                everywhere(agent_decide.decide, _lease_from_the_answer),
+            ),
         ),
         ("I3", "I4", "I5"),
-        seed=134,
+        seed=131,
     ),
     Mutant(
         "a task is called clean when it has exited",

@@ -23,8 +23,8 @@ from orchestrator.core.scheduling import placement, scheduler
 from orchestrator.core.scheduling.placement import Waiting
 from orchestrator.core.scheduling.rendezvous import choose_rendezvous
 from tests.simulation.mutants import Mutant
-from tests.simulation.mutants.books import _wrap
-from tests.simulation.mutants.planting import AGENT
+from tests.simulation.mutants.books import _both, _wrap
+from tests.simulation.mutants.planting import AGENT, ALL_LEASED
 
 
 def _arranges_holes(real: Any) -> Any:
@@ -116,9 +116,9 @@ MUTANTS = (
     ),
     Mutant(
         "a task is begun on a lease that is over",
-        _wrap(agent_follow, "_advance_shim", _begins_late),
+        _both(ALL_LEASED, _wrap(agent_follow, "_advance_shim", _begins_late)),
         ("I3", "I4", "I5"),
-        seed=47,
+        seed=112,
     ),
     Mutant(
         "a clone takes the name of an agent that is cut off",
