@@ -41,7 +41,7 @@ LAST_WORDS_S = 2.0
 Message = dict[str, Any]
 
 
-class Shim:
+class ShimChannel:
     """The channel to the shim."""
 
     def __init__(self, fd: int) -> None:
@@ -75,7 +75,7 @@ class Shim:
             return []
 
     def stopping(self) -> bool:
-        """Whether the shim has begun to stop the job. The shim sets the flag before its first
+        """True if the shim has begun to stop the job. The shim sets the flag before its first
         signal.
         """
         return os.pread(FLAG_FD, 1, 0) == b"1"
@@ -84,7 +84,7 @@ class Shim:
 def main() -> None:
     for fd in (CHANNEL_FD, FLAG_FD, LOG_FOLDER_FD):
         os.set_inheritable(fd, False)
-    shim = Shim(CHANNEL_FD)
+    shim = ShimChannel(CHANNEL_FD)
     launcher = os.environ.get("MUSTER_LAUNCHER", "torchrun")
     try:
         torchrun = importlib.import_module("torch.distributed.run")
@@ -207,7 +207,7 @@ def _no_torch(error: ImportError) -> str:
 
 
 def _says_in_use(error: BaseException | None) -> bool:
-    """Whether an exception in the chain reports EADDRINUSE. For a dynamic rendezvous, only an inner
+    """True if an exception in the chain reports EADDRINUSE. For a dynamic rendezvous, only an inner
     one does.
     """
     seen: list[BaseException] = []
@@ -230,7 +230,7 @@ def _port_taken(argv: list[str]) -> str:
     return f"port {port} was free, but another program has taken it since"
 
 
-def _watch_ranks(shim: Shim, *, deepspeed: bool = False) -> list[Watcher]:
+def _watch_ranks(shim: ShimChannel, *, deepspeed: bool = False) -> list[Watcher]:
     """Patch Popen so that torchrun's ranks write into the shim's files and their ends are reported.
 
     Returns the list of watchers, which grows with each rank.
@@ -287,7 +287,7 @@ def _as_deepspeed(args: Any, kwargs: Any, env: dict[str, str]) -> Any:
 class Watcher(threading.Thread):
     """A thread that waits for one rank and reports its end."""
 
-    def __init__(self, shim: Shim, process: Any, rank: int, error_file: str) -> None:
+    def __init__(self, shim: ShimChannel, process: Any, rank: int, error_file: str) -> None:
         super().__init__(name=f"rank-{rank}", daemon=True)
         self.process = process
         self._end_arguments = (shim, process, rank, error_file)
@@ -296,7 +296,7 @@ class Watcher(threading.Thread):
         _await_end(*self._end_arguments)
 
 
-def _await_end(shim: Shim, process: Any, rank: int, error_file: str) -> None:
+def _await_end(shim: ShimChannel, process: Any, rank: int, error_file: str) -> None:
     """Wait for a rank without taking its exit status from torchrun, which polls for it too."""
     try:
         info = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -329,7 +329,7 @@ def _recorded_error(path: str) -> str | None:
     return message.strip()[-ERROR_CHARS_MAX:] if isinstance(message, str) else None
 
 
-def _leave_signals_to(shim: Shim, watchers: list[Watcher]) -> None:
+def _leave_signals_to(shim: ShimChannel, watchers: list[Watcher]) -> None:
     """Keep torchrun from signalling its ranks and killing them after its own timeout.
 
     Instead, ask the shim to stop them, and wait. Failures are reported before that request, because

@@ -29,13 +29,14 @@ from agent.core.effects import (
     SendReport,
     SendToShim,
     SetTimer,
+    StoreRecord,
     TakeStacks,
     Timer,
     WatchPeers,
     WatchTraffic,
 )
 from agent.core.inputs import CommandReceived, Input, LogsStored, TimerFired
-from agent.core.state import Identity, State
+from agent.core.state import AgentIdentity, State
 from agent.core.turn import turn
 from agent.gang.host_names import GangHostNames, mode_of
 from agent.gang.peer_pings import PeerPings
@@ -47,7 +48,7 @@ from agent.leftovers.inventory import list_leftovers
 from agent.leftovers.processes import describe, kill_leftovers, leftover_processes
 from agent.link.control import ControlLink
 from agent.link.dialer import Dialer
-from agent.link.inbox import Inbox
+from agent.link.inbox import InputQueue
 from agent.logs.shipper import LogShipper
 from agent.monitors.checkpoints import CheckpointMonitor
 from agent.monitors.disks import DiskMonitor
@@ -61,7 +62,7 @@ from agent.monitors.interfaces import InterfaceMonitor
 from agent.monitors.job_user import JobUserMonitor
 from agent.monitors.traffic.rdma_ports import RdmaPortMonitor, RdmaPorts
 from agent.monitors.traffic.samplers import TrafficSamplers
-from agent.probe.fabric.fs_root import Tree
+from agent.probe.fabric.fs_root import FsRoot
 from agent.probe.fabric.gpus import use_of
 from agent.probe.network import NetworkProbe
 from agent.shims.backend import Shims, by_units, options_of, restricted
@@ -93,7 +94,7 @@ class Agent:
     def __init__(
         self,
         config: AgentConfig,
-        identity: Identity,
+        identity: AgentIdentity,
         inventory: Inventory,
         owner: Owner | None,
         clock: Clock,
@@ -106,7 +107,7 @@ class Agent:
             NodeObservations(inventory),
             cluster=read_name(config.state_dir / _CLUSTER),
         )
-        self._inbox = Inbox()
+        self._inbox = InputQueue()
         self._jobs_owner = owner
         self._timers: Timers[Timer] = Timers(
             clock, lambda timer: self._turn(TimerFired(timer)), ring=self._inbox.wake
@@ -131,7 +132,7 @@ class Agent:
             allow_root=config.allow_root_jobs,
         )
         self._idle = GpuUtilizationMonitor(
-            lambda: use_of(Tree(config.fabric.root)), self._gpus_of_node, clock, self._inbox.post
+            lambda: use_of(FsRoot(config.fabric.root)), self._gpus_of_node, clock, self._inbox.post
         )
 
     async def run(self, stop: asyncio.Event, notifier: Notifier) -> None:
@@ -266,6 +267,8 @@ class Agent:
             case CreateTask():
                 self._tasks.create(action.task, action.prepare)
                 _log.info("task_accepted", task=action.task)
+            case StoreRecord():
+                self._tasks.store(action.task, action.record)
             case SendToShim():
                 self._tasks.send(action.task, action.command)
             case ArrangeNetwork():
@@ -330,7 +333,7 @@ async def serve(
 def _shims(config: AgentConfig) -> Shims:
     """Choose the backend that starts shims. Raises SpawnError."""
     options, units = options_of(config), by_units(config)
-    _log.info("shims", backend="systemd" if units else "template")
+    _log.info("shims", backend="systemd" if units else "forked")
     if not units and os.geteuid() == 0 and restricted():
         _log.warning(
             "shims_in_sandbox",

@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from agent.config import AgentConfig
-from agent.core.state import Identity
+from agent.core.state import AgentIdentity
 from agent.probe import host
 from agent.probe.network import NetworkProbe
 from agent.taskdirs.taskdirs import has_tasks
@@ -26,14 +26,14 @@ _DISTRIBUTION: Final = "muster-cluster"
 _log = structlog.get_logger("agent")
 
 
-def identify(config: AgentConfig, network: NetworkProbe) -> tuple[Identity, Inventory]:
+def identify(config: AgentConfig, network: NetworkProbe) -> tuple[AgentIdentity, Inventory]:
     """Determine this agent's identity and its node's inventory.
 
     May wait for a name server. Raises DaemonError.
     """
     host.check_labels(config)
     interfaces = host.interfaces(config, network)
-    identity = Identity(
+    identity = AgentIdentity(
         node=check_node_name(config.node),
         agent_id=agent_id(config.state_dir),
         boot_id=host.boot_id(),

@@ -276,7 +276,7 @@ async def _watchdog(notifier: Notifier, coordinator: Coordinator, every_s: float
     notifications stop.
     """
     while True:
-        await coordinator.beat()
+        await coordinator.next_turn()
         notifier.watchdog()
         await asyncio.sleep(every_s)
 

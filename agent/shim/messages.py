@@ -130,7 +130,7 @@ class ShimExit:
 
 @message
 class ShimRank:
-    """One rank. Paths are relative to the task's directory.
+    """A rank. Paths are relative to the task's directory.
 
     For a failed rank, `error` is the error that torch recorded, else the tail of its standard
     error; `stderr_tail` is that tail if `error` is something else. `stopped`: it ended after it was

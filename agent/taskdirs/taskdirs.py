@@ -24,10 +24,13 @@ import msgspec
 import structlog
 
 from agent.core.inputs import TaskPaths
+from agent.core.record import TaskRecord
 from agent.hostsfile.tables import machine_text
 from agent.taskdirs.rmtree import remove_tree
+from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import FileError
 from muster.protocol.ids import BadId, TaskId, parse_task_id
+from muster.protocol.link.codec import COMMAND_BYTES_MAX
 from muster.protocol.link.control_channel import PrepareTask
 
 TASKS: Final = "tasks"
@@ -45,7 +48,7 @@ _DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # The job's group may traverse to its own files, and list nothing.
 _PASS: Final = 0o710
-_MANIFEST_BYTES_MAX: Final = 2 << 20
+_MANIFEST_BYTES_MAX: Final = 3 * COMMAND_BYTES_MAX
 # Minimum for a task: its manifest, its shim's record, and the beginning of its logs. A task that
 # cannot write its record cannot end.
 RESERVE_BYTES: Final = 16 << 20
@@ -54,12 +57,12 @@ _log = structlog.get_logger("agent.taskdirs.taskdirs")
 
 
 def is_being_created(name: str) -> bool:
-    """Whether an entry of the tasks directory is being created or removed."""
+    """True if an entry of the tasks directory is being created or removed."""
     return name.startswith((_NEW, _GONE))
 
 
 def has_tasks(state_dir: Path) -> bool:
-    """Whether a state directory has tasks of an earlier agent process. Raises FileError."""
+    """True if a state directory has tasks of an earlier agent process. Raises FileError."""
     try:
         with os.scandir(state_dir / TASKS) as entries:
             return any(
@@ -84,28 +87,30 @@ class Owner(msgspec.Struct, frozen=True):
     gid: int
 
 
-class User(NamedTuple):
+class TaskUser(NamedTuple):
     """User of a task."""
 
     uid: int
     gid: int
 
 
-def user_of(folder: Path) -> User:
+def user_of(folder: Path) -> TaskUser:
     """Return the user of a task: the owner of its scratch directory. An account's number may have
     changed, but a running task keeps its own. Raises OSError.
     """
     found = os.stat(folder / SCRATCH, follow_symlinks=False)
-    return User(found.st_uid, found.st_gid)
+    return TaskUser(found.st_uid, found.st_gid)
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Facts about a task that a later agent process needs."""
+    """Facts about a task that a later agent process needs. `record` is what the coordinator has
+    said since the task was created."""
 
     task: TaskId
     prepare: PrepareTask
     paths: TaskPaths
     ports: tuple[int, ...]
+    record: TaskRecord | None = None
 
 
 def owner_named(name: str | None) -> Owner | None:
@@ -229,6 +234,16 @@ class TaskDirs:
         except (OSError, msgspec.DecodeError):
             return None
 
+    def store(self, task: TaskId, record: TaskRecord) -> None:
+        """Write what the coordinator has said of a task into its manifest. When this returns, it is
+        on disk. Raises FileError.
+        """
+        manifest = self.manifest(task)
+        if manifest is None:
+            raise FileError(f"the manifest of task {task} cannot be read")
+        data = msgspec.json.encode(msgspec.structs.replace(manifest, record=record))
+        write_atomic(self._tasks / task / MANIFEST, data, 0o600)
+
     def found(self) -> list[TaskId]:
         """Return the tasks with directories here."""
         tasks = []
@@ -334,7 +349,7 @@ class TaskDirs:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether `path` is a folder and no link to one. Raises OSError."""
+    """True if `path` is a folder and no link to one. Raises OSError."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except FileNotFoundError:

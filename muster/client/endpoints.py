@@ -68,7 +68,7 @@ _ID_DIGITS_MAX: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[_T]):
-    """One request, and `kind`, the type of a good answer. If `patience_s` is None, it is never
+    """A request, and `kind`, the type of a good answer. If `patience_s` is None, it is never
     retried."""
 
     kind: type[_T]

@@ -34,7 +34,7 @@ class Launcher(Enum):
 
     @property
     def torchruns(self) -> bool:
-        """Whether a torchrun on every node starts the ranks. `accelerate` adds the environment of
+        """True if a torchrun on every node starts the ranks. `accelerate` adds the environment of
         `accelerate launch`, `deepspeed` that of DeepSpeed's own launcher.
         """
         return self in (Launcher.TORCHRUN, Launcher.ACCELERATE, Launcher.DEEPSPEED)

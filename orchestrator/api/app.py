@@ -24,7 +24,7 @@ from orchestrator.api.node_actions import NodeActionsApi
 from orchestrator.api.node_check import NodeCheckApi
 from orchestrator.api.nodes import NodesApi
 from orchestrator.api.routes import ROUTES
-from orchestrator.config import Limits
+from orchestrator.config import RequestLimits
 from orchestrator.core.rights.principals import Policy
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.bulk_reads import BulkReads
@@ -43,7 +43,7 @@ def make_app(
     log_store: LogStore,
     tokens: TokenStore,
     origins: Origins,
-    limits: Limits,
+    limits: RequestLimits,
     rules: SubmitRules,
     policy: Policy,
 ) -> web.Application:

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from muster.http.job_actions import ChangeAnswer, RerunRequest, SignalAnswer, SignalRequest
 from muster.http.views import Explanation
 from muster.protocol.ids import NodeName
-from muster.spec.errors import RefusedError, SpecError
+from muster.spec.errors import InvalidValueError, SpecError
 from muster.spec.model import JobSpec
 from muster.spec.overrides import apply_overrides
 from muster.spec.parse import parse_mapping
@@ -149,7 +149,7 @@ class JobActionsApi:
             )
         try:
             signal = signal_name(str(asked.signal))
-        except RefusedError as error:
+        except InvalidValueError as error:
             given = str(asked.signal)[:_SHOWN_CHARS]
             raise bad_field("signal", f"{error.message}; {error.hint}", given) from error
         if asked.rank is not None and not 0 <= asked.rank <= RANK_MAX:
@@ -196,7 +196,7 @@ class JobActionsApi:
         except SpecError as error:
             raise spec_problem(error) from error
         digest = request_digest(spec, f"again {name}")
-        return await self._jobs.take(request, key, spec, digest, name)
+        return await self._jobs.submit_spec(request, key, spec, digest, name)
 
 
 def _changed_spec(spec: JobSpec, asked: RerunRequest) -> JobSpec:

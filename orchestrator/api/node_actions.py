@@ -84,7 +84,7 @@ class NodeActionsApi:
 
     async def _view(self, name: NodeName) -> NodeView:
         """Return a node. Raises ApiError (404)."""
-        state = await self._coordinator.settled()
+        state = await self._coordinator.durable_state()
         node = state.nodes.get(name)
         if node is None:
             raise unknown_node(name)

@@ -51,7 +51,7 @@ class NodesApi:
     async def nodes(self, request: web.Request) -> web.Response:
         query = read_query(request, NodesQuery)
         behind = None if query.cursor is None else _place(read_cursor(_NODES, query.cursor))
-        state = await self._coordinator.settled()
+        state = await self._coordinator.durable_state()
         now = self._coordinator.now()
         names = sorted(state.nodes, key=_place)
         begin = 0 if behind is None else bisect_right(names, behind, key=_place)
@@ -63,14 +63,14 @@ class NodesApi:
 
     async def node(self, request: web.Request) -> web.Response:
         name = NodeName(request.match_info["id"])
-        state = await self._coordinator.settled()
+        state = await self._coordinator.durable_state()
         node = state.nodes.get(name)
         if node is None:
             raise unknown_node(name)
         return reply(node_seen(state, node, self._coordinator.now()))
 
     async def version(self, request: web.Request) -> web.Response:
-        state = await self._coordinator.settled()
+        state = await self._coordinator.durable_state()
         token = self._tokens.current(request[TOKEN])
         return reply(
             VersionView(

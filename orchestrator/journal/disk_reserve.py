@@ -22,7 +22,7 @@ _NO_ROOM: Final = frozenset(
 
 
 def is_full(error: sqlite3.Error) -> bool:
-    """Whether the error means a full disk, so that nothing was written and a retry is possible."""
+    """True if the error means a full disk, so that nothing was written and a retry is possible."""
     return getattr(error, "sqlite_errorcode", None) in _NO_ROOM
 
 

@@ -26,7 +26,7 @@ from orchestrator.journal.errors import (
     JournalWriteError,
 )
 from orchestrator.journal.loss import database_name, refuse_loss, remove_leftovers
-from orchestrator.journal.mark import Mark, Note, close_mark
+from orchestrator.journal.mark import JournalMark, Note, close_mark
 from orchestrator.journal.records import COLUMNS, Recorded, from_row, to_row
 from orchestrator.journal.schema import FILE_NAME, open_database, take_in_log
 
@@ -77,7 +77,7 @@ class Journal:
         database.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES + space.reserve_bytes}")
         self._log_pages = 0  # approximate number of pages in the log
         self._last_seq = last_seq(database)
-        self._mark: Mark | None = None
+        self._mark: JournalMark | None = None
         self._registrations: dict[str, int | None] = {}
         """The newest of each node in this process that the next one replaces; None: it stays."""
         self.doubt = ""
@@ -149,7 +149,7 @@ class Journal:
             note = Note(database_name(self.path), epoch, self._last_seq, 0)
             if self._mark is not None:
                 self._mark.close()
-            self._mark = Mark(self.path, note)
+            self._mark = JournalMark(self.path, note)
         except OSError as error:
             # The mark only guards against the loss of a file. On a full disk the journal works
             # without it.

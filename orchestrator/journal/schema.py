@@ -216,7 +216,7 @@ def _way_back(path: Path) -> str:
 
 
 def _has_our_mark(path: Path) -> bool:
-    """Whether a file that SQLite cannot read has our application id (SQLite file format, 1.3)."""
+    """True if a file that SQLite cannot read has our application id (SQLite file format, 1.3)."""
     with path.open("rb") as file:
         head = file.read(100)
     return head[68:72] == _APPLICATION_ID.to_bytes(4, "big")

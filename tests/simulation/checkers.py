@@ -246,5 +246,5 @@ def _named(state: State, facts: list[f.Fact]) -> list[Job]:
 
 
 def _is_over(job: Job) -> bool:
-    """Whether it may go to the archive."""
+    """True if it may go to the archive."""
     return job.phase is JobPhase.ENDED and not job.queued_webhooks

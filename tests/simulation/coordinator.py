@@ -288,10 +288,10 @@ class Coordinator:
             doom = None
         self._waits = effects
         if takes_s > self.limits.heartbeat_s / 4 and self.world.seed in HEARS_ON:
-            self._later(self.limits.heartbeat_s / 4, partial(self._hear_on, effects))
+            self._later(self.limits.heartbeat_s / 4, partial(self._answer_heartbeats, effects))
         self._later(takes_s, partial(self._committed, effects, doom))
 
-    def _hear_on(self, effects: list[a.Effect]) -> None:
+    def _answer_heartbeats(self, effects: list[a.Effect]) -> None:
         """The commit lasts: answer heartbeats, as the real shell does."""
         if self._waits is not effects:
             return
@@ -308,7 +308,7 @@ class Coordinator:
         effects[:] = [action for action in effects if not is_answer(action)]
         self.world.met["answered_while_slow"] += len(answers)
         if self._perform_all(answers):
-            self._later(self.limits.heartbeat_s / 4, partial(self._hear_on, effects))
+            self._later(self.limits.heartbeat_s / 4, partial(self._answer_heartbeats, effects))
 
     def _committed(self, effects: list[a.Effect], doom: Doom | None) -> None:
         self._waits = None

@@ -56,6 +56,7 @@ class Point(NamedTuple):
 ON_DISK: Final = (
     agent_actions.KeepCluster,
     agent_actions.CreateTask,
+    agent_actions.StoreRecord,
     agent_actions.ArrangeNetwork,
     agent_actions.RestoreNetwork,
     agent_actions.RemoveTask,
@@ -134,7 +135,7 @@ class Crashes:
         self.happened = False
 
     def due(self, who: Who, deed: Deed, what: str, when: When) -> bool:
-        """Whether the process is to die here."""
+        """True if the process is to die here."""
         point = Point(who, deed, what, when)
         self.passed[point] += 1
         if point != self.wanted or self.passed[point] != self.nth:

@@ -39,7 +39,7 @@ LAST_PACKETS = 4 * RANKS_MAX
 
 
 class Gate:
-    """One bootstrap's channel. `on_message` gets every document; malformed ones are dropped."""
+    """A bootstrap's channel. `on_message` gets every document; malformed ones are dropped."""
 
     def __init__(self, loop: Loop, source: bytes, log_folder_fd: int) -> None:
         self._loop = loop

@@ -212,7 +212,7 @@ _CHILD_FAILED = "ChildFailedError"
 
 
 def _within(number: object, least: int, most: int) -> TypeGuard[int]:
-    """Whether `number` is an integer between `least` and `most`."""
+    """True if `number` is an integer between `least` and `most`."""
     if not isinstance(number, int) or isinstance(number, bool):
         return False
     return least <= number <= most

@@ -50,7 +50,7 @@ class ConnectionLimits:
         self._by_token: dict[str, dict[GuardedConnection, None]] = {}
         self._logged_short_at = float("-inf")
 
-    def came(self, connection: "GuardedConnection") -> None:
+    def opened(self, connection: "GuardedConnection") -> None:
         pending = self._pending.setdefault(connection.address, {})
         pending[connection] = None
         if len(pending) > self._pending_max:
@@ -68,13 +68,13 @@ class ConnectionLimits:
             self._logged_short_at = now
             _log.error("descriptors_short", why=shortage(), hint=HINT)
 
-    def identified(self, connection: "GuardedConnection", token: TokenRecord) -> bool:
+    def authenticated(self, connection: "GuardedConnection", token: TokenRecord) -> bool:
         """Record the owner of a connection. Returns False if the owner has too many connections.
         Agents share a token, so they are counted in their sessions instead.
         """
         if connection.token == token.id:
             return True
-        self.gone(connection)
+        self.closed(connection)
         held = self._by_token.get(token.id, {})
         if token.class_ is not TokenClass.JOIN and len(held) >= self._per_token_max:
             return False
@@ -82,7 +82,7 @@ class ConnectionLimits:
         connection.token = token.id
         return True
 
-    def gone(self, connection: "GuardedConnection") -> None:
+    def closed(self, connection: "GuardedConnection") -> None:
         _discard(self._pending, connection.address, connection)
         _discard(self._by_token, connection.token, connection)
 
@@ -108,7 +108,7 @@ def no_descriptors() -> ApiError:
 
 
 class GuardedConnection(web.RequestHandler):
-    """One connection of a client. The middleware reports the start and the end of each request."""
+    """A connection of a client. The middleware reports the start and the end of each request."""
 
     __slots__ = (
         "_busy",
@@ -159,11 +159,11 @@ class GuardedConnection(web.RequestHandler):
         self.number = -1 if sock is None else sock.fileno()
         self.short = is_short(self.number)
         self._arm(self._connections.head_s, self._head_is_late)
-        self._connections.came(self)
+        self._connections.opened(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._disarm()
-        self._connections.gone(self)
+        self._connections.closed(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -198,9 +198,9 @@ class GuardedConnection(web.RequestHandler):
     def request_ended(self) -> None:
         self._busy = False
 
-    def identified(self, token: TokenRecord) -> None:
+    def authenticated(self, token: TokenRecord) -> None:
         """Record the owner. Raises ApiError (429) if the owner has too many connections."""
-        if not self._connections.identified(self, token):
+        if not self._connections.authenticated(self, token):
             raise ApiError(
                 429,
                 "too_many_connections",

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from aiohttp import web
 
 from muster.http.views import FieldProblem
-from muster.spec.errors import Kind, SpecError
+from muster.spec.errors import ProblemKind, SpecError
 from muster.spec.model import JobSpec
 from muster.spec.parse import parse_document
 from muster.spec.pool_defaults import fill_in
@@ -102,6 +102,6 @@ def spec_problem(error: SpecError) -> ApiError:
         )
         for p in error.problems
     ]
-    if any(problem.kind is Kind.SYNTAX for problem in error.problems):
+    if any(problem.kind is ProblemKind.SYNTAX for problem in error.problems):
         return ApiError(400, "bad_syntax", str(error), problems=fields)
     return ApiError(422, "bad_job", str(error), problems=fields)

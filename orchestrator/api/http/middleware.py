@@ -85,7 +85,7 @@ async def _answer(
         origins.check(request)
         access.check(request)
         if connection is not None and TOKEN in request:
-            connection.identified(request[TOKEN])
+            connection.authenticated(request[TOKEN])
         route = access.route(request)
         if route is not None:
             request[ROUTE] = route

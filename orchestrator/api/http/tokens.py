@@ -63,7 +63,7 @@ class TokenStore:
         return found
 
     def knows(self, record: TokenRecord) -> bool:
-        """Whether the token is in the file, valid or not."""
+        """True if the token is in the file, valid or not."""
         known = self._tokens.get(record.id)
         return known is not None and known.sha256 == record.sha256
 

@@ -295,7 +295,7 @@ def _gone(task: Task, *, rebooted: bool) -> f.Fact:
 
 
 def _may_have_run(task: Task, report: TaskReport) -> bool:
-    """Whether the task may have run when its node went down, with no exit record on the node."""
+    """True if the task may have run when its node went down, with no exit record on the node."""
     return report.exit is None and report.refusal is None and task.state is not TaskState.ASSIGNED
 
 

@@ -29,7 +29,7 @@ def _jobs(state: State) -> Iterator[str]:
             yield f"job {job.id} is kept as {number}, and the next one will be {state.next_job}"
         yield from _job(job)
     if state.webhook_jobs != {number for number, job in state.jobs.items() if job.queued_webhooks}:
-        yield f"webhooks are to be told of {sorted(state.webhook_jobs)}, and others have notices"
+        yield f"webhooks are queued for {sorted(state.webhook_jobs)}, and others have notices"
     waiting: dict[str, UserWebhooks] = {}
     for job in state.jobs.values():
         if job.queued_webhooks:

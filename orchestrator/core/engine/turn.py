@@ -29,7 +29,7 @@ from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import ITSELF
 from orchestrator.core.model.state import State
 from orchestrator.core.scheduling.elastic import may_join, next_join
-from orchestrator.core.scheduling.scheduler import may_place, next_placement
+from orchestrator.core.scheduling.scheduler import frees_capacity, next_placement
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ def advance(state: State, decision: Decision, now: Instant, limits: Limits) -> T
     _apply_with_reactions(state, decision.facts, now, limits, done)
     done.effects[:0] = decision.effects
     # Skip placement for facts that cannot free capacity, such as heartbeats and progress reports.
-    if any(may_place(state, fact) for fact in done.facts):
+    if any(frees_capacity(state, fact) for fact in done.facts):
         while (placed := next_placement(state)) is not None:
             lease_s = lease_of(state.jobs[placed.job].spec, limits)
             placed = replace(placed, lease_s=lease_s)
@@ -91,12 +91,12 @@ def _apply_with_reactions(
 
 
 def _is_drained(state: State, fact: NodeDrained) -> bool:
-    """Whether the coordinator would drain a node again, for the second of two reasons in a turn."""
+    """True if the coordinator would drain a node again, for the second of two reasons in a turn."""
     return fact.user == ITSELF and not state.nodes[fact.node].in_service
 
 
 def _is_void(state: State, fact: AttemptStarted | StopRequested) -> bool:
-    """Whether the attempt is past the fact already: started twice, stopping, or closed.
+    """True if the attempt is past the fact already: started twice, stopping, or closed.
 
     A gang that becomes ready and loses its node in the same turn does not start. If an attempt gets
     two causes in one turn, the first one counts. A node of a gang of one may report a start

@@ -49,7 +49,7 @@ def stop_or_leave(
 
 
 def affects_gang(job: Job, report: TaskReport, cause: Cause) -> bool:
-    """Whether a cause concerns the whole gang.
+    """True if a cause concerns the whole gang.
 
     In an elastic gang, torchrun restarts failed ranks.
     """
@@ -61,7 +61,7 @@ def affects_gang(job: Job, report: TaskReport, cause: Cause) -> bool:
 def survives_without(
     job: Job, attempt: Attempt, task: Task, cause: Cause, *, killed: bool = False
 ) -> bool:
-    """Whether the gang can continue after this task ended for this cause.
+    """True if the gang can continue after this task ended for this cause.
 
     A lost node or a `killed` torchrun leaves. A torchrun that gives up has closed the rendezvous
     for all.

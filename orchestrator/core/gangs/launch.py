@@ -29,7 +29,7 @@ from orchestrator.core.gangs.fabric import node_plan
 from orchestrator.core.gangs.host_names import elsewhere, host_table
 from orchestrator.core.gangs.torchrun import torchrun_arguments
 from orchestrator.core.model.attempt import AttemptPhase
-from orchestrator.core.model.fabric_plan import Transport
+from orchestrator.core.model.fabric_plan import FabricTransport
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.members import gang_members, gpus_of, require_prepared, seat
 from orchestrator.core.model.state import Attempt, Job, Task
@@ -300,7 +300,7 @@ def fabric_environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]
     interface = endpoint(attempt, task).interface
     made = {**node_plan(job, attempt, task).env, **_sockets(interface)}
     plan = attempt.fabric
-    if plan is not None and plan.transport is Transport.TCP and interface:
+    if plan is not None and plan.transport is FabricTransport.TCP and interface:
         # UCX has to leave RDMA alone, too.
         made["UCX_NET_DEVICES"] = interface
     return made

@@ -31,7 +31,7 @@ from muster.protocol.states import TaskState
 from muster.spec.model import JobSpec
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.fabric_plan import FabricPlan
-from orchestrator.core.model.history import Lines
+from orchestrator.core.model.history import BoundedLines
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState
 from orchestrator.core.model.proof import TaskProof
@@ -94,7 +94,7 @@ class Node:
 
     @property
     def in_service(self) -> bool:
-        """Whether the node may get jobs, if it is connected and free."""
+        """True if the node may get jobs, if it is connected and free."""
         return self.drain is None
 
     @property
@@ -230,7 +230,7 @@ class Attempt:
     grace_s: float = 0.0  # of the current stop
     shortened: tuple[float, float] | None = None  # when, and the new grace from then
     closed_at: float | None = None
-    changes: Lines = field(default_factory=Lines)  # history of the run
+    changes: BoundedLines = field(default_factory=BoundedLines)  # history of the run
     cuts: list[Unreachable] = field(default_factory=list)  # the newest
     signals: list[Signal] = field(default_factory=list)  # the newest
     warned_limit_s: float | None = None  # time limit of that warning
@@ -247,7 +247,7 @@ class Attempt:
         return [task for task in self.tasks if task.present]
 
     def holds(self, task: Task) -> bool:
-        """Whether the task's node is kept for this attempt: until the task is over, or, in a gang
+        """True if the task's node is kept for this attempt: until the task is over, or, in a gang
         that has not ended, until it has left as well."""
         ending = self.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)
         return task.state not in OVER or (task.present and not ending)
@@ -294,7 +294,7 @@ class Job:
     released: bool = False  # a user released it from a hold
     asked: JobSpec | None = None  # as submitted, if changed since
     rerun_of: JobId | None = None
-    notes: Lines = field(default_factory=Lines)  # history of user requests
+    notes: BoundedLines = field(default_factory=BoundedLines)  # history of user requests
     ended_at: float | None = None
     revision: int = 0  # count of facts that changed it
     requests: int = 0  # those of users: changes, holds, releases and signals
@@ -321,7 +321,7 @@ class Job:
         return max(self.last_attempt, self.left_out_to) + 1
 
     def is_restored(self, attempt: int) -> bool:
-        """Whether the attempt was made before the journal was restored."""
+        """True if the attempt was made before the journal was restored."""
         return attempt <= self.left_out_to
 
     def find_attempt(self, number: int) -> Attempt | None:

@@ -30,5 +30,5 @@ _BEHIND: Final = {
 
 
 def reached(state: S, wanted: S) -> bool:
-    """Whether a task in `state` has got as far as `wanted`. A lost task has reached nothing."""
+    """True if a task in `state` has got as far as `wanted`. A lost task has reached nothing."""
     return wanted in _BEHIND[state]

@@ -227,7 +227,7 @@ def _refuse_beside(state: State, hello: Hello, peer: str) -> Refused | None:
 
 
 def _name_taken(node: Node) -> bool:
-    """Whether the node's agent still holds its name.
+    """True if the node's agent still holds its name.
 
     An agent that is cut off may be running something, until its tasks are proved over.
     """

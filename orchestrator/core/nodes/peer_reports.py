@@ -101,7 +101,7 @@ def silent_one(state: State, attempt: Attempt, cause: Cause, now: Instant, limit
 
 
 def is_silent(state: State, task: Task, now: Instant, limits: Limits) -> bool:
-    """Whether the task's node has been silent for so long that it is unknown."""
+    """True if the task's node has been silent for so long that it is unknown."""
     node = state.nodes[task.node]
     if now.mono < state.judged_from:
         return False

@@ -131,7 +131,7 @@ def react_to_declared_lost(state: State, fact: rf.NodeDeclaredLost) -> list[f.Fa
 
 
 def _is_unknown(state: State, node: NodeName, report: TaskReport) -> bool:
-    """Whether a node has a task that the journal lacks, or has on another node."""
+    """True if a node has a task that the journal lacks, or has on another node."""
     if report.state is TaskState.CLEANED:
         return False
     try:

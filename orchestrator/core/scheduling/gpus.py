@@ -27,7 +27,7 @@ def matching(inventory: Inventory, wanted: Resources) -> int:
 
 
 def shares(spec: JobSpec, inventory: Inventory) -> bool:
-    """Whether the job gets GPUs of such a node, possibly all of them, and not the whole node."""
+    """True if the job gets GPUs of such a node, possibly all of them, and not the whole node."""
     return bool(spec.resources.gpu) and divides(inventory.devices)
 
 
@@ -58,7 +58,7 @@ def room(state: State, spec: JobSpec, node: Node) -> int:
 
 
 def may_have_room(spec: JobSpec, node: Node) -> bool:
-    """Whether a node with holders could have room, as a quick check: False is certain."""
+    """True if a node with holders could have room, as a quick check: False is certain."""
     shares = node.holders.values()
     if not spec.resources.gpu or any(share.whole for share in shares):
         return False

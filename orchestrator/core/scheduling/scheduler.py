@@ -26,8 +26,8 @@ from orchestrator.core.scheduling.restore_hold import (
 _ERROR_CHARS: Final = 200
 
 
-def may_place(state: State, fact: f.Fact) -> bool:
-    """Whether this fact may let a gang be placed that could not be placed before."""
+def frees_capacity(state: State, fact: f.Fact) -> bool:
+    """True if this fact may let a gang be placed that could not be placed before."""
     if isinstance(fact, f.TaskCleaned | f.TaskLost):
         attempt = state.attempt(fact.job, fact.attempt)
         return attempt is not None and not attempt.holds(attempt.tasks[fact.rank])
@@ -40,7 +40,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
 def next_placement(state: State) -> AttemptPlaced | JobHeld | None:
     """The next gang that can be placed now, or None.
 
-    Once None, it stays None until a fact for which `may_place` is true. A job for which the
+    Once None, it stays None until a fact for which `frees_capacity` is true. A job for which the
     placement itself fails is held, so that it stops neither the others nor the coordinator.
     """
     if state.disk_full or is_held(state):
@@ -71,7 +71,7 @@ def _placement(state: State, job: Job) -> AttemptPlaced | None:
 
 
 def _enough_free(state: State, spec: JobSpec) -> bool:
-    """Whether enough nodes may have room, without looking at whether they fit.
+    """True if enough nodes may have room, without looking at whether they fit.
 
     A quick check: with a full cluster, whose nodes reconnect one by one after a restart, it saves
     the placement.

@@ -25,7 +25,7 @@ from orchestrator.core.scheduling.network import reachable_gang
 from orchestrator.core.scheduling.placement import (
     SPREAD,
     Considered,
-    Verdict,
+    PlacementVerdict,
     busy,
     consider,
     never_fits,
@@ -112,7 +112,7 @@ def _waiting(
     )
 
 
-def _rejection_in_line(verdict: Verdict, it: Chance) -> Rejection | None:
+def _rejection_in_line(verdict: PlacementVerdict, it: Chance) -> Rejection | None:
     """Return why the job cannot take the node. The first job in the queue gets a free node."""
     if verdict.rejection is None and it.line:
         return Rejection("queue", f"is free, but job {it.line[0].id} is before it in the queue")
@@ -122,7 +122,7 @@ def _rejection_in_line(verdict: Verdict, it: Chance) -> Rejection | None:
 def _verdict(
     state: State,
     job: Job,
-    verdict: Verdict,
+    verdict: PlacementVerdict,
     rejection: Rejection | None,
     now: Instant,
 ) -> h.NodeVerdict:

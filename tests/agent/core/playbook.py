@@ -8,7 +8,7 @@ from typing import Any
 from agent.core import effects as a
 from agent.core import inputs as s
 from agent.core.shim_protocol import ShimPhase, ShimStatus
-from agent.core.state import Identity, State
+from agent.core.state import AgentIdentity, State
 from agent.core.turn import turn
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.instant import Instant
@@ -18,23 +18,32 @@ TASK = TaskId("1.1.0")
 PATHS = s.TaskPaths("/w", "/t/scratch", "/o", "/t/hostfile")
 PREPARE = m.PrepareTask(TASK, "torchrun", "/w", None, (), {"A": "1"}, 300.0, 8, lease_s=300.0)
 ARRANGE = m.ArrangeTask(TASK, ("--nnodes", "1"), {"B": "2"}, (), "n1 slots=1\n", 20001)
-IDENTITY = Identity(NodeName("n1"), "id", "boot", "0.1.0")
+IDENTITY = AgentIdentity(NodeName("n1"), "id", "boot", "0.1.0")
 INVENTORY = m.Inventory("10.0.0.1", "machine")
 OBSERVED = m.NodeObservations(INVENTORY)
 
 
 @dataclass
 class Agent:
-    """One agent's core; `actions` are all that it has ordered."""
+    """One agent's core; `effects` are all that it has ordered. If its disk is not `quick`, a test
+    stores the records."""
 
     state: State = field(default_factory=lambda: State(IDENTITY, OBSERVED))
     mono: float = 100.0
     effects: list[a.Effect] = field(default_factory=list)
+    quick: bool = True
 
     def turn(self, received: s.Input) -> list[a.Effect]:
         done = turn(self.state, received, Instant(self.mono, 0.0))
         self.effects += done
+        if self.quick:
+            done += self.store(done)
         return done
+
+    def store(self, effects: list[a.Effect]) -> list[a.Effect]:
+        """Have the records of these effects on disk."""
+        stored = [it for it in effects if isinstance(it, a.StoreRecord)]
+        return [then for it in stored for then in self.turn(s.RecordStored(it.task, it.record))]
 
     def hear(self, command: m.Command) -> list[a.Effect]:
         return self.turn(s.CommandReceived(command))

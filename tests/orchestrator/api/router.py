@@ -10,7 +10,7 @@ from orchestrator.api.app import make_app
 from orchestrator.api.http.cross_origin import Origins
 from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.http.tokens import TokenStore
-from orchestrator.config import Limits as HttpLimits
+from orchestrator.config import RequestLimits as HttpLimits
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State
 from orchestrator.core.rights.principals import Policy

@@ -315,7 +315,7 @@ MUTANTS = (
     ),
     Mutant(
         "nobody looks who waits when a node is back",
-        _wrap(turns, "may_place", _blind_to_returns),
+        _wrap(turns, "frees_capacity", _blind_to_returns),
         ("queue",),
         seed=6,
     ),

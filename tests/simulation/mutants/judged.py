@@ -17,8 +17,8 @@ from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Job, Node, State
 from orchestrator.core.nodes import admission, hardware
 from tests.simulation.mutants import Mutant
-from tests.simulation.mutants.books import _put, _wrap
-from tests.simulation.mutants.planting import everywhere
+from tests.simulation.mutants.books import _both, _put, _wrap
+from tests.simulation.mutants.planting import ALL_LEASED, everywhere
 
 
 def _not_told(real: Any) -> Any:
@@ -95,9 +95,9 @@ MUTANTS = (
     ),
     Mutant(
         "a job that writes no checkpoints is tried for ever",
-        _put(retry_policy, "without_progress", _tried_for_ever),
-        ("progress", "I9"),
-        seed=530,
+        _both(ALL_LEASED, _put(retry_policy, "without_progress", _tried_for_ever)),
+        ("progress",),
+        seed=501,
     ),
     Mutant(
         "hardware that has failed takes no node out of service",

@@ -16,7 +16,7 @@ from agent.monitors.traffic import nccl_log
 from agent.monitors.traffic import sampler as module
 from agent.monitors.traffic.counters import CounterReader
 from agent.monitors.traffic.nccl_log import FILES_MAX, NcclLines
-from agent.monitors.traffic.sampler import STATE, Sampler, Watched, kept
+from agent.monitors.traffic.sampler import STATE, Sampler, WatchedTraffic, kept
 from muster.fabric.counters import RECEIVED, SENT, Totals
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
@@ -63,7 +63,7 @@ class Bench:
         with open(self.folder / "nccl" / "gpu-07.1", "a") as file:
             file.write(text)
 
-    def life(self, watched: Watched | None = None) -> Sampler:
+    def life(self, watched: WatchedTraffic | None = None) -> Sampler:
         def post(received: Input) -> None:
             assert isinstance(received, TaskObserved)
             assert received.changes.traffic is not None
@@ -72,7 +72,7 @@ class Bench:
         def follow() -> None:
             self.followed += 1
 
-        watched = watched or Watched(totals=Totals(planned=("mlx5_0:1",)))
+        watched = watched or WatchedTraffic(totals=Totals(planned=("mlx5_0:1",)))
         reader = CounterReader(self.node.root)
         return Sampler(TASK, self.folder, reader, watched, self.clock, post, follow)
 
@@ -239,7 +239,7 @@ def test_the_last_look_reads_more_than_one_pass_does(
 
 def test_whose_lines_go_elsewhere_are_not_looked_for(bench: Bench) -> None:
     bench.say(lines.SOCKET_2_18)
-    bench.look(bench.life(Watched(unheard="they go elsewhere")))
+    bench.look(bench.life(WatchedTraffic(unheard="they go elsewhere")))
     assert bench.heard[-1].nccl.processes == 0
     assert bench.heard[-1].unheard == "they go elsewhere"
 

@@ -42,7 +42,7 @@ async def serving(
             name = request.headers.get("X-Token")
             if name is not None:
                 class_ = TokenClass.JOIN if name == "join" else TokenClass.ADMIN
-                request.protocol.identified(token(name, class_))
+                request.protocol.authenticated(token(name, class_))
             return await handler(request)
         except ApiError as error:
             return web.Response(status=error.status)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from muster.http.fabric import FabricView, PlanView, Setting
+from muster.http.fabric import FabricView, PlanView, VariableView
 from muster.protocol.link.control_channel import Fingerprint
 from muster.protocol.observations.fabric import NodeFabric, PortGids
 from muster.spec.model import Rdma, Retry
@@ -40,7 +40,7 @@ def plan_of(cluster: Cluster) -> PlanView:
     return found
 
 
-def setting(cluster: Cluster, name: str, rank: int = 0) -> Setting:
+def setting(cluster: Cluster, name: str, rank: int = 0) -> VariableView:
     return next(it for it in plan_of(cluster).nodes[rank].settings if it.name == name)
 
 
