@@ -160,7 +160,7 @@ class Node:
         for action in turn(self.state, received, self._now()):
             if self.doom is not None and isinstance(action, self.doom.action) and self._meet():
                 return
-            self._perform(action)
+            self.perform(action)
         self._store_records()
 
     def _feed_to_die(self, state: State, received: s.Input) -> None:
@@ -182,7 +182,7 @@ class Node:
                 return
             if self.state is not state:
                 return
-            self._perform(action)
+            self.perform(action)
             if sent is not None and self.dies(Deed.SENDS, sent, When.AFTER):
                 return
         self._store_records()
@@ -239,7 +239,7 @@ class Node:
 
     # --- actions --------------------------------------------------------------------------
 
-    def _perform(self, action: a.Effect) -> None:
+    def perform(self, action: a.Effect) -> None:
         match action:
             case a.SendReport(report):
                 if self.connection is not None:

@@ -57,7 +57,7 @@ def test_without_the_bug_its_seed_is_clean(seed: int) -> None:
 
 
 def test_an_agent_that_is_stopped_as_it_asks_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Swarm, "_agent_stumble", stumbles_as_it_asks(None))
+    monkeypatch.setattr(Swarm, "agent_stumble", stumbles_as_it_asks(None))
     assert [run_seed(seed) for seed in (103, 131)] == [None, None]
 
 

@@ -8,17 +8,19 @@ import msgspec
 
 from muster.protocol.ids import NodeName
 from muster.protocol.link.control_channel import Hello, PrepareTask, Refused
+from muster.protocol.observations.hardware_events import OOM
 from orchestrator.core.engine import decide, react
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.facts.service import HardwareReported
 from orchestrator.core.gangs import launch, retry_policy
 from orchestrator.core.model import leases
 from orchestrator.core.model.node import LinkState
-from orchestrator.core.model.state import Job, Node, State
-from orchestrator.core.nodes import admission, hardware
+from orchestrator.core.model.state import Job, State
+from orchestrator.core.nodes.admission import refuse
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _both, _put, _wrap
-from tests.simulation.mutants.planting import ALL_LEASED, everywhere
+from tests.simulation.mutants.planting import ALL_LEASED, COORDINATOR, everywhere
 
 
 def _not_told(real: Any) -> Any:
@@ -46,10 +48,12 @@ def _boots_alike(real: Any) -> Any:
 def _one_boot_for_good(real: Any) -> Any:
     """A node that has rebooted is taken for a copy of itself."""
 
-    def refuse(node: Node, hello: Hello, peer: str) -> Refused | None:
-        if node.link is not LinkState.OFFLINE and node.boot_id != hello.boot_id:
+    def refuse(state: State, hello: Hello, *more: Any) -> Refused | None:
+        node = state.nodes.get(hello.node)
+        rebooted = node is not None and node.boot_id != hello.boot_id
+        if node is not None and node.link is not LinkState.OFFLINE and rebooted:
             return Refused("duplicate_identity", "it is there already", soon=True)
-        found: Refused | None = real(node, hello, peer)
+        found: Refused | None = real(state, hello, *more)
         return found
 
     return refuse
@@ -61,6 +65,19 @@ def _tried_for_ever(_: Job) -> bool:
 
 def _nobody_is_drained(*_: Any) -> Decision:
     return Decision()
+
+
+def _of_nobody(_: State, fact: f.Fact) -> list[f.Fact]:
+    if isinstance(fact, HardwareReported) and fact.event.code != OOM:
+        return [msgspec.structs.replace(fact, attempts=())]
+    return [fact]
+
+
+def _of_everybody(state: State, fact: f.Fact) -> list[f.Fact]:
+    if isinstance(fact, HardwareReported) and fact.event.code != OOM:
+        holders = tuple(sorted(state.nodes[fact.node].holders))
+        return [msgspec.structs.replace(fact, attempts=holders)]
+    return [fact]
 
 
 def _every_event_is_news(real: Any) -> Any:
@@ -89,7 +106,7 @@ MUTANTS = (
     ),
     Mutant(
         "a node that has rebooted may not come back",
-        _wrap(admission, "_refuse_second", _one_boot_for_good),
+        everywhere(refuse, _one_boot_for_good),
         ("I10", "I4"),
         seed=1,
     ),
@@ -107,13 +124,13 @@ MUTANTS = (
     ),
     Mutant(
         "a GPU that has failed is nobody's",
-        _put(hardware, "_has", lambda *_: False),
+        COORDINATOR.facts(_of_nobody),
         ("hardware",),
         seed=863,
     ),
     Mutant(
         "a GPU that has failed is everybody's",
-        _put(hardware, "_has", lambda *_: True),
+        COORDINATOR.facts(_of_everybody),
         ("hardware",),
         seed=920,
     ),

@@ -11,8 +11,9 @@ import pytest
 from agent.core import decide as agent_decide
 from agent.core import effects as agent_actions
 from agent.core import facts as agent_facts
-from agent.core.shim_protocol import ShimLease
+from agent.core.shim_protocol import ShimLease, ShimPhase
 from agent.core.state import State as AgentState
+from agent.core.task import LATER
 from muster.protocol.instant import Instant
 from muster.protocol.link.control_channel import Heartbeat, TaskReport
 from muster.protocol.link.sequencing import Link
@@ -67,10 +68,10 @@ def stumbles_as_it_asks(_: Any) -> Any:
     That is no bug, and by chance alone it is rare."""
 
     def stumble(swarm: Swarm) -> bool:
-        node = swarm._busy()
-        if not node.up or node.frozen or "_perform" in vars(node):
+        node = swarm.busy()
+        if not node.up or node.frozen or "perform" in vars(node):
             return False
-        perform, lease_s = node._perform, swarm.cluster.limits.lease_s
+        perform, lease_s = node.perform, swarm.cluster.limits.lease_s
         frozen_s = lease_s * swarm.world.rng.uniform(0.3, 0.9)
 
         def asks(action: agent_actions.Effect) -> None:
@@ -78,12 +79,12 @@ def stumbles_as_it_asks(_: Any) -> Any:
             if isinstance(action, agent_actions.SendReport) and isinstance(
                 action.report, Heartbeat
             ):
-                del vars(node)["_perform"]
+                del vars(node)["perform"]
                 if node.up and not node.frozen:
                     node.freeze()
-                    swarm.world.at(frozen_s, partial(swarm._cut_off, node))
+                    swarm.world.at(frozen_s, partial(swarm.cut_off, node))
 
-        vars(node)["_perform"] = asks
+        vars(node)["perform"] = asks
         return True
 
     return stumble
@@ -105,6 +106,11 @@ def _says_clean_at_exit(_: AgentState, effect: agent_actions.Effect) -> list[age
             clean = msgspec.structs.replace(report, state=TaskState.CLEANED)
             return [agent_actions.SendReport(clean)]
     return [effect]
+
+
+def _every_status_is_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    for phase in ShimPhase:
+        monkeypatch.setitem(LATER, phase, frozenset(ShimPhase))
 
 
 def _nothing_again(_: State, fact: f.Fact) -> list[f.Fact]:
@@ -171,7 +177,7 @@ MUTANTS = (
         _both(
             ALL_LEASED,
             _both(
-                _wrap(Swarm, "_agent_stumble", stumbles_as_it_asks),
+                _wrap(Swarm, "agent_stumble", stumbles_as_it_asks),
                 everywhere(agent_decide.decide, _lease_from_the_answer),
             ),
         ),
@@ -228,7 +234,7 @@ MUTANTS = (
     Mutant("nobody tells a node to forget", _nothing_owed, ("I10", "I4"), seed=1),
     Mutant(
         "statuses that crossed are taken as they come",
-        _put(agent_decide, "_stale", lambda *_: False),
+        _every_status_is_later,
         ("I10", "I4"),
         seed=0,
     ),

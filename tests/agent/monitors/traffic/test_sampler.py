@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -53,6 +54,7 @@ class Bench:
         self.clock = Clock()
         self.heard: list[FabricReport] = []
         self.followed = 0
+        self.lives: list[Sampler] = []
         self.count(0)
 
     def count(self, words: int) -> None:
@@ -74,7 +76,9 @@ class Bench:
 
         watched = watched or WatchedTraffic(totals=Totals(planned=("mlx5_0:1",)))
         reader = CounterReader(self.node.root)
-        return Sampler(TASK, self.folder, reader, watched, self.clock, post, follow)
+        made = Sampler(TASK, self.folder, reader, watched, self.clock, post, follow)
+        self.lives.append(made)
+        return made
 
     def look(self, sampler: Sampler, after_s: float = 2.0) -> None:
         self.clock.mono += after_s
@@ -82,8 +86,12 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    for life in made.lives:
+        # The last look closes the files.
+        asyncio.run(life.look(last=True, counters=False))
 
 
 def test_only_what_changes_the_verdict_is_said_at_once(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -82,10 +83,16 @@ class Rig:
         asyncio.run(self.room.make())
 
 
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    made = Rig(tmp_path, monkeypatch)
+    yield made
+    made.store.close()
+
+
 def test_a_greedy_job_waits_and_a_small_one_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rig: Rig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rig = Rig(tmp_path, monkeypatch)
     greedy, honest = rig.job(1), rig.job(2)
     assert rig.put(honest, 100)
     assert rig.fill(greedy) > DISK // 2
@@ -108,10 +115,7 @@ def test_a_greedy_job_waits_and_a_small_one_goes_on(
     assert "'job': 1" in said
 
 
-def test_when_the_greedy_job_has_ended_its_logs_go_and_all_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = Rig(tmp_path, monkeypatch)
+def test_when_the_greedy_job_has_ended_its_logs_go_and_all_goes_on(rig: Rig) -> None:
     old, young, greedy, honest = rig.job(1, NOW - 9), rig.job(2, NOW - 5), rig.job(3), rig.job(4)
     rig.put(old, MIB)
     rig.put(young, 9 * MIB)
@@ -137,10 +141,7 @@ def test_when_the_greedy_job_has_ended_its_logs_go_and_all_goes_on(
     assert rig.gone == [1, 2, 3], "what has gone is not taken for something to remove"
 
 
-def test_archived_jobs_are_removed_and_unknown_ones_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = Rig(tmp_path, monkeypatch)
+def test_archived_jobs_are_removed_and_unknown_ones_are_left_alone(rig: Rig) -> None:
     archived, unknown = rig.job(1, NOW), rig.job(2, NOW)
     rig.put(archived, MIB)
     rig.put(unknown, MIB)
@@ -152,9 +153,8 @@ def test_archived_jobs_are_removed_and_unknown_ones_are_left_alone(
 
 
 def test_a_job_whose_logs_cannot_be_removed_holds_up_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rig = Rig(tmp_path, monkeypatch)
     stuck, other, running = rig.job(1, NOW - 9), rig.job(2, NOW - 5), rig.job(3)
     rig.put(stuck, 4 * MIB)
     rig.put(other, 4 * MIB)
@@ -190,9 +190,8 @@ def test_a_job_whose_logs_cannot_be_removed_holds_up_no_other(
     assert not rig.store.space.is_short
 
 
-def test_it_waits_until_the_store_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_waits_until_the_store_is_short(rig: Rig) -> None:
     async def main() -> None:
-        rig = Rig(tmp_path, monkeypatch)
         ended, running = rig.job(1, NOW), rig.job(2)
         removed = asyncio.Event()
 
@@ -212,10 +211,7 @@ def test_it_waits_until_the_store_is_short(tmp_path: Path, monkeypatch: pytest.M
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-def test_without_a_reserve_nothing_is_shared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = Rig(tmp_path, monkeypatch)
+def test_without_a_reserve_nothing_is_shared(rig: Rig) -> None:
     rig.store.space.free_min = 0
     rig.others = DISK
     assert rig.put(rig.job(1), MIB)
