@@ -145,7 +145,6 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     visibility: Visibility = Visibility.PUBLIC
     priority_max: PriorityMax = PriorityMax()
     lease_s: Seconds = 300
-    mass_outage_s: Annotated[float, msgspec.Meta(ge=0)] = 1800
     heartbeat_s: Seconds = 5
     prepare_timeout_s: Seconds = 300
     arrange_timeout_s: Seconds = 60

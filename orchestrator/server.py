@@ -362,7 +362,6 @@ def _cannot_listen(host: str, port: int, error: OSError) -> str:
 def _limits(config: CoordinatorConfig) -> Limits:
     return Limits(
         lease_s=config.lease_s,
-        mass_outage_s=config.mass_outage_s,
         heartbeat_s=config.heartbeat_s,
         silence_s=_SILENT_BEATS * config.heartbeat_s,
         prepare_timeout_s=config.prepare_timeout_s,

@@ -164,10 +164,10 @@ KEYS: Final[dict[str, KeyDoc]] = {
     ),
     "lease": KeyDoc(
         "Time for which a node that is cut off from the coordinator continues the job. Until then, "
-        "the job runs nowhere else.",
+        "the job runs nowhere else, and afterwards it may start elsewhere.",
         "lease: 30m",
         "a duration from 15s to 30 days",
-        "the coordinator's `lease_s`",
+        "jobs of one node: no limit; others: the coordinator's `lease_s`",
     ),
     "checkpoint_dir": KeyDoc(
         "Directory on the nodes in which the job writes its checkpoints; see "

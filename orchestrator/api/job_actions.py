@@ -108,11 +108,11 @@ class JobActionsApi:
         name = job_id(request)
         query = read_query(request, ExplainQuery)
         state, job = await find_job(self._coordinator, name)
-        now, limits = self._coordinator.now(), self._coordinator.limits
+        now = self._coordinator.now()
         drained = [NodeName(node) for node in query.drained or ()]
         supposing = what_if_text(query.nodes, drained)
         if not supposing:
-            return reply(self._shown(request, explain(state, job, now, limits)))
+            return reply(self._shown(request, explain(state, job, now)))
         for node in drained:
             if node not in state.nodes:
                 raise bad_field("drained", f"{shown(node)} is not a node; see: muster nodes")
@@ -123,7 +123,7 @@ class JobActionsApi:
                 f"job {name} is {job_state(job).value}: what-if questions need a waiting job",
                 f"its end: muster explain {name}",
             )
-        explanation = explain(*what_if_state(state, job, now, query.nodes, drained), now, limits)
+        explanation = explain(*what_if_state(state, job, now, query.nodes, drained), now)
         text = "it would start now" if explanation.starts_now else explanation.text
         explanation = msgspec.structs.replace(explanation, supposing=supposing, text=text)
         return reply(self._shown(request, explanation))

@@ -88,7 +88,7 @@ class NodeActionsApi:
         node = state.nodes.get(name)
         if node is None:
             raise unknown_node(name)
-        return node_seen(state, node, self._coordinator.now(), self._coordinator.limits)
+        return node_seen(state, node, self._coordinator.now())
 
     async def _answer(self, name: NodeName, result: Result) -> web.Response:
         match result:

@@ -64,9 +64,7 @@ class NodeCheckApi:
         state, now = await self._coordinator.durable_state(), self._coordinator.now()
         if name not in state.nodes:
             raise unknown_node(name)
-        views = [
-            node_seen(state, node, now, self._coordinator.limits) for node in state.nodes.values()
-        ]
+        views = [node_seen(state, node, now) for node in state.nodes.values()]
         (this,) = (view for view in views if view.name == name)
         if this.state.code != _FREE:
             raise ApiError(

@@ -89,9 +89,8 @@ class NodesApi:
         begin = 0 if behind is None else bisect_right(names, behind, key=_place)
         page = names[begin : begin + query.limit]
         more = len(names) > begin + query.limit
-        limits = self._coordinator.limits
         views = await self._shown(
-            request, [node_seen(state, state.nodes[name], now, limits) for name in page]
+            request, [node_seen(state, state.nodes[name], now) for name in page]
         )
         awaited, held = tuple(silent_nodes(state)), why_held(state)
         cursor = make_cursor(_NODES, page[-1]) if more else None
@@ -103,7 +102,7 @@ class NodesApi:
         node = state.nodes.get(name)
         if node is None:
             raise unknown_node(name)
-        view = node_seen(state, node, self._coordinator.now(), self._coordinator.limits)
+        view = node_seen(state, node, self._coordinator.now())
         (shown,) = await self._shown(request, [view])
         return reply(shown)
 

@@ -21,12 +21,12 @@ from tests.simulation.draining import FIRST_DRAINED, Draining, quarantine_of
 from tests.simulation.faults import Swarm
 from tests.simulation.jobs import draw_temper, make_job
 from tests.simulation.judging import Judging
-from tests.simulation.leases import mass_outage_of
 from tests.simulation.machine import Machine
 from tests.simulation.mishaps import Mishaps
 from tests.simulation.network import Cut, Network
 from tests.simulation.node import Node
 from tests.simulation.onlookers import Onlookers
+from tests.simulation.operator import Operator
 from tests.simulation.programs import Programs
 from tests.simulation.restores import Restores
 from tests.simulation.shim import HELD_S
@@ -66,12 +66,10 @@ class Cluster:
         lease_s = rng.choice((30.0, 60.0, 120.0))
         self.limits = Limits(
             lease_s=lease_s,
-            lease_margin_s=30.0,
             prepare_timeout_s=120.0,
             arrange_timeout_s=30.0,
             start_timeout_s=60.0,
             quarantine=quarantine_of(seed),
-            mass_outage_s=mass_outage_of(seed),
         )
         self.disk = Disk()
         self.checkers = Checkers(self.world, self.disk)
@@ -92,6 +90,7 @@ class Cluster:
         self.swarm = Swarm(self)
         self.mishaps = Mishaps(self)
         self.restores = Restores(self)
+        self.operator = Operator(self)
         names = [node.name for node in self.nodes]
         self.draining = (
             Draining(self.world, self.coordinator, self.checkers, names, trouble_s)

@@ -251,6 +251,8 @@ class Swarm:
         node = self.busy()
         if not self._power(node, self.world.rng.uniform(2.0, 90.0)):
             return False
+        # Their logs are gone, too.
+        self.cluster.checkers.ground.ran.difference_update(node.machine.folders)
         node.machine.folders.clear()
         return True
 

@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec.structs import replace
+
 from muster.protocol.instant import Instant
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.decide import decide
@@ -22,6 +24,7 @@ from orchestrator.core.facts.jobs import (
 )
 from orchestrator.core.facts.service import HardwareReported, NodeDrained
 from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.leases import lease_of
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import ITSELF
 from orchestrator.core.model.state import State
@@ -53,6 +56,8 @@ def advance(state: State, decision: Decision, now: Instant, limits: Limits) -> T
     # Skip placement for facts that cannot free capacity, such as heartbeats and progress reports.
     if any(frees_capacity(state, fact) for fact in done.facts):
         while (placed := next_placement(state)) is not None:
+            lease_s = lease_of(state.jobs[placed.job].spec, limits)
+            placed = replace(placed, lease_s=lease_s)
             _apply_with_reactions(state, [placed], now, limits, done)
     if state.elastic and any(may_join(state, fact) for fact in done.facts):
         while (joined := next_join(state)) is not None:

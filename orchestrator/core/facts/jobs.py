@@ -41,6 +41,7 @@ from orchestrator.core.facts.base import (
 from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.facts.service import HardwareNoted, OfService
 from orchestrator.core.model.fabric_plan import FabricPlan
+from orchestrator.core.model.proof import TaskProof
 
 SCHEMA: Final = 1
 
@@ -125,12 +126,14 @@ class AttemptPlaced(AttemptFact, durability=SYNC, reschedules=True, milestone=Tr
     """The gang: `nodes` in node-rank order, the launcher first. They are taken from here on.
 
     `why` explains the choice in words. `gpus` has, for each node, the UUIDs of the gang's GPUs, or
-    () for the whole node. If `gpus` is empty, the gang has every node as a whole.
+    () for the whole node. If `gpus` is empty, the gang has every node as a whole. `lease_s` is the
+    lease of its tasks in seconds, None if they have none.
     """
 
     nodes: tuple[NodeName, ...]
     why: str = ""
     gpus: tuple[tuple[str, ...], ...] = ()
+    lease_s: float | None = None
 
     def describe(self) -> str:
         return f"placed on {', '.join(self.nodes)}"
@@ -289,9 +292,13 @@ class TaskCleaned(TaskFact, durability=PATIENT, reschedules=True):
 
 
 class TaskLost(TaskFact, durability=SYNC, reschedules=True):
-    """The node can no longer be running the task, and will not report how it ended."""
+    """The node can no longer be running the task, and will not report how it ended.
+
+    `proof` is None in records of before proofs were recorded.
+    """
 
     reason: str
+    proof: TaskProof | None = None
 
     def describe(self) -> str:
         return f"lost: {self.reason}"

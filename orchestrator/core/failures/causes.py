@@ -75,9 +75,8 @@ def from_report(task: Task, report: TaskReport, leased: int = 0) -> Cause | None
         return Cause(
             CauseCode.LEASE_EXPIRED,
             Outcome.INFRA,
-            f"{task.node} was cut off for longer than its lease and stopped its ranks",
+            f"{task.node} had no answer for longer than the lease and stopped its ranks",
             node=task.node,
-            node_fault=True,
         )
     if report.stopped_by == "shim_lost":
         return Cause(

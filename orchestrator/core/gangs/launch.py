@@ -28,7 +28,6 @@ from muster.spec.model import (
 )
 from orchestrator.core.gangs.fabric import node_plan
 from orchestrator.core.gangs.host_names import elsewhere, host_table
-from orchestrator.core.gangs.leases import own_lease_s
 from orchestrator.core.gangs.torchrun import torchrun_arguments
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.fabric_plan import FabricTransport
@@ -77,7 +76,7 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         ports=PORTS_OFFERED if task.rank == 0 else 0,
         gpus=task.gpus,
         preflight=spec.preflight is not None,
-        lease_s=own_lease_s(job, limits),
+        lease_s=job.attempt(task.attempt).lease_s,
         checkpoint_dir=spec.checkpoint_dir,
         idle=asked_of_nodes(spec),
     )

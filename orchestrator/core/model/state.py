@@ -34,8 +34,10 @@ from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.fabric_plan import FabricPlan
 from orchestrator.core.model.history import BoundedLines
 from orchestrator.core.model.job import JobPhase
-from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState, MassOutage
+from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState
+from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.registrations import NewNodes
+from orchestrator.core.model.task import OVER
 from orchestrator.core.model.user_webhooks import UserWebhooks
 
 
@@ -80,7 +82,7 @@ class Node:
     peer: str = ""
     connected_at: float = 0.0
     heard_at: float = 0.0
-    lease_until: float = 0.0
+    answered_at: float = 0.0  # when it was last answered; of the process start if before that
     ahead_s: float = 0.0  # of the agent's wall clock
     instance: str = ""
     lives: tuple[float, ...] = ()  # newest times of agent restarts
@@ -132,6 +134,7 @@ class Task:
     cut_at: float | None = None  # when its node became unreachable
     left: str | None = None  # why the elastic gang continues without it
     left_force: bool = False  # killed without a grace period
+    proof: TaskProof | None = None  # of a LOST task
     gpus: tuple[str, ...] = ()  # by UUID; () is the whole node
 
     @property
@@ -218,6 +221,7 @@ class Attempt:
     network: str = ""  # its name, and why it was chosen
     fabric: FabricPlan | None = None
     why_there: str = ""  # in words, from the placement
+    lease_s: float | None = None  # of its tasks; None: they run however long they are cut off
     cause: Cause | None = None
     forced: bool = False
     warned_at: float | None = None  # time of the time limit's warning
@@ -243,6 +247,12 @@ class Attempt:
     def present(self) -> list[Task]:
         """The tasks that have not left the gang. Only elastic gangs lose some."""
         return [task for task in self.tasks if task.present]
+
+    def holds(self, task: Task) -> bool:
+        """True if the task's node is kept for this attempt: until the task is over, or, in a gang
+        that has not ended, until it has left as well."""
+        ending = self.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)
+        return task.state not in OVER or (task.present and not ending)
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -382,7 +392,6 @@ class State:
     look_number: int = 0  # volatile; of the last stack dump
     disk_full: str = ""  # volatile; why nothing new starts
     judged_from: float = 0.0  # volatile; no liveness verdict before, monotonic
-    mass_outage: MassOutage | None = None  # volatile; current mass outage
     forgotten: int = 0  # volatile; count of archived jobs
 
     def attempt(self, job: JobId, number: int) -> Attempt | None:

@@ -20,7 +20,7 @@ ORDER: Final = (S.ASSIGNED, S.PREPARED, S.ARRANGED, S.STARTED, S.EXITED, S.CLEAN
 """The states of an undisturbed task. Reports may skip states but never go back."""
 
 OVER: Final = frozenset({S.CLEANED, S.LOST})
-"""States in which nothing of the task can be running on its node."""
+"""States in which the task is proved over: nothing of it can be running on its node."""
 
 
 _BEHIND: Final = {

@@ -18,7 +18,9 @@ from muster.protocol.text import named
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts import service as sf
+from orchestrator.core.failures.stops import lost
 from orchestrator.core.model.node import ITSELF
+from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.state import Job, Node, State, Task
 
 NAMED: Final = 8
@@ -116,7 +118,7 @@ def declare_task_lost(task: Task, report: TaskReport) -> list[f.Fact]:
     reason = "the exit record of the task cannot be written on its disk"
     if report.survivors:
         reason = f"SIGKILL does not end {_pids(report.survivors)} there"
-    return [f.TaskLost(task.job, task.attempt, task.rank, reason)]
+    return [lost(task, reason, TaskProof.REPORTED)]
 
 
 def survivor_problems(node: Node) -> tuple[str, ...]:

@@ -29,9 +29,11 @@ _ERROR_CHARS: Final = 200
 def frees_capacity(state: State, fact: f.Fact) -> bool:
     """True if this fact may let a gang be placed that could not be placed before."""
     if isinstance(fact, f.TaskCleaned | f.TaskLost):
-        # All other tasks keep their nodes until their attempt is closed.
         attempt = state.attempt(fact.job, fact.attempt)
-        return attempt is not None and not attempt.tasks[fact.rank].present
+        return attempt is not None and not attempt.holds(attempt.tasks[fact.rank])
+    if isinstance(fact, f.StopRequested):
+        attempt = state.attempt(fact.job, fact.attempt)
+        return attempt is not None and not all(attempt.holds(task) for task in attempt.tasks)
     return fact.reschedules
 
 

@@ -15,7 +15,6 @@ from muster.protocol.timestamp import Timestamp, timestamp
 from muster.spec.model import MAX_PRIORITY
 from orchestrator.core.model.blame import blame
 from orchestrator.core.model.job import JobPhase
-from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState, drained_by
 from orchestrator.core.model.state import Attempt, Job, Node, State
 from orchestrator.core.model.status import job_state
@@ -65,12 +64,12 @@ def chance(state: State, job: Job) -> Chance:
     return Chance(line, found, starts)
 
 
-def explain(state: State, job: Job, now: Instant, limits: Limits) -> h.Explanation:
+def explain(state: State, job: Job, now: Instant) -> h.Explanation:
     summary = job_summary(state, job, now)
     stories = tuple(_story(job, attempt) for attempt in job.attempts)
     match job.phase:
         case JobPhase.QUEUED | JobPhase.HELD | JobPhase.BACKOFF:
-            return _waiting(state, job, summary, stories, now, limits)
+            return _waiting(state, job, summary, stories, now)
         case JobPhase.ACTIVE | JobPhase.ENDED:
             text = f"{summary.state.value}: {summary.reason.text}"
             return h.Explanation(summary, text, attempts=stories)
@@ -84,12 +83,11 @@ def _waiting(
     summary: h.JobSummary,
     stories: tuple[h.AttemptStory, ...],
     now: Instant,
-    limits: Limits,
 ) -> h.Explanation:
     it = chance(state, job)
     rejections = [_rejection_in_line(verdict, it) for verdict in it.found.verdicts]
     verdicts = [
-        _verdict(state, job, verdict, rejection, now, limits)
+        _verdict(state, job, verdict, rejection, now)
         for verdict, rejection in zip(it.found.verdicts, rejections, strict=True)
     ]
     impossible = never_fits(state, job.spec)
@@ -127,14 +125,13 @@ def _verdict(
     verdict: PlacementVerdict,
     rejection: Rejection | None,
     now: Instant,
-    limits: Limits,
 ) -> h.NodeVerdict:
     node = verdict.node
     if rejection is None:
         return h.NodeVerdict(node.name, True, h.Reason("free", _free_text(state, job, node)))
     text = rejection.text
     if rejection.code == "not_connected":
-        text = f"{text}{_since_when(state, node, now, limits)}"
+        text = f"{text}{_since_when(state, node, now)}"
     elif node.drain is not None and rejection.code == "drained":
         text = f"is {drained_by(node.drain, now)}"
     if not rejection.holders:
@@ -182,10 +179,10 @@ def _last_needed(
     return state.jobs[needed[1]], needed[0]
 
 
-def _since_when(state: State, node: Node, now: Instant, limits: Limits) -> str:
+def _since_when(state: State, node: Node, now: Instant) -> str:
     heard = f", last message {now.mono - node.heard_at:.0f} s ago" if node.heard_at > 0.0 else ""
     holder = f", has {jobs_named(node.holders)}" if node.holders else ""
-    said = node_state(node, now, keeps_until=keeps_until(state, node, limits))
+    said = node_state(node, now, keeps_until(state, node))
     return f": {said.text}{heard}{holder}"
 
 

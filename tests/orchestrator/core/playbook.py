@@ -171,6 +171,12 @@ class Cluster:
         self.turn(s.RemoveReceived(request, NodeName(node), "ana"))
         return self.answers[request]
 
+    def declare_lost(self, node: str) -> a.Result:
+        self.requests += 1
+        request = a.RequestId(self.requests)
+        self.turn(s.LostReceived(request, NodeName(node), "ana"))
+        return self.answers[request]
+
     def node(self, name: str) -> Node:
         return self.state.nodes[NodeName(name)]
 

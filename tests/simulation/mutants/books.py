@@ -360,7 +360,7 @@ MUTANTS = (
     Mutant(
         "nodes are free when the stop is requested, and the books are not read",
         _unseen(COORDINATOR.state(_freed_early)),
-        ("I5",),
+        ("I5", "queue"),
         seed=18,
     ),
     Mutant(

@@ -23,30 +23,24 @@ from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.model import leases
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State
 from tests.simulation.faults import Swarm
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _both, _put, _wrap
-from tests.simulation.mutants.planting import AGENT, COORDINATOR, everywhere
-
-
-def _short_lease(state: State, fact: f.Fact) -> None:
-    """The coordinator's idea of a lease ends with the agent's, and has no margin."""
-    if isinstance(fact, lf.NodeConnected | lf.NodeHeard):
-        state.nodes[fact.node].lease_until -= 29.0
+from tests.simulation.mutants.planting import AGENT, ALL_LEASED, COORDINATOR, everywhere
 
 
 def _no_lease_after_restart(_: State, fact: f.Fact) -> list[f.Fact]:
-    if isinstance(fact, lf.LeaseExtended):
-        return [msgspec.structs.replace(fact, lease_until=0.0)]
+    if isinstance(fact, lf.NodeAwaited):
+        return [msgspec.structs.replace(fact, answered_at=-1000.0)]
     return [fact]
 
 
 def _lost_when_silent(state: State, fact: f.Fact) -> None:
     if isinstance(fact, lf.NodeDisconnected):
-        node = state.nodes[fact.node]
-        node.lease_until = min(node.lease_until, node.heard_at + 20.0)
+        state.nodes[fact.node].answered_at -= 1000.0
 
 
 def _lease_from_the_answer(real: Any) -> Any:
@@ -162,7 +156,7 @@ MUTANTS = (
     ),
     Mutant(
         "the coordinator waits no longer than the agent",
-        COORDINATOR.state(_short_lease),
+        everywhere(leases.margin_s, lambda _: lambda lease_s: 0.0),
         ("I3", "I4", "I5"),
         seed=1,
     ),
@@ -170,7 +164,7 @@ MUTANTS = (
         "a new coordinator grants no lease",
         COORDINATOR.facts(_no_lease_after_restart),
         ("I3", "I4", "I5"),
-        seed=9,
+        seed=459,
     ),
     Mutant(
         "a node is lost when it is silent",
@@ -181,11 +175,14 @@ MUTANTS = (
     Mutant(
         "a lease counts from the answer",
         _both(
-            _wrap(Swarm, "agent_stumble", stumbles_as_it_asks),
-            everywhere(agent_decide.decide, _lease_from_the_answer),
+            ALL_LEASED,
+            _both(
+                _wrap(Swarm, "agent_stumble", stumbles_as_it_asks),
+                everywhere(agent_decide.decide, _lease_from_the_answer),
+            ),
         ),
         ("I3", "I4", "I5"),
-        seed=134,
+        seed=131,
     ),
     Mutant(
         "a task is called clean when it has exited",

@@ -24,7 +24,8 @@ from orchestrator.core.scheduling import placement, scheduler
 from orchestrator.core.scheduling.placement import Waiting
 from orchestrator.core.scheduling.rendezvous import choose_rendezvous
 from tests.simulation.mutants import Mutant
-from tests.simulation.mutants.planting import AGENT, everywhere
+from tests.simulation.mutants.books import _both
+from tests.simulation.mutants.planting import AGENT, ALL_LEASED, everywhere
 
 
 def _arranges_holes(real: Any) -> Any:
@@ -117,13 +118,13 @@ MUTANTS = (
         "what outlives its lease has all of the margin to do so",
         AGENT.effects(_long_grace),
         ("I3", "I4", "I5"),
-        seed=46,
+        seed=437,
     ),
     Mutant(
         "a task is begun on a lease that is over",
-        everywhere(agent_react, _begins_late),
+        _both(ALL_LEASED, everywhere(agent_react, _begins_late)),
         ("I3", "I4", "I5"),
-        seed=47,
+        seed=112,
     ),
     Mutant(
         "a clone takes the name of an agent that is cut off",

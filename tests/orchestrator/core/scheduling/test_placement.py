@@ -146,11 +146,12 @@ def test_what_makes_no_room_for_a_gang_is_no_reason_to_look_for_one(
     looked = _counted(monkeypatch)
     first, second = cluster.run_gang(1)
     cluster.beat(30)
-    cluster.finish(first)
+    cluster.end(first, ExitStatus(0))
     cluster.end(second, ExitStatus(0))
     assert looked == []
-    cluster.clean(second, exit=ExitStatus(0))
+    cluster.clean(first, exit=ExitStatus(0))
     assert "next_placement" in looked
+    cluster.clean(second, exit=ExitStatus(0))
     assert len(cluster.job(2).attempts) == 1
 
 
