@@ -32,8 +32,8 @@ from muster.protocol.observations.fabric import NodeFabric
 from muster.protocol.observations.hangs import RankActivity
 from muster.protocol.observations.hardware_events import OOM
 from muster.protocol.observations.interfaces import Interface, InterfaceKind
+from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.outcome import ExitStatus
-from muster.protocol.ranks_start import RanksStart
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
+from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.observations.traffic import ProofView
 from muster.protocol.outcome import Cause, ExitStatus
-from muster.protocol.ranks_start import RanksStart
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import Timestamp
 

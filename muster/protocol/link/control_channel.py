@@ -22,9 +22,9 @@ from muster.protocol.observations.gpus import GpuDevice, IdleGpus, usable
 from muster.protocol.observations.hangs import RankActivity, RankStacks, RecordedRank
 from muster.protocol.observations.hardware_events import EVENTS_MAX, HardwareEvent
 from muster.protocol.observations.interfaces import Interface
+from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.observations.traffic import FabricReport, PortHealth
 from muster.protocol.outcome import ExitStatus
-from muster.protocol.ranks_start import RanksStart
 from muster.protocol.states import TaskState
 
 PROTOCOL_MIN = 1

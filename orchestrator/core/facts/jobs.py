@@ -15,9 +15,9 @@ from muster.fabric.traffic_verdict import Proof
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.link.control_channel import Prepared, RankReport, Refusal
 from muster.protocol.observations.interfaces import Endpoint, host_port
+from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.observations.traffic import FabricReport
 from muster.protocol.outcome import Cause, ExitStatus
-from muster.protocol.ranks_start import RanksStart
 from muster.protocol.refusal_codes import headline
 from muster.spec.model import JobSpec
 from muster.spec.serialize import nodes_text

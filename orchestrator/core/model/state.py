@@ -25,9 +25,9 @@ from muster.protocol.observations.disks import DiskHealth
 from muster.protocol.observations.hangs import HangVerdict, RankActivity, RankStacks
 from muster.protocol.observations.hardware_events import HardwareEvent
 from muster.protocol.observations.interfaces import Endpoint
+from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.observations.traffic import FabricReport, PortHealth
 from muster.protocol.outcome import Cause, ExitStatus
-from muster.protocol.ranks_start import RanksStart
 from muster.protocol.states import TaskState
 from muster.spec.model import JobSpec
 from orchestrator.core.model.attempt import AttemptPhase
