@@ -1,12 +1,10 @@
 """Messages between the coordinator and an agent over the control link.
 
 Reports go up, commands go down. Every message about a task carries the task's id, which includes
-the attempt. Reports are cumulative (each contains everything known of its task), and commands state
-the desired result. So a repeated or late message does no harm, and a new connection begins by
-sending everything again.
+the attempt. Reports are cumulative, and commands state the desired result. So a repeated or late
+message does no harm, and a new connection begins by sending everything again.
 
-Evolution: fields are added with defaults, tags are never renamed or reused, unknown fields are
-ignored.
+Fields are added with defaults, tags are never renamed or reused, unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -27,11 +25,10 @@ from muster.protocol.observations.traffic import FabricReport, PortHealth
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 
+# The protocols that this release speaks; both sides agree on the newest. A new number is needed only
+# for a message or field that an older peer would misunderstand.
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
-"""The window of protocols that this release speaks. Coordinator and agent agree on the newest that
-both speak. A new number is needed only for a message or field that an older peer would
-misunderstand."""
 
 
 class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -122,14 +119,11 @@ def merge(old: NodeObservations, changes: NodeChanges) -> NodeObservations:
 
 def merge_inventory(old: Inventory, changes: NodeChanges) -> Inventory:
     """Return the inventory after the changes; `old` itself if they do not concern it."""
-    merged = old
     if changes.interfaces is not None:
-        merged = replace(merged, interfaces=changes.interfaces)
+        old = replace(old, interfaces=changes.interfaces)
     if changes.devices is not None:
-        merged = with_devices(merged, changes.devices)
-    if changes.rdma is not None:
-        merged = replace(merged, rdma=changes.rdma)
-    return merged
+        old = with_devices(old, changes.devices)
+    return old if changes.rdma is None else replace(old, rdma=changes.rdma)
 
 
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
