@@ -38,7 +38,7 @@ class Cold(Exception):
     """The reason why a rank cannot be forked."""
 
 
-class Server:
+class RankForkServer:
     """The bootstrap's end. `why_not`: the reason for cold starts, "" if ranks can be forked."""
 
     def __init__(self, why_not: str = "") -> None:
@@ -193,7 +193,7 @@ class ForkedProcess(subprocess.Popen):  # type: ignore[type-arg]
 
 def start(
     safety: Any, rank: Any, before: Message, imported: str, preload: list[str]
-) -> tuple[Server, Message | None]:
+) -> tuple[RankForkServer, Message | None]:
     """Start the fork server. Returns also in each rank, with its request.
 
     `before` is the snapshot before the modules `imported` were loaded.
@@ -201,8 +201,8 @@ def start(
     try:
         safety.compare(before, safety.snapshot())
     except safety.Unsafe as error:
-        return Server(f"{imported} {error}"), None
-    server = Server()
+        return RankForkServer(f"{imported} {error}"), None
+    server = RankForkServer()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:

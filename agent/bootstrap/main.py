@@ -192,7 +192,7 @@ class Forks:
 
 
 def _part(name: str) -> Any:
-    """One of the other files of this folder. No program can import it."""
+    """Load another file of this folder, which no program can import."""
     module = types.ModuleType(name)
     exec(compile(PARTS[name], f"muster-{name}", "exec"), module.__dict__)  # noqa: S102
     return module

@@ -43,20 +43,20 @@ class Vouch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def asks(held: HeldTask) -> bool:
-    """Whether the agent asks the members of the task's gang: they matter until it has ended."""
+    """True if the agent asks the members of the task's gang: they matter until it has ended."""
     over = task_state(held) in (TaskState.EXITED, TaskState.CLEANED)
     leased = held.lease_s is not None
     return held.vouches and leased and bool(held.peers) and not over and held.stop is None
 
 
 def pause_s(held: HeldTask) -> float:
-    """How long to wait for answers before asking again."""
+    """The wait for answers before the next round, in seconds."""
     assert held.lease_s is not None
     return min(ASK_S, held.lease_s / ROUNDS / 2)
 
 
 def is_round_due(held: HeldTask, now: float) -> bool:
-    """Whether the next round is due: the last one is complete, or too old to be worth waiting."""
+    """True if the next round is due: the last one is complete, or too old to be worth waiting."""
     assert held.lease_s is not None
     if held.asked_at is None:
         return True
@@ -113,7 +113,7 @@ def _vouches(held: HeldTask, other: TaskId) -> bool:
 
 
 def _genuine(held: HeldTask, said: Vouch, data: bytes) -> bool:
-    """Whether an agent of the same attempt has said it."""
+    """True if an agent of the same attempt has sent it."""
     if not held.vouches or said.cluster != held.cluster:
         return False
     assert held.arrange is not None

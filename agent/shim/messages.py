@@ -111,7 +111,7 @@ class ShimFingerprint:
 
 @message
 class ShimStartMethod:
-    """How the bootstrap starts ranks: `method` is fork or exec; `why` is the reason for exec.
+    """The start of ranks by the bootstrap: `method` is fork or exec; `why` is the reason for exec.
 
     Seconds: the import of torch, the import of the job's modules, the proof that forks are safe,
     and the fork of the first rank.

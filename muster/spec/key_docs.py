@@ -256,7 +256,7 @@ KEYS: Final[dict[str, KeyDoc]] = {
     ),
     "preload": KeyDoc(
         "Modules of the job's Python environment to import before the ranks are forked.",
-        "preload: [transformers]",
+        "{preload: [transformers], start_method: fork}",
         "up to 16 names of modules",
         "none but torch",
     ),

@@ -51,7 +51,7 @@ def command(*, url: str, token: str | None, ca: Path | None, force: bool) -> Non
 
 
 def _other_url(path: Path, url: str) -> bool:
-    """Whether the file names another coordinator, or cannot be read as a client's file."""
+    """True if the file names another coordinator, or cannot be read as a client's file."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except FileNotFoundError:

@@ -6,7 +6,7 @@ import msgspec
 
 
 class RanksStart(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How torchrun's ranks were started on a node: `method` is fork or exec, `why` is the reason
+    """The start of torchrun's ranks on a node: `method` is fork or exec, `why` is the reason
     for exec.
 
     Seconds: the import of torch, the import of the job's modules, the proof that forks are safe,
