@@ -25,8 +25,8 @@ from muster.protocol.observations.traffic import FabricReport, PortHealth
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 
-# The protocols that this release speaks; both sides agree on the newest. A new number is needed only
-# for a message or field that an older peer would misunderstand.
+# The protocols that this release speaks; both sides agree on the newest. A new number is needed
+# only for a message or field that an older peer would misunderstand.
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
 
