@@ -123,6 +123,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     python: Path = Path(sys.executable)
     gpus: Annotated[int, msgspec.Meta(ge=0, le=1024)] | Literal["auto"] = "auto"
     ports: PortSettings = PortSettings()
+    peer_port: Port = 7079
     hosts: Hosts = Hosts()
     fabric: FabricSettings = FabricSettings()
     hardware: Hardware = Hardware()

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final, Never, assert_never
 
@@ -19,6 +20,7 @@ from msgspec import structs
 from agent.config import AgentConfig
 from agent.core.effects import (
     ArrangeNetwork,
+    AskMembers,
     CloseLink,
     CreateTask,
     Effect,
@@ -42,6 +44,7 @@ from agent.gang.host_names import GangHostNames, mode_of
 from agent.gang.peer_pings import PeerPings
 from agent.gang.ports import check_range
 from agent.gang.setup import GangSetup
+from agent.gang.vouch_socket import VouchSocket, open_socket
 from agent.identity import identify, node_name, read_name
 from agent.leftovers import units as left_units
 from agent.leftovers.inventory import list_leftovers
@@ -102,12 +105,16 @@ class Agent:
     ) -> None:
         """Needs a running event loop. Raises DaemonError if the configuration is invalid."""
         self._clock = clock
+        peers = open_socket(config.peer_port, config.state_dir, shared=config.shared_host)
+        port = 0 if peers is None else peers.getsockname()[1]
+        identity = replace(identity, peer_port=port)
         self._state = State(
             identity,
             NodeObservations(inventory),
             cluster=read_name(config.state_dir / _CLUSTER),
         )
         self._inbox = InputQueue()
+        self.vouches = VouchSocket(peers, self._state, self._inbox.post)
         self._jobs_owner = owner
         self._timers: Timers[Timer] = Timers(
             clock, lambda timer: self._turn(TimerFired(timer)), ring=self._inbox.wake
@@ -269,6 +276,8 @@ class Agent:
                 _log.info("task_accepted", task=action.task)
             case StoreRecord():
                 self._tasks.store(action.task, action.record)
+            case AskMembers():
+                self.vouches.ask(action.questions)
             case SendToShim():
                 self._tasks.send(action.task, action.command)
             case ArrangeNetwork():
@@ -327,7 +336,8 @@ async def serve(
             network = NetworkProbe(config.address, config.interface)
             identity, inventory = await asyncio.to_thread(identify, config, network)
             agent = Agent(config, identity, inventory, owner, SystemClock(), network)
-            await agent.run(stop, Notifier(environ))
+            with contextlib.closing(agent.vouches):
+                await agent.run(stop, Notifier(environ))
 
 
 def _shims(config: AgentConfig) -> Shims:

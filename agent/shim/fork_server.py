@@ -57,9 +57,13 @@ def main(agent_fd: int) -> None:
 
 
 def bootstrap_text() -> bytes:
-    """The program text that the job's interpreter runs."""
-    with open(os.path.join(os.path.dirname(__file__), "..", "bootstrap.py"), "rb") as file:
-        return file.read()
+    """The programs that the job's interpreter runs: name to text, as JSON."""
+    folder = os.path.join(os.path.dirname(__file__), "..", "bootstrap")
+    texts = {}
+    for name in ("main", "fork_server", "fork_safety", "forked_rank"):
+        with open(os.path.join(folder, f"{name}.py"), encoding="utf-8") as file:
+            texts[name] = file.read()
+    return json.dumps(texts).encode()
 
 
 class _Template:

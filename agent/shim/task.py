@@ -89,6 +89,7 @@ class ShimTask(PreparationListener, ProgramListener):
         # True once the whole tree is being ended, for any reason.
         self._ends = False
         self._leftovers = self._last_words = False
+        self._unwritten_since: float | None = None  # the exit record
         loop.on_child(self._sweep)
 
     @property
@@ -245,8 +246,8 @@ class ShimTask(PreparationListener, ProgramListener):
                 self.ranks.began(message.get("rank"), message.get("pid"))
                 self._warnings.poll_soon()
                 self._stop_late(message.get("pid"))
-            case "exit":
-                self.ranks.end_reported(message)
+            case "exit" | "start_method":
+                self.ranks.reported(message)
             case "closing":
                 self._close_ranks()
             case "failed" if message.get("code") == RefusalCode.PORT_TAKEN:
@@ -483,6 +484,9 @@ class ShimTask(PreparationListener, ProgramListener):
                 self._loop.stop()
                 return
             status.phase = before
+            # No process is left, so nobody has to wait for the disk.
+            self._unwritten_since = self._unwritten_since or now()
+            status.doomed = now() - self._unwritten_since >= self._options.unkillable_s
             self._complain(f"The exit record cannot be written ({error.strerror}): see its disk.")
             self._loop.at("record", now() + RECORD_RETRY_S, self._sweep)
             return

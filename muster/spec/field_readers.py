@@ -23,6 +23,7 @@ from muster.spec.model import (
     Preflight,
     Rdma,
     Rendezvous,
+    StartMethod,
     Warn,
 )
 from muster.spec.suggestions import nearest
@@ -31,6 +32,9 @@ from muster.spec.yaml.mapping_reader import seconds, whole_number
 MAX_NODES: Final = 4096  # MUSTER_NODE_NAMES lists them all, within Linux's limit of a variable
 DAY: Final = 86400.0
 SPREAD: Final = rf"{SAME}[A-Za-z0-9_]([A-Za-z0-9_./-]{{0,61}}[A-Za-z0-9_])?"
+MAX_PRELOAD: Final = 16
+MODULE_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
+_MAX_MODULE_CHARS: Final = 256
 _MAX_PATH_CHARS: Final = 4096
 _MAX_URL_CHARS: Final = 2000
 _MAX_CPUS: Final = 65536
@@ -215,6 +219,25 @@ def rdma(text: str) -> Rdma:
         hint = f"did you mean `{meant}`?" if meant else f"write {', '.join(known)}"
         raise InvalidValueError("is neither required, preferred nor off", hint)
     return Rdma(name)
+
+
+def start_method(text: str) -> StartMethod:
+    """Parse the start method of ranks."""
+    name = text.strip()
+    known = [known.value for known in StartMethod]
+    if name not in known:
+        raise InvalidValueError("is not a start method of ranks", f"write {' or '.join(known)}")
+    return StartMethod(name)
+
+
+def module_name(text: str) -> str:
+    """Parse the name of a Python module."""
+    name = text.strip()
+    if not re.fullmatch(MODULE_NAME, name) or len(name) > _MAX_MODULE_CHARS:
+        raise InvalidValueError(
+            "is not the name of a Python module", "write it as `transformers.models`"
+        )
+    return name
 
 
 LEAST_LEASE_S: Final = 15.0

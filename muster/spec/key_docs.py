@@ -248,6 +248,18 @@ KEYS: Final[dict[str, KeyDoc]] = {
         "preflight: quick",
         default="only the usual checks",
     ),
+    "start_method": KeyDoc(
+        "`fork`: fork the ranks from a process that has imported torch, if that is safe on the "
+        "node; `exec`: each rank is a new process that imports torch itself. See "
+        "[start-method.md](../explanation/start-method.md).",
+        "start_method: fork",
+    ),
+    "preload": KeyDoc(
+        "Modules of the job's Python environment to import before the ranks are forked.",
+        "{preload: [transformers], start_method: fork}",
+        "up to 16 names of modules",
+        "none but torch",
+    ),
     "notify": KeyDoc(
         "Webhooks for each start and retry, a hang, and the end; see "
         "[webhooks.md](../how-to/webhooks.md).",

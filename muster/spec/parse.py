@@ -33,6 +33,7 @@ from muster.spec.model import (
     Resources,
     Retry,
     Roles,
+    StartMethod,
     Stop,
     env_on_node,
     run_on_node,
@@ -129,10 +130,15 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         nccl_debug=job.read("nccl_debug", field_readers.boolean, False),
         hang=job.read("hang", field_readers.hang, Hang.NOTIFY),
         idle=_idle(job),
+        start_method=job.read("start_method", field_readers.start_method, StartMethod.EXEC),
+        preload=_preload(job),
     )
     job.finish()
     check_gpus(spec, problems)
     check_rdma(spec, problems)
+    if spec.preload and not (spec.launcher.torchruns and spec.start_method is StartMethod.FORK):
+        said = "needs ranks that are forked by a torchrun"
+        problems.add("preload", None, said, "add `start_method: fork`, or leave the key out")
     _check_size(spec, problems)
     return spec
 
@@ -242,6 +248,15 @@ def _notify(job: Section) -> tuple[str, ...]:
     found = job.items("notify", field_readers.webhook, "`[https://hooks.example.com/x]`")
     if len(found) > MAX_WEBHOOKS:
         job.problems.add("notify", None, f"names more than {MAX_WEBHOOKS}", "name fewer")
+        return ()
+    return found
+
+
+def _preload(job: Section) -> tuple[str, ...]:
+    found = job.items("preload", field_readers.module_name, "`[transformers]`")
+    if len(found) > field_readers.MAX_PRELOAD:
+        said = f"names more than {field_readers.MAX_PRELOAD}"
+        job.problems.add("preload", None, said, "name fewer")
         return ()
     return found
 

@@ -9,6 +9,7 @@ import msgspec
 from muster.protocol.ids import JobId
 from orchestrator.api.event_text import event_view
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.service import NodeDrained, NodeFaultRecorded, QuarantineSkipped
 from orchestrator.core.model.state import Job
 from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.coordinator import Coordinator, events_key
@@ -18,6 +19,10 @@ LIST_BYTES: Final = 1 << 20
 STREAM_BYTES: Final = 256 << 10
 _STREAM_LIMIT: Final = 200
 _KEPT: Final = 8
+
+
+OF_OPERATORS: Final = JobId(0)
+"""No job: only operators may read it."""
 
 
 class EventLine(NamedTuple):
@@ -96,7 +101,20 @@ class EventPages:
         return await self._reads.slice(user, lambda: [_line(*fact) for fact in facts])
 
 
+def _reader(fact: f.Fact) -> JobId | None:
+    """Return the job that readers of the fact must be allowed to read: OF_OPERATORS if its text may
+    quote several, None if it quotes none.
+    """
+    match fact:
+        case NodeFaultRecorded():
+            return fact.of_job
+        case QuarantineSkipped() | NodeDrained(jobs=(_, *_)):
+            return OF_OPERATORS
+        case _:
+            name: JobId | None = getattr(fact, "job", None)
+            return name
+
+
 def _line(job: Job | None, seq: int, at: float, fact: f.Fact) -> EventLine:
     view = event_view(job, seq, at, fact)
-    name: JobId | None = getattr(fact, "job", None)
-    return EventLine(view.seq, name, view.id, view.kind, msgspec.json.encode(view))
+    return EventLine(view.seq, _reader(fact), view.id, view.kind, msgspec.json.encode(view))

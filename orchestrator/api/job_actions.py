@@ -188,14 +188,18 @@ class JobActionsApi:
         state, job = await find_job(self._coordinator, name)
         if len(asked.set) > SETS_MAX:
             raise bad_field("set", f"has {len(asked.set)} entries, and {SETS_MAX} is the most")
-        for node in asked.exclude:
-            if node not in state.nodes:
-                raise bad_field("exclude", f"{node!r} is not a node; see: muster nodes")
         try:
             spec = await asyncio.to_thread(_changed_spec, job.as_submitted, asked)
         except SpecError as error:
             raise spec_problem(error) from error
         digest = request_digest(spec, f"again {name}")
+        unknown = [node for node in asked.exclude if node not in state.nodes]
+        if unknown:
+            # It may have been removed since the request was accepted.
+            before = await self._jobs.replayed_response(request, key, digest)
+            if before is None:
+                raise bad_field("exclude", f"{unknown[0]!r} is not a node; see: muster nodes")
+            return before
         return await self._jobs.submit_spec(request, key, spec, digest, name)
 
 

@@ -36,6 +36,7 @@ class JobDetailsApi:
     async def validate(self, request: web.Request) -> web.Response:
         self._jobs.check_rate(request)  # it costs as much as a submit
         read = await self._jobs.parsed(request)
+        self._jobs.check_rules(read.spec)
         return reply(validation(await self._coordinator.durable_state(), read.spec, read.filled))
 
     async def spec(self, request: web.Request) -> web.Response:

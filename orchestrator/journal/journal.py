@@ -18,7 +18,7 @@ from orchestrator.core.facts.jobs import Fact
 from orchestrator.core.facts.service import NodeRemoved
 from orchestrator.journal import archive
 from orchestrator.journal.archive import Archived
-from orchestrator.journal.disk_reserve import DiskReserve, is_full
+from orchestrator.journal.disk_reserve import DiskReserve
 from orchestrator.journal.errors import (
     CorruptJournalError,
     JournalError,
@@ -213,7 +213,7 @@ class Journal:
         try:
             moved = self._commit(lambda: archive.move(self._database, jobs))
         except sqlite3.Error as error:
-            if is_full(error):
+            if self._space.is_full(error):
                 return False
             raise self._write_error(error) from error
         self._log_pages += 4 + 2 * len(jobs) + moved
@@ -228,7 +228,7 @@ class Journal:
         try:
             states = self._commit(lambda: archive.forget(self._database, jobs))
         except sqlite3.Error as error:
-            if is_full(error):
+            if self._space.is_full(error):
                 return None
             raise self._write_error(error) from error
         self._log_pages += 4 + 4 * len(jobs)
@@ -280,7 +280,7 @@ class Journal:
         except sqlite3.Error as error:
             # A full disk is the only recoverable error: nothing was written. After any other error,
             # above all of an fsync, the state of the disk is unknown.
-            if not is_full(error) or not self._space.spend():
+            if not self._space.is_full(error) or not self._space.spend():
                 raise self._write_error(error) from error
         try:
             return self._commit(work)
@@ -304,13 +304,13 @@ class Journal:
             self._database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         except sqlite3.Error as error:
             # If the database cannot grow, the log keeps its contents.
-            if not is_full(error):
+            if not self._space.is_full(error):
                 raise self._write_error(error) from error
         if self._mark is not None:
             self._mark.checkpointed()
 
     def _write_error(self, error: sqlite3.Error) -> JournalWriteError:
-        if is_full(error):
+        if self._space.is_full(error):
             return JournalWriteError(
                 f"{self.path}: the disk is full, and so is what was kept in reserve ({error}); "
                 f"nothing was acted on: make room on the disk of {self.path.parent}"

@@ -253,6 +253,8 @@ class Node:
                 self.dies(Deed.WRITES, "KeepCluster", When.AFTER)
             case a.CreateTask(task, prepare):
                 self.later(self.pause(0.02), partial(self._make_folder, task, prepare))
+            case a.AskMembers():
+                pass  # no plan of this coordinator has a key
             case a.StoreRecord(task, record):
                 self._records[task] = record
             case a.SendToShim(task, command):

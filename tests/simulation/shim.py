@@ -105,6 +105,7 @@ class Shim:
             phase=self.phase,
             refusal=self._refusal,
             fingerprint=s.ShimFingerprint("3.11.7", "2.13.0") if self._torchrun else None,
+            start_method=s.ShimStartMethod("fork") if self._torchrun and self.started_at else None,
             log_dir="/logs",
             listening=self.listening,
             ranks=tuple(self._ranks),

@@ -325,7 +325,7 @@ class Preparation:
         child.ended = self._bootstrap_ended
         self._enter(child, self._interpreter_reported)
         child.become(
-            self.program(self.interpreter_candidates(), ["-c", PRELUDE], env, fds),
+            self.program(self.interpreter_candidates(), ["-u", "-c", PRELUDE], env, fds),
             self._interpreter_reported,
         )
         gate.opened()

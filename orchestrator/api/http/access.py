@@ -25,6 +25,8 @@ from orchestrator.core.rights.rules import RULES, Action, least_role, may, may_w
 from orchestrator.shell.coordinator import FORGOTTEN_HINT, forgotten_text
 
 TOKEN: Final = web.RequestKey("token", TokenRecord)
+FOREIGN: Final = web.RequestKey("foreign", str)
+"""Owner of the job that a request is about, if it is another user's."""
 _JOB: Final = web.RequestKey("job", JobId)
 
 
@@ -105,6 +107,8 @@ class AccessTable:
                 raise _not_yours(name, owner, who, route.action)
             raise no_such_job(name)
         request[_JOB] = name
+        if owner != who.name and route.action is not Action.SEE_JOB:
+            request[FOREIGN] = owner
 
     async def still_allowed(self, request: web.Request, route: Route) -> bool:
         """True if the principal of an open request may still do what it began with."""

@@ -5,7 +5,8 @@ connection (or of its first byte on a kept connection), and the client must read
 WRITE_S. A connection without a valid token yet is pending. If there are too many, the oldest is
 dropped: legitimate clients authenticate well within this limit. If descriptors are scarce, user
 streams are refused, and a user's connection is closed after its answer. Connections that would take
-the last descriptors are dropped.
+the last descriptors are dropped. Answers that wait for slow readers are limited in bytes, by token
+and in total: the connection that has waited longest is closed.
 """
 
 import asyncio
@@ -33,6 +34,8 @@ HEADERS_MAX: Final = 64
 LINE_BYTES_MAX: Final = 8190
 HEAD_BYTES_MAX: Final = 32 << 10
 """Of a whole head; `muster` sends less than 1 KiB. An incomplete one is kept in memory."""
+ANSWERS_PER_TOKEN_BYTES_MAX: Final = 16 << 20
+ANSWERS_BYTES_MAX: Final = 128 << 20
 _LOG_EVERY_S: Final = 60.0
 _log = structlog.get_logger("muster.http")
 
@@ -48,6 +51,7 @@ class ConnectionLimits:
         self._per_token_max = per_token_max
         self._pending: dict[str, dict[GuardedConnection, None]] = {}  # by address, oldest first
         self._by_token: dict[str, dict[GuardedConnection, None]] = {}
+        self._untaken: dict[GuardedConnection, int] = {}  # bytes of answers, oldest first
         self._logged_short_at = float("-inf")
 
     def opened(self, connection: "GuardedConnection") -> None:
@@ -81,6 +85,27 @@ class ConnectionLimits:
         self._by_token.setdefault(token.id, {})[connection] = None
         connection.token = token.id
         return True
+
+    def waits(self, connection: "GuardedConnection", size: int) -> None:
+        """Record that `size` bytes of an answer wait for their reader."""
+        self._untaken.setdefault(connection, size)
+        of_token = [one for one in self._untaken if one.token == connection.token]
+        self._shed(of_token, ANSWERS_PER_TOKEN_BYTES_MAX)
+        self._shed(list(self._untaken), ANSWERS_BYTES_MAX)
+
+    def _shed(self, waiting: "list[GuardedConnection]", most: int) -> None:
+        held = sum(self._untaken[one] for one in waiting)
+        for oldest in waiting[:-1]:
+            if held <= most:
+                return
+            held -= self._untaken[oldest]
+            _log.info("answer_not_taken", remote=oldest.address, bytes=self._untaken[oldest])
+            oldest.drop()
+            self.taken(oldest)
+
+    def taken(self, connection: "GuardedConnection") -> None:
+        """Record that the answer has been read, or that its reader has gone."""
+        self._untaken.pop(connection, None)
 
     def closed(self, connection: "GuardedConnection") -> None:
         _discard(self._pending, connection.address, connection)
@@ -164,6 +189,7 @@ class GuardedConnection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._disarm()
         self._connections.closed(self)
+        self._connections.taken(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -185,9 +211,12 @@ class GuardedConnection(web.RequestHandler):
         super().pause_writing()
         if not self.patient:
             self._arm(WRITE_S, self._answer_is_not_taken)
+            if isinstance(self.transport, asyncio.WriteTransport):
+                self._connections.waits(self, self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._connections.taken(self)
         self._disarm()
 
     def request_began(self) -> None:

@@ -110,7 +110,7 @@ class TokenStore:
         if named:
             _log.warning(
                 "tokens_without_role",
-                tokens=named,
+                entries=named,
                 why="an entry of class admin without a role may do everything, as before there "
                 "were roles; write `role: user` (viewer, operator, admin) into each",
             )

@@ -148,6 +148,8 @@ def _apply_task(state: State, fact: f.OfTask, at: float) -> None:
             _task_to(task, TaskState.STARTED)
             if not task.joined and all(reached(t.state, TaskState.STARTED) for t in attempt.tasks):
                 attempt.started_at = at
+        case f.RanksStarted(_, _, _, start):
+            task.start = start
         case f.TaskExited(_, _, _, exit_status, ranks, stopped_by, traffic):
             _task_to(task, TaskState.EXITED)
             task.traffic = traffic
@@ -166,11 +168,8 @@ def _apply_task(state: State, fact: f.OfTask, at: float) -> None:
             task.cut_at = None
         case f.TaskCheckpointed():
             apply_checkpoint(attempt, task, fact, at)
-        case f.TaskLeft(_, _, _, reason, force):
-            task.left, task.left_force = reason, force
-            here = len(attempt.present)
-            nodes = "1 node goes" if here == 1 else f"{here} nodes go"
-            attempt.changes.add(at, f"{reason}; {nodes} on")
+        case f.TaskLeft():
+            _leave(attempt, task, fact, at)
         case _:
             assert_never(fact)
     del attempt.cuts[:-CUTS_KEPT]
@@ -178,6 +177,13 @@ def _apply_task(state: State, fact: f.OfTask, at: float) -> None:
         task.traffic = None
     if task.state in OVER:
         _release(state, attempt, task)
+
+
+def _leave(attempt: Attempt, task: Task, fact: f.TaskLeft, at: float) -> None:
+    task.left, task.left_force = fact.reason, fact.force
+    here = len(attempt.present)
+    nodes = "1 node goes" if here == 1 else f"{here} nodes go"
+    attempt.changes.add(at, f"{fact.reason}; {nodes} on")
 
 
 def _join(state: State, job: Job, attempt: Attempt, fact: f.TaskJoined, at: float) -> None:

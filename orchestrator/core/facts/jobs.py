@@ -15,6 +15,7 @@ from muster.fabric.traffic_verdict import Proof
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.link.control_channel import Prepared, RankReport, Refusal
 from muster.protocol.observations.interfaces import Endpoint, host_port
+from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.observations.traffic import FabricReport
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.refusal_codes import headline
@@ -202,6 +203,17 @@ class TaskStarted(TaskFact, durability=LAZY, reschedules=False):
 
     def describe(self) -> str:
         return "started"
+
+
+class RanksStarted(TaskFact, Inert, durability=LAZY, reschedules=False):
+    """The first rank of a job with `start_method: fork` started on the node, or the first one that
+    was not forked.
+    """
+
+    start: RanksStart
+
+    def describe(self) -> str:
+        return f"ranks start by {self.start.method}{self.start.why and ': '}{self.start.why}"
 
 
 class AttemptWarned(AttemptFact, durability=SYNC, reschedules=False, milestone=False):
@@ -441,6 +453,7 @@ OfTask = (
     | TaskArranged
     | TaskListening
     | TaskStarted
+    | RanksStarted
     | TaskExited
     | TaskCleaned
     | TaskLost

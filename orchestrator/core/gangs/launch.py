@@ -19,6 +19,7 @@ from muster.spec.model import (
     Launcher,
     Rendezvous,
     Shell,
+    StartMethod,
     env_on_node,
     gpus_on_node,
     nproc_on_node,
@@ -334,14 +335,19 @@ def _identity(job: Job, task: Task) -> dict[str, str]:
         "MUSTER_ATTEMPT": str(task.attempt),
         "MUSTER_TASK": task.id,
         "MUSTER_NODE_RANK": str(task.rank),
-        **_beyond_torchrun(job.spec.launcher),
+        **_of_bootstrap(job.spec),
     }
 
 
-def _beyond_torchrun(launcher: Launcher) -> dict[str, str]:
-    """Variables for the bootstrap: the launcher that it runs in addition to torchrun, before its
-    gate.
+def _of_bootstrap(spec: JobSpec) -> dict[str, str]:
+    """Variables for the bootstrap, which reads them before its gate: the launcher that it runs in
+    addition to torchrun, and the start method of the ranks.
     """
-    if launcher in (Launcher.ACCELERATE, Launcher.DEEPSPEED):
-        return {"MUSTER_LAUNCHER": launcher.value}
-    return {}
+    made = {}
+    if spec.launcher in (Launcher.ACCELERATE, Launcher.DEEPSPEED):
+        made["MUSTER_LAUNCHER"] = spec.launcher.value
+    if spec.launcher.torchruns and spec.start_method is StartMethod.FORK:
+        made["MUSTER_START_METHOD"] = spec.start_method.value
+        if spec.preload:
+            made["MUSTER_PRELOAD"] = " ".join(spec.preload)
+    return made

@@ -37,12 +37,12 @@ def lease_of(spec: JobSpec, limits: Limits) -> float | None:
 
 
 def margin_s(lease_s: float) -> float:
-    """What the coordinator waits beyond a lease, in seconds."""
+    """The wait of the coordinator beyond a lease, in seconds."""
     return KILL_S + SLACK_S + DRIFT * lease_s
 
 
 def over_at(state: State, attempt: Attempt, task: Task) -> float | None:
-    """When the lease proves a task of a silent node over, in monotonic seconds.
+    """The time at which the lease proves a task of a silent node over, in monotonic seconds.
 
     Returns None if it never does.
     """

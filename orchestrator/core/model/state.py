@@ -25,6 +25,7 @@ from muster.protocol.observations.disks import DiskHealth
 from muster.protocol.observations.hangs import HangVerdict, RankActivity, RankStacks
 from muster.protocol.observations.hardware_events import HardwareEvent
 from muster.protocol.observations.interfaces import Endpoint
+from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.observations.traffic import FabricReport, PortHealth
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import TaskState
@@ -116,6 +117,7 @@ class Task:
     refusal: Refusal | None = None
     warnings: tuple[str, ...] = ()
     listening: bool = False
+    start: RanksStart | None = None
     exit: ExitStatus | None = None
     ranks: tuple[RankReport, ...] = ()
     stopped_by: str = ""

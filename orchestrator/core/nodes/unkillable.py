@@ -111,11 +111,13 @@ def declare_task_lost(task: Task, report: TaskReport) -> list[f.Fact]:
     """Declare a task lost if none of its processes will ever run its program again.
 
     Its gang would wait for nothing. A task that only resists SIGKILL may still run, and is not
-    lost.
+    lost. If no process is left at all, the node cannot write the task's exit record.
     """
-    if not report.survivors or not report.doomed or report.state is TaskState.CLEANED:
+    if not report.doomed or report.state is TaskState.CLEANED:
         return []
-    reason = f"SIGKILL does not end {_pids(report.survivors)} there"
+    reason = "the exit record of the task cannot be written on its disk"
+    if report.survivors:
+        reason = f"SIGKILL does not end {_pids(report.survivors)} there"
     return [lost(task, reason, TaskProof.REPORTED)]
 
 

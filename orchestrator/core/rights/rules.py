@@ -27,6 +27,7 @@ class Action(enum.Enum):
     READ_JOB = "job.read"
     CHANGE_JOB = "job.change"
     RERUN_JOB = "job.rerun"
+    READ_AUDIT = "audit.read"
 
 
 class Rule(NamedTuple):
@@ -80,6 +81,7 @@ RULES: Final[Mapping[Action, Rule]] = {
         Role.ADMIN,
         own=Role.USER,
     ),
+    Action.READ_AUDIT: Rule("read the audit log", Role.ADMIN),
 }
 
 

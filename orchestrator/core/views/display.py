@@ -383,6 +383,7 @@ def _task_view(
             *(said for said in (odd, clock, _overlooked(task), advice) if said),
         ),
         gpus=task.gpus or None,
+        start=task.start,
     )
 
 

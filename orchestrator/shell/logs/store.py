@@ -284,7 +284,9 @@ class LogStore:
     def has_room(self, name: StreamId) -> bool:
         """True if the next bytes of a stream would be stored. Raises BadId and LogStoreError."""
         job, _ = self._place(name)
-        return job.removed is not None or self.space.refusal(job.usage.job, CHUNK_BYTES_MAX) is None
+        if job.removed is not None:
+            return True
+        return self.space.refusal(job.usage.job, job.files, CHUNK_BYTES_MAX) is None
 
     def end(self, name: StreamId, length: int, synced: Synced) -> bool:
         """Mark the stream as ended at `length` bytes. Returns False if some are missing.
@@ -432,7 +434,7 @@ class LogStore:
 
     def _check_room(self, job: JobStreams, stream: StreamFile, count: int) -> None:
         """Raise LogStoreError if these bytes would use the space reserved for others."""
-        why = self.space.refusal(job.usage.job, count)
+        why = self.space.refusal(job.usage.job, job.files, count)
         if why is None:
             return
         self._late(job, stream.key, stream.size, why)

@@ -17,6 +17,7 @@ from orchestrator.core.rights.principals import Policy
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.agent_sessions import AgentSessions
+from orchestrator.shell.audit import AuditLog
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.ingest import LogIngest
@@ -53,6 +54,7 @@ def routes() -> list[tuple[str, str]]:
                 limits=HttpLimits(),
                 rules=SubmitRules(),
                 policy=Policy(),
+                audit_log=AuditLog(root),
             )
             writer.close()
             return [(r.method, r.resource.canonical) for r in app.router.routes() if r.resource]
