@@ -35,7 +35,7 @@ from orchestrator.core.scheduling.placement import Waiting, busy, place
 from orchestrator.core.scheduling.reasons import Rejection
 from tests.simulation import checkers
 from tests.simulation.mutants import Mutant, Patch
-from tests.simulation.mutants.planting import COORDINATOR, everywhere
+from tests.simulation.mutants.planting import ALL_LEASED, COORDINATOR, everywhere
 
 
 def _durable(kind: type[f.Fact], durability: Durability) -> Patch:
@@ -347,7 +347,7 @@ MUTANTS = (
     ),
     Mutant(
         "ranks that we stopped are blamed",
-        _wrap(decide, "from_report", _blames_the_stopped),
+        _both(ALL_LEASED, _wrap(decide, "from_report", _blames_the_stopped)),
         ("truth",),
         seed=41,
     ),

@@ -43,7 +43,7 @@ MUTANTS = (
         "every task is said to have written nothing",
         AGENT.state(_silent_whatever_it_wrote),
         ("I6",),
-        seed=1300,
+        seed=1301,
     ),
     Mutant(
         "gangs that have ended are kept among those that may grow",
