@@ -224,7 +224,7 @@ class Coordinator:
                 done = turn(self.state, given, received, self.limits)
                 self._held += done.effects
                 due |= self._stage(done.facts, received)
-                self.checkers.turned(self.state, done.facts)
+                self.checkers.turned(self.state, done.facts, received, self.limits)
             if Durability.SYNC in due and self.disk.staged:
                 self._commit()
                 return
@@ -285,7 +285,7 @@ class Coordinator:
         for given, received in beats:
             self.world.steps += 1
             done = turn(self.state, given, received, self.limits)
-            self.checkers.turned(self.state, done.facts)
+            self.checkers.turned(self.state, done.facts, received, self.limits)
             effects += done.effects
         answers = [action for action in effects if is_answer(action)]
         effects[:] = [action for action in effects if not is_answer(action)]

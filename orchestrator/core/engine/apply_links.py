@@ -8,9 +8,11 @@ from orchestrator.core.engine.apply_restored import apply_unknown
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.links import OfLink
+from orchestrator.core.facts.queue import QueuesPlanned
 from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.hardware_rate import hardware_due
 from orchestrator.core.model.node import LINK_TRANSITIONS, LinkState, MassOutage
+from orchestrator.core.model.plan import MoveCause, QueueEvent, QueuePlan
 from orchestrator.core.model.registrations import (
     NewNodes,
     connection_due,
@@ -22,12 +24,16 @@ from orchestrator.core.nodes.crash_loops import LIVES_KEPT, another_life
 from orchestrator.core.nodes.service_state import HARDWARE_KEPT
 
 
-def apply_cluster(state: State, fact: cf.OfCluster) -> None:
+def apply_cluster(state: State, fact: cf.OfCluster | QueuesPlanned) -> None:
     match fact:
         case cf.SpaceChanged(problem):
             state.disk_full = problem
-        case cf.EpochStarted(epoch, cluster, networks, first_job):
-            state.epoch, state.cluster, state.networks = epoch, cluster, networks
+        case cf.EpochStarted(epoch, cluster, networks, first_job, pools):
+            state.cluster, state.networks = cluster, networks
+            changed = bool(state.epoch) and pools != state.pools
+            first = MoveCause.POOL if changed else MoveCause.RESTART
+            state.pools, state.plan = pools, QueuePlan(events=(QueueEvent(first),))
+            state.epoch = epoch
             state.next_job = max(state.next_job, first_job)
             state.disk_full = ""
             state.sessions.clear()
@@ -58,6 +64,8 @@ def apply_cluster(state: State, fact: cf.OfCluster) -> None:
                 known.version, known.inventory = version, inventory
         case cf.LivenessPaused(until):
             state.judged_from = until
+        case QueuesPlanned(plan):
+            state.plan = plan
         case cf.MassOutageDeclared():
             state.brake = MassOutage(fact.at, fact.lasts_s, fact.gone, fact.of)
         case cf.MassOutageCleared(until):

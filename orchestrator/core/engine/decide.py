@@ -119,7 +119,11 @@ def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: 
     """Start an epoch: no connection is known, and every lease gets a full term."""
     cluster = state.cluster or started.cluster
     decision = Decision(
-        [cf.EpochStarted(started.epoch, cluster, started.networks, started.first_job)]
+        [
+            cf.EpochStarted(
+                started.epoch, cluster, started.networks, started.first_job, started.pools
+            )
+        ]
     )
     until = now.mono + limits.lease_s + limits.lease_margin_s
     for node in state.nodes.values():

@@ -63,6 +63,8 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
             if attempt is None:
                 return Decision()
             return idle_gpus.evaluate_idle(state, state.jobs[timer.job], attempt, now)
+        case a.TimerKind.QUEUE:
+            return Decision()  # the turn looks at the queues
         case a.TimerKind.WARN:
             attempt = state.attempt(timer.job, timer.attempt)
             if attempt is None or attempt.phase is not AttemptPhase.RUNNING:
@@ -216,6 +218,7 @@ def _overdue(
             | a.TimerKind.HANG
             | a.TimerKind.LOOK
             | a.TimerKind.IDLE
+            | a.TimerKind.QUEUE
         ):
             raise AssertionError(f"{kind} is no timer of an attempt")
         case _:

@@ -9,13 +9,15 @@ from typing import Final
 from muster.protocol.instant import Instant
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.decide import decide
+from orchestrator.core.engine.queue_events import queue_events
 from orchestrator.core.engine.react import react
-from orchestrator.core.facts.effects import Effect
-from orchestrator.core.facts.inputs import Input
+from orchestrator.core.facts.effects import Effect, SetTimer, Timer, TimerKind
+from orchestrator.core.facts.inputs import Input, TimerFired
 from orchestrator.core.facts.jobs import (
     AttemptArranged,
     AttemptStarted,
     Fact,
+    JobSubmitted,
     StopRequested,
     TaskExited,
 )
@@ -24,8 +26,9 @@ from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State
 from orchestrator.core.nodes.service_state import ITSELF
+from orchestrator.core.scheduling.backfill import schedule
 from orchestrator.core.scheduling.elastic import may_join, next_join
-from orchestrator.core.scheduling.scheduler import may_place, next_placement
+from orchestrator.core.scheduling.scheduler import may_place
 
 
 @dataclass(slots=True)
@@ -45,14 +48,32 @@ def turn(state: State, received: Input, now: Instant, limits: Limits) -> Turn:
     decision = decide(state, received, now, limits)
     _apply_with_reactions(state, decision.facts, now, limits, done)
     done.effects[:0] = decision.effects
-    # Skip placement for facts that cannot free capacity, such as heartbeats and progress reports.
-    if any(may_place(state, fact) for fact in done.facts):
-        while (placed := next_placement(state)) is not None:
-            _apply_with_reactions(state, [placed], now, limits, done)
+    _look_at_queues(state, received, now, limits, done)
     if state.elastic and any(may_join(state, fact) for fact in done.facts):
         while (joined := next_join(state)) is not None:
             _apply_with_reactions(state, [joined], now, limits, done)
     return done
+
+
+def _look_at_queues(
+    state: State, received: Input, now: Instant, limits: Limits, done: Turn
+) -> None:
+    """Start waiting jobs and plan the starts of the others, if an event may have changed them.
+
+    Facts that cannot free capacity, such as heartbeats and progress reports, are no reason.
+    """
+    events = queue_events(state, done.facts)
+    woken = isinstance(received, TimerFired) and received.timer.kind is TimerKind.QUEUE
+    # The planned end of an attempt that stops is counted from now.
+    due = any(may_place(state, it) or isinstance(it, StopRequested) for it in done.facts)
+    if not (events or woken or due):
+        return
+    freed = any(not isinstance(fact, JobSubmitted) for fact in done.facts)
+    resume = woken and not done.facts and state.plan.next_job is not None
+    found = schedule(state, events, now, limits, freed=freed, resume=resume)
+    _apply_with_reactions(state, found, now, limits, done)
+    if (at := state.plan.wakes_at) is not None and found:
+        done.effects.append(SetTimer(Timer(TimerKind.QUEUE), at))
 
 
 def _apply_with_reactions(

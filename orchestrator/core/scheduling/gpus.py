@@ -57,15 +57,13 @@ def room(state: State, spec: JobSpec, node: Node) -> int:
     return len(free if model is None else _of_model(free, model))
 
 
-def may_have_room(spec: JobSpec, node: Node) -> bool:
-    """Whether a node with holders could have room, as a quick check: False is certain."""
-    shares = node.holders.values()
-    if not spec.resources.gpu or any(share.whole for share in shares):
+def may_share(spec: JobSpec, node: Node, others: Sequence[Share]) -> bool:
+    """Whether the node may have room beside the shares of others: False is certain."""
+    if not shares(spec, node.inventory) or any(share.whole for share in others):
         return False
-    # The list of devices decides: a GPU that a job holds may have vanished from the node.
-    held = {uuid for share in shares for uuid in share.gpus}
+    held = {uuid for share in others for uuid in share.gpus}
     left = sum(device.uuid not in held for device in node.inventory.devices)
-    return left >= spec.resources.gpu
+    return left >= (spec.resources.gpu or 0)
 
 
 def given(state: State, spec: JobSpec, name: NodeName) -> tuple[str, ...]:

@@ -1,23 +1,13 @@
-"""Order of the queues: by priority, then by submission, within each pool.
-
-If the head of a queue cannot start, it holds back the jobs behind it. Otherwise small jobs would
-starve a large gang.
-"""
+"""Reasons for waiting, in words. A queue is ordered by priority, then by submission."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
-from muster.spec.model import JobSpec
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.facts.jobs import AttemptPlaced
-from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Job, State
-from orchestrator.core.scheduling.gpus import given, may_have_room
-from orchestrator.core.scheduling.placement import Waiting, never_fits, place, why_there
+from orchestrator.core.scheduling.placement import Waiting, never_fits, place
 from orchestrator.core.scheduling.restore_hold import (
-    is_held,
-    unknown_tasks,
     why_held,
     why_job_held,
 )
@@ -30,44 +20,6 @@ def may_place(state: State, fact: f.Fact) -> bool:
         attempt = state.attempt(fact.job, fact.attempt)
         return attempt is not None and not attempt.tasks[fact.rank].present
     return fact.reschedules
-
-
-def next_placement(state: State) -> AttemptPlaced | None:
-    """The next gang that can be placed now, or None.
-
-    Once None, it stays None until a fact for which `may_place` is true.
-    """
-    if state.disk_full or is_held(state):
-        return None
-    for queue in state.queues.values():
-        if not queue:
-            continue
-        job = state.jobs[queue[0][1]]
-        if unknown_tasks(state, job) or not _enough_free(state, job.spec):
-            continue
-        nodes = place(state, job)
-        if not isinstance(nodes, Waiting):
-            why = why_there(state, job, nodes)
-            gpus = tuple(given(state, job.spec, name) for name in nodes)
-            return AttemptPlaced(job.id, job.next_attempt, nodes, why, gpus if any(gpus) else ())
-    return None
-
-
-def _enough_free(state: State, spec: JobSpec) -> bool:
-    """Whether enough nodes may have room, without looking at whether they fit.
-
-    A quick check: with a full cluster, whose nodes reconnect one by one after a restart, it saves
-    the placement.
-    """
-    free = 0
-    for node in state.nodes.values():
-        if node.link is not LinkState.CONNECTED or not node.in_service:
-            continue
-        if not node.holders or may_have_room(spec, node):
-            free += 1
-            if free >= spec.nodes:
-                return True
-    return False
 
 
 class WaitingReasons:

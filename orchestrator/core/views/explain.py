@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Final, assert_never
 
 import msgspec
+from msgspec import structs
 
 from muster.fabric.natural_sort import natural
 from muster.http import views as h
 from muster.protocol.instant import Instant
 from muster.protocol.text import count
 from muster.protocol.timestamp import Timestamp, timestamp
-from muster.spec.model import MAX_PRIORITY
 from orchestrator.core.model.blame import blame
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.limits import Limits
-from orchestrator.core.model.node import LinkState, drained_by
+from orchestrator.core.model.node import LinkState, drained_by, rounded_down
 from orchestrator.core.model.state import Attempt, Job, Node, State
 from orchestrator.core.model.status import job_state
 from orchestrator.core.nodes.liveness import keeps_until
 from orchestrator.core.scheduling.forecast import ends_in_s, forecast
 from orchestrator.core.scheduling.gpus import Holder, room
 from orchestrator.core.scheduling.network import reachable_gang
+from orchestrator.core.scheduling.outlook import Outlook, outlook
 from orchestrator.core.scheduling.placement import (
     SPREAD,
     Considered,
@@ -31,6 +33,7 @@ from orchestrator.core.scheduling.placement import (
     consider,
     never_fits,
 )
+from orchestrator.core.scheduling.profile import duration_s
 from orchestrator.core.scheduling.reasons import Rejection, jobs_named
 from orchestrator.core.scheduling.restore_hold import why_held, why_job_held
 from orchestrator.core.scheduling.topology import groups
@@ -47,10 +50,14 @@ class Chance(msgspec.Struct, frozen=True):
 
     line: list[Job]
     found: Considered
-    starts_now: bool
+    outlook: Outlook
+
+    @property
+    def starts_now(self) -> bool:
+        return self.outlook.starts_now
 
 
-def chance(state: State, job: Job) -> Chance:
+def chance(state: State, job: Job, now: Instant, limits: Limits) -> Chance:
     """Return the scheduler's present verdict on a waiting job.
 
     A held or backed-off job is judged as if it were in its queue.
@@ -59,10 +66,10 @@ def chance(state: State, job: Job) -> Chance:
     queue = state.queues.get(job.spec.pool, [])
     line = [state.jobs[name] for rank, name in queue if (rank, name) < mine]
     found = consider(state, job)
-    first = job.phase is JobPhase.QUEUED and not line
-    held = state.disk_full or why_held(state) or why_job_held(state, job)
-    starts = first and bool(found.gang) and not held
-    return Chance(line, found, starts)
+    seen = outlook(state, job, now, limits)
+    if job.phase is not JobPhase.QUEUED:
+        seen = structs.replace(seen, starts_now=False)
+    return Chance(line, found, seen)
 
 
 def explain(state: State, job: Job, now: Instant, limits: Limits) -> h.Explanation:
@@ -86,8 +93,8 @@ def _waiting(
     now: Instant,
     limits: Limits,
 ) -> h.Explanation:
-    it = chance(state, job)
-    lacks = [_lack_in_line(verdict, it) for verdict in it.found.verdicts]
+    it = chance(state, job, now, limits)
+    lacks = [_lack_in_line(job, verdict, it, now) for verdict in it.found.verdicts]
     verdicts = [
         _verdict(state, job, verdict, lack, now, limits)
         for verdict, lack in zip(it.found.verdicts, lacks, strict=True)
@@ -114,11 +121,26 @@ def _waiting(
     )
 
 
-def _lack_in_line(verdict: Verdict, it: Chance) -> Rejection | None:
-    """Return why the job cannot take the node. The first job in the queue gets a free node."""
-    if verdict.lack is None and it.line:
+def _lack_in_line(job: Job, verdict: Verdict, it: Chance, now: Instant) -> Rejection | None:
+    """Return why the job cannot take the node, which may be kept for another job."""
+    if verdict.lack is not None or it.starts_now:
+        return verdict.lack
+    if verdict.node.name in it.outlook.first:
+        ahead = it.outlook.first[verdict.node.name]
+        return Rejection("queue", f"is free, but job {ahead} is before it in the queue")
+    ends = now.mono + duration_s(job.spec)
+    for name, booking in sorted(it.outlook.plan.bookings.items(), key=lambda pair: pair[1].start):
+        needed = booking.start < ends or ends == math.inf
+        if name != job.id and needed and verdict.node.name in booking.nodes:
+            if booking.start == math.inf:
+                return Rejection(
+                    "promised", f"is free, and kept for job {name}, which is before it"
+                )
+            in_text = rounded_down(booking.start - now.mono)
+            return Rejection("promised", f"is free, and job {name} needs it in {in_text}")
+    if it.line and it.outlook.booking is None:
         return Rejection("queue", f"is free, but job {it.line[0].id} is before it in the queue")
-    return verdict.lack
+    return None
 
 
 def _verdict(
@@ -191,7 +213,7 @@ def _when(state: State, job: Job, it: Chance, now: Instant) -> tuple[str, Timest
         return f"unknown: no job is started: {state.disk_full}", None
     if held := why_held(state) or why_job_held(state, job):
         return f"unknown: {held}", None
-    found = forecast(state, job, it.line, now)
+    found = forecast(state, job, it.outlook, now)
     if found.in_s is None:
         return found.text, None
     match job.phase:
@@ -222,12 +244,7 @@ def _hints_of_order(job: Job, it: Chance) -> list[str]:
     """Return hints for a job whose nodes are free, so that only the order keeps it waiting."""
     release = f"muster release {job.id}"
     if it.line:
-        first = it.line[0].spec.priority
-        if first >= MAX_PRIORITY:
-            return []
-        also = f" (and {release})" if job.phase is JobPhase.HELD else ""
-        how = f"muster set {job.id} priority={first + 1}{also}"
-        return [f"would start now with a priority above {first}: {how}"]
+        return []
     match job.phase:
         case JobPhase.HELD:
             return [f"would start now if released: {release}"]

@@ -31,10 +31,11 @@ from orchestrator.core.engine.turn import Turn, turn
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts.base import Durability
-from orchestrator.core.facts.jobs import Fact
+from orchestrator.core.facts.jobs import AttemptPlaced, Fact
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import Job, Node, State
 from orchestrator.core.model.status import job_state
+from orchestrator.core.scheduling.backfill import schedule
 
 INVENTORY = Inventory(address="10.0.0.1", machine_id="m1", python="python3", cpus=4)
 OBSERVED = NodeObservations(INVENTORY)
@@ -236,6 +237,12 @@ class Cluster:
 
     def commands(self, name: str, kind: type[Command]) -> list[Command]:
         return [c for c in self.sent.get(NodeName(name), []) if isinstance(c, kind)]
+
+
+def placed_now(state: State, now: Instant) -> dict[JobId, AttemptPlaced]:
+    """The gangs that a pass over the queues would start."""
+    facts = schedule(state, [], now, Limits())
+    return {fact.job: fact for fact in facts if isinstance(fact, AttemptPlaced)}
 
 
 def prepared(**more: Any) -> Prepared:

@@ -171,7 +171,9 @@ def test_a_submit_is_known_again_though_the_pools_defaults_are_others_now(
             return await user.submit("key-1", **fields)
 
     before: dict[str, object] = {"time_limit": "1h"}
-    with CoordinatorProcess(tmp_path, pools={"default": {"defaults": before}}).start() as coordinator:
+    with CoordinatorProcess(
+        tmp_path, pools={"default": {"defaults": before}}
+    ).start() as coordinator:
         first = asyncio.run(submitted("n1"))
         assert coordinator.terminate() == 0
         changed = {"defaults": {**before, "priority": 41}}

@@ -347,7 +347,7 @@ def test_explain_says_which_job_has_to_end() -> None:
         cluster.submit(part(2, time_limit_s=limit_s))
     cluster.submit(part(4, time_limit_s=100.0))
     cluster.submit(part(6))
-    cluster.submit(part(1, time_limit_s=5.0))
+    cluster.submit(part(1))
     # Two are free; those of job 2 come first.
     verdict = explain(cluster.state, cluster.job(4), cluster.now, cluster.limits).nodes[0]
     assert verdict.reason.text == (
@@ -362,9 +362,9 @@ def test_explain_says_which_job_has_to_end() -> None:
     assert told.nodes[0].job == 1
     assert told.starts_by is not None
     behind = explain(cluster.state, cluster.job(6), cluster.now, cluster.limits).nodes[0]
-    assert behind.reason.code == "queue"
-    cluster.cancel(4)
-    cluster.cancel(5)
+    assert behind.reason.code == "promised"
+    for waiting in (4, 6, 5):
+        cluster.cancel(waiting)
     cluster.submit(part(8))
     unknown = explain(cluster.state, cluster.job(7), cluster.now, cluster.limits)
     assert unknown.nodes[0].reason.text.endswith("; job 3 has no time limit")

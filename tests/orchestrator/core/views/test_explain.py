@@ -24,10 +24,11 @@ from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State
 from orchestrator.core.scheduling.placement import Waiting, place
-from orchestrator.core.scheduling.scheduler import next_placement, why_waiting
+from orchestrator.core.scheduling.profile import CLEAN_S, START_S
+from orchestrator.core.scheduling.scheduler import why_waiting
 from orchestrator.core.scheduling.what_if import what_if_state
 from orchestrator.core.views.explain import chance, explain
-from tests.orchestrator.core.playbook import INVENTORY, Cluster, spec, task
+from tests.orchestrator.core.playbook import INVENTORY, Cluster, placed_now, spec, task
 from tests.orchestrator.core.scheduling.test_rendezvous import eth
 
 
@@ -98,9 +99,9 @@ def test_when_it_starts_at_the_latest() -> None:
     by = {verdict.node: verdict for verdict in found.nodes}
     assert by["n0"].job == 1
     assert by["n0"].free_by is not None
-    assert round(by["n0"].free_by.timestamp() - cluster.now.wall) == 3000 + 30
-    assert in_s(cluster, found) == 6600 + 30
-    assert found.forecast == "by the time limits of the jobs before it"
+    assert round(by["n0"].free_by.timestamp() - cluster.now.wall) == 3000 + 30 + CLEAN_S
+    assert in_s(cluster, found) == 6600 + 30 + CLEAN_S
+    assert found.forecast == "job 1 ends on n0 by then, job 2 ends on n1 by then"
 
 
 def test_those_before_it_count_with_all_the_time_they_may_take() -> None:
@@ -110,7 +111,7 @@ def test_those_before_it_count_with_all_the_time_they_may_take() -> None:
         cluster.submit(limited(name=name))
     found = told(cluster, 3)
     assert (found.place, [ahead.id for ahead in found.ahead]) == (2, [2])
-    assert in_s(cluster, found) == 2 * 3630
+    assert in_s(cluster, found) == 2 * (START_S + 3630 + CLEAN_S)
     assert said(found) == {"n0": (False, "runs job 1")}
 
 
@@ -124,7 +125,7 @@ def test_what_has_no_limit_is_named() -> None:
     assert (found.starts_by, found.forecast) == (None, "unknown: job 1 has no time limit")
     assert said(found) == {"n0": (False, "runs job 1, which has no time limit")}
     third = told(cluster, 3).forecast
-    assert third == "unknown: job 2, which is before it, waits, and job 1 has no time limit"
+    assert third == "unknown: jobs 1 and 2 have no time limit"
 
 
 def test_a_free_node_is_for_who_is_first() -> None:
@@ -134,8 +135,7 @@ def test_a_free_node_is_for_who_is_first() -> None:
     cluster.submit(spec("wide", nodes=2))
     cluster.submit(spec("narrow"))
     found = told(cluster, 3)
-    assert said(found)["n1"] == (False, "is free, but job 2 is before it in the queue")
-    assert found.hints == ("would start now with a priority above 50: muster set 3 priority=51",)
+    assert said(found)["n1"] == (False, "is free, and job 2 needs it in 1h")
     assert not found.starts_now
 
 
@@ -334,19 +334,17 @@ def test_it_says_starts_now_of_those_that_the_scheduler_places_and_of_no_other(
         # The queue of its pool alone: the scheduler takes pools in any order.
         alone = deepcopy(state)
         alone.queues = {job.spec.pool: alone.queues[job.spec.pool]}
-        placed = next_placement(alone)
-        starts = placed is not None and placed.job == job.id
-        assert found.starts_now == starts
+        placed = placed_now(alone, now).get(job.id)
+        assert found.starts_now == (placed is not None)
         able = {verdict.node for verdict in found.nodes if verdict.can}
-        if placed is not None and starts:
+        if placed is not None:
             assert set(placed.nodes) <= able
             assert found.forecast == "now"
-        elif found.place == 1:
+        else:
             # Every node that says yes could be had, and there are too few of them.
             assert len(able) < job.spec.nodes
-        else:
-            assert not able
-        assert isinstance(place(state, job), Waiting) == (not chance(state, job).found.gang)
+        gang = chance(state, job, now, Limits()).found.gang
+        assert isinstance(place(state, job), Waiting) == (not gang)
 
 
 @settings(max_examples=60, deadline=None)
@@ -361,10 +359,7 @@ def test_what_it_says_would_start_now_does(
         for hint in found.hints:
             trial = deepcopy(state)
             trial.queues = {job.spec.pool: trial.queues[job.spec.pool]}
-            if "priority above" in hint:
-                wanted = int(hint.rpartition("priority=")[2])
-                apply(trial, f.JobChanged(job.id, "ada", priority=wanted), 0.0)
-            elif "with nodes" in hint:
+            if "with nodes" in hint:
                 wanted = int(hint.partition("nodes: ")[2].partition(" ")[0])
                 smaller = trial.jobs[job.id]
                 smaller.spec = spec(
@@ -375,9 +370,7 @@ def test_what_it_says_would_start_now_does(
                     priority=job.spec.priority,
                     placement=job.spec.placement,
                 )
-            placed = next_placement(trial)
-            assert placed is not None, hint
-            assert placed.job == job.id, hint
+            assert job.id in placed_now(trial, now), hint
 
 
 def what_if(cluster: Cluster, job: int, nodes: int | None, *drained: str) -> h.Explanation:
@@ -422,6 +415,5 @@ def test_what_is_supposed_is_judged_as_if_it_were_so(
         alone.queues = {job.spec.pool: alone.queues[job.spec.pool]}
         there = alone.jobs[job.id]
         there.spec = structs.replace(there.spec, nodes=wanted, max_nodes=None)
-        placed = next_placement(alone)
-        assert found.starts_now == (placed is not None and placed.job == job.id)
+        assert found.starts_now == (job.id in placed_now(alone, now))
         assert found.wanted == wanted
