@@ -15,6 +15,7 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts import service as sf
 from orchestrator.core.facts.queue import StartMoved, StartPromised
+from orchestrator.core.model.grace import stop_grace_s
 from orchestrator.core.model.plan import MoveCause as M
 from orchestrator.core.model.plan import QueueEvent
 from orchestrator.core.model.state import Job, State
@@ -91,9 +92,7 @@ class Starts:
         self.world.judged["promise"] += 1
         if self.world.now > promise.due + LATER_S + _ROUNDING_S:
             late_s = self.world.now - promise.due
-            self.fail(
-                f"job {job.id} starts {late_s:.1f} s too late, and no event says why"
-            )
+            self.fail(f"job {job.id} starts {late_s:.1f} s too late, and no event says why")
 
     def _note(self, state: State, fact: f.Fact) -> None:
         now = self.world.now
@@ -146,6 +145,9 @@ class Starts:
             return
         subject: Subject = event.node if event.node is not None else event.job
         at = self.happened.get((event.cause, subject))
+        if event.cause is M.UNREACHABLE and event.node is not None:
+            node = state.nodes[event.node]
+            at = at if node.session is not None else self.world.now
         if at is None or (promise is not None and at < promise.made - _ROUNDING_S):
             self.fail(f"job {job} is delayed by {event}, which did not happen since")
 
@@ -157,8 +159,10 @@ class Starts:
                 return True
             if now >= since + limit_s + job.spec.stop.grace_s:
                 return True
-        since = self.stopping.get(job.id)
-        return since is not None and now >= since + job.spec.stop.grace_s + CLEAN_S - 1
+        since, attempt = self.stopping.get(job.id), job.current
+        if since is None or attempt is None:
+            return False
+        return now >= since + (stop_grace_s(job, attempt) or 0.0) + CLEAN_S - 1
 
     def fail(self, text: str) -> NoReturn:
         raise Violation(f"promise: {text}")

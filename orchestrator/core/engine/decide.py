@@ -6,6 +6,7 @@ agents, users, timers and the shell report and request.
 
 from __future__ import annotations
 
+import math
 from typing import Final, assert_never
 
 from msgspec.structs import replace
@@ -303,7 +304,11 @@ def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -
     if task.joined or attempt.started_at is None or report.state is not TaskState.STARTED:
         # For an ended task, `running_s` is the length of its whole run.
         return []
-    return [f.RunTimed(task.job, task.attempt, now.mono - report.running_s)]
+    since = now.mono - report.running_s
+    if since >= state.running.get(task.job, math.inf):
+        # The report was delayed: a run does not begin later than known.
+        return []
+    return [f.RunTimed(task.job, task.attempt, since)]
 
 
 def _report(

@@ -17,6 +17,7 @@ from muster.protocol.instant import Instant
 from orchestrator.core.facts.jobs import AttemptPlaced, Fact
 from orchestrator.core.facts.queue import QueuesPlanned, StartMoved, StartPromised
 from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.plan import (
     Backfill,
     Booking,
@@ -32,6 +33,7 @@ from orchestrator.core.scheduling.gpus import given
 from orchestrator.core.scheduling.placement import unfit, why_there
 from orchestrator.core.scheduling.profile import (
     Profile,
+    begun,
     booking_of,
     duration_s,
     expected_end,
@@ -49,7 +51,7 @@ LATER_S: Final = 1.0
 """A start that is later by less is the same promise."""
 EVENTS_KEPT: Final = 64
 DEFAULT: Final = PoolPolicy()
-_OF_THE_ORDER: Final = (MoveCause.PRIORITY, MoveCause.RELEASE, MoveCause.RETRY)
+_OF_THE_ORDER: Final = (MoveCause.PRIORITY, MoveCause.RELEASE, MoveCause.RETRY, MoveCause.SET)
 
 
 def schedule(
@@ -115,7 +117,10 @@ class _Pass:
         self.freed = freed
         self.ends = self._ends(plan.ends)
         queued = {name for queue in state.queues.values() for _, name in queue}
-        bookings = {name: it for name, it in plan.bookings.items() if name in queued}
+        # A job that a user has changed is planned anew at its new place.
+        changed = {event.job for event in self.events if event.cause is MoveCause.SET}
+        kept = queued - changed
+        bookings = {name: it for name, it in plan.bookings.items() if name in kept}
         self.promises = {
             name: plan.promises.get(name, now.mono + at - now.wall)
             for name in queued
@@ -151,7 +156,7 @@ class _Pass:
             away = [t.node for t in tasks if self.state.nodes[t.node].session is None]
             if away:
                 event = QueueEvent(MoveCause.UNREACHABLE, node=away[0])
-            elif self.ends[name].stage == "stop" and job.cancel is not None:
+            elif self._is_cancelled_later(job, old):
                 event = QueueEvent(MoveCause.SET, job=name)
             elif old.attempt == self.ends[name].attempt and old.limit_s < self.ends[name].limit_s:
                 event = QueueEvent(MoveCause.LIMIT, job=name)
@@ -159,6 +164,14 @@ class _Pass:
                 event = QueueEvent(MoveCause.OVERRUN, job=name)
             if event not in self.events:
                 self.events.append(event)
+        for node in self.state.nodes.values():
+            if node.link is LinkState.SUSPECT and node.lease_until <= self.now.mono:
+                self.events.append(QueueEvent(MoveCause.UNREACHABLE, node=node.name))
+
+    def _is_cancelled_later(self, job: Job, old: PlannedEnd) -> bool:
+        """Whether a cancellation gave the attempt a longer grace period than its job has."""
+        end = self.ends[job.id]
+        return end.stage == "stop" and job.cancel is not None and end.grace_s > old.grace_s
 
     def run(self, *, resume: bool) -> list[Fact]:
         resume_at = self.state.plan.next_job if resume else None
@@ -197,9 +210,12 @@ class _Pass:
         """Start a job, or plan its start; returns whether it waits with a booking."""
         profile, old = self.profile, self.profile.bookings.get(job.id)
         valid = old is not None and self._holds(job, old)
-        # A job that is new at its place goes before those behind it. So does one whose start is
-        # unknown, before others like it.
-        ignored = {job.id} | self._behind(job, unknown=valid)
+        # A job that is new at its place, or has lost its booking, goes before those behind it.
+        # Others respect the promises made to those.
+        first = self._is_new(job) or (old is not None and not valid)
+        ignored = {job.id} | self._behind(job, promised=first)
+        if valid and job.id in self.promises:
+            ignored |= self._unknown()
         self.unsettled.discard(job.id)
         if self._start(job, ignored):
             return False
@@ -219,18 +235,26 @@ class _Pass:
         profile.book(job.id, found)
         return found is not None
 
-    def _behind(self, job: Job, *, unknown: bool) -> set[JobId]:
+    def _unknown(self) -> set[JobId]:
+        """Jobs whose start is unknown; they may not break a promise."""
+        return {name for name, it in self.profile.bookings.items() if it.start == math.inf}
+
+    def _is_new(self, job: Job) -> bool:
+        """Whether the job has come to its place in the queue since the last pass."""
+        return any(it.job == job.id and it.cause in _OF_THE_ORDER for it in self.events)
+
+    def _behind(self, job: Job, *, promised: bool) -> set[JobId]:
         """Jobs behind this one in its queue whose bookings have not been looked at yet.
 
-        With `unknown`, only those whose start is unknown.
+        Without `promised`, only those that have no promise.
         """
-        mine, jobs, bookings = (-job.spec.priority, job.id), self.state.jobs, self.profile.bookings
+        mine, jobs = (-job.spec.priority, job.id), self.state.jobs
         return {
             name
             for name in self.unsettled
             if jobs[name].spec.pool == job.spec.pool
             and (-jobs[name].spec.priority, name) > mine
-            and (not unknown or bookings[name].start == math.inf)
+            and (promised or name not in self.promises)
         }
 
     def _waits_for_unknown(self, job: Job, ignored: set[JobId]) -> bool:
@@ -255,7 +279,10 @@ class _Pass:
             return names == set(booking.nodes)
         start = max(booking.start, self.now.mono)
         end = start + duration_s(job.spec)
-        found, trial = self.profile.judge(job, start, end, {job.id}, booking.nodes)
+        ignored = {job.id}
+        if job.id in self.promises:
+            ignored |= self._unknown()
+        found, trial = self.profile.judge(job, start, end, ignored, booking.nodes)
         if set(found.gang) != set(booking.nodes):
             return False
         if end != booking.end:
@@ -282,6 +309,7 @@ class _Pass:
         if late:
             self.facts.append(StartMoved(job.id, self.now.wall, self._event(job)))
         self.profile.hold(job.id, booking_of(trial, job, found.gang, now, end))
+        self.ends[job.id] = begun(job, end)
         self.facts.append(
             AttemptPlaced(job.id, job.next_attempt, found.gang, why, gpus if any(gpus) else ())
         )
@@ -351,7 +379,8 @@ class _Pass:
             booking, promised = self.profile.bookings.get(name), self.promises.get(name)
             start = math.inf if booking is None else booking.start
             if promised is None:
-                if start < math.inf:
+                # Nobody knows whether a node that is away comes back.
+                if start < math.inf and booking is not None and self._are_there(booking):
                     self.promises[name] = start
                     self.facts.append(StartPromised(name, now.wall + start - now.mono))
             elif start > promised + LATER_S and name not in settling:
@@ -363,6 +392,10 @@ class _Pass:
                     del self.promises[name]
                     moved = StartMoved(name, None, event)
                 self.facts.append(moved)
+
+    def _are_there(self, booking: Booking) -> bool:
+        nodes = self.state.nodes
+        return all(nodes[name].link is LinkState.CONNECTED for name in booking.nodes)
 
     def _event(self, job: Job) -> QueueEvent:
         """The event that explains why the promise of a job moves."""

@@ -53,9 +53,15 @@ def planned_end(state: State, job: Job, before: PlannedEnd | None, now: Instant)
     attempt = job.current
     assert attempt is not None
     found = _reasons(state, job, attempt)
-    if before is not None and structs.replace(before, at=0.0) == found:
+    if before is not None and _is_same(before, found):
         return before
     return structs.replace(found, at=_end_at(state, job, attempt, found, now))
+
+
+def _is_same(before: PlannedEnd, found: PlannedEnd) -> bool:
+    # What an agent reports again about the beginning of a run differs a little.
+    known = structs.replace(before, at=0.0, since=found.since)
+    return known == found and abs(before.since - found.since) < CLEAN_S / 2
 
 
 def _reasons(state: State, job: Job, attempt: Attempt) -> PlannedEnd:
@@ -69,6 +75,13 @@ def _reasons(state: State, job: Job, attempt: Attempt) -> PlannedEnd:
     stage = "start" if since is None else "run"
     drained, grace_s = max(timed, default=0), job.spec.stop.grace_s
     return PlannedEnd(attempt.number, stage, since or 0.0, limit_s, grace_s, drained, 0.0)
+
+
+def begun(job: Job, end: float) -> PlannedEnd:
+    """The planned end of an attempt that is placed now."""
+    limit_s = math.inf if job.spec.time_limit_s is None else job.spec.time_limit_s
+    grace_s = job.spec.stop.grace_s
+    return PlannedEnd(job.next_attempt, "start", 0.0, limit_s, grace_s, 0, end)
 
 
 def _end_at(state: State, job: Job, attempt: Attempt, found: PlannedEnd, now: Instant) -> float:

@@ -30,7 +30,7 @@ from orchestrator.core.model.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.model.state import Attempt, Job, Node, State, Task
 from orchestrator.core.model.task import OVER
 from orchestrator.core.scheduling import placement, rendezvous
-from orchestrator.core.scheduling.placement import Waiting, busy, place
+from orchestrator.core.scheduling.placement import busy
 from orchestrator.core.scheduling.reasons import Rejection
 from tests.simulation import checkers
 from tests.simulation.mutants import Mutant, Patch
@@ -100,14 +100,12 @@ def _freed_early(state: State, fact: f.Fact) -> None:
             state.nodes[task.node].holders.clear()
 
 
-def _skips_the_head(state: State) -> f.AttemptPlaced | None:
-    for queue in state.queues.values():
-        for _, name in reversed(queue):
-            job = state.jobs[name]
-            nodes = place(state, job)
-            if not isinstance(nodes, Waiting):
-                return f.AttemptPlaced(job.id, len(job.attempts) + 1, nodes)
-    return None
+def _skips_the_head(real: Any) -> Any:
+    def schedule(state: State, *more: Any, **how: Any) -> Any:
+        queues = {pool: queue[::-1] for pool, queue in state.queues.items()}
+        return real(replace(state, queues=queues), *more, **how)
+
+    return schedule
 
 
 def _blind_to_returns(real: Any) -> Any:
@@ -121,11 +119,11 @@ def _blind_to_ends(real: Any) -> Any:
 
 
 def _ignores_the_retried(real: Any) -> Any:
-    def next_placement(state: State) -> f.AttemptPlaced | None:
-        placed: f.AttemptPlaced | None = real(state)
-        return None if placed is not None and placed.attempt > 1 else placed
+    def schedule(*given: Any, **how: Any) -> list[f.Fact]:
+        found: list[f.Fact] = real(*given, **how)
+        return [it for it in found if not isinstance(it, f.AttemptPlaced) or it.attempt == 1]
 
-    return next_placement
+    return schedule
 
 
 def _appends(state: State, job: Job) -> None:
@@ -309,8 +307,8 @@ MUTANTS = (
     ),
     Mutant(
         "the last of the queue comes first",
-        _put(turns, "next_placement", _skips_the_head),
-        ("queue",),
+        _wrap(turns, "schedule", _skips_the_head),
+        ("queue", "promise"),
         seed=1,
     ),
     Mutant(
@@ -328,7 +326,7 @@ MUTANTS = (
     Mutant("priorities are ignored", _put(apply_jobs, "enqueue", _appends), ("books",), seed=1),
     Mutant(
         "a job's second attempt is never placed",
-        _wrap(turns, "next_placement", _ignores_the_retried),
+        _wrap(turns, "schedule", _ignores_the_retried),
         ("queue",),
         seed=1,
     ),
