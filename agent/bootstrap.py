@@ -2,7 +2,7 @@
 
 One stand-alone file for Python 3.9 or newer. It imports only the standard library and torch,
 because the job's interpreter has nothing of Muster's. The shim runs it from a descriptor and talks
-to it over another one. agent/shim/bootstrap_channel.py is the other end and lists the messages.
+to it over another one. The other end, agent/shim/programs/bootstrap_channel.py, lists the messages.
 torch is imported before the gate opens, so the import does not delay the job's start.
 
 Under `launcher: accelerate` and `deepspeed` (MUSTER_LAUNCHER) it runs torchrun as well. accelerate
@@ -47,7 +47,7 @@ class Shim:
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
 
-    def tell(self, message: Message) -> bool:
+    def send(self, message: Message) -> bool:
         """Send one message; returns False if the shim is gone."""
         try:
             self._socket.send(json.dumps(message).encode())
@@ -67,7 +67,7 @@ class Shim:
 
     def files_for(self, rank: int, local_rank: int) -> list[int]:
         """The descriptors for a rank's output and error. Returns [] if the shim sends none."""
-        if not self.tell({"t": "open", "rank": rank, "local_rank": local_rank}):
+        if not self.send({"t": "open", "rank": rank, "local_rank": local_rank}):
             return []
         try:
             return list(socket.recv_fds(self._socket, PACKET_BYTES_MAX, 2)[1])
@@ -91,13 +91,13 @@ def main() -> None:
         launch = _import_launcher(launcher)
         versions = _versions()
     except ImportError as error:
-        shim.tell({"t": "failed", "code": "no_torch", "text": _no_torch(error)})
+        shim.send({"t": "failed", "code": "no_torch", "text": _no_torch(error)})
         sys.exit(1)
     except Exception as error:
         text = f"Importing torch into {sys.executable} failed: {type(error).__name__}: {error}"
-        shim.tell({"t": "failed", "code": "bootstrap_failed", "text": text})
+        shim.send({"t": "failed", "code": "bootstrap_failed", "text": text})
         raise
-    shim.tell({"t": "hello", "versions": versions})
+    shim.send({"t": "hello", "versions": versions})
     start = shim.await_start()
     _take_environment(start["env"])
     watchers = _watch_ranks(shim, deepspeed=launcher == "deepspeed")
@@ -106,7 +106,7 @@ def main() -> None:
     # these.
     argv = ["--redirects", "3", "--log_dir", LOG_FOLDER, *start["argv"]]
     sys.argv = ["torchrun", *argv]
-    shim.tell({"t": "running"})
+    shim.send({"t": "running"})
     try:
         if launch is not None:
             _accelerate(torchrun, launch, argv)
@@ -115,7 +115,7 @@ def main() -> None:
     except Exception as error:
         # Once there are ranks, the address in use is one of theirs.
         if not watchers and _says_in_use(error):
-            shim.tell({"t": "failed", "code": "port_taken", "text": _port_taken(start["argv"])})
+            shim.send({"t": "failed", "code": "port_taken", "text": _port_taken(start["argv"])})
         raise
     finally:
         for watcher in watchers:
@@ -256,7 +256,7 @@ def _watch_ranks(shim: Shim, *, deepspeed: bool = False) -> list[Watcher]:
         finally:
             for fd in fds:
                 os.close(fd)
-        shim.tell({"t": "rank", "rank": rank, "pid": self.pid})
+        shim.send({"t": "rank", "rank": rank, "pid": self.pid})
         error_file = env.get("TORCHELASTIC_ERROR_FILE") or ""
         watcher = Watcher(shim, self, rank, error_file)
         watcher.start()
@@ -290,10 +290,10 @@ class Watcher(threading.Thread):
     def __init__(self, shim: Shim, process: Any, rank: int, error_file: str) -> None:
         super().__init__(name=f"rank-{rank}", daemon=True)
         self.process = process
-        self._told = (shim, process, rank, error_file)
+        self._end_arguments = (shim, process, rank, error_file)
 
     def run(self) -> None:
-        _await_end(*self._told)
+        _await_end(*self._end_arguments)
 
 
 def _await_end(shim: Shim, process: Any, rank: int, error_file: str) -> None:
@@ -304,7 +304,7 @@ def _await_end(shim: Shim, process: Any, rank: int, error_file: str) -> None:
     except ChildProcessError:
         # torchrun was first and has the status.
         code = process.wait()
-    shim.tell(
+    shim.send(
         {
             "t": "exit",
             "rank": rank,
@@ -347,7 +347,7 @@ def _leave_signals_to(shim: Shim, watchers: list[Watcher]) -> None:
         for watcher in watchers:
             if watcher.process not in alive:
                 watcher.join(ANSWER_S)
-        if alive and (shim.stopping() or shim.tell({"t": "closing"})):
+        if alive and (shim.stopping() or shim.send({"t": "closing"})):
             for process in alive:
                 process.wait()
         original(self, *args, **kwargs)

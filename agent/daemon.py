@@ -27,9 +27,9 @@ from agent.core.effects import (
     RemoveTask,
     RestoreNetwork,
     SendReport,
+    SendToShim,
     SetTimer,
     TakeStacks,
-    TellShim,
     Timer,
     WatchPeers,
     WatchTraffic,
@@ -77,8 +77,8 @@ from muster.daemon.network_fs import network_kind
 from muster.daemon.sd_notify import Notifier
 from muster.daemon.task_owner import TaskOwner
 from muster.daemon.timers import Timers
-from muster.protocol.control_channel import Inventory, NodeObservations, Refused, Welcome
-from muster.protocol.gpus import GpuDevice, usable
+from muster.protocol.link.control_channel import Inventory, NodeObservations, Refused, Welcome
+from muster.protocol.observations.gpus import GpuDevice, usable
 
 _CLUSTER: Final = "cluster"
 _LEFTOVERS_S: Final = 10.0
@@ -143,7 +143,7 @@ class Agent:
             hangs = HangMonitor(
                 self._clock, self._inbox.post, config.hangs.period_s, config.fabric.root
             )
-            self._looks = StackDumper(hangs, folders, self._clock, self._inbox.post, owner)
+            self._stack_dumper = StackDumper(hangs, folders, self._clock, self._inbox.post, owner)
             hardware = HardwareMonitor(
                 config.hardware.kmsg,
                 config.state_dir,
@@ -256,8 +256,8 @@ class Agent:
             case CreateTask():
                 self._tasks.create(action.task, action.prepare)
                 _log.info("task_accepted", task=action.task)
-            case TellShim():
-                self._tasks.tell(action.task, action.command)
+            case SendToShim():
+                self._tasks.send(action.task, action.command)
             case ArrangeNetwork():
                 self._network.arrange(action.task, action.plan)
             case ReleasePort():
@@ -267,7 +267,7 @@ class Agent:
             case WatchPeers():
                 self._neighbours.watch(action.task, action.plan)
             case TakeStacks():
-                self._looks.begin(action.look)
+                self._stack_dumper.begin(action.look)
             case RestoreNetwork():
                 self._neighbours.end(action.task)
                 self._network.restore(action.task)

@@ -16,8 +16,8 @@ from agent.probe.network import NetworkProbe
 from agent.taskdirs.taskdirs import has_tasks
 from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import FileError
-from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import check_node_name
+from muster.protocol.link.control_channel import Inventory
 
 _AGENT_ID: Final = "agent_id"
 _NODE: Final = "node"

@@ -116,7 +116,7 @@ To enter a machine, or to pull its plug:
 
 To end it all:
 
-  kill {cluster.rig.keeper}"""
+  kill {cluster.rig.supervisor_pid}"""
     )
 
 

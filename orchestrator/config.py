@@ -11,9 +11,11 @@ from muster.daemon.config_loader import load_config
 from muster.daemon.errors import ConfigError, InsecureConfigError
 from muster.daemon.listen_address import is_loopback
 from muster.daemon.log_settings import Count, Log, Seconds
-from muster.protocol.interfaces import usable_name
+from muster.protocol.observations.interfaces import usable_name
+from muster.protocol.roles import Role
 from muster.spec.errors import SpecError
 from muster.spec.pool_defaults import check_defaults
+from orchestrator.core.rights.principals import Policy, Visibility
 from orchestrator.core.storage.log_space import Bounds
 from orchestrator.webhooks.allowlist import read_allowed, refused
 
@@ -23,6 +25,7 @@ _MOVED: Final = {
     "pool_defaults": "is now part of `pools`; instead of pool_defaults: {lab: {time_limit: 24h}} "
     "write pools: {lab: {defaults: {time_limit: 24h}}}"
 }
+Priority = Annotated[int, msgspec.Meta(ge=0, le=100)]
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 
 
@@ -138,6 +141,15 @@ class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+class PriorityMax(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest priority of the jobs of a role and of a team. Of the limits that apply to a user,
+    the largest holds; without any, every priority is allowed.
+    """
+
+    roles: dict[Role, Priority] = {}
+    teams: dict[str, Priority] = {}
+
+
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of a coordinator; durations are in seconds."""
 
@@ -145,8 +157,10 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: Path = Path("/var/lib/muster/coordinator")
     tls: Tls | None = None
     tokens_file: Path | None = None
+    visibility: Visibility = Visibility.PUBLIC
+    priority_max: PriorityMax = PriorityMax()
     lease_s: Seconds = 300
-    brake_s: Annotated[float, msgspec.Meta(ge=0)] = 1800
+    mass_outage_s: Annotated[float, msgspec.Meta(ge=0)] = 1800
     heartbeat_s: Seconds = 5
     prepare_timeout_s: Seconds = 300
     arrange_timeout_s: Seconds = 60
@@ -171,6 +185,12 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
             _check_network(entry)
         for name, pool in self.pools.items():
             _check_defaults(name, pool.defaults, self.webhooks)
+
+    @property
+    def policy(self) -> Policy:
+        """The site's choices about rights."""
+        limits = self.priority_max
+        return Policy(visibility=self.visibility, roles=limits.roles, teams=limits.teams)
 
     @property
     def job_logs_path(self) -> Path:
@@ -215,12 +235,12 @@ def _check_defaults(pool: str, tree: dict[str, Any], webhooks: Webhooks) -> None
     try:
         spec = check_defaults(pool, tree)
     except SpecError as error:
-        told = "; ".join(
+        text = "; ".join(
             f"pools.{pool}.defaults{f'.{p.field}' if p.field else ''}: "
             f"{f'{p.value!r} ' if p.value else ''}{p.message}{f' ({p.hint})' if p.hint else ''}"
             for p in error.problems
         )
-        raise ValueError(told) from error
+        raise ValueError(text) from error
     for url in spec.notify:
         if why := refused(url, read_allowed(webhooks.allow)):
             raise ValueError(f"pools.{pool}.defaults.notify: {url} {why}")

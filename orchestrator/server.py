@@ -19,7 +19,7 @@ from muster.daemon.listen_address import listeners
 from muster.daemon.sd_notify import Notifier
 from muster.daemon.task_owner import TaskOwner
 from muster.daemon.tls import Renewed, certificate_names
-from muster.protocol.interfaces import host_port
+from muster.protocol.observations.interfaces import host_port
 from orchestrator.api.app import OPEN_REQUESTS, make_app
 from orchestrator.api.http.connection_limits import HEAD_S, ConnectionLimits, GuardedConnection
 from orchestrator.api.http.cross_origin import Origins
@@ -185,6 +185,7 @@ def _build(
         origins=_origins(config),
         limits=config.limits,
         rules=SubmitRules(config.pool_defaults, allowed),
+        policy=config.policy,
     )
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     keep = Keep(config.job_logs.keep_s, config.job_logs.keep_bytes_max)
@@ -258,7 +259,7 @@ async def _renew(certificate: Renewed) -> Never:
     """Reload the certificate. Because certificate and key change one after the other, they may not
     match for a moment.
     """
-    told = ""
+    warned = ""
     while True:
         await asyncio.sleep(_RENEW_EVERY_S)
         problem = ""
@@ -267,9 +268,9 @@ async def _renew(certificate: Renewed) -> Never:
                 _log.info("certificate_read")
         except TlsError as error:
             problem = str(error)
-        if problem and problem != told:
+        if problem and problem != warned:
             _log.error("certificate_unreadable", why=problem, done="the previous one stays in use")
-        told = problem
+        warned = problem
 
 
 async def _watchdog(notifier: Notifier, coordinator: Coordinator, every_s: float) -> Never:
@@ -354,7 +355,7 @@ def _pools(config: CoordinatorConfig) -> dict[str, PoolPolicy]:
 def _limits(config: CoordinatorConfig) -> Limits:
     return Limits(
         lease_s=config.lease_s,
-        brake_s=config.brake_s,
+        mass_outage_s=config.mass_outage_s,
         heartbeat_s=config.heartbeat_s,
         silence_s=_SILENT_BEATS * config.heartbeat_s,
         prepare_timeout_s=config.prepare_timeout_s,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from muster.protocol.hangs import Doing, RankActivity, Sign
+from muster.protocol.observations.hangs import Doing, RankActivity, Sign
 
 FLOORS: Final = {Sign.LOG: 1.0, Sign.NETWORK: 128.0, Sign.HCA: 1024.0, Sign.DISK: 16384.0}
 """Bytes per second from which a rank counts as active. Below it are the helpers of a hung rank (a
@@ -107,7 +107,7 @@ class ActivityBaseline:
         cadence."""
         return max(0.0, seconds - self.period_s) if self.learned else 0.0
 
-    def told(self) -> RankActivity:
+    def activity(self) -> RankActivity:
         """The activity to report, as of the last sample."""
         after = (TOLD_AFTER - 0.5) * self.period_s
         still_s, idle_s = self.seen_at - self.still_at, self.seen_at - self.idle_at
@@ -124,9 +124,9 @@ class ActivityBaseline:
         )
 
 
-def signature(told: RankActivity) -> tuple[object, ...]:
+def signature(activity: RankActivity) -> tuple[object, ...]:
     """The part of an activity that is worth a report when it changes."""
-    quiet = told.still_s is not None
+    quiet = activity.still_s is not None
     # An active rank may sleep at the moment of the sample; that is not worth a report.
-    doing = told.doing if quiet else None
-    return told.rank, told.learned, quiet, told.idle_s is not None, doing
+    doing = activity.doing if quiet else None
+    return activity.rank, activity.learned, quiet, activity.idle_s is not None, doing

@@ -10,13 +10,13 @@ from agent.core import facts as f
 from agent.core.inputs import TaskChanges
 from agent.core.network_phase import NETWORK_TRANSITIONS, NetworkPhase, needed
 from agent.core.state import HeldTask, State
-from muster.protocol.control_channel import merge
+from muster.protocol.link.control_channel import merge
 
 
 def apply(state: State, fact: f.Fact) -> None:
     match fact:
         case (
-            f.LinkOpened() | f.LinkClosed() | f.Welcomed() | f.Heard() | f.LeaseGranted()
+            f.LinkOpened() | f.LinkClosed() | f.Welcomed() | f.Heard() | f.Acknowledged()
         ) as of_link:
             _apply_link(state, of_link)
         case f.NodeChanged(changes):
@@ -33,16 +33,14 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
             state.reported = state.observed
         case f.LinkClosed():
             state.linked = state.welcomed = False
-        case f.Welcomed(epoch, cluster, lease_s, heartbeat_s, leases):
-            for held in state.tasks.values():
-                held.lease_s = leases.get(held.id, held.lease_s)
+        case f.Welcomed(epoch, cluster, heartbeat_s):
             state.welcomed, state.cluster = True, cluster
-            state.epoch, state.lease_s, state.heartbeat_s = epoch, lease_s, heartbeat_s
+            state.epoch, state.heartbeat_s = epoch, heartbeat_s
             state.buried.clear()
         case f.Heard(at):
             state.heard_at = at
-        case f.LeaseGranted(until):
-            state.lease_until = until
+        case f.Acknowledged(at):
+            state.acknowledged_at = at
         case _:
             assert_never(fact)
 
@@ -53,10 +51,11 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
             state.tasks[task] = HeldTask(
                 task, prepare=prepare, gpus=prepare.gpus, lease_s=prepare.lease_s
             )
-        case f.TaskAdopted(task, status, paths, ports, at, fabric, gpus):
+        case f.TaskAdopted(task, status, paths, ports, at, fabric, gpus, lease_s):
             state.tasks[task] = HeldTask(
                 task,
                 gpus=gpus,
+                lease_s=lease_s,
                 paths=paths,
                 ports=ports,
                 status=status,

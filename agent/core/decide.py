@@ -12,9 +12,9 @@ from agent.core.network_phase import NetworkPhase
 from agent.core.shim_protocol import ShimPhase, ShimSignal
 from agent.core.state import HeldTask, State
 from agent.core.task import LATER, gone, report, reports, task_state
-from muster.protocol import control_channel as m
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import ROUNDING_S, Instant
+from muster.protocol.link import control_channel as m
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 
@@ -50,8 +50,9 @@ def decide(state: State, received: s.Input, now: Instant) -> Decision:
             return Decision([f.LinkOpened(now.mono)], [a.SendReport(_hello(state, now)), beat])
         case s.LinkDown():
             return Decision([f.LinkClosed()])
-        case s.TaskFound(task, status, paths, ports, fabric, gpus):
-            return Decision([f.TaskAdopted(task, status, paths, ports, now.mono, fabric, gpus)])
+        case s.TaskFound(task, status, paths, ports, fabric, gpus, lease_s):
+            adopted = f.TaskAdopted(task, status, paths, ports, now.mono, fabric, gpus, lease_s)
+            return Decision([adopted])
         case s.ShimFailed(task, text, code):
             if task not in state.tasks:
                 return Decision()
@@ -176,7 +177,7 @@ def _command(state: State, command: m.Command, now: Instant) -> Decision:
         case _ if not state.welcomed:
             return Decision([f.LinkClosed()], [a.CloseLink("a command came before the welcome")])
         case m.HeartbeatAck(sent_s):
-            return Decision([f.Heard(now.mono), f.LeaseGranted(sent_s + state.lease_s)])
+            return Decision([f.Heard(now.mono), f.Acknowledged(sent_s)])
         case (
             m.PrepareTask()
             | m.ArrangeTask()
@@ -217,17 +218,10 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
         [
             # First end tasks that may already run elsewhere.
             *fences,
-            f.Welcomed(
-                welcome.epoch,
-                welcome.cluster,
-                welcome.lease_s,
-                welcome.heartbeat_s,
-                welcome.leases,
-            ),
+            f.Welcomed(welcome.epoch, welcome.cluster, welcome.heartbeat_s),
             f.Heard(now.mono),
-            # Count the lease from the moment the agent dialled, not from the answer, as the
-            # coordinator does.
-            f.LeaseGranted(state.dialled_at + welcome.lease_s),
+            # Leases count from the moment the agent dialled, not from the answer.
+            f.Acknowledged(state.dialled_at),
         ],
         [a.SetTimer(a.Timer.HEARTBEAT, now.mono + welcome.heartbeat_s)],
     )
@@ -275,7 +269,7 @@ def _about_task(state: State, command: AboutTask, now: Instant) -> Decision:
         case m.SignalTask(_, signal, number, ranks, late):
             if task_state(held) is not TaskState.STARTED or held.stop is not None:
                 return said()
-            return Decision([], [a.TellShim(held.id, ShimSignal(signal, number, ranks, late))])
+            return Decision([], [a.SendToShim(held.id, ShimSignal(signal, number, ranks, late))])
         case m.DumpStacks():
             running = task_state(held) is TaskState.STARTED
             return Decision([], [a.TakeStacks(held.id, command)]) if running else said()

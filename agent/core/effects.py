@@ -7,8 +7,8 @@ import enum
 import msgspec
 
 from agent.core.shim_protocol import ShimCommand
-from muster.protocol.control_channel import ArrangeTask, DumpStacks, PrepareTask, Report
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ArrangeTask, DumpStacks, PrepareTask, Report
 
 
 class Timer(enum.Enum):
@@ -45,7 +45,7 @@ class CreateTask(msgspec.Struct, frozen=True):
     prepare: PrepareTask
 
 
-class TellShim(msgspec.Struct, frozen=True):
+class SendToShim(msgspec.Struct, frozen=True):
     """Send a command to the task's shim, in order. If the shim has exited, the command is
     dropped."""
 
@@ -116,7 +116,7 @@ Effect = (
     | CloseLink
     | KeepCluster
     | CreateTask
-    | TellShim
+    | SendToShim
     | ArrangeNetwork
     | ReleasePort
     | WatchTraffic

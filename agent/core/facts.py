@@ -6,21 +6,19 @@ shim, and a starting agent reads it from there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
 from agent.core.inputs import TaskChanges, TaskPaths
 from agent.core.shim_protocol import ShimStatus
-from muster.protocol.control_channel import (
+from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import (
     ArrangeTask,
     NodeChanges,
     PrepareTask,
     Refusal,
     StopTask,
 )
-from muster.protocol.fabric import NodeFabric
-from muster.protocol.ids import TaskId
+from muster.protocol.observations.fabric import NodeFabric
 
 
 class LinkOpened(msgspec.Struct, frozen=True):
@@ -34,17 +32,17 @@ class LinkClosed(msgspec.Struct, frozen=True):
 class Welcomed(msgspec.Struct, frozen=True):
     epoch: int
     cluster: str
-    lease_s: float
     heartbeat_s: float
-    leases: Mapping[TaskId, float] = msgspec.field(default_factory=dict)
 
 
 class Heard(msgspec.Struct, frozen=True):
     at: float
 
 
-class LeaseGranted(msgspec.Struct, frozen=True):
-    until: float
+class Acknowledged(msgspec.Struct, frozen=True):
+    """The coordinator has answered what the agent asked at `at`: all leases count from then."""
+
+    at: float
 
 
 class NodeChanged(msgspec.Struct, frozen=True):
@@ -66,6 +64,7 @@ class TaskAdopted(msgspec.Struct, frozen=True):
     at: float
     fabric: NodeFabric
     gpus: tuple[str, ...] = ()
+    lease_s: float | None = None
 
 
 class TaskDirsCreated(msgspec.Struct, frozen=True):
@@ -145,7 +144,7 @@ class TaskGone(msgspec.Struct, frozen=True):
     task: TaskId
 
 
-LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | LeaseGranted
+LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | Acknowledged
 TaskFact = (
     TaskAccepted
     | TaskAdopted

@@ -9,13 +9,13 @@ from msgspec import UNSET, UnsetType
 
 from agent.core.effects import Timer
 from agent.core.shim_protocol import ShimStatus
-from muster.protocol.control_channel import Command, NodeChanges, Refusal, StacksReport
-from muster.protocol.fabric import NodeFabric
-from muster.protocol.hangs import RankActivity
 from muster.protocol.ids import TaskId
-from muster.protocol.interfaces import Interface
+from muster.protocol.link.control_channel import Command, NodeChanges, Refusal, StacksReport
+from muster.protocol.observations.fabric import NodeFabric
+from muster.protocol.observations.hangs import RankActivity
+from muster.protocol.observations.interfaces import Interface
+from muster.protocol.observations.traffic import FabricReport
 from muster.protocol.refusal_codes import RefusalCode
-from muster.protocol.traffic import FabricReport
 
 NO_FABRIC: Final = NodeFabric()
 """The fabric of a node without RDMA devices."""
@@ -60,7 +60,7 @@ class TaskPaths(msgspec.Struct, frozen=True):
 
 class TaskFound(msgspec.Struct, frozen=True):
     """A task that an earlier agent process left, found at the agent's start: the shim's status or
-    exit record; paths, ports and GPUs from the manifest; and the node's current fabric."""
+    exit record; paths, ports, GPUs and lease from the manifest; and the node's current fabric."""
 
     task: TaskId
     status: ShimStatus
@@ -68,6 +68,7 @@ class TaskFound(msgspec.Struct, frozen=True):
     ports: tuple[int, ...] = ()
     fabric: NodeFabric = NO_FABRIC
     gpus: tuple[str, ...] = ()
+    lease_s: float | None = None
 
 
 class ShimFailed(msgspec.Struct, frozen=True):

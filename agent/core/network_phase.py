@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from muster.protocol.control_channel import ArrangeTask
+from muster.protocol.link.control_channel import ArrangeTask
 
 
 class NetworkPhase(enum.Enum):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from muster.protocol.control_channel import ArrangeTask
+from muster.protocol.link.control_channel import ArrangeTask
 
 MISSED: Final = 3
 """A machine is silent after this many unanswered pings in a row: one may be lost, and a machine may

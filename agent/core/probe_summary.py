@@ -15,11 +15,11 @@ from muster.fabric.gids import Family, Range, fit_index, fit_indexes, is_sparse,
 from muster.fabric.model import ETHERNET, INFINIBAND, Affinity, Hca, Network, Probe
 from muster.fabric.natural_sort import function_order, natural
 from muster.fabric.no_port_reason import no_port_reason
-from muster.fabric.operator_rules import Rules, networks, told_range
+from muster.fabric.operator_rules import Rules, networks, single_range
 from muster.fabric.port_classes import speed_of
 from muster.fabric.topology import nearest, way
 from muster.fabric.unsupported_devices import special, unfit
-from muster.protocol.fabric import (
+from muster.protocol.observations.fabric import (
     GPUS_MAX,
     PORTS_MAX,
     TEXT_MAX,
@@ -69,7 +69,7 @@ def node_fabric(
         ),
         unused=tuple(hca.key for hca in unused[:TEXTS_MAX]),
         stops=tuple(_short(one.what) for one in probe.problems if one.stops)[:TEXTS_MAX],
-        range=told_range(within),
+        range=single_range(within),
         gpus=gpus,
         nccl=_short(software.nccl or ""),
         nccl_conf={name: _short(conf[name]) for name in _READ if name in conf},

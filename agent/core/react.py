@@ -3,6 +3,7 @@ fact."""
 
 from __future__ import annotations
 
+import math
 from typing import Final, assert_never
 
 from agent.core import effects as a
@@ -47,18 +48,19 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             waits = restored and held.status is not None and succeeded(held.status)
             said = [] if waits else _report(state, held, now)
             return [*_advance_shim(state, held, now), *restored, *said, *_cleanup(held)]
-        case f.LeaseGranted(until):
+        case f.Acknowledged(at):
             return [
-                a.TellShim(held.id, _lease(held.lease_until(until, state.lease_s), now))
+                command
                 for held in state.tasks.values()
                 if held.status is not None and task_state(held) is not TaskState.CLEANED
+                for command in _lease(held, held.lease_until(at), now)
             ]
         case f.TaskAccepted(task, prepare):
             return [a.CreateTask(task, prepare)]
         case f.GateOpened(task):
             return _open_gate(state.tasks[task])
         case f.PlanTaken(task, arrange):
-            hostfile = a.TellShim(task, ShimHostfile(arrange.hostfile))
+            hostfile = a.SendToShim(task, ShimHostfile(arrange.hostfile))
             if needed(arrange):
                 return [hostfile, a.ArrangeNetwork(task, arrange)]
             # If the plan starts the task at once, the start implies that it was arranged.
@@ -106,18 +108,17 @@ def _advance_shim(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
         return []
     if held.prepare is None or held.paths is None:
         # The agent died before it sent the prepare command, so the task cannot continue.
-        return [a.TellShim(held.id, ShimKill())]
-    until = state.lease_until
-    if until is not None:
-        until = held.lease_until(until, state.lease_s)
-    if until is None or until <= now.mono:
+        return [a.SendToShim(held.id, ShimKill())]
+    answered = state.acknowledged_at
+    until = -math.inf if answered is None else held.lease_until(answered)
+    if until <= now.mono:
         # The agent itself was suspended for so long that the task may have been placed elsewhere.
-        return [a.TellShim(held.id, ShimKill())]
+        return [a.SendToShim(held.id, ShimKill())]
     prepare = held.prepare
     who, node = state.identity, state.observed.inventory
     return [
-        a.TellShim(held.id, _lease(until, now)),
-        a.TellShim(
+        *_lease(held, until, now),
+        a.SendToShim(
             held.id,
             ShimPrepare(
                 launcher=prepare.launcher,
@@ -139,9 +140,12 @@ def _hosts(paths: TaskPaths) -> ShimHosts | None:
     return ShimHosts(paths.hosts, paths.hosts_of) if paths.hosts else None
 
 
-def _lease(until: float, now: Instant) -> ShimLease:
-    """The rest of a lease. At least LEASE_S_MIN, because a shim takes 0 as a lease without end."""
-    return ShimLease(max(LEASE_S_MIN, until - now.mono))
+def _lease(held: HeldTask, until: float, now: Instant) -> list[a.Effect]:
+    """Tell the shim the rest of the task's lease, if it has one. At least LEASE_S_MIN, because a
+    shim takes 0 as a lease without end."""
+    if math.isinf(until):
+        return []
+    return [a.SendToShim(held.id, ShimLease(max(LEASE_S_MIN, until - now.mono)))]
 
 
 def _open_gate(held: HeldTask) -> list[a.Effect]:
@@ -159,13 +163,13 @@ def _open_gate(held: HeldTask) -> list[a.Effect]:
         arrange.ranks,
         arrange.interpreter,
     )
-    holds = arrange.meeting is not None and arrange.meeting.launcher == held.id
+    holds = arrange.rendezvous is not None and arrange.rendezvous.launcher == held.id
     let_go: list[a.Effect] = [a.ReleasePort(held.id)] if holds else []
     # A gang of one has no traffic and no hosts table.
     gang = arrange.fabric is not None and bool(arrange.hosts)
     watch: list[a.Effect] = [a.WatchTraffic(held.id, arrange)] if gang else []
     peers: list[a.Effect] = [a.WatchPeers(held.id, arrange)] if arrange.hosts else []
-    return [*watch, *peers, *let_go, a.TellShim(held.id, start)]
+    return [*watch, *peers, *let_go, a.SendToShim(held.id, start)]
 
 
 def _restore(held: HeldTask) -> list[a.Effect]:
@@ -179,10 +183,10 @@ def _stop(held: HeldTask, phases: frozenset[ShimPhase]) -> list[a.Effect]:
     if held.stop is None or held.status is None:
         return []
     if held.stop.force:
-        return [a.TellShim(held.id, ShimKill())]
+        return [a.SendToShim(held.id, ShimKill())]
     if held.status.phase not in phases:
         return []
-    return [a.TellShim(held.id, ShimStop(held.stop.signal, held.stop.grace_s))]
+    return [a.SendToShim(held.id, ShimStop(held.stop.signal, held.stop.grace_s))]
 
 
 def _report(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
@@ -196,7 +200,7 @@ def _cleanup(held: HeldTask) -> list[a.Effect]:
         return []
     found: list[a.Effect] = []
     if held.status is not None:
-        found.append(a.TellShim(held.id, ShimRelease()))
+        found.append(a.SendToShim(held.id, ShimRelease()))
     if held.logs_stored or held.no_output:
         found.append(a.RemoveTask(held.id))
     return found

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from agent.core.inputs import TaskPaths
 from agent.core.network_phase import NetworkPhase
 from agent.core.shim_protocol import ShimStatus
-from muster.protocol.control_channel import (
+from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.link.control_channel import (
     ArrangeTask,
     NodeObservations,
     PrepareTask,
     Refusal,
     StopTask,
 )
-from muster.protocol.fabric import NodeFabric
-from muster.protocol.hangs import RankActivity
-from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.traffic import FabricReport
+from muster.protocol.observations.fabric import NodeFabric
+from muster.protocol.observations.hangs import RankActivity
+from muster.protocol.observations.traffic import FabricReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class HeldTask:
     id: TaskId
     prepare: PrepareTask | None = None  # None if an earlier agent process started the task
     gpus: tuple[str, ...] = ()  # by UUID; () means all GPUs of the node
-    lease_s: float | None = None  # if it differs from the common one
+    lease_s: float | None = None  # None: the task runs however long the coordinator is away
     paths: TaskPaths | None = None
     ports: tuple[int, ...] = ()
     status: ShimStatus | None = None
@@ -68,9 +69,10 @@ class HeldTask:
     no_output: bool = False  # the task has ended and all its logs are empty
     logs_stored: bool = False
 
-    def lease_until(self, until: float, lease_s: float) -> float:
-        """The end of this task's lease, if a common lease of `lease_s` ends at `until`."""
-        return until if self.lease_s is None else until - lease_s + self.lease_s
+    def lease_until(self, acknowledged_at: float) -> float:
+        """The end of this task's lease, if the coordinator has last answered what the agent asked
+        at `acknowledged_at`."""
+        return math.inf if self.lease_s is None else acknowledged_at + self.lease_s
 
 
 @dataclass(slots=True)
@@ -83,9 +85,8 @@ class State:
     epoch: int = 0
     cluster: str = ""  # whose tasks these are; outlives the agent process
     heartbeat_s: float = 5.0
-    lease_s: float = 0.0
     heard_at: float = 0.0
     dialled_at: float = 0.0
-    lease_until: float | None = None
+    acknowledged_at: float | None = None  # when the agent asked for the last answer
     tasks: dict[TaskId, HeldTask] = field(default_factory=dict)
     buried: set[TaskId] = field(default_factory=set)  # stopped unseen on this link

@@ -9,21 +9,22 @@ import msgspec
 from agent.core.network_phase import NetworkPhase, needed
 from agent.core.shim_protocol import ShimExit, ShimFingerprint, ShimPhase, ShimRank, ShimStatus
 from agent.core.state import HeldTask, State
-from muster.protocol.codec import FRAME_BYTES_MAX
-from muster.protocol.control_channel import (
+from muster.protocol.ids import TaskId
+from muster.protocol.instant import Instant
+from muster.protocol.link.codec import FRAME_BYTES_MAX
+from muster.protocol.link.control_channel import (
     Checkpoint,
     Fingerprint,
     Prepared,
     RankReport,
     Refusal,
+    TaskObservations,
     TaskReport,
 )
-from muster.protocol.fabric import NodeFabric
-from muster.protocol.hangs import RankActivity
-from muster.protocol.hardware_events import OOM
-from muster.protocol.ids import TaskId
-from muster.protocol.instant import Instant
-from muster.protocol.interfaces import Interface, InterfaceKind
+from muster.protocol.observations.fabric import NodeFabric
+from muster.protocol.observations.hangs import RankActivity
+from muster.protocol.observations.hardware_events import OOM
+from muster.protocol.observations.interfaces import Interface, InterfaceKind
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
@@ -160,14 +161,10 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         stopped_by=status.stopped_by or "",
         launcher_said=status.launcher_said or "",
         warnings=held.warnings,
-        traffic=held.traffic,
-        silent=held.silent,
-        activity=_activity(held, now),
         survivors=status.survivors if status.phase is ShimPhase.STUCK else (),
         doomed=status.phase is ShimPhase.STUCK and status.doomed,
-        checkpoint=_checkpoint(held, now),
-        idle_s=_idle_s(held, now),
         no_output=held.no_output,
+        observed=_observed(held, now),
     )
 
 
@@ -225,6 +222,16 @@ def _was_killed(rank: ShimRank, kills: dict[int, str]) -> bool:
     if rank.exit is None or rank.exit.signal != _SIGKILL or rank.stopped:
         return rank.oom
     return rank.oom or rank.pid in kills
+
+
+def _observed(held: HeldTask, now: Instant) -> TaskObservations:
+    return TaskObservations(
+        traffic=held.traffic,
+        silent=held.silent,
+        checkpoint=_checkpoint(held, now),
+        activity=_activity(held, now),
+        idle_s=_idle_s(held, now),
+    )
 
 
 def _checkpoint(held: HeldTask, now: Instant) -> Checkpoint | None:

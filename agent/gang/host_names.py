@@ -21,11 +21,11 @@ from agent.config import AgentConfig
 from agent.gang.name_check import Findings, Resolver, look_before, prove, unanswered
 from agent.hostsfile.editor import HostsFile
 from agent.hostsfile.tables import PrivateTables, SharedTables, TableRefused, Tables
-from agent.shim.syscalls import bind_privately
+from agent.shim.system.syscalls import bind_privately
 from muster.daemon.errors import ConfigError
-from muster.protocol.control_channel import ArrangeTask, Refusal
 from muster.protocol.hosts_file import Others, Table
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ArrangeTask, Refusal
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.text import listed
 
@@ -163,7 +163,7 @@ async def _in_own_thread(call: Callable[[], _Result]) -> _Result:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_Result] = loop.create_future()
 
-    def tell(result: _Result | None, error: Exception | None) -> None:
+    def finish(result: _Result | None, error: Exception | None) -> None:
         if done.done():
             return
         if error is not None:
@@ -178,7 +178,7 @@ async def _in_own_thread(call: Callable[[], _Result]) -> _Result:
         except Exception as error:  # noqa: BLE001  told to whoever waits
             failure = error
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(tell, result, failure)
+            loop.call_soon_threadsafe(finish, result, failure)
 
     threading.Thread(target=run, name="hosts.proof", daemon=True).start()
     async with asyncio.timeout(PROOF_S):

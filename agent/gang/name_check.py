@@ -108,9 +108,9 @@ def unanswered(names: int) -> Findings:
     """A warning about `names` names for which no name server has answered."""
     if not names:
         return Findings()
-    told = f"{count(names, 'name')} of the gang's nodes"
+    those = f"{count(names, 'name')} of the gang's nodes"
     return Findings(
-        (), (f"no name server has answered in time whether {told} mean other machines",)
+        (), (f"no name server has answered in time whether {those} mean other machines",)
     )
 
 

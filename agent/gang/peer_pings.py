@@ -14,9 +14,9 @@ from typing import Final, Never
 from agent.core.inputs import Input, TaskChanges, TaskObserved
 from agent.core.peers import PeerAnswers, peers_of
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.asking import ANSWER_S, PERIOD_S
-from muster.protocol.control_channel import ArrangeTask
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ArrangeTask
+from muster.protocol.observations.peer_ping import ANSWER_S, PERIOD_S
 
 _PORT: Final = 9
 """The port of the discard service, which nobody runs; a machine that does has answered as well."""
@@ -59,7 +59,7 @@ class PeerPings:
 
     async def _watch(self, task: TaskId, addresses: tuple[str, ...]) -> Never:
         seen = PeerAnswers()
-        told: tuple[str, ...] = ()
+        reported: tuple[str, ...] = ()
         # Let orders given in the same turn go first: the start of the gang's program.
         await asyncio.sleep(0)
         while True:
@@ -67,9 +67,9 @@ class PeerPings:
             for address, answered in zip(addresses, asked, strict=True):
                 if answered is not None:
                     seen.heard(address, answered=answered)
-            if seen.silent != told:
-                told = seen.silent
-                self._post(TaskObserved(task, TaskChanges(silent=told)))
+            if seen.silent != reported:
+                reported = seen.silent
+                self._post(TaskObserved(task, TaskChanges(silent=reported)))
             await asyncio.sleep(self._period_s)
 
 

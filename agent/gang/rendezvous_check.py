@@ -17,8 +17,8 @@ from typing import Final
 
 import structlog
 
-from muster.protocol.control_channel import Refusal, RendezvousCheck
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import Refusal, RendezvousCheck
 from muster.protocol.refusal_codes import RefusalCode
 
 _PAUSE_FIRST_S: Final = 0.001
@@ -38,11 +38,11 @@ class RendezvousChecks:
     def __init__(self) -> None:
         self._held: dict[TaskId, _Held] = {}
 
-    async def prove(self, task: TaskId, meeting: RendezvousCheck) -> Refusal | None:
+    async def prove(self, task: TaskId, check: RendezvousCheck) -> Refusal | None:
         """Hold the port, or connect to the agent that does. Returns None on success."""
-        if meeting.launcher == task:
-            return self._hold(task, meeting.port)
-        return await _reach(meeting)
+        if check.launcher == task:
+            return self._hold(task, check.port)
+        return await _reach(check)
 
     def let_go(self, task: TaskId) -> None:
         """Free the port before returning. Harmless if none is held."""
@@ -130,15 +130,15 @@ def _listener(family: socket.AddressFamily, address: str, port: int) -> socket.s
     return sock
 
 
-async def _reach(meeting: RendezvousCheck) -> Refusal | None:
+async def _reach(check: RendezvousCheck) -> Refusal | None:
     """Connect until the launcher's agent answers: it may start a little later than this one."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + meeting.timeout_s
+    deadline = loop.time() + check.timeout_s
     pause_s = _PAUSE_FIRST_S
     why: str | None = None
     while True:
         try:
-            why = await _try(meeting, deadline)
+            why = await _try(check, deadline)
         except TimeoutError as late:
             # The error of an earlier attempt explains more than the timeout of this one.
             why = why or str(late)
@@ -150,34 +150,34 @@ async def _reach(meeting: RendezvousCheck) -> Refusal | None:
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _PAUSE_MAX_S)
     text = (
-        f"{meeting.node} is not reached at {meeting.address} port {meeting.port}: {why}; let the "
+        f"{check.node} is not reached at {check.address} port {check.port}: {why}; let the "
         "nodes connect to each other on the ports of jobs, or name another network in `networks` "
         "of the coordinator's configuration"
     )
-    _log.warning("launcher_unreachable", launcher=meeting.launcher, why=why)
+    _log.warning("launcher_unreachable", launcher=check.launcher, why=why)
     return Refusal(RefusalCode.UNREACHABLE, text, node_fault=True)
 
 
-async def _try(meeting: RendezvousCheck, deadline: float) -> str | None:
+async def _try(check: RendezvousCheck, deadline: float) -> str | None:
     """The problem, as part of a sentence. Returns None if the right agent has answered. Raises
     TimeoutError with a similar text."""
     loop = asyncio.get_running_loop()
-    family = socket.AF_INET6 if ":" in meeting.address else socket.AF_INET
+    family = socket.AF_INET6 if ":" in check.address else socket.AF_INET
     connected = False
     kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
     try:
         with socket.socket(family, kind) as sock:
             async with asyncio.timeout_at(deadline):
-                if meeting.source:
-                    sock.bind((meeting.source, 0))
-                await loop.sock_connect(sock, (meeting.address, meeting.port))
+                if check.source:
+                    sock.bind((check.source, 0))
+                await loop.sock_connect(sock, (check.address, check.port))
                 connected = True
                 answer = await _answer(sock)
     except TimeoutError:
-        raise TimeoutError(_silent(meeting, connected=connected)) from None
+        raise TimeoutError(_silent(check, connected=connected)) from None
     except OSError as error:
-        return _told(error, meeting)
-    if answer == f"{_GREETING} {meeting.launcher}":
+        return _connect_error(error, check)
+    if answer == f"{_GREETING} {check.launcher}":
         return None
     known = answer.partition(" ")
     if known[0] == _GREETING:
@@ -196,13 +196,13 @@ async def _answer(sock: socket.socket) -> str:
     return data.partition(b"\n")[0].decode(errors="replace")
 
 
-def _silent(meeting: RendezvousCheck, *, connected: bool) -> str:
+def _silent(check: RendezvousCheck, *, connected: bool) -> str:
     if connected:
-        return f"another program listens there, which sends nothing within {meeting.timeout_s:g} s"
-    return f"no answer in {meeting.timeout_s:g} s (does a firewall drop the packets?)"
+        return f"another program listens there, which sends nothing within {check.timeout_s:g} s"
+    return f"no answer in {check.timeout_s:g} s (does a firewall drop the packets?)"
 
 
-def _told(error: OSError, meeting: RendezvousCheck) -> str:
+def _connect_error(error: OSError, check: RendezvousCheck) -> str:
     match error.errno:
         case errno.ECONNREFUSED:
             return "the connection is refused (does a firewall reject it?)"
@@ -211,6 +211,6 @@ def _told(error: OSError, meeting: RendezvousCheck) -> str:
         case errno.EACCES | errno.EPERM:
             return "a rule of this node forbids the connection"
         case errno.EADDRNOTAVAIL:
-            return f"this node no longer has its address {meeting.source}"
+            return f"this node no longer has its address {check.source}"
         case _:
             return (error.strerror or str(error)).lower()

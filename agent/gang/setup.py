@@ -13,8 +13,8 @@ from agent.gang.host_names import GangHostNames
 from agent.gang.rendezvous_check import RendezvousChecks
 from muster.daemon.errors import FileError
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.control_channel import ArrangeTask, Refusal
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ArrangeTask, Refusal
 
 # Pause between two attempts to remove entries that cannot be removed.
 AGAIN_S: Final = 30.0
@@ -33,7 +33,7 @@ class GangSetup:
         self._hosts = hosts
         self._post = post
         self._owner = owner
-        self._meetings = RendezvousChecks()
+        self._rendezvous = RendezvousChecks()
         self._arranging: dict[TaskId, asyncio.Task[None]] = {}
 
     async def begin(self, tasks: Collection[TaskId]) -> None:
@@ -51,30 +51,30 @@ class GangSetup:
 
     def let_go(self, task: TaskId) -> None:
         """Release the rendezvous port, so that the program can bind it."""
-        self._meetings.let_go(task)
+        self._rendezvous.let_go(task)
 
     def restore(self, task: TaskId) -> None:
         """Undo a plan. Answered by NetworkRestored."""
         self._cancel(task)
-        self._meetings.let_go(task)
+        self._rendezvous.let_go(task)
         if self._hosts.off:
             self._post(NetworkRestored(task))
         else:
             self._owner.spawn(self._restore(task), name=f"network.{task}.restore")
 
     async def _arrange(self, task: TaskId, plan: ArrangeTask) -> None:
-        meeting = plan.meeting
+        check = plan.rendezvous
         warnings: tuple[str, ...] = ()
         refusal: Refusal | None = None
-        launches = meeting is not None and meeting.launcher == task
-        if meeting is not None and launches:
+        launches = check is not None and check.launcher == task
+        if check is not None and launches:
             # Before the names, so that other nodes do not wait for this one.
-            refusal = await self._meetings.prove(task, meeting)
+            refusal = await self._rendezvous.prove(task, check)
         if refusal is None:
             named = await self._hosts.arrange(task, plan)
             refusal, warnings = (named, ()) if isinstance(named, Refusal) else (None, named)
-        if refusal is None and meeting is not None and not launches:
-            refusal = await self._meetings.prove(task, meeting)
+        if refusal is None and check is not None and not launches:
+            refusal = await self._rendezvous.prove(task, check)
         self._arranging.pop(task, None)
         if refusal is not None:
             self._post(NetworkRefused(task, refusal))
@@ -95,7 +95,7 @@ class GangSetup:
         return True
 
     async def _restore(self, task: TaskId) -> None:
-        told = False
+        reported = False
         while True:
             try:
                 await self._hosts.drop(task)
@@ -103,12 +103,12 @@ class GangSetup:
                 _log.error("hosts_not_removed", task=task, why=str(error))
             else:
                 break
-            if not told:
+            if not reported:
                 # Stale names harm less than a node that is never free again.
-                told = True
+                reported = True
                 self._post(NetworkRestored(task))
             await asyncio.sleep(AGAIN_S)
-        if not told:
+        if not reported:
             self._post(NetworkRestored(task))
 
     def _cancel(self, task: TaskId) -> None:

@@ -37,7 +37,7 @@ HOLD_S: Final = 0.2
 AFTERMATH_S: Final = 0.05
 """Seconds after another writer's change until the editor checks that its own is still there."""
 
-_TELLING: Final = 8
+_SAME_BYTES_MIN: Final = 8
 """This many bytes identify a line as ours."""
 
 _ACCESS: Final = "system.posix_acl_access"
@@ -253,7 +253,7 @@ class HostsFile:
             new = change(text)
             if new == text:
                 return True
-            same = _alike(text, new)
+            same = _common_prefix(text, new)
             write_atomic(self._writing, b"%d\n%b%b" % (len(text), text, new), 0o600)
             if os.fstat(fd).st_size != len(text):
                 continue
@@ -408,11 +408,11 @@ def _attributes(file: Path | int) -> list[str]:
 
 def _finished(text: bytes, new: bytes, now: bytes) -> bytes:
     """Return the final content of a file that was `text`, should become `new`, and is `now`."""
-    done = _alike(now, new)
-    if done <= _alike(text, new) or not now[done:].startswith(text[done:]):
+    done = _common_prefix(now, new)
+    if done <= _common_prefix(text, new) or not now[done:].startswith(text[done:]):
         return now
     since = now[max(done, len(text)) :]
-    if since and len(text) <= done < len(text) + _TELLING:
+    if since and len(text) <= done < len(text) + _SAME_BYTES_MIN:
         # A foreign comment that begins like ours, of which nothing may have been written.
         since = now[len(text) :]
     return new + since
@@ -425,7 +425,7 @@ def _write_all(fd: int, data: bytes, at: int) -> None:
         view, at = view[done:], at + done
 
 
-def _alike(one: bytes, other: bytes) -> int:
+def _common_prefix(one: bytes, other: bytes) -> int:
     """Return the length of the common prefix in bytes."""
     for at, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:

@@ -12,7 +12,6 @@ from typing import Protocol
 
 from agent.hostsfile.editor import HostsFile
 from muster.daemon.errors import FileError
-from muster.protocol.control_channel import Refusal
 from muster.protocol.hosts_file import (
     Conflict,
     Others,
@@ -25,6 +24,7 @@ from muster.protocol.hosts_file import (
     without_names,
 )
 from muster.protocol.ids import TaskId, parse_task_id
+from muster.protocol.link.control_channel import Refusal
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.text import listed
 

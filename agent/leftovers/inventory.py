@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.hostsfile.tables import lease_of_task
-from agent.shim.cgroup import dead
+from agent.shim.system.cgroup import dead
 from agent.taskdirs.taskdirs import TASKS, is_being_created
 from muster.protocol.hosts_file import parse
 from muster.protocol.ids import BadId, TaskId, parse_task_id

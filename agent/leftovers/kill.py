@@ -10,9 +10,9 @@ import os
 import signal
 import time
 
-from agent.shim import syscalls
-from agent.shim.cgroup import Cgroup
-from agent.shim.process_tree import signal_exactly
+from agent.shim.system import syscalls
+from agent.shim.system.cgroup import Cgroup
+from agent.shim.system.process_tree import signal_exactly
 
 MARK = "MUSTER_SHIM"
 GIVE_UP_S = 60.0

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.leftovers.kill import MARK, kill_everything_of
-from agent.shim import syscalls
-from agent.shim.cgroup import remove_dead
+from agent.shim.system import syscalls
+from agent.shim.system.cgroup import remove_dead
 
 _SHIM: Final = "muster-shim\n"
 _NAMED: Final = 4

@@ -16,7 +16,8 @@ import structlog
 from agent.core.inputs import CommandReceived, LinkDown, LinkUp
 from agent.link.dialer import ConnectionLostError, Dialer, Websocket, stay_connected
 from agent.link.inbox import Inbox
-from muster.protocol.codec import (
+from muster.protocol.ids import BadId, TaskId, parse_task_id
+from muster.protocol.link.codec import (
     COMMAND_BYTES_MAX,
     ProtocolError,
     ReportFrame,
@@ -24,7 +25,7 @@ from muster.protocol.codec import (
     decode_command,
     encode,
 )
-from muster.protocol.control_channel import (
+from muster.protocol.link.control_channel import (
     Command,
     HeartbeatAck,
     Refused,
@@ -32,8 +33,7 @@ from muster.protocol.control_channel import (
     TaskReport,
     Welcome,
 )
-from muster.protocol.ids import BadId, TaskId, parse_task_id
-from muster.protocol.sequencing import Link
+from muster.protocol.link.sequencing import Link
 from muster.protocol.states import TaskState
 
 PATH: Final = "/v1/agent"
@@ -55,7 +55,7 @@ class _Connection:
         self.refused = False
         self.met_unknown = False  # logged once
         # Last report sent for each task: many local changes do not alter the report.
-        self.told: dict[TaskId, TaskReport] = {}
+        self.reported: dict[TaskId, TaskReport] = {}
 
     def end(self, why: str) -> None:
         if not self.ending.done():
@@ -79,13 +79,13 @@ class _Connection:
             return True
         if report.state is TaskState.CLEANED:
             # The final report of a task answers every request, even a repeated one.
-            self.told.pop(report.task, None)
+            self.reported.pop(report.task, None)
             return True
         still = msgspec.structs.replace(report, running_s=0.0)
         # The coordinator has assigned the task, so ASSIGNED is not new to it.
-        if self.told.get(report.task, TaskReport(report.task, TaskState.ASSIGNED)) == still:
+        if self.reported.get(report.task, TaskReport(report.task, TaskState.ASSIGNED)) == still:
             return False
-        self.told[report.task] = still
+        self.reported[report.task] = still
         return True
 
 

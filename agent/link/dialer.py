@@ -49,7 +49,7 @@ _KEEPALIVE: Final = (
 )
 _TOKEN_BYTES_MAX: Final = 4096
 # Failures repeat: after the first, log one of this many.
-_TELL_EVERY: Final = 20
+_LOG_EVERY: Final = 20
 
 _log = structlog.get_logger("agent.link.dialer")
 
@@ -174,7 +174,7 @@ async def stay_connected(
             sleep=_sleep_until(hurry or asyncio.Event()),
             wait=_pause,
             retry=retry_if_exception_type(ConnectionLostError),
-            before_sleep=_tell(path),
+            before_sleep=_retry_logger(path),
         )
         async for attempt in retrying:
             with attempt:
@@ -219,15 +219,15 @@ def _lost(state: RetryCallState) -> ConnectionLostError | None:
     return error if isinstance(error, ConnectionLostError) else None
 
 
-def _tell(path: str) -> Callable[[RetryCallState], None]:
-    told = ""
+def _retry_logger(path: str) -> Callable[[RetryCallState], None]:
+    logged = ""
 
-    def tell(state: RetryCallState) -> None:
-        nonlocal told
+    def log_retry(state: RetryCallState) -> None:
+        nonlocal logged
         text = str(state.outcome.exception()) if state.outcome is not None else ""
-        if text == told and state.attempt_number % _TELL_EVERY:
+        if text == logged and state.attempt_number % _LOG_EVERY:
             return
-        told = text
+        logged = text
         if _refused(state):
             text += (
                 f" (dials again in {state.upcoming_sleep:.0f} s; once that is fixed, a restart of "
@@ -241,7 +241,7 @@ def _tell(path: str) -> Callable[[RetryCallState], None]:
             pause_s=round(state.upcoming_sleep, 3),
         )
 
-    return tell
+    return log_retry
 
 
 def _explain(url: str, error: Exception) -> ConnectionLostError:

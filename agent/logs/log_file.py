@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from agent.shim.job_files import HANDLE, RefusedFileError, reopen
+from agent.shim.system.job_files import HANDLE, RefusedFileError, reopen
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEPTH_MAX: Final = 16

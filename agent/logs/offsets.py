@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from muster.protocol.ids import TaskId
-from muster.protocol.log_channel import (
+from muster.protocol.link.log_channel import (
     CHUNK_BYTES_MAX,
     EndStream,
     LogReport,

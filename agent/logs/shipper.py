@@ -22,11 +22,11 @@ from agent.link.dialer import ConnectionLostError, Dialer, Websocket, stay_conne
 from agent.logs.inotify import Inotify
 from agent.logs.log_file import LogSource
 from agent.logs.offsets import LogOffsets, Stream
-from agent.shim.job_files import RefusedFileError
+from agent.shim.system.job_files import RefusedFileError
 from muster.daemon.clock import Clock
-from muster.protocol.codec import FRAME_BYTES_MAX, ProtocolError, UnknownMessage
 from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.log_channel import (
+from muster.protocol.link.codec import FRAME_BYTES_MAX, ProtocolError, UnknownMessage
+from muster.protocol.link.log_channel import (
     STREAMS_PER_TASK_MAX,
     Chunk,
     Hole,
@@ -128,9 +128,9 @@ class LogShipper:
         here then. Without `reported`, its report does not cover the logs, or an earlier agent
         process may have sent some of them.
         """
-        return self._end(task, told=reported)
+        return self._end(task, reported=reported)
 
-    def _end(self, task: TaskId, *, told: bool) -> bool:
+    def _end(self, task: TaskId, *, reported: bool) -> bool:
         for stream in self._quiet_of(task):
             self._look(stream)
             if stream not in self._unopened and self._quiet.pop(stream, None) is not None:
@@ -141,12 +141,12 @@ class LogShipper:
         known = self._ledger.add_task(task)
         if known.complete or task in self._late:
             # An announced end stays true, whatever the shim reports later.
-            told = known.silent
+            reported = known.silent
         self._late.discard(task)
-        silent = told and not known.streams and not known.refused
+        silent = reported and not known.streams and not known.refused
         self._ledger.complete(task, silent=silent)
         for message in self._ledger.end_of_task(task):
-            self._tell(message)
+            self._send_report(message)
         self._work.set()
         self._wake.set()
         return silent
@@ -245,7 +245,7 @@ class LogShipper:
         if task is not None and not task.refused:
             _log.warning("log_not_wanted", task=stream.task, stream=stream.kind.value, why=why)
         for message in self._ledger.refuse(stream):
-            self._tell(message)
+            self._send_report(message)
         self._close_source(stream)
 
     async def _speak(self, websocket: Websocket) -> Never:
@@ -280,7 +280,7 @@ class LogShipper:
         self._ledger.sent(stream, len(data))
         await websocket.send_frame(encode_chunk(chunk, data), aiohttp.WSMsgType.BINARY)
 
-    def _tell(self, message: LogReport | None) -> None:
+    def _send_report(self, message: LogReport | None) -> None:
         if message is not None:
             # Without a connection, the next one discards this and sends everything again.
             self._say.append(message)
@@ -314,7 +314,7 @@ class LogShipper:
             if tail is None or tail.source is None or tail.source.size() == 0:
                 return
             del self._quiet[stream]
-            self._tell(self._ledger.add_stream(stream, path))
+            self._send_report(self._ledger.add_stream(stream, path))
         elif known is not None:
             self._ledger.grown(known)
             self._wake.set()
@@ -368,7 +368,7 @@ class LogShipper:
                 self._unheard[stream] = None
                 self._look(stream)
             for task in list(self._late):
-                self._end(task, told=False)
+                self._end(task, reported=False)
 
     def _close_task(self, task: TaskId) -> None:
         known = self._ledger.task(task)

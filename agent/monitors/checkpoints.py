@@ -155,8 +155,8 @@ def _part(name: str) -> str:
 
 def printable(name: str) -> str:
     """The name with only printable characters."""
-    told = name.encode("utf-8", "replace").decode("utf-8")
-    return "".join(char if char.isprintable() else "?" for char in told)[-200:]
+    printed = name.encode("utf-8", "replace").decode("utf-8")
+    return "".join(char if char.isprintable() else "?" for char in printed)[-200:]
 
 
 class CheckpointMonitor:

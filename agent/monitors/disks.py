@@ -16,8 +16,8 @@ from agent.core.inputs import Input, NodeObserved
 from agent.monitors.monitor import Monitor
 from agent.taskdirs.taskdirs import RESERVE_BYTES
 from muster.daemon.abandoned_thread import BlockingCall
-from muster.protocol.control_channel import NodeChanges
-from muster.protocol.disks import DiskHealth
+from muster.protocol.link.control_channel import NodeChanges
+from muster.protocol.observations.disks import DiskHealth
 
 PERIOD_S: Final = 5.0
 HANGS_S: Final = 10.0

@@ -19,9 +19,9 @@ from agent.probe.fabric.rdma_devices import CLASS
 from muster.daemon.abandoned_thread import BlockingCall
 from muster.fabric.model import Probe, Severity
 from muster.fabric.port_classes import cabled
-from muster.protocol.control_channel import NodeChanges
-from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import NodeChanges
+from muster.protocol.observations.fabric import NodeFabric
 
 LOOK_S: Final = 10.0
 """A launch does not wait longer for a driver that hangs."""
@@ -87,10 +87,10 @@ class FabricMonitor(Monitor):
         if found is None:
             return NO_FABRIC
         if task is None and not is_news:
-            return self._told(found)
+            return self._node_fabric(found)
         errors = [one.what for one in found.problems if one.severity is Severity.ERROR]
-        tell = _log.warning if errors else _log.info
-        tell(
+        log = _log.warning if errors else _log.info
+        log(
             "fabric",
             task=task,
             compute=found.fabric.name,
@@ -99,9 +99,9 @@ class FabricMonitor(Monitor):
             fingerprint=found.fingerprint,
             errors=errors,
         )
-        return self._told(found)
+        return self._node_fabric(found)
 
-    def _told(self, found: Probe) -> NodeFabric:
+    def _node_fabric(self, found: Probe) -> NodeFabric:
         own = self._config.fabric
         return node_fabric(found, own, own.variables)
 

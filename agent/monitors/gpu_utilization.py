@@ -12,8 +12,8 @@ from agent.core.inputs import Input, TaskChanges, TaskObserved
 from agent.monitors.monitor import Monitor
 from muster.daemon.abandoned_thread import BlockingCall
 from muster.daemon.clock import Clock
-from muster.protocol.gpus import IdleGpus
 from muster.protocol.ids import TaskId
+from muster.protocol.observations.gpus import IdleGpus
 
 EVERY_S: Final = 5.0
 PATIENCE_S: Final = 30.0

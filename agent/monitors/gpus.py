@@ -25,8 +25,8 @@ from agent.probe.fabric.gpus import (
 )
 from agent.probe.fabric.pci import functions
 from muster.daemon.errors import DaemonError
-from muster.protocol.control_channel import NodeChanges, PrepareTask
-from muster.protocol.gpus import GpuDevice, usable
+from muster.protocol.link.control_channel import NodeChanges, PrepareTask
+from muster.protocol.observations.gpus import GpuDevice, usable
 from muster.protocol.text import listed
 
 LOOK_EVERY_S: Final = 60.0

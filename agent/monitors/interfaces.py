@@ -14,7 +14,7 @@ from agent.core.inputs import Input, NodeObserved
 from agent.monitors.monitor import Monitor
 from agent.probe import netlink
 from agent.probe.network import NetworkProbe
-from muster.protocol.control_channel import NodeChanges
+from muster.protocol.link.control_channel import NodeChanges
 
 # An interface that comes up sends many notifications and gets its addresses one by one.
 SETTLE_S: Final = 1.0

@@ -20,9 +20,9 @@ from agent.probe.fabric.fs_root import Tree
 from agent.probe.fabric.gpus import devices_of
 from agent.probe.network import NetworkProbe
 from muster.daemon.errors import ConfigError, DaemonError
-from muster.protocol.control_channel import Inventory, with_devices
-from muster.protocol.gpus import GpuDevice, usable
-from muster.protocol.interfaces import Interface
+from muster.protocol.link.control_channel import Inventory, with_devices
+from muster.protocol.observations.gpus import GpuDevice, usable
+from muster.protocol.observations.interfaces import Interface
 
 _ROOT: Final = Path("/")
 LEFT_OUT: Final = "is excluded by `gpus` in the agent's configuration"

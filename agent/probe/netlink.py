@@ -82,7 +82,7 @@ def subscribe() -> socket.socket:
     return sock
 
 
-def told(sock: socket.socket) -> bool:
+def has_changes(sock: socket.socket) -> bool:
     """Whether a subscription has received a change since the last call."""
     heard = False
     while True:

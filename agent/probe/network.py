@@ -15,7 +15,7 @@ import msgspec
 from agent.probe import netlink
 from agent.probe.fabric.fs_root import Tree, Unread
 from agent.probe.netlink import Link, Network
-from muster.protocol.interfaces import (
+from muster.protocol.observations.interfaces import (
     ADDRESSES_MAX,
     INTERFACES_MAX,
     Interface,
@@ -75,7 +75,7 @@ class NetworkProbe:
             return self._seen[1]
 
     def _changed(self) -> bool:
-        return self._changes is None or netlink.told(self._changes)
+        return self._changes is None or netlink.has_changes(self._changes)
 
     def _subscribe(self) -> None:
         """Subscribe to changes. Without notifications, each call queries the kernel."""

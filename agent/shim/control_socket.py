@@ -8,8 +8,8 @@ import socket
 import struct
 from collections.abc import Callable
 
-from agent.shim.event_loop import Loop
 from agent.shim.status import encoded
+from agent.shim.system.event_loop import Loop
 
 # Environments are a few hundred KB at the most; an agent that sends more is broken.
 LINE_BYTES_MAX = 8 * 1024 * 1024

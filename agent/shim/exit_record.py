@@ -9,9 +9,9 @@ import json
 import math
 import os
 
-from agent.shim import syscalls
-from agent.shim.job_files import RefusedFileError, open_checked
 from agent.shim.status import encoded
+from agent.shim.system import syscalls
+from agent.shim.system.job_files import RefusedFileError, open_checked
 
 LOCK = "lock"
 IDENTITY = "shim.json"

@@ -19,11 +19,12 @@ import selectors
 import signal
 import socket
 
-from agent.shim import cgroup, exit_record, syscalls
-from agent.shim.credentials import Identity, own_identity
+from agent.shim import exit_record
 from agent.shim.main import REQUEST_BYTES_MAX, run_shim
 from agent.shim.options import Options
-from agent.shim.runner import arrange_fds
+from agent.shim.programs.runner import arrange_fds
+from agent.shim.system import cgroup, syscalls
+from agent.shim.system.credentials import Identity, own_identity
 
 # The job's processes are set back to 0, so that the OOM killer takes the job before its shim.
 OOM_SCORE = -998

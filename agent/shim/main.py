@@ -14,15 +14,16 @@ import socket
 import time
 from collections.abc import Callable
 
-from agent.shim import commands, exit_record, syscalls
-from agent.shim.cgroup import Cgroup, prefix_of
+from agent.shim import commands, exit_record
 from agent.shim.control_socket import Control
-from agent.shim.credentials import Identity
-from agent.shim.event_loop import Loop, now
 from agent.shim.messages import StoppedBy
 from agent.shim.options import Options
-from agent.shim.runner import Runner, fork_runner, ready_for_programs
+from agent.shim.programs.runner import Runner, fork_runner, ready_for_programs
 from agent.shim.status import encoded
+from agent.shim.system import syscalls
+from agent.shim.system.cgroup import Cgroup, prefix_of
+from agent.shim.system.credentials import Identity
+from agent.shim.system.event_loop import Loop, now
 from agent.shim.task import BEFORE_GATE, ENDED, Task
 
 _ALONE = "alone"
@@ -205,7 +206,7 @@ def _run(
             loop.run()
             os.unlink(exit_record.SOCKET, dir_fd=folder_fd)
             os.close(lock)
-            _tell_waiting(channel)
+            _signal_ready(channel)
             # Closed last: when an agent sees its connection end, the folder has no owner and this
             # shim is ready for its next task.
             control.close()
@@ -217,7 +218,7 @@ def _run(
     return 0
 
 
-def _tell_waiting(channel: socket.socket) -> None:
+def _signal_ready(channel: socket.socket) -> None:
     try:
         channel.send(b"1")
     except OSError:

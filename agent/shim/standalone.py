@@ -12,12 +12,12 @@ import os
 import socket
 import sys
 
-from agent.shim import syscalls
-from agent.shim.cgroup import own_cgroup
-from agent.shim.credentials import own_identity
 from agent.shim.fork_server import bootstrap_text, open_folder
 from agent.shim.main import run_shim
 from agent.shim.options import Options
+from agent.shim.system import syscalls
+from agent.shim.system.cgroup import own_cgroup
+from agent.shim.system.credentials import own_identity
 
 LEAF = "shim"
 

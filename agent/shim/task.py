@@ -7,25 +7,31 @@ import signal
 import time
 from collections.abc import Callable
 
-from agent.shim import exit_record, port_probe
+from agent.shim import exit_record
 from agent.shim import messages as m
-from agent.shim.bootstrap_channel import LOG_FOLDER
-from agent.shim.cgroup import Cgroup
 from agent.shim.commands import Malformed, parse, planned, signal_number
-from agent.shim.credentials import Identity
-from agent.shim.event_loop import Loop, now
 from agent.shim.exit_record import Logs
-from agent.shim.kernel_log import KernelLog
-from agent.shim.launch import ProgramListener, Programs
 from agent.shim.options import Options
-from agent.shim.preparation import LAUNCHER_LOG, TAIL_BYTES, Preparation, PreparationListener
-from agent.shim.process_tree import Tree
-from agent.shim.rank_signals import RankSignals
-from agent.shim.ranks import Ranks
-from agent.shim.runner import EXIT_CANNOT_RUN, Runner
-from agent.shim.runners import Runners
+from agent.shim.programs.bootstrap_channel import LOG_FOLDER
+from agent.shim.programs.launch import ProgramListener, Programs
+from agent.shim.programs.preparation import (
+    LAUNCHER_LOG,
+    TAIL_BYTES,
+    Preparation,
+    PreparationListener,
+)
+from agent.shim.programs.rank_signals import RankSignals
+from agent.shim.programs.ranks import Ranks
+from agent.shim.programs.runner import EXIT_CANNOT_RUN, Runner
+from agent.shim.programs.runners import Runners
+from agent.shim.programs.termination import LAUNCHER_GRACE_S, LEFTOVER_GRACE_S, Termination
 from agent.shim.status import Status
-from agent.shim.termination import LAUNCHER_GRACE_S, LEFTOVER_GRACE_S, Termination
+from agent.shim.system import port_probe
+from agent.shim.system.cgroup import Cgroup
+from agent.shim.system.credentials import Identity
+from agent.shim.system.event_loop import Loop, now
+from agent.shim.system.kernel_log import KernelLog
+from agent.shim.system.process_tree import Tree
 from muster.protocol.refusal_codes import RefusalCode
 
 _LEASE = "lease"
@@ -240,7 +246,7 @@ class Task(PreparationListener, ProgramListener):
                 self._warnings.look_soon()
                 self._stop_late(message.get("pid"))
             case "exit":
-                self.ranks.told_ended(message)
+                self.ranks.end_reported(message)
             case "closing":
                 self._close_ranks()
             case "failed" if message.get("code") == RefusalCode.PORT_TAKEN:
@@ -375,7 +381,7 @@ class Task(PreparationListener, ProgramListener):
         self._stopped_with = number
         pids = self.ranks.pids()
         if not self._torchrun and self._main_pid is not None:
-            self._ending.signal(self._group(self._main_pid), number)
+            self._ending.signal(self._tree.group(self._main_pid), number)
         elif not pids and self._main_pid is not None:
             self._ending.signal([self._main_pid], number)
         elif not (self.ranks.signalled and number == self._stop_signal):
@@ -388,17 +394,11 @@ class Task(PreparationListener, ProgramListener):
 
     def _warn(self, command: m.ShimSignal) -> None:
         alone = not self._torchrun and self._main_pid is not None
-        self._warnings.give(command, self._group(self._main_pid or 0) if alone else None)
+        self._warnings.give(command, self._tree.group(self._main_pid or 0) if alone else None)
 
     @property
     def _torchrun(self) -> bool:
         return self._preparation is not None and self._preparation.gate is not None
-
-    def _group(self, leader: int) -> list[int]:
-        """The process group of `leader`: a program in its own session gets a signal as from Ctrl-C.
-        Ranks that the shim starts get it alone, as under torchrun: they end their data loaders.
-        """
-        return [pid for pid in self._tree.members() if _group_of(pid) == leader]
 
     def _kill(self) -> None:
         """SIGKILL the tree. The ranks die before their launcher, so that it can report it."""
@@ -491,10 +491,3 @@ class Task(PreparationListener, ProgramListener):
     def _phase(self, phase: m.ShimPhase) -> None:
         self.status.phase = phase
         self.changed()
-
-
-def _group_of(pid: int) -> int:
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return 0

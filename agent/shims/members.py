@@ -1,9 +1,9 @@
 """Check of every process that a job names, before the agent inspects it.
 
 A job reports the pids of its ranks and may report any number, and the agent may be root. So a
-process is inspected only if it belongs to the task, as for a signal (agent/shim/process_tree.py),
-and is not root's. It is identified by pid and start time. The reader compares the start time again
-afterwards, because the pid may have been reused meanwhile.
+process is inspected only if it belongs to the task, as for a signal
+(agent/shim/system/process_tree.py), and is not root's. It is identified by pid and start time. The
+reader compares the start time again afterwards, because the pid may have been reused meanwhile.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agent.shim import syscalls
-from agent.shim.cgroup import Cgroup
-from agent.shim.process_tree import Tree
+from agent.shim.system import syscalls
+from agent.shim.system.cgroup import Cgroup
+from agent.shim.system.process_tree import Tree
 from agent.shims.shim_files import identity_of
 from agent.taskdirs.taskdirs import user_of
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
-from agent.shim import syscalls
+from agent.shim.system import syscalls
 
 SLICE_S: Final = 20.0
 _DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

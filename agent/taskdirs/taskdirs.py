@@ -27,8 +27,8 @@ from agent.core.inputs import TaskPaths
 from agent.hostsfile.tables import machine_text
 from agent.taskdirs.rmtree import remove_tree
 from muster.daemon.errors import FileError
-from muster.protocol.control_channel import PrepareTask
 from muster.protocol.ids import BadId, TaskId, parse_task_id
+from muster.protocol.link.control_channel import PrepareTask
 
 TASKS: Final = "tasks"
 OUTPUT: Final = "output"

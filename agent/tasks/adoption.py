@@ -15,15 +15,16 @@ import msgspec
 
 from agent.core.shim_protocol import ShimPhase, ShimStatus, ShimStream, StoppedBy
 from agent.leftovers.kill import all_doomed, kill_everything_of
-from agent.shim import exit_record, syscalls
-from agent.shim.cgroup import Cgroup
-from agent.shim.preparation import LAUNCHER_LOG, SETUP_LOG
+from agent.shim import exit_record
+from agent.shim.programs.preparation import LAUNCHER_LOG, SETUP_LOG
+from agent.shim.system import syscalls
+from agent.shim.system.cgroup import Cgroup
 from agent.shims.connection import decode
 from agent.shims.shim_files import FOLDER_FLAGS, decode_identity, read_document
 from muster.protocol.ids import TaskId
 
 DYING_S = 0.002
-# As agent/shim/ranks.py and agent/shim/preparation.py name them.
+# As agent/shim/programs/ranks.py and agent/shim/programs/preparation.py name them.
 _OF_RANK: Final = re.compile(r"rank-(\d{1,8})\.(stdout|stderr)")
 _SINGLE: Final = {LAUNCHER_LOG: "launcher", SETUP_LOG: "setup"}
 

@@ -15,7 +15,7 @@ from typing import Final
 from agent.monitors.checkpoints import become
 from agent.taskdirs.taskdirs import Owner
 from muster.daemon.errors import DaemonError
-from muster.protocol.control_channel import PrepareTask
+from muster.protocol.link.control_channel import PrepareTask
 
 ANSWER_S: Final = 1.0
 FREE_BYTES: Final = 1 << 30
@@ -46,8 +46,8 @@ async def look(
             for place in places
         )
     )
-    if told := [text for text in found if text]:
-        raise PreflightError("preflight: " + "; ".join(told))
+    if problems := [text for text in found if text]:
+        raise PreflightError("preflight: " + "; ".join(problems))
 
 
 async def _wrong(place: Path, answer_s: float, least: int, owner: Owner | None) -> str:
@@ -84,11 +84,11 @@ def _ask(
     except OSError as error:
         found = error
 
-    def tell() -> None:
+    def finish() -> None:
         if not answer.done():
             answer.set_result(found)
 
     try:
-        loop.call_soon_threadsafe(tell)
+        loop.call_soon_threadsafe(finish)
     except RuntimeError:
         return  # the agent has ended meanwhile

@@ -36,16 +36,16 @@ from agent.tasks import preflight
 from agent.tasks.adoption import Ownership, examine
 from agent.tasks.fd_budget import NoDescriptorsError, check_descriptors
 from agent.tasks.preflight import PreflightError
-from agent.tasks.supervisor import TaskSupervisor
+from agent.tasks.supervisor import Known, TaskSupervisor
 from muster.daemon.errors import DaemonError, FileError
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.control_channel import PrepareTask
-from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import PrepareTask
+from muster.protocol.observations.fabric import NodeFabric
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.text import named
 
-_TELL_WAITING_S: Final = 10.0
+_ANSWER_S: Final = 10.0
 _NAMED: Final = 16
 # A shim's files are files, and its folders are folders.
 _NOT_OF_A_SHIM: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
@@ -85,23 +85,23 @@ class TaskRegistry:
         self._idle = idle
         self._post = post
         self._owner = owner
-        self._keepers: dict[TaskId, TaskSupervisor] = {}
+        self._supervisors: dict[TaskId, TaskSupervisor] = {}
 
     def __len__(self) -> int:
-        return len(self._keepers)
+        return len(self._supervisors)
 
     async def adopt(self) -> None:
         """Take over the tasks of an earlier agent process. Returns once the state of each is
         known."""
-        keepers = []
+        supervisors = []
         found = await asyncio.to_thread(self._folders.found)
         fabric = await self._fabric.look() if found else NO_FABRIC
         for task in found:
-            keeper = await asyncio.to_thread(self._adopted, task, fabric)
-            if keeper is not None:
-                keepers.append(keeper)
-                self._keep(keeper, keeper.run)
-        others = await asyncio.to_thread(self._folders.others, list(self._keepers))
+            supervisor = await asyncio.to_thread(self._adopted, task, fabric)
+            if supervisor is not None:
+                supervisors.append(supervisor)
+                self._supervise(supervisor, supervisor.run)
+        others = await asyncio.to_thread(self._folders.others, list(self._supervisors))
         if others:
             _log.warning(
                 "not_tasks",
@@ -109,49 +109,49 @@ class TaskRegistry:
                 names=named(others, _NAMED),
                 why="no task made them; the agent leaves them as they are",
             )
-        for keeper in keepers:
+        for supervisor in supervisors:
             # Wait for living tasks: dialing without one would report it as lost.
             while True:
                 try:
-                    async with asyncio.timeout(_TELL_WAITING_S):
-                        await keeper.known.wait()
+                    async with asyncio.timeout(_ANSWER_S):
+                        await supervisor.known.wait()
                     break
                 except TimeoutError:
-                    _log.warning("shim_silent", task=keeper.task, waited_s=_TELL_WAITING_S)
-        if keepers:
-            _log.info("tasks_adopted", tasks=[keeper.task for keeper in keepers])
+                    _log.warning("shim_silent", task=supervisor.task, waited_s=_ANSWER_S)
+        if supervisors:
+            _log.info("tasks_adopted", tasks=[supervisor.task for supervisor in supervisors])
 
     def create(self, task: TaskId, prepare: PrepareTask) -> None:
         """Start a task. Answered by TaskPlaced and ShimReported, or by ShimFailed."""
-        keeper = TaskSupervisor(
+        supervisor = TaskSupervisor(
             task, self._folders, self._logs, self._proofs, self._hangs, self._post
         )
-        self._keep(keeper, lambda: self._begin(keeper, prepare))
+        self._supervise(supervisor, lambda: self._begin(supervisor, prepare))
 
-    def tell(self, task: TaskId, command: ShimCommand) -> None:
+    def send(self, task: TaskId, command: ShimCommand) -> None:
         """Send a command to the task's shim. If the shim has exited, the command is dropped."""
-        keeper = self._keepers.get(task)
-        if keeper is not None:
-            keeper.order(command)
+        supervisor = self._supervisors.get(task)
+        if supervisor is not None:
+            supervisor.order(command)
 
     def remove(self, task: TaskId) -> None:
         """Remove the task's directory once its shim has exited. Answered by TaskRemoved."""
-        keeper = self._keepers.get(task)
-        if keeper is not None:
-            keeper.remove()
+        supervisor = self._supervisors.get(task)
+        if supervisor is not None:
+            supervisor.remove()
 
-    def _keep(self, keeper: TaskSupervisor, work: Callable[[], Awaitable[None]]) -> None:
-        self._keepers[keeper.task] = keeper
+    def _supervise(self, supervisor: TaskSupervisor, work: Callable[[], Awaitable[None]]) -> None:
+        self._supervisors[supervisor.task] = supervisor
 
         async def kept() -> None:
             try:
                 await work()
             finally:
-                self._checkpoints.end(keeper.task)
-                self._idle.end(keeper.task)
-            self._keepers.pop(keeper.task, None)
+                self._checkpoints.end(supervisor.task)
+                self._idle.end(supervisor.task)
+            self._supervisors.pop(supervisor.task, None)
 
-        self._owner.spawn(kept(), name=f"task.{keeper.task}")
+        self._owner.spawn(kept(), name=f"task.{supervisor.task}")
 
     def _adopted(self, task: TaskId, fabric: NodeFabric) -> TaskSupervisor | None:
         """Create the supervisor of an existing task; runs in a thread. Returns None if the
@@ -165,11 +165,12 @@ class TaskRegistry:
         paths = TaskPaths("", "", "", "") if manifest is None else manifest.paths
         ports = () if manifest is None else manifest.ports
         gpus = () if manifest is None else manifest.prepare.gpus
+        lease_s = None if manifest is None else manifest.prepare.lease_s
         if manifest is not None:
             self._checkpoints.begin(task, manifest.prepare.checkpoint_dir)
             self._idle.begin(task, manifest.prepare.idle, gpus)
         self._proofs.adopt(task)
-        known = paths, ports, fabric, gpus
+        known = Known(paths, ports, fabric, gpus, lease_s)
         return TaskSupervisor(
             task, self._folders, self._logs, self._proofs, self._hangs, self._post, found=known
         )
@@ -190,14 +191,14 @@ class TaskRegistry:
             _log.warning("folder_without_manifest", task=task, done="removed")
         return True
 
-    async def _begin(self, keeper: TaskSupervisor, prepare: PrepareTask) -> None:
-        task = keeper.task
-        taken = {port for other in self._keepers.values() for port in other.ports}
+    async def _begin(self, supervisor: TaskSupervisor, prepare: PrepareTask) -> None:
+        task = supervisor.task
+        taken = {port for other in self._supervisors.values() for port in other.ports}
         try:
             await self._gpus.check(prepare)
             await preflight.look(prepare, self._folders.root, self._folders.owner)
             placed = await asyncio.to_thread(self._place, prepare, taken)
-            keeper.ports = placed.ports
+            supervisor.ports = placed.ports
             self._post(placed)
             self._checkpoints.begin(task, prepare.checkpoint_dir)
             self._idle.begin(task, prepare.idle, prepare.gpus)
@@ -209,9 +210,9 @@ class TaskRegistry:
             # on.
             self._logs.complete(task)
             self._post(ShimFailed(task, str(error), _code(error)))
-            await keeper.run_failed()
+            await supervisor.run_failed()
             return
-        await keeper.run(connection)
+        await supervisor.run(connection)
 
     async def _spawn(self, task: TaskId) -> socket.socket | None:
         """Our end of the connection to a new shim. Returns None if the supervisor has to connect by

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, Never
+from typing import Final, NamedTuple, Never
 
 import msgspec
 import structlog
@@ -21,6 +21,7 @@ from agent.core.shim_protocol import (
     ShimStatus,
     StoppedBy,
 )
+from agent.leftovers.fuse import abort_fuse
 from agent.leftovers.processes import kill_leftovers, leftover_processes
 from agent.logs.shipper import LogShipper
 from agent.monitors.hangs.monitor import HangMonitor
@@ -29,8 +30,8 @@ from agent.shims.connection import ShimConnection, ShimUnreachable, connect, spe
 from agent.taskdirs.taskdirs import TaskDirs
 from agent.tasks.adoption import FoundTask, Ownership, examine
 from muster.daemon.errors import FileError
-from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
+from muster.protocol.observations.fabric import NodeFabric
 
 # A shim that exits after its release is gone within a millisecond or two.
 _PAUSE_FIRST_S: Final = 0.002
@@ -38,12 +39,24 @@ _PAUSE_MAX_S: Final = 1.0
 # Pause between two attempts to end processes that SIGKILL does not end, and to remove a directory
 # that cannot be removed.
 _AGAIN_S: Final = 30.0
+# The shim checks processes that SIGKILL did not end once a second.
+_FREED_S: Final = 5.0
 
 _EXAMINERS: Final = ThreadPoolExecutor(256, "examiner")
 """Each thread may wait for a minute until the kernel lets processes go. Nothing else may wait for a
 thread of this pool meanwhile."""
 
 _log = structlog.get_logger("agent.task")
+
+
+class Known(NamedTuple):
+    """What a manifest says of a task, and the node's current fabric."""
+
+    paths: TaskPaths
+    ports: tuple[int, ...]
+    fabric: NodeFabric
+    gpus: tuple[str, ...]
+    lease_s: float | None
 
 
 class TaskSupervisor:
@@ -58,12 +71,11 @@ class TaskSupervisor:
         proofs: TrafficSamplers,
         hangs: HangMonitor,
         post: Callable[[Input], None],
-        found: tuple[TaskPaths, tuple[int, ...], NodeFabric, tuple[str, ...]] | None = None,
+        found: Known | None = None,
     ) -> None:
-        """`found`: the paths and ports of a task that an earlier agent process started, the node's
-        fabric, and the task's GPUs."""
+        """`found`: what is known of a task that an earlier agent process started."""
         self.task = task
-        self.ports: tuple[int, ...] = () if found is None else found[1]
+        self.ports: tuple[int, ...] = () if found is None else found.ports
         self.known = asyncio.Event()
         self._folder: Path = folders.path(task)
         self._folders = folders
@@ -76,7 +88,7 @@ class TaskSupervisor:
         self._last: ShimStatus | None = None
         self._connection: ShimConnection | None = None
         self._orders: deque[ShimCommand] = deque()
-        self._telling = False  # orders given now go with the next batch
+        self._flush_due = False  # orders given now go with the next batch
         self._removal = asyncio.Event()
         self._statuses: asyncio.Queue[ShimStatus] = asyncio.Queue()  # received, not yet posted
         self._complaint = ""  # the last one that was logged
@@ -84,7 +96,7 @@ class TaskSupervisor:
     def order(self, order: ShimCommand) -> None:
         """Queue an order. If the shim has exited, the order is dropped."""
         self._orders.append(order)
-        self._tell_soon()
+        self._flush_soon()
 
     def remove(self) -> None:
         """Remove the task's directory once its shim has exited."""
@@ -201,7 +213,7 @@ class TaskSupervisor:
 
     async def _converse(self, connection: ShimConnection) -> None:
         self._connection = connection
-        self._tell()
+        self._flush()
         try:
             await connection.ended
         except (msgspec.DecodeError, ValueError) as error:
@@ -211,14 +223,14 @@ class TaskSupervisor:
             self._connection = None
             connection.close()
 
-    def _tell_soon(self) -> None:
+    def _flush_soon(self) -> None:
         """Send all orders of one turn of the event loop together."""
-        if not self._telling and self._connection is not None:
-            self._telling = True
-            asyncio.get_running_loop().call_soon(self._tell)
+        if not self._flush_due and self._connection is not None:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
 
-    def _tell(self) -> None:
-        self._telling = False
+    def _flush(self) -> None:
+        self._flush_due = False
         if self._connection is None or not self._orders:
             return
         # If they cannot be sent, keep the orders for the next connection.
@@ -236,7 +248,7 @@ class TaskSupervisor:
         """Post the received statuses in order, until cancelled. A task's final traffic evidence
         comes before its end."""
         while True:
-            status = await self._statuses.get()
+            status = await self._next_status()
             ended = status.exit is not None or status.phase.terminal
             if ended:
                 await self._proofs.finish(self.task)
@@ -248,6 +260,22 @@ class TaskSupervisor:
                     # Not earlier, because only now the task's NCCL log is complete.
                     self._logs.complete(self.task, reported=False)
             self.known.set()
+
+    async def _next_status(self) -> ShimStatus:
+        """Return the next status. If it names processes that survive SIGKILL because of a FUSE file
+        system of their own, free them and wait for the status without them."""
+        status = await self._statuses.get()
+        loop = asyncio.get_running_loop()
+        while status.phase is ShimPhase.STUCK:
+            freeing = loop.run_in_executor(_EXAMINERS, abort_fuse, status.survivors)
+            if not await freeing:
+                break
+            try:
+                async with asyncio.timeout(_FREED_S):
+                    status = await self._statuses.get()
+            except TimeoutError:
+                break
+        return status
 
     def _say(self, status: ShimStatus) -> None:
         if status.complaint and status.complaint != self._complaint:
@@ -261,8 +289,8 @@ class TaskSupervisor:
             )
             self._post(ShimReported(self.task, status, no_output))
         else:
-            (paths, ports, fabric, gpus), self._found = self._found, None
+            known, self._found = self._found, None
             # No status lists the traffic stream, and an earlier agent process may have sent part of
             # it.
             self._logs.follow(self.task, self._folder, (STREAM,))
-            self._post(TaskFound(self.task, status, paths, ports, fabric, gpus))
+            self._post(TaskFound(self.task, status, *known))

@@ -115,20 +115,20 @@ def measure(size: int, *, tls: bool, logs: bool) -> list[Row]:
     rest = Row("agents", f"{kind}: processor at rest", "ours", "% core")
     first = Row("agents", f"{kind}: all connect at once", "ours", "s")
     storm = Row("agents", f"{kind}: all are cut and come back at once", "ours", "s")
-    told = Row("agents", f"{kind}: {BLOB_BYTES // 1024} KiB to each, all together", "ours", "s")
+    notified = Row("agents", f"{kind}: {BLOB_BYTES // 1024} KiB to each, all together", "ours", "s")
     with _coordinator(tls=tls) as (local, ca), Crowd(size, local, ca, logs=logs) as crowd:
         before = _resident_kib(local)
         first.add(crowd.do("connect"))
         rest.add(_at_rest(local))
         memory.add((_resident_kib(local) - before) / size)
         if not tls:
-            told.add(_tell_all(local, crowd, size))
+            notified.add(_notify_all(local, crowd, size))
         crowd.do("drop")
         storm.add(crowd.do("connect"))
-    return [memory, rest, first, told, storm]
+    return [memory, rest, first, notified, storm]
 
 
-def _tell_all(local: LocalCluster, crowd: Crowd, size: int) -> float:
+def _notify_all(local: LocalCluster, crowd: Crowd, size: int) -> float:
     """Submit a gang of all agents, or the largest possible one, and measure the time until the last
     agent has its task.
     """

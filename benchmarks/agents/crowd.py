@@ -22,8 +22,9 @@ from typing import Final
 
 import aiohttp
 
-from muster.protocol.codec import ReportFrame, decode_command, encode
-from muster.protocol.control_channel import (
+from muster.protocol.ids import NodeName
+from muster.protocol.link.codec import ReportFrame, decode_command, encode
+from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
     ForgetTask,
     Heartbeat,
@@ -36,9 +37,8 @@ from muster.protocol.control_channel import (
     TaskReport,
     Welcome,
 )
-from muster.protocol.ids import NodeName
-from muster.protocol.log_channel import LogHello, encode_text
-from muster.protocol.sequencing import Link
+from muster.protocol.link.log_channel import LogHello, encode_text
+from muster.protocol.link.sequencing import Link
 from muster.protocol.states import TaskState
 
 _PATIENCE_S: Final = 300.0
@@ -56,7 +56,7 @@ class Agent:
     link: Link = field(default_factory=Link)
     heartbeat_s: float = 5.0
     welcome: asyncio.Event = field(default_factory=asyncio.Event)
-    told: asyncio.Event = field(default_factory=asyncio.Event)
+    notified: asyncio.Event = field(default_factory=asyncio.Event)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def say(self, report: Report) -> None:
@@ -90,14 +90,14 @@ class Crowd:
                             await asyncio.gather(*(self._join(session, a) for a in self._agents))
                         case "drop":
                             self._drop()
-                        case told if told.startswith("prepared "):
-                            await self._told(int(told.split()[1]))
+                        case notified if notified.startswith("prepared "):
+                            await self._notified(int(notified.split()[1]))
                         case _:
                             raise SystemExit(f"no such command: {command}")
                 print(json.dumps({"s": time.perf_counter() - began}), flush=True)
 
-    async def _told(self, number: int) -> None:
-        waits = [asyncio.create_task(agent.told.wait()) for agent in self._agents]
+    async def _notified(self, number: int) -> None:
+        waits = [asyncio.create_task(agent.notified.wait()) for agent in self._agents]
         for wait in itertools.islice(asyncio.as_completed(waits), number):
             await wait
         for task in waits:
@@ -136,11 +136,11 @@ class Crowd:
                     agent.heartbeat_s = welcome.heartbeat_s
                     agent.welcome.set()
                 case PrepareTask():
-                    agent.told.set()
+                    agent.notified.set()
                 case StopTask(task):
                     await agent.say(TaskReport(task, TaskState.CLEANED))
                 case ForgetTask():
-                    agent.told.clear()
+                    agent.notified.clear()
                 case _:
                     pass
 

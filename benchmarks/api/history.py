@@ -10,9 +10,9 @@ from typing import Final
 
 from msgspec import structs
 
-from muster.protocol.control_channel import Prepared, RankReport
 from muster.protocol.ids import JobId, NodeName
-from muster.protocol.interfaces import Endpoint
+from muster.protocol.link.control_channel import Prepared, RankReport
+from muster.protocol.observations.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.spec.parse import parse_mapping
 from orchestrator.core.engine.replay_job import replay_job

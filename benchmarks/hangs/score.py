@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from benchmarks.hangs.traces import Case
-from benchmarks.hangs.trial import Told, Trial
-from muster.protocol.hangs import HangKind
+from benchmarks.hangs.trial import Reported, Trial
+from muster.protocol.observations.hangs import HangKind
 
 
 @dataclass(slots=True)
@@ -25,21 +25,22 @@ class Score:
 
     @property
     def precision(self) -> float:
-        told = self.found + len(self.false_alarms)
-        return self.found / told if told else 1.0
+        alarms = self.found + len(self.false_alarms)
+        return self.found / alarms if alarms else 1.0
 
     @property
     def recall(self) -> float:
         return self.found / self.hangs if self.hangs else 1.0
 
-    def take(self, case: Case, told: list[Told]) -> None:
+    def take(self, case: Case, reported: list[Reported]) -> None:
         """Add a case and the verdicts on it."""
         self.cases += 1
         self.hangs += case.hangs
-        hung = [one for one in told if one.verdict.kind is HangKind.HUNG]
-        slow = [one for one in told if one.verdict.kind is HangKind.SLOW]
+        hung = [one for one in reported if one.verdict.kind is HangKind.HUNG]
+        slow = [one for one in reported if one.verdict.kind is HangKind.SLOW]
         where = f"{case.name}, {case.ranks} ranks, at {case.at:.0f} s: " + (
-            ", ".join(f"{one.verdict.text} ({one.at:.0f} s)" for one in told) or "nothing is told"
+            ", ".join(f"{one.verdict.text} ({one.at:.0f} s)" for one in reported)
+            or "nothing is told"
         )
         if not case.hangs:
             self.false_alarms += [where] * bool(hung)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from muster.protocol.hangs import Doing, Frame
+from muster.protocol.observations.hangs import Doing, Frame
 
 SITE: Final = "/venv/lib/python3.11/site-packages"
 _C10D: Final = f"{SITE}/torch/distributed/distributed_c10d.py"

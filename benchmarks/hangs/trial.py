@@ -9,7 +9,9 @@ from typing import Final
 
 from agent.core.activity_baseline import ActivityBaseline, ActivitySample, signature
 from benchmarks.hangs.traces import Case, Moment
-from muster.protocol.control_channel import (
+from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
+from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
     DumpStacks,
     Heartbeat,
@@ -19,11 +21,17 @@ from muster.protocol.control_channel import (
     Prepared,
     Report,
     StacksReport,
+    TaskObservations,
     TaskReport,
 )
-from muster.protocol.hangs import Doing, HangVerdict, RankActivity, RankStacks, Sign, ThreadStack
-from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
-from muster.protocol.instant import Instant
+from muster.protocol.observations.hangs import (
+    Doing,
+    HangVerdict,
+    RankActivity,
+    RankStacks,
+    Sign,
+    ThreadStack,
+)
 from muster.protocol.states import TaskState
 from muster.spec.model import Argv, JobSpec, Launcher
 from orchestrator.core.engine.turn import turn
@@ -41,7 +49,7 @@ _PREPARED: Final = Prepared("10.0.0.1", (20000, 20001), 0, "/l", "/w", "/s", "/o
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Reported:
     """A verdict and its time. `hung` is one for which a job would be restarted."""
 
     at: float
@@ -57,7 +65,7 @@ class Trial:
     state: State = field(default_factory=State)
     limits: Limits = field(default_factory=Limits)
     now: float = 0.0
-    told: list[Told] = field(default_factory=list)
+    reported: list[Reported] = field(default_factory=list)
     _timers: dict[a.Timer, float] = field(default_factory=dict)
     _due: list[tuple[float, NodeName, DumpStacks]] = field(default_factory=list)
     _homes: dict[TaskId, range] = field(default_factory=dict)
@@ -67,7 +75,7 @@ class Trial:
     _away: set[NodeName] = field(default_factory=set)
     _sessions: int = 0
 
-    def run(self) -> list[Told]:
+    def run(self) -> list[Reported]:
         """Run the case to its end."""
         self._begin()
         case = self.case
@@ -76,7 +84,7 @@ class Trial:
             moments = [case.course(rank, self.now) for rank in range(case.ranks)]
             if not moments[0].paused:
                 self._look(moments)
-        return self.told
+        return self.reported
 
     def _begin(self) -> None:
         case = self.case
@@ -147,7 +155,11 @@ class Trial:
                 continue
             activity = self._activity(task)
             report = TaskReport(
-                task, TaskState.STARTED, prepared=_PREPARED, running_s=self.now, activity=activity
+                task,
+                TaskState.STARTED,
+                prepared=_PREPARED,
+                running_s=self.now,
+                observed=TaskObservations(activity=activity),
             )
             if name in self._away:
                 self._away.discard(name)
@@ -159,14 +171,14 @@ class Trial:
                 self._hear(name, report)
 
     def _activity(self, task: TaskId) -> tuple[RankActivity, ...]:
-        return tuple(self._told(rank) for rank in self._homes[task])
+        return tuple(self._of_rank(rank) for rank in self._homes[task])
 
-    def _told(self, rank: int) -> RankActivity:
+    def _of_rank(self, rank: int) -> RankActivity:
         if rank in self._gone:
             age = self.now - self._gone[rank]
             return RankActivity(rank, still_s=age, idle_s=age, doing=Doing.GONE)
         cadence = self._cadences[rank]
-        return cadence.told().later(self.now - cadence.seen_at)
+        return cadence.activity().later(self.now - cadence.seen_at)
 
     def _answer(self, name: NodeName, look: DumpStacks) -> None:
         if name in self._away:
@@ -222,7 +234,7 @@ class Trial:
         done = turn(self.state, received, Instant(self.now, 1.7e9 + self.now), self.limits)
         for fact in done.facts:
             if isinstance(fact, hf.HangJudged):
-                self.told.append(Told(self.now, fact.verdict))
+                self.reported.append(Reported(self.now, fact.verdict))
         for action in done.effects:
             match action:
                 case a.SetTimer(timer, at):

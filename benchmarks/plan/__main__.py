@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from benchmarks.launch.report import machine, table, write_json
 from benchmarks.launch.samples import Aim, Row
-from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric, PortGids
+from muster.protocol.observations.fabric import FabricPort, MissingPort, NodeFabric, PortGids
 from muster.spec.model import Rdma
 from orchestrator.core.fabric.plan import FabricRequest, Refused, plan
 from orchestrator.core.fabric.port_slots import Member

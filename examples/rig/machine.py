@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from examples.rig.keeper import INIT, INTERPRETER, child_of, remove_cgroups
+from examples.rig.supervisor import INIT, INTERPRETER, child_of, remove_cgroups
 
 NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup")
 EXEC_S = 60.0

@@ -6,7 +6,8 @@
         b.power_off()
 
 Needs root, util-linux, iproute2 and, for a cluster on it, openssl. Nothing is created in the
-network namespace of the caller, and nothing is left when the rig ends or is killed: see keeper.py.
+network namespace of the caller, and nothing is left when the rig ends or is killed: see
+supervisor.py.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from agent.shim.cgroup import own_cgroup
-from examples.rig import keeper
+from agent.shim.system.cgroup import own_cgroup
+from examples.rig import supervisor
 from examples.rig.machine import NETWORK, Machine, RigError, network_of, run
 
 TOOLS = ("ip", "mount", "nsenter", "openssl", "setpriv", "tc", "umount", "unshare")
@@ -59,9 +60,9 @@ class Rig:
         root.mkdir(parents=True, exist_ok=True)
         log = root / "rig.log"
         with log.open("ab") as out:
-            self._keeper = subprocess.Popen(
+            self._supervisor = subprocess.Popen(
                 [
-                    *(sys.executable, "-I", "-S", keeper.__file__),
+                    *(sys.executable, "-I", "-S", supervisor.__file__),
                     str(self._cgroup or ""),
                     str(remove or ""),
                 ],
@@ -71,8 +72,8 @@ class Rig:
                 stderr=out,
                 start_new_session=True,
             )
-        assert self._keeper.stdout is not None
-        with self._keeper.stdout as said:
+        assert self._supervisor.stdout is not None
+        with self._supervisor.stdout as said:
             pid = said.readline().decode().strip()
         if not pid.isdecimal():
             raise RigError(f"the rig's own namespaces could not be made: {log.read_text()}")
@@ -88,9 +89,9 @@ class Rig:
         self.stop()
 
     @property
-    def keeper(self) -> int:
+    def supervisor_pid(self) -> int:
         """The process that removes the rig on SIGTERM."""
-        return self._keeper.pid
+        return self._supervisor.pid
 
     def add(self, name: str, *, number: int | None = None, port_range: str = "") -> Machine:
         """Return a new machine that is on. `port_range` is its ip_local_port_range, "32768
@@ -121,17 +122,17 @@ class Rig:
 
     def stop(self) -> None:
         """Remove everything except the contents of `root` before returning."""
-        assert self._keeper.stdin is not None
-        self._keeper.stdin.close()
-        self._keeper.wait()
+        assert self._supervisor.stdin is not None
+        self._supervisor.stdin.close()
+        self._supervisor.wait()
         for machine in self.machines.values():
             machine.forget()
 
     def keep(self) -> None:
-        """Let the rig outlive this process, until its keeper receives SIGTERM."""
-        assert self._keeper.stdin is not None
-        self._keeper.stdin.write(b"keep\n")
-        self._keeper.stdin.flush()
+        """Let the rig outlive this process, until its supervisor receives SIGTERM."""
+        assert self._supervisor.stdin is not None
+        self._supervisor.stdin.write(b"keep\n")
+        self._supervisor.stdin.flush()
 
     def _in_hub(self, *argv: str) -> None:
         run(self.enter(*argv), "for the rig")

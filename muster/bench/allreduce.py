@@ -30,7 +30,7 @@ CHUNK = PERIOD * 4096
 RANK_VALUES = 8
 ITERATIONS_MIN = 3
 ELEMENT_BYTES = 4  # float32, in which sums up to 2**24 are exact
-NODES_TOLD = 8
+NODES_NAMED = 8
 RANKS_MAX = 2**24 // (PERIOD + RANK_VALUES)
 
 
@@ -42,9 +42,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0, help="of measuring, for each size")
     wanted = parser.parse_args()
     bench = Bench(*_join(), wanted.iters, wanted.warmups, wanted.seconds)
-    bench.tell_about()
+    bench.print_header()
     wrong = sum(bench.measure(int(size)) for size in wanted.sizes.split(","))
-    bench.tell(f"# Out of bounds values : {wrong} {'OK' if not wrong else 'FAILED'}")
+    bench.print_line(f"# Out of bounds values : {wrong} {'OK' if not wrong else 'FAILED'}")
     dist.destroy_process_group()
     return 0
 
@@ -83,8 +83,8 @@ def _agree(store: Any, world: int, blind: str) -> tuple[int, list[str]]:
         store.set("bench/all", b"1")
     store.wait(["bench/all"])
     count = int(store.add("bench/blind", 0))
-    told = range(1, min(count, NODES_TOLD) + 1)
-    return count, sorted({bytes(store.get(f"bench/blind/{n}")).decode() for n in told})
+    named = range(1, min(count, NODES_NAMED) + 1)
+    return count, sorted({bytes(store.get(f"bench/blind/{n}")).decode() for n in named})
 
 
 def _own_name() -> str:
@@ -108,11 +108,11 @@ class Bench:
         self._rank = dist.get_rank()
         self._reduced(torch.zeros(1, device=device))  # connections are made here
 
-    def tell(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         if self._rank == 0:
             print(line, flush=True)
 
-    def tell_about(self) -> None:
+    def print_header(self) -> None:
         cuda = self._device.type == "cuda"
         about = {
             "collective": "all_reduce",
@@ -126,8 +126,8 @@ class Bench:
             "warmups": self._warmups,
             "iterations": self._iters,
         }
-        self.tell(f"# {json.dumps(about)}")
-        self.tell(
+        self.print_line(f"# {json.dumps(about)}")
+        self.print_line(
             f"#{'size':>11} {'count':>12} {'type':>6} {'redop':>6} {'iters':>6} {'time':>11} "
             f"{'p50':>11} {'min':>11} {'algbw':>8} {'busbw':>8} {'#wrong':>7}"
         )
@@ -145,7 +145,7 @@ class Bench:
         algbw = size / mean / 1e9
         busbw = algbw * 2 * (self._world - 1) / self._world
         p50, least = ordered[len(ordered) // 2], ordered[0]
-        self.tell(
+        self.print_line(
             f" {size:>11} {count:>12} {'float':>6} {'sum':>6} {iterations:>6} {mean * 1e6:>11.1f} "
             f"{p50 * 1e6:>11.1f} {least * 1e6:>11.1f} {algbw:>8.3f} {busbw:>8.3f} {wrong:>7}"
         )

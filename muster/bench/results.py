@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from muster.http.fabric import PlanView
-from muster.protocol.traffic import Carrier
+from muster.protocol.observations.traffic import Carrier
 
 PASS_FRACTION: Final = 0.8
 """Fraction of the combined rate of a node's chosen HCAs that a ring over them must reach."""

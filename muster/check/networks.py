@@ -8,7 +8,12 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from muster.http.views import NodeView
-from muster.protocol.interfaces import InterfaceKind, NetworkRank, rank_of, usable_address
+from muster.protocol.observations.interfaces import (
+    InterfaceKind,
+    NetworkRank,
+    rank_of,
+    usable_address,
+)
 
 PEERS: Final = "the cluster's addresses"
 """A pseudo-network of the gangs' rendezvous addresses, if they are in several subnets."""

@@ -16,7 +16,7 @@ class Names(msgspec.Struct, frozen=True):
     late: int = 0
 
 
-class NodeTold(msgspec.Struct, frozen=True):
+class NodeReport(msgspec.Struct, frozen=True):
     """A node's report about itself. `clock_s`: seconds by which its clock is ahead of the first
     node's."""
 
@@ -45,7 +45,7 @@ class _Line(msgspec.Struct, frozen=True):
     end: bool = False
 
 
-_node: Final = msgspec.json.Decoder(NodeTold)
+_node: Final = msgspec.json.Decoder(NodeReport)
 _line: Final = msgspec.json.Decoder(_Line)
 
 
@@ -54,7 +54,7 @@ class Output:
     text."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, NodeTold] = {}
+        self.nodes: dict[str, NodeReport] = {}
         self.step = ""
         self.end = False
         self._names: tuple[str, ...] = ()
@@ -72,8 +72,8 @@ class Output:
             return
         try:
             if line.startswith('# {"node"'):
-                told = _node.decode(line[2:])
-                self.nodes[told.node] = told
+                report = _node.decode(line[2:])
+                self.nodes[report.node] = report
                 return
             found = _line.decode(line[2:])
             self._names = found.nodes or self._names

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from muster.check.parse_output import NodeTold, Pair
+from muster.check.parse_output import NodeReport, Pair
 from muster.http.fabric import PlanView
 
 SLOW: Final = 1 / 3
@@ -76,18 +76,18 @@ def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda finding: order.index(finding.severity)))
 
 
-def differences(told: Mapping[str, Mapping[str, str]]) -> list[Finding]:
+def differences(reports: Mapping[str, Mapping[str, str]]) -> list[Finding]:
     """Find facts that differ between nodes: the odd nodes, and the value of the majority."""
     found = []
-    for fact in dict.fromkeys(fact for mine in told.values() for fact in mine):
+    for fact in dict.fromkeys(fact for mine in reports.values() for fact in mine):
         by_value: dict[str, list[str]] = defaultdict(list)
-        for node, mine in told.items():
+        for node, mine in reports.items():
             by_value[mine.get(fact, _NONE)].append(node)
         if len(by_value) < 2:
             continue
         value, most = max(by_value.items(), key=lambda item: len(item[1]))
         odd = {
-            v: nodes for v, nodes in by_value.items() if v != value or 2 * len(most) <= len(told)
+            v: nodes for v, nodes in by_value.items() if v != value or 2 * len(most) <= len(reports)
         }
         parts = [f"{named(nodes)} {_has(nodes)} {v}" for v, nodes in odd.items()]
         if value not in odd:
@@ -98,10 +98,10 @@ def differences(told: Mapping[str, Mapping[str, str]]) -> list[Finding]:
     return found
 
 
-def names_and_clocks(told: Mapping[str, NodeTold]) -> list[Finding]:
+def names_and_clocks(reports: Mapping[str, NodeReport]) -> list[Finding]:
     """Return findings on the nodes' name lookups and clocks."""
     found = []
-    for node, its in told.items():
+    for node, its in reports.items():
         found += [
             Finding(Severity.FAULT, "names", (node,), f"{node}: {text}") for text in its.names.wrong
         ]
@@ -111,15 +111,15 @@ def names_and_clocks(told: Mapping[str, NodeTold]) -> list[Finding]:
                 "name server answer?"
             )
             found.append(Finding(Severity.WARNING, "names", (node,), text))
-    unknowing = [node for node, its in told.items() if its.names.unknown]
+    unknowing = [node for node, its in reports.items() if its.names.unknown]
     if unknowing:
         text = (
             f"{named(unknowing)} {'knows' if len(unknowing) == 1 else 'know'} no names of the "
             "others, not even while a job runs: `hosts.mode` of the agent is off, or it is not root"
         )
         found.append(Finding(Severity.NOTE, "names", tuple(unknowing), text))
-    usual = statistics.median(its.clock_s for its in told.values()) if told else 0.0
-    for node, its in told.items():
+    usual = statistics.median(its.clock_s for its in reports.values()) if reports else 0.0
+    for node, its in reports.items():
         if abs(its.clock_s - usual) > CLOCK_S:
             how = "ahead of" if its.clock_s > usual else "behind"
             text = f"the clock of {node} is {abs(its.clock_s - usual):.0f} s {how} the others'"
@@ -184,8 +184,8 @@ def _unreached(network: str, pairs: Sequence[Pair]) -> list[Finding]:
             found.append(Finding(Severity.FAULT, "tcp", (node,), text))
         bad = [pair for pair in bad if not {pair.sender, pair.receiver} & set(alone)]
     both = {frozenset((pair.sender, pair.receiver)) for pair in bad}
-    told = sorted(tuple(sorted(ends)) for ends in both)
-    for one, other in told[:PAIRS_MAX]:
+    sorted_pairs = sorted(tuple(sorted(ends)) for ends in both)
+    for one, other in sorted_pairs[:PAIRS_MAX]:
         ways = [pair for pair in bad if {pair.sender, pair.receiver} == {one, other}]
         first = ways[0]
         text = (
@@ -195,9 +195,9 @@ def _unreached(network: str, pairs: Sequence[Pair]) -> list[Finding]:
             f"reached from there: {first.why}"
         )
         found.append(Finding(Severity.FAULT, "tcp", (one, other), text))
-    if len(told) > PAIRS_MAX:
-        rest = tuple(sorted({node for ends in told[PAIRS_MAX:] for node in ends}))
-        text = f"and {len(told) - PAIRS_MAX} more pairs on {network}, of {named(rest)}"
+    if len(sorted_pairs) > PAIRS_MAX:
+        rest = tuple(sorted({node for ends in sorted_pairs[PAIRS_MAX:] for node in ends}))
+        text = f"and {len(sorted_pairs) - PAIRS_MAX} more pairs on {network}, of {named(rest)}"
         found.append(Finding(Severity.FAULT, "tcp", rest, text))
     return found
 

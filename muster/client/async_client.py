@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import NodeProbe
-    from muster.protocol.hangs import StacksView
+    from muster.protocol.observations.hangs import StacksView
 
 _T = TypeVar("_T")
 
@@ -186,9 +186,10 @@ class AsyncClient:
         in a job file, or `hold` with a `reason`. Raises ApiError (409 names the conflict)."""
         return await self._call(endpoints.change(job, wanted))
 
-    async def environment(self, job: int) -> EnvironmentView:
-        """Return the environment of the job's last attempt, by node, without secrets."""
-        return await self._call(endpoints.environment(job))
+    async def environment(self, job: int, node: str | None = None) -> EnvironmentView:
+        """Return the environment of the job's last attempt, of each node or of one, without
+        secrets."""
+        return await self._call(endpoints.environment(job, node))
 
     async def explain(
         self, job: int, *, nodes: int | None = None, drained: Sequence[str] = ()

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import NodeProbe
-    from muster.protocol.hangs import StacksView
+    from muster.protocol.observations.hangs import StacksView
 
 _T = TypeVar("_T")
 
@@ -181,9 +181,10 @@ class Client:
         in a job file, or `hold` with a `reason`. Raises ApiError (409 names the conflict)."""
         return self._call(endpoints.change(job, wanted))
 
-    def environment(self, job: int) -> EnvironmentView:
-        """Return the environment of the job's last attempt, by node, without secrets."""
-        return self._call(endpoints.environment(job))
+    def environment(self, job: int, node: str | None = None) -> EnvironmentView:
+        """Return the environment of the job's last attempt, of each node or of one, without
+        secrets."""
+        return self._call(endpoints.environment(job, node))
 
     def explain(
         self, job: int, *, nodes: int | None = None, drained: Sequence[str] = ()

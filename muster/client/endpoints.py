@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import CheckRequest, NodeProbe
-    from muster.protocol.hangs import StacksView
+    from muster.protocol.observations.hangs import StacksView
 
 _T = TypeVar("_T")
 
@@ -137,7 +137,7 @@ def fabric(number: int) -> Call[FabricView]:
 
 
 def stacks(number: int) -> Call[StacksView]:
-    from muster.protocol.hangs import StacksView
+    from muster.protocol.observations.hangs import StacksView
 
     return Call(StacksView, "POST", f"/v1/jobs/{number}/stacks", patience_s=CHANGE_S)
 
@@ -148,8 +148,8 @@ def evidence(number: int) -> Call[Evidence]:
     return Call(Evidence, "GET", f"/v1/jobs/{number}/evidence")
 
 
-def environment(number: int) -> Call[EnvironmentView]:
-    return Call(EnvironmentView, "GET", f"/v1/jobs/{number}/env")
+def environment(number: int, node: str | None) -> Call[EnvironmentView]:
+    return Call(EnvironmentView, "GET", f"/v1/jobs/{number}/env", {"node": node})
 
 
 def explain(number: int, nodes: int | None, drained: Sequence[str]) -> Call[Explanation]:
@@ -324,8 +324,8 @@ def _did_you_mean(text: str, known: Sequence[str]) -> str:
     gpu-91."""
     import difflib
 
-    alike = [name for name in known if _numbers(name) == _numbers(text)]
-    near = difflib.get_close_matches(text, alike, n=3, cutoff=0.6)
+    same_numbers = [name for name in known if _numbers(name) == _numbers(text)]
+    near = difflib.get_close_matches(text, same_numbers, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -186,9 +186,9 @@ class HttpContext:
     @property
     def _where_from(self) -> str:
         origin = self._settings.url_from
-        told = "with --url, MUSTER_URL, or `url` in the file that --config names"
+        ways = "with --url, MUSTER_URL, or `url` in the file that --config names"
         from_ = "" if origin.startswith("the default") else "from "
-        return f"{told}; this address is {from_}{origin}" if origin else told
+        return f"{ways}; this address is {from_}{origin}" if origin else ways
 
 
 class Lines:

@@ -314,8 +314,8 @@ def _refuse_unknown(
 ) -> None:
     unknown = [(path, moved.get(path, why)) for path, why in _unknown(kind, tree)]
     if unknown:
-        told = (f"{path}: {why} (from {_place(file, path)})" for path, why in unknown)
-        raise ConfigError("; ".join(told))
+        texts = (f"{path}: {why} (from {_place(file, path)})" for path, why in unknown)
+        raise ConfigError("; ".join(texts))
 
 
 def _unknown(
@@ -386,8 +386,8 @@ def _explain(
     quotes = (
         "; put quotes around it" if re.match(r"expected str.*, got (int|float|bool)", text) else ""
     )
-    told = f"{path}: {text}{shown}{quotes} (from {came_from})".removeprefix(": ")
-    return without_secrets(told)
+    text = f"{path}: {text}{shown}{quotes} (from {came_from})".removeprefix(": ")
+    return without_secrets(text)
 
 
 def _below(value: object, part: str) -> object:

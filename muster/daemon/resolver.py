@@ -46,7 +46,7 @@ class ThreadedResolver(AbstractResolver):
         loop = asyncio.get_running_loop()
         found: asyncio.Future[list[ResolveResult]] = loop.create_future()
 
-        def tell(addresses: list[ResolveResult], error: OSError | None) -> None:
+        def finish(addresses: list[ResolveResult], error: OSError | None) -> None:
             del self._running[asked]
             if error is None:
                 found.set_result(addresses)
@@ -64,7 +64,7 @@ class ThreadedResolver(AbstractResolver):
             except UnicodeError:  # A label is too long.
                 failure = socket.gaierror(socket.EAI_NONAME, "no such name can be")
             with contextlib.suppress(RuntimeError):  # The loop has ended.
-                loop.call_soon_threadsafe(tell, addresses, failure)
+                loop.call_soon_threadsafe(finish, addresses, failure)
 
         threading.Thread(target=look, name="lookup", daemon=True).start()
         self._running[asked] = found

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from muster.protocol.traffic import PortFigures, SocketFigures
+from muster.protocol.observations.traffic import PortFigures, SocketFigures
 
 WORD_BYTES: Final = 4
 SENT: Final = "port_xmit_data"
@@ -151,24 +151,24 @@ class Totals(msgspec.Struct, omit_defaults=True):
         self.samples += 1
         self.gaps += gap
         self.gap_s += period_s if gap else 0.0
-        told = period_s >= _PERIOD_S_MIN and not gap
+        counts = period_s >= _PERIOD_S_MIN and not gap
         moved = {
-            name: self._socket(name, pair, period_s, told=told)
+            name: self._socket(name, pair, period_s, counts=counts)
             for name, pair in reading.sockets.items()
         }
         both = [0.0, 0.0]
         for port in reading.ports:
-            rates = self._port(port, moved, period_s, told=told)
+            rates = self._port(port, moved, period_s, counts=counts)
             if not self.planned or port.port in self.planned:
                 both = [both[0] + rates[0], both[1] + rates[1]]
-        if told:
+        if counts:
             self.peak = max(self.peak, *both)
 
-    def _socket(self, name: str, pair: tuple[int, int], period_s: float, *, told: bool) -> _Moved:
+    def _socket(self, name: str, pair: tuple[int, int], period_s: float, *, counts: bool) -> _Moved:
         totals = self.sockets.setdefault(name, SocketTotals())
         seen = totals.peak * period_s
         sent, received = grow(totals.sent, pair[0], seen), grow(totals.received, pair[1], seen)
-        if told:
+        if counts:
             totals.peak = max(totals.peak, (sent or 0) / period_s, (received or 0) / period_s)
         return sent, received
 
@@ -178,14 +178,14 @@ class Totals(msgspec.Struct, omit_defaults=True):
         moved: Mapping[str, _Moved],
         period_s: float,
         *,
-        told: bool,
+        counts: bool,
     ) -> tuple[float, float]:
         totals = self.ports.setdefault(port.port, PortTotals(port.port in self.planned))
         totals.why = port.why
         seen = totals.peak * period_s
         # This step includes bytes of an earlier missed reading, so it is no rate.
         missed, totals.missed = totals.missed, any(name not in port.values for name in DATA)
-        told = told and not missed
+        counts = counts and not missed
         rates = []
         for way, (name, total) in enumerate(((SENT, totals.sent), (RECEIVED, totals.received))):
             step: int | None = 0
@@ -201,15 +201,15 @@ class Totals(msgspec.Struct, omit_defaults=True):
             tcp = sum(known) * _IPOIB_HEADERS
             if len(known) < len(own):
                 # All of it may belong to an interface whose counters restarted.
-                tcp, told = max(tcp, step or 0), False
+                tcp, counts = max(tcp, step or 0), False
             total.tcp += int(tcp)
-            told = told and step is not None
-            rates.append(max(0.0, (step or 0) - tcp) / period_s if told else 0.0)
+            counts = counts and step is not None
+            rates.append(max(0.0, (step or 0) - tcp) / period_s if counts else 0.0)
         for name in (*FAULTS, LINK_DOWNED):
             if name in port.values:
                 # These counters never wrap around: a smaller value means a restart.
                 grow(totals.faults.setdefault(name, Total()), port.values[name], math.inf)
-        if told:
+        if counts:
             totals.rate = max(rates)
             totals.peak = max(totals.peak, totals.rate)
         return rates[0], rates[1]

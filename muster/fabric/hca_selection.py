@@ -87,7 +87,7 @@ def choose(hcas: Sequence[Hca], affinity: Sequence[Affinity], rules: Rules | Non
         else:
             left.append(hca)
     if rules.include:
-        _as_told(left, rules, done)
+        _by_rules(left, rules, done)
     else:
         _by_rule(left, affinity, done)
     within = networks(rules)
@@ -131,7 +131,7 @@ def _passes(hca: Hca) -> bool | None:
     return None if hca.state is None or hca.link_layer is None else True
 
 
-def _as_told(left: Sequence[Hca], rules: Rules, done: _Sorted) -> None:
+def _by_rules(left: Sequence[Hca], rules: Rules, done: _Sorted) -> None:
     up = [hca for hca in left if hca.state in (None, ACTIVE) and naming(rules.include, [hca])]
     with_owners = _with_owners(up)
     for hca in left:
@@ -144,8 +144,8 @@ def _as_told(left: Sequence[Hca], rules: Rules, done: _Sorted) -> None:
             done.no(hca, f"included by the configuration, but {unfit(hca)}", expected=True)
         else:
             against = unfit(hca) or hindrance(hca) or with_owners.get(hca.key)
-            told = f"included by the configuration ({entry})"
-            done.yes(hca, told if against is None else f"{told}, although: {against}")
+            included = f"included by the configuration ({entry})"
+            done.yes(hca, included if against is None else f"{included}, although: {against}")
 
 
 def _by_rule(left: Iterable[Hca], affinity: Sequence[Affinity], done: _Sorted) -> None:

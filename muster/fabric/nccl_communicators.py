@@ -118,7 +118,7 @@ class Comms:
             # Channels opened later may come from any thread.
             self._making.pop(thread, None)
         if thread in self._word:
-            self._told(comm, self._word.pop(thread))
+            self._set_network(comm, self._word.pop(thread))
 
     def word(self, line: str, network: str) -> None:
         """Process `Using network IB`: it belongs to the communicator that the thread creates or is
@@ -127,7 +127,7 @@ class Comms:
         thread = _thread(line)
         name = self._making.get(thread)
         if name is not None and not self._comm(name).word:
-            self._told(self._comm(name), network)
+            self._set_network(self._comm(name), network)
             return
         # Each has one network: this is the next one's.
         self._making.pop(thread, None)
@@ -180,7 +180,7 @@ class Comms:
         if rank not in comm.own and len(comm.own) < _PAIRS_MAX and self._room.take():
             comm.own.add(rank)
 
-    def _told(self, comm: _Comm, network: str) -> None:
+    def _set_network(self, comm: _Comm, network: str) -> None:
         self._words += 1
         comm.word, comm.at = network, self._words
 

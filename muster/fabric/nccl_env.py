@@ -18,7 +18,7 @@ from muster.fabric.hca_selection import Choice
 from muster.fabric.model import ETHERNET, Hca
 from muster.fabric.natural_sort import natural
 from muster.fabric.nccl_version import DYNAMIC, ROBUST, Version
-from muster.fabric.operator_rules import told_range
+from muster.fabric.operator_rules import single_range
 
 _UCX_AUTO: Final = (1, 5)
 _UCX_SIXTH: Final = (1, 20)
@@ -64,7 +64,7 @@ def environment(
 ) -> Environment:
     """Return the settings for a single node."""
     ports = [_port(hca, choice) for hca in choice.used]
-    return of_ports(ports, sockets, version, choice.family, told_range(choice.within), ucx)
+    return of_ports(ports, sockets, version, choice.family, single_range(choice.within), ucx)
 
 
 def of_ports(
@@ -164,5 +164,5 @@ def _index(
             return index, None
     if common:
         return min(common), None
-    told = ", ".join(f"{port.key} needs {port.index}" for port in known)
-    return None, f"{name} takes one GID index for all HCAs, but {told}"
+    needs = ", ".join(f"{port.key} needs {port.index}" for port in known)
+    return None, f"{name} takes one GID index for all HCAs, but {needs}"

@@ -23,7 +23,7 @@ from muster.fabric.nccl_communicators import (
     between,
     ranks_here,
 )
-from muster.protocol.traffic import NcclEvidence
+from muster.protocol.observations.traffic import NcclEvidence
 
 LINE_BYTES_MAX: Final = 4096
 DEVICES_MAX: Final = 64
@@ -180,9 +180,9 @@ class NcclLog:
                     self._devices[f"{name}:{port}"] = None
 
     def _warned(self, text: str) -> None:
-        told = _shown(text, _TROUBLE_CHARS)
-        if len(self._trouble) < TROUBLE_MAX and told not in self._trouble and _TROUBLE.search(told):
-            self._trouble.append(told)
+        line = _shown(text, _TROUBLE_CHARS)
+        if len(self._trouble) < TROUBLE_MAX and line not in self._trouble and _TROUBLE.search(line):
+            self._trouble.append(line)
 
 
 def merged(found: Iterable[ProcessEvidence]) -> NcclEvidence:
@@ -219,10 +219,10 @@ def _settled(one: ProcessEvidence, here: Here) -> ProcessEvidence:
     local = bool(one.comms) and known.local
     channels = known.rdma or known.tcp
     sockets = known.sockets or not (known.word or channels or local or one.plugin != SOCKET)
-    told = known.word or channels or one.plugin or one.devices
+    evidence = known.word or channels or one.plugin or one.devices
     return msgspec.structs.replace(
         one,
-        decided=int(bool(told) and not local),
+        decided=int(bool(evidence) and not local),
         sockets=int(sockets),
         network=known.word,
         over_rdma=known.rdma,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.protocol.fabric import NodeFabric
+from muster.protocol.observations.fabric import NodeFabric
 
 
 def no_port_reason(fabric: NodeFabric) -> str:

@@ -38,7 +38,7 @@ def networks(rules: Rules) -> tuple[Range, ...]:
     return tuple(found) if all(network.num_addresses > 1 for network in found) else ()
 
 
-def told_range(within: Sequence[Range]) -> str:
+def single_range(within: Sequence[Range]) -> str:
     """Return the network for NCCL's setting; "" unless there is exactly one."""
     return str(within[0]) if len(within) == 1 else ""
 

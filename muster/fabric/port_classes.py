@@ -112,8 +112,8 @@ def same_ends(ports: Iterable[Hca]) -> bool:
 
 def cabled(ports: Sequence[Hca]) -> list[Hca]:
     """Return the ports without the port numbers that no card uses."""
-    alike = same_ends(ports)
-    return [hca for hca in ports if not alike or hca.state == ACTIVE]
+    same = same_ends(ports)
+    return [hca for hca in ports if not same or hca.state == ACTIVE]
 
 
 def in_words(name: str, ports: Sequence[Hca]) -> str:

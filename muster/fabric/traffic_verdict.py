@@ -14,8 +14,14 @@ from typing import Final
 import msgspec
 
 from muster.fabric.counters import NOISE_BYTES, carried, tcp_share
+from muster.protocol.observations.traffic import (
+    Carrier,
+    FabricReport,
+    NcclEvidence,
+    PortFigures,
+    SocketFigures,
+)
 from muster.protocol.text import named
-from muster.protocol.traffic import Carrier, FabricReport, NcclEvidence, PortFigures, SocketFigures
 
 COUNTED_BYTES: Final = 1 << 30
 """Bytes that a node must have carried before counters alone count, ..."""
@@ -129,10 +135,10 @@ def _chosen(seen: _Seen) -> Proof:
     if moved and not blind:
         return Proof(Carrier.PROVED, f"RDMA proved: {figures(seen)}{failing}", firm=True)
     if all(one.nccl.over_rdma for _, one in seen):
-        told = f"NCCL's channels go over {network}"
+        summary = f"NCCL's channels go over {network}"
         whose = "the HCAs" if not moved else f"those of {named(blind)}"
         return Proof(
-            Carrier.PROVED, f"RDMA proved: {told}; {whose} have no counters{failing}", firm=True
+            Carrier.PROVED, f"RDMA proved: {summary}; {whose} have no counters{failing}", firm=True
         )
     return _unknown(
         f"NCCL chose {network}, but has opened no channel, and the HCAs of {named(blind)} have no "
@@ -215,12 +221,12 @@ def figures(seen: _Seen) -> str:
     counts = {(carried(planned(one)), len(planned(one))) for one in reports}
     if len(counts) == 1:
         ((used, of),) = counts
-        told = f"{used}/{of} HCAs"
+        summary = f"{used}/{of} HCAs"
     else:
         used = sum(carried(planned(one)) for one in reports)
         of = sum(len(planned(one)) for one in reports)
-        told = f"{used}/{of} HCAs of {len(reports)} nodes"
-    parts = [told, f"{_amount(max(one.peak for one in reports))}/s peak"]
+        summary = f"{used}/{of} HCAs of {len(reports)} nodes"
+    parts = [summary, f"{_amount(max(one.peak for one in reports))}/s peak"]
     share = _share(reports)
     if share is not None:
         parts.append(f"TCP {_percent(share)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from muster.protocol.traffic import JobProof
+from muster.protocol.observations.traffic import JobProof
 
 
 class RailView(msgspec.Struct, frozen=True):

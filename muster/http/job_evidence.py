@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from muster.protocol.control_channel import RankReport
-from muster.protocol.hangs import HangVerdict, RankActivity
+from muster.protocol.link.control_channel import RankReport
+from muster.protocol.observations.hangs import HangVerdict, RankActivity
+from muster.protocol.observations.traffic import JobProof
 from muster.protocol.outcome import Cause
 from muster.protocol.timestamp import Timestamp
-from muster.protocol.traffic import JobProof
 
 
 class HangEvidence(msgspec.Struct, frozen=True):

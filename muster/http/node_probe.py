@@ -7,10 +7,10 @@ from typing import Annotated
 import msgspec
 
 from muster.http.views import InterfaceView, RdmaView
-from muster.protocol.control_channel import Fingerprint
-from muster.protocol.disks import DiskHealth
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.traffic import PortHealth
+from muster.protocol.link.control_channel import Fingerprint
+from muster.protocol.observations.disks import DiskHealth
+from muster.protocol.observations.gpus import GpuDevice
+from muster.protocol.observations.traffic import PortHealth
 
 
 class ProbedPort(msgspec.Struct, frozen=True):

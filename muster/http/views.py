@@ -6,14 +6,15 @@ Times are `Timestamp` (RFC 3339, UTC with `Z`), durations float seconds whose na
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any, Final
 
 import msgspec
 
+from muster.protocol.observations.traffic import ProofView
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import Timestamp
-from muster.protocol.traffic import ProofView
 
 # Maximum of a log query.
 TAIL_MAX: Final = 100_000
@@ -123,7 +124,7 @@ class JobSummary(msgspec.Struct, frozen=True):
     gpus: int | None = None
 
 
-class NoticeView(msgspec.Struct, frozen=True):
+class WebhookView(msgspec.Struct, frozen=True):
     """A pending webhook delivery: the event (`started`, `retrying`, `ended`, `hung`, `slow`,
     `idle`), its time, and in `problem` why deliveries have failed so far. `to` is the webhook's
     address.
@@ -136,14 +137,14 @@ class NoticeView(msgspec.Struct, frozen=True):
 
 
 class JobView(JobSummary, frozen=True, kw_only=True):
-    """`muster show`: the summary, the specification and all attempts. `notices` are pending webhook
-    deliveries.
+    """`muster show`: the summary, the specification and all attempts. `pending_webhooks` are
+    those not delivered yet.
     """
 
     spec: dict[str, Any]
     attempts: tuple[AttemptView, ...]
     timeline: tuple[Step, ...]
-    notices: tuple[NoticeView, ...] = ()
+    pending_webhooks: tuple[WebhookView, ...] = ()
 
 
 class SpecView(msgspec.Struct, frozen=True):
@@ -166,12 +167,25 @@ class Validation(msgspec.Struct, frozen=True):
     pool_defaults: tuple[str, ...] = ()
 
 
+class VariableOrigin(Enum):
+    """Origin of a variable's value: the plan of the network, a default that the job may change, the
+    job file, or Muster alone."""
+
+    FABRIC = "fabric plan"
+    DEFAULT = "default"
+    JOB = "job file"
+    MUSTER = "muster"
+
+
 class NodeEnvironment(msgspec.Struct, frozen=True):
-    """Variables added to the login environment on one node; None before they are decided."""
+    """Variables added to the login environment on one node; None before they are decided.
+    `origins` has the origin of each.
+    """
 
     node: str
     node_rank: int
     env: dict[str, str] | None
+    origins: dict[str, VariableOrigin] = {}
 
 
 class EnvironmentView(msgspec.Struct, frozen=True):
@@ -196,7 +210,7 @@ class JobList(msgspec.Struct, frozen=True):
 
 
 class InterfaceView(msgspec.Struct, frozen=True):
-    """A network interface of a node; `kind` as in `muster.protocol.interfaces`."""
+    """A network interface of a node; `kind` as in `muster.protocol.observations.interfaces`."""
 
     name: str
     kind: str
@@ -472,3 +486,5 @@ class VersionView(msgspec.Struct, frozen=True):
     epoch: int
     user: str = ""
     role: str = ""
+    teams: tuple[str, ...] = ()
+    address: str = ""

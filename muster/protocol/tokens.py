@@ -9,9 +9,11 @@ from __future__ import annotations
 import enum
 import hashlib
 import re
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
+
+from muster.protocol.roles import Role
 
 TOKEN_CHARS_MAX: Final = 256
 
@@ -21,9 +23,12 @@ _IN_A_TEXT: Final = re.compile(r"(muster_[a-z]{1,16}_[a-z0-9]{4,32}_)[A-Za-z0-9_
 
 
 class TokenClass(enum.Enum):
-    """Permission of a token. ADMIN: the API. JOIN: only the agents' connections."""
+    """Class of a token. USER: a person's. JOIN: only the agents' connections. ADMIN: a person's, as
+    releases without roles wrote it; its role is admin unless its record names another.
+    """
 
     ADMIN = "admin"
+    USER = "user"
     JOIN = "join"
 
 
@@ -44,7 +49,8 @@ class Token(msgspec.Struct, frozen=True):
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An entry of the tokens file. `created` and `expires` are RFC 3339; without `expires` the
-    token is valid until it is removed. `user` is the owner of jobs submitted with it.
+    token is valid until it is removed. `user` is the owner of jobs submitted with it. Of a join
+    token, `role` and `teams` mean nothing.
     """
 
     id: str
@@ -53,6 +59,21 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     user: str
     created: str = ""
     expires: str = ""
+    role: Role | None = None
+    teams: tuple[str, ...] = ()
+
+    @property
+    def user_role(self) -> Role | None:
+        """The role of the user; None for a join token."""
+        match self.class_:
+            case TokenClass.ADMIN:
+                return self.role or Role.ADMIN
+            case TokenClass.USER:
+                return self.role or Role.USER
+            case TokenClass.JOIN:
+                return None
+            case _:
+                assert_never(self.class_)
 
 
 class TokensFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from muster.protocol.failure_kinds import FailureKind
-from muster.protocol.hangs import Hang
+from muster.protocol.observations.hangs import Hang
 from muster.spec import units
 from muster.spec.command import sanitised_name
 from muster.spec.errors import RefusedError, printable

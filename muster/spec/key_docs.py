@@ -130,6 +130,14 @@ KEYS: Final[dict[str, About]] = {
         "Program that starts the ranks; see [job-file.md](job-file.md#who-starts-the-ranks).",
         "launcher: processes",
     ),
+    "torchrun_args": About(
+        "Further options of torchrun: those that Muster does not set itself.",
+        "torchrun_args: [--role, trainer, --monitor-interval=1]",
+        "a list of `--role`, `--local-ranks-filter`, `--monitor-interval`, `--event-log-handler`, "
+        "`--shutdown-timeout`, `--duplicate-stdout-filters`, `--duplicate-stderr-filters`, each "
+        "with its value",
+        "none",
+    ),
     "rendezvous": About(
         "Rendezvous of the torchruns.",
         "rendezvous: c10d",

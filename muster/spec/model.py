@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from muster.protocol.failure_kinds import FailureKind
-from muster.protocol.hangs import Hang
+from muster.protocol.observations.hangs import Hang
 
 SCHEMA_VERSION = 1
 
@@ -218,7 +218,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     `notify` are the job's webhooks. `preflight`: nodes that fail it are refused before the start.
     `lease_s` is how long a node that is cut off from the coordinator may continue the job; None
     leaves it to the cluster. `checkpoint_dir` is the absolute path of a folder on the nodes;
-    changed files there count as progress. `idle`: None if idle GPUs do not matter.
+    changed files there count as progress. `idle`: None if idle GPUs do not matter. `torchrun_args`
+    are further options of torchrun, each `--option=value`.
     """
 
     name: str
@@ -234,6 +235,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     python: str | None = None
     setup: Command | None = None
     launcher: Launcher = Launcher.TORCHRUN
+    torchrun_args: tuple[str, ...] = ()
     env: dict[str, str] = {}
     time_limit_s: float | None = None
     lease_s: float | None = None

@@ -10,10 +10,10 @@ import msgspec
 from msgspec.structs import replace
 
 from muster.protocol.failure_kinds import FailureKind
-from muster.protocol.hangs import Hang
+from muster.protocol.observations.hangs import Hang
 from muster.spec import field_readers, units, unsupported
-from muster.spec.check_gpus import check_gpus
-from muster.spec.check_rdma import check_rdma
+from muster.spec.checks.gpus import check_gpus
+from muster.spec.checks.rdma import check_rdma
 from muster.spec.command import name_of, read_run, read_script
 from muster.spec.env import read_env
 from muster.spec.errors import Kind, Problems, RefusedError, printable, shown
@@ -38,7 +38,8 @@ from muster.spec.model import (
     run_on_node,
 )
 from muster.spec.roles import Nproc, command_of_roles, read_nproc, read_roles
-from muster.spec.yaml.loader import Document, check_tree, read_json, read_yaml
+from muster.spec.torchrun_args import read_torchrun_args
+from muster.spec.yaml.loader import Document, check_tree, read_json, read_yaml, scalar_text
 from muster.spec.yaml.mapping_reader import Found, Section, seconds, whole_number
 
 MAX_RETRIES: Final = 1000
@@ -110,6 +111,7 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         python=job.read("python", lambda text: field_readers.python(text, workdir), None),
         setup=_setup(job),
         launcher=launcher or Launcher.TORCHRUN,
+        torchrun_args=_torchrun_args(job, launcher),
         env=read_env(env, caller, problems) if env else {},
         time_limit_s=time_limit_s,
         lease_s=job.read(
@@ -215,6 +217,25 @@ def _command(job: Section, found: Found, reader: Callable[[object], Command]) ->
     except RefusedError as refused:
         job.problems.refuse(found.path, shown(found.value), refused)
         return _NO_COMMAND
+
+
+def _torchrun_args(job: Section, launcher: Launcher | None) -> tuple[str, ...]:
+    found = job.take("torchrun_args")
+    if found is None:
+        return ()
+    if not isinstance(found.value, list | tuple):
+        hint = "write `torchrun_args: [--role, trainer]`"
+        job.problems.add(found.path, shown(found.value), "must be a list", hint)
+        return ()
+    if launcher is not None and not launcher.torchruns:
+        hint = "leave it out, or use `launcher: torchrun`"
+        job.problems.add(found.path, None, f"needs torchrun, not `{launcher.value}`", hint)
+        return ()
+    try:
+        return read_torchrun_args([scalar_text(word) for word in found.value])
+    except RefusedError as refused:
+        job.problems.refuse(found.path, None, refused)
+        return ()
 
 
 def _notify(job: Section) -> tuple[str, ...]:

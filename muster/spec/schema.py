@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final, cast
 
 from muster.protocol.failure_kinds import FailureKind
-from muster.protocol.hangs import Hang
+from muster.protocol.observations.hangs import Hang
 from muster.spec import field_readers
 from muster.spec.field_readers import MAX_NODES
 from muster.spec.key_docs import KEYS, alias_of
@@ -137,6 +137,7 @@ def _properties() -> dict[str, Schema]:
             "enum": [launcher.value for launcher in Launcher],
             "default": Launcher.TORCHRUN.value,
         },
+        "torchrun_args": {"type": "array", "items": {"type": ["string", "number"]}},
         "rendezvous": {
             "enum": [rendezvous.value for rendezvous in Rendezvous],
         },

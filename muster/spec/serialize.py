@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from muster.protocol.hangs import Hang
+from muster.protocol.observations.hangs import Hang
 from muster.spec.model import Argv, Command, JobSpec, Placement, Rendezvous, Role, Shell, Stop
 from muster.spec.units import duration_text, gpu_text, size_text
 
@@ -43,7 +43,7 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
         made["python"] = spec.python
     if spec.setup is not None:
         made["setup"] = _command(spec.setup)
-    made["launcher"] = spec.launcher.value
+    made |= _launcher(spec)
     made["run"] = _command(spec.run)
     if spec.env:
         made["env"] = dict(spec.env)
@@ -72,6 +72,13 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
         made["notify"] = list(spec.notify)
     if placed := _placement(spec.placement):
         made["placement"] = placed
+    return made
+
+
+def _launcher(spec: JobSpec) -> dict[str, object]:
+    made: dict[str, object] = {"launcher": spec.launcher.value}
+    if spec.torchrun_args:
+        made["torchrun_args"] = list(spec.torchrun_args)
     return made
 
 

@@ -1,7 +1,7 @@
 """Suggestions for unknown keys of a job.
 
-Two sources: the spellings of other systems, which no edit distance finds, and then the nearest
-known key.
+Three sources: keys of other systems that have no equivalent, their other spellings, which no edit
+distance finds, and then the nearest known key.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _ELSEWHERE: Final = {
         "commands": "run",
         "cpus": "resources.cpu",
         "cwd": "workdir",
+        "dependency": "after",
         "entrypoint": "run",
         "envs": "env",
         "environment": "env",
@@ -34,11 +35,13 @@ _ELSEWHERE: Final = {
         "job_name": "name",
         "max_restarts": "retry.user",
         "max_retries": "retry.user",
+        "mem": "resources.memory",
         "memory": "resources.memory",
         "network_tier": "rdma",
         "nnodes": "nodes",
         "node_count": "nodes",
         "nodelist": "placement.include",
+        "ntasks_per_node": "nproc_per_node",
         "partition": "pool",
         "queue": "pool",
         "script": "run",
@@ -66,9 +69,49 @@ _ELSEWHERE: Final = {
 }
 
 
+_STORAGE: Final = "leave it out: jobs see the storage that the nodes mount; write its path there"
+_ORDER: Final = "leave it out: `priority` and `pool` decide the order of jobs"
+_LOGS: Final = "leave it out: the output of all ranks is stored (muster logs ID)"
+_NETWORK: Final = (
+    "leave it out: Muster finds the networks of each node; `rdma: required` demands RDMA"
+)
+
+# Keys of a job file elsewhere that Muster has no equivalent for, and the replacement.
+_REPLACED: Final = {
+    "account": _ORDER,
+    "annotation": _NETWORK,
+    "annotations": _NETWORK,
+    "array": "leave it out, and submit one job for each index",
+    "constraint": "write the labels of the nodes: `placement: {labels: {KEY: VALUE}}`",
+    "error": _LOGS,
+    "extended_resource": _NETWORK,
+    "extended_resources": _NETWORK,
+    "gres": "write the GPUs per node: `resources: {gpu: 8}`",
+    "large_shm": "leave it out: jobs have the /dev/shm of the node",
+    "ntasks": "write the ranks per node: `nproc_per_node: 8`",
+    "output": _LOGS,
+    "pvc": _STORAGE,
+    "qos": _ORDER,
+    "reservation": "leave it out; `placement: {include: [NODE]}` restricts a job to some nodes",
+    "shm_size": "leave it out: jobs have the /dev/shm of the node",
+    "volumes": _STORAGE,
+    "workers": "write the number of all nodes: where `workers` does not count the first, "
+    "`workers: 3` is `nodes: 4`",
+}
+
+
+def replacement(path: str, key: str) -> str | None:
+    """Return the hint for a key of another system that has no equivalent in section `path`."""
+    return None if path else _REPLACED.get(_plain(key))
+
+
+def _plain(key: str) -> str:
+    return key[:_MAX_COMPARED_CHARS].lower().strip().replace("-", "_").replace(" ", "_")
+
+
 def suggestion(path: str, key: str, known: Iterable[str]) -> str | None:
     """Return the key of section `path` that the user probably meant by `key`, or None."""
-    plain = key[:_MAX_COMPARED_CHARS].lower().strip().replace("-", "_").replace(" ", "_")
+    plain = _plain(key)
     names = sorted(known)
     if plain in names:
         return plain

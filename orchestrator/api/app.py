@@ -7,6 +7,7 @@ from aiohttp import web
 from orchestrator.api.events import EventsApi
 from orchestrator.api.http.access import AccessTable
 from orchestrator.api.http.cross_origin import Origins
+from orchestrator.api.http.job_owners import JobOwners
 from orchestrator.api.http.middleware import add_headers, expectation, request_middleware
 from orchestrator.api.http.openapi import SchemaApi
 from orchestrator.api.http.stream_limits import StreamLimits
@@ -24,6 +25,7 @@ from orchestrator.api.node_check import NodeCheckApi
 from orchestrator.api.nodes import NodesApi
 from orchestrator.api.routes import ROUTES
 from orchestrator.config import Limits
+from orchestrator.core.rights.principals import Policy
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.coordinator import Coordinator
@@ -43,11 +45,15 @@ def make_app(
     origins: Origins,
     limits: Limits,
     rules: SubmitRules,
+    policy: Policy,
 ) -> web.Application:
     """Build the application. Only the routes of the table are reachable."""
+    owners = JobOwners(coordinator)
+    access = AccessTable(ROUTES, tokens, owners, policy, refusals_per_s=limits.refusals_per_s)
     parsers, views = BulkReads(), BulkReads()
     jobs = JobsApi(
         coordinator,
+        access,
         queued_max=limits.queued_jobs_max,
         submits_per_s=limits.submits_per_s,
         rules=rules,
@@ -58,22 +64,21 @@ def make_app(
     metrics = MetricsApi(coordinator, agents, log_connections, log_store)
     apis = (
         SchemaApi(ROUTES),
-        NodesApi(coordinator),
+        NodesApi(coordinator, tokens),
         metrics,
         NodeCheckApi(coordinator, jobs, rules),
         NodeActionsApi(coordinator),
         jobs,
-        JobListApi(coordinator),
+        JobListApi(coordinator, access),
         JobDetailsApi(coordinator, jobs, views),
-        JobActionsApi(coordinator, jobs),
-        EventsApi(coordinator, reads),
+        JobActionsApi(coordinator, jobs, access),
+        EventsApi(coordinator, reads, access, owners),
         LogsApi(coordinator, log_store, reads),
         agents,
         log_connections,
     )
-    open_requests = StreamRevocation(tokens)
     streams = StreamLimits(per_user_max=limits.streams_per_user_max, total_max=limits.streams_max)
-    access = AccessTable(ROUTES, tokens, refusals_per_s=limits.refusals_per_s)
+    open_requests = StreamRevocation(tokens, access)
     app = web.Application(
         middlewares=[
             request_middleware(access, origins, metrics.http.ended),

@@ -2,6 +2,7 @@
 
 from muster.http.views import Validation
 from muster.protocol.text import count
+from muster.spec.checks.env_advice import env_advice
 from muster.spec.model import JobSpec
 from muster.spec.serialize import to_mapping
 from orchestrator.api.redaction import is_secret, without_secrets_inside
@@ -24,19 +25,20 @@ def validation(state: State, spec: JobSpec, filled: tuple[str, ...]) -> Validati
 
 def _warnings(state: State, spec: JobSpec, *, fits: bool) -> list[str]:
     names = {*spec.env, *spec.roles.launcher.env, *spec.roles.worker.env}
-    told = [
+    notes = [
         f"env.{name} seems to be a secret: the coordinator keeps it as it is, and only hides it "
         "where jobs are shown; let the program read it from a file that only its user can"
         for name in sorted(names)
         if is_secret(name)
     ]
+    notes += env_advice(spec)
     here = sum(
         node.link is LinkState.CONNECTED and unfit(spec, node) is None
         for node in state.nodes.values()
     )
     if fits and here < spec.nodes:
-        told.append(
+        notes.append(
             f"it would wait: {count(here, 'node')} of the {spec.nodes} that it needs "
             f"{'is' if here == 1 else 'are'} connected now"
         )
-    return told
+    return notes

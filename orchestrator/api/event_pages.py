@@ -21,9 +21,10 @@ _KEPT: Final = 8
 
 
 class Line(NamedTuple):
-    """An event: its sequence number, its id, its kind, and its `EventView` as JSON."""
+    """An event: its sequence number, its job, its id, its kind, and its `EventView` as JSON."""
 
     seq: int
+    job: JobId | None
     id: str
     kind: str
     data: bytes
@@ -97,4 +98,5 @@ class EventPages:
 
 def _line(job: Job | None, seq: int, at: float, fact: f.Fact) -> Line:
     view = event_view(job, seq, at, fact)
-    return Line(view.seq, view.id, view.kind, msgspec.json.encode(view))
+    name: JobId | None = getattr(fact, "job", None)
+    return Line(view.seq, name, view.id, view.kind, msgspec.json.encode(view))

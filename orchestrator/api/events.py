@@ -14,10 +14,11 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from muster.http.views import EventsEnd
-from orchestrator.api.event_pages import EventPages
+from muster.http.views import EventsEnd, EventView
+from orchestrator.api.event_pages import EventPages, Line
 from orchestrator.api.event_text import event_id
-from orchestrator.api.http.access import TOKEN
+from orchestrator.api.http.access import TOKEN, AccessTable
+from orchestrator.api.http.job_owners import JobOwners
 from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.query_params import EVENT_ID, EventsQuery
 from orchestrator.api.http.request_parsing import job_id, read_query, shown, wrong_parameter
@@ -25,6 +26,7 @@ from orchestrator.api.http.route import STREAM
 from orchestrator.api.jobs import find_job
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.state import Job
+from orchestrator.core.rights.rules import Action
 from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.coordinator import Coordinator, events_key
 
@@ -32,6 +34,8 @@ HEARTBEAT_S: Final = 15.0
 # Bytes that a stream writes at once. It loads more only when the client has read them.
 _PIECE_BYTES: Final = 64 << 10
 _HINT: Final = "send the last received id, or leave it out to read from the start"
+_PAGES_MAX: Final = 16
+"""Pages of others' events that one request for a list passes over."""
 _EVENT_ID: Final = re.compile(EVENT_ID)
 
 
@@ -39,9 +43,17 @@ class EventsApi:
     """GET /v1/events and /v1/jobs/{id}/events."""
 
     def __init__(
-        self, coordinator: Coordinator, reads: BulkReads, *, heartbeat_s: float = HEARTBEAT_S
+        self,
+        coordinator: Coordinator,
+        reads: BulkReads,
+        access: AccessTable,
+        owners: JobOwners,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self._coordinator = coordinator
+        self._access = access
+        self._owners = owners
         self._pages = EventPages(coordinator, reads)
         self._heartbeat_s = heartbeat_s
 
@@ -65,9 +77,39 @@ class EventsApi:
             await self._check(place)
         if follow:
             return await self._stream(request, job, after)
-        lines = await self._pages.listed(request[TOKEN].user, job, after, query.limit)
+        lines = await self._listed(request, job, after, query.limit)
         body = b",".join(line.data for line in lines)
         return web.Response(body=b'{"events":[' + body + b"]}", content_type="application/json")
+
+    async def _listed(
+        self, request: web.Request, job: Job | None, after: int, limit: int
+    ) -> list[Line]:
+        """Return events that the user may read. If many others come first, the last one looked at
+        stands for them, without its content, so that a reader can go on behind it.
+        """
+        user = request[TOKEN].user
+        passed = 0
+        while True:
+            page = await self._pages.listed(user, job, after, limit)
+            shown = await self._readable(request, page)
+            if shown or not page:
+                return shown
+            after = page[-1].seq
+            passed += 1
+            if passed == _PAGES_MAX:
+                return [_hidden(page[-1])]
+
+    async def _readable(self, request: web.Request, page: list[Line]) -> list[Line]:
+        """Return the events of nodes, and of jobs that the user may read."""
+        if self._access.allows(request, Action.READ_JOB, ""):
+            return page
+        owners = await self._owners.of({line.job for line in page if line.job is not None})
+        mine = {
+            name
+            for name, owner in owners.items()
+            if self._access.allows(request, Action.READ_JOB, owner)
+        }
+        return [line for line in page if line.job is None or line.job in mine]
 
     async def _check(self, place: "_Place") -> None:
         """Refuse an event that has not been, or was another one: a reader from before a backup was
@@ -103,16 +145,16 @@ class EventsApi:
         response.enable_chunked_encoding()
         await response.prepare(request)
         await response.write(b"retry: 1000\n\n")
-        end = await self._events(response, user, job, after)
+        end = await self._events(request, response, job, after)
         await response.write(b"event: end\ndata: " + msgspec.json.encode(end) + b"\n\n")
         await response.write_eof()
         return response
 
     async def _events(
-        self, response: web.StreamResponse, user: str, job: Job | None, after: int
+        self, request: web.Request, response: web.StreamResponse, job: Job | None, after: int
     ) -> EventsEnd:
         """Write events until there will be no more. Raises ConnectionError when nobody reads."""
-        changes = self._coordinator.changes
+        changes, user = self._coordinator.changes, request[TOKEN].user
         key = events_key(None if job is None else job.id)
         while True:
             # Looked at before reading: what makes it final was written before.
@@ -121,19 +163,32 @@ class EventsApi:
             seen: dict[Hashable, int] = {key: changes.count(key)}
             final = _ended(job)
             page = await self._pages.following(user, job, after)
-            for line in page:
-                after = line.seq
+            for line in await self._readable(request, page):
                 head = f"id: {line.id}\nevent: {line.kind}\ndata: ".encode()
                 await _write(response, head + line.data + b"\n\n")
             if changes.closed:
                 return EventsEnd(final=False, reason="server restarting")
             if page:
+                after = page[-1].seq
                 continue
             if final:
                 return EventsEnd(final=True)
             await changes.wait(seen, self._heartbeat_s)
             if changes.count(key) == seen[key] and not changes.closed:
                 await response.write(b": nothing new\n\n")
+
+
+def _hidden(line: Line) -> Line:
+    view = EventView(
+        seq=line.seq,
+        at=msgspec.json.decode(line.data, type=EventView).at,
+        kind="Hidden",
+        job=None,
+        text="events of others' jobs",
+        fields={},
+        id=line.id,
+    )
+    return Line(line.seq, None, line.id, view.kind, msgspec.json.encode(view))
 
 
 async def _write(response: web.StreamResponse, text: bytes) -> None:

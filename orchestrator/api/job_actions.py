@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -9,6 +10,7 @@ from aiohttp import web
 from msgspec import UNSET
 
 from muster.http.job_actions import ChangeAnswer, RerunRequest, SignalAnswer, SignalRequest
+from muster.http.views import Explanation
 from muster.protocol.ids import NodeName
 from muster.spec.errors import RefusedError, SpecError
 from muster.spec.model import JobSpec
@@ -17,7 +19,7 @@ from muster.spec.parse import parse_mapping
 from muster.spec.serialize import to_mapping
 from muster.spec.units import signal_name
 from muster.spec.update import Amendment, amend
-from orchestrator.api.http.access import TOKEN
+from orchestrator.api.http.access import TOKEN, AccessTable
 from orchestrator.api.http.job_body import spec_problem
 from orchestrator.api.http.preconditions import (
     idempotency_key,
@@ -39,6 +41,7 @@ from orchestrator.api.jobs import (
 from orchestrator.core.facts.effects import Changed, Declined, Signalled, Stacks
 from orchestrator.core.facts.inputs import ChangeReceived, SignalReceived, StacksReceived
 from orchestrator.core.model.status import job_state
+from orchestrator.core.rights.rules import Action
 from orchestrator.core.scheduling.what_if import WAITING, what_if_state, what_if_text
 from orchestrator.core.views.explain import explain
 from orchestrator.shell.coordinator import Coordinator
@@ -56,8 +59,9 @@ NOTHING: Final = "give one of priority, time_limit, name, hold"
 class JobActionsApi:
     """Routes below /v1/jobs/{id} that change or inspect a job."""
 
-    def __init__(self, coordinator: Coordinator, jobs: JobsApi) -> None:
+    def __init__(self, coordinator: Coordinator, jobs: JobsApi, access: AccessTable) -> None:
         self._coordinator = coordinator
+        self._access = access
         self._jobs = jobs
         self._signals = RateLimit(SIGNALS_PER_S)
 
@@ -80,6 +84,8 @@ class JobActionsApi:
             wanted = amend(job.spec, asked, name) if asked else Amendment()
         except SpecError as error:
             raise spec_problem(error) from error
+        if wanted.priority is not UNSET and wanted.priority != job.spec.priority:
+            self._jobs.check_priority(request, wanted.priority)
         user = request[TOKEN].user
         result = await self._coordinator.request(
             lambda rid: ChangeReceived(
@@ -106,7 +112,7 @@ class JobActionsApi:
         drained = [NodeName(node) for node in query.drained or ()]
         supposing = what_if_text(query.nodes, drained)
         if not supposing:
-            return reply(explain(state, job, now, limits))
+            return reply(self._shown(request, explain(state, job, now, limits)))
         for node in drained:
             if node not in state.nodes:
                 raise bad_field("drained", f"{shown(node)} is not a node; see: muster nodes")
@@ -117,9 +123,16 @@ class JobActionsApi:
                 f"job {name} is {job_state(job).value}: what-if questions need a waiting job",
                 f"its end: muster explain {name}",
             )
-        told = explain(*what_if_state(state, job, now, query.nodes, drained), now, limits)
-        text = "it would start now" if told.starts_now else told.text
-        return reply(msgspec.structs.replace(told, supposing=supposing, text=text))
+        explanation = explain(*what_if_state(state, job, now, query.nodes, drained), now, limits)
+        text = "it would start now" if explanation.starts_now else explanation.text
+        explanation = msgspec.structs.replace(explanation, supposing=supposing, text=text)
+        return reply(self._shown(request, explanation))
+
+    def _shown(self, request: web.Request, explanation: Explanation) -> Explanation:
+        """Leave out the jobs ahead in the queue whose lines the user does not see."""
+        see = partial(self._access.allows, request, Action.SEE_JOB)
+        ahead = tuple(job for job in explanation.ahead if see(job.user))
+        return msgspec.structs.replace(explanation, ahead=ahead)
 
     async def signal(self, request: web.Request) -> web.Response:
         """Send a signal to the ranks on all nodes. Does not end the job by itself."""

@@ -15,7 +15,7 @@ from orchestrator.api.http.request_parsing import job_id, read_query
 from orchestrator.api.http.responses import reply, reply_from_thread
 from orchestrator.api.jobs import JobsApi, find_job
 from orchestrator.api.redaction import without_secrets, without_secrets_inside
-from orchestrator.core.gangs.launch import environments
+from orchestrator.core.gangs.launch import environments, merged, origins
 from orchestrator.core.model.state import Job
 from orchestrator.core.views.evidence import evidence_of
 from orchestrator.core.views.fabric import fabric_view
@@ -55,16 +55,17 @@ class JobDetailsApi:
         attempt, user = job.attempts[-1], request[TOKEN].user
         nodes: list[NodeEnvironment] = []
         left = _ENVIRONMENTS_BYTES_MAX
-        for task, env in environments(job, attempt):
+        for task, layers in environments(job, attempt):
             if only not in (None, task.node):
                 continue
             if left <= 0:
                 return await self._environment(request, job, nodes, truncated=True)
-            shown = None
-            if env is not None:
+            shown, found = None, {}
+            if layers is not None:
+                env, found = merged(layers), origins(layers)
                 left -= sum(len(name) + len(value) for name, value in env.items())
                 shown = await self._views.slice(user, partial(without_secrets, env))
-            nodes.append(NodeEnvironment(task.node, task.rank, shown))
+            nodes.append(NodeEnvironment(task.node, task.rank, shown, found))
         return await self._environment(request, job, nodes, truncated=False)
 
     async def _environment(

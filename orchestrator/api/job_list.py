@@ -7,12 +7,15 @@ import msgspec
 from aiohttp import web
 
 from muster.http.views import JobSummary
+from orchestrator.api.http.access import AccessTable
 from orchestrator.api.http.pagination import bad_cursor, make_cursor, read_cursor
 from orchestrator.api.http.query_params import JobsQuery
 from orchestrator.api.http.request_parsing import read_query
 from orchestrator.api.http.responses import reply
+from orchestrator.api.jobs import shown_line
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.model.status import job_state
+from orchestrator.core.rights.rules import Action
 from orchestrator.core.scheduling.scheduler import WaitingReasons
 from orchestrator.core.views.display import job_summary
 from orchestrator.shell.coordinator import Coordinator
@@ -36,11 +39,19 @@ class _Sent(msgspec.Struct, frozen=True):
 class JobListApi:
     """GET /v1/jobs."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, access: AccessTable) -> None:
         self._coordinator = coordinator
+        self._access = access
 
     async def list(self, request: web.Request) -> web.Response:
         query = read_query(request, JobsQuery)
+        users = self._access.shown_users(request)
+        if users is not None and len(users) == 1:
+            # Only the user's own jobs: find them by the index, not by looking at all.
+            (only,) = users
+            if query.user not in (None, only):
+                return reply(_Sent((), None))
+            query = msgspec.structs.replace(query, user=only)
         before = _NEWEST if query.cursor is None else _before(query.cursor)
         # The order matters: a job leaves the state once it is in the archive.
         known = self._known(await self._coordinator.settled(), query, before)
@@ -60,7 +71,13 @@ class JobListApi:
             del page[query.limit :]
             floor = page[-1].id
         cursor = make_cursor(_JOBS, str(floor)) if floor else None
-        return reply(_Sent(tuple(job.summary for job in page), cursor))
+        lines = [self._line(request, job) for job in page if users is None or job.user in users]
+        return reply(_Sent(tuple(lines), cursor))
+
+    def _line(self, request: web.Request, line: Line) -> JobSummary | msgspec.Raw:
+        if self._access.allows(request, Action.READ_JOB, line.user):
+            return line.summary
+        return shown_line(self._access, request, line.decoded())
 
     def _known(self, state: State, query: JobsQuery, before: int) -> Page:
         """Return the matching jobs of the state."""
@@ -75,7 +92,7 @@ class JobListApi:
         for place in range(end - 1, stop - 1, -1):
             job = state.jobs[ids[place]]
             if _matches(job, query):
-                page.append(Line(job.id, job_summary(state, job, now, waiting)))
+                page.append(Line(job.id, job.user, job_summary(state, job, now, waiting)))
                 if len(page) > query.limit:
                     return Page(page, job.id)
         return Page(page, ids[stop] if stop else 0)

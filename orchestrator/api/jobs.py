@@ -8,10 +8,10 @@ import msgspec
 from aiohttp import web
 
 from muster.http.job_actions import CancelAnswer, CancelRequest
-from muster.http.views import JobSummary
+from muster.http.views import JobSummary, Reason
 from muster.protocol.ids import JobId
 from muster.spec.model import JobSpec
-from orchestrator.api.http.access import TOKEN
+from orchestrator.api.http.access import TOKEN, AccessTable
 from orchestrator.api.http.job_body import Read, spec_body
 from orchestrator.api.http.preconditions import idempotency_key, job_etag, request_digest
 from orchestrator.api.http.problems import ApiError, bad_field
@@ -37,6 +37,7 @@ from orchestrator.core.facts.effects import (
 from orchestrator.core.facts.inputs import CancelReceived, SubmitReceived
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.state import Job, State
+from orchestrator.core.rights.rules import Action
 from orchestrator.core.views.display import job_summary, job_view
 from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.coordinator import FORGOTTEN_HINT, Coordinator, forgotten_text
@@ -63,6 +64,7 @@ class JobsApi:
     def __init__(
         self,
         coordinator: Coordinator,
+        access: AccessTable,
         *,
         queued_max: int,
         submits_per_s: float,
@@ -71,6 +73,7 @@ class JobsApi:
         views: BulkReads,
     ) -> None:
         self._coordinator = coordinator
+        self._access = access
         self._rules = rules
         self._parsers = parsers
         self._views = views
@@ -106,6 +109,7 @@ class JobsApi:
     ) -> web.Response:
         """Submit a parsed job. `digest` covers the request, which may contain more than the job."""
         self._rules.check(spec)
+        self.check_priority(request, spec.priority)
         user = request[TOKEN].user
         state = await self._coordinator.settled()
         queued = sum(map(len, state.queues.values())) + len(state.held)
@@ -159,7 +163,9 @@ class JobsApi:
                     await changes.wait({name: seen})
         except TimeoutError:
             pass
-        return reply(await self._summary(name))
+        state, job = await find_job(self._coordinator, name)
+        summary = job_summary(state, job, self._coordinator.now())
+        return reply(shown_line(self._access, request, summary))
 
     async def cancel(self, request: web.Request) -> web.Response:
         name = job_id(request)
@@ -182,6 +188,18 @@ class JobsApi:
             case _:
                 raise AssertionError(f"a cancel was answered with {result}")
 
+    def check_priority(self, request: web.Request, priority: int) -> None:
+        """Raise ApiError (403) if the priority is above what the user's role and teams allow."""
+        who = self._access.principal(request[TOKEN])
+        most = self._access.policy.priority_max(who)
+        if most is not None and priority > most:
+            raise ApiError(
+                403,
+                "priority_too_high",
+                f"priority {priority} is above {most}, the most for {who.name}",
+                f"use at most {most}, or ask an operator",
+            )
+
     def check_rate(self, request: web.Request) -> None:
         """Count a submit. Raises ApiError (429)."""
         wait_s = self._submits.take(request[TOKEN].id, request.loop.time())
@@ -196,6 +214,15 @@ class JobsApi:
 
     async def _summary(self, name: JobId) -> JobSummary:
         return await summary_of(self._coordinator, name)
+
+
+def shown_line(access: AccessTable, request: web.Request, line: JobSummary) -> JobSummary:
+    """Return the line of a job for the author of a request. For others than those who may read the
+    job, reasons have no text: it may quote the job's output.
+    """
+    if access.allows(request, Action.READ_JOB, line.user):
+        return line
+    return msgspec.structs.replace(line, reason=Reason(line.reason.code, ""))
 
 
 async def find_job(coordinator: Coordinator, name: JobId) -> tuple[State, Job]:

@@ -94,7 +94,7 @@ class LogReader:
         self._logs: JobStreams | None = None
         self._last: Place | None = None
         self._ended_seen: float | None = None  # monotonic seconds
-        self._told: set[tuple[StreamKey, Late]] = set()
+        self._announced: set[tuple[StreamKey, Late]] = set()
 
     async def load(self) -> JobStreams:
         """Load the job's logs. Raises LogStoreError."""
@@ -130,7 +130,7 @@ class LogReader:
                 # Looked at before reading: what makes it final was stored before.
                 state_name, exit_code, ended_at, missing = self._ending()
                 after = await self._live(response, after)
-                await self._tell_of_late(response, after)
+                await self._announce_late(response, after)
                 # A storm may take a while to arrive: what counts is when the last of it did.
                 waited = self._waited(ended_at)
                 final = ended_at is not None and (not missing or waited >= DELIVERY_S)
@@ -227,15 +227,15 @@ class LogReader:
         lines = [msgspec.json.encode(self._record(piece)) for piece in taken]
         return b"\n".join([*lines, b""]), taken[-1].place
 
-    async def _tell_of_late(self, response: web.StreamResponse, after: Live) -> None:
+    async def _announce_late(self, response: web.StreamResponse, after: Live) -> None:
         """A record without bytes for each stream whose next bytes could not be stored so far."""
         if self._as_text:
             return
         for key, late in list(self._loaded.late.items()):
             node = self._node(key)
-            if (key, late) in self._told or not self._selection.takes(key, node):
+            if (key, late) in self._announced or not self._selection.takes(key, node):
                 continue
-            self._told.add((key, late))
+            self._announced.add((key, late))
             record = LogRecord(
                 attempt=key.attempt,
                 node=node,

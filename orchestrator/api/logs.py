@@ -7,7 +7,7 @@ from aiohttp import web
 
 from muster.http.views import LogTrailer
 from muster.protocol.ids import JobId
-from muster.protocol.log_channel import StreamKind
+from muster.protocol.link.log_channel import StreamKind
 from orchestrator.api.http.access import TOKEN
 from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.query_params import LogFormat, LogsQuery

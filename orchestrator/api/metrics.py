@@ -287,7 +287,7 @@ class MetricsApi(Collector):
         unanswered = int(self._log_store.is_unanswered)
         yield _values("muster_log_disk_unanswered", {(): unanswered})
         yield _values("muster_log_waiting_jobs", {(): len(space.waiting)})
-        waiting = sum(notices.count for notices in state.notices.values())
+        waiting = sum(queued_webhooks.count for queued_webhooks in state.queued_webhooks.values())
         yield _values("muster_webhooks_waiting", {(): waiting})
         yield _values("muster_webhooks_dropped", {(): meters.webhooks_dropped})
         yield _values("muster_http_requests", self.http.requests)

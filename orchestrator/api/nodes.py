@@ -7,8 +7,8 @@ from aiohttp import web
 
 from muster.fabric.natural_sort import natural
 from muster.http.views import NodeList, VersionView
-from muster.protocol.control_channel import PROTOCOL_MAX, PROTOCOL_MIN
 from muster.protocol.ids import NodeName
+from muster.protocol.link.control_channel import PROTOCOL_MAX, PROTOCOL_MIN
 from orchestrator.api.http.access import TOKEN
 from orchestrator.api.http.connection_limits import no_descriptors
 from orchestrator.api.http.pagination import make_cursor, read_cursor
@@ -16,6 +16,7 @@ from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.query_params import NodesQuery
 from orchestrator.api.http.request_parsing import read_query, shown
 from orchestrator.api.http.responses import reply
+from orchestrator.api.http.tokens import TokenStore
 from orchestrator.core.engine.decide import VERSION
 from orchestrator.core.facts.effects import UNKNOWN_NODE
 from orchestrator.core.scheduling.restore_hold import silent_nodes, why_held
@@ -43,8 +44,9 @@ def _place(name: str) -> tuple[object, str]:
 class NodesApi:
     """Routes /v1/nodes, /v1/version and the two health checks."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, tokens: TokenStore) -> None:
         self._coordinator = coordinator
+        self._tokens = tokens
 
     async def nodes(self, request: web.Request) -> web.Response:
         query = read_query(request, NodesQuery)
@@ -70,7 +72,7 @@ class NodesApi:
 
     async def version(self, request: web.Request) -> web.Response:
         state = await self._coordinator.settled()
-        token = request[TOKEN]
+        token = self._tokens.current(request[TOKEN])
         return reply(
             VersionView(
                 version=VERSION,
@@ -78,7 +80,9 @@ class NodesApi:
                 protocol_max=PROTOCOL_MAX,
                 epoch=state.epoch,
                 user=token.user,
-                role=token.class_.value,
+                role=token.user_role.value if token.user_role else "",
+                teams=tuple(sorted(token.teams)),
+                address=request.remote or "",
             )
         )
 

@@ -1,4 +1,4 @@
-"""The table of routes: handler, access rule, and description of each (method, path)."""
+"""The table of routes: handler, action, and description of each (method, path)."""
 
 from typing import Final
 
@@ -8,11 +8,11 @@ from muster.http import views as h
 from muster.http.fabric import FabricView
 from muster.http.job_evidence import Evidence
 from muster.http.node_probe import CheckRequest, NodeProbe
-from muster.protocol.hangs import StacksView
+from muster.protocol.observations.hangs import StacksView
 from orchestrator.api.events import EventsApi
 from orchestrator.api.http import query_params as p
 from orchestrator.api.http.openapi import SchemaApi
-from orchestrator.api.http.route import JOB, JSON, STREAM, Access, Route, as_json, as_text
+from orchestrator.api.http.route import JOB, JSON, STREAM, Route, as_json, as_text
 from orchestrator.api.job_actions import JobActionsApi
 from orchestrator.api.job_details import JobDetailsApi
 from orchestrator.api.job_list import JobListApi
@@ -22,108 +22,112 @@ from orchestrator.api.metrics import MetricsApi
 from orchestrator.api.node_actions import NodeActionsApi
 from orchestrator.api.node_check import NodeCheckApi
 from orchestrator.api.nodes import NodesApi
+from orchestrator.core.rights.rules import Action
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.logs.ingest import LogIngest
 
 _MADE: Final = {201: {JSON: h.JobSummary}, 200: {JSON: h.JobSummary}}
 
-_OPEN, _ADMIN, _JOIN = Access.OPEN, Access.ADMIN, Access.JOIN
+_HEALTH, _CLUSTER, _OPERATE = Action.CHECK_HEALTH, Action.READ_CLUSTER, Action.OPERATE_NODE
+_SUBMIT, _SEE, _READ = Action.SUBMIT_JOB, Action.SEE_JOB, Action.READ_JOB
+_CHANGE = Action.CHANGE_JOB
 
-# A route has its method, path, handler and access rule in its first line.
+# A route has its method, path, handler and action in its first line.
 # fmt: off
 ROUTES: Final = (
-    Route("GET", "/openapi.json", SchemaApi.show, _ADMIN,
+    Route("GET", "/openapi.json", SchemaApi.show, _CLUSTER,
           "This description, OpenAPI 3.1.", answers={200: {JSON: None}}),
-    Route("GET", "/healthz", NodesApi.healthz, _OPEN, "Liveness check.", answers=as_text()),
-    Route("GET", "/readyz", NodesApi.readyz, _OPEN,
+    Route("GET", "/healthz", NodesApi.healthz, _HEALTH, "Liveness check.", answers=as_text()),
+    Route("GET", "/readyz", NodesApi.readyz, _HEALTH,
           "Readiness check: requests are accepted.", answers=as_text()),
-    Route("HEAD", "/healthz", NodesApi.healthz, _OPEN,
+    Route("HEAD", "/healthz", NodesApi.healthz, _HEALTH,
           "Like GET, without a body.", answers=as_text()),
-    Route("HEAD", "/readyz", NodesApi.readyz, _OPEN,
+    Route("HEAD", "/readyz", NodesApi.readyz, _HEALTH,
           "Like GET, without a body.", answers=as_text()),
-    Route("GET", "/metrics", MetricsApi.show, _ADMIN,
+    Route("GET", "/metrics", MetricsApi.show, Action.READ_METRICS,
           "Prometheus metrics, or OpenMetrics if accepted.", answers=as_text()),
-    Route("GET", "/v1/version", NodesApi.version, _ADMIN,
+    Route("GET", "/v1/version", NodesApi.version, _CLUSTER,
           "The coordinator's version, and the caller's user.", answers=as_json(h.VersionView)),
-    Route("GET", "/v1/nodes", NodesApi.nodes, _ADMIN,
+    Route("GET", "/v1/nodes", NodesApi.nodes, _CLUSTER,
           "The nodes by name, in pages.", query=p.NodesQuery, answers=as_json(h.NodeList)),
-    Route("GET", "/v1/nodes/{id}", NodesApi.node, _ADMIN, "One node.", answers=as_json(h.NodeView)),
-    Route("GET", "/v1/nodes/{id}/probe", NodeCheckApi.probe, _ADMIN,
+    Route("GET", "/v1/nodes/{id}", NodesApi.node, _CLUSTER, "One node.",
+          answers=as_json(h.NodeView)),
+    Route("GET", "/v1/nodes/{id}/probe", NodeCheckApi.probe, _CLUSTER,
           "The agent's reports on a node's GPUs, networks and RDMA.", answers=as_json(NodeProbe)),
-    Route("POST", "/v1/nodes/{id}/check", NodeCheckApi.check, _ADMIN,
+    Route("POST", "/v1/nodes/{id}/check", NodeCheckApi.check, _SUBMIT,
           "Submit a job that checks a node with free nodes of its pool.", body=CheckRequest,
           answers=_MADE, headers=("Idempotency-Key",), answer_headers=("Location",),
           problems=(409, 422, 507)),
-    Route("POST", "/v1/nodes/{id}/drain", NodeActionsApi.drain, _ADMIN,
+    Route("POST", "/v1/nodes/{id}/drain", NodeActionsApi.drain, _OPERATE,
           "Take a node out of service.", body=nodes.DrainRequest,
           answers=as_json(nodes.NodeAnswer), problems=(422, 507)),
-    Route("POST", "/v1/nodes/{id}/resume", NodeActionsApi.resume, _ADMIN,
+    Route("POST", "/v1/nodes/{id}/resume", NodeActionsApi.resume, _OPERATE,
           "Return a node to service after a check.", body=nodes.ResumeRequest,
           answers=as_json(nodes.NodeAnswer), problems=(409, 422, 507)),
-    Route("POST", "/v1/nodes/{id}/remove", NodeActionsApi.remove, _ADMIN,
+    Route("POST", "/v1/nodes/{id}/remove", NodeActionsApi.remove, _OPERATE,
           "Remove a node that is gone.", body=nodes.RemoveRequest,
           answers=as_json(nodes.NodeAnswer), problems=(409, 422, 507)),
-    Route("POST", "/v1/nodes/{id}/lost", NodeActionsApi.lost, _ADMIN,
+    Route("POST", "/v1/nodes/{id}/lost", NodeActionsApi.lost, _OPERATE,
           "Declare that nothing runs any more on a node that is not connected.",
           body=nodes.LostRequest, answers=as_json(nodes.LostAnswer), problems=(409, 422, 507)),
-    Route("POST", "/v1/jobs", JobsApi.submit, _ADMIN,
+    Route("POST", "/v1/jobs", JobsApi.submit, _SUBMIT,
           "Submit a job; a repeated Idempotency-Key returns the same job.", body=JOB,
           answers=_MADE, headers=("Idempotency-Key",), answer_headers=("Location",),
           problems=(409, 422, 507)),
-    Route("POST", "/v1/jobs:validate", JobDetailsApi.validate, _ADMIN,
+    Route("POST", "/v1/jobs:validate", JobDetailsApi.validate, _SUBMIT,
           "Validate a job without submitting it.", body=JOB, answers=as_json(h.Validation),
           problems=(422,)),
-    Route("GET", "/v1/jobs", JobListApi.list, _ADMIN,
+    Route("GET", "/v1/jobs", JobListApi.list, Action.LIST_JOBS,
           "Jobs, newest first, in pages.", query=p.JobsQuery, answers=as_json(h.JobList)),
-    Route("GET", "/v1/jobs/{id}", JobsApi.show, _ADMIN,
+    Route("GET", "/v1/jobs/{id}", JobsApi.show, _READ,
           "Everything about a job.", answers=as_json(h.JobView), answer_headers=("ETag",)),
-    Route("GET", "/v1/jobs/{id}/spec", JobDetailsApi.spec, _ADMIN,
+    Route("GET", "/v1/jobs/{id}/spec", JobDetailsApi.spec, _READ,
           "A job's specification with all defaults.", answers=as_json(h.SpecView)),
-    Route("GET", "/v1/jobs/{id}/env", JobDetailsApi.env, _ADMIN,
+    Route("GET", "/v1/jobs/{id}/env", JobDetailsApi.env, _READ,
           "The environment of the last attempt, by node.", query=p.EnvironmentQuery,
           answers=as_json(h.EnvironmentView)),
-    Route("GET", "/v1/jobs/{id}/fabric", JobDetailsApi.fabric, _ADMIN,
+    Route("GET", "/v1/jobs/{id}/fabric", JobDetailsApi.fabric, _READ,
           "The fabric plan of the last attempt: rails, ports, settings and reasons.",
           answers=as_json(FabricView)),
-    Route("PATCH", "/v1/jobs/{id}", JobActionsApi.change, _ADMIN,
+    Route("PATCH", "/v1/jobs/{id}", JobActionsApi.change, _CHANGE,
           "Change, hold or release a job.", body=verbs.ChangeRequest,
           answers=as_json(verbs.ChangeAnswer), headers=("If-Match",), answer_headers=("ETag",),
           problems=(409, 412, 422, 507)),
-    Route("GET", "/v1/jobs/{id}/wait", JobsApi.wait, _ADMIN,
+    Route("GET", "/v1/jobs/{id}/wait", JobsApi.wait, _SEE,
           "Wait until the job has ended, or until the timeout.", query=p.WaitQuery,
           answers=as_json(h.JobSummary)),
-    Route("POST", "/v1/jobs/{id}/cancel", JobsApi.cancel, _ADMIN,
+    Route("POST", "/v1/jobs/{id}/cancel", JobsApi.cancel, _CHANGE,
           "Cancel a job.", body=verbs.CancelRequest, answers=as_json(verbs.CancelAnswer, 202),
           problems=(422,)),
-    Route("GET", "/v1/jobs/{id}/events", EventsApi.of_job, _ADMIN,
+    Route("GET", "/v1/jobs/{id}/events", EventsApi.of_job, _READ,
           "The events of a job; also as Server-Sent Events.", query=p.EventsQuery,
           answers={200: {JSON: h.EventList, STREAM: None}, 204: {}},
           items=(h.EventView, h.EventsEnd), headers=("Last-Event-ID",)),
-    Route("GET", "/v1/events", EventsApi.of_all, _ADMIN,
+    Route("GET", "/v1/events", EventsApi.of_all, Action.LIST_EVENTS,
           "All events; also as Server-Sent Events.", query=p.EventsQuery,
           answers={200: {JSON: h.EventList, STREAM: None}}, items=(h.EventView, h.EventsEnd),
           headers=("Last-Event-ID",)),
-    Route("GET", "/v1/jobs/{id}/explain", JobActionsApi.explain, _ADMIN,
+    Route("GET", "/v1/jobs/{id}/explain", JobActionsApi.explain, _READ,
           "Explain a job's state, or answer a what-if question.", query=p.ExplainQuery,
           answers=as_json(h.Explanation), problems=(409, 422)),
-    Route("POST", "/v1/jobs/{id}/signal", JobActionsApi.signal, _ADMIN,
+    Route("POST", "/v1/jobs/{id}/signal", JobActionsApi.signal, _CHANGE,
           "Send a signal to a job's ranks.", body=verbs.SignalRequest,
           answers=as_json(verbs.SignalAnswer, 202), problems=(409, 422, 507)),
-    Route("POST", "/v1/jobs/{id}/stacks", JobActionsApi.stacks, _ADMIN,
+    Route("POST", "/v1/jobs/{id}/stacks", JobActionsApi.stacks, _READ,
           "The current stacks of a running job's ranks, grouped by equal stacks.",
           answers=as_json(StacksView), problems=(409,)),
-    Route("GET", "/v1/jobs/{id}/evidence", JobDetailsApi.evidence, _ADMIN,
+    Route("GET", "/v1/jobs/{id}/evidence", JobDetailsApi.evidence, _READ,
           "The verdicts on a job's attempts, with their evidence.", answers=as_json(Evidence)),
-    Route("POST", "/v1/jobs/{id}/rerun", JobActionsApi.rerun, _ADMIN,
+    Route("POST", "/v1/jobs/{id}/rerun", JobActionsApi.rerun, Action.RERUN_JOB,
           "Submit a job again, with changes.", body=verbs.RerunRequest, answers=_MADE,
           headers=("Idempotency-Key",), answer_headers=("Location",), problems=(409, 422, 507)),
-    Route("GET", "/v1/jobs/{id}/logs", LogsApi.read, _ADMIN,
+    Route("GET", "/v1/jobs/{id}/logs", LogsApi.read, _READ,
           "A job's logs; can be followed.", query=p.LogsQuery,
           answers={200: {"application/x-ndjson": None, "text/plain": None}},
           items=(h.LogRecord, h.LogTrailer), problems=(410,)),
-    Route("GET", "/v1/agent", AgentSessions.serve, _JOIN,
+    Route("GET", "/v1/agent", AgentSessions.serve, Action.CONNECT,
           "An agent's control connection (websocket).", answers={101: {}}),
-    Route("GET", "/v1/agent/logs", LogIngest.serve, _JOIN,
+    Route("GET", "/v1/agent/logs", LogIngest.serve, Action.CONNECT,
           "An agent's bulk connection (websocket).", answers={101: {}}),
 )
 # fmt: on

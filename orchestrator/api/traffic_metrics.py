@@ -10,9 +10,9 @@ from typing import Final
 
 from muster.fabric.counters import imbalance, tcp_share
 from muster.fabric.traffic_verdict import planned
-from muster.protocol.hangs import HangKind
 from muster.protocol.ids import JobId
-from muster.protocol.traffic import Carrier
+from muster.protocol.observations.hangs import HangKind
+from muster.protocol.observations.traffic import Carrier
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.state import State, Task
 from orchestrator.core.monitoring.traffic import proof_line

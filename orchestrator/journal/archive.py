@@ -179,6 +179,17 @@ def ended_at(database: sqlite3.Connection, jobs: Sequence[int]) -> dict[int, flo
     return found
 
 
+def owners(database: sqlite3.Connection, jobs: Sequence[int]) -> dict[int, str]:
+    """Return the users of those jobs that are archived."""
+    found: dict[int, str] = {}
+    for first in range(0, len(jobs), _NAMES_MAX):
+        some = jobs[first : first + _NAMES_MAX]
+        places = ", ".join("?" * len(some))
+        query = f"SELECT job, user FROM archived WHERE job IN ({places})"  # noqa: S608
+        found.update(database.execute(query, some))
+    return found
+
+
 def search(database: sqlite3.Connection, asked: Asked) -> Found:
     """Return as many matches as can be found with a bounded number of visited rows."""
     columns = (("name", asked.name), ("user", asked.user), ("pool", asked.pool))

@@ -405,11 +405,11 @@ def _entries(folder: Path) -> set[str]:
     return set(os.listdir(folder)) if folder.is_dir() else set()
 
 
-def _swap(path: Path, made: Path, meanwhile: Callable[[], None]) -> Path:
+def _swap(path: Path, made: Path, between: Callable[[], None]) -> Path:
     """Rename the old journal and put `made` in its place; returns the new name of the old one.
 
     From the first rename to the last one the folder has a file of the name `restoring-N`, so that
-    the next restore can undo what a kill in between left. `meanwhile` runs in between, while no
+    the next restore can undo what a kill in between left. `between` runs in between, while no
     coordinator can start. Raises OSError.
     """
     number = _free_number(path)
@@ -420,7 +420,7 @@ def _swap(path: Path, made: Path, meanwhile: Callable[[], None]) -> Path:
         with contextlib.suppress(FileNotFoundError):
             os.rename(file, old)
     sync_directory(path.parent)
-    meanwhile()
+    between()
     os.rename(restoring, path)
     return _replaced(path, number)
 

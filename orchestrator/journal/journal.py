@@ -357,11 +357,11 @@ def records(database: sqlite3.Connection, path: Path) -> Iterator[Recorded]:
         for row in rows:
             yield from_row(*row)
             seq = row[0]
-        lacks = _lacks(database)
+        missing = _missing_record(database)
     except sqlite3.Error as error:
         raise CorruptJournalError(f"{path} is damaged after record {seq} ({error})") from error
-    if lacks is not None:
-        raise CorruptJournalError(f"{path}: record {lacks} is missing")
+    if missing is not None:
+        raise CorruptJournalError(f"{path}: record {missing} is missing")
 
 
 def last_seq(database: sqlite3.Connection) -> int:
@@ -371,7 +371,7 @@ def last_seq(database: sqlite3.Connection) -> int:
     return int(there) + int(moved)
 
 
-def _lacks(database: sqlite3.Connection) -> int | None:
+def _missing_record(database: sqlite3.Connection) -> int | None:
     """Return the first missing record, or None: numbers have no gaps."""
     newest = 0
     for table in ("fact", "history"):

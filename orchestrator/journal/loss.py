@@ -199,12 +199,12 @@ def _refuse_stranger(
         )
     if whole is None:
         return
-    lacks = None if note is None else _lacks(whole, note)
-    if lacks is not None:
-        raise LostTailError(f"{log} is cut off or damaged: {lacks} that can be read")
-    lacks = None if closed is None else _lacks(whole, closed)
-    if lacks is not None:
-        raise LostTailError(f"{path} is an older copy: {lacks}; put the newer one back")
+    missing = None if note is None else _missing_part(whole, note)
+    if missing is not None:
+        raise LostTailError(f"{log} is cut off or damaged: {missing} that can be read")
+    missing = None if closed is None else _missing_part(whole, closed)
+    if missing is not None:
+        raise LostTailError(f"{path} is an older copy: {missing}; put the newer one back")
     job = last_with_logs(path, logs)
     if whole.job < job:
         output = (logs or path.parent / "logs") / str(job)
@@ -215,7 +215,7 @@ def _refuse_stranger(
         )
 
 
-def _lacks(view: _View, note: Note) -> str | None:
+def _missing_part(view: _View, note: Note) -> str | None:
     for what, said, last in (
         ("record", note.seq, view.seq),
         ("the beginning of epoch", note.epoch, view.epoch),

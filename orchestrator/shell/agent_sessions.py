@@ -14,7 +14,8 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from muster.daemon.listen_address import is_loopback
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.codec import (
+from muster.protocol.ids import SessionId
+from muster.protocol.link.codec import (
     FRAME_BYTES_MAX,
     CommandFrame,
     FrameTooLarge,
@@ -23,7 +24,7 @@ from muster.protocol.codec import (
     decode_report,
     encode,
 )
-from muster.protocol.control_channel import (
+from muster.protocol.link.control_channel import (
     ArrangeTask,
     Command,
     Hello,
@@ -32,11 +33,11 @@ from muster.protocol.control_channel import (
     Refused,
     TaskReport,
 )
-from muster.protocol.ids import SessionId
+from muster.protocol.link.sequencing import Link
 from muster.protocol.refusal_codes import RefusalCode
-from muster.protocol.sequencing import Link
 from muster.protocol.states import TaskState
 from orchestrator.core.facts.inputs import HelloReceived, ReportReceived, SessionEnded
+from orchestrator.core.rights.link import node_may_send
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.frame_budget import FrameBudget
 
@@ -183,6 +184,8 @@ class AgentSessions:
             report = frame.body
             if isinstance(report, Hello):
                 raise ProtocolError("a second hello on the same connection")
+            if not node_may_send(type(report)):
+                raise ProtocolError(f"a node may not send {type(report).__name__}")
             await coordinator.put(ReportReceived(session.id, report))
 
     async def _write(self, session: _Session) -> None:

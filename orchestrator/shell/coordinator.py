@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from muster.daemon.clock import Clock
 from muster.daemon.errors import DaemonError
 from muster.daemon.timers import Timers
-from muster.protocol.control_channel import Command, Refused
 from muster.protocol.ids import JobId, SessionId
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import Command, Refused
 from orchestrator.core.engine.decide import submitted_before
 from orchestrator.core.engine.fast_path import is_answer, is_plain_heartbeat
 from orchestrator.core.engine.turn import turn

@@ -10,7 +10,7 @@ from typing import Final
 
 from aiohttp import WSMessage, WSMsgType, web
 
-from muster.protocol.codec import ProtocolError
+from muster.protocol.link.codec import ProtocolError
 
 AT_ONCE: Final = 500
 EVERY_S: Final = 0.1

@@ -50,7 +50,13 @@ class Line(NamedTuple):
     """A job's summary in the form it is sent: archived JSON is passed on without decoding it."""
 
     id: int
+    user: str
     summary: JobSummary | msgspec.Raw
+
+    def decoded(self) -> JobSummary:
+        """Return the summary as a struct."""
+        given = self.summary
+        return given if isinstance(given, JobSummary) else _decode_summary(given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +186,11 @@ class JobArchive:
         """Return when the archived ones among `jobs` ended (UTC seconds). Raises JournalError."""
         return await self._journal.read(partial(archive.ended_at, jobs=jobs))
 
+    async def owners(self, jobs: Sequence[JobId]) -> dict[JobId, str]:
+        """Return the users of the archived ones among `jobs`. Raises JournalError."""
+        found = await self._journal.read(partial(archive.owners, jobs=jobs))
+        return {JobId(job): user for job, user in found.items()}
+
     async def page(
         self,
         before: int,
@@ -224,7 +235,7 @@ class JobArchive:
 
 def _may_go(job: Job) -> bool:
     """Whether a job has ended and none of its webhooks is pending."""
-    return job.phase is JobPhase.ENDED and not job.notices
+    return job.phase is JobPhase.ENDED and not job.queued_webhooks
 
 
 def _row(state: State, job: Job) -> Archived:
@@ -272,5 +283,5 @@ def line_of(row: Archived) -> Line:
     Rows of an older release lack fields, so they are decoded to get the defaults.
     """
     if row.summary.rfind(_LAST_FIELD) >= 0:
-        return Line(row.job, msgspec.Raw(row.summary))
-    return Line(row.job, _decode_summary(row.summary))
+        return Line(row.job, row.user, msgspec.Raw(row.summary))
+    return Line(row.job, row.user, _decode_summary(row.summary))

@@ -28,8 +28,8 @@ class NewWebhooks:
     def __init__(self, state: State) -> None:
         self._new = [
             Delivery(name, *place)
-            for name in sorted(state.telling)
-            for place in state.jobs[name].notices
+            for name in sorted(state.webhook_jobs)
+            for place in state.jobs[name].queued_webhooks
         ]
         self._dropped: list[Delivery] = []
 
@@ -47,7 +47,7 @@ class NewWebhooks:
                 case _:
                     pass
         for (name, why), count in dropped.items():
-            _log.warning("webhooks_dropped", job=name, notices=count, why=why)
+            _log.warning("webhooks_dropped", job=name, queued_webhooks=count, why=why)
 
     def take(self) -> list[Delivery]:
         """Remove and return all. They are on disk if the state is settled."""

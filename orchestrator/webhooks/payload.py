@@ -40,30 +40,30 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
-def message(state: State, job: Job, number: int, notice: QueuedWebhook, now: Instant) -> Message:
-    attempt = job.attempt(notice.attempt) if notice.attempt else None
-    goes_on = nf.WebhookEvent(notice.event) in _GOES_ON
+def message(state: State, job: Job, number: int, webhook: QueuedWebhook, now: Instant) -> Message:
+    attempt = job.attempt(webhook.attempt) if webhook.attempt else None
+    goes_on = nf.WebhookEvent(webhook.event) in _GOES_ON
     cause = None if attempt is None or goes_on else attempt.cause
     return Message(
         id=f"{state.cluster}-{job.id}-{number}",
-        event=notice.event,
-        at=timestamp(notice.at),
+        event=webhook.event,
+        at=timestamp(webhook.at),
         cluster=state.cluster,
-        attempt=notice.attempt,
+        attempt=webhook.attempt,
         job=job_summary(state, job, now),
-        cause=job.cause if notice.event == "ended" else cause,
-        text="" if attempt is None else _found(attempt, notice),
+        cause=job.cause if webhook.event == "ended" else cause,
+        text="" if attempt is None else _found(attempt, webhook),
     )
 
 
-def _found(attempt: Attempt, notice: QueuedWebhook) -> str:
+def _found(attempt: Attempt, webhook: QueuedWebhook) -> str:
     """Return the sentence that triggered the event, though the condition may be over by now."""
-    event = nf.WebhookEvent(notice.event)
+    event = nf.WebhookEvent(webhook.event)
     match event:
         case nf.WebhookEvent.IDLE:
             return attempt.idle
         case nf.WebhookEvent.HUNG | nf.WebhookEvent.SLOW:
-            found = [verdict.text for at, verdict in attempt.hangs if at <= notice.at]
+            found = [verdict.text for at, verdict in attempt.hangs if at <= webhook.at]
             return found[-1] if found else ""
         case nf.WebhookEvent.STARTED | nf.WebhookEvent.RETRYING | nf.WebhookEvent.ENDED:
             return ""
@@ -72,7 +72,7 @@ def _found(attempt: Attempt, notice: QueuedWebhook) -> str:
 
 
 def headers(
-    secret: bytes, told: Message, body: bytes, now: Instant, version: str
+    secret: bytes, message: Message, body: bytes, now: Instant, version: str
 ) -> dict[str, str]:
     """Return the signed headers. The signature covers the time, so that old requests cannot be
     replayed.
@@ -81,8 +81,8 @@ def headers(
     return {
         "Content-Type": "application/json",
         "User-Agent": f"muster/{version}",
-        "Muster-Event": told.event,
-        "Muster-Delivery": told.id,
+        "Muster-Event": message.event,
+        "Muster-Delivery": message.id,
         "Muster-Timestamp": sent,
         "Muster-Signature": f"sha256={signature(secret, sent, body)}",
     }

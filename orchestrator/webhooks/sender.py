@@ -114,22 +114,22 @@ class WebhookSender:
         line.waiting[place] = None
         self._line_of[place] = line
         if line.task is None:
-            line.task = self._owner.spawn(self._tell_all(http, url, line), name="webhook")
+            line.task = self._owner.spawn(self._notify_all(http, url, line), name="webhook")
 
-    async def _tell_all(self, http: aiohttp.ClientSession, url: str, line: _Line) -> None:
+    async def _notify_all(self, http: aiohttp.ClientSession, url: str, line: _Line) -> None:
         while line.waiting:
             place = next(iter(line.waiting))
-            problem = await self._tell(http, url, place)
+            problem = await self._notify(http, url, place)
             if place not in line.waiting:
                 continue  # it was dropped meanwhile
             if problem:
-                _log.warning("webhook_not_told", job=place[0], number=place[1], why=problem)
+                _log.warning("webhook_not_notified", job=place[0], number=place[1], why=problem)
             await self._coordinator.put(WebhookAttempted(*place, problem))
             if self._line_of.pop(place, None) is not None:
                 del line.waiting[place]
         del self._lines[url]
 
-    async def _tell(self, http: aiohttp.ClientSession, url: str, place: Delivery) -> str:
+    async def _notify(self, http: aiohttp.ClientSession, url: str, place: Delivery) -> str:
         """Retry until it succeeds (returns "") or can never succeed (returns why)."""
         problem = refused(url, self._allowed)
         if problem is not None:
@@ -137,10 +137,10 @@ class WebhookSender:
         name, number, hook = place
         state = await self._coordinator.settled()
         job = state.jobs.get(name)
-        notice = None if job is None else job.notices.get((number, hook))
-        if job is None or notice is None:
+        webhook = None if job is None else job.queued_webhooks.get((number, hook))
+        if job is None or webhook is None:
             return ""
-        left_s = notice.at + GIVE_UP_S - self._coordinator.now().wall
+        left_s = webhook.at + GIVE_UP_S - self._coordinator.now().wall
         tries = AsyncRetrying(
             retry=retry_if_exception_type(DeliveryError),
             wait=wait_random_exponential(multiplier=self._pause_s, max=PAUSE_MAX_S),
@@ -184,16 +184,16 @@ class WebhookSender:
         name, number, hook = place
         state = await self._coordinator.settled()
         job = state.jobs.get(name)
-        notice = None if job is None else job.notices.get((number, hook))
-        if job is None or notice is None:
+        webhook = None if job is None else job.queued_webhooks.get((number, hook))
+        if job is None or webhook is None:
             raise UnusedTurnError
         now = self._coordinator.now()
-        told = message(state, job, number, notice, now)
-        body = msgspec.json.encode(told)
+        content = message(state, job, number, webhook, now)
+        body = msgspec.json.encode(content)
         async with http.post(
             url,
             data=body,
-            headers=headers(self._secret, told, body, now, VERSION),
+            headers=headers(self._secret, content, body, now, VERSION),
             allow_redirects=False,
         ) as answer:
             return answer.status

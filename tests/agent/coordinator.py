@@ -13,8 +13,9 @@ from typing import Self, TypeVar
 import aiohttp
 from aiohttp import web
 
-from muster.protocol.codec import CommandFrame, decode_report, encode
-from muster.protocol.control_channel import (
+from muster.protocol.ids import SessionId, TaskId
+from muster.protocol.link.codec import CommandFrame, decode_report, encode
+from muster.protocol.link.control_channel import (
     Command,
     Heartbeat,
     HeartbeatAck,
@@ -23,8 +24,7 @@ from muster.protocol.control_channel import (
     TaskReport,
     Welcome,
 )
-from muster.protocol.ids import SessionId, TaskId
-from muster.protocol.log_channel import (
+from muster.protocol.link.log_channel import (
     Chunk,
     EndStream,
     Hole,
@@ -88,15 +88,12 @@ class Session:
             while await self._reports.get() is not None:
                 pass
 
-    async def welcome(
-        self, *keep: TaskId, lease_s: float = 20.0, heartbeat_s: float = 5.0
-    ) -> Hello:
+    async def welcome(self, *keep: TaskId, heartbeat_s: float = 5.0) -> Hello:
         self.hello = await self.expect(Hello)
         await self.send(
             Welcome(
                 epoch=1,
                 session=SessionId(1),
-                lease_s=lease_s,
                 heartbeat_s=heartbeat_s,
                 version="0",
                 keep=keep,

@@ -77,7 +77,7 @@ def test_a_room_imports_only_what_it_may(file: Path) -> None:
         ("agent.core.node", "import orchestrator.core"),
         ("agent.core.node", "from muster import daemon"),
         ("orchestrator.core.engine.decide", "def f():\n    import yaml"),
-        ("muster.protocol.codec", "import muster.daemon.clock"),
+        ("muster.protocol.link.codec", "import muster.daemon.clock"),
         ("muster.spec.text", "import requests"),
         ("muster.fabric.hca_selection", "import agent.probe"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from muster.protocol.log_channel import STREAMS_PER_TASK_MAX
+from muster.protocol.link.log_channel import STREAMS_PER_TASK_MAX
 from tests.architecture.sources import TREE
 
 PAGE = (TREE / "docs/reference/limits.md").read_text(encoding="utf-8")

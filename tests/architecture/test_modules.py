@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from tests.architecture.sources import TREE, module_name, parse, source_files
 
 LINES_MAX = 500
+MODULES_MAX = 20
 NO_SUBJECT = {"utils", "util", "helpers", "helper", "common", "misc", "shared", "tools"}
 
 PROGRAMS = ("agent.bootstrap", "muster.bench.allreduce")
@@ -36,6 +38,11 @@ def test_it_has_one_subject(file: Path) -> None:
     assert not NO_SUBJECT.intersection(file.with_suffix("").parts), (
         f"{file} is named for no subject"
     )
+
+
+def test_no_folder_holds_more_modules_than_one_can_survey() -> None:
+    modules = Counter(file.parent for file in FILES if file.name != "__init__.py")
+    assert {str(folder): n for folder, n in modules.items() if n > MODULES_MAX} == {}
 
 
 IMPORT_EACH_ALONE = """

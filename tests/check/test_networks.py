@@ -83,7 +83,7 @@ def test_agents_of_one_machine_meet_on_its_loopback() -> None:
     assert doubled(nodes) == {}
 
 
-def test_an_address_of_two_machines_is_told_and_no_network() -> None:
+def test_an_address_of_two_machines_is_reported_and_no_network() -> None:
     nodes = [
         node(name, own, interface("eth0", f"{own}/24"), interface("eth1", "10.5.0.9/24"))
         for name, own in (("a", "10.0.0.1"), ("b", "10.0.0.2"))

@@ -77,7 +77,7 @@ def test_a_node_on_an_address_that_is_not_its_own_is_left_out(tmp_path: Path) ->
     assert len([pair for pair in output.pairs if pair.gb_s is not None]) == 12
 
 
-def test_a_single_node_tells_of_itself(tmp_path: Path) -> None:
+def test_a_single_node_reports_itself(tmp_path: Path) -> None:
     output = run(tmp_path, plan(1), 1)
     assert output.pairs == ()
     assert list(output.nodes) == ["n0"]
@@ -119,7 +119,7 @@ def test_another_node_at_the_address_is_named(ends: tuple[peer.Node, peer.Node])
     assert sent(ends) == (None, "other answers there")
 
 
-def test_a_stranger_at_the_address_is_told(ends: tuple[peer.Node, peer.Node]) -> None:
+def test_a_stranger_at_the_address_is_reported(ends: tuple[peer.Node, peer.Node]) -> None:
     ends[1]._plan["key"] = "another"
     assert sent(ends) == (None, "another program answers there")
 
@@ -132,7 +132,7 @@ def test_a_port_at_which_nobody_listens(ends: tuple[peer.Node, peer.Node]) -> No
     assert why.startswith("the connection is refused")
 
 
-def test_a_name_that_leads_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_leads_elsewhere_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSTER_NODE_IPS", "10.0.0.1\n10.0.0.2\n10.0.0.3")
     known = {"b": ["10.9.9.9"], "c": ["10.0.0.3"], "stranger": ["10.8.8.8"]}
     back = {"10.0.0.2": "b", "10.0.0.3": "stranger"}

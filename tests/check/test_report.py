@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.check.parse_output import Names, NodeTold, Output, Pair
+from muster.check.parse_output import Names, NodeReport, Output, Pair
 from muster.check.report import (
     PAIRS_MAX,
     Finding,
@@ -55,7 +55,7 @@ def test_a_pair_is_named() -> None:
     ]
 
 
-def test_one_way_is_told_from_both() -> None:
+def test_one_way_is_reported_by_both() -> None:
     (finding,) = between(full({("c", "b"): "the connection is refused"}))
     assert finding.text == (
         f"c does not reach b on {NET}, though it is reached from there: the connection is refused"
@@ -133,13 +133,13 @@ def test_the_worst_pair_of_each_network() -> None:
 def test_the_odd_ones_are_named(
     values: tuple[str | None, ...], severity: Severity, text: str, odd: tuple[str, ...]
 ) -> None:
-    told = {n: {"kernel": v} if v else {} for n, v in zip(NAMES, values, strict=False)}
-    assert differences(told) == [Finding(severity, "differs", odd, text)]
+    reports = {n: {"kernel": v} if v else {} for n, v in zip(NAMES, values, strict=False)}
+    assert differences(reports) == [Finding(severity, "differs", odd, text)]
 
 
 def test_torch_and_nccl_must_agree() -> None:
-    told = {"a": {"NCCL": "2.27.5"}, "b": {"NCCL": "2.27.5"}, "c": {"NCCL": "2.21.5"}}
-    (finding,) = differences(told)
+    reports = {"a": {"NCCL": "2.27.5"}, "b": {"NCCL": "2.27.5"}, "c": {"NCCL": "2.21.5"}}
+    (finding,) = differences(reports)
     assert finding.severity is Severity.FAULT
 
 
@@ -148,12 +148,12 @@ def test_nodes_that_agree() -> None:
 
 
 def test_names_and_clocks() -> None:
-    told = {
-        "a": NodeTold("a", {}, Names(wrong=("the name b leads to 1.2.3.4 here",))),
-        "b": NodeTold("b", {}, Names(late=3)),
-        "c": NodeTold("c", {}, Names(unknown=("a",)), clock_s=-60.0),
+    reports = {
+        "a": NodeReport("a", {}, Names(wrong=("the name b leads to 1.2.3.4 here",))),
+        "b": NodeReport("b", {}, Names(late=3)),
+        "c": NodeReport("c", {}, Names(unknown=("a",)), clock_s=-60.0),
     }
-    assert texts(names_and_clocks(told)) == [
+    assert texts(names_and_clocks(reports)) == [
         "fault: a: the name b leads to 1.2.3.4 here",
         "warning: b: 3 names of others were not looked up in time: does its name server answer?",
         UNKNOWN,

@@ -64,7 +64,7 @@ def test_a_submit_without_a_file_reads_no_yaml(
     assert not found & {
         "muster.cli.jobs.logs",
         "muster.client.log_stream",
-        "muster.protocol.control_channel",
+        "muster.protocol.link.control_channel",
     }
 
 

@@ -61,11 +61,11 @@ def test_a_submit_lasts_over_a_restart_and_is_one_job(
     make: MakeClient, fake: FakeCoordinator
 ) -> None:
     fake.stop()
-    told: list[tuple[ClientError, float]] = []
+    notes: list[tuple[ClientError, float]] = []
     back = threading.Event()
 
     def come_back(error: ClientError, patience_s: float) -> None:
-        told.append((error, patience_s))
+        notes.append((error, patience_s))
         fake.start()
         back.set()
 
@@ -74,8 +74,8 @@ def test_a_submit_lasts_over_a_restart_and_is_one_job(
     assert back.is_set()
     assert client.submit({"run": "train.py"}, "key-1").id == first.id
     assert len(fake.script.submitted) == 1
-    assert isinstance(told[0][0], UnreachableError)
-    assert len(told) == 1, "one note for one outage"
+    assert isinstance(notes[0][0], UnreachableError)
+    assert len(notes) == 1, "one note for one outage"
 
 
 def test_an_answer_of_a_starting_coordinator_is_asked_for_again(

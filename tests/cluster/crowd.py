@@ -16,8 +16,9 @@ import aiohttp
 
 from agent.link.control import PATH
 from agent.link.dialer import ConnectionLostError, Dialer, Websocket, stay_connected
-from muster.protocol.codec import COMMAND_BYTES_MAX, ReportFrame, decode_command, encode
-from muster.protocol.control_channel import (
+from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.link.codec import COMMAND_BYTES_MAX, ReportFrame, decode_command, encode
+from muster.protocol.link.control_channel import (
     ArrangeTask,
     ForgetTask,
     Heartbeat,
@@ -29,9 +30,8 @@ from muster.protocol.control_channel import (
     TaskReport,
     Welcome,
 )
-from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.link.sequencing import Link
 from muster.protocol.outcome import ExitStatus
-from muster.protocol.sequencing import Link
 from muster.protocol.states import TaskState
 from tests.orchestrator.fake_agent import hello, prepared
 

@@ -1,9 +1,9 @@
 """`python -m tests.cluster.other_version VERSION DAEMON ...`: a daemon as another release has it.
 
 What differs between releases is changed where a process begins: the numbers of the protocol in the
-source of muster.protocol.control_channel, before anything has imported it, and what goes over the
-link. `next` says fields and messages of its own; `ancient` and `distant` have no protocol in common
-with this one.
+source of muster.protocol.link.control_channel, before anything has imported it, and what goes over
+the link. `next` says fields and messages of its own; `ancient` and `distant` have no protocol in
+common with this one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-MESSAGES: Final = "muster.protocol.control_channel"
+MESSAGES: Final = "muster.protocol.link.control_channel"
 _LATER: Final = {"later": {"x": [1, {"y": None}]}, "soon": "words"}
 
 
@@ -41,14 +41,14 @@ def speak(least: int, most: int) -> None:
         assert count == 1, name
     sys.modules[MESSAGES] = module
     exec(compile(source, spec.origin, "exec"), module.__dict__)
-    import muster.protocol
+    import muster.protocol.link
 
-    muster.protocol.control_channel = module
+    muster.protocol.link.control_channel = module
 
 
 def say_more() -> None:
     """Put unknown fields into all that is said on either connection, in every object."""
-    from muster.protocol import codec, log_channel
+    from muster.protocol.link import codec, log_channel
 
     encode, encode_text = codec.encode, log_channel.encode_text
 
@@ -64,7 +64,7 @@ def say_more() -> None:
 def _sprinkled(tree: Any) -> Any:
     """Structs are told from mappings by what they hold: the frame, its body, and what is named."""
     body = tree["body"]
-    for name in ("observed", "changes", "prepared", "meeting", "exit", "fabric"):
+    for name in ("observed", "changes", "prepared", "rendezvous", "exit", "fabric"):
         if isinstance(body.get(name), dict):
             body[name] |= _LATER
     for name in ("tasks", "ranks"):
@@ -80,7 +80,7 @@ def say_the_unheard_of(daemon: str) -> None:
     """After each report, or before each command, a message of a type that nobody knows."""
     if daemon == "agent":
         from agent.link import control
-        from muster.protocol.control_channel import Hello
+        from muster.protocol.link.control_channel import Hello
 
         send = control._Connection.send
 
@@ -91,7 +91,7 @@ def say_the_unheard_of(daemon: str) -> None:
 
         control._Connection.send = send_two  # type: ignore[method-assign]
     else:
-        from muster.protocol.control_channel import Welcome
+        from muster.protocol.link.control_channel import Welcome
         from orchestrator.shell.agent_sessions import AgentSessions
 
         put = AgentSessions.send

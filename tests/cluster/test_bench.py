@@ -59,7 +59,7 @@ def test_in_words_and_in_the_logs(cluster: LocalCluster) -> None:
     assert [task.node for task in view.attempts[-1].tasks] == ["node-2", "node-3"]
 
 
-def test_a_job_that_fails_is_told_and_ends_as_wait_does(cluster: LocalCluster) -> None:
+def test_a_job_that_fails_is_reported_and_ends_as_wait_does(cluster: LocalCluster) -> None:
     done = cluster.muster(
         "bench", "allreduce", "--sizes", "4K", "--python", "/nowhere/python", check=False
     )

@@ -70,8 +70,8 @@ def test_the_copy_is_refused_and_both_are_named(
     copy.start()
     try:
         until(lambda: "duplicate_identity" in copy.log.read_text(), "the copy is refused")
-        told = copy.log.read_text().splitlines()
-        why = json.loads(next(line for line in told if "duplicate_identity" in line))["why"]
+        lines = copy.log.read_text().splitlines()
+        why = json.loads(next(line for line in lines if "duplicate_identity" in line))["why"]
         assert f"in use by an agent at {first.address}; this one is at {second.address}" in why
         assert "a state folder has been copied" in why
         shown = " ".join(cluster.muster("node", "show", "node-1").stdout.split())

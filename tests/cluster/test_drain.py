@@ -43,8 +43,8 @@ def test_a_job_on_a_drained_node_runs_to_its_end(cluster: LocalCluster, tmp_path
     assert "node-1 draining: runs job" in said.stderr
     (tmp_path / "later").mkdir()
     later = submit(cluster, tmp_path / "later", run="true", placement={"include": ["node-1"]})
-    told = cluster.muster("explain", later).stdout
-    assert "is drained by" in " ".join(told.split())
+    explained = cluster.muster("explain", later).stdout
+    assert "is drained by" in " ".join(explained.split())
     assert "bad DIMM" in cluster.muster("nodes").stdout
     (tmp_path / "go").touch()
     assert wait(cluster, job) == 0
@@ -101,7 +101,7 @@ def test_a_drain_outlives_kill_9_of_the_coordinator_and_the_agent(
     assert len(cluster.client().job(int(job)).attempts) == 1
 
 
-def test_a_node_that_is_away_is_not_resumed_unless_told(own_cluster: LocalCluster) -> None:
+def test_a_node_that_is_away_is_not_resumed_unless_ordered(own_cluster: LocalCluster) -> None:
     cluster = own_cluster
     cluster.muster("node", "drain", "node-2", "--reason", "reboot")
     cluster.nodes["node-2"].kill()

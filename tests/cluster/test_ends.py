@@ -74,7 +74,9 @@ def test_a_program_that_is_not_there(cluster: LocalCluster, tmp_path: Path) -> N
     assert "no-such-program" in cluster.client().job(int(job)).reason.text
 
 
-def test_setup_runs_first_and_its_failure_is_told(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_setup_runs_first_and_its_failure_is_reported(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
     good = submit(cluster, tmp_path, setup="echo ready > made", run="cat made")
     assert wait(cluster, good) == 0
     bad = submit(cluster, tmp_path, setup="echo no such package >&2; exit 3", run="true")
@@ -155,7 +157,7 @@ def _lines(path: Path) -> int:
 
 
 @pytest.mark.root
-def test_a_rank_that_the_kernel_killed_for_memory_is_told_with_its_numbers(
+def test_a_rank_that_the_kernel_killed_for_memory_is_reported_with_its_numbers(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     """The line is the job's own, in the kernel's words: of its own pid, and so no other's."""

@@ -184,7 +184,7 @@ def test_rdma_that_too_few_nodes_have_is_refused_at_submit(
     file.write_text(json.dumps(wanted))
     refused = fabrics.muster("submit", "-f", str(file), check=False)
     assert refused.returncode != 0
-    told = " ".join(refused.stderr.split())
-    assert "3 of the 4 known can run it" in told
-    assert "node-4 has no RDMA device that jobs can use (rdma: required)" in told
+    error = " ".join(refused.stderr.split())
+    assert "3 of the 4 known can run it" in error
+    assert "node-4 has no RDMA device that jobs can use (rdma: required)" in error
     assert "none: it has no RDMA device" in fabrics.muster("node", "show", "node-4").stdout

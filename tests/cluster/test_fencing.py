@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent.shim.syscalls import descendants
+from agent.shim.system.syscalls import descendants
 from examples.local_cluster import Daemon, LocalCluster, free_port
 from muster.protocol.outcome import CauseCode
 from tests.cluster.conftest import PORTS

@@ -83,7 +83,7 @@ def test_it_is_named_while_the_siblings_still_refuse_to_go(
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "told", "code"),
+    ("how", "kind", "expected", "code"),
     [
         ("kill", "killed", "out-of-memory killer", 137),
         ("segfault", "segfault", "PYTHONFAULTHANDLER", 139),
@@ -93,7 +93,7 @@ def test_it_is_named_while_the_siblings_still_refuse_to_go(
     ],
 )
 def test_those_that_lost_their_connection_are_not_blamed(
-    cluster: LocalCluster, tmp_path: Path, how: str, kind: str, told: str, code: int
+    cluster: LocalCluster, tmp_path: Path, how: str, kind: str, expected: str, code: int
 ) -> None:
     (tmp_path / "train.py").write_text(PEERS)
     job = gang(cluster, tmp_path, f"train.py {how}", nproc_per_node=1)
@@ -103,7 +103,7 @@ def test_those_that_lost_their_connection_are_not_blamed(
     cause = found.attempts[0].cause
     assert cause is not None
     assert (cause.rank, cause.node, cause.kind) == (1, "node-2", kind), cause
-    assert told in ended.stderr
+    assert expected in ended.stderr
     assert json.loads(cluster.muster("show", "--json", job).stdout)["failure"] == kind
 
 

@@ -68,9 +68,9 @@ def test_two_jobs_share_a_node_and_a_third_waits_for_the_first(
     everything = {uuid(1, number) for number in range(GPUS)}
     first = hold(one, tmp_path, "first", 4)
     second = hold(one, tmp_path, "second", "H100:4")
-    told = given(tmp_path, "first")
-    assert (told["MUSTER_GPUS_PER_NODE"], told["MUSTER_NUM_GPUS"]) == ("4", "4")
-    assert told["PET_NPROC_PER_NODE"] == "4"
+    environment = given(tmp_path, "first")
+    assert (environment["MUSTER_GPUS_PER_NODE"], environment["MUSTER_NUM_GPUS"]) == ("4", "4")
+    assert environment["PET_NPROC_PER_NODE"] == "4"
     mine, yours = gpus_of(tmp_path, "first"), gpus_of(tmp_path, "second")
     # Each has a socket of its own.
     assert mine == {uuid(1, number) for number in range(4)}
@@ -117,8 +117,8 @@ def test_gangs_share_their_nodes_and_a_job_for_whole_nodes_waits(
         assert (len(mine), len(yours), mine & yours) == (2, 4, set())
         assert given(tmp_path, "second", rank)["MUSTER_NUM_GPUS"] == "8"
     whole = hold(two, tmp_path, "whole", None)
-    told = two.muster("explain", whole).stdout
-    assert f"runs jobs {first} and {second}" in told
+    explained = two.muster("explain", whole).stdout
+    assert f"runs jobs {first} and {second}" in explained
     shown = json.loads(two.muster("node", "show", "node-2", "--json").stdout)
     assert shown["state"]["code"] == "shared"
     assert shown["state"]["text"] == f"runs jobs {first} and {second}; 2 of 8 GPUs free"

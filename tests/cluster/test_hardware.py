@@ -99,7 +99,7 @@ def test_what_the_kernel_wrote_while_no_agent_ran_is_not_missed(
     nodes.xid(2, 1, 95, 5)
     nodes.nodes["node-2"].start()
     assert wait(nodes, job) == 122
-    told = json.loads(nodes.muster("show", job, "--json").stdout)
-    assert told["attempts"][0]["cause"]["code"] == "hardware_failed"
-    assert "Xid 95" in told["attempts"][0]["cause"]["text"]
+    shown = json.loads(nodes.muster("show", job, "--json").stdout)
+    assert shown["attempts"][0]["cause"]["code"] == "hardware_failed"
+    assert "Xid 95" in shown["attempts"][0]["cause"]["text"]
     assert "node-2 active" in nodes.muster("node", "resume", "node-2").stderr

@@ -19,7 +19,7 @@ def kinds(cluster: LocalCluster, job: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_it_is_told_and_then_cancelled_and_one_that_computes_is_not(
+def test_it_is_reported_and_then_cancelled_and_one_that_computes_is_not(
     one_gpu: OneGpu, tmp_path: Path
 ) -> None:
     one_gpu.gpu.computes(90)

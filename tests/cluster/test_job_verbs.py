@@ -47,11 +47,11 @@ def test_a_signal_to_all_and_to_one(cluster: LocalCluster, tmp_path: Path) -> No
     assert f"job {job}: SIGUSR1 to its ranks on" in cluster.muster("signal", job, "USR1").stderr
     for rank in range(4):
         assert await_file(tmp_path / f"heard-{rank}") == "SIGUSR1\n"
-    told_one = json.loads(cluster.muster("signal", job, "12", "--rank", "2", "--json").stdout)
-    assert (told_one["signal"], len(told_one["nodes"])) == ("SIGUSR2", 1)
+    answer = json.loads(cluster.muster("signal", job, "12", "--rank", "2", "--json").stdout)
+    assert (answer["signal"], len(answer["nodes"])) == ("SIGUSR2", 1)
     until(lambda: (tmp_path / "heard-2").read_text().count("\n") == 2, "rank 2 has heard")
-    told = [(tmp_path / f"heard-{rank}").read_text() for rank in range(4)]
-    assert told == ["SIGUSR1\n", "SIGUSR1\n", "SIGUSR1\nSIGUSR2\n", "SIGUSR1\n"]
+    received = [(tmp_path / f"heard-{rank}").read_text() for rank in range(4)]
+    assert received == ["SIGUSR1\n", "SIGUSR1\n", "SIGUSR1\nSIGUSR2\n", "SIGUSR1\n"]
     refused = cluster.muster("signal", job, "KILL", check=False)
     assert refused.returncode == 2
     assert f"muster cancel --force {job}" in refused.stderr

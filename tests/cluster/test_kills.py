@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.shim.cgroup import FOLDER, own_cgroup, prefix_of
-from agent.shim.syscalls import processes
+from agent.shim.system.cgroup import FOLDER, own_cgroup, prefix_of
+from agent.shim.system.syscalls import processes
 from examples.local_cluster import Daemon, LocalCluster
 from muster.client.log_stream import LogQuery
 from muster.http.views import JobView, LogRecord

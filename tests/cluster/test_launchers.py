@@ -69,7 +69,9 @@ def packages(tmp_path: Path) -> Path:
     return folder
 
 
-def told(cluster: LocalCluster, tmp_path: Path, packages: Path, **job: Any) -> list[dict[str, Any]]:
+def environments(
+    cluster: LocalCluster, tmp_path: Path, packages: Path, **job: Any
+) -> list[dict[str, Any]]:
     """What each rank of a gang of 2 nodes with 2 ranks says of itself."""
     (tmp_path / "tells.py").write_text(TELLS)
     number = submit(
@@ -80,7 +82,9 @@ def told(cluster: LocalCluster, tmp_path: Path, packages: Path, **job: Any) -> l
 
 
 def test_ranks_of_deepspeed(cluster: LocalCluster, tmp_path: Path, packages: Path) -> None:
-    ranks = told(cluster, tmp_path, packages, launcher="deepspeed", run="tells.py --lr 1e-5")
+    ranks = environments(
+        cluster, tmp_path, packages, launcher="deepspeed", run="tells.py --lr 1e-5"
+    )
     for rank, found in enumerate(ranks):
         node, local = divmod(rank, 2)
         assert found["argv"] == [f"--local_rank={local}", "--lr", "1e-5"]
@@ -95,7 +99,7 @@ def test_the_environment_is_accelerates(
     cluster: LocalCluster, tmp_path: Path, packages: Path, options: str, precision: str
 ) -> None:
     run = f"{options} tells.py --lr 1e-5"
-    ranks = told(cluster, tmp_path, packages, launcher="accelerate", run=run)
+    ranks = environments(cluster, tmp_path, packages, launcher="accelerate", run=run)
     assert [found["RANK"] for found in ranks] == ["0", "1", "2", "3"]
     assert {found["PRECISION"] for found in ranks} == {precision}
     assert {tuple(found["argv"]) for found in ranks} == {("--lr", "1e-5")}

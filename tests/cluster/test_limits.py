@@ -15,7 +15,7 @@ import pytest
 
 from examples.local_cluster import LocalCluster
 from muster.client import ClientError
-from muster.protocol.log_channel import streams_max
+from muster.protocol.link.log_channel import streams_max
 from tests.cluster.jobs import await_file, submit, until, wait
 
 # For a machine of two cores that runs other tests, too; without the bounds it is 5 s and more.

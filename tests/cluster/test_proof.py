@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.http.views import AttemptView
-from muster.protocol.traffic import Carrier
+from muster.protocol.observations.traffic import Carrier
 from tests.cluster.conftest import PORTS
 from tests.cluster.jobs import submit, until, wait
 from tests.cluster.scripted_fabric import ScriptedCluster

@@ -90,8 +90,8 @@ def test_three_tries_without_a_checkpoint_are_enough(cluster: LocalCluster, tmp_
     assert wait(cluster, job) == 7
     view = cluster.client().job(int(job))
     assert len(view.attempts) == 3
-    told = " ".join(cluster.muster("show", job).stdout.split())
-    assert f"no progress: 3 attempts wrote no checkpoint to {saved}" in told
+    shown = " ".join(cluster.muster("show", job).stdout.split())
+    assert f"no progress: 3 attempts wrote no checkpoint to {saved}" in shown
 
 
 @pytest.mark.long

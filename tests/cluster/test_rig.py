@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import examples
-from agent.shim.cgroup import own_cgroup
+from agent.shim.system.cgroup import own_cgroup
 from examples.namespace_cluster import NamespaceCluster
 from examples.rig.machine import Machine
 from examples.rig.rig import Rig, cgroup_name, missing

@@ -52,6 +52,18 @@ def test_pi_on_three_nodes(cluster: LocalCluster) -> None:
     assert [r.rank for t in view.attempts[0].tasks for r in t.ranks] == [0, 1, 2, 3, 4, 5]
 
 
+def test_further_options_of_torchrun_hold(cluster: LocalCluster, tmp_path: Path) -> None:
+    (tmp_path / "role.py").write_text(
+        "import os\nopen('role', 'w').write(os.environ['ROLE_NAME'])\n"
+    )
+    options = ["--role", "trainer", "--monitor-interval=0.2"]
+    job = submit(cluster, tmp_path, launcher="torchrun", run="role.py", torchrun_args=options)
+    assert wait(cluster, job) == 0
+    assert (tmp_path / "role").read_text() == "trainer"
+    shown = cluster.muster("show", job, "--env").stdout
+    assert re.search(r"^MUSTER_NODE_RANK +0 +muster$", shown, re.MULTILINE), shown
+
+
 def test_the_failing_rank_is_named_although_its_siblings_stay(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:

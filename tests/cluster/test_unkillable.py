@@ -5,15 +5,18 @@ A frozen process survives SIGKILL until it is thawed, as one in disk sleep does.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from agent.leftovers.fuse import CONNECTIONS, abort_fuse
 from examples.local_cluster import LocalCluster
 from muster.protocol.states import JobState
 from tests.cluster.conftest import PORTS
 from tests.cluster.jobs import alive, await_file, await_running, submit, until, wait
+from tests.fuse import SELF_SERVED, fusectl
 
 PLAIN = "echo $$ > pid; exec sleep 10000"
 # Its first thread ends and it looks like a zombie, as beside a GPU driver that hangs.
@@ -78,8 +81,8 @@ def test_a_cancelled_job_ends_and_its_node_is_drained_until_it_is_clean(
     assert f"SIGKILL has not ended {pid} of task {job}.1.0 yet" in " ".join(refused.stderr.split())
     later = submit(cluster, tmp_path, run="true", placement={"include": [name]})
     assert client.job(int(later)).state is JobState.QUEUED
-    told = " ".join(cluster.muster("explain", later).stdout.split())
-    assert f"SIGKILL does not end {pid}" in told
+    explained = " ".join(cluster.muster("explain", later).stdout.split())
+    assert f"SIGKILL does not end {pid}" in explained
 
     thaw(freezer)
     until(
@@ -127,3 +130,26 @@ def test_a_gang_is_tried_again_on_other_nodes_over_a_kill_of_the_coordinator(
     # It never runs its program again.
     thaw(freezer)
     until(lambda: not alive(int(pid)), "it ends")
+
+
+@pytest.mark.root
+def test_a_job_that_waits_for_its_own_fuse_file_system_ends_and_drains_no_node(
+    tmp_path: Path,
+) -> None:
+    """Any user may make such processes on all nodes at once, where users may mount FUSE."""
+    (tmp_path / "serves.py").write_text(SELF_SERVED)
+    (tmp_path / "mount").mkdir()
+    run = "exec unshare -Urm python3 serves.py mount waits"
+    env = {**PORTS, "MUSTER_AGENT_UNKILLABLE_S": "0.5"}
+    made = LocalCluster(tmp_path / "cluster", agents=1, env=env)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(fusectl(CONNECTIONS))
+        stack.enter_context(made)
+        job = submit(made, tmp_path, run=run, stop={"grace": "200ms"})
+        pid = int(await_file(tmp_path / "waits"))
+        stack.callback(abort_fuse, [pid])
+        made.muster("cancel", job)
+        assert wait(made, job) == 121
+        assert made.client().node("node-1").drain is None
+        assert wait(made, submit(made, tmp_path, run="true")) == 0
+    until(lambda: made.leftovers() == [], "no process of the cluster is left")

@@ -182,7 +182,7 @@ def test_such_a_word_is_refused_where_it_is_none_of_the_choices(tmp_path: Path, 
         ("trays: 1\ndoor: 3\n", 2),
     ],
 )
-def test_the_line_of_a_wrong_setting_is_told(tmp_path: Path, text: str, line: int) -> None:
+def test_the_line_of_a_wrong_setting_is_reported(tmp_path: Path, text: str, line: int) -> None:
     assert refused(tmp_path, text).endswith(f"(from {tmp_path / 'oven.yaml'}, line {line})")
 
 

@@ -102,7 +102,7 @@ def test_it_serves_and_ends(
 
 
 @pytest.mark.parametrize("daemon", DAEMONS)
-def test_told_to_end_while_it_starts_it_ends_and_starts_again(
+def test_asked_to_end_while_it_starts_it_ends_and_starts_again(
     tmp_path: Path, manager: socket.socket, daemon: str
 ) -> None:
     config = os.fsencode(config_of(daemon, tmp_path))

@@ -16,7 +16,7 @@ from muster.fabric.counters import (
     imbalance,
     tcp_share,
 )
-from muster.protocol.traffic import PortFigures
+from muster.protocol.observations.traffic import PortFigures
 
 LONGEST_S = 10.0
 
@@ -107,7 +107,7 @@ def test_a_counter_goes_round_at_the_rate_that_it_had() -> None:
     assert (figures.sent, figures.peak) == (4 * 5 * big, 4.0 * big)
 
 
-def test_a_counter_that_may_go_round_more_than_once_does_not_tell() -> None:
+def test_a_counter_that_may_wrap_more_than_once_proves_nothing() -> None:
     # 3e9 units a second: whether the last step is 1.3e9 or began anew cannot be known.
     found = totals(*sent_at(0, 3_000_000_000, 100))
     (figures,) = found.port_figures()
@@ -156,7 +156,7 @@ def test_a_reading_that_failed_makes_no_peak() -> None:
     assert (figures.sent, figures.peak) == (5000, 1000.0)
 
 
-def test_a_gap_counts_and_is_told_and_makes_no_peak() -> None:
+def test_a_gap_counts_and_is_reported_and_makes_no_peak() -> None:
     found = totals(Reading(0.0, (port(),)), Reading(60.0, (port(sent=10**9),)))
     assert found.port_figures()[0].sent == 4 * 10**9
     assert (found.gaps, found.gap_s, found.peak) == (1, 60.0, 0.0)

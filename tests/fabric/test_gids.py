@@ -127,7 +127,7 @@ def test_an_address_that_an_interface_gave_itself_leads_nowhere() -> None:
 
 
 @pytest.mark.parametrize("version", [None, "2.20.5", "2.21.5", "2.27.3"])
-def test_where_it_stands_before_another_nccl_is_told_the_index(version: str | None) -> None:
+def test_where_it_stands_before_another_nccl_gets_the_index(version: str | None) -> None:
     number = version_of(version) if version else None
     alike = choose([roce("mlx5_0", OWN_FIRST), roce("mlx5_1", OWN_FIRST)], [])
     made = environment(alike, (), number)

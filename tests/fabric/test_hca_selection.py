@@ -69,7 +69,7 @@ def test_the_class_with_the_most_bandwidth() -> None:
     assert not choice.close
 
 
-def test_infiniband_wins_a_tie_and_the_tie_is_told() -> None:
+def test_infiniband_wins_a_tie_and_the_tie_is_reported() -> None:
     choice = choose([eth("mlx5_0"), ib("mlx5_1")], [])
     assert used(choice) == ["mlx5_1"]
     assert choice.close

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.fabric.nccl_log import NcclLog, merged
-from muster.protocol.traffic import NcclEvidence
+from muster.protocol.observations.traffic import NcclEvidence
 from tests.fabric.nccl_lines import info
 
 WORLD, PAIR = "0x9a7f3c1e", "0x11b2"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.fabric.nccl_log import LINE_BYTES_MAX, NcclLog, ProcessEvidence, merged
-from muster.protocol.traffic import NcclEvidence
+from muster.protocol.observations.traffic import NcclEvidence
 from tests.fabric import nccl_lines as lines
 
 
@@ -73,9 +73,9 @@ def test_one_channel_over_sockets_is_enough() -> None:
     assert read(lines.IB_2_18 + lines.channels("Socket", 1, gdr=False)).sockets == 1
 
 
-def test_rdma_that_does_not_work_is_told() -> None:
-    (told,) = read(lines.FAILING).trouble
-    assert "status=12" in told
+def test_rdma_that_does_not_work_is_reported() -> None:
+    (line,) = read(lines.FAILING).trouble
+    assert "status=12" in line
 
 
 def test_a_harmless_warning_is_passed_over() -> None:
@@ -112,7 +112,7 @@ def test_any_bytes_are_taken(pieces: list[bytes]) -> None:
         log.feed(piece)
     found = log.evidence()
     assert found.network.isprintable()
-    assert all(told.isprintable() for told in (*found.trouble, found.reason))
+    assert all(line.isprintable() for line in (*found.trouble, found.reason))
 
 
 @given(st.binary(max_size=400))

@@ -94,7 +94,7 @@ def test_sixteen_gpus_in_four_groups_on_two_boards() -> None:
         )
         gpus.append(Gpu(index=number, pci=path[-1], numa_node=socket, pci_path=path))
 
-    def told(one: int, other: int) -> AffinityClass:
+    def class_of(one: int, other: int) -> AffinityClass:
         if one // 8 != other // 8:
             return SYS
         if one // 4 != other // 4:
@@ -105,7 +105,7 @@ def test_sixteen_gpus_in_four_groups_on_two_boards() -> None:
     for one in gpus:
         for other in gpus[one.index + 1 :]:
             kind, _ = distance(one.pci_path, other.pci_path, one.numa_node, other.numa_node)
-            assert kind is told(one.index, other.index)
+            assert kind is class_of(one.index, other.index)
             cells += 1
     assert cells == 120
 

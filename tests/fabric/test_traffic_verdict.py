@@ -6,7 +6,13 @@ import pytest
 
 from muster.fabric.nccl_log import NcclLog
 from muster.fabric.traffic_verdict import judge
-from muster.protocol.traffic import Carrier, FabricReport, NcclEvidence, PortFigures, SocketFigures
+from muster.protocol.observations.traffic import (
+    Carrier,
+    FabricReport,
+    NcclEvidence,
+    PortFigures,
+    SocketFigures,
+)
 from tests.fabric import nccl_lines as lines
 
 GB = 10**9
@@ -94,7 +100,7 @@ def test_lines_without_traffic_are_not_believed() -> None:
     assert "no HCA of gpu-01 has carried traffic yet" in found.text
 
 
-def test_rdma_that_fails_is_told_with_nccl_s_words() -> None:
+def test_rdma_that_fails_is_reported_with_nccl_s_words() -> None:
     found = judge(gang(report(lines.FAILING, ports(0)), report(lines.IB_2_18, ports(0))))
     assert found.carrier is Carrier.UNKNOWN
     assert "gpu-00 warns: NET/IB : Got completion" in found.text
@@ -158,7 +164,7 @@ class TestCountersAlone:
             (report(unheard="the job sets NCCL_DEBUG itself"), "the job sets NCCL_DEBUG itself"),
         ],
     )
-    def test_what_keeps_counters_from_being_believed_is_told(
+    def test_what_keeps_counters_from_being_believed_is_reported(
         self, early: FabricReport, why: str
     ) -> None:
         still = report(seconds=early.seconds, carried=ports(0), tcp=0, shared=early.shared)

@@ -40,23 +40,23 @@ def shape(kind: Any) -> str:
     return hashlib.sha256(_shape(inspect.type_info(kind), ()).encode()).hexdigest()[:12]
 
 
-def told(value: Any) -> Any:
+def decoded(value: Any) -> Any:
     """All of a value as JSON has it, its defaults among them. Mappings are lists of pairs, since
     keys are added to structs only."""
     match value:
         case msgspec.Struct():
             given = {name: getattr(value, name) for name in value.__struct_fields__}
-            return {name: told(part) for name, part in given.items() if part is not UNSET}
+            return {name: decoded(part) for name, part in given.items() if part is not UNSET}
         case enum.Enum():
             return value.value
         case dict():
-            return [[told(key), told(part)] for key, part in value.items()]
+            return [[decoded(key), decoded(part)] for key, part in value.items()]
         case list() | tuple():
-            return [told(part) for part in value]
+            return [decoded(part) for part in value]
         case set() | frozenset():
-            return sorted(told(part) for part in value)
+            return sorted(decoded(part) for part in value)
         case object(__dataclass_fields__=names):
-            return {name: told(getattr(value, name)) for name in names}
+            return {name: decoded(getattr(value, name)) for name in names}
         case None | bool() | int() | float() | str():
             return value
         case dt.datetime():
@@ -64,7 +64,7 @@ def told(value: Any) -> Any:
         case memoryview() | bytes():
             return bytes(value).hex()
         case _:
-            return {name: told(part) for name, part in vars(value).items()}
+            return {name: decoded(part) for name, part in vars(value).items()}
 
 
 def says(recorded: Any, now: Any) -> bool:

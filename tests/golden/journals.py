@@ -126,10 +126,10 @@ def summary(folder: Path) -> dict[str, Any]:
         "by_key": None if keyed is None else list(keyed),
         "jobs": [_job(job) for job in state.jobs.values()],
         "keys": [[*who, *what] for who, what in state.keys.items()],
-        "queues": examples.told(state.queues),
+        "queues": examples.decoded(state.queues),
         "held": sorted(state.held),
         "elastic": sorted(state.elastic),
-        "ports": examples.told(state.ports),
+        "ports": examples.decoded(state.ports),
         "nodes": _nodes(state),
     }
 
@@ -145,7 +145,7 @@ def _job(job: Job) -> dict[str, Any]:
         "ended_at": job.ended_at,
         "priority": job.spec.priority,
         "time_limit_s": job.spec.time_limit_s,
-        "cause": examples.told(job.cause),
+        "cause": examples.decoded(job.cause),
         "used": [job.infra_used, job.user_used],
         "held_for": None if job.hold is None else job.hold.reason,
         "attempts": [_attempt(attempt) for attempt in job.attempts],
@@ -157,11 +157,18 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
         "number": attempt.number,
         "phase": attempt.phase.value,
         "master": [attempt.master_addr, attempt.master_port],
-        "cause": examples.told(attempt.cause),
+        "cause": examples.decoded(attempt.cause),
         "signals": [[signal.number, signal.name] for signal in attempt.signals],
         "times": [attempt.placed_at, attempt.started_at, attempt.stopping_at, attempt.closed_at],
         "tasks": [
-            [task.id, task.node, task.state.value, task.joined, task.left, examples.told(task.exit)]
+            [
+                task.id,
+                task.node,
+                task.state.value,
+                task.joined,
+                task.left,
+                examples.decoded(task.exit),
+            ]
             for task in attempt.tasks
         ],
     }
@@ -175,7 +182,7 @@ def _nodes(state: State) -> list[dict[str, Any]]:
             "admin": node.admin.value,
             "reason": None if node.drain is None else node.drain.reason,
             "holders": sorted([job, attempt] for job, attempt in node.holders),
-            "inventory": examples.told(node.inventory),
+            "inventory": examples.decoded(node.inventory),
         }
         for node in state.nodes.values()
     ]
@@ -204,7 +211,9 @@ def record(folder: Path = FOLDER) -> list[str]:
     with tempfile.TemporaryDirectory() as temporary:
         write(Path(temporary))
         path.write_bytes(lzma.compress((Path(temporary) / FILE_NAME).read_bytes()))
-        told = summary(Path(temporary))
-    lines = [f'"{name}": {json.dumps(part, ensure_ascii=False)}' for name, part in told.items()]
+        summarized = summary(Path(temporary))
+    lines = [
+        f'"{name}": {json.dumps(part, ensure_ascii=False)}' for name, part in summarized.items()
+    ]
     summary_of(path).write_text("{" + ",\n".join(lines) + "}\n", encoding="utf-8")
     return [path.name]

@@ -23,9 +23,9 @@ from agent.shim import commands, exit_record, status
 from agent.shims.shim_files import ShimIdentity
 from agent.taskdirs.taskdirs import Manifest
 from muster.http.views import JobSummary
-from muster.protocol import codec, log_channel
-from muster.protocol.codec import CommandFrame, ReportFrame
-from muster.protocol.control_channel import Command, Report
+from muster.protocol.link import codec, log_channel
+from muster.protocol.link.codec import CommandFrame, ReportFrame
+from muster.protocol.link.control_channel import Command, Report
 from muster.protocol.tokens import TokensFile
 from orchestrator.core.facts.jobs import DURABLE, SCHEMA
 from orchestrator.journal.records import checksum, from_row, to_row

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from muster.protocol.control_channel import PROTOCOL_MAX
+from muster.protocol.link.control_channel import PROTOCOL_MAX
 from tests.golden import examples, journals
 from tests.golden.kinds import KINDS, Kind
 
@@ -50,7 +50,7 @@ def record(kind: Kind, root: Path = RECORDED) -> bool:
 
 def _entry(kind: Kind, example: Any) -> dict[str, Any]:
     data = kind.write(example)
-    return {**as_text(data), "told": examples.told(kind.read(data))}
+    return {**as_text(data), "decoded": examples.decoded(kind.read(data))}
 
 
 def as_text(data: bytes) -> dict[str, str]:

@@ -51,8 +51,8 @@ def test_every_type_is_recorded_as_it_is_now(kind: Kind) -> None:
 def test_a_recording_is_read_as_it_was_meant(file: Path) -> None:
     kind = kind_of(file)
     for entry in entries(file):
-        now = examples.told(kind.read(recorder.as_bytes(entry)))
-        assert examples.says(entry["told"], now), (
+        now = examples.decoded(kind.read(recorder.as_bytes(entry)))
+        assert examples.says(entry["decoded"], now), (
             f"{file.name} is read as something else than it said: a field was renamed, retyped or "
             "got another default; add a new field instead"
         )
@@ -73,8 +73,8 @@ def test_fields_of_a_later_version_are_ignored(file: Path) -> None:
         else:
             tree = examples.with_unknown_fields(tree, kind.type)
         assert "later" in json.dumps(tree)
-        now = examples.told(kind.read(json.dumps(tree).encode()))
-        assert examples.says(entry["told"], now)
+        now = examples.decoded(kind.read(json.dumps(tree).encode()))
+        assert examples.says(entry["decoded"], now)
 
 
 def test_a_journal_of_this_layout_is_recorded() -> None:
@@ -150,15 +150,15 @@ def test_what_is_read_as_something_else_is_noticed(tmp_path: Path, later: Any, w
 
     def same(entry: dict[str, Any]) -> bool:
         try:
-            now = examples.told(of(later).read(recorder.as_bytes(entry)))
+            now = examples.decoded(of(later).read(recorder.as_bytes(entry)))
         except msgspec.ValidationError:
             return False
-        return examples.says(entry["told"], now)
+        return examples.says(entry["decoded"], now)
 
     assert all(same(entry) for entry in entries(file)) is well
 
 
 def test_a_mapping_is_compared_whole() -> None:
-    assert not examples.says(examples.told({"a": "1"}), examples.told({"a": "1", "b": "2"}))
+    assert not examples.says(examples.decoded({"a": "1"}), examples.decoded({"a": "1", "b": "2"}))
     assert not examples.says([1], [1, 2])
     assert not examples.says({"a": 1}, {"a": True})

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from muster.protocol.codec import ReportFrame, decode_command, encode
-from muster.protocol.control_channel import (
+from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.link.codec import ReportFrame, decode_command, encode
+from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
     ArrangeTask,
     Command,
@@ -25,8 +26,7 @@ from muster.protocol.control_channel import (
     TaskReport,
     Welcome,
 )
-from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.log_channel import (
+from muster.protocol.link.log_channel import (
     Chunk,
     LogCommand,
     LogHello,
@@ -36,8 +36,8 @@ from muster.protocol.log_channel import (
     encode_chunk,
     encode_text,
 )
+from muster.protocol.link.sequencing import Link
 from muster.protocol.outcome import ExitStatus
-from muster.protocol.sequencing import Link
 from muster.protocol.states import TaskState
 from tests.orchestrator.process import CoordinatorProcess
 

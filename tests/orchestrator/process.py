@@ -37,6 +37,27 @@ def token_file(path: Path) -> dict[TokenClass, str]:
     return texts
 
 
+def add_token(
+    path: Path, user: str, role: str = "user", teams: Sequence[str] = (), id_: str = ""
+) -> str:
+    """Add a user's token to a tokens file, and return its text."""
+    name, secret = id_ or f"{user}1", secrets.token_urlsafe(32)
+    record = {
+        "id": name,
+        "class": "user",
+        "sha256": digest(secret),
+        "user": user,
+        "role": role,
+        "teams": list(teams),
+    }
+    others = [each for each in json.loads(path.read_text())["tokens"] if each["id"] != name]
+    new = path.with_name("tokens.new")
+    new.write_text(json.dumps({"tokens": [*others, record]}))
+    new.chmod(0o600)
+    new.replace(path)
+    return make(TokenClass.USER, name, secret)
+
+
 class CoordinatorProcess:
     """`python -m orchestrator` over one state folder; may be killed and started again."""
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import ForgetTask, PrepareTask, StopTask
 from muster.protocol.ids import TaskId
-from muster.protocol.log_channel import (
+from muster.protocol.link.control_channel import ForgetTask, PrepareTask, StopTask
+from muster.protocol.link.log_channel import (
     EndStream,
     LogAck,
     StreamId,
@@ -88,7 +88,7 @@ async def three(user: User, agent: FakeAgent) -> list[TaskId]:
     return tasks
 
 
-async def told(user: User) -> dict[str, Any]:
+async def shown(user: User) -> dict[str, Any]:
     """What is said of the three, and in lists."""
     found = {query: await user.get(f"/v1/jobs{query}") for query in LISTS}
     for job in (1, 2, 3):
@@ -183,9 +183,9 @@ def test_all_that_is_asked_has_the_answer_it_had(tmp_path: Path) -> None:
     async def main(process: CoordinatorProcess) -> None:
         async with cluster(process) as (user, agent):
             tasks = await three(user, agent)
-            before, counted = await told(user), await gauges(user)
+            before, counted = await shown(user), await gauges(user)
             await archived(process, 3)
-            assert await told(user) == before
+            assert await shown(user) == before
             assert await gauges(user) == counted
             await check_late_logs(process, user, agent, tasks)
             for _ in range(2):
@@ -196,7 +196,7 @@ def test_all_that_is_asked_has_the_answer_it_had(tmp_path: Path) -> None:
         process.start()
         assert process.events("serving")[-1]["jobs"] == 3
         async with cluster(process) as (user, agent):
-            assert await told(user) == before
+            assert await shown(user) == before
             assert await gauges(user) == counted
             await check_verbs(user)
             await check_keys(user)

@@ -6,7 +6,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from muster.protocol.control_channel import Heartbeat, HeartbeatAck
+from muster.protocol.link.control_channel import Heartbeat, HeartbeatAck
 from tests.orchestrator.bad_disk import DISK
 from tests.orchestrator.fake_agent import FakeAgent, connect
 from tests.orchestrator.process import CoordinatorProcess
@@ -80,8 +80,8 @@ def test_a_failed_fsync_ends_the_process_and_loses_nothing(tmp_path: Path, disk:
 
         known = asyncio.run(before())
         assert process.wait() == 1
-        (told,) = process.events("coordinator_failed")
-        assert "a commit failed (disk I/O error); nothing was acted on" in told["why"]
+        (event,) = process.events("coordinator_failed")
+        assert "a commit failed (disk I/O error); nothing was acted on" in event["why"]
         is_well(disk)
         process.start()
 

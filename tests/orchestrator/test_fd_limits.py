@@ -7,7 +7,7 @@ from pathlib import Path
 
 import aiohttp
 
-from muster.protocol.control_channel import Heartbeat, HeartbeatAck
+from muster.protocol.link.control_channel import Heartbeat, HeartbeatAck
 from muster.protocol.states import TaskState
 from tests.orchestrator.fake_agent import DEADLINE_S, FakeAgent, connect
 from tests.orchestrator.process import CoordinatorProcess

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from muster.protocol.control_channel import Heartbeat, HeartbeatAck
+from muster.protocol.link.control_channel import Heartbeat, HeartbeatAck
 from muster.protocol.states import TaskState
 from tests.orchestrator.fake_agent import DEADLINE_S, connect
 from tests.orchestrator.process import CoordinatorProcess

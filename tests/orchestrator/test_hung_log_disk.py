@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.protocol.control_channel import Heartbeat, HeartbeatAck
-from muster.protocol.log_channel import (
+from muster.protocol.link.control_channel import Heartbeat, HeartbeatAck
+from muster.protocol.link.log_channel import (
     EndStream,
     LogAck,
     OpenStream,

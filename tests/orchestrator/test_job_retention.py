@@ -210,9 +210,9 @@ def test_a_coordinator_with_a_wrong_clock_removes_no_history_and_says_so(tmp_pat
             async with asyncio.timeout(DEADLINE_S):
                 while not coordinator.events("clock_in_doubt"):
                     await user.get("/v1/jobs/1")
-            (told,) = coordinator.events("clock_in_doubt")
-            assert "40d after the last record of its journal" in told["why"]
-            assert "set the time" in told["hint"]
+            (event,) = coordinator.events("clock_in_doubt")
+            assert "40d after the last record of its journal" in event["why"]
+            assert "set the time" in event["hint"]
             assert await in_doubt()
             assert len((await user.get("/v1/jobs"))["jobs"]) == 5
             async with connect(coordinator, "n1") as agent:
@@ -240,7 +240,7 @@ def test_what_is_left_is_whole_and_no_number_comes_twice(tmp_path: Path) -> None
     journal.close()
 
 
-def test_who_asks_is_told(tmp_path: Path) -> None:
+def test_who_asks_is_answered(tmp_path: Path) -> None:
     """Also of its logs nothing stays, and the next job has a number of its own."""
     coordinator = CoordinatorProcess(tmp_path, ended_jobs={"keep_max": 2, "keep_s": FOREVER})
     with_jobs(coordinator.state_dir, 5).close()

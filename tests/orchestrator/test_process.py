@@ -15,7 +15,7 @@ import pytest
 import trustme
 
 from muster.daemon.durable_files import write_atomic
-from muster.protocol.control_channel import PrepareTask
+from muster.protocol.link.control_channel import PrepareTask
 from tests.orchestrator.fake_agent import DEADLINE_S, connect
 from tests.orchestrator.process import CoordinatorProcess, run, token_file
 from tests.orchestrator.user import user_of
@@ -108,7 +108,7 @@ def notified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket
         yield manager
 
 
-def test_it_tells_systemd_that_it_serves(tmp_path: Path, notified: socket.socket) -> None:
+def test_it_notifies_systemd_that_it_serves(tmp_path: Path, notified: socket.socket) -> None:
     with CoordinatorProcess(tmp_path).start() as coordinator:
         ready = notified.recv(1000)
         assert ready.startswith(b"READY=1")

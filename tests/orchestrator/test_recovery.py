@@ -47,7 +47,7 @@ async def submit(process: CoordinatorProcess) -> tuple[int, str]:
         return job, task
 
 
-def test_a_damaged_journal_is_restored_by_the_command_that_is_told(tmp_path: Path) -> None:
+def test_a_damaged_journal_is_restored_by_the_command_that_is_named(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path).start() as process:
         assert asyncio.run(submit(process))[0] == 1
         assert verb(process, "--check")[0] == 0, "beside the one that runs"
@@ -131,8 +131,8 @@ async def known(process: CoordinatorProcess) -> set[int]:
 
 def command_in(said: str, word: str) -> list[str]:
     """The command with that word which is told between backticks, without `muster`."""
-    (told,) = (part for part in said.split("`")[1::2] if word in part)
-    return shlex.split(told)[1:]
+    (command,) = (part for part in said.split("`")[1::2] if word in part)
+    return shlex.split(command)[1:]
 
 
 @pytest.mark.parametrize("how", ["a bit is flipped", "cut"])
@@ -179,7 +179,7 @@ def test_a_database_that_is_lost_after_a_crash_is_put_back_with_all_jobs(tmp_pat
 
 
 @pytest.mark.root
-def test_a_state_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_state_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 8 << 20) as disk:
         process = CoordinatorProcess(tmp_path, state_dir=str(disk / "state")).start()
         process.terminate()

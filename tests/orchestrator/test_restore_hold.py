@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import ForgetTask, PrepareTask, StopTask, TaskReport
 from muster.protocol.ids import JobId, TaskId, task_id
+from muster.protocol.link.control_channel import ForgetTask, PrepareTask, StopTask, TaskReport
 from muster.protocol.states import TaskState
 from tests.orchestrator.fake_agent import DEADLINE_S, FakeAgent, connect, prepared
 from tests.orchestrator.journal.commands import in_this_process

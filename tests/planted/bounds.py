@@ -18,11 +18,11 @@ from agent.link.inbox import Inbox as AgentInbox
 from agent.logs.offsets import WINDOW_BYTES, LogOffsets, Stream
 from muster.daemon.clock import SystemClock
 from muster.daemon.timers import Timers
-from muster.protocol import control_channel
-from muster.protocol.control_channel import Inventory, NodeChanges, NodeObservations
-from muster.protocol.hardware_events import EVENTS_MAX, Grade, HardwareEvent
 from muster.protocol.ids import JobId, NodeName, TaskId
-from muster.protocol.log_channel import CHUNK_BYTES_MAX, StreamAt, StreamId, StreamKind
+from muster.protocol.link import control_channel
+from muster.protocol.link.control_channel import Inventory, NodeChanges, NodeObservations
+from muster.protocol.link.log_channel import CHUNK_BYTES_MAX, StreamAt, StreamId, StreamKind
+from muster.protocol.observations.hardware_events import EVENTS_MAX, Grade, HardwareEvent
 from orchestrator.api import log_stream
 from orchestrator.api.http import rate_limit
 from orchestrator.core.facts import effects as a
@@ -189,12 +189,12 @@ def who_waits_in_vain_leaves_nothing(_: Path) -> None:
     _run(story())
 
 
-def what_is_told_of_a_job_has_a_bound(_: Path) -> None:
+def what_is_kept_of_a_job_has_a_bound(_: Path) -> None:
     lines = Lines()
     for number in range(MANY):
         lines.add(float(number), "held by ada")
-    told = len(lines.told())
-    assert told <= LINES_KEPT + 1, f"{told} lines are kept"
+    count = len(lines.entries())
+    assert count <= LINES_KEPT + 1, f"{count} lines are kept"
 
 
 def the_faults_of_a_node_have_a_bound(_: Path) -> None:
@@ -320,7 +320,7 @@ BUGS = (
         "all that users do to a job is kept",
         "I8",
         put(Lines, "add", _adds),
-        what_is_told_of_a_job_has_a_bound,
+        what_is_kept_of_a_job_has_a_bound,
     ),
     Bug(
         "every fault of a node is kept",

@@ -15,8 +15,8 @@ import agent.monitors.gpus
 from agent.config import AgentConfig
 from agent.monitors.gpus import CLEAN_BYTES, GpuDirtyError, GpuGoneError, GpuMonitor
 from agent.probe import host
-from muster.protocol.control_channel import PrepareTask
-from muster.protocol.gpus import GpuDevice, usable
+from muster.protocol.link.control_channel import PrepareTask
+from muster.protocol.observations.gpus import GpuDevice, usable
 from orchestrator.core.model.state import Node, State
 from orchestrator.core.scheduling import gpus as core
 from orchestrator.core.scheduling import placement

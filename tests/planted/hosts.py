@@ -19,9 +19,9 @@ from agent.hostsfile import atomic_exchange
 from agent.hostsfile import editor as hosts_file
 from agent.hostsfile.editor import HostsFile, HostsFileError
 from muster.protocol import hosts_file as rules
-from muster.protocol.control_channel import ArrangeTask, Refusal
 from muster.protocol.hosts_file import Parts, with_block, without_blocks
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ArrangeTask, Refusal
 from tests.agent.hostsfile import writers
 from tests.planted import Bug, put, wrap
 

@@ -14,7 +14,7 @@ from agent.logs.log_file import EMPTIED, LogSource
 from agent.logs.offsets import LogOffsets, Stream
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import TaskId
-from muster.protocol.log_channel import (
+from muster.protocol.link.log_channel import (
     EndStream,
     LogReport,
     OpenStream,

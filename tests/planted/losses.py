@@ -12,9 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import Inventory
 from muster.spec.model import JobSpec, Shell
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.node import LinkState

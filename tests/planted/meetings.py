@@ -37,7 +37,7 @@ def no_more_than_a_share_of_a_pool_is_quarantined(_: Path) -> None:
 
 def a_job_goes_on_for_as_long_as_it_has_said(_: Path) -> None:
     """On a node that is cut off for longer than others may be."""
-    cluster = Cluster(limits=Limits(lease_s=30.0, lease_margin_s=10.0, brake_s=0.0))
+    cluster = Cluster(limits=Limits(lease_s=30.0, lease_margin_s=10.0, mass_outage_s=0.0))
     cluster.join("a", "b")
     cluster.submit(spec(lease_s=200.0))
     cluster.run_gang(1)

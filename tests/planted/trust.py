@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.shim import job_files, syscalls
-from agent.shim.job_files import RefusedFileError, open_checked
+from agent.shim.system import job_files, syscalls
+from agent.shim.system.job_files import RefusedFileError, open_checked
 from agent.shims import members
 from agent.shims.members import Process, check
 from tests.agent.shims.shim_of import be_shim_of

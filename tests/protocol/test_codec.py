@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.protocol import codec
-from muster.protocol import control_channel as m
-from muster.protocol.codec import CommandFrame, ProtocolError, ReportFrame, UnknownMessage
-from muster.protocol.fabric import NodeRdma
-from muster.protocol.hangs import (
+from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.link import codec
+from muster.protocol.link import control_channel as m
+from muster.protocol.link.codec import CommandFrame, ProtocolError, ReportFrame, UnknownMessage
+from muster.protocol.observations.fabric import NodeRdma
+from muster.protocol.observations.hangs import (
     Doing,
     Frame,
     RankActivity,
@@ -22,8 +23,7 @@ from muster.protocol.hangs import (
     Sign,
     ThreadStack,
 )
-from muster.protocol.hardware_events import Grade, HardwareEvent
-from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.observations.hardware_events import Grade, HardwareEvent
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 
@@ -77,7 +77,7 @@ REPORTS: tuple[m.Report, ...] = (
     m.Heartbeat(12.5, 1.0, m.NodeChanges(rdma=NodeRdma("InfiniBand MT4129", 6, 8, "0f", ""))),
 )
 COMMANDS: tuple[m.Command, ...] = (
-    m.Welcome(3, SessionId(7), 300.0, 5.0, "0.1.0", "c1", (TASK,)),
+    m.Welcome(3, SessionId(7), 5.0, "0.1.0", "c1", (TASK,)),
     m.Refused("protocol", "install the same release"),
     m.HeartbeatAck(12.5),
     m.PrepareTask(TASK, "torchrun", "/w", None, ("sh", "-c", "true"), {"A": "1"}, 300.0, 8),
@@ -169,7 +169,7 @@ def test_a_frame_over_the_limit_is_not_sent() -> None:
         codec.encode(CommandFrame(1, huge))
 
 
-def test_a_message_of_a_later_protocol_is_told_from_one_that_is_broken() -> None:
+def test_a_message_of_a_later_protocol_is_distinguished_from_a_broken_one() -> None:
     raw = b'{"seq":8,"body":{"type":"of_the_future","task":{"x":1}},"more":0}'
     for decode in (codec.decode_command, codec.decode_report):
         with pytest.raises(UnknownMessage, match="'of_the_future'") as caught:
@@ -190,7 +190,7 @@ def test_the_window_of_protocols_is_always_said() -> None:
     )
     said = codec.encode(ReportFrame(1, hello))
     assert b'"protocol_max":9' in said
-    welcome = m.Welcome(3, SessionId(7), 300.0, 5.0, "0.1.0", protocol=9)
+    welcome = m.Welcome(3, SessionId(7), 5.0, "0.1.0", protocol=9)
     assert b'"protocol":9' in codec.encode(CommandFrame(1, welcome))
     for field in (*msgspec.structs.fields(m.Hello), *msgspec.structs.fields(m.Welcome)):
         if field.name.startswith("protocol"):

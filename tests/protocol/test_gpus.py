@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.protocol.gpus import GpuDevice, divides, is_model, problem, usable
+from muster.protocol.observations.gpus import GpuDevice, divides, is_model, problem, usable
 
 H100 = "NVIDIA H100 80GB HBM3"
 A100 = "NVIDIA A100-SXM4-80GB"
@@ -65,7 +65,7 @@ def test_what_is_faulty_is_not_given_and_what_has_no_uuid_not_divided() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "told"),
+    ("devices", "expected"),
     [
         ([GpuDevice("a", "GPU-1"), GpuDevice("b", "GPU-1")], "two GPUs"),
         ([GpuDevice("a", "GPU-1,GPU-2")], "the UUID"),
@@ -75,10 +75,10 @@ def test_what_is_faulty_is_not_given_and_what_has_no_uuid_not_divided() -> None:
         ([GpuDevice("a")] * 1025, "1025 GPUs"),
     ],
 )
-def test_what_no_coordinator_can_go_by(devices: list[GpuDevice], told: str) -> None:
+def test_what_no_coordinator_can_go_by(devices: list[GpuDevice], expected: str) -> None:
     found = problem(devices)
     assert found is not None
-    assert told in found
+    assert expected in found
 
 
 def test_gpus_without_uuids_are_no_problem() -> None:

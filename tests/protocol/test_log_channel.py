@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.protocol import log_channel
-from muster.protocol.codec import ProtocolError, UnknownMessage
 from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.link import log_channel
+from muster.protocol.link.codec import ProtocolError, UnknownMessage
 
 STREAM = log_channel.StreamId(TaskId("1.1.0"), log_channel.StreamKind.STDOUT, 3)
 
@@ -67,7 +67,7 @@ def test_a_number_of_more_than_19_digits_is_refused() -> None:
         log_channel.decode_log_report('{"type": "hole", "offset": %s}' % ("1" * 20))
 
 
-def test_a_message_of_a_later_version_is_told_from_one_that_is_broken() -> None:
+def test_a_message_of_a_later_version_is_distinguished_from_a_broken_one() -> None:
     for decode in (log_channel.decode_log_report, log_channel.decode_log_command):
         with pytest.raises(UnknownMessage):
             decode('{"type":"of_the_future","stream":4}')

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from muster.protocol import control_channel, log_channel
+from muster.protocol.link import control_channel, log_channel
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/reference/agent-link.md").read_text(
     encoding="utf-8"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from muster.protocol import codec
-from muster.protocol import control_channel as m
-from muster.protocol.codec import ReportFrame
 from muster.protocol.ids import TaskId
+from muster.protocol.link import codec
+from muster.protocol.link import control_channel as m
+from muster.protocol.link.codec import ReportFrame
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 

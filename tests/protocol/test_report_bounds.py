@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol import kernel_log
-from muster.protocol.codec import FRAME_BYTES_MAX, ReportFrame, decode_report
-from muster.protocol.control_channel import (
+from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.link.codec import FRAME_BYTES_MAX, ReportFrame, decode_report
+from muster.protocol.link.control_channel import (
     Checkpoint,
     Heartbeat,
     Hello,
@@ -20,16 +20,17 @@ from muster.protocol.control_channel import (
     Refusal,
     Report,
     StacksReport,
+    TaskObservations,
     TaskReport,
 )
-from muster.protocol.fabric import PORTS_MAX, FabricPort, MissingPort, NodeFabric
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.hangs import Frame, RankStacks, ThreadStack
-from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.link.report_bounds import bounded
+from muster.protocol.observations import kernel_log
+from muster.protocol.observations.fabric import PORTS_MAX, FabricPort, MissingPort, NodeFabric
+from muster.protocol.observations.gpus import GpuDevice
+from muster.protocol.observations.hangs import Frame, RankStacks, ThreadStack
+from muster.protocol.observations.traffic import FabricReport, NcclEvidence
 from muster.protocol.outcome import ExitStatus
-from muster.protocol.report_bounds import bounded
 from muster.protocol.states import TaskState
-from muster.protocol.traffic import FabricReport, NcclEvidence
 from tests.protocol.test_codec import INVENTORY
 
 TASK = TaskId("1.1.0")
@@ -71,7 +72,7 @@ def largest(value: object) -> tuple[int, int]:
         (report(warnings=(LONG,)), 4096, 256),
         (report(warnings=("x",) * 9000), 4096, 256),
         (report(launcher_said=LONG), 16 << 10, 256),
-        (report(checkpoint=Checkpoint(1, LONG)), 256, 256),
+        (report(observed=TaskObservations(checkpoint=Checkpoint(1, LONG))), 256, 256),
         (report(ranks=(RankReport(0),) * 9000), 16, 4096),
         (report(ranks=(RankReport(0, error=LONG, kernel=LONG),)), 16 << 10, 256),
         (report(refusal=Refusal("x", LONG)), 16 << 10, 256),
@@ -80,7 +81,11 @@ def largest(value: object) -> tuple[int, int]:
         (fabric(ports=(FabricPort(LONG, 1),) * 9000), 512, PORTS_MAX),
         (fabric(missing=(MissingPort(LONG, "", LONG),) * 9000), 512, PORTS_MAX),
         (fabric(settings={LONG: LONG}), 512, PORTS_MAX),
-        (report(traffic=FabricReport(nccl=NcclEvidence(reason=LONG))), 512, 256),
+        (
+            report(observed=TaskObservations(FabricReport(nccl=NcclEvidence(reason=LONG)))),
+            512,
+            256,
+        ),
         (
             StacksReport(
                 TASK, 1, 1, (RankStacks(0, 1, (ThreadStack(LONG, (Frame(LONG, LONG),) * 9000),)),)

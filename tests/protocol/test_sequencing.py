@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.protocol.codec import ProtocolError
-from muster.protocol.sequencing import Link
+from muster.protocol.link.codec import ProtocolError
+from muster.protocol.link.sequencing import Link
 
 
 def test_numbers_start_at_one_and_have_no_gaps() -> None:

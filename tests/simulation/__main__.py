@@ -44,7 +44,7 @@ def run(seeds: range, options: argparse.Namespace) -> int:
             cluster.run()
         except Exception as error:  # noqa: BLE001 - whatever a core raises is a finding
             failed += 1
-            _tell(cluster, error, whole=not options.keep_going and not options.verbose)
+            _print_failure(cluster, error, whole=not options.keep_going and not options.verbose)
         done += 1
         steps += world.steps
         virtual_s += world.now
@@ -64,7 +64,7 @@ def run(seeds: range, options: argparse.Namespace) -> int:
     return failed
 
 
-def _tell(cluster: Cluster, error: Exception, *, whole: bool) -> None:
+def _print_failure(cluster: Cluster, error: Exception, *, whole: bool) -> None:
     world = cluster.world
     if whole:
         print("\n".join(world.lines))

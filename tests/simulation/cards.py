@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from muster.protocol.control_channel import Inventory, with_devices
-from muster.protocol.gpus import GpuDevice
+from muster.protocol.link.control_channel import Inventory, with_devices
+from muster.protocol.observations.gpus import GpuDevice
 from muster.spec.model import JobSpec, Resources
 from tests.simulation.mishaps import CLUMSY
 from tests.simulation.world import World

@@ -17,7 +17,7 @@ from typing import NoReturn, TypeVar
 from agent.core.shim_protocol import ShimPhase
 from muster.protocol.ids import JobId, parse_task_id
 from muster.protocol.instant import Instant
-from muster.protocol.interfaces import Endpoint
+from muster.protocol.observations.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode
 from orchestrator.core.engine.invariants import check
 from orchestrator.core.facts import cluster as cf
@@ -272,4 +272,4 @@ def _named(state: State, facts: list[f.Fact]) -> list[Job]:
 
 def _is_over(job: Job) -> bool:
     """Whether it may go to the archive."""
-    return job.phase is JobPhase.ENDED and not job.notices
+    return job.phase is JobPhase.ENDED and not job.queued_webhooks

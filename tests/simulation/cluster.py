@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import NodeName, parse_task_id
+from muster.protocol.link.control_channel import Inventory
 from muster.spec.model import JobSpec
 from orchestrator.core.gangs.log_delivery import tasks_with_pending_logs
 from orchestrator.core.model.job import JobPhase
@@ -21,7 +21,7 @@ from tests.simulation.draining import FIRST_DRAINED, Draining, quarantine_of
 from tests.simulation.faults import Swarm
 from tests.simulation.jobs import draw_temper, make_job
 from tests.simulation.judging import Judging
-from tests.simulation.leases import brake_of
+from tests.simulation.leases import mass_outage_of
 from tests.simulation.machine import Machine
 from tests.simulation.mishaps import Mishaps
 from tests.simulation.network import Cut, Network
@@ -71,7 +71,7 @@ class Cluster:
             arrange_timeout_s=30.0,
             start_timeout_s=60.0,
             quarantine=quarantine_of(seed),
-            brake_s=brake_of(seed),
+            mass_outage_s=mass_outage_of(seed),
         )
         self.disk = Disk()
         self.checkers = Checkers(self.world, self.disk)
@@ -274,10 +274,10 @@ class Cluster:
         for job in self.coordinator.state.jobs.values():
             if job.phase is not JobPhase.ENDED:
                 attempt = job.current
-                told = (
+                notes = (
                     "" if attempt is None else f", attempt {attempt.number} {attempt.phase.value}"
                 )
-                return f"job {job.id} is {job.phase.value}{told}"
+                return f"job {job.id} is {job.phase.value}{notes}"
         return None
 
     def _left(self) -> str | None:
@@ -296,9 +296,11 @@ class Cluster:
                 return f"{name} is held by {known.holders}, {known.link.value}"
         if any(self.coordinator.state.ports.values()):
             return f"ports are leased: {self.coordinator.state.ports}"
-        if self.coordinator.state.telling or self.coordinator.state.looks:
-            told = sorted(self.coordinator.state.telling)
-            return f"webhooks of {told} are not told, or {self.coordinator.state.looks} go on"
+        if self.coordinator.state.webhook_jobs or self.coordinator.state.stack_dumps:
+            notes = sorted(self.coordinator.state.webhook_jobs)
+            return (
+                f"webhooks of {notes} are not told, or {self.coordinator.state.stack_dumps} go on"
+            )
         if self.disk.staged:
             return "facts are not on disk"
         return None

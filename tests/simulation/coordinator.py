@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
 
-from muster.protocol.control_channel import Hello, Report, Welcome
 from muster.protocol.ids import SessionId
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import Hello, Report, Welcome
 from orchestrator.core.engine.fast_path import is_answer, is_plain_heartbeat
 from orchestrator.core.engine.turn import turn
 from orchestrator.core.facts import effects as a

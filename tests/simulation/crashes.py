@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from agent.core import effects as agent_actions
 from agent.core import facts as agent_facts
 from agent.core import shim_protocol
-from muster.protocol import control_channel
+from muster.protocol.link import control_channel
 from orchestrator.core.facts import effects, jobs
 from orchestrator.core.facts.restored import JournalRestored
 
@@ -65,7 +65,7 @@ ON_DISK: Final = (
 IN_MEMORY: Final = (
     agent_actions.SendReport,
     agent_actions.CloseLink,
-    agent_actions.TellShim,
+    agent_actions.SendToShim,
     agent_actions.ReleasePort,
     agent_actions.WatchTraffic,
     agent_actions.WatchPeers,

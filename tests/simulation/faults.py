@@ -41,7 +41,7 @@ WINDOWS: Final[tuple[type[f.Fact], ...]] = (
 )
 STEPS: Final = (
     a.CreateTask,
-    a.TellShim,
+    a.SendToShim,
     a.ArrangeNetwork,
     a.RestoreNetwork,
     a.RemoveTask,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from muster.protocol.fabric import TaskFabric
 from muster.protocol.ids import JobId, NodeName, TaskId, parse_task_id
+from muster.protocol.observations.fabric import TaskFabric
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.model import JobSpec, Launcher, Rdma
@@ -163,7 +163,7 @@ class Ground:
         self._check_rails(shim, attempt, job.spec)
         match job.spec.launcher:
             case Launcher.TORCHRUN | Launcher.ACCELERATE | Launcher.DEEPSPEED:
-                self._check_meeting(shim, attempt)
+                self._check_rendezvous(shim, attempt)
             case Launcher.PROCESSES:
                 self._check_ranks(shim, job.spec)
             case Launcher.NONE:
@@ -194,7 +194,7 @@ class Ground:
         if shim.ranks != wanted:
             self.fail(f"ranks: {shim.task} has {shim.ranks} in place of {wanted}")
 
-    def _check_meeting(self, shim: Shim, attempt: Attempt) -> None:
+    def _check_rendezvous(self, shim: Shim, attempt: Attempt) -> None:
         if shim.rank > 0:
             if attempt.tasks[0].id not in self.listened:
                 self.fail(f"order: {shim.task} runs, and its launcher does not listen yet")

@@ -7,12 +7,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from agent.core import inputs as s
-from muster.protocol.control_channel import DumpStacks, NodeChanges, StacksReport
-from muster.protocol.disks import DiskHealth
-from muster.protocol.fabric import NodeRdma
-from muster.protocol.hangs import Doing, Frame, RankActivity, RankStacks, Sign, ThreadStack
-from muster.protocol.hardware_events import Grade, HardwareEvent
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import DumpStacks, NodeChanges, StacksReport
+from muster.protocol.observations.disks import DiskHealth
+from muster.protocol.observations.fabric import NodeRdma
+from muster.protocol.observations.hangs import (
+    Doing,
+    Frame,
+    RankActivity,
+    RankStacks,
+    Sign,
+    ThreadStack,
+)
+from muster.protocol.observations.hardware_events import Grade, HardwareEvent
 from tests.simulation.shim import Shim
 
 if TYPE_CHECKING:

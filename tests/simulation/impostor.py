@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from muster.protocol.control_channel import Command, Heartbeat, Hello, NodeObservations, Refused
 from muster.protocol.ids import NodeName
+from muster.protocol.link.control_channel import (
+    Command,
+    Heartbeat,
+    Hello,
+    NodeObservations,
+    Refused,
+)
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.network import Connection, Cut, Network
 from tests.simulation.node import Node

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from muster.protocol.hardware_events import Grade, HardwareEvent
 from muster.protocol.ids import JobId, NodeName
+from muster.protocol.observations.hardware_events import Grade, HardwareEvent
 from muster.protocol.outcome import Cause, CauseCode
 from orchestrator.core.facts import hangs as hf
 from orchestrator.core.facts import jobs as f
@@ -37,7 +37,7 @@ class Judging:
         for fact in facts:
             match fact:
                 case lf.NodeLeaseExpired(node):
-                    self._check_brake(state, node)
+                    self._check_mass_outage(state, node)
                 case f.StopRequested(job, number, cause) if cause.code is CauseCode.HARDWARE:
                     self._check_blamed(state, job, number, cause)
                 case hf.HangJudged():
@@ -51,14 +51,14 @@ class Judging:
                 case _:
                     pass
 
-    def _check_brake(self, state: State, name: NodeName) -> None:
+    def _check_mass_outage(self, state: State, name: NodeName) -> None:
         """Nothing is lost while most agents are away that fell silent at once."""
-        limits, brake = self.coordinator.limits, state.brake
-        if not limits.brake_s:
+        limits, mass_outage = self.coordinator.limits, state.mass_outage
+        if not limits.mass_outage_s:
             return
-        if brake is not None:
-            if self.coordinator.mono < brake.at + brake.lasts_s - 1.0:
-                self.checkers.fail(f"brake: {name} is called lost while it is on")
+        if mass_outage is not None:
+            if self.coordinator.mono < mass_outage.at + mass_outage.lasts_s - 1.0:
+                self.checkers.fail(f"mass outage: {name} is called lost while it is on")
             return
         node = state.nodes[name]
         away = [n for n in state.nodes.values() if n.link is LinkState.SUSPECT or n is node]
@@ -66,7 +66,7 @@ class Judging:
         gone = sum(abs(other.heard_at - node.heard_at) <= window_s for other in away)
         there = len(away) + sum(n.link is LinkState.CONNECTED for n in state.nodes.values())
         if gone > 1 and gone > _MOST * there:
-            self.checkers.fail(f"brake: {name} is called lost with {gone} of {there}")
+            self.checkers.fail(f"mass outage: {name} is called lost with {gone} of {there}")
 
     def _check_progress(self, state: State, name: JobId) -> None:
         """A job that says where its checkpoints are, and writes none, is not tried for ever."""

@@ -1,4 +1,4 @@
-"""How jobs outlive trouble: leases of their own, checkpoints; and for how long there is a brake."""
+"""How jobs outlive trouble: leases of their own, checkpoints, and how long a mass outage lasts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIRST_LEASED: Final = 420
 """From this seed on. Those before stay the runs that they were."""
 
 
-def brake_of(seed: int) -> float:
+def mass_outage_of(seed: int) -> float:
     """For how long nothing is called lost in this run once most agents are gone."""
     if seed < FIRST_LEASED:
         return 0.0

@@ -10,11 +10,11 @@ import msgspec
 
 from agent.core.inputs import TaskFound, TaskPaths
 from agent.core.shim_protocol import ShimCommand, ShimHostfile, ShimPhase, ShimStatus
-from muster.protocol.control_channel import Inventory, PrepareTask, with_devices
-from muster.protocol.fabric import NodeFabric
-from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.interfaces import Interface, InterfaceKind
+from muster.protocol.link.control_channel import Inventory, PrepareTask, with_devices
+from muster.protocol.observations.fabric import NodeFabric
+from muster.protocol.observations.gpus import GpuDevice
+from muster.protocol.observations.interfaces import Interface, InterfaceKind
 from tests.simulation.crashes import Deed, Point, When, Who
 from tests.simulation.programs import Programs
 from tests.simulation.rails import fabric_of
@@ -33,6 +33,7 @@ class Folder:
     ports: tuple[int, ...]
     gpus: tuple[str, ...] = ()
     checkpoints: bool = False  # its job says where it writes them
+    lease_s: float | None = None
     shim: Shim | None = None
     record: ShimStatus | None = None
 
@@ -117,7 +118,11 @@ class Machine:
         base = f"/tasks/{task}"
         paths = TaskPaths(base, f"{base}/scratch", f"{base}/output", f"{base}/hostfile")
         folder = self.folders[task] = Folder(
-            paths, ports, prepare.gpus, checkpoints=prepare.checkpoint_dir is not None
+            paths,
+            ports,
+            prepare.gpus,
+            checkpoints=prepare.checkpoint_dir is not None,
+            lease_s=prepare.lease_s,
         )
         return folder
 
@@ -150,6 +155,7 @@ class Machine:
                     folder.ports,
                     fabric=self.fabric,
                     gpus=folder.gpus,
+                    lease_s=folder.lease_s,
                 )
             )
         return found

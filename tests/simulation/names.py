@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.core import inputs as s
-from muster.protocol.control_channel import Refusal
 from muster.protocol.ids import TaskId, parse_task_id
+from muster.protocol.link.control_channel import Refusal
 from muster.protocol.refusal_codes import RefusalCode
 from tests.simulation.crashes import Deed, When
 

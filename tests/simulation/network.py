@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from muster.protocol.codec import (
+from muster.protocol.ids import NodeName
+from muster.protocol.link.codec import (
     CommandFrame,
     ProtocolError,
     ReportFrame,
@@ -19,9 +20,8 @@ from muster.protocol.codec import (
     decode_report,
     encode,
 )
-from muster.protocol.control_channel import Command, Report
-from muster.protocol.ids import NodeName
-from muster.protocol.sequencing import Link
+from muster.protocol.link.control_channel import Command, Report
+from muster.protocol.link.sequencing import Link
 from tests.simulation.world import World
 
 

@@ -15,10 +15,10 @@ from agent.core.react import react
 from agent.core.shim_protocol import ShimCommand, ShimHostfile, ShimLease, ShimPhase, ShimStatus
 from agent.core.state import Identity, State
 from agent.core.turn import turn
-from muster.protocol.control_channel import Command, NodeChanges, NodeObservations, PrepareTask
-from muster.protocol.gpus import usable
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import Command, NodeChanges, NodeObservations, PrepareTask
+from muster.protocol.observations.gpus import usable
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.crashes import Deed, Point, When, Who
 from tests.simulation.ground import Ground
@@ -248,13 +248,13 @@ class Node:
                 self.dies(Deed.WRITES, "KeepCluster", When.AFTER)
             case a.CreateTask(task, prepare):
                 self.later(self.pause(0.02), partial(self._make_folder, task, prepare))
-            case a.TellShim(task, command):
+            case a.SendToShim(task, command):
                 if isinstance(command, ShimHostfile):
                     held = self.state.tasks[task] if self.state is not None else None
                     assert held is not None
                     assert held.arrange is not None
                     self.ground.plan_taken(self.name, task, held.arrange.fabric)
-                self._tell_shim(task, command)
+                self._order_shim(task, command)
             case a.ArrangeNetwork(task, _):
                 self.later(self.pause(0.01), self.names.arranging(task))
             case a.ReleasePort():
@@ -335,7 +335,7 @@ class Node:
         if task in self.machine.folders and self.machine.folders[task].shim is None:
             self.machine.start_shim(task)
 
-    def _tell_shim(self, task: TaskId, command: ShimCommand) -> None:
+    def _order_shim(self, task: TaskId, command: ShimCommand) -> None:
         folder = self.machine.folders.get(task)
         shim = folder.shim if folder is not None else None
         if shim is None:
@@ -446,7 +446,7 @@ def _sent(action: a.Effect) -> str | None:
     match action:
         case a.SendReport(report):
             return type(report).__name__
-        case a.TellShim(_, command):
+        case a.SendToShim(_, command):
             return type(command).__name__
         case _:
             return None

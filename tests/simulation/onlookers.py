@@ -20,7 +20,7 @@ from tests.simulation.draining import Draining
 from tests.simulation.health import FIRST_SEEN
 from tests.simulation.world import World
 
-_TELL_EVERY_S: Final = 3.0
+_NOTIFY_EVERY_S: Final = 3.0
 _NOT_NOW: Final = frozenset({"not_running", "node_connected", "node_busy", "unknown_node"})
 
 
@@ -66,7 +66,7 @@ class Onlookers:
         self.rng = random.Random(f"onlookers {world.seed}")
         self.peace = False
         if world.seed >= FIRST_SEEN:
-            self._tell()
+            self._notify()
             self._later()
 
     def make_peace(self) -> None:
@@ -74,12 +74,12 @@ class Onlookers:
 
     # --- webhooks -----------------------------------------------------------------------------
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         jobs = self.coordinator.state.jobs
         due = [
             (job, number, hook)
-            for job in sorted(self.coordinator.state.telling)
-            for number, hook in jobs[job].notices
+            for job in sorted(self.coordinator.state.webhook_jobs)
+            for number, hook in jobs[job].queued_webhooks
         ]
         for job, number, hook in due:
             heard = self.peace or self.rng.random() < 0.6
@@ -88,7 +88,7 @@ class Onlookers:
             if self.coordinator.listening:
                 problem = "" if heard else "it answers 503"
                 self.coordinator.put(s.WebhookAttempted(job, number, hook, problem, over))
-        self.world.at(_TELL_EVERY_S, self._tell)
+        self.world.at(_NOTIFY_EVERY_S, self._notify)
 
     # --- people -------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from muster.protocol.fabric import FabricPort, NodeFabric
 from muster.protocol.ids import NodeName
+from muster.protocol.observations.fabric import FabricPort, NodeFabric
 from muster.spec.model import JobSpec, Rdma
 from tests.simulation.world import World
 

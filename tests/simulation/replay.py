@@ -77,8 +77,8 @@ def _settled(jobs: object) -> object:
 def _without_the_seen(job: Job) -> Job:
     """Without what a process knows of it for itself."""
     job.left_out_to = 0  # of no use to one that has ended
-    for place, notice in job.notices.items():
-        job.notices[place] = notice._replace(problem="")
+    for place, webhook in job.queued_webhooks.items():
+        job.queued_webhooks[place] = webhook._replace(problem="")
     for attempt in job.attempts:
         for task in attempt.tasks:
             task.activity, task.activity_at, task.silent = (), 0.0, ()

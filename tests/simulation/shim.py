@@ -113,12 +113,12 @@ class Shim:
             first_failed=self._first_failed,
             running_s=running_s,
             signalled=self.signalled,
-            survivors=(1000,) if self._tells and self.phase is P.STUCK else (),
-            doomed=self._tells and self.phase is P.STUCK and self.wedged,
+            survivors=(1000,) if self._reports_stuck and self.phase is P.STUCK else (),
+            doomed=self._reports_stuck and self.phase is P.STUCK and self.wedged,
         )
 
     @property
-    def _tells(self) -> bool:
+    def _reports_stuck(self) -> bool:
         return self.world.seed >= FIRST_STUCK
 
     # --- who speaks to it -----------------------------------------------------------------
@@ -417,7 +417,7 @@ class Shim:
             world.at(STUCK_S, self._stuck)
             self.wedged = True
             for_s = (1.0, 200.0)
-            if self._tells:
+            if self._reports_stuck:
                 # Some are not held, but escape it again and again: they go on computing.
                 own = random.Random(f"held {world.seed} {self.task}")
                 self.wedged = own.random() < 0.7

@@ -6,7 +6,8 @@ import random
 from functools import partial
 from typing import Final
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import NodeName
+from muster.protocol.link.control_channel import (
     Command,
     Hello,
     Inventory,
@@ -14,7 +15,6 @@ from muster.protocol.control_channel import (
     Refused,
     Welcome,
 )
-from muster.protocol.ids import NodeName
 from tests.simulation.cluster import Cluster
 from tests.simulation.network import Cut
 from tests.simulation.world import Violation

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from agent.core import facts as agent_facts
-from muster.protocol import control_channel
+from muster.protocol.link import control_channel
 from orchestrator.core.facts import jobs
 from orchestrator.core.facts.restored import JournalRestored
 from tests.simulation.cluster import Cluster

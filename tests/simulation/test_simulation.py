@@ -167,7 +167,7 @@ def test_no_job_runs_twice_after_restores_of_older_backups() -> None:
 
 @pytest.mark.timeout(600)
 def test_every_kind_of_fault_strikes(capsys: pytest.CaptureFixture[str]) -> None:
-    met, steps = told(ORDINARY, capsys)
+    met, steps = transcript(ORDINARY, capsys)
     assert steps >= STEPS_LEAST
     missing = [kind for kind in KINDS if not met[kind]]
     assert not missing
@@ -184,7 +184,7 @@ def test_nor_is_it_in_two_million_steps(block: int) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_every_kind_of_fault_was_met(capsys: pytest.CaptureFixture[str]) -> None:
-    met, steps = told(ALL, capsys)
+    met, steps = transcript(ALL, capsys)
     assert steps >= STEPS_LEAST
     wanted = dict.fromkeys(KINDS, LEAST) | WANTED
     wanted |= {f"crash_{moment.value}": LEAST for moment in Moment}
@@ -194,7 +194,9 @@ def test_every_kind_of_fault_was_met(capsys: pytest.CaptureFixture[str]) -> None
     assert not short, f"met less often than wanted: {short}"
 
 
-def told(blocks: Iterable[int], capsys: pytest.CaptureFixture[str]) -> tuple[Counter[str], int]:
+def transcript(
+    blocks: Iterable[int], capsys: pytest.CaptureFixture[str]
+) -> tuple[Counter[str], int]:
     """What was met in these blocks, and core steps; both are printed."""
     met: Counter[str] = Counter()
     judged: Counter[str] = Counter()

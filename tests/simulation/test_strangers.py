@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import Refused
+from muster.protocol.link.control_channel import Refused
 from orchestrator.core.engine import decide
 from tests.simulation.cluster import Cluster
 from tests.simulation.strangers import Strangers

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from agent.core import inputs as s
-from muster.protocol.control_channel import NodeChanges
 from muster.protocol.ids import TaskId, parse_task_id
-from muster.protocol.traffic import FabricReport, NcclEvidence, PortFigures, PortHealth
+from muster.protocol.link.control_channel import NodeChanges
+from muster.protocol.observations.traffic import FabricReport, NcclEvidence, PortFigures, PortHealth
 
 if TYPE_CHECKING:
     from tests.simulation.node import Node
@@ -44,7 +44,7 @@ class Traffic:
         self.active = False
         if self.down:
             self.down = False
-            self._tell()
+            self._report()
 
     def ports(self) -> tuple[PortHealth, ...]:
         if not self.flaps:
@@ -86,9 +86,9 @@ class Traffic:
         self.down = not self.down
         self.flaps += self.down
         self.world.met["link_flap"] += self.down
-        self._tell()
+        self._report()
         self._flap_later()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self.node.up and not self.node.frozen:
             self.node.feed(s.NodeObserved(NodeChanges(ports=self.ports())))

@@ -235,11 +235,11 @@ def test_from_command_without_words() -> None:
         from_command([])
 
 
-def test_all_mistakes_of_a_line_are_told_at_once() -> None:
+def test_all_mistakes_of_a_line_are_reported_at_once() -> None:
     with pytest.raises(SpecError) as caught:
         parse_mapping({"run": "A=1 B=2 torchrun --nnodes 2 train.py 2>&1 | tee log # slow"})
-    told = [(problem.field, problem.message, problem.hint) for problem in caught.value.problems]
-    assert [message for _, message, _ in told] == [
+    problems = [(problem.field, problem.message, problem.hint) for problem in caught.value.problems]
+    assert [message for _, message, _ in problems] == [
         "`>` is a shell operator",
         "`&` is a shell operator",
         "`|` is a shell operator",
@@ -247,12 +247,12 @@ def test_all_mistakes_of_a_line_are_told_at_once() -> None:
         "begins by setting a variable",
         "Muster writes the torchrun line itself",
     ]
-    assert {field for field, _, _ in told} == {"run"}
-    assert told[4][2] == "write `env: [A=1, B=2]` instead"
-    assert told[5][2] == "write `run: train.py` and `nodes: 2`"
+    assert {field for field, _, _ in problems} == {"run"}
+    assert problems[4][2] == "write `env: [A=1, B=2]` instead"
+    assert problems[5][2] == "write `run: train.py` and `nodes: 2`"
 
 
-def test_a_quote_that_is_never_closed_is_told_beside_what_stands_before_it() -> None:
+def test_a_quote_that_is_never_closed_is_reported_beside_what_stands_before_it() -> None:
     with pytest.raises(SpecError) as caught:
         parse_mapping({"run": "A=1 ./bench.sh 'x", "launcher": "processes"})
     messages = [problem.message for problem in caught.value.problems]

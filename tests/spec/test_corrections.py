@@ -26,7 +26,7 @@ from muster.spec.model import Argv
 from muster.spec.overrides import apply_overrides
 from muster.spec.parse import parse_mapping
 from muster.spec.slurm.sbatch import _INSTEAD, from_sbatch
-from muster.spec.suggestions import _ELSEWHERE
+from muster.spec.suggestions import _ELSEWHERE, _REPLACED
 from muster.spec.yaml.loader import read_yaml
 
 Job = dict[str, Any]
@@ -174,6 +174,8 @@ MISTAKES: tuple[Job, ...] = (
     {"env": {"NOT_SET_HERE": None}},
     # what goes together
     {"launcher": "none", "rendezvous": "c10d"},
+    {"launcher": "processes", "torchrun_args": ["--role", "a"]},
+    {"torchrun_args": "--role a"},
     {"launcher": "processes", "resources": {"numa_binding": "node", "gpu": 1}},
     {"prepare": "true"},
     {"ship": "true"},
@@ -384,6 +386,17 @@ def test_a_key_that_is_meant_is_one_of_the_section() -> None:
             assert not [p for p in again if "no key" in p.message], (job, problem.hint)
             if not section and path in unsupported.LATER_KEYS[""]:
                 assert unsupported.LATER_KEYS[""][path] in problem.hint
+
+
+def test_a_key_of_another_system_has_its_replacement() -> None:
+    for key in (*_REPLACED, "large-shm", "extended-resource"):
+        _, (problem,) = refused({key: "x"})
+        assert problem.hint == _REPLACED[key.replace("-", "_")]
+        for fragment in re.findall(r"`([^`]*: [^`]*)`", problem.hint):
+            if fragment != "workers: 3":
+                tree = read_yaml(fragment).tree
+                assert isinstance(tree, dict)
+                assert not problems_of({"run": "x.py", **tree}), fragment
 
 
 def test_what_stands_for_a_header_of_slurm_is_an_option_of_submit() -> None:

@@ -56,12 +56,12 @@ def test_a_job_without_a_pool_is_in_the_default_one() -> None:
 
 
 @pytest.mark.parametrize("text", ["retry: [1]", "env: 7", "placement: x", "resources: [8]"])
-def test_a_mistake_of_the_job_is_told_as_its_own(text: str) -> None:
-    with pytest.raises(SpecError) as told:
+def test_a_mistake_of_the_job_is_reported_as_its_own(text: str) -> None:
+    with pytest.raises(SpecError) as caught:
         filled(f"pool: big\n{text}")
     with pytest.raises(SpecError) as alone:
         parse_document(read_yaml(f"run: x.py\n{text}"))
-    assert [p.field for p in told.value.problems] == [p.field for p in alone.value.problems]
+    assert [p.field for p in caught.value.problems] == [p.field for p in alone.value.problems]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,6 @@ def test_a_mistake_of_the_job_is_told_as_its_own(text: str) -> None:
     ],
 )
 def test_defaults_that_no_job_could_have_are_refused(tree: dict[str, object], field: str) -> None:
-    with pytest.raises(SpecError) as told:
+    with pytest.raises(SpecError) as caught:
         check_defaults("big", tree)
-    assert [p.field for p in told.value.problems] == [field]
+    assert [p.field for p in caught.value.problems] == [field]

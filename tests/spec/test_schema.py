@@ -24,6 +24,7 @@ ACCEPTED: dict[str, list[object]] = {
     "nodes": [2, "2", "2..4"],
     "num_nodes": [2, "1 .. 3"],
     "rendezvous": ["static", "c10d"],
+    "torchrun_args": [["--role", "trainer"], ["--monitor_interval=1"], []],
     "resources": [{}, {"gpu": 1}, {"accelerators": "H100:8"}, {"cpu": "16..", "memory": "200GB"}],
     "accelerators": ["H100:8", 0],
     "nproc_per_node": [1, "8", {"launcher": 4, "worker": "2"}, {"a": 4, "b.c": 2}],

@@ -66,7 +66,7 @@ def test_the_list_of_keys_is_that_of_the_types() -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=".".join)
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_type_is_told_with_its_field(path: tuple[str, ...], wrong: str) -> None:
+def test_a_wrong_type_is_reported_with_its_field(path: tuple[str, ...], wrong: str) -> None:
     body = {"run": "x.py", "time_limit": "1h", **nested(path, WRONG[wrong])}
     with pytest.raises(SpecError) as caught:
         parse_json(json.dumps(body))
@@ -85,7 +85,7 @@ def test_a_wrong_type_is_told_with_its_field(path: tuple[str, ...], wrong: str) 
     "typed",
     [DIGITS, "-1", "1e3", "1_000", "0x10", "010", "1.10", ".inf", ".nan", "yes", "٣", "1 2"],
 )
-def test_what_is_no_number_is_told_with_the_value(path: tuple[str, ...], typed: str) -> None:
+def test_what_is_no_number_is_reported_with_the_value(path: tuple[str, ...], typed: str) -> None:
     (problem,) = refused(f"run: x.py\n{json.dumps(path[0])}: {_flow(path[1:], typed)}\n")
     assert problem.field == ".".join(path)
     assert problem.value == (f"{typed[:77]}..." if len(typed) > 80 else typed)
@@ -94,7 +94,7 @@ def test_what_is_no_number_is_told_with_the_value(path: tuple[str, ...], typed: 
 
 @pytest.mark.parametrize("path", [("time_limit",), ("stop", "grace"), ("retry", "backoff")])
 @pytest.mark.parametrize("typed", [f"{DIGITS}h", "1e400h", "nan", ".inf", "-1h", "off", "on"])
-def test_what_is_no_duration_is_told_with_the_value(path: tuple[str, ...], typed: str) -> None:
+def test_what_is_no_duration_is_reported_with_the_value(path: tuple[str, ...], typed: str) -> None:
     (problem,) = refused(f"run: x.py\n{path[0]}: {_flow(path[1:], typed)}\n")
     assert problem.field == ".".join(path)
 

@@ -1,7 +1,7 @@
 """A launcher that lies: a job's `python` is any program, and so any program may speak to a shim.
 
 The name under which this file is started says how it lies. It needs the standard library alone, as
-it runs with the rights of the job's user. What it has done stands in `told` in its folder, a line
+it runs with the rights of the job's user. What it has done stands in `file` in its folder, a line
 for each step; then it stays until it is ended.
 """
 
@@ -34,8 +34,8 @@ class Liar:
         self.folder = ""
 
     def note(self, text: str) -> None:
-        with Path("told").open("a") as told:
-            told.write(f"{text}\n")
+        with Path("noted").open("a") as file:
+            file.write(f"{text}\n")
 
     def say(self, message: Any) -> None:
         self.send(json.dumps(message).encode())

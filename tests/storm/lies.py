@@ -45,10 +45,10 @@ def job(kind: str, folder: Path, nodes: Sequence[str] = ()) -> dict[str, Any]:
     return {**common, **run, "python": str(program)}
 
 
-def told(folder: Path) -> list[str]:
+def notes(folder: Path) -> list[str]:
     """What a liar says that it has done."""
     try:
-        return (folder / "told").read_text().splitlines()
+        return (folder / "noted").read_text().splitlines()
     except FileNotFoundError:
         return []
 

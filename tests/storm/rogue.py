@@ -24,8 +24,9 @@ from agent.link.dialer import ConnectionLostError, Dialer, Websocket
 from agent.logs.shipper import PATH as LOGS_PATH
 from examples.namespace_cluster import PORT, NamespaceCluster
 from examples.rig.machine import Machine
-from muster.protocol.codec import COMMAND_BYTES_MAX, ReportFrame, decode_command, encode
-from muster.protocol.control_channel import (
+from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.link.codec import COMMAND_BYTES_MAX, ReportFrame, decode_command, encode
+from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
     ArrangeTask,
     ForgetTask,
@@ -43,8 +44,7 @@ from muster.protocol.control_channel import (
     TaskReport,
     Welcome,
 )
-from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.log_channel import (
+from muster.protocol.link.log_channel import (
     Chunk,
     EndStream,
     LogHello,
@@ -56,8 +56,8 @@ from muster.protocol.log_channel import (
     encode_chunk,
     encode_text,
 )
+from muster.protocol.link.sequencing import Link
 from muster.protocol.outcome import ExitStatus
-from muster.protocol.sequencing import Link
 from muster.protocol.states import TaskState
 
 PATIENCE_S = 30.0

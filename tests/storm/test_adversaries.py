@@ -26,8 +26,8 @@ from examples.rig.machine import Machine
 from examples.rig.rig import missing
 from muster.client.log_stream import LogQuery
 from muster.http.views import LogRecord
-from muster.protocol.control_channel import Heartbeat, Report, TaskReport
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import Heartbeat, Report, TaskReport
 from muster.protocol.states import ENDED_STATES, JobState, TaskState
 from tests.storm import accidents, greed, lies
 from tests.storm.cluster import DISK_BYTES, StormCluster
@@ -186,12 +186,12 @@ def test_a_launcher_that_lies_harms_its_own_job_alone(scene: Scene, kind: str) -
         job, folder = scene.lie(kind)
         client = scene.cluster.client()
         until(
-            lambda: bool(lies.told(folder)) or client.job(job).state in ENDED_STATES,
+            lambda: bool(lies.notes(folder)) or client.job(job).state in ENDED_STATES,
             f"{kind} has lied",
         )
         scene.whole(scene.honest())
         if kind == "endless":
-            (given,) = lies.told(folder)
+            (given,) = lies.notes(folder)
             line = f"a line of rank {given.rpartition(' ')[2]}\n"
             until(lambda: line in scene.log(job), f"what was written arrives: {given}", STORED_S)
         until(lambda: burning(scene.cluster) == [], "no daemon is busy with a lie", REST_WITHIN_S)
@@ -201,7 +201,7 @@ def test_a_launcher_that_lies_harms_its_own_job_alone(scene: Scene, kind: str) -
 def test_a_job_whose_streams_have_no_end_leaves_nothing_to_a_new_coordinator(scene: Scene) -> None:
     with scene.watched():
         job, folder = scene.lie("endless")
-        until(lambda: bool(lies.told(folder)), "it has lied")
+        until(lambda: bool(lies.notes(folder)), "it has lied")
         scene.cluster.coordinator.kill()
         scene.cluster.coordinator.start()
         accidents.await_answer(scene.cluster)
@@ -212,9 +212,9 @@ def test_nobody_sees_the_stack_of_a_process_that_is_not_the_jobs(scene: Scene) -
     job, folder = scene.lie("pids")
     client = scene.cluster.client()
     own = ""
-    until(lambda: len(lies.told(folder)) > 1, "it has lied")
+    until(lambda: len(lies.notes(folder)) > 1, "it has lied")
     until(lambda: client.job(job).state is JobState.RUNNING, "it runs")
-    own = lies.told(folder)[0].removeprefix("own ")
+    own = lies.notes(folder)[0].removeprefix("own ")
     seen: dict[int, int] = {}
 
     def shown() -> bool:
@@ -225,19 +225,19 @@ def test_nobody_sees_the_stack_of_a_process_that_is_not_the_jobs(scene: Scene) -
 
     until(shown, "the stack of its own process is shown")
     scene.cancelled(job)
-    assert seen == {0: int(own)}, f"of {lies.told(folder)} these ranks have stacks: {seen}"
+    assert seen == {0: int(own)}, f"of {lies.notes(folder)} these ranks have stacks: {seen}"
     scene.rests()
 
 
 def test_root_reads_no_file_of_another_owner_for_a_job(scene: Scene) -> None:
     job, folder = scene.lie("thief", VICTIM, OTHER)  # of one node alone nothing is watched
-    until(lambda: bool(lies.told(folder)), "it waits")
-    scratch = Path(lies.told(folder)[0].removeprefix("waits "))
+    until(lambda: bool(lies.notes(folder)), "it waits")
+    scratch = Path(lies.notes(folder)[0].removeprefix("waits "))
     secret = scratch / "secret.new"
     secret.write_text(f"host:1:1 [0] NCCL INFO {SECRET}\n" * 20)
     secret.chmod(0o600)
     secret.rename(scratch / "secret")
-    until(lambda: "moved" in lies.told(folder), "it has moved the file")
+    until(lambda: "moved" in lies.notes(folder), "it has moved the file")
     scene.cancelled(job)
     scene.rests()
     assert SECRET not in scene.log(job)

@@ -40,7 +40,7 @@ from agent.monitors.hangs.sock_diag import connections
 from agent.hostsfile.editor import HostsFile
 from agent.probe.host import boot_id
 from agent.probe.network import NetworkProbe
-from agent.shim.syscalls import bind_privately
+from agent.shim.system.syscalls import bind_privately
 from muster.protocol.hosts_file import with_block, without_blocks
 
 status = Path("/proc/self/status").read_text()

@@ -20,7 +20,7 @@ def test_the_page_is_made_from_the_table() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), again
 
 
-def test_every_class_is_told() -> None:
+def test_every_class_is_reported() -> None:
     text = page()
     assert [kind for kind in FailureKind if f"\n| `{kind}` |" not in text] == []
 

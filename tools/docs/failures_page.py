@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from muster.protocol.failure_kinds import FailureKind
-from muster.protocol.xids import HARMLESS
+from muster.protocol.observations.xids import HARMLESS
 from orchestrator.core.failures.classify import BY_SIGNAL, CONSEQUENCES, OUT_OF_MEMORY
 from orchestrator.core.failures.taxonomy import RULES, Rule
 

@@ -24,7 +24,8 @@ what it reads and returns. Made by `python -m tools.docs.http_page > docs/refere
 `GET /openapi.json` has the same as OpenAPI 3.1.
 
 - Send the token as `Authorization: Bearer TOKEN`. Only `/healthz` and `/readyz` need none. A join
-  token opens `/v1/agent` and `/v1/agent/logs` and nothing else; a user's token opens the rest.
+  token opens `/v1/agent` and `/v1/agent/logs` and nothing else; a user's token opens the rest as
+  far as the user's role allows it: see [rights](rights.md).
 - Bodies are JSON. A job may also be YAML (`Content-Type: application/yaml`). Unknown fields of a
   body are an error.
 - Times are RFC 3339 in UTC with `Z`. Durations are seconds.

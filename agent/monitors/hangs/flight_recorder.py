@@ -18,9 +18,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from agent.shim.job_files import RefusedFileError, open_checked
+from agent.shim.system.job_files import RefusedFileError, open_checked
 from agent.taskdirs.taskdirs import NCCL, User
-from muster.protocol.hangs import RecordedRank
+from muster.protocol.observations.hangs import RecordedRank
 
 PIPE: Final = "frp_"
 DUMP: Final = "fr_"

@@ -30,8 +30,8 @@ from agent.probe.fabric.rdma_devices import CLASS
 from agent.shims.members import ENDED, Process, check
 from muster.daemon.clock import Clock
 from muster.fabric.counters import RECEIVED, SENT, WORD_BYTES
-from muster.protocol.hangs import Doing, RankActivity, Sign
 from muster.protocol.ids import TaskId
+from muster.protocol.observations.hangs import Doing, RankActivity, Sign
 
 STATE: Final = "cadence.json"
 _STATE_BYTES_MAX: Final = 1 << 20
@@ -174,7 +174,7 @@ class HangMonitor(Monitor):
                 changes = TaskChanges(activity=ranks, activity_at=at)
                 self._post(TaskObserved(name, changes))
 
-    def told(self, task: TaskId) -> tuple[tuple[RankActivity, ...], float] | None:
+    def activity(self, task: TaskId) -> tuple[tuple[RankActivity, ...], float] | None:
         """The result of the last sample, and its time."""
         known = self._tasks.get(task)
         if known is None or not known.ranks:
@@ -237,17 +237,17 @@ class HangMonitor(Monitor):
                 cadence.louds, cadence.signs = before.louds, set(before.signs)
                 cadence.still_gap_s, cadence.idle_gap_s = before.still_gap_s, before.idle_gap_s
                 cadence.resume(still=before.still, idle=before.idle)
-            told = self._processes.environment(process.pid, _STORE, _HCAS, _RANKS, _RANKS_HERE)
+            variables = self._processes.environment(process.pid, _STORE, _HCAS, _RANKS, _RANKS_HERE)
             if not process.same:
                 # The variables may belong to another process, since the pid is free again.
-                told = {}
+                variables = {}
             task.ranks[number] = _Rank(
                 cadence,
                 process,
                 (task.folder / rank.stdout, task.folder / rank.stderr),
-                _port(told.get(_STORE, "")),
-                _planned(told.get(_HCAS, "")),
-                alone=told.get(_RANKS) == told.get(_RANKS_HERE),
+                _port(variables.get(_STORE, "")),
+                _planned(variables.get(_HCAS, "")),
+                alone=variables.get(_RANKS) == variables.get(_RANKS_HERE),
             )
 
     def _find_mute(self, ranks: list[_Rank]) -> None:
@@ -348,12 +348,12 @@ class HangMonitor(Monitor):
                 rank.cadence.still_gap_s,
                 rank.cadence.idle_gap_s,
                 tuple(sorted(rank.cadence.signs, key=lambda sign: sign.value)),
-                told.still_s is not None,
-                told.idle_s is not None,
+                activity.still_s is not None,
+                activity.idle_s is not None,
             )
             for number, rank in task.ranks.items()
             if rank.cadence.learned
-            for told in [rank.cadence.told()]
+            for activity in [rank.cadence.activity()]
         }
         if not now or now == task.wrote:
             return
@@ -368,15 +368,15 @@ class HangMonitor(Monitor):
 
 
 def _activity(task: _Task, at: float) -> tuple[RankActivity, ...]:
-    told = [rank.cadence.told() for rank in task.ranks.values()]
-    told += [
+    activity = [rank.cadence.activity() for rank in task.ranks.values()]
+    activity += [
         RankActivity(
             rank, still_s=max(0.0, at - ended), idle_s=max(0.0, at - ended), doing=Doing.GONE
         )
         for rank, ended in task.gone.items()
         if rank not in task.ranks
     ]
-    return tuple(sorted(told, key=lambda rank: rank.rank))
+    return tuple(sorted(activity, key=lambda rank: rank.rank))
 
 
 def _kept(folder: Path) -> dict[int, SavedBaseline]:

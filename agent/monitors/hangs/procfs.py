@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from muster.protocol.hangs import Doing
+from muster.protocol.observations.hangs import Doing
 
 _TICK_S: Final = 1.0 / os.sysconf("SC_CLK_TCK")
 _THREADS_MAX: Final = 2000

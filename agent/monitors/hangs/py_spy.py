@@ -19,7 +19,7 @@ import msgspec
 from agent.probe import py_spy_check
 from agent.shims.members import ENDED, Process
 from agent.taskdirs.taskdirs import User
-from muster.protocol.hangs import FRAMES_MAX, Frame, RankStacks, ThreadStack
+from muster.protocol.observations.hangs import FRAMES_MAX, Frame, RankStacks, ThreadStack
 
 _WORDS: Final = ("--nonblocking", "--json")
 _AT_ONCE: Final = 4
@@ -95,7 +95,7 @@ async def _one(
         found = msgspec.json.decode(said.out, type=list[_Thread])
     except msgspec.DecodeError as error:
         return RankStacks(rank, pid, problem=f"py-spy's output cannot be parsed: {error}")
-    return RankStacks(rank, pid, _told(found, pid, threads=threads))
+    return RankStacks(rank, pid, _main_first(found, pid, threads=threads))
 
 
 def _as_user(user: User) -> list[str]:
@@ -158,14 +158,14 @@ def _why(said: bytes) -> str:
     return first[:_TEXT_MAX]
 
 
-def _told(found: list[_Thread], pid: int, *, threads: bool) -> tuple[ThreadStack, ...]:
+def _main_first(found: list[_Thread], pid: int, *, threads: bool) -> tuple[ThreadStack, ...]:
     """The main thread first; without `threads`, of the others only the one that holds the GIL."""
     main = [thread for thread in found if thread.os_thread_id == pid][:1]
     main = main or [thread for thread in found if thread.thread_name == "MainThread"][:1]
     others = [t for t in found if t not in main and t.frames and (threads or t.owns_gil)]
-    told = [_thread(thread, FRAMES_MAX) for thread in main or [_Thread(thread_name="MainThread")]]
-    told += [_thread(thread, _OTHER_FRAMES_MAX) for thread in others[: _THREADS_MAX - 1]]
-    return tuple(told)
+    stacks = [_thread(thread, FRAMES_MAX) for thread in main or [_Thread(thread_name="MainThread")]]
+    stacks += [_thread(thread, _OTHER_FRAMES_MAX) for thread in others[: _THREADS_MAX - 1]]
+    return tuple(stacks)
 
 
 def _thread(thread: _Thread, most: int) -> ThreadStack:

@@ -19,9 +19,9 @@ from agent.shims.members import check
 from agent.taskdirs.taskdirs import TaskDirs, User, user_of
 from muster.daemon.clock import Clock
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.control_channel import DumpStacks, StacksReport
-from muster.protocol.hangs import RankActivity, RankStacks, RecordedRank
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import DumpStacks, StacksReport
+from muster.protocol.observations.hangs import RankActivity, RankStacks, RecordedRank
 
 BYTES_MAX: Final = 512 << 10
 """The size limit of all encoded stacks in an answer: half a frame."""
@@ -97,10 +97,10 @@ class StackDumper:
             await flight_recorder.written(folder, user, asked)
 
     def _activity(self, task: TaskId) -> tuple[RankActivity, ...]:
-        told = self._watch.told(task)
-        if told is None:
+        known = self._watch.activity(task)
+        if known is None:
             return ()
-        ranks, at = told
+        ranks, at = known
         age = max(0.0, self._clock.now().mono - at)
         return tuple(rank.later(age) for rank in ranks)
 

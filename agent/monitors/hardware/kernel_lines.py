@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from muster.protocol import kernel_log
-from muster.protocol.hardware_events import OOM, TEXT_MAX, Grade
-from muster.protocol.kernel_log import ADDRESS, GpuError, Killed, function_of
-from muster.protocol.xids import grade_of, name_of
+from muster.protocol.observations import kernel_log
+from muster.protocol.observations.hardware_events import OOM, TEXT_MAX, Grade
+from muster.protocol.observations.kernel_log import ADDRESS, GpuError, Killed, function_of
+from muster.protocol.observations.xids import grade_of, name_of
 
 _KERNEL: Final = 0
 """Facility of the kernel's own lines. Lines from programs have another one."""
@@ -103,9 +103,9 @@ def _failed(error: GpuError) -> Seen:
     what = f"Xid {error.xid}" + (f", {name}" if name else "")
     # Process and channel help few readers, and text that repeats the name helps nobody.
     rest = _NO_NEWS.sub("", error.said)
-    told = f" ({rest})" if rest and rest.lower() not in name.lower() else ""
+    detail = f" ({rest})" if rest and rest.lower() not in name.lower() else ""
     grade = grade_of(error.xid, error.said)
-    return Seen(f"xid {error.xid}", grade, _cut(f"GPU {pci}: {what}{told}"), pci)
+    return Seen(f"xid {error.xid}", grade, _cut(f"GPU {pci}: {what}{detail}"), pci)
 
 
 def _link(found: re.Match[str]) -> Seen:

@@ -20,10 +20,10 @@ from agent.monitors.hardware.seen_events import SeenEvents
 from agent.monitors.monitor import Monitor
 from agent.probe.fabric.gpus import counted
 from muster.daemon.clock import Clock
-from muster.protocol.control_channel import NodeChanges
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.hardware_events import COUNTED, Grade, HardwareEvent
 from muster.protocol.ids import BadId, TaskId, parse_task_id
+from muster.protocol.link.control_channel import NodeChanges
+from muster.protocol.observations.gpus import GpuDevice
+from muster.protocol.observations.hardware_events import COUNTED, Grade, HardwareEvent
 
 _RECORD_BYTES: Final = 16 * 1024
 """Buffer size: a read smaller than its record fails. The longest record has 8 KiB."""
@@ -71,7 +71,7 @@ class HardwareMonitor(Monitor):
         # Without the kernel's log, a lost store would restart the numbers, and the coordinator
         # would take smaller numbers for known events.
         self._least = 0
-        self._told: dict[tuple[str, str, int], float] = {}
+        self._reported_at: dict[tuple[str, str, int], float] = {}
         self._others: list[float] = []
         self._writing: asyncio.Task[None] | None = None
         self._written_at = 0.0
@@ -149,8 +149,8 @@ class HardwareMonitor(Monitor):
                 self._learn_gpus()
                 await self._write()
             for event in fresh:
-                tell = _log.error if event.grade is Grade.CRITICAL else _log.warning
-                tell("hardware", text=event.text, code=event.code, uuid=event.uuid)
+                log = _log.error if event.grade is Grade.CRITICAL else _log.warning
+                log("hardware", text=event.text, code=event.code, uuid=event.uuid)
                 self._post(NodeObserved(NodeChanges(hardware=(event,))))
                 if event.grade is Grade.CRITICAL:
                     self._critical()
@@ -197,7 +197,7 @@ class HardwareMonitor(Monitor):
     def _is_reportable(self, seen: Seen) -> bool:
         now = self._clock.now().mono
         key = (seen.code, seen.pci, seen.pid)
-        last = self._told.get(key)
+        last = self._reported_at.get(key)
         if last is not None and now - last < _AGAIN_S[seen.grade]:
             return False
         if seen.grade is not Grade.CRITICAL:
@@ -205,9 +205,9 @@ class HardwareMonitor(Monitor):
             if len(self._others) >= _OTHERS_MAX:
                 return False
             self._others.append(now)
-        if len(self._told) > 4 * _OTHERS_MAX:
-            self._told = {it: at for it, at in self._told.items() if now - at < 60.0}
-        self._told[key] = now
+        if len(self._reported_at) > 4 * _OTHERS_MAX:
+            self._reported_at = {it: at for it, at in self._reported_at.items() if now - at < 60.0}
+        self._reported_at[key] = now
         return True
 
     def _event(self, seen: Seen) -> HardwareEvent:

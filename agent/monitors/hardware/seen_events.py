@@ -12,7 +12,7 @@ import structlog
 
 from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import FileError
-from muster.protocol.hardware_events import EVENTS_MAX, HardwareEvent
+from muster.protocol.observations.hardware_events import EVENTS_MAX, HardwareEvent
 
 NAME: Final = "hardware.json"
 

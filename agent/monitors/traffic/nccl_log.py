@@ -18,11 +18,11 @@ from typing import Final
 import msgspec
 
 from agent.logs.log_file import SHORTAGES, LogSource
-from agent.shim.job_files import RefusedFileError
+from agent.shim.system.job_files import RefusedFileError
 from agent.taskdirs.taskdirs import NCCL
 from muster.fabric.nccl_communicators import Room
 from muster.fabric.nccl_log import NcclLog, ProcessEvidence, merged
-from muster.protocol.traffic import NcclEvidence
+from muster.protocol.observations.traffic import NcclEvidence
 
 LOG: Final = "logs/nccl.log"
 FILES_MAX: Final = 128

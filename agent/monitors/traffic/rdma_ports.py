@@ -24,8 +24,8 @@ from agent.probe.fabric.rdma_devices import CLASS
 from muster.daemon.clock import Clock
 from muster.fabric.counters import LINK_DOWNED
 from muster.fabric.model import ACTIVE
-from muster.protocol.control_channel import NodeChanges
-from muster.protocol.traffic import PortHealth
+from muster.protocol.link.control_channel import NodeChanges
+from muster.protocol.observations.traffic import PortHealth
 
 PERIOD_S: Final = 5.0
 SHOWN_S: Final = 3600.0

@@ -24,7 +24,7 @@ from muster.daemon.clock import Clock
 from muster.fabric.counters import Totals
 from muster.fabric.traffic_verdict import summary
 from muster.protocol.ids import TaskId
-from muster.protocol.traffic import FabricReport, NcclEvidence
+from muster.protocol.observations.traffic import FabricReport, NcclEvidence
 
 STATE: Final = "traffic.json"
 PERIOD_S: Final = 2.0

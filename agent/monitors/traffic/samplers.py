@@ -20,10 +20,10 @@ from agent.taskdirs.taskdirs import NCCL, TaskDirs
 from muster.daemon.clock import Clock
 from muster.daemon.task_owner import TaskOwner
 from muster.fabric.counters import Totals
-from muster.protocol.control_channel import ArrangeTask
-from muster.protocol.fabric import TaskFabric
 from muster.protocol.ids import TaskId
-from muster.protocol.log_channel import StreamKind
+from muster.protocol.link.control_channel import ArrangeTask
+from muster.protocol.link.log_channel import StreamKind
+from muster.protocol.observations.fabric import TaskFabric
 
 FILE: Final = "%h.%p"
 """File name pattern of NCCL: host and process."""

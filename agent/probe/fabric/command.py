@@ -79,12 +79,12 @@ def _asked(root: Path, file: Path | None, nccl: str | None) -> Asked:
     named.
     """
     live = os.path.realpath(root) == "/"
-    told = any(name.startswith(f"{PREFIX}_") for name in os.environ)
-    if live and file is None and not told:
+    configured = any(name.startswith(f"{PREFIX}_") for name in os.environ)
+    if live and file is None and not configured:
         file = next((place for place in _places() if os.access(place, os.R_OK)), None)
     if not live and file is None:
         return Asked(nccl=nccl)
-    if file is None and not told:
+    if file is None and not configured:
         # No agent is installed here: an invalid default setting must not prevent the probe.
         return Asked(nccl=nccl, python=shutil.which("python3"), home=_home(None))
     return asked_by(load(file=file, environ=os.environ if live else {}), live=live, nccl=nccl)

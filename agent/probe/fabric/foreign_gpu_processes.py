@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from agent.shim.syscalls import stat_of
+from agent.shim.system.syscalls import stat_of
 
 # Process name of a shim.
 SHIM: Final = "muster-shim"

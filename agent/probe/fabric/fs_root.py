@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.shim.job_files import RefusedFileError, open_checked
+from agent.shim.system.job_files import RefusedFileError, open_checked
 
 BYTES_MAX: Final = 1 << 16
 _NAMES_MAX: Final = 8192

@@ -21,7 +21,7 @@ from agent.probe.fabric.pci import (
 from muster.fabric.model import Gpu
 from muster.fabric.natural_sort import function_order
 from muster.fabric.topology import is_function, path_of
-from muster.protocol.gpus import TEXT_MAX, GpuDevice, is_uuid
+from muster.protocol.observations.gpus import TEXT_MAX, GpuDevice, is_uuid
 
 DRIVER: Final = "proc/driver/nvidia/gpus"
 _MIG: Final = "proc/driver/nvidia/capabilities"

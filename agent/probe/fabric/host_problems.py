@@ -253,8 +253,8 @@ def _topology(node: Node) -> Iterator[Problem]:
 
 
 def _nccl_conf(node: Node) -> Iterator[Problem]:
-    for name, told in node.software.nccl_conf.items():
-        value, _, end = told.rpartition(" (from ")
+    for name, setting in node.software.nccl_conf.items():
+        value, _, end = setting.rpartition(" (from ")
         file = end.removesuffix(")")
         ours = node.env.get(name)
         fix = f"take {name} out of {file}"

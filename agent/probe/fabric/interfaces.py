@@ -20,7 +20,7 @@ from agent.probe.network import kind_of, speed_at
 from muster.fabric.model import ETHERNET, INFINIBAND, Hca, Network
 from muster.fabric.natural_sort import natural
 from muster.fabric.topology import is_function
-from muster.protocol.interfaces import (
+from muster.protocol.observations.interfaces import (
     InterfaceKind,
     NetworkRank,
     rank_of,

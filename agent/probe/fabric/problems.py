@@ -17,7 +17,7 @@ from muster.fabric.hca_selection import Choice, has_no_address, own_addresses
 from muster.fabric.model import ACTIVE, ETHERNET, INFINIBAND, Hca, Network, Problem, Severity
 from muster.fabric.nccl_env import Environment
 from muster.fabric.nccl_version import ROBUST, Version, devices_max
-from muster.fabric.operator_rules import told_range
+from muster.fabric.operator_rules import single_range
 from muster.fabric.port_classes import same_ends, speed_of
 from muster.fabric.unsupported_devices import EFA, IWARP, OPA, USNIC, special
 
@@ -137,9 +137,9 @@ def _hindered(ports: Ports) -> Found:
             )
     for hca in choice.hcas:
         if not hca.expected and hca.state not in (None, ACTIVE):
-            told = f", {hca.phys_state}" if hca.phys_state else ""
+            physical = f", {hca.phys_state}" if hca.phys_state else ""
             yield info(
-                f"{hca.key} is {hca.state}{told}; it is not one of the compute HCAs",
+                f"{hca.key} is {hca.state}{physical}; it is not one of the compute HCAs",
                 "nothing, unless it should be used",
             )
 
@@ -321,7 +321,7 @@ def _astray(hca: Hca, choice: Choice) -> Found:
     port has a suitable one.
     """
     meant = fit_index(hca.gids, hca.gid_slots, choice.family, choice.within)
-    if told_range(choice.within) or not strays(hca.gids, hca.gid_slots, choice.family, meant):
+    if single_range(choice.within) or not strays(hca.gids, hca.gid_slots, choice.family, meant):
         return
     taken = nccl_index(hca.gids, hca.gid_slots or 0, choice.family)
     address = next((gid.address or gid.gid for gid in hca.gids if gid.index == taken), "nothing")

@@ -80,8 +80,8 @@ def _head(probe: Probe) -> str:
         ("NCCL", software.nccl),
         ("GPUDirect", software.gpudirect),
     )
-    told = ", ".join(f"{name} {value}" for name, value in known if value)
-    return _wrapped(f"{probe.hostname}: {told}" if told else probe.hostname)
+    versions = ", ".join(f"{name} {value}" for name, value in known if value)
+    return _wrapped(f"{probe.hostname}: {versions}" if versions else probe.hostname)
 
 
 def _hcas(hcas: Sequence[Hca]) -> Iterator[str]:
@@ -127,10 +127,10 @@ def _nearest(pairs: Sequence[Affinity]) -> str:
     first = pairs[0]
     if first.distance is AffinityClass.UNKNOWN:
         return "unknown"
-    alike = [
+    same = [
         pair.hca for pair in pairs if (pair.distance, pair.hops) == (first.distance, first.hops)
     ]
-    names = ",".join(alike[:3]) + (f" and {len(alike) - 3} more" if len(alike) > 3 else "")
+    names = ",".join(same[:3]) + (f" and {len(same) - 3} more" if len(same) > 3 else "")
     return f"{names} {first.distance.value}"
 
 

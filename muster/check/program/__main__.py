@@ -16,12 +16,12 @@ def main() -> int:
         plan = json.load(file)
     names = os.environ["MUSTER_NODE_NAMES"].splitlines()
     rank = int(os.environ["RANK"])
-    meeting = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    rendezvous = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     hub = None
     if rank == 0:
-        hub = Hub(plan, names, listen(*meeting))
+        hub = Hub(plan, names, listen(*rendezvous))
         hub.start()
-    Node(plan, names, rank).serve(meeting)
+    Node(plan, names, rank).serve(rendezvous)
     if hub is not None:
         hub.join()
         return 1 if hub.failed else 0

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Set, Tuple
 
 from muster.check.program.name_lookup import NAMES_S
 from muster.check.program.round_robin import partner, rounds
-from muster.check.program.sockets import HELLO_S, LINE_BYTES_MAX, Message, Result, in_words, tell
+from muster.check.program.sockets import HELLO_S, LINE_BYTES_MAX, Message, Result, in_words, send
 
 # Failed peers after which a node is left out on a network, because each failure costs a timeout.
 GIVE_UP = 3
@@ -42,7 +42,7 @@ class Hub(threading.Thread):
             self._tournament()
             self._slow_ones_again()
             for sock, _ in self._nodes.values():
-                tell(sock, {"do": "end"})
+                send(sock, {"do": "end"})
             _print({"end": True})
         except Exception as error:  # noqa: BLE001 - whatever it is, rank 0 must not wait for it for ever
             self.failed = True
@@ -73,14 +73,14 @@ class Hub(threading.Thread):
         _print({"nodes": self._names, "networks": list(self._plan["networks"])})
         for rank, name in enumerate(self._names):
             hello = hellos[rank]
-            told = {key: hello[key] for key in ("facts", "names", "clock_s")}
-            _print({"node": name, **told})
+            known = {key: hello[key] for key in ("facts", "names", "clock_s")}
+            _print({"node": name, **known})
             for text in hello["names"]["wrong"]:
                 print("%s: %s" % (name, text))
         ports = [hellos[rank]["port"] for rank in range(len(self._names))]
         for sock, _ in self._nodes.values():
             sock.settimeout(None)
-            tell(sock, {"ports": ports})
+            send(sock, {"ports": ports})
 
     def _tournament(self) -> None:
         count = len(self._names)
@@ -105,7 +105,7 @@ class Hub(threading.Thread):
     def _step(self, step: str, orders: Dict[int, List[int]]) -> None:
         without = sorted(self._without)
         for rank, peers in orders.items():
-            tell(self._nodes[rank][0], {"do": step, "to": peers, "without": without})
+            send(self._nodes[rank][0], {"do": step, "to": peers, "without": without})
         found: List[Result] = []
         for rank in orders:
             line = self._nodes[rank][1].readline(LINE_BYTES_MAX)

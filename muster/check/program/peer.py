@@ -24,7 +24,7 @@ from muster.check.program.sockets import (
     in_words,
     line_of,
     listen,
-    tell,
+    send,
 )
 
 CHUNK = 1 << 18
@@ -44,11 +44,11 @@ class Node:
         self._ports: List[int] = []
         self._listener = listen("", 0)
 
-    def serve(self, meeting: Tuple[str, int]) -> None:
+    def serve(self, address: Tuple[str, int]) -> None:
         names = NameProof(self._plan, self._names, self._rank)
         names.start()
         threading.Thread(target=self._answer_all, daemon=True).start()
-        hub = connect_patiently(meeting)
+        hub = connect_patiently(address)
         lines = hub.makefile("rb")
         names.join(NAMES_S)
         hello = {
@@ -59,14 +59,14 @@ class Node:
             "names": names.problems(),
             "wall_s": time.time(),
         }
-        tell(hub, hello)
+        send(hub, hello)
         self._ports = json.loads(lines.readline(LINE_BYTES_MAX))["ports"]
         for line in lines:
             order = json.loads(line)
             if order["do"] == "end":
                 break
             without = {tuple(pair) for pair in order["without"]}
-            tell(hub, {"found": [x for p in order["to"] for x in self._meet(p, without)]})
+            send(hub, {"found": [x for p in order["to"] for x in self._meet(p, without)]})
 
     def _meet(self, peer: int, without: Set[Tuple[int, ...]]) -> List[Result]:
         """Send to a node on every network that both have."""
@@ -92,7 +92,7 @@ class Node:
             sock.settimeout(STALL_S)
             sent = 0
             about = {"key": self._plan["key"], "to": self._names[peer], "bytes": len(self._data)}
-            tell(sock, about)
+            send(sock, about)
             lines = sock.makefile("rb")
             answer = json.loads(lines.readline(LINE_BYTES_MAX) or b"{}")
             if answer.get("node") != self._names[peer]:
@@ -104,10 +104,10 @@ class Node:
                     return None, "only %d of %d bytes in %g s" % (sent, len(view), TRANSFER_S)
                 sent += sock.send(view[sent : sent + CHUNK])
             sock.settimeout(TRANSFER_S)  # data in flight may take longer than the next byte
-            told = json.loads(lines.readline(LINE_BYTES_MAX))
-            if told["crc"] != self._crc:
+            answer = json.loads(lines.readline(LINE_BYTES_MAX))
+            if answer["crc"] != self._crc:
                 return None, "the bytes that arrive are not those that were sent"
-            return len(view) / max(told["s"], 1e-9) / 1e9, ""
+            return len(view) / max(answer["s"], 1e-9) / 1e9, ""
         except socket.timeout:
             if sent < 0:
                 return None, "no answer in %g s" % self._plan["timeout_s"]
@@ -131,12 +131,12 @@ class Node:
                     return
                 right = about["to"] == self._names[self._rank]
                 began = time.perf_counter()
-                tell(sock, {"node": self._names[self._rank]})
+                send(sock, {"node": self._names[self._rank]})
                 if right:
                     data = bytearray(min(int(about["bytes"]), self._plan["bytes"]))
                     fill(sock, data)
                     took = time.perf_counter() - began
-                    tell(sock, {"crc": zlib.crc32(data), "s": took})
+                    send(sock, {"crc": zlib.crc32(data), "s": took})
             except (OSError, ValueError, KeyError, TypeError):
                 pass  # the sender reports the error
 

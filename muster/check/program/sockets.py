@@ -57,7 +57,7 @@ def line_of(sock: socket.socket) -> bytes:
     return bytes(data)
 
 
-def tell(sock: socket.socket, message: Message) -> None:
+def send(sock: socket.socket, message: Message) -> None:
     sock.sendall(json.dumps(message).encode() + b"\n")
 
 
@@ -70,12 +70,12 @@ def in_words(error: Exception) -> str:
     return (getattr(error, "strerror", "") or str(error) or type(error).__name__).lower()
 
 
-def connect_patiently(meeting: Tuple[str, int]) -> socket.socket:
+def connect_patiently(address: Tuple[str, int]) -> socket.socket:
     """Connect to the hub, retrying because its process may start a little later."""
     until = time.monotonic() + HELLO_S
     while True:
         try:
-            sock = socket.create_connection(meeting, timeout=STALL_S)
+            sock = socket.create_connection(address, timeout=STALL_S)
             sock.settimeout(None)
             return sock
         except OSError as error:

@@ -22,8 +22,8 @@ from muster.cli.output.json_output import print_json
 from muster.cli.output.log_printer import record_bytes
 from muster.client import Client, LogQuery
 from muster.http.views import JobSummary, LogTrailer
+from muster.protocol.observations.traffic import Carrier
 from muster.protocol.states import JobState
-from muster.protocol.traffic import Carrier
 from muster.spec.field_readers import MAX_NODES
 
 NO_PROOF: Final = "unknown"

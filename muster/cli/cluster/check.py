@@ -14,7 +14,7 @@ import click
 
 from muster.check.job import check_job
 from muster.check.networks import doubled, networks_of
-from muster.check.parse_output import NodeTold, Output, Pair
+from muster.check.parse_output import NodeReport, Output, Pair
 from muster.check.report import (
     Finding,
     Report,
@@ -126,7 +126,7 @@ class _Check:
     skipped: dict[str, str] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     jobs: list[int] = field(default_factory=list)
-    told: dict[str, NodeTold] = field(default_factory=dict)
+    reports: dict[str, NodeReport] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
 
     def leave_out(self, chosen: Sequence[NodeView]) -> None:
@@ -158,16 +158,16 @@ class _Check:
         self._find(Severity.FAULT, "refused", (), text)
 
     def report(self) -> Report:
-        facts = {node: its.facts for node, its in sorted(self.told.items())}
+        facts = {node: its.facts for node, its in sorted(self.reports.items())}
         versions = {node.name: {"muster": node.version} for node in self.ready}
         compared = {node: {**versions.get(node, {}), **mine} for node, mine in facts.items()}
         found = [
             *self.findings,
             *between(self.pairs),
-            *names_and_clocks(dict(sorted(self.told.items()))),
+            *names_and_clocks(dict(sorted(self.reports.items()))),
             *differences(compared),
         ]
-        if not self.told and not found:
+        if not self.reports and not found:
             found.append(Finding(Severity.WARNING, "skipped", (), "no node could be checked"))
         return Report(
             tuple(compared),
@@ -226,7 +226,7 @@ class _Check:
         ended = self.client.wait(job)
         view = self.client.job(job)
         if output.end and not ended.exit_code:
-            self.told |= output.nodes
+            self.reports |= output.nodes
             self.pairs += output.pairs
             for attempt in view.attempts[-1:]:
                 self._warnings(attempt)
@@ -278,7 +278,7 @@ class _Check:
         self._find(Severity.FAULT, kind, (cause.node,), cause.text)
         if output.nodes and not refusal:
             # Because the job had started, what it reported before the failure is still valid.
-            self.told |= output.nodes
+            self.reports |= output.nodes
         note(f"{safe(cause.text)}; retrying without {safe(cause.node)}")
         return {cause.node}
 

@@ -22,6 +22,7 @@ from muster.cli.output.json_output import json_option, print_json
 from muster.client.config import check_url, client_file_path, is_loopback
 from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import ConfigError
+from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass
 
 _SYSTEM_DIR: Final = Path("/etc/muster")
@@ -149,7 +150,7 @@ def command(
 
 def cluster_files(cluster: Cluster) -> list[File]:
     """Return the files of a new cluster, with fresh tokens in them."""
-    admin, admin_record = new_token(TokenClass.ADMIN, cluster.user)
+    admin, admin_record = new_token(TokenClass.USER, cluster.user, role=Role.ADMIN)
     join, join_record = new_token(TokenClass.JOIN, cluster.user)
     ca = cluster.tls.ca if cluster.tls else None
     return [

@@ -19,15 +19,19 @@ from muster.cli.output.json_output import json_option, print_json
 from muster.cli.output.table import Column, print_table
 from muster.client.config import client_file_path
 from muster.daemon.clock import SystemClock
+from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass, TokenRecord
 
 _COLUMNS: Final = (
     Column("ID"),
     Column("ROLE"),
     Column("USER", elastic=True),
+    Column("TEAMS", drop=2),
     Column("CREATED", drop=1),
     Column("EXPIRES"),
 )
+
+JOIN: Final = TokenClass.JOIN.value
 
 _file = click.option(
     "--file",
@@ -57,6 +61,7 @@ class TokenLine(msgspec.Struct, frozen=True):
     created: str
     expires: str
     expired: bool
+    teams: tuple[str, ...] = ()
 
 
 @click.group("token")
@@ -70,11 +75,12 @@ def command() -> None:
 @command.command("create", short_help="Create a token and print it, only this once.")
 @click.option(
     "--role",
-    type=click.Choice([each.value for each in TokenClass]),
-    default=TokenClass.ADMIN.value,
+    type=click.Choice([*(each.value for each in Role), JOIN]),
+    default=Role.USER.value,
     show_default=True,
-    help="admin: for the API; join: for agents.",
+    help="Role of the user; join: for agents.",
 )
+@click.option("--team", "teams", metavar="NAME", multiple=True, help="A team of the user.")
 @click.option("--user", metavar="NAME", help="User of the token (default: you).")
 @click.option(
     "--expires", type=DURATION, metavar="TIME", help="Lifetime, such as 30d (default: unlimited)."
@@ -82,7 +88,13 @@ def command() -> None:
 @_file
 @json_option
 def create(
-    *, role: str, user: str | None, expires: float | None, file: Path | None, as_json: bool
+    *,
+    role: str,
+    teams: tuple[str, ...],
+    user: str | None,
+    expires: float | None,
+    file: Path | None,
+    as_json: bool,
 ) -> None:
     """Create a token and print it, alone, on standard output. It cannot be shown again: the file
     holds only a digest.
@@ -92,7 +104,12 @@ def create(
     """
     user = user_named(this_user(os.environ) if user is None else user)
     ends = "" if expires is None else utc_text(SystemClock().now().wall + expires)
-    text, record = new_token(TokenClass(role), user, ends)
+    if role == JOIN:
+        if teams:
+            raise click.UsageError("a join token has no teams")
+        text, record = new_token(TokenClass.JOIN, user, ends)
+    else:
+        text, record = new_token(TokenClass.USER, user, ends, Role(role), teams)
     path = _path(file)
     with changing(path) as records:
         records.append(record)
@@ -117,7 +134,17 @@ def list_(*, file: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"tokens": lines})
         return
-    rows = [[line.id, line.role, line.user, line.created or "-", _ends(line)] for line in lines]
+    rows = [
+        [
+            line.id,
+            line.role,
+            line.user,
+            " ".join(line.teams) or "-",
+            line.created or "-",
+            _ends(line),
+        ]
+        for line in lines
+    ]
     print_table(_COLUMNS, rows)
 
 
@@ -154,11 +181,12 @@ def _line(record: TokenRecord, now: float) -> TokenLine:
     ends = _moment(record.expires)
     return TokenLine(
         id=record.id,
-        role=record.class_.value,
+        role=record.user_role.value if record.user_role else JOIN,
         user=record.user,
         created=record.created,
         expires=record.expires,
         expired=ends is not None and ends <= now,
+        teams=record.teams,
     )
 
 

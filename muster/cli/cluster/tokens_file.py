@@ -17,6 +17,7 @@ from muster.daemon.clock import SystemClock
 from muster.daemon.config_loader import read_yaml
 from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import ConfigError, FileError
+from muster.protocol.roles import Role
 from muster.protocol.timestamp import timestamp
 from muster.protocol.tokens import TokenClass, TokenRecord, TokensFile, digest, make
 
@@ -29,7 +30,13 @@ _HEAD: Final = (
 )
 
 
-def new_token(class_: TokenClass, user: str, expires: str = "") -> tuple[str, TokenRecord]:
+def new_token(
+    class_: TokenClass,
+    user: str,
+    expires: str = "",
+    role: Role | None = None,
+    teams: Sequence[str] = (),
+) -> tuple[str, TokenRecord]:
     """Create a token. Returns its text and its record for the tokens file, which lacks the
     secret."""
     name, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SECRET_BYTES)
@@ -40,6 +47,8 @@ def new_token(class_: TokenClass, user: str, expires: str = "") -> tuple[str, To
         user=user,
         created=utc_text(SystemClock().now().wall),
         expires=expires,
+        role=role,
+        teams=tuple(teams),
     )
     return make(class_, name, secret), record
 
@@ -53,7 +62,7 @@ def tokens_text(records: Sequence[TokenRecord]) -> str:
     """Return the content of a tokens file with these records."""
     text = f"{_HEAD}tokens:{'' if records else ' []'}\n"
     for record in records:
-        fields: Mapping[str, str] = {k: v for k, v in msgspec.to_builtins(record).items() if v}
+        fields: Mapping[str, object] = {k: v for k, v in msgspec.to_builtins(record).items() if v}
         # Because a JSON string is a YAML scalar, YAML does not read it as a number or a date.
         first, *rest = [f"{name}: {json.dumps(value)}" for name, value in fields.items()]
         text += "\n".join([f"  - {first}", *(f"    {line}" for line in rest)]) + "\n"

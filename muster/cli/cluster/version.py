@@ -14,7 +14,7 @@ from muster.cli.output.json_output import json_option, print_json
 from muster.cli.output.text_width import paragraph
 from muster.client import ClientError
 from muster.http.views import VersionView
-from muster.protocol.control_channel import PROTOCOL_MAX, PROTOCOL_MIN
+from muster.protocol.link.control_channel import PROTOCOL_MAX, PROTOCOL_MIN
 
 _DISTRIBUTION: Final = "muster-cluster"
 

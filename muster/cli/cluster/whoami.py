@@ -1,4 +1,4 @@
-"""`muster whoami`: the user and role of your token."""
+"""`muster whoami`: the user, role and teams of your token."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 from muster.cli.client_options import connect, connection_options
 from muster.cli.output.format import note, safe
 from muster.cli.output.json_output import json_option, print_json
+from muster.protocol.text import named
 
 
 class WhoAmI(msgspec.Struct, frozen=True):
@@ -16,6 +17,8 @@ class WhoAmI(msgspec.Struct, frozen=True):
     user: str
     role: str
     url: str
+    teams: tuple[str, ...] = ()
+    address: str = ""
 
 
 @click.command("whoami")
@@ -26,7 +29,9 @@ def command(*, as_json: bool) -> None:
     client = connect()
     known = client.version()
     if as_json:
-        print_json(WhoAmI(known.user, known.role, client.url))
+        print_json(WhoAmI(known.user, known.role, client.url, known.teams, known.address))
         return
     print(safe(known.user))
-    note(f"a token of class {safe(known.role)}, at {client.url}")
+    teams = f", of {named([safe(team) for team in known.teams])}" if known.teams else ""
+    address = f", from {safe(known.address)}" if known.address else ""
+    note(f"role {safe(known.role)}{teams}, at {client.url}{address}")

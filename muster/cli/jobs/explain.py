@@ -157,14 +157,14 @@ def _print_when(found: Explanation, now: datetime | None) -> None:
 def _print_attempt(story: AttemptStory) -> None:
     print()
     _line(f"attempt {story.number} on {', '.join(story.nodes)}", "")
-    told = (
+    labelled = (
         ("there", story.why_there),
         ("network", story.network),
         ("fabric", story.fabric),
         ("ended", story.ended),
         ("then", story.then),
     )
-    for label, text in told:
+    for label, text in labelled:
         if text:
             _line(text, f"  {label:<9}")
 

@@ -20,7 +20,7 @@ from muster.cli.output.format import note, safe
 from muster.cli.output.log_printer import record_bytes
 from muster.client import BadAnswerError, Client, LogQuery
 from muster.http.views import JobView, LogRecord, LogTrailer
-from muster.protocol.log_channel import StreamKind
+from muster.protocol.link.log_channel import StreamKind
 
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _NOTE_EVERY_BYTES: Final = 16 << 20

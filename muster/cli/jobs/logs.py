@@ -159,7 +159,7 @@ def command(
     if previous and attempt is not None:
         raise click.UsageError("--attempt and --previous exclude each other")
     if as_json:
-        _refuse_looks(grep=grep, timestamps=timestamps, no_prefix=no_prefix, raw=raw)
+        _refuse_styles(grep=grep, timestamps=timestamps, no_prefix=no_prefix, raw=raw)
     lines = TAIL_WHEN_FOLLOWING if tail is None and follow else number_of(tail)
     if nccl and (rank is not None or stdout or stderr):
         raise click.UsageError(
@@ -210,8 +210,8 @@ def command(
     return code
 
 
-def _refuse_looks(**looks: object) -> None:
-    if wrong := ["--" + name.replace("_", "-") for name, given in looks.items() if given]:
+def _refuse_styles(**styles: object) -> None:
+    if wrong := ["--" + name.replace("_", "-") for name, given in styles.items() if given]:
         raise click.UsageError(f"--json prints unchanged records: leave out {', '.join(wrong)}")
 
 

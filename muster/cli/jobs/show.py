@@ -11,6 +11,7 @@ import click
 
 from muster.cli.client_options import connect, connection_options
 from muster.cli.input.job_ref import JOB, find_job
+from muster.cli.output.environment_view import print_environment
 from muster.cli.output.fabric_view import print_fabric
 from muster.cli.output.format import coloured, length, moment, safe, span
 from muster.cli.output.json_output import json_option, print_json
@@ -45,15 +46,33 @@ _WORDS_CHARS: Final = 60
 @click.option(
     "--fabric", "fabric", is_flag=True, help="Show its fabric plan: HCAs, settings, and reasons."
 )
+@click.option(
+    "--env",
+    "env",
+    is_flag=True,
+    help="Show the variables of the last attempt, and the origin of each value.",
+)
+@click.option("--node", metavar="NODE", help="With --env: this node, not the first one.")
 @json_option
 @connection_options
-def command(*, job: str, fabric: bool, as_json: bool) -> None:
+def command(*, job: str, fabric: bool, env: bool, node: str | None, as_json: bool) -> None:
     """Show one job: its state and the reason, its attempts and nodes, and its timeline.
 
     EXIT of a node is the exit code of its first rank that failed. If no rank reports one, it is the
     code of the process that started the ranks, and is marked as such.
     """
+    if env and fabric:
+        raise click.UsageError("--env and --fabric exclude each other: give one of them")
+    if node is not None and not env:
+        raise click.UsageError("--node needs --env")
     client = connect()
+    if env:
+        shown = client.environment(find_job(client, job), node)
+        if as_json:
+            print_json(shown)
+        else:
+            print_environment(shown, node)
+        return
     if fabric:
         found = client.fabric(find_job(client, job))
         if as_json:
@@ -66,15 +85,15 @@ def command(*, job: str, fabric: bool, as_json: bool) -> None:
         print_json(view)
         return
     _print_head(view, client.server_time)
-    told = {view.reason.text}
+    printed = {view.reason.text}
     for attempt in view.attempts:
-        _print_attempt(attempt, str(view.spec.get("launcher", "")), told)
+        _print_attempt(attempt, str(view.spec.get("launcher", "")), printed)
         if attempt is view.attempts[-1] and attempt.cause is not None:
             _print_tail(attempt.cause)
-    for notice in view.notices:
-        why = f": {notice.problem}" if notice.problem else ""
-        _line(f"webhook {notice.to} is pending ({notice.event}){why}")
-    _print_timeline(view, told)
+    for webhook in view.pending_webhooks:
+        why = f": {webhook.problem}" if webhook.problem else ""
+        _line(f"webhook {webhook.to} is pending ({webhook.event}){why}")
+    _print_timeline(view, printed)
 
 
 def _print_head(view: JobView, now: datetime | None) -> None:
@@ -154,8 +173,8 @@ def _waited(view: JobView, now: datetime | None) -> str:
     return ""
 
 
-def _print_attempt(attempt: AttemptView, launcher: str, told: set[str]) -> None:
-    """Print one attempt. `told` holds the sentences that were already printed."""
+def _print_attempt(attempt: AttemptView, launcher: str, printed: set[str]) -> None:
+    """Print one attempt. `printed` holds the sentences that were already printed."""
     master = f", master {safe(attempt.master)}" if attempt.master else ""
     print(f"\nattempt {attempt.number}  {safe(attempt.state)}{master}")
     if attempt.network:
@@ -164,16 +183,16 @@ def _print_attempt(attempt: AttemptView, launcher: str, told: set[str]) -> None:
         _line(f"fabric {attempt.fabric}")
     if attempt.proof is not None:
         _line(attempt.proof.text, "traffic: ")
-    if attempt.hang and not any(attempt.hang in sentence for sentence in told):
+    if attempt.hang and not any(attempt.hang in sentence for sentence in printed):
         _line(attempt.hang)
     cause = attempt.cause
-    if cause is not None and cause.text not in told:
+    if cause is not None and cause.text not in printed:
         _line(cause.text, "first cause: ")  # it names the rank and the node
-        told.add(cause.text)
+        printed.add(cause.text)
     if attempt.tasks:
         # After a time limit or a cancel, all nodes were stopped, whatever the launcher's exit code.
         ended = cause is not None and cause.node is None and cause.code is not CauseCode.COMPLETED
-        rows = [_task_row(task, launcher, told, ended=ended) for task in attempt.tasks]
+        rows = [_task_row(task, launcher, printed, ended=ended) for task in attempt.tasks]
         columns = _TASKS if any(row[-1] for row in rows) else _TASKS[:-1]
         print_table(columns, [row[: len(columns)] for row in rows], indent="  ")
     for task in attempt.tasks:
@@ -194,7 +213,7 @@ def _print_tail(cause: Cause) -> None:
         print(f"    {safe(line.expandtabs())}")
 
 
-def _task_row(task: TaskView, launcher: str, told: set[str], *, ended: bool) -> list[str]:
+def _task_row(task: TaskView, launcher: str, printed: set[str], *, ended: bool) -> list[str]:
     return [
         task.node,
         str(task.node_rank),
@@ -202,7 +221,7 @@ def _task_row(task: TaskView, launcher: str, told: set[str], *, ended: bool) -> 
         task.state.value,
         _ranks(task),
         _exit(task, launcher, ended=ended),
-        _why_not(task, told),
+        _why_not(task, printed),
     ]
 
 
@@ -223,12 +242,12 @@ def _exit(task: TaskView, launcher: str, *, ended: bool) -> str:
     return "stopped" if stopped else f"{exit_text(task.exit)} (torchrun)"
 
 
-def _why_not(task: TaskView, told: set[str]) -> str:
+def _why_not(task: TaskView, printed: set[str]) -> str:
     """Return why the task was refused or left. A repeated reason is replaced by "as above"."""
     text = headline(task.refusal.text) if task.refusal is not None else task.left or ""
-    if text in told and len(text) > len(_AS_ABOVE):
+    if text in printed and len(text) > len(_AS_ABOVE):
         return _AS_ABOVE
-    told.add(text)
+    printed.add(text)
     return text
 
 
@@ -243,15 +262,15 @@ def _ranks(task: TaskView) -> str:
         for rank in task.ranks
         if rank.exit is not None and not rank.exit.ok and not rank.stopped
     ]
-    told = [f"{rank.rank}: {_ended(rank.exit)}" for rank in failed[:_RANKS_NAMED] if rank.exit]
+    printed = [f"{rank.rank}: {_ended(rank.exit)}" for rank in failed[:_RANKS_NAMED] if rank.exit]
     if len(failed) > _RANKS_NAMED:
-        told.append("...")
+        printed.append("...")
     stopped = sum(rank.stopped for rank in task.ranks)
     if stopped:
-        told.append(
+        printed.append(
             f"{stopped} stopped by Muster" if stopped < len(numbers) else "stopped by Muster"
         )
-    return f"{text} ({', '.join(told)})" if told else text
+    return f"{text} ({', '.join(printed)})" if printed else text
 
 
 def _ended(status: ExitStatus) -> str:
@@ -276,7 +295,7 @@ def _shorter(lead: str, rest: str, sentence: str) -> str:
     return f"{first}: {_AS_ABOVE}{rest}"
 
 
-def _print_timeline(view: JobView, told: set[str]) -> None:
+def _print_timeline(view: JobView, printed: set[str]) -> None:
     """Print the timeline. Sentences that were already printed are shortened."""
     if not view.timeline:
         return
@@ -286,7 +305,7 @@ def _print_timeline(view: JobView, told: set[str]) -> None:
     before = view.timeline[0].at
     for step in view.timeline:
         text = safe(step.text)
-        for sentence in (safe(each) for each in told if len(each) > _SHORT):
+        for sentence in (safe(each) for each in printed if len(each) > _SHORT):
             lead, found, rest = text.partition(sentence)
             if found:
                 text = _shorter(lead, rest, found)

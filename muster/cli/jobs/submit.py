@@ -20,6 +20,7 @@ from muster.cli.output.json_output import print_json
 from muster.client import ApiError, Client, ClientError
 from muster.http.views import JobSummary
 from muster.protocol.outcome import EXIT_CLIENT, EXIT_NEVER_STARTED
+from muster.spec.checks.env_advice import env_advice
 from muster.spec.serialize import to_mapping
 
 # Statuses that concern the job, not the coordinator or the connection.
@@ -32,6 +33,7 @@ _OURS: Final = frozenset(
         "--dry-run",
         "--follow",
         "--from-sbatch",
+        "--gpus",
         "--idempotency-key",
         "--nccl-debug",
         "--nodes",
@@ -43,6 +45,9 @@ _OURS: Final = frozenset(
         "--wait",
     }
 )
+
+# Options whose name is not the key of the job file.
+_PATHS: Final = {"gpus": "resources.gpu"}
 
 
 class _Submit(click.Command):
@@ -85,11 +90,26 @@ class _Submit(click.Command):
 )
 @click.option("--name", metavar="NAME", help="Name of the job.")
 @click.option(
+    "-N",
     "--nodes",
     metavar="N",
     envvar="MUSTER_SUBMIT_NODES",
     show_envvar=True,
     help="Number of nodes.",
+)
+@click.option(
+    "-g",
+    "--gpus",
+    metavar="[MODEL:]N",
+    envvar="MUSTER_SUBMIT_GPUS",
+    show_envvar=True,
+    help="GPUs per node.",
+)
+@click.option(
+    "-i",
+    "--image",
+    metavar="IMAGE",
+    help="Container image; this release refuses it.",
 )
 @click.option(
     "--nproc-per-node",
@@ -172,12 +192,14 @@ def command(
     _check_usage(file, sbatch, command)
     if as_json and follow:
         raise click.UsageError("--follow prints the logs on stdout, which --json needs alone")
-    given = {name: text for name, text in options.items() if text is not None}
+    given = {_PATHS.get(name, name): text for name, text in options.items() if text is not None}
     job = read_job(Typed(file, command, sets, env, given, sbatch, nccl_debug), os.environ)
     for said in job.notes:
         note(safe(said))
     if dry_run:
         return _check_only(job, as_json=as_json)
+    for advice in env_advice(job.spec):
+        note(safe(advice))
     client = connect()
     summary = _hand_over(client, job, key)
     # Note this first: the job is submitted even if the following output cannot be printed.
@@ -219,6 +241,8 @@ def _check_only(job: Job, *, as_json: bool) -> int:
         if isinstance(error, ApiError) and error.status in _REFUSED:
             raise
         _print_job(to_mapping(job.spec), as_json=as_json)
+        for advice in env_advice(job.spec):
+            note(safe(advice))
         note(f"checked here only, not against the nodes: {safe(str(error))}")
         return 0
     _print_job(found.spec, as_json=as_json)

@@ -47,7 +47,7 @@ def command(*, jobs: tuple[str, ...], timeout_s: float | None, first: bool, as_j
         client.job(number)  # report a missing job now, not after the others have ended
     with detaching(*numbers, doing="wait"):
         if first and len(numbers) > 1:
-            ended = [_told(_first_ended(client, numbers, timeout_s))]
+            ended = [_note_end(_first_ended(client, numbers, timeout_s))]
         else:
             ended = list(_each_ended(client, numbers, timeout_s))
     if as_json:
@@ -69,7 +69,7 @@ def _each_ended(client: Client, jobs: list[int], timeout_s: float | None) -> Ite
         summary = client.wait(job, left)
         if summary.state not in ENDED_STATES:
             raise _timed_out([job], timeout_s)
-        yield _told(summary)
+        yield _note_end(summary)
 
 
 def first_code(ended: list[JobSummary]) -> int:
@@ -77,7 +77,7 @@ def first_code(ended: list[JobSummary]) -> int:
     return next((code for code in map(exit_code, ended) if code), 0)
 
 
-def _told(summary: JobSummary) -> JobSummary:
+def _note_end(summary: JobSummary) -> JobSummary:
     note(ending(summary))
     return summary
 

@@ -45,13 +45,13 @@ def print_fabric(view: FabricView) -> None:
         _line(note, "note: ")
     if view.plan.network:
         _line(f"network {view.plan.network}")
-    for group in _alike(view.plan):
+    for group in _same_plans(view.plan):
         _print_group(group, view.plan)
     if view.proof is not None:
         print_traffic(view.proof)
 
 
-def _alike(plan: PlanView) -> list[list[NodeFabricView]]:
+def _same_plans(plan: PlanView) -> list[list[NodeFabricView]]:
     groups: dict[object, list[NodeFabricView]] = {}
     for node in plan.nodes:
         ports = tuple((port.hca, port.pci, port.netdev, port.gid_index) for port in node.ports)
@@ -64,10 +64,10 @@ def _print_group(group: Sequence[NodeFabricView], plan: PlanView) -> None:
     first = group[0]
     names = named([safe(node.node) for node in group], _NAMES)
     print(f"\n{'node' if len(group) == 1 else 'nodes'} {names}")
-    told = [f"NCCL {first.nccl}" if first.nccl else "", _gpudirect(first)]
-    told += [f"{name} {version}" for name, version in sorted(first.versions.items())]
-    if any(told):
-        _line(", ".join(text for text in told if text))
+    versions = [f"NCCL {first.nccl}" if first.nccl else "", _gpudirect(first)]
+    versions += [f"{name} {version}" for name, version in sorted(first.versions.items())]
+    if any(versions):
+        _line(", ".join(text for text in versions if text))
     if first.ports:
         rows = [_row(first, at, plan.rails) for at in range(len(first.ports))]
         print_table(_RAILS, rows, indent="  ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from muster.cli.output.format import safe
-from muster.protocol.hangs import HangVerdict, StackGroup, StacksView
+from muster.protocol.observations.hangs import HangVerdict, StackGroup, StacksView
 from muster.protocol.text import count, named
 
 _RANKS = 16

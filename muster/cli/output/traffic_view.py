@@ -7,7 +7,7 @@ from typing import Final
 from muster.cli.output.format import safe
 from muster.cli.output.table import Column, print_table
 from muster.cli.output.text_width import paragraph
-from muster.protocol.traffic import JobProof, NodeProof, PortFigures
+from muster.protocol.observations.traffic import JobProof, NodeProof, PortFigures
 
 _PORTS: Final = (
     Column("HCA"),

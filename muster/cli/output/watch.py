@@ -73,7 +73,7 @@ def watch(view: View[_T]) -> None:
 
 
 def _print_changes(view: View[_T], found: _T) -> None:
-    told: list[str] = []
+    noted: list[str] = []
     while True:
         view.show(found)
         sys.stdout.flush()
@@ -82,12 +82,12 @@ def _print_changes(view: View[_T], found: _T) -> None:
             if view.over(found):
                 return
             time.sleep(_PERIOD_S)
-            found = _again(view, lambda text: _tell_once(text, told))
+            found = _again(view, lambda text: _note_once(text, noted))
 
 
-def _tell_once(text: str, told: list[str]) -> None:
-    if text not in told:
-        told.append(text)
+def _note_once(text: str, noted: list[str]) -> None:
+    if text not in noted:
+        noted.append(text)
         note(text)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from muster.spec.check_gpus import VISIBLE
+from muster.spec.checks.gpus import VISIBLE
 from muster.spec.command import sanitised_name
 from muster.spec.env import check_name
 from muster.spec.errors import Problem, RefusedError, SpecError, printable

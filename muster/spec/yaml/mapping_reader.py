@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from muster.spec import units, unsupported
 from muster.spec.errors import Kind, Problems, RefusedError, printable, shown
-from muster.spec.suggestions import suggestion
+from muster.spec.suggestions import replacement, suggestion
 from muster.spec.yaml.loader import join, scalar_text
 
 T = TypeVar("T")
@@ -117,7 +117,9 @@ class Section:
     def _unknown(self, path: str, key: str, promised: Mapping[str, str]) -> None:
         meant = suggestion(self.path, key, self._known | set(promised))
         place = f" in `{self.path}`" if self.path else ""
-        if meant is not None and meant in promised:
+        if (replaced := replacement(self.path, key)) is not None:
+            hint = replaced
+        elif meant is not None and meant in promised:
             hint = f"{unsupported.not_yet(f'`{meant}`')}: {promised[meant]}"
         elif meant:
             hint = f"did you mean `{meant}`?"

@@ -1,28 +1,49 @@
-"""Access control: every route declares its access; anything else is closed."""
+"""Access control: every route declares its action; anything else is closed.
+
+`check` finds the principal of a request and refuses actions that its role never allows.
+`check_job` then decides about the job in the path. Both remember what they allowed, so that
+`still_allowed` can decide again while a response is being streamed.
+"""
 
 import math
 from collections.abc import Iterable
-from typing import Final, assert_never
+from typing import Final
 
 from aiohttp import web
 
+from muster.protocol.ids import JobId
+from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass, TokenRecord
+from orchestrator.api.http.job_owners import JobOwners
 from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.rate_limit import RateLimit
-from orchestrator.api.http.route import Access, Route
+from orchestrator.api.http.request_parsing import job_id, no_such_job
+from orchestrator.api.http.route import JOB_PATH, Route
 from orchestrator.api.http.tokens import TokenStore
+from orchestrator.core.rights.principals import NOBODY, NODE, Kind, Owned, Policy, Principal
+from orchestrator.core.rights.rules import RULES, Action, least_role, may, may_with_some
+from orchestrator.shell.coordinator import FORGOTTEN_HINT, forgotten_text
 
 TOKEN: Final = web.RequestKey("token", TokenRecord)
+_JOB: Final = web.RequestKey("job", JobId)
 
 
 class AccessTable:
-    """The access of each registered (method, path pattern)."""
+    """Decisions about requests, by the rules, the site's policy and the tokens of this moment."""
 
     def __init__(
-        self, routes: Iterable[Route], tokens: TokenStore, *, refusals_per_s: float
+        self,
+        routes: Iterable[Route],
+        tokens: TokenStore,
+        owners: JobOwners,
+        policy: Policy,
+        *,
+        refusals_per_s: float,
     ) -> None:
+        self.policy: Final = policy
         self._routes = {(route.method, route.path): route for route in routes}
         self._tokens = tokens
+        self._owners = owners
         self._refusals = RateLimit(refusals_per_s)
 
     def route(self, request: web.Request) -> Route | None:
@@ -37,8 +58,8 @@ class AccessTable:
         routes.
         """
         route = self.route(request)
-        needed = Access.ADMIN if route is None else route.access
-        if needed is Access.OPEN:
+        action = Action.READ_CLUSTER if route is None else route.action
+        if may_with_some(NOBODY, action):
             return
         record = self._tokens.find(bearer(request))
         if record is None:
@@ -58,26 +79,98 @@ class AccessTable:
         why = self._tokens.why_not(record)
         if why:
             raise _unauthorized(why, "ask whoever runs the coordinator for a new one")
-        match needed:
-            case Access.ADMIN:
-                class_ = TokenClass.ADMIN
-            case Access.JOIN:
-                class_ = TokenClass.JOIN
-            case _:
-                assert_never(needed)
-        if record.class_ is not class_:
-            raise ApiError(
-                403,
-                "forbidden",
-                f"a token of class {record.class_.value} is not allowed here",
-                f"use a token of class {class_.value}",
-            )
         request[TOKEN] = record
+        who = self.principal(record)
+        if not may_with_some(who, action):
+            raise _forbidden(who, action)
+
+    async def check_job(self, request: web.Request, route: Route) -> None:
+        """Decide about the job in the path, if there is one. Raises ApiError (403, 404).
+
+        A job that does not exist is refused here, because it may be submitted before the handler
+        looks for it.
+        """
+        if not RULES[route.action].of_job or not route.path.startswith(JOB_PATH):
+            return
+        name = job_id(request)
+        owner = (await self._owners.of([name])).get(name)
+        if owner is None:
+            if self._owners.forgot(name):
+                raise ApiError(404, "job_forgotten", forgotten_text(name), FORGOTTEN_HINT)
+            raise no_such_job(name)
+        who = self.principal(request[TOKEN])
+        if not self._allows(who, route.action, owner):
+            # Only those who may see that there is such a job are told that it is another's.
+            if self._allows(who, Action.SEE_JOB, owner):
+                raise _not_yours(name, owner, who, route.action)
+            raise no_such_job(name)
+        request[_JOB] = name
+
+    async def still_allowed(self, request: web.Request, route: Route) -> bool:
+        """Whether the principal of an open request may still do what it began with."""
+        who = self.principal(request[TOKEN])
+        name = request.get(_JOB)
+        if name is None:
+            return may_with_some(who, route.action)
+        owner = (await self._owners.of([name])).get(name)
+        return owner is not None and self._allows(who, route.action, owner)
+
+    def principal(self, record: TokenRecord) -> Principal:
+        """Return the principal of a token, with the role and the teams of this moment."""
+        if record.class_ is TokenClass.JOIN:
+            return NODE
+        known = self._tokens.current(record)
+        return Principal(Kind.USER, known.user, known.user_role, frozenset(known.teams))
+
+    def allows(self, request: web.Request, action: Action, owner: str) -> bool:
+        """Whether the author of a request may do this with a job of `owner`."""
+        return self._allows(self.principal(request[TOKEN]), action, owner)
+
+    def shown_users(self, request: web.Request) -> frozenset[str] | None:
+        """Return the users whose jobs the author of a request sees; None means all."""
+        who = self.principal(request[TOKEN])
+        if may(who, Action.SEE_JOB, Owned(""), self.policy):
+            return None
+        users = {who.name, *self._tokens.users()}
+        return frozenset(user for user in users if self._allows(who, Action.SEE_JOB, user))
+
+    def _allows(self, who: Principal, action: Action, owner: str) -> bool:
+        return may(who, action, Owned(owner, self._tokens.teams_of(owner)), self.policy)
 
 
 def _unauthorized(detail: str, hint: str) -> ApiError:
     headers = {"WWW-Authenticate": "Bearer"}
     return ApiError(401, "unauthorized", detail, hint, headers=headers)
+
+
+def _forbidden(who: Principal, action: Action) -> ApiError:
+    needed = least_role(action)
+    if who.role is None:
+        return ApiError(
+            403, "forbidden", "a join token is not allowed here", "use the token of a user"
+        )
+    if needed is None:
+        return ApiError(
+            403, "forbidden", "a user's token is not allowed here", "agents use a join token"
+        )
+    return ApiError(
+        403,
+        "forbidden",
+        f"the role {who.role.value} of {who.name} does not allow this ({action.value})",
+        f"it needs the role {needed.value}; ask an admin",
+    )
+
+
+def _not_yours(name: JobId, owner: str, who: Principal, action: Action) -> ApiError:
+    others = RULES[action].all or Role.ADMIN
+    if owner == who.name:
+        return _forbidden(who, action)
+    return ApiError(
+        403,
+        "not_your_job",
+        f"job {name} is {owner}'s: only {owner} and the role {others.value} may do this",
+        f"you are {who.name}; ask {owner}",
+    )
 
 
 def bearer(request: web.Request) -> str:

@@ -33,7 +33,7 @@ HEADERS_MAX: Final = 64
 LINE_BYTES_MAX: Final = 8190
 HEAD_BYTES_MAX: Final = 32 << 10
 """Of a whole head; `muster` sends less than 1 KiB. An incomplete one is kept in memory."""
-_TELL_EVERY_S: Final = 60.0
+_LOG_EVERY_S: Final = 60.0
 _log = structlog.get_logger("muster.http")
 
 
@@ -48,7 +48,7 @@ class ConnectionLimits:
         self._per_token_max = per_token_max
         self._pending: dict[str, dict[GuardedConnection, None]] = {}  # by address, oldest first
         self._by_token: dict[str, dict[GuardedConnection, None]] = {}
-        self._told_short_at = float("-inf")
+        self._logged_short_at = float("-inf")
 
     def came(self, connection: "GuardedConnection") -> None:
         pending = self._pending.setdefault(connection.address, {})
@@ -58,14 +58,14 @@ class ConnectionLimits:
             _log.debug("connection_shed", address=connection.address, pending=len(pending))
             oldest.drop()
         if connection.short:
-            self._tell_short()
+            self._log_short()
         if is_last(connection.number):
             connection.drop()
 
-    def _tell_short(self) -> None:
+    def _log_short(self) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._told_short_at >= _TELL_EVERY_S:
-            self._told_short_at = now
+        if now - self._logged_short_at >= _LOG_EVERY_S:
+            self._logged_short_at = now
             _log.error("descriptors_short", why=shortage(), hint=HINT)
 
     def identified(self, connection: "GuardedConnection", token: TokenRecord) -> bool:

@@ -90,6 +90,7 @@ async def _answer(
         if route is not None:
             request[ROUTE] = route
             request[QUERY] = parse_query(request, route.query)
+            await access.check_job(request, route)
             if connection is not None and lasts(request):
                 connection.refuse_stream()
         await _go_on(request)

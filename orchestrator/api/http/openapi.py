@@ -13,8 +13,10 @@ from muster.spec.schema import job_schema
 from orchestrator.api.http.job_body import JSON_TYPES, YAML_TYPES
 from orchestrator.api.http.problems import CONTENT_TYPE
 from orchestrator.api.http.query_params import EVENT_ID
-from orchestrator.api.http.route import JOB, JSON, Access, Route
+from orchestrator.api.http.route import JOB, JSON, Route
 from orchestrator.core.engine.decide import VERSION
+from orchestrator.core.rights.principals import NOBODY
+from orchestrator.core.rights.rules import may_with_some
 
 Schema = dict[str, Any]
 
@@ -119,13 +121,17 @@ def _operation(route: Route, found: Mapping[Any, Schema], query: list[Schema]) -
             },
             **{str(status): _problem(status, found) for status in _problems(route)},
         },
-        "x-muster-access": route.access.value,
+        "x-muster-action": route.action.value,
     }
-    if route.access is Access.OPEN:
+    if _is_open(route):
         made["security"] = []
     if route.body is not None:
         made["requestBody"] = _body(route, found)
     return made
+
+
+def _is_open(route: Route) -> bool:
+    return may_with_some(NOBODY, route.action)
 
 
 def _operation_id(route: Route) -> str:
@@ -135,7 +141,7 @@ def _operation_id(route: Route) -> str:
 
 def _problems(route: Route) -> list[int]:
     found = {*_ANY, *route.problems}
-    if route.access is not Access.OPEN:
+    if not _is_open(route):
         found.update(_WITH_TOKEN)
     if "{" in route.path:
         found.add(404)

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from muster.http.views import ATTEMPT_MAX, RANK_MAX, TAIL_MAX
-from muster.protocol.log_channel import StreamKind
+from muster.protocol.link.log_channel import StreamKind
 from muster.protocol.states import JobState
 from muster.spec.field_readers import MAX_NODES
 

@@ -1,6 +1,5 @@
-"""A route: its handler, its access rule, and its description for the schema."""
+"""A route: its handler, its action, and its description for the schema."""
 
-import enum
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from types import MethodType
@@ -9,11 +8,15 @@ from typing import Any, Final
 from aiohttp import web
 
 from orchestrator.api.http.query_params import NoQuery
+from orchestrator.core.rights.rules import Action
 
 JSON: Final = "application/json"
 STREAM: Final = "text/event-stream"
 JOB: Final = "a job file"
 """Placeholder for a body that is a job, as JSON or YAML."""
+
+JOB_PATH: Final = "/v1/jobs/{id}"
+"""Beginning of the paths that name a job."""
 
 Answers = Mapping[int, Mapping[str, Any]]
 """Type of the body (None: any text) by status and content type."""
@@ -21,19 +24,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Method = Callable[[Any, web.Request], Awaitable[web.StreamResponse]]
 
 
-class Access(enum.Enum):
-    """Access class of a route. OPEN needs no token; ADMIN and JOIN need a token of exactly that
-    class.
-    """
-
-    OPEN = "open"
-    ADMIN = "admin"
-    JOIN = "join"
-
-
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route cannot be made without an access rule and a description.
+    """A route cannot be made without an action and a description.
 
     `handler` is a method of an API class; `bind` finds its object. `headers` are the request
     headers that the route reads, `answer_headers` those of its successful responses. `items` is the
@@ -43,7 +36,7 @@ class Route:
     method: str
     path: str
     handler: Method
-    access: Access
+    action: Action
     summary: str
     _: KW_ONLY
     answers: Answers

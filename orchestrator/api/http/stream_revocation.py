@@ -1,4 +1,6 @@
-"""Revocation of streams: a response is cut when its token is no longer valid."""
+"""Revocation of streams: a response is cut when its token is no longer valid, or when its user may
+no longer do what the request asked for.
+"""
 
 import asyncio
 from typing import Final, Never
@@ -6,10 +8,12 @@ from typing import Final, Never
 import structlog
 from aiohttp import web
 
+from muster.daemon.errors import DaemonError
 from muster.protocol.tokens import TokenClass, TokenRecord
-from orchestrator.api.http.access import TOKEN
-from orchestrator.api.http.route import Handler
+from orchestrator.api.http.access import TOKEN, AccessTable
+from orchestrator.api.http.route import ROUTE, Handler
 from orchestrator.api.http.tokens import TokenStore
+from orchestrator.shell.coordinator import CoordinatorStoppedError
 
 _LOOK_EVERY_S: Final = 1.0
 
@@ -17,16 +21,18 @@ _log = structlog.get_logger("muster.tokens")
 
 
 class StreamRevocation:
-    """The open streams, each with its token. A stream is cut when its token becomes invalid.
+    """The open streams, each with its token. A stream is cut when its token becomes invalid, or
+    when its rights have gone.
 
     An agent's connection survives the expiry of its token, because cutting it would in the end stop
     its jobs. The agent cannot reconnect, though, and a revoked token cuts the connection.
     """
 
-    def __init__(self, tokens: TokenStore) -> None:
+    def __init__(self, tokens: TokenStore, access: AccessTable) -> None:
         self._tokens = tokens
+        self._access = access
         self._open: dict[int, tuple[web.Request, TokenRecord]] = {}
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -44,14 +50,26 @@ class StreamRevocation:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             for request, record in list(self._open.values()):
-                why = self._tokens.why_not(record)
-                if why:
+                why = self._tokens.why_not(record) or await self._denied(request, record)
+                if why and id(request) in self._open:
                     self._end(request, record, why)
+
+    async def _denied(self, request: web.Request, record: TokenRecord) -> str:
+        """Return why the rights behind an open request have gone, or ""."""
+        if record.class_ is TokenClass.JOIN:
+            return ""
+        try:
+            allowed = await self._access.still_allowed(request, request[ROUTE])
+        except CoordinatorStoppedError:
+            return ""  # which ends its streams itself
+        except DaemonError as error:
+            return str(error)
+        return "" if allowed else f"{record.user} may not do this any more"
 
     def _end(self, request: web.Request, record: TokenRecord, why: str) -> None:
         if record.class_ is TokenClass.JOIN and self._tokens.knows(record):
-            if record.id not in self._told:
-                self._told.add(record.id)
+            if record.id not in self._logged:
+                self._logged.add(record.id)
                 _log.warning(
                     "join_token_expired",
                     token_id=record.id,

@@ -2,6 +2,7 @@
 
 import hmac
 import os
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,15 @@ from muster.daemon.clock import Clock
 from muster.daemon.config_loader import read_yaml
 from muster.daemon.durable_files import FileVersion, file_version
 from muster.daemon.errors import ConfigError
-from muster.protocol.tokens import BadToken, Token, TokenRecord, TokensFile, digest, parse
+from muster.protocol.tokens import (
+    BadToken,
+    Token,
+    TokenClass,
+    TokenRecord,
+    TokensFile,
+    digest,
+    parse,
+)
 
 _LOOK_EVERY_S: Final = 1.0
 _UNKNOWN: Final = digest("")
@@ -36,7 +45,9 @@ class TokenStore:
         self._looked_at = clock.now().mono
         self._version = _version(path)
         self._tokens = _read(path)
+        self._teams = _teams(self._tokens)
         self._complaint = ""
+        self._warn_of_admins()
 
     def find(self, text: str) -> TokenRecord | None:
         """Return the record of the token `text`, or None. Call `why_not` to check its validity."""
@@ -55,6 +66,18 @@ class TokenStore:
         """Whether the token is in the file, valid or not."""
         known = self._tokens.get(record.id)
         return known is not None and known.sha256 == record.sha256
+
+    def current(self, record: TokenRecord) -> TokenRecord:
+        """Return the record of a valid token as it is now: its role and teams may have changed."""
+        return self._tokens.get(record.id, record)
+
+    def users(self) -> frozenset[str]:
+        """Return the users that have a token."""
+        return frozenset(self._teams)
+
+    def teams_of(self, user: str) -> frozenset[str]:
+        """Return the teams of a user, according to any of the user's tokens."""
+        return self._teams.get(user, frozenset())
 
     def why_not(self, record: TokenRecord) -> str:
         """Return why a known token is no longer valid, or ""."""
@@ -77,6 +100,21 @@ class TokenStore:
             return None
         return record
 
+    def _warn_of_admins(self) -> None:
+        """Name the tokens of releases without roles: each of them is an admin's."""
+        named = [
+            f"{record.id} ({record.user})"
+            for record in self._tokens.values()
+            if record.class_ is TokenClass.ADMIN and record.role is None
+        ]
+        if named:
+            _log.warning(
+                "tokens_without_role",
+                tokens=named,
+                why="an entry of class admin without a role may do everything, as before there "
+                "were roles; write `role: user` (viewer, operator, admin) into each",
+            )
+
     def _look(self, *, now: bool = False) -> None:
         moment = self._clock.now().mono
         # Do not read a broken file again for every unknown token.
@@ -90,8 +128,10 @@ class TokenStore:
             if version != self._version:
                 # Set the version last: the error may pass without another change of the file.
                 self._tokens = _read(self._path)
+                self._teams = _teams(self._tokens)
                 self._version = version
                 _log.info("tokens_read", count=len(self._tokens))
+                self._warn_of_admins()
         except ConfigError as error:
             complaint = str(error)
         if complaint and complaint != self._complaint:
@@ -137,6 +177,14 @@ def _read(path: Path) -> dict[str, TokenRecord]:
             ) from error
         tokens[record.id] = record
     return tokens
+
+
+def _teams(tokens: Mapping[str, TokenRecord]) -> dict[str, frozenset[str]]:
+    found: dict[str, frozenset[str]] = {}
+    for record in tokens.values():
+        if record.class_ is not TokenClass.JOIN:
+            found[record.user] = found.get(record.user, frozenset()) | frozenset(record.teams)
+    return found
 
 
 def _expiry(record: TokenRecord) -> float:

@@ -16,6 +16,7 @@ from orchestrator.core.facts.base import AttemptFact, ClusterFact, JobFact, Task
 from orchestrator.core.facts.hangs import HangFact
 from orchestrator.core.facts.idle import IdleFact
 from orchestrator.core.facts.links import LinkFact
+from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.facts.queue import PromiseFact
 from orchestrator.core.facts.service import HardwareNoted, ServiceFact
 from orchestrator.core.facts.webhooks import WebhookFact
@@ -27,9 +28,10 @@ from orchestrator.core.model.task import OVER, TASK_TRANSITIONS, reached
 from orchestrator.core.monitoring.checkpoints import apply_checkpoint
 from orchestrator.core.monitoring.hang_state import apply_hang
 from orchestrator.core.monitoring.idle_gpus import apply_idle
+from orchestrator.core.monitoring.task_observations import apply_observations
 from orchestrator.core.nodes.service_state import apply_service
 from orchestrator.core.scheduling.gpus import share_of
-from orchestrator.core.webhooks.outbox import apply_notice
+from orchestrator.core.webhooks.outbox import apply_webhook
 
 _REQUESTS: Final = (f.JobChanged, f.JobHeld, f.JobReleased, f.SignalRequested)
 CUTS_KEPT: Final = 400
@@ -48,15 +50,12 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             apply_hang(state, fact, at)
         case IdleFact():
             apply_idle(state, fact, at)
-        case f.TrafficMeasured(name, report):
-            task = state.task(name)
-            # Ignore reports after the exit: TaskExited has the last one, which is on disk.
-            if task is not None and task.exit is None and task.state not in OVER:
-                task.traffic = report
+        case TaskObserved():
+            apply_observations(state, fact)
         case AttemptFact():
             _apply_attempt(state, fact, at)
         case WebhookFact():
-            apply_notice(state, fact, at)
+            apply_webhook(state, fact, at)
         case PromiseFact():
             apply_promise(state.jobs[fact.job], fact, at)
         case JobFact():
@@ -196,7 +195,7 @@ def _stop(state: State, job: Job, attempt: Attempt, cause: Cause, at: float) -> 
     _attempt_to(attempt, AttemptPhase.STOPPING)
     state.elastic.discard(job.id)
     state.running.pop(job.id, None)
-    state.idle_told.pop(job.id, None)
+    state.idle_reported.pop(job.id, None)
     attempt.cause, attempt.stopping_at = cause, at
     asked = job.cancel[2] if job.cancel is not None else None
     attempt.grace_s = job.spec.stop.grace_s if asked is None else asked

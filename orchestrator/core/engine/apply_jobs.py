@@ -13,7 +13,7 @@ from orchestrator.core.facts.queue import StartMoved, StartPromised
 from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.job import JOB_TRANSITIONS, JobPhase
 from orchestrator.core.model.state import Hold, Job, State
-from orchestrator.core.webhooks.outbox import take_notices
+from orchestrator.core.webhooks.outbox import take_webhooks
 
 
 def apply_job(state: State, fact: f.OfJob, at: float) -> None:
@@ -54,9 +54,9 @@ def apply_job(state: State, fact: f.OfJob, at: float) -> None:
             _apply_change(state, state.jobs[fact.job], fact, at)
         case f.JobForgotten(job_id):
             job = state.jobs.pop(job_id)
-            state.telling.discard(job_id)
-            if job.notices:
-                take_notices(state, job, len(job.notices))
+            state.webhook_jobs.discard(job_id)
+            if job.queued_webhooks:
+                take_webhooks(state, job, len(job.queued_webhooks))
             if job.key:
                 del state.keys[job.user, job.key]
             state.forgotten += 1

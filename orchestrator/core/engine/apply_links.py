@@ -39,8 +39,8 @@ def apply_cluster(state: State, fact: cf.OfCluster | QueuesPlanned) -> None:
             state.sessions.clear()
             state.suspects.clear()
             state.running.clear()
-            state.idle_told.clear()
-            state.looks.clear()
+            state.idle_reported.clear()
+            state.stack_dumps.clear()
             state.watches.clear()
             state.look_number = 0
             for node in state.nodes.values():
@@ -52,7 +52,7 @@ def apply_cluster(state: State, fact: cf.OfCluster | QueuesPlanned) -> None:
                 node.hardware_passed, node.hardware_skipped = None, 0
                 node.hardware_due = node.kills_due = 0.0
                 node.survivors.clear()
-            state.judged_from, state.brake, state.new_nodes = 0.0, None, NewNodes()
+            state.judged_from, state.mass_outage, state.new_nodes = 0.0, None, NewNodes()
             state.answered.clear()
             state.unknown.clear()
         case cf.NodeRegistered(name, agent_id, boot_id, version, inventory):
@@ -67,9 +67,9 @@ def apply_cluster(state: State, fact: cf.OfCluster | QueuesPlanned) -> None:
         case QueuesPlanned(plan):
             state.plan = plan
         case cf.MassOutageDeclared():
-            state.brake = MassOutage(fact.at, fact.lasts_s, fact.gone, fact.of)
+            state.mass_outage = MassOutage(fact.at, fact.lasts_s, fact.gone, fact.of)
         case cf.MassOutageCleared(until):
-            state.judged_from, state.brake = until, None
+            state.judged_from, state.mass_outage = until, None
         case _:
             assert_never(fact)
 
@@ -93,10 +93,6 @@ def apply_link(state: State, fact: OfLink) -> None:
             node.hardware_passed = last
             node.kills_due = hardware_due(node.kills_due, counted_at, kills)
             node.hardware_due = hardware_due(node.hardware_due, counted_at, others)
-        case lf.PeersReported(_, name, silent):
-            task = state.task(name)
-            if task is not None:
-                task.silent = silent
         case lf.DuplicateNameSeen(_, peer, claimed_at):
             node.claimed = (peer, claimed_at)
         case lf.NodeDescribed():

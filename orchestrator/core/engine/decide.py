@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import Final, assert_never
 
-from msgspec.structs import replace
-
-from muster.protocol.control_channel import (
+from muster.protocol.ids import BadId, JobId, SessionId, TaskId
+from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
     Heartbeat,
     HeartbeatAck,
@@ -20,8 +20,6 @@ from muster.protocol.control_channel import (
     TaskReport,
     Welcome,
 )
-from muster.protocol.ids import BadId, JobId, SessionId, TaskId
-from muster.protocol.instant import Instant
 from muster.protocol.states import TaskState
 from orchestrator.core.engine.apply_jobs import bytes_of
 from orchestrator.core.engine.timers import decide_timer, restart_timers
@@ -35,7 +33,6 @@ from orchestrator.core.facts.decision import Decision
 from orchestrator.core.failures.causes import ended_before_s, from_report, is_consequence
 from orchestrator.core.failures.stops import affects_gang, stop, stop_or_leave, was_killed
 from orchestrator.core.gangs.commands import commands_for_reported_task, tasks_on
-from orchestrator.core.gangs.leases import leases_told
 from orchestrator.core.gangs.task_reports import new_facts_from_report
 from orchestrator.core.gangs.workdir_hint import add_workdir_hint
 from orchestrator.core.model.attempt import AttemptPhase
@@ -44,8 +41,7 @@ from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State, Task
 from orchestrator.core.model.task import OVER
 from orchestrator.core.monitoring import stack_dumps, traffic
-from orchestrator.core.monitoring.checkpoints import checkpoint_facts
-from orchestrator.core.monitoring.idle_gpus import idle_facts
+from orchestrator.core.monitoring.task_observations import observation_facts
 from orchestrator.core.nodes.admission import NAME_CODES, clock_ahead_s, refuse
 from orchestrator.core.nodes.crash_loops import restarted
 from orchestrator.core.nodes.drains import drain, remove, resume
@@ -69,7 +65,6 @@ from orchestrator.core.scheduling.placement import never_fits
 from orchestrator.core.webhooks.outbox import on_attempted
 
 VERSION = "0.1.0"
-_SILENT_MAX = 16
 REBOOTED: Final = "it was booted anew"
 
 
@@ -247,7 +242,7 @@ def _hello(
     for report in {report.task: report for report in hello.tasks}.values():
         drained += [
             *survivor_facts(None, hello.node, report),
-            *drain_for_unkillable(node, hello.node, report),
+            *drain_for_unkillable(state, node, hello.node, report),
         ]
         task = _task(state, report.task)
         if task is None or task.node != hello.node or task.state in OVER:
@@ -279,13 +274,11 @@ def _hello(
     welcome = Welcome(
         epoch=state.epoch,
         session=session,
-        lease_s=limits.lease_s,
         heartbeat_s=limits.heartbeat_s,
         version=VERSION,
         cluster=state.cluster,
         keep=tuple(task.id for task in keep),
         protocol=protocol,
-        leases=leases_told(state, keep, limits),
     )
     decision.effects.append(a.Send(hello.node, session, welcome))
     timer = a.Timer(a.TimerKind.NODE, node=hello.node)
@@ -336,7 +329,7 @@ def _report(
             node = state.nodes[name]
             drained = [
                 *survivor_facts(node, name, report),
-                *drain_for_unkillable(node, name, report),
+                *drain_for_unkillable(state, node, name, report),
             ]
             task = _task(state, report.task)
             if task is None or task.node != name or task.state in OVER:
@@ -356,16 +349,11 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     """Return the news of a report and, if it ends the gang, the request to stop the gang."""
     job = state.jobs[task.job]
     attempt = job.attempt(task.attempt)
-    if report.silent != task.silent:
-        peers: list[f.Fact] = [lf.PeersReported(task.node, task.id, report.silent[:_SILENT_MAX])]
-        return [*peers, *_take_report(state, task, replace(report, silent=task.silent), now)]
-    measured, by_tcp = traffic.traffic_facts(
-        job, attempt, task, report.traffic, disk_full=bool(state.disk_full)
+    judged, by_tcp = traffic.traffic_facts(
+        job, attempt, task, report.observed.traffic, disk_full=bool(state.disk_full)
     )
-    seen = checkpoint_facts(state, attempt, task, report.checkpoint, now)
-    looked = stack_dumps.activity_facts(report, now)
-    idle = idle_facts(job, attempt, task, report, now)
-    found = [*measured, *new_facts_from_report(task, report), *seen, *looked, *idle]
+    observed = observation_facts(state, job, attempt, task, report, now)
+    found = [*judged, *new_facts_from_report(task, report), *observed]
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
     if stopped := stopped_since_backup(job, attempt, task, report):
@@ -374,7 +362,7 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     cause = from_report(task, report, leased) if task.present else None
     cause = add_workdir_hint(job.spec, task, cause)
     if cause is None and by_tcp is not None and attempt.phase is AttemptPhase.RUNNING:
-        return [*measured, stop(attempt, by_tcp), *found[len(measured) :]]
+        return [*judged, stop(attempt, by_tcp), *found[len(judged) :]]
     if cause is None or not affects_gang(job, report, cause):
         return found
     ended = stop_or_leave(job, attempt, task, cause, killed=was_killed(report))

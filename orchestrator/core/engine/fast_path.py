@@ -7,7 +7,7 @@ as of its arrival, and it never shortens a lease.
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import Heartbeat, HeartbeatAck
+from muster.protocol.link.control_channel import Heartbeat, HeartbeatAck
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.model.state import State

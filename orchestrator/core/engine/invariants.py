@@ -14,7 +14,7 @@ from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Attempt, Job, Node, Share, State, Task
 from orchestrator.core.model.task import OVER, reached
-from orchestrator.core.model.waiting_notices import WaitingNotices
+from orchestrator.core.model.user_webhooks import UserWebhooks
 from orchestrator.core.scheduling.gpus import free_cpus, free_memory, share_of
 
 
@@ -28,15 +28,15 @@ def _jobs(state: State) -> Iterator[str]:
         if number != job.id or number >= state.next_job:
             yield f"job {job.id} is kept as {number}, and the next one will be {state.next_job}"
         yield from _job(job)
-    if state.telling != {number for number, job in state.jobs.items() if job.notices}:
-        yield f"webhooks are to be told of {sorted(state.telling)}, and others have notices"
-    waiting: dict[str, WaitingNotices] = {}
+    if state.webhook_jobs != {number for number, job in state.jobs.items() if job.queued_webhooks}:
+        yield f"webhooks are to be told of {sorted(state.webhook_jobs)}, and others have notices"
+    waiting: dict[str, UserWebhooks] = {}
     for job in state.jobs.values():
-        if job.notices:
-            found = waiting.setdefault(job.user, WaitingNotices())
-            found.add(job.id, job.spec_bytes, len(job.notices))
-    if state.notices != waiting:
-        yield f"notices by user are {waiting}, and {state.notices} are counted"
+        if job.queued_webhooks:
+            found = waiting.setdefault(job.user, UserWebhooks())
+            found.add(job.id, job.spec_bytes, len(job.queued_webhooks))
+    if state.queued_webhooks != waiting:
+        yield f"notices by user are {waiting}, and {state.queued_webhooks} are counted"
     live: dict[str, int] = {}
     for job in state.jobs.values():
         if job.phase is not JobPhase.ENDED:

@@ -23,6 +23,7 @@ from orchestrator.core.facts import service as sf
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.base import AttemptFact, Inert, TaskFact
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.gangs.commands import (
     commands_for_reported_task,
     desired_commands,
@@ -55,6 +56,7 @@ from orchestrator.core.nodes.restored import (
     settled,
     unknown_tasks_expired,
 )
+from orchestrator.core.nodes.unkillable import nodes_with_survivors
 from orchestrator.core.scheduling.placement import can_do_without
 from orchestrator.core.webhooks.outbox import queue_webhooks
 
@@ -80,9 +82,11 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             return task_moved(state, fact, now, limits)
         case f.JobEnded(job_id):
             return Decision(queue_webhooks(state, state.jobs[job_id], nf.WebhookEvent.ENDED))
-        case hf.ActivityMeasured() | hf.StackDumpBegun() | hf.StacksReported() | hf.HangJudged():
+        case TaskObserved():
+            return _observed(state, fact, now, limits)
+        case hf.StackDumpBegun() | hf.StacksReported() | hf.HangJudged():
             return stack_dumps.react_to_stack_dump(state, fact, now, limits)
-        case idf.GpusReported() | idf.IdleJudged():
+        case idf.IdleJudged():
             return react_to_idle(state, fact, now)
         case f.TrafficJudged():
             job, attempt = _of(state, fact)
@@ -109,11 +113,9 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
         case lf.NodeDisconnected(name, _):
             away = state.nodes[name].link is LinkState.SUSPECT
             cut = [t for t in tasks_on(state, name) if t.cut_at is None] if away else []
-            told: list[f.Fact] = [f.TaskUnreachable(t.job, t.attempt, t.rank) for t in cut]
-            told += apply_peer_reports(state, name, now, limits)
-            return Decision(told, silent_timer(state, state.nodes[name], now, limits))
-        case lf.PeersReported(_, task, _):
-            return Decision(on_peers_unreachable(state, task, now, limits))
+            facts: list[f.Fact] = [f.TaskUnreachable(t.job, t.attempt, t.rank) for t in cut]
+            facts += apply_peer_reports(state, name, now, limits)
+            return Decision(facts, silent_timer(state, state.nodes[name], now, limits))
         case lf.NodeConnected(name):
             return Decision(released(state, now, limits), word_timer(state, name))
         case lf.NodeLeaseExpired(name):
@@ -130,8 +132,8 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             return Decision([], timers_of_the_silent(state))
         case f.RetryScheduled(job_id, _, delay_s, _):
             timer = a.Timer(a.TimerKind.RETRY, job=job_id)
-            told = queue_webhooks(state, state.jobs[job_id], nf.WebhookEvent.RETRYING)
-            return Decision(told, [a.SetTimer(timer, now.mono + delay_s)])
+            facts = queue_webhooks(state, state.jobs[job_id], nf.WebhookEvent.RETRYING)
+            return Decision(facts, [a.SetTimer(timer, now.mono + delay_s)])
         case f.AttemptArranged() if len(_of(state, fact)[1].tasks) == 1:
             # A single node waits for no other: its plan and its start share a commit and a message.
             return Decision([f.AttemptStarted(fact.job, fact.attempt)])
@@ -194,9 +196,27 @@ def _after(state: State, job: Job, number: int, limits: Limits) -> list[f.Fact]:
     guilty = guilty_nodes(attempt, attempt.cause) if attempt.cause is not None else frozenset()
     spare = can_do_without(state, job.spec, job.avoid | guilty)
     return [
-        after_attempt(job, attempt, spare=spare),
+        after_attempt(job, attempt, spare=spare, unkillable=nodes_with_survivors(state, job)),
         *judged(state, job, attempt, limits, spare=spare),
     ]
+
+
+def _observed(state: State, fact: TaskObserved, now: Instant, limits: Limits) -> Decision:
+    task = state.task(fact.task)
+    if task is None:
+        return Decision()
+    job = state.jobs[task.job]
+    attempt = job.attempt(task.attempt)
+    decision = Decision()
+    if fact.silent is not None:
+        decision.facts += on_peers_unreachable(state, task, now, limits)
+    if fact.activity is not None:
+        hang = stack_dumps.evaluate_hang(state, job, attempt, now, limits)
+        decision.facts += hang.facts
+        decision.effects += hang.effects
+    if isinstance(fact.idle_since, float):
+        decision.effects += schedule_idle_check(job, attempt, now)
+    return decision
 
 
 def _suspected(state: State, task: TaskId, now: Instant, limits: Limits) -> Decision:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import NodeName
+from muster.protocol.link.control_channel import Inventory
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.facts.jobs import Fact
 from orchestrator.core.model.state import Job, Node, State

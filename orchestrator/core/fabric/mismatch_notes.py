@@ -47,11 +47,11 @@ def settings_notes(members: Sequence[Member]) -> list[str]:
     notes = []
     names = dict.fromkeys(name for it in members for name in it.fabric.settings)
     for name in names:
-        told: dict[str, str] = {}
+        node_of: dict[str, str] = {}
         for member in members:
-            told.setdefault(member.fabric.settings.get(name, ""), member.node)
-        if name != _OF_ONE_NODE and len(told) > 1:
-            (one, here), (other, there), *_ = told.items()
+            node_of.setdefault(member.fabric.settings.get(name, ""), member.node)
+        if name != _OF_ONE_NODE and len(node_of) > 1:
+            (one, here), (other, there), *_ = node_of.items()
             notes.append(
                 f"{name} is {one or 'not set'} on {here} and {other or 'not set'} on {there} "
                 "(fabric.settings of their agents)"

@@ -46,15 +46,15 @@ def file_notes(members: Sequence[Member], made: Sequence[NodePlan], *, roce: boo
     found: dict[str, list[str]] = {}
     for member, plan in zip(members, made, strict=True):
         for name in (_INDEX, _FAMILY, _RANGE) if roce else ():
-            told = member.fabric.nccl_conf.get(name)
-            if told is not None and (text := _said(name, told, plan.env)):
+            setting = member.fabric.nccl_conf.get(name)
+            if setting is not None and (text := _said(name, setting, plan.env)):
                 found.setdefault(text, []).append(member.node)
     return [f"{_named(nodes)}: {text}" for text, nodes in found.items()]
 
 
-def _said(name: str, told: str, env: Mapping[str, str]) -> str:
-    file = told.partition(" (from ")[2].removesuffix(")") or "a file"
-    value, ours = _value(told), env.get(name)
+def _said(name: str, setting: str, env: Mapping[str, str]) -> str:
+    file = setting.partition(" (from ")[2].removesuffix(")") or "a file"
+    value, ours = _value(setting), env.get(name)
     if ours is not None:
         wins = f", the plan {ours}: the jobs' environment wins"
         return "" if ours == value else f"{file} sets {name}={value}{wins}"
@@ -63,8 +63,8 @@ def _said(name: str, told: str, env: Mapping[str, str]) -> str:
     return ""
 
 
-def _value(told: str) -> str:
-    return told.partition(" (from ")[0]
+def _value(setting: str) -> str:
+    return setting.partition(" (from ")[0]
 
 
 def _named(nodes: Sequence[str]) -> str:

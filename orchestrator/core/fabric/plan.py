@@ -19,11 +19,11 @@ from muster.fabric.gids import Family
 from muster.fabric.model import ETHERNET
 from muster.fabric.nccl_version import Version, devices_max, version_of
 from muster.fabric.no_port_reason import no_port_reason
-from muster.protocol.fabric import FabricPort, NodeFabric
+from muster.protocol.observations.fabric import FabricPort, NodeFabric
 from muster.spec.model import Rdma
 from orchestrator.core.fabric.mismatch_notes import mismatch_notes, settings_notes
 from orchestrator.core.fabric.nccl_conf import file_notes, overruling
-from orchestrator.core.fabric.port_diff import gids, lacks, no_address, told, unlike
+from orchestrator.core.fabric.port_diff import described, gids, lacks_gid, no_address, unlike
 from orchestrator.core.fabric.port_slots import Member, Place, align, places_of
 from orchestrator.core.fabric.rails import Difference, Rails, first_by_node, rails_of
 from orchestrator.core.model.fabric_plan import FabricPlan, NodePlan, Rail, Transport
@@ -84,7 +84,9 @@ def plan(
     if wish.sockets:
         return _tcp(f"TCP: the job's own {wish.sockets} turns RDMA off")
     required = wish.rdma is Rdma.REQUIRED
-    without = [Difference(it.node, f"{it.node} {why}") for it in members if (why := lack(it))]
+    without = [
+        Difference(it.node, f"{it.node} {why}") for it in members if (why := rdma_problem(it))
+    ]
     if without and required and wish.plugin and not wish.alone:
         # Muster cannot check what the plugin finds there: the traffic evidence decides.
         return FabricPlan(Transport.OPEN, f"left to the plugin {wish.plugin}")
@@ -92,7 +94,7 @@ def plan(
         return Refused(tuple(without))
     if without:
         return _without(members, without, wish)
-    rails = rails_of(members, [it for it in witnesses if not lack(it)])
+    rails = rails_of(members, [it for it in witnesses if not rdma_problem(it)])
     versions = _unlike_versions(members)
     if required and not wish.alone and (rails.differences or versions):
         found = first_by_node([*rails.differences, *versions])
@@ -100,7 +102,7 @@ def plan(
     return _over(rails, members, wish, [it.text for it in versions])
 
 
-def lack(member: Member) -> str | None:
+def rdma_problem(member: Member) -> str | None:
     """Why a node cannot use RDMA, in words that follow its name; None if it may be able to."""
     fabric = member.fabric
     if fabric.unseen:
@@ -114,7 +116,7 @@ def lack(member: Member) -> str | None:
 
 def join(plan: FabricPlan | None, member: Member, wish: FabricRequest) -> NodePlan | str:
     """The plan for a node that joins a running gang, or a sentence why the node does not fit."""
-    why = lack(member)
+    why = rdma_problem(member)
     if plan is None or plan.transport is not Transport.RDMA:
         touched = plan is not None and plan.transport is Transport.TCP
         return NodePlan(env=dict(NO_IB) if touched or _has_any(member.fabric) else {})
@@ -137,9 +139,9 @@ def _fitted(plan: FabricPlan, member: Member, wish: FabricRequest) -> NodePlan |
             return f"{member.node} has no port for rail {number} of its gang"
         name = unlike(port, rail)
         if name is not None:
-            mine, its = told(name, getattr(port, name)), told(name, getattr(rail, name))
+            mine, its = described(name, getattr(port, name)), described(name, getattr(rail, name))
             return f"{member.node}: {port.key} {mine}, and the one of its gang {its}"
-        if lacks(port, family):
+        if lacks_gid(port, family):
             return f"{member.node}: {no_address(port, family)}, as its gang has"
         used.append(port)
     made, apart = _node_plan(member, used, family, wish)
@@ -229,14 +231,14 @@ def _over(
         notes.append(f"{most} of {len(agreed)} rails are used: NCCL takes no more")
         agreed = agreed[:most]
     while agreed:
-        told: dict[tuple[int, bool], tuple[NodePlan, str | None]] = {}
+        described: dict[tuple[int, bool], tuple[NodePlan, str | None]] = {}
         made: list[NodePlan] = []
         apart = []
         for kind, member in zip(rails.kinds, members, strict=True):
             key = kind, member.node in wish.plugins
-            if key not in told:
-                told[key] = _made(rails, agreed, kind, member, wish)
-            mine, why = told[key]
+            if key not in described:
+                described[key] = _made(rails, agreed, kind, member, wish)
+            mine, why = described[key]
             made.append(mine)
             if why is not None:
                 apart.append(Difference(member.node, f"{member.node}: {why}"))
@@ -390,6 +392,6 @@ def _text(version: Version | None) -> str:
     return "" if version is None else f"{version[0]}.{version[1]}"
 
 
-def nccl_of(*told: str) -> Version | None:
+def nccl_of(*texts: str) -> Version | None:
     """The first of these texts that is a version; None if none is."""
-    return next((found for text in told if (found := version_of(text)) is not None), None)
+    return next((found for text in texts if (found := version_of(text)) is not None), None)

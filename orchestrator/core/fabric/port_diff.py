@@ -6,7 +6,7 @@ from typing import Final
 
 from muster.fabric.gids import Family
 from muster.fabric.model import ETHERNET
-from muster.protocol.fabric import FabricPort, PortGids
+from muster.protocol.observations.fabric import FabricPort, PortGids
 from orchestrator.core.model.fabric_plan import Rail
 
 COMPARED: Final = ("link_layer", "model", "rate_gbps", "sm_lid", "prefix", "mtu")
@@ -31,7 +31,7 @@ def gids(port: FabricPort, family: Family) -> PortGids | None:
     return port.fourth if family == "AF_INET" else port.sixth
 
 
-def lacks(port: FabricPort, family: Family) -> bool:
+def lacks_gid(port: FabricPort, family: Family) -> bool:
     """Whether NCCL would certainly find no address of the family on the port."""
     return port.link_layer == ETHERNET and port.table and gids(port, family) is None
 
@@ -42,7 +42,7 @@ def no_address(port: FabricPort, family: Family) -> str:
     return f"{port.key}{where} has no {_WORDS[family]} address that NCCL would take"
 
 
-def told(name: str, value: object) -> str:
+def described(name: str, value: object) -> str:
     """A value of a port, in words that follow its name."""
     match name:
         case "link_layer":

@@ -12,7 +12,7 @@ import msgspec
 
 from muster.fabric.natural_sort import function_order, natural
 from muster.fabric.nccl_version import Version
-from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric
+from muster.protocol.observations.fabric import FabricPort, MissingPort, NodeFabric
 from orchestrator.core.fabric.port_diff import unlike
 
 

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from muster.fabric.gids import Family
 from muster.fabric.model import ETHERNET, INFINIBAND
-from muster.protocol.fabric import FabricPort
-from orchestrator.core.fabric.port_diff import COMPARED, lacks, no_address, told
+from muster.protocol.observations.fabric import FabricPort
+from orchestrator.core.fabric.port_diff import COMPARED, described, lacks_gid, no_address
 from orchestrator.core.fabric.port_slots import Layout, Member, Place, align, is_part, places_of
 from orchestrator.core.model.fabric_plan import Rail
 
@@ -227,8 +227,8 @@ def _family(kinds: Sequence[_Kind]) -> Family:
     """The address family that fewer ports lack; IPv4 if equal."""
     fourth = sixth = 0
     for kind in kinds:
-        fourth += kind.count * sum(lacks(port, "AF_INET") for port in kind.first.ports)
-        sixth += kind.count * sum(lacks(port, "AF_INET6") for port in kind.first.ports)
+        fourth += kind.count * sum(lacks_gid(port, "AF_INET") for port in kind.first.ports)
+        sixth += kind.count * sum(lacks_gid(port, "AF_INET6") for port in kind.first.ports)
     return "AF_INET6" if sixth < fourth else "AF_INET"
 
 
@@ -262,7 +262,7 @@ def _compared(
                     for member in kinds[at].members
                 ]
     for at, port in here:
-        if at not in differing and lacks(port, family):
+        if at not in differing and lacks_gid(port, family):
             text = f"{no_address(port, family)}, as the others have"
             differing[at] = [
                 Difference(member.node, f"{member.node}: {text}", port.key)
@@ -301,14 +301,14 @@ def _difference(
 ) -> Difference:
     port = ports[at]
     assert port is not None
-    mine = f"{port.key} {told(name, getattr(port, name))}"
+    mine = f"{port.key} {described(name, getattr(port, name))}"
     agreeing = [
         (kind.members, its)
         for kind, its in zip(kinds, ports, strict=True)
         if its is not None and getattr(its, name) == right
     ]
     count = sum(len(nodes) for nodes, _ in agreeing)
-    verb = told(name, right)
+    verb = described(name, right)
     if count == 1:
         other, its = next((nodes[0], its) for nodes, its in agreeing if nodes)
         theirs = f"{its.key} of {other.node} {verb}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import field
 
-from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import NodeName
+from muster.protocol.link.control_channel import Inventory
 from orchestrator.core.facts.base import EPHEMERAL, SYNC, ClusterFact, Inert
 from orchestrator.core.model.plan import PoolPolicy
 

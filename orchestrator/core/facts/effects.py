@@ -7,9 +7,9 @@ from typing import Final, NewType
 
 import msgspec
 
-from muster.protocol.control_channel import Command, Refused
-from muster.protocol.hangs import StacksView
 from muster.protocol.ids import JobId, NodeName, SessionId
+from muster.protocol.link.control_channel import Command, Refused
+from muster.protocol.observations.hangs import StacksView
 
 RequestId = NewType("RequestId", int)
 

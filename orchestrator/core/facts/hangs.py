@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import StacksReport
-from muster.protocol.hangs import HangVerdict, RankActivity, RankStacks
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import StacksReport
+from muster.protocol.observations.hangs import HangVerdict, RankStacks
 from orchestrator.core.facts.base import (
     EPHEMERAL,
     LAZY,
@@ -17,15 +17,6 @@ from orchestrator.core.facts.base import (
 
 class HangFact(BaseFact, family=True, reschedules=False, milestone=False):
     """A fact about a gang that may hang."""
-
-
-class ActivityMeasured(HangFact, durability=EPHEMERAL, revises=False):
-    """The newest report of a node on the activity of its task's ranks. `at` is in monotonic seconds
-    of this process."""
-
-    task: TaskId
-    ranks: tuple[RankActivity, ...]
-    at: float
 
 
 class StackDumpBegun(HangFact, AttemptFact, durability=EPHEMERAL, revises=False):
@@ -92,8 +83,7 @@ class HangCleared(HangFact, AttemptFact, Inert, durability=LAZY):
 
 
 OfHang = (
-    ActivityMeasured
-    | StackDumpBegun
+    StackDumpBegun
     | StackDumpJoined
     | StacksReported
     | StackDumpEnded

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from muster.protocol.ids import TaskId
 from orchestrator.core.facts.base import (
     EPHEMERAL,
     LAZY,
@@ -15,14 +14,6 @@ from orchestrator.core.facts.base import (
 
 class IdleFact(BaseFact, family=True, reschedules=False, milestone=False):
     """A fact about idle GPUs."""
-
-
-class GpusReported(IdleFact, durability=EPHEMERAL, revises=False):
-    """The newest report of a node: since when its task's GPUs are idle (monotonic seconds of this
-    process). None if they are busy or cannot be read."""
-
-    task: TaskId
-    since: float | None
 
 
 class IdleTimed(IdleFact, AttemptFact, Inert, durability=EPHEMERAL, revises=False):
@@ -47,4 +38,4 @@ class IdleOver(IdleFact, AttemptFact, Inert, durability=LAZY):
         return "its GPUs are no longer idle, or unreadable"
 
 
-OfIdle = GpusReported | IdleTimed | IdleJudged | IdleOver
+OfIdle = IdleTimed | IdleJudged | IdleOver

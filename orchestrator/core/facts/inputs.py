@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from muster.protocol.control_channel import Heartbeat, Hello, StacksReport, TaskReport
 from muster.protocol.ids import JobId, NodeName, SessionId
+from muster.protocol.link.control_channel import Heartbeat, Hello, StacksReport, TaskReport
 from muster.spec.model import JobSpec
 from orchestrator.core.facts.effects import RequestId, Timer
 from orchestrator.core.model.plan import PoolPolicy

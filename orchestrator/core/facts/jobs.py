@@ -12,12 +12,12 @@ from typing import Final, get_args
 from msgspec import UNSET, UnsetType
 
 from muster.fabric.traffic_verdict import Proof
-from muster.protocol.control_channel import Prepared, RankReport, Refusal
-from muster.protocol.ids import JobId, NodeName, TaskId
-from muster.protocol.interfaces import Endpoint, host_port
+from muster.protocol.ids import JobId, NodeName
+from muster.protocol.link.control_channel import Prepared, RankReport, Refusal
+from muster.protocol.observations.interfaces import Endpoint, host_port
+from muster.protocol.observations.traffic import FabricReport
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.refusal_codes import headline
-from muster.protocol.traffic import FabricReport
 from muster.spec.model import JobSpec
 from muster.spec.serialize import nodes_text
 from muster.spec.units import duration_text
@@ -38,6 +38,7 @@ from orchestrator.core.facts.base import (
     JobFact,
     TaskFact,
 )
+from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.facts.service import HardwareNoted, OfService
 from orchestrator.core.model.fabric_plan import FabricPlan
 
@@ -394,15 +395,6 @@ class RunTimed(
     since: float
 
 
-class TrafficMeasured(
-    Inert, durability=EPHEMERAL, reschedules=False, milestone=False, revises=False
-):
-    """The newest figures of a node on its part of a gang's traffic."""
-
-    task: TaskId
-    report: FabricReport
-
-
 class JobForgotten(
     JobFact, Inert, durability=EPHEMERAL, reschedules=False, milestone=False, revises=False
 ):
@@ -458,11 +450,11 @@ Fact = (
     | OfJob
     | OfAttempt
     | OfTask
-    | TrafficMeasured
+    | TaskObserved
     | of_link.OfLink
     | of_hang.OfHang
     | of_idle.OfIdle
-    | nf.OfNotices
+    | nf.OfWebhooks
     | of_queue.OfQueue
     | OfService
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import Inventory
-from muster.protocol.disks import DiskHealth
-from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.link.control_channel import Inventory
+from muster.protocol.observations.disks import DiskHealth
+from muster.protocol.observations.hardware_events import HardwareEvent
+from muster.protocol.observations.traffic import PortHealth
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
-from muster.protocol.traffic import PortHealth
 from orchestrator.core.facts.base import (
     EPHEMERAL,
     BaseFact,
@@ -83,18 +83,11 @@ class FailureSuspected(LinkFact, reschedules=False, milestone=False):
     ended_at: float
 
 
-class NodeHealthReported(LinkFact, Inert, reschedules=False, milestone=False):
+class NodeHealthReported(LinkFact, Inert, reschedules=True, milestone=False):
     """The RDMA ports of a node that are down or flapping, and its disks that are full or hang."""
 
     ports: tuple[PortHealth, ...]
     disks: tuple[DiskHealth, ...]
-
-
-class PeersReported(LinkFact, reschedules=False, milestone=False):
-    """The neighbours of a task, by address, whose machines no longer answer the task's node."""
-
-    task: TaskId
-    silent: tuple[str, ...]
 
 
 class SurvivorsReported(LinkFact, Inert, reschedules=False, milestone=False):
@@ -166,7 +159,6 @@ OfLink = (
     | FailureSuspected
     | NodeHeard
     | NodeHealthReported
-    | PeersReported
     | SurvivorsReported
     | HardwareSeen
     | HardwareCounted

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.ids import JobId, NodeName
+from muster.protocol.observations.hardware_events import HardwareEvent
 from muster.spec.units import duration_text
 from orchestrator.core.facts.base import (
     LAZY,
@@ -25,7 +25,8 @@ class NodeDrained(ServiceFact, durability=SYNC, reschedules=True):
 
     Running jobs continue (`deadline_s` None), are stopped after that many seconds, or at once (0).
     With `after_checkpoint`, each job may leave once it has written its next checkpoint. `jobs`:
-    those for whose failures the coordinator itself quarantines the node.
+    those for whose failures the coordinator itself quarantines the node. `left_by`: the job, and
+    its user, whose processes survive SIGKILL there.
     """
 
     user: str
@@ -33,6 +34,7 @@ class NodeDrained(ServiceFact, durability=SYNC, reschedules=True):
     deadline_s: float | None = None
     jobs: tuple[JobId, ...] = ()
     after_checkpoint: bool = False
+    left_by: tuple[JobId, str] | None = None
 
     def describe(self) -> str:
         ends = "; jobs there leave after their next checkpoint" if self.after_checkpoint else ""

@@ -64,4 +64,4 @@ class WebhookFailed(WebhookFact, Inert, durability=EPHEMERAL, revises=False):
     problem: str
 
 
-OfNotices = WebhookQueued | WebhookSettled | WebhookFailed
+OfWebhooks = WebhookQueued | WebhookSettled | WebhookFailed

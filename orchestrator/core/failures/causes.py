@@ -6,9 +6,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from muster.protocol.control_channel import RankReport, Refusal, TaskReport
 from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.hosts_file import BadHost, check_address
+from muster.protocol.link.control_channel import RankReport, Refusal, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from orchestrator.core.failures.classify import CONSEQUENCES, Verdict, judge, says_in_use
@@ -143,7 +143,7 @@ def _rank_failed(task: Task, rank: RankReport, verdict: Verdict, leased: int) ->
         advice = f"port {leased} was free for MASTER_PORT, but another program has taken it since"
         verdict = replace(verdict, advice=advice)
     full = rank.disk_full and (verdict.kind is FailureKind.DISK_FULL or not verdict.said)
-    what = f"rank {rank.rank} on {task.node} {told(how)}"
+    what = f"rank {rank.rank} on {task.node} {described(how)}"
     if full:
         # The error message may be lost, because the log is on the full disk.
         what = f"disk full on {task.node}, where the folders of tasks are: {what}"
@@ -164,15 +164,15 @@ def _rank_failed(task: Task, rank: RankReport, verdict: Verdict, leased: int) ->
 def launcher_ended(task: Task, how: ExitStatus, when: str) -> Cause:
     """The cause of a gang whose launcher on a node ended too early; `when` follows its end."""
     text = (
-        f"the launcher on {task.node} {told(how)} {when}: the job's interpreter or torchrun did "
-        f"not do what was asked; see its log: muster logs {task.job} --node {task.node}"
+        f"the launcher on {task.node} {described(how)} {when}: the job's interpreter or torchrun "
+        f"did not do what was asked; see its log: muster logs {task.job} --node {task.node}"
     )
     return Cause(CauseCode.LAUNCHER_FAILED, Outcome.USER, shortened(text), node=task.node, exit=how)
 
 
 def _launcher_failed(task: Task, how: ExitStatus, said: str) -> Cause:
     verdict = judge(how, said)
-    text = f"the launcher on {task.node} {told(how)}"
+    text = f"the launcher on {task.node} {described(how)}"
     if not verdict.said and not verdict.advice:
         text += f"; see its log: muster logs {task.job} --node {task.node}"
     return Cause(
@@ -197,7 +197,7 @@ def shortened(text: str) -> str:
     return text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}..."
 
 
-def told(exit_status: ExitStatus) -> str:
+def described(exit_status: ExitStatus) -> str:
     """The end of a process as a verb phrase."""
     if exit_status.signal is not None:
         return f"was killed by {signal_name(exit_status.signal)}"

@@ -143,9 +143,9 @@ def _last_words(written: str) -> tuple[str, str, bool]:
         if lines[at] and not lines[at][0].isspace():
             rest = [line for line in lines[at:] if not _WARNING.search(line)]
             return _cut(lines[at]), "\n".join(rest), True
-    told = [line.strip() for line in lines if line.strip() and not _WARNING.search(line)]
-    told = told[-LINES_JUDGED:]
-    return (_cut(told[-1]) if told else ""), "\n".join(told), False
+    kept = [line.strip() for line in lines if line.strip() and not _WARNING.search(line)]
+    kept = kept[-LINES_JUDGED:]
+    return (_cut(kept[-1]) if kept else ""), "\n".join(kept), False
 
 
 def _cut(line: str) -> str:

@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from muster.protocol import kernel_log
-from muster.protocol.xids import HARMLESS
+from muster.protocol.observations import kernel_log
+from muster.protocol.observations.xids import HARMLESS
 
 _WORDS_CHARS_MAX: Final = 160
 _ADVICE_PROGRAM: Final = (

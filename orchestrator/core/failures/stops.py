@@ -7,7 +7,7 @@ elastic gang ends with that node.
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import TaskReport
+from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core.facts.jobs import StopRequested, TaskLeft

@@ -10,7 +10,8 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import BadId, NodeName, TaskId
+from muster.protocol.link.control_channel import (
     ArrangeTask,
     Command,
     ForgetTask,
@@ -18,7 +19,6 @@ from muster.protocol.control_channel import (
     StartTask,
     StopTask,
 )
-from muster.protocol.ids import BadId, NodeName, TaskId
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import effects as a
 from orchestrator.core.gangs.launch import Gang, arrange_command, gang_of, prepare_command

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from muster.fabric.topology import nearest
-from muster.protocol.control_channel import Refusal
-from muster.protocol.fabric import FabricPort, NodeFabric
+from muster.protocol.link.control_channel import Refusal
+from muster.protocol.observations.fabric import FabricPort, NodeFabric
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusal_codes import RefusalCode
-from muster.spec.check_rdma import named_plugin, rdma_off
+from muster.spec.checks.rdma import named_plugin, rdma_off
 from muster.spec.model import Rdma, env_on_node, gpus_on_node
 from orchestrator.core.fabric.plan import PLUGIN, FabricRequest, Refused, join, nccl_of, plan
 from orchestrator.core.fabric.port_slots import Member

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import assert_never
+from typing import Final, TypeAlias, assert_never
 
 import msgspec
 
-from muster.protocol.control_channel import ArrangeTask, PrepareTask, RendezvousCheck
-from muster.protocol.fabric import TaskFabric
+from muster.http.views import VariableOrigin
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ArrangeTask, PrepareTask, RendezvousCheck
+from muster.protocol.observations.fabric import TaskFabric
 from muster.spec.command import needs_interpreter
 from muster.spec.model import (
     Argv,
@@ -40,6 +41,10 @@ from orchestrator.core.scheduling.rendezvous import endpoint
 PORTS_OFFERED = 8
 """Number of free ports requested from the launcher's node: jobs on the same host may lease some."""
 
+# A rank that dies does not lose lines.
+_UNBUFFERED: Final = {"PYTHONUNBUFFERED": "1"}
+Layers: TypeAlias = tuple[tuple[VariableOrigin, dict[str, str]], ...]
+
 
 def words(command: Command) -> tuple[str, ...]:
     """The argv of a command; a script runs under a bash that stops at the first error."""
@@ -61,12 +66,17 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         workdir=spec.workdir,
         python=spec.python,
         setup=words(spec.setup) if spec.setup is not None else (),
-        env={**_user_env(spec, task), **_identity(job, task), **_visible(spec, task)},
+        env={
+            **_UNBUFFERED,
+            **env_on_node(spec, task.rank),
+            **_identity(job, task),
+            **_visible(spec, task),
+        },
         timeout_s=limits.prepare_timeout_s,
         ports=PORTS_OFFERED if task.rank == 0 else 0,
         gpus=task.gpus,
         preflight=spec.preflight is not None,
-        lease_s=None if spec.lease_s is None else own_lease_s(job, limits),
+        lease_s=own_lease_s(job, limits),
         checkpoint_dir=spec.checkpoint_dir,
         idle=asked_of_nodes(spec),
     )
@@ -126,7 +136,7 @@ def arrange_command(job: Job, attempt: Attempt, task: Task, gang: Gang) -> Arran
         listen_port=attempt.master_port if torchrun and task.rank == 0 else None,
         grace_s=spec.stop.grace_s,
         stop_signal=spec.stop.signal,
-        meeting=_meeting(attempt, task),
+        rendezvous=_rendezvous(attempt, task),
         ranks=_ranks(task, gang) if processes else (),
         interpreter=processes and needs_interpreter(program),
         fabric=_fabric(job, attempt, task),
@@ -158,7 +168,7 @@ def ranks_of(job: Job, attempt: Attempt) -> dict[TaskId, range]:
     return made
 
 
-def _meeting(attempt: Attempt, task: Task) -> RendezvousCheck | None:
+def _rendezvous(attempt: Attempt, task: Task) -> RendezvousCheck | None:
     """The check that this node reaches the launcher.
 
     Returns None for a gang of one, and once the launcher's program may be listening on the port: it
@@ -176,7 +186,7 @@ def _meeting(attempt: Attempt, task: Task) -> RendezvousCheck | None:
     )
 
 
-def environments(job: Job, attempt: Attempt) -> Iterator[tuple[Task, dict[str, str] | None]]:
+def environments(job: Job, attempt: Attempt) -> Iterator[tuple[Task, Layers | None]]:
     """The environment of each node of an attempt; None for a node whose environment is not decided.
 
     Once an elastic gang has changed: the environment that a joining node would get now.
@@ -187,7 +197,17 @@ def environments(job: Job, attempt: Attempt) -> Iterator[tuple[Task, dict[str, s
         if gang is None or task.prepared is None:
             yield task, None
         else:
-            yield task, _environment(job, attempt, task, gang)
+            yield task, _layers(job, attempt, task, gang)
+
+
+def merged(layers: Layers) -> dict[str, str]:
+    """The variables with their values."""
+    return {name: value for _, layer in layers for name, value in layer.items()}
+
+
+def origins(layers: Layers) -> dict[str, VariableOrigin]:
+    """The origin of each variable's value."""
+    return {name: origin for origin, layer in layers for name in layer}
 
 
 def _ranks(task: Task, gang: Gang) -> tuple[dict[str, str], ...]:
@@ -220,7 +240,12 @@ def _of_ranks(task: Task, gang: Gang) -> dict[str, str]:
 
 
 def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str, str]:
-    """Every variable that a process of the task gets in addition to the shim's own base.
+    """Every variable that a process of the task gets in addition to the shim's own base."""
+    return merged(_layers(job, attempt, task, gang))
+
+
+def _layers(job: Job, attempt: Attempt, task: Task, gang: Gang) -> Layers:
+    """The environment by origin, the weakest first.
 
     Muster's values override the user's. RANK and LOCAL_RANK belong to a rank, never to a node. With
     WORLD_SIZE they are set by torchrun, or for the ranks that Muster starts itself.
@@ -255,8 +280,7 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
         }
     if spec.launcher is Launcher.PROCESSES:
         ours |= _of_ranks(task, gang)
-    usual = fabric_environment(job, attempt, task) | nccl_lines(spec, task, gang.watched)
-    usual |= recorder(task, gang.watched)
+    usual = {**nccl_lines(spec, task, gang.watched), **recorder(task, gang.watched), **_UNBUFFERED}
     if spec.elastic:
         # Because torchrun reuses the address of the first store. If another node became the first,
         # ranks would wait for each other in two stores. So rank 0 opens a new store for each round.
@@ -264,7 +288,12 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
     if spec.launcher is not Launcher.NONE and max(gang.ranks) > 1:
         # Otherwise torchrun sets the same value itself, with a warning in the user's log.
         usual["OMP_NUM_THREADS"] = "1"
-    return {**usual, **_user_env(spec, task), **ours}
+    return (
+        (VariableOrigin.FABRIC, fabric_environment(job, attempt, task)),
+        (VariableOrigin.DEFAULT, usual),
+        (VariableOrigin.JOB, env_on_node(spec, task.rank)),
+        (VariableOrigin.MUSTER, ours),
+    )
 
 
 def fabric_environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
@@ -297,11 +326,6 @@ def _sockets(interface: str) -> dict[str, str]:
     if not interface:
         return {}
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
-
-
-def _user_env(spec: JobSpec, task: Task) -> dict[str, str]:
-    # Unbuffered, so that a rank that dies does not lose lines.
-    return {"PYTHONUNBUFFERED": "1", **env_on_node(spec, task.rank)}
 
 
 def _identity(job: Job, task: Task) -> dict[str, str]:

@@ -6,9 +6,6 @@ coordinator's lease ends later, and it adds a margin.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from muster.protocol.ids import TaskId
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import Job, Node, State, Task
 
@@ -25,9 +22,3 @@ def own_lease_s(job: Job, limits: Limits) -> float:
 def gone_at(state: State, node: Node, task: Task, limits: Limits) -> float:
     """The latest time at which a task has ended on a silent node, in monotonic seconds."""
     return node.lease_until - limits.lease_s + own_lease_s(state.jobs[task.job], limits)
-
-
-def leases_told(state: State, tasks: Iterable[Task], limits: Limits) -> dict[TaskId, float]:
-    """The leases that differ from the common one."""
-    found = {task.id: own_lease_s(state.jobs[task.job], limits) for task in tasks}
-    return {task: lease_s for task, lease_s in found.items() if lease_s != limits.lease_s}

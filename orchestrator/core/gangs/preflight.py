@@ -6,7 +6,7 @@ continuously (clock, ports, GPUs) and in the probe for the task.
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import Refusal
+from muster.protocol.link.control_channel import Refusal
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.text import count
@@ -58,20 +58,22 @@ def _refused(task: Task, text: str) -> TaskRefused:
 def preflight_problems(state: State, job: Job, task: Task) -> str:
     """Text on the known faults of a task's node; empty if there are none."""
     node = state.nodes[task.node]
-    told = [clock_warning(node)]
+    problems = [clock_warning(node)]
     if job.spec.resources.gpu is None:
         # A job that asks for a number of GPUs only gets sound ones.
         faults = [f"GPU {gpu.pci}: {gpu.fault}" for gpu in node.inventory.devices if gpu.fault]
         if faults:
             there = len(node.inventory.devices)
-            told.append(f"{there - len(faults)} of {there} GPUs can be used: {'; '.join(faults)}")
+            problems.append(
+                f"{there - len(faults)} of {there} GPUs can be used: {'; '.join(faults)}"
+            )
     if job.spec.rdma is not Rdma.OFF:
-        told += [port.text for port in node.ports if port.down]
+        problems += [port.text for port in node.ports if port.down]
         known = {port.port for port in node.ports if port.down}
         fabric = None if task.prepared is None else task.prepared.fabric
-        told += [
+        problems += [
             f"port {port.key} cannot be used: {port.why}"
             for port in (() if fabric is None else fabric.missing)
             if port.key not in known
         ]
-    return "; ".join(filter(None, told))
+    return "; ".join(filter(None, problems))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from msgspec.structs import replace
 
+from muster.protocol.ids import NodeName
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusal_codes import RefusalCode, headline
 from muster.protocol.states import TaskState
@@ -25,14 +27,21 @@ COLLISIONS_FREE = 5
 NO_RETRY_EXIT = 93
 """A program that exits with this code asks for no retry, as in NVIDIA's resiliency extension."""
 
+UNKILLABLE_ON_MAX = 2
+"""A job whose processes survive SIGKILL on this many nodes is not retried: the next ones may be its
+own doing, too."""
+
 TOLD_MAX = 6
 TOLD_CHARS_MAX = 200
 
 
-def after_attempt(job: Job, attempt: Attempt, *, spare: bool) -> JobEnded | RetryScheduled:
+def after_attempt(
+    job: Job, attempt: Attempt, *, spare: bool, unkillable: Sequence[NodeName] = ()
+) -> JobEnded | RetryScheduled:
     """Decide on a closed attempt; a job whose cancellation was requested is not retried.
 
     `spare`: a whole gang could be placed without the nodes on which the job has failed.
+    `unkillable`: the nodes on which its processes survive SIGKILL.
     """
     cause = attempt.cause
     if cause is None:
@@ -43,6 +52,9 @@ def after_attempt(job: Job, attempt: Attempt, *, spare: bool) -> JobEnded | Retr
     retry = _retry(job, attempt, cause, spare=spare)
     if retry is None:
         return JobEnded(job.id, _with_the_others(job, cause))
+    if len(unkillable) >= UNKILLABLE_ON_MAX and cause.code is not CauseCode.DRAINED:
+        why = f"SIGKILL does not end its processes on {named(list(unkillable))}"
+        return JobEnded(job.id, replace(cause, text=f"{cause.text}; not retried, {why}"))
     if without_progress(job):
         why = f"no progress: {TRIES} attempts wrote no checkpoint to {job.spec.checkpoint_dir}"
         return JobEnded(job.id, replace(cause, text=f"{cause.text}; not retried, {why}"))
@@ -84,9 +96,9 @@ def _is_the_jobs_own(job: Job, cause: Cause, *, spare: bool) -> bool:
     tasks = [task for attempt in job.attempts for task in attempt.tasks]
     if any(task.prepared is not None and task.refusal is None for task in tasks):
         return False
-    alike = {t.node for t in tasks if t.refusal is not None and t.refusal.code == cause.refusal}
+    refusers = {t.node for t in tasks if t.refusal is not None and t.refusal.code == cause.refusal}
     alone = job.spec.nodes == 1 and cause.refusal == RefusalCode.SETUP_FAILED
-    return len(alike) > 1 or not spare or alone
+    return len(refusers) > 1 or not spare or alone
 
 
 def _with_the_others(job: Job, cause: Cause) -> Cause:
@@ -100,11 +112,11 @@ def _with_the_others(job: Job, cause: Cause) -> Cause:
         if task.refusal is not None and task.node != cause.node
     }
     own = cause.text.partition("\n")[0]
-    alike = [node for node, text in said.items() if own.endswith(text)]
+    refusers = [node for node, text in said.items() if own.endswith(text)]
     other = [f"{node}: {_short(text)}" for node, text in said.items() if not own.endswith(text)]
     text = cause.text
-    if alike:
-        text += f" | so did {named(alike)}"
+    if refusers:
+        text += f" | so did {named(refusers)}"
     if other:
         text += f" | also refused by others: {listed(other, TOLD_MAX)}"
     return replace(cause, text=text)

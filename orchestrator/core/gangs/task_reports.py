@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import TaskReport
+from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import jobs as f
@@ -52,6 +52,6 @@ def _run(task: Task, report: TaskReport) -> list[f.Fact]:
         # If its shim was killed, only the end of a task is known, without an exit status.
         exit_status = report.exit if report.exit is not None else ExitStatus()
         ranks = report.ranks
-        traffic = report.traffic or task.traffic
+        traffic = report.observed.traffic or task.traffic
         found.append(f.TaskExited(*key, exit_status, ranks, report.stopped_by, traffic))
     return found

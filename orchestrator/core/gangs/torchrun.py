@@ -31,6 +31,7 @@ def torchrun_arguments(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...
         "--local-addr",
         endpoint(attempt, task).address,
         *_binding(job.spec),
+        *job.spec.torchrun_args,
         # The separator after which options of accelerate begin.
         *(["--"] if job.spec.launcher is Launcher.ACCELERATE else []),
     )

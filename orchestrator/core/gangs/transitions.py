@@ -9,8 +9,8 @@ from typing import assert_never
 
 from msgspec import structs
 
-from muster.protocol.control_channel import ForgetTask
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import ForgetTask
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
@@ -31,7 +31,7 @@ from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import Attempt, Job, State, Task
 from orchestrator.core.model.task import OVER, reached
-from orchestrator.core.scheduling.rendezvous import choose_meeting
+from orchestrator.core.scheduling.rendezvous import choose_rendezvous
 from orchestrator.core.webhooks.outbox import queue_webhooks
 
 
@@ -92,12 +92,12 @@ def task_moved(
             return Decision(closed(attempt) or _lost(job, attempt, task, reason))
         case f.TaskLeft():
             # The other tasks may have ended before.
-            told = (
+            forward = (
                 []
                 if task.state in OVER
                 else send_desired(state, job, attempt, task, task.state, limits)
             )
-            return Decision(_all_exited(attempt), told)
+            return Decision(_all_exited(attempt), forward)
         case _:
             assert_never(fact)
 
@@ -110,13 +110,13 @@ def _prepared(state: State, job: Job, attempt: Attempt) -> Decision:
         return Decision(_all_answered(attempt))
     if refused := refused_nodes(state, job, attempt):
         return Decision(refused)
-    meeting = binding_refused(job, attempt) or choose_meeting(state, attempt)
-    if isinstance(meeting, Cause):
-        return Decision([stop(attempt, meeting)])
+    arranged = binding_refused(job, attempt) or choose_rendezvous(state, attempt)
+    if isinstance(arranged, Cause):
+        return Decision([stop(attempt, arranged)])
     fabric = plan_for(job, attempt)
     if isinstance(fabric, Refused):
         return Decision(roll_back(attempt, fabric))
-    return Decision([structs.replace(meeting, fabric=fabric)])
+    return Decision([structs.replace(arranged, fabric=fabric)])
 
 
 def _refused(job: Job, attempt: Attempt, task: Task, now: Instant, limits: Limits) -> Decision:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from muster.protocol.control_channel import Fingerprint
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import Fingerprint
 from orchestrator.core.model.state import Attempt
 
 _WORDS: Final = (("python", "Python"), ("torch", "PyTorch"), ("cuda", "CUDA"), ("nccl", "NCCL"))
@@ -35,9 +35,11 @@ def odd_versions(attempt: Attempt) -> dict[TaskId, str]:
 
 
 def _differences(here: Fingerprint, usual: Fingerprint, model: str) -> str:
-    told = []
+    differences = []
     for field, word in _WORDS:
         mine, theirs = getattr(here, field), getattr(usual, field)
         if mine != theirs:
-            told.append(f"{word} is {mine or 'missing'} and on {model} {theirs or 'missing'}")
-    return ", ".join(told)
+            differences.append(
+                f"{word} is {mine or 'missing'} and on {model} {theirs or 'missing'}"
+            )
+    return ", ".join(differences)

@@ -22,7 +22,7 @@ class Lines:
             self.gone, self.gone_at = self.gone + 1, old_at
         del self.kept[:-LINES_KEPT]
 
-    def told(self) -> list[tuple[float, str]]:
+    def entries(self) -> list[tuple[float, str]]:
         """Return the lines, oldest first. If lines were dropped, the first line counts them."""
         if not self.gone:
             return list(self.kept)

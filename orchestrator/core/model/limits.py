@@ -60,8 +60,8 @@ class Limits(msgspec.Struct, frozen=True):
     `traffic_wait_s` is how long a gang that requires RDMA continues on TCP. All of its nodes may
     report meanwhile, as one of them alone may be to blame.
 
-    `brake_s` is how long nothing is called lost in a mass outage, when most agents fall silent at
-    once (0: no special case).
+    `mass_outage_s` is how long nothing is called lost in a mass outage, when most agents fall
+    silent at once (0: no special case).
 
     `spec_bytes_max` is the most bytes that the specifications of all jobs that have not ended may
     have together, because they are in memory, and `user_spec_bytes_max` those of one user's jobs.
@@ -75,7 +75,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     lease_s: float = 300.0
     lease_margin_s: float = 30.0
-    brake_s: float = 1800.0
+    mass_outage_s: float = 1800.0
     heartbeat_s: float = 5.0
     silence_s: float = 10.0
     prepare_timeout_s: float = 300.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import Prepared
 from muster.protocol.ids import TaskId, parse_task_id
-from muster.protocol.log_channel import STREAMS_PER_TASK_MAX, streams_max
+from muster.protocol.link.control_channel import Prepared
+from muster.protocol.link.log_channel import STREAMS_PER_TASK_MAX, streams_max
 from muster.spec.model import Seat, ranks_on_node
 from muster.spec.roles import MAX_NPROC
 from orchestrator.core.model.state import Attempt, State, Task

@@ -46,7 +46,8 @@ class Drain(msgspec.Struct, frozen=True):
     `left_s` seconds of the deadline were left when last recorded, at `left_at`. None: running jobs
     may end by themselves. `after_checkpoint`: a job may leave once it has written a checkpoint.
     `jobs`: those for whose failures the coordinator itself has quarantined the node. `number`
-    distinguishes the drains of a node.
+    distinguishes the drains of a node. `left_by`: the job, and its user, whose processes survive
+    SIGKILL there.
     """
 
     user: str
@@ -58,6 +59,7 @@ class Drain(msgspec.Struct, frozen=True):
     left_at: float = 0.0
     jobs: tuple[JobId, ...] = ()
     after_checkpoint: bool = False
+    left_by: tuple[JobId, str] | None = None
 
 
 class MassOutage(msgspec.Struct, frozen=True):

@@ -13,15 +13,21 @@ from typing import NamedTuple
 import msgspec
 
 from muster.fabric.traffic_verdict import Proof
-from muster.protocol.control_channel import Inventory, Prepared, RankReport, Refusal, StacksReport
-from muster.protocol.disks import DiskHealth
-from muster.protocol.hangs import HangVerdict, RankActivity, RankStacks
-from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, parse_task_id, task_id
-from muster.protocol.interfaces import Endpoint
+from muster.protocol.link.control_channel import (
+    Inventory,
+    Prepared,
+    RankReport,
+    Refusal,
+    StacksReport,
+)
+from muster.protocol.observations.disks import DiskHealth
+from muster.protocol.observations.hangs import HangVerdict, RankActivity, RankStacks
+from muster.protocol.observations.hardware_events import HardwareEvent
+from muster.protocol.observations.interfaces import Endpoint
+from muster.protocol.observations.traffic import FabricReport, PortHealth
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import TaskState
-from muster.protocol.traffic import FabricReport, PortHealth
 from muster.spec.model import JobSpec
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.fabric_plan import FabricPlan
@@ -30,7 +36,7 @@ from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState, MassOutage
 from orchestrator.core.model.plan import PoolPolicy, QueuePlan
 from orchestrator.core.model.registrations import NewNodes
-from orchestrator.core.model.waiting_notices import WaitingNotices
+from orchestrator.core.model.user_webhooks import UserWebhooks
 
 
 class Share(NamedTuple):
@@ -283,10 +289,10 @@ class Job:
     revision: int = 0  # count of facts that changed it
     requests: int = 0  # those of users: changes, holds, releases and signals
     key: str = ""  # idempotency key of the submit
-    notices: dict[tuple[int, int], QueuedWebhook] = field(
+    queued_webhooks: dict[tuple[int, int], QueuedWebhook] = field(
         default_factory=dict
     )  # by number and webhook
-    notices_made: int = 0
+    webhooks_made: int = 0
     spec_bytes: int = 0  # of the specification as submitted, as JSON
     starts_by: float | None = None  # promised start while it is queued, UTC seconds
     left_out_to: int = 0  # attempts up to this number may exist that a restored journal lacks
@@ -351,8 +357,8 @@ class State:
     held: set[JobId] = field(default_factory=set)
     spec_bytes: dict[str, int] = field(default_factory=dict)  # by user: of jobs not ended
     ports: dict[str, set[int]] = field(default_factory=dict)  # by machine: leased to attempts
-    telling: set[JobId] = field(default_factory=set)  # jobs with queued webhooks
-    notices: dict[str, WaitingNotices] = field(default_factory=dict)  # by user: of those jobs
+    webhook_jobs: set[JobId] = field(default_factory=set)  # jobs with queued webhooks
+    queued_webhooks: dict[str, UserWebhooks] = field(default_factory=dict)  # by user: of those jobs
     elastic: set[JobId] = field(default_factory=set)  # jobs whose running attempt may grow
     awaited: set[NodeName] = field(default_factory=set)  # nodes known before a restore, not settled
     answered: set[NodeName] = field(default_factory=set)  # volatile; awaited ones that said hello
@@ -362,16 +368,18 @@ class State:
     new_nodes: NewNodes = field(default_factory=NewNodes)  # volatile
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic
-    idle_told: dict[JobId, float] = field(default_factory=dict)  # volatile; when, monotonic
+    idle_reported: dict[JobId, float] = field(default_factory=dict)  # volatile; when, monotonic
     suspects: dict[TaskId, Suspect] = field(default_factory=dict)  # volatile; first of each task
-    looks: dict[tuple[JobId, int], StackDump] = field(default_factory=dict)  # volatile; by attempt
+    stack_dumps: dict[tuple[JobId, int], StackDump] = field(
+        default_factory=dict
+    )  # volatile; by attempt
     watches: dict[tuple[JobId, int], HangSuspicion] = field(
         default_factory=dict
     )  # volatile; by attempt
     look_number: int = 0  # volatile; of the last stack dump
     disk_full: str = ""  # volatile; why nothing new starts
     judged_from: float = 0.0  # volatile; no liveness verdict before, monotonic
-    brake: MassOutage | None = None  # volatile; current mass outage
+    mass_outage: MassOutage | None = None  # volatile; current mass outage
     plan: QueuePlan = field(default_factory=QueuePlan)  # volatile; of the last pass over the queues
     forgotten: int = 0  # volatile; count of archived jobs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.protocol.hangs import Doing, RankActivity
+from muster.protocol.observations.hangs import Doing, RankActivity
 from muster.spec.model import Launcher
 from orchestrator.core.model.state import Attempt, Job, Task
 from orchestrator.core.monitoring.hang_rules import AT_ITS_END, ended_text

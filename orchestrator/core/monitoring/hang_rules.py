@@ -15,7 +15,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, assert_never
 
-from muster.protocol.hangs import (
+from muster.protocol.observations.hangs import (
     Doing,
     Frame,
     HangKind,
@@ -224,7 +224,7 @@ def verdict(
     at_its_end = bool(ended) and kind is HangKind.HUNG and suspected.rule is Rule.IDLE
     notes = (*notes, AT_ITS_END) if at_its_end and not stopped else notes
     order = sorted(alive, key=lambda one: (one.rank not in odd, one.rank))
-    told = [stacks[one.rank] for one in order if one.rank in stacks]
+    known = [stacks[one.rank] for one in order if one.rank in stacks]
     return HangVerdict(
         kind=kind,
         text=f"{kind.value}: {where}" + (f"; {ended}" if ended else ""),
@@ -236,7 +236,7 @@ def verdict(
         place=place,
         ranks=tuple(order[:_RANKS_KEPT]),
         groups=groups[:_GROUPS_KEPT],
-        threads=tuple(one for one in told if len(one.threads) > 1)[:_THREADS_KEPT],
+        threads=tuple(one for one in known if len(one.threads) > 1)[:_THREADS_KEPT],
         notes=notes,
     )
 

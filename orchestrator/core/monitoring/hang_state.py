@@ -13,13 +13,9 @@ VERDICTS_KEPT: Final = 8
 
 def apply_hang(state: State, fact: hf.OfHang, at: float) -> None:
     match fact:
-        case hf.ActivityMeasured(name, ranks, seen_at):
-            task = state.task(name)
-            if task is not None:
-                task.activity, task.activity_at = ranks, seen_at
         case hf.StacksReported(name, report):
             task = state.task(name)
-            look = None if task is None else state.looks.get((task.job, task.attempt))
+            look = None if task is None else state.stack_dumps.get((task.job, task.attempt))
             if look is not None:
                 look.reports[name] = report
                 look.awaited.discard(name)
@@ -35,13 +31,13 @@ def apply_hang(state: State, fact: hf.OfHang, at: float) -> None:
             attempt.changes.add(at, fact.describe())
         case hf.StackDumpBegun(job, number, count, tasks, until, requests, notes, judges):
             state.look_number = count
-            state.looks[job, number] = StackDump(
+            state.stack_dumps[job, number] = StackDump(
                 count, set(tasks), until, list(requests), notes, judges
             )
         case hf.StackDumpJoined(job, number, request):
-            state.looks[job, number].requests.append(request)
+            state.stack_dumps[job, number].requests.append(request)
         case hf.StackDumpEnded(job, number):
-            state.looks.pop((job, number), None)
+            state.stack_dumps.pop((job, number), None)
         case hf.HangSuspected(job, number, stacks, again_at):
             state.watches[job, number] = HangSuspicion(again_at, stacks)
         case hf.HangDismissed(job, number, again_at):

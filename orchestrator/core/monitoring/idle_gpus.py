@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Final, assert_never
 
-from muster.protocol.control_channel import TaskReport
-from muster.protocol.gpus import IdleGpus
-from muster.protocol.ids import JobId, parse_task_id
+from msgspec import UNSET, UnsetType
+
+from muster.protocol.ids import JobId
 from muster.protocol.instant import ROUNDING_S, Instant
+from muster.protocol.link.control_channel import TaskReport
+from muster.protocol.observations.gpus import IdleGpus
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from muster.spec.model import Idle, IdleAction, JobSpec
@@ -39,20 +41,25 @@ def asked_of_nodes(spec: JobSpec) -> IdleGpus | None:
     return IdleGpus(spec.idle.gpu_util_below, spec.idle.for_s * WARNED)
 
 
-def idle_facts(
-    job: Job, attempt: Attempt, task: Task, report: TaskReport, now: Instant
-) -> list[f.Fact]:
-    """The facts in a report about the task's GPUs."""
-    if job.spec.idle is None or not task.present or report.state is not TaskState.STARTED:
-        return []
-    if report.idle_s is not None:
-        return [idf.GpusReported(task.id, now.mono - report.idle_s)]
-    found: list[f.Fact] = []
-    if task.idle_since is not None:
-        found.append(idf.GpusReported(task.id, None))
-    if attempt.idle and attempt.phase is AttemptPhase.RUNNING:
-        found.append(idf.IdleOver(job.id, attempt.number))
-    return found
+def idle_since(job: Job, task: Task, report: TaskReport, now: Instant) -> float | UnsetType | None:
+    """Return since when the task's GPUs are idle as reported; UNSET if that is nothing new."""
+    if not _counts(job, task, report):
+        return UNSET
+    if report.observed.idle_s is not None:
+        return now.mono - report.observed.idle_s
+    return UNSET if task.idle_since is None else None
+
+
+def idle_over(job: Job, attempt: Attempt, task: Task, report: TaskReport) -> list[f.Fact]:
+    """Return the end of the gang's idleness, if a report shows that GPUs of the task are busy."""
+    busy = _counts(job, task, report) and report.observed.idle_s is None
+    if busy and attempt.idle and attempt.phase is AttemptPhase.RUNNING:
+        return [idf.IdleOver(job.id, attempt.number)]
+    return []
+
+
+def _counts(job: Job, task: Task, report: TaskReport) -> bool:
+    return job.spec.idle is not None and task.present and report.state is TaskState.STARTED
 
 
 def schedule_idle_check(job: Job, attempt: Attempt, now: Instant) -> list[a.Effect]:
@@ -74,9 +81,9 @@ def evaluate_idle(state: State, job: Job, attempt: Attempt, now: Instant) -> Dec
     key = job.id, attempt.number
     if not attempt.idle:
         stops = idle.action is IdleAction.STOP
-        told_at = since + idle.for_s * (WARNED if stops else 1.0)
-        if now.mono < told_at - ROUNDING_S:
-            return Decision([], [_timer(*key, told_at)])
+        reported_at = since + idle.for_s * (WARNED if stops else 1.0)
+        if now.mono < reported_at - ROUNDING_S:
+            return Decision([], [_timer(*key, reported_at)])
         return Decision([idf.IdleTimed(*key, now.mono), idf.IdleJudged(*key, _words(idle))])
     match idle.action:
         case IdleAction.NOTIFY:
@@ -84,10 +91,10 @@ def evaluate_idle(state: State, job: Job, attempt: Attempt, now: Instant) -> Dec
         case IdleAction.STOP:
             # ^The user gets the rest of the time after the warning, however long no coordinator
             # ran.
-            told = state.idle_told.get(job.id)
+            reported = state.idle_reported.get(job.id)
             ends_at = since + idle.for_s
-            if told is not None:
-                ends_at = max(ends_at, told + idle.for_s * (1.0 - WARNED))
+            if reported is not None:
+                ends_at = max(ends_at, reported + idle.for_s * (1.0 - WARNED))
             if now.mono < ends_at - ROUNDING_S:
                 return Decision([], [_timer(*key, ends_at)])
             return Decision([stop(attempt, _cause(idle))])
@@ -95,27 +102,16 @@ def evaluate_idle(state: State, job: Job, attempt: Attempt, now: Instant) -> Dec
             assert_never(idle.action)
 
 
-def react_to_idle(state: State, fact: idf.GpusReported | idf.IdleJudged, now: Instant) -> Decision:
-    """The immediate consequences of a fact about idleness."""
-    match fact:
-        case idf.GpusReported(name, since):
-            job, number, _ = parse_task_id(name)
-            return Decision([], [] if since is None else [_timer(job, number, now.mono)])
-        case idf.IdleJudged(job, number):
-            told = queue_webhooks(state, state.jobs[job], nf.WebhookEvent.IDLE)
-            return Decision(told, [_timer(job, number, now.mono)])
-        case _:
-            assert_never(fact)
+def react_to_idle(state: State, fact: idf.IdleJudged, now: Instant) -> Decision:
+    """The immediate consequences of the verdict that a gang is idle."""
+    queued = queue_webhooks(state, state.jobs[fact.job], nf.WebhookEvent.IDLE)
+    return Decision(queued, [_timer(fact.job, fact.attempt, now.mono)])
 
 
 def apply_idle(state: State, fact: idf.OfIdle, at: float) -> None:
     match fact:
-        case idf.GpusReported(name, since):
-            task = state.task(name)
-            if task is not None:
-                task.idle_since = since
-        case idf.IdleTimed(job, _, told):
-            state.idle_told[job] = told
+        case idf.IdleTimed(job, _, reported):
+            state.idle_reported[job] = reported
         case idf.IdleJudged(job, number, text):
             attempt = state.jobs[job].attempt(number)
             attempt.idle = text
@@ -124,7 +120,7 @@ def apply_idle(state: State, fact: idf.OfIdle, at: float) -> None:
             attempt = state.jobs[job].attempt(number)
             attempt.idle = ""
             attempt.changes.add(at, fact.describe())
-            state.idle_told.pop(job, None)
+            state.idle_reported.pop(job, None)
         case _:
             assert_never(fact)
 

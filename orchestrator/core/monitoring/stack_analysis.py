@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from muster.protocol.hangs import Frame, RankStacks, StackGroup
+from muster.protocol.observations.hangs import Frame, RankStacks, StackGroup
 
 _DEPTH: Final = 8
 """Number of innermost frames that are searched for a waiting call."""
@@ -104,7 +104,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    told = [
+    parts = [
         f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs[:6]
     ]
-    return f"ranks {', '.join(told)}" + (" and more" if len(runs) > 6 else "")
+    return f"ranks {', '.join(parts)}" + (" and more" if len(runs) > 6 else "")

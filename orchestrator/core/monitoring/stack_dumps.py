@@ -12,8 +12,10 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from muster.protocol.control_channel import DumpStacks, StacksReport, TaskReport
-from muster.protocol.hangs import (
+from muster.protocol.ids import TaskId, parse_task_id
+from muster.protocol.instant import ROUNDING_S, Instant
+from muster.protocol.link.control_channel import DumpStacks, StacksReport
+from muster.protocol.observations.hangs import (
     Doing,
     Hang,
     HangKind,
@@ -22,8 +24,6 @@ from muster.protocol.hangs import (
     RankStacks,
     StacksView,
 )
-from muster.protocol.ids import TaskId, parse_task_id
-from muster.protocol.instant import ROUNDING_S, Instant
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.text import named
@@ -34,6 +34,7 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.facts.effects import unknown_job
+from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.facts.webhooks import WebhookEvent
 from orchestrator.core.failures.stops import stop
 from orchestrator.core.model.attempt import AttemptPhase
@@ -48,7 +49,7 @@ from orchestrator.core.monitoring.stack_analysis import grouped
 from orchestrator.core.webhooks.outbox import queue_webhooks
 
 RECORDS_KEPT: Final = 64
-_TOLD: Final = {HangKind.HUNG: WebhookEvent.HUNG, HangKind.SLOW: WebhookEvent.SLOW}
+_WEBHOOK_EVENT: Final = {HangKind.HUNG: WebhookEvent.HUNG, HangKind.SLOW: WebhookEvent.SLOW}
 
 
 def ask(state: State, asked: s.StacksReceived, now: Instant, limits: Limits) -> Decision:
@@ -62,28 +63,21 @@ def ask(state: State, asked: s.StacksReceived, now: Instant, limits: Limits) -> 
         text = f"job {job.id} is {job_state(job).value}: only running ranks have stacks"
         hint = f"its progress: muster show {job.id}; its data: muster evidence {job.id}"
         return Decision([], [a.Answer(asked.request, a.Declined("not_running", text, hint))])
-    if (job.id, attempt.number) in state.looks:
+    if (job.id, attempt.number) in state.stack_dumps:
         return Decision([hf.StackDumpJoined(job.id, attempt.number, asked.request)])
     return _begin(state, job, attempt, now, limits, request=asked.request)
-
-
-def activity_facts(report: TaskReport, now: Instant) -> list[f.Fact]:
-    """The facts in a report about the activity of the ranks."""
-    if report.state is not TaskState.STARTED or not report.activity:
-        return []
-    return [hf.ActivityMeasured(report.task, report.activity, now.mono)]
 
 
 def answered(state: State, task: Task | None, report: StacksReport, now: Instant) -> Decision:
     """Record a node's answer to a stack dump."""
     if task is None or report.epoch != state.epoch:
         return Decision()
-    look = state.looks.get((task.job, task.attempt))
+    look = state.stack_dumps.get((task.job, task.attempt))
     if look is None or look.number != report.number or task.id not in look.awaited:
         return Decision()
     facts: list[f.Fact] = []
     if report.activity:
-        facts.append(hf.ActivityMeasured(task.id, report.activity, now.mono))
+        facts.append(TaskObserved(task.id, now.mono, activity=report.activity))
     facts.append(hf.StacksReported(task.id, report))
     return Decision(facts)
 
@@ -92,7 +86,7 @@ def evaluate_hang(
     state: State, job: Job, attempt: Attempt, now: Instant, limits: Limits
 ) -> Decision:
     """Judge the gang after new activity data, or when a timer has fired."""
-    if attempt.phase is not AttemptPhase.RUNNING or (job.id, attempt.number) in state.looks:
+    if attempt.phase is not AttemptPhase.RUNNING or (job.id, attempt.number) in state.stack_dumps:
         return Decision()
     ranks = _ranks(state, job, attempt, now)
     if attempt.hang is not None:
@@ -121,35 +115,33 @@ def evaluate_hang(
 
 def react_to_stack_dump(
     state: State,
-    fact: hf.ActivityMeasured | hf.StackDumpBegun | hf.StacksReported | hf.HangJudged,
+    fact: hf.StackDumpBegun | hf.StacksReported | hf.HangJudged,
     now: Instant,
     limits: Limits,
 ) -> Decision:
-    """The immediate consequences of a fact about activity or stacks."""
+    """The immediate consequences of a fact about stacks."""
     match fact:
-        case hf.ActivityMeasured(name) | hf.StacksReported(name):
+        case hf.StacksReported(name):
             job, number, _ = parse_task_id(name)
         case hf.StackDumpBegun() | hf.HangJudged():
             job, number = fact.job, fact.attempt
         case _:
             assert_never(fact)
     attempt = state.attempt(job, number)
-    look = state.looks.get((job, number))
+    look = state.stack_dumps.get((job, number))
     if attempt is None:
         return Decision()
     match fact:
-        case hf.ActivityMeasured():
-            return evaluate_hang(state, state.jobs[job], attempt, now, limits)
         case hf.StackDumpBegun() | hf.StacksReported():
             if look is None or look.awaited:
                 return Decision()
             return _ended(state, state.jobs[job], attempt, look, now, limits)
         case hf.HangJudged():
-            told = queue_webhooks(state, state.jobs[job], _TOLD[fact.verdict.kind])
+            facts = queue_webhooks(state, state.jobs[job], _WEBHOOK_EVENT[fact.verdict.kind])
             cause = _hung(state.jobs[job], fact)
             if cause is None or attempt.phase is not AttemptPhase.RUNNING:
-                return Decision(told)
-            return Decision([*told, stop(attempt, cause)])
+                return Decision(facts)
+            return Decision([*facts, stop(attempt, cause)])
         case _:
             assert_never(fact)
 
@@ -157,7 +149,7 @@ def react_to_stack_dump(
 def timer_fired(state: State, timer: a.Timer, now: Instant, limits: Limits) -> Decision:
     """Judge the gang when its timer fires, or end a stack dump that has timed out."""
     attempt = state.attempt(timer.job, timer.attempt)
-    look = state.looks.get((timer.job, timer.attempt))
+    look = state.stack_dumps.get((timer.job, timer.attempt))
     if timer.kind is a.TimerKind.HANG:
         if attempt is None:
             return Decision()
@@ -284,12 +276,14 @@ def _judge(
         rest_s = limits.hangs.slow_s - quiet_s
         return _dismissed(job, attempt, now, min(limits.hangs.quiet_s, rest_s))
     kind = HangKind.HUNG if found is Opinion.HUNG else HangKind.SLOW
-    told = verdict(kind, suspected, ranks, stacks, _homes(attempt, look), _notes(attempt, look))
-    if attempt.hang is not None and _certainty(told) <= _certainty(attempt.hang):
+    judgement = verdict(
+        kind, suspected, ranks, stacks, _homes(attempt, look), _notes(attempt, look)
+    )
+    if attempt.hang is not None and _certainty(judgement) <= _certainty(attempt.hang):
         return _dismissed(job, attempt, now, limits.hangs.quiet_s)
     recorded = tuple(one for report in look.reports.values() for one in report.recorded)
-    judged = hf.HangJudged(*key, replace(told, recorded=recorded[:RECORDS_KEPT]))
-    if _final(job, told):
+    judged = hf.HangJudged(*key, replace(judgement, recorded=recorded[:RECORDS_KEPT]))
+    if _final(job, judgement):
         return Decision([judged])
     again = _dismissed(job, attempt, now, limits.hangs.quiet_s)
     return Decision([judged, *again.facts], again.effects)
@@ -352,20 +346,20 @@ def _homes(attempt: Attempt, look: StackDump) -> Mapping[int, str]:
 def _notes(attempt: Attempt, look: StackDump) -> tuple[str, ...]:
     """Sentences on the missing parts of the dump."""
     tasks = {task.id: task.node for task in attempt.tasks}
-    told = list(look.notes)
-    told += [f"{tasks[name]} has not answered in time" for name in sorted(look.awaited)]
+    notes = list(look.notes)
+    notes += [f"{tasks[name]} has not answered in time" for name in sorted(look.awaited)]
     problems: dict[str, list[str]] = {}
     for name, report in sorted(look.reports.items()):
         if report.problem:
             problems.setdefault(report.problem, []).append(tasks[name])
-    told += [f"{named(nodes)}: {problem}" for problem, nodes in problems.items()]
+    notes += [f"{named(nodes)}: {problem}" for problem, nodes in problems.items()]
     for name, report in sorted(look.reports.items()):
-        told += [
+        notes += [
             f"rank {rank.rank} on {tasks[name]}: {rank.problem}"
             for rank in report.ranks
             if rank.problem
         ][:4]
-    return tuple(told[:16])
+    return tuple(notes[:16])
 
 
 def _view(attempt: Attempt, look: StackDump) -> StacksView:

@@ -6,8 +6,14 @@ from typing import Final
 
 from muster.fabric.counters import imbalance, tcp_share
 from muster.fabric.traffic_verdict import Proof, evidence_text, judge, planned, summary
+from muster.protocol.observations.traffic import (
+    Carrier,
+    FabricReport,
+    JobProof,
+    NodeProof,
+    ProofView,
+)
 from muster.protocol.outcome import Cause, CauseCode, Outcome
-from muster.protocol.traffic import Carrier, FabricReport, JobProof, NodeProof, ProofView
 from muster.spec.model import JobSpec, Rdma, env_on_node
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.state import Attempt, Job, Task
@@ -81,21 +87,19 @@ def proof_of(
 def traffic_facts(
     job: Job, attempt: Attempt, task: Task, report: FabricReport | None, *, disk_full: bool
 ) -> tuple[list[f.Fact], Cause | None]:
-    """The facts from a node's report, and the cause if a job that requires RDMA has to stop now.
+    """The verdict after a node's report, and the cause if a job that requires RDMA has to stop now.
 
     While only some nodes have reported NCCL's choice, one of the others may be at fault. Then the
     job stops later (`Limits.traffic_wait_s`). Each recorded verdict stays in the history of the
     job, so an attempt has `VERDICTS_MAX` at most.
     """
-    if report is None or report == task.traffic:
+    if report is None or report == task.traffic or not task.present:
         return [], None
-    facts: list[f.Fact] = [f.TrafficMeasured(task.id, report)]
-    if not task.present:
-        return facts, None
     same = task.traffic is not None and summary(report) == summary(task.traffic)
     if same and (attempt.proof is not None or task.rank > 0):
         # Because one node is enough to check changed amounts, even of a thousand.
-        return facts, None
+        return [], None
+    facts: list[f.Fact] = []
     proof = proof_of(attempt, task, report)
     known = attempt.proof.carrier if attempt.proof is not None else Carrier.UNKNOWN
     if proof.carrier is not known and attempt.verdicts < VERDICTS_MAX and not disk_full:

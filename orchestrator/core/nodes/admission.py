@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from muster.protocol.control_channel import PROTOCOL_MAX, PROTOCOL_MIN, Hello, Refused
-from muster.protocol.gpus import problem as gpu_problem
 from muster.protocol.hosts_file import BadHost, breaks_line, check_address, check_name
 from muster.protocol.ids import NODE_NAME_CHARS_MAX, BadId, TaskId, check_node_name
 from muster.protocol.instant import Instant
-from muster.protocol.interfaces import problem
-from muster.protocol.inventory_bounds import inventory_problem
+from muster.protocol.link.control_channel import PROTOCOL_MAX, PROTOCOL_MIN, Hello, Refused
+from muster.protocol.link.inventory_bounds import inventory_problem
+from muster.protocol.observations.gpus import problem as gpu_problem
+from muster.protocol.observations.interfaces import problem
 from muster.protocol.states import TaskState
 from muster.protocol.text import count
 from muster.spec.roles import MAX_NPROC

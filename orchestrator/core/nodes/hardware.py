@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Final
 
 from muster.protocol.failure_kinds import FailureKind
-from muster.protocol.hardware_events import (
+from muster.protocol.ids import BadId, JobId, NodeName, parse_task_id
+from muster.protocol.instant import Instant
+from muster.protocol.observations.hardware_events import (
     COUNTED,
     EVENTS_MAX,
     OOM,
@@ -19,8 +21,6 @@ from muster.protocol.hardware_events import (
     HardwareEvent,
     sound,
 )
-from muster.protocol.ids import BadId, JobId, NodeName, parse_task_id
-from muster.protocol.instant import Instant
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf

@@ -40,8 +40,8 @@ def node_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits)
     if node is None or due is None:  # it may have been removed
         return Decision()
     due = max(due, state.judged_from)
-    if node.link is LinkState.SUSPECT and state.brake is not None:
-        due = max(due, state.brake.at + state.brake.lasts_s)
+    if node.link is LinkState.SUSPECT and state.mass_outage is not None:
+        due = max(due, state.mass_outage.at + state.mass_outage.lasts_s)
     if now.mono < due:
         found = apply_peer_reports(state, name, now, limits)
         return Decision(found, [a.SetTimer(timer, _sooner(node, due, now, limits))])
@@ -70,7 +70,7 @@ def released(state: State, now: Instant, limits: Limits) -> list[f.Fact]:
 
     Called when an agent is back or given up.
     """
-    if state.brake is None:
+    if state.mass_outage is None:
         return []
     away = [node for node in state.nodes.values() if node.link is LinkState.SUSPECT]
     if len(away) > MANY * (len(away) + _connected(state)):
@@ -87,14 +87,14 @@ def timers_of_the_silent(state: State) -> list[a.Effect]:
     ]
 
 
-def brake_text(state: State) -> str:
+def mass_outage_text(state: State) -> str:
     """The warning for users during a mass outage, else ""."""
-    brake = state.brake
-    if brake is None:
+    outage = state.mass_outage
+    if outage is None:
         return ""
     return (
-        f"{brake.gone} of {brake.of} agents fell silent at once, so the coordinator may be cut "
-        f"off: none of them is declared lost before {duration_text(brake.lasts_s)} have passed"
+        f"{outage.gone} of {outage.of} agents fell silent at once, so the coordinator may be cut "
+        f"off: none of them is declared lost before {duration_text(outage.lasts_s)} have passed"
     )
 
 
@@ -110,10 +110,10 @@ def keeps_until(state: State, node: Node, limits: Limits) -> float | None:
 def _lost(state: State, node: Node, now: Instant, limits: Limits) -> Decision:
     timer = _timer(node.name)
     gone = _fell_silent_together(state, node, limits)
-    if state.brake is None and gone is not None and limits.brake_s > 0:
-        until = now.mono + limits.brake_s
-        brake = cf.MassOutageDeclared(now.mono, limits.brake_s, *gone)
-        return Decision([brake], [a.SetTimer(timer, until)])
+    if state.mass_outage is None and gone is not None and limits.mass_outage_s > 0:
+        until = now.mono + limits.mass_outage_s
+        mass_outage = cf.MassOutageDeclared(now.mono, limits.mass_outage_s, *gone)
+        return Decision([mass_outage], [a.SetTimer(timer, until)])
     tasks = tasks_on(state, node.name)
     lost = [task for task in tasks if gone_at(state, node, task, limits) <= now.mono + ROUNDING_S]
     decision = Decision()

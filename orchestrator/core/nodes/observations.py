@@ -6,14 +6,14 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from muster.protocol.control_channel import NodeChanges, merge_inventory
-from muster.protocol.disks import DiskHealth, sound
-from muster.protocol.gpus import problem as gpu_problem
 from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
-from muster.protocol.interfaces import problem
-from muster.protocol.inventory_bounds import inventory_problem
-from muster.protocol.traffic import PortHealth
+from muster.protocol.link.control_channel import NodeChanges, merge_inventory
+from muster.protocol.link.inventory_bounds import inventory_problem
+from muster.protocol.observations.disks import DiskHealth, sound
+from muster.protocol.observations.gpus import problem as gpu_problem
+from muster.protocol.observations.interfaces import problem
+from muster.protocol.observations.traffic import PortHealth
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.model.state import State

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from muster.protocol.asking import ROUND_S
-from muster.protocol.ids import BadId, NodeName, TaskId
+from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
+from muster.protocol.observations.peer_ping import ROUND_S
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.text import named
 from orchestrator.core.facts import effects as a
@@ -47,13 +47,9 @@ def unknown_at(node: Node, limits: Limits) -> float:
     return node.lease_until - limits.lease_s - limits.lease_margin_s + limits.silence_s
 
 
-def on_peers_unreachable(state: State, name: TaskId, now: Instant, limits: Limits) -> list[f.Fact]:
+def on_peers_unreachable(state: State, task: Task, now: Instant, limits: Limits) -> list[f.Fact]:
     """Handle a report that the task's neighbours stopped or resumed answering it."""
-    try:
-        task = state.task(name)
-    except BadId:
-        return []
-    if task is None or not task.silent:
+    if not task.silent:
         return []
     attempt = state.jobs[task.job].attempt(task.attempt)
     for other in attempt.present:
@@ -77,7 +73,7 @@ def word_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits)
         return Decision()
     if now.mono < _counts_from(node):
         return Decision([], word_timer(state, name))
-    words = [on_peers_unreachable(state, task.id, now, limits) for task in tasks_on(state, name)]
+    words = [on_peers_unreachable(state, task, now, limits) for task in tasks_on(state, name)]
     return Decision([fact for found in words for fact in found])
 
 
@@ -106,7 +102,7 @@ def silent_one(state: State, attempt: Attempt, cause: Cause, now: Instant, limit
 def is_silent(state: State, task: Task, now: Instant, limits: Limits) -> bool:
     """Whether the task's node has been silent for so long that it is unknown."""
     node = state.nodes[task.node]
-    if now.mono < state.judged_from or state.brake is not None:
+    if now.mono < state.judged_from or state.mass_outage is not None:
         return False
     return node.link is LinkState.SUSPECT and now.mono >= unknown_at(node, limits)
 

@@ -12,9 +12,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from muster.protocol.control_channel import Hello, Inventory, Refused
 from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import Hello, Inventory, Refused
 from muster.spec.units import duration_text
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f

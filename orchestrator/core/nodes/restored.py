@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from muster.protocol.control_channel import Hello, TaskReport
 from muster.protocol.ids import BadId, NodeName, parse_task_id
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import Hello, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import effects as a

@@ -20,10 +20,10 @@ FAULTS_KEPT: Final = 16
 def apply_service(state: State, fact: sf.OfService, at: float) -> None:
     node = state.nodes[fact.node]
     match fact:
-        case sf.NodeDrained(_, user, reason, deadline_s, jobs, after):
+        case sf.NodeDrained(_, user, reason, deadline_s, jobs, after, left_by):
             node.drains += 1
             node.drain = Drain(
-                user, reason, at, node.drains, deadline_s, deadline_s, at, jobs, after
+                user, reason, at, node.drains, deadline_s, deadline_s, at, jobs, after, left_by
             )
             node.spared = ""
         case sf.DrainTimed(_, left_s):

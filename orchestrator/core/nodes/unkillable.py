@@ -1,42 +1,76 @@
 """Processes that survive SIGKILL, because the kernel holds them.
 
-Their node gets no jobs until an operator has resumed it, and their job continues without it.
+Their node gets no jobs until an operator has resumed it, and their job continues without it. A
+program can cause them on purpose, as with a FUSE file system of its own. So the jobs of one user
+take few nodes out of service this way, and a job that has done it on several is not retried.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from muster.protocol.control_channel import TaskReport
-from muster.protocol.ids import BadId, NodeName, parse_task_id
+from muster.protocol.ids import BadId, JobId, NodeName, parse_task_id
+from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts import service as sf
-from orchestrator.core.model.state import Node, Task
+from orchestrator.core.model.state import Job, Node, State, Task
 from orchestrator.core.nodes.service_state import ITSELF
 
 NAMED: Final = 8
 TASKS_KEPT: Final = 64
+DRAINS_MAX: Final = 2
+"""Nodes that the jobs of one user may take out of service at one time by surviving processes."""
 
 
-def drain_for_unkillable(node: Node | None, name: NodeName, report: TaskReport) -> list[f.Fact]:
-    """Drain the node, with the pids in the reason.
+def drain_for_unkillable(
+    state: State, node: Node | None, name: NodeName, report: TaskReport
+) -> list[f.Fact]:
+    """Drain the node, with the pids in the reason, unless DRAINS_MAX are for jobs of the same user.
 
     `node` is None before its first hello is applied. An existing drain is not replaced.
     """
     if not report.survivors or (node is not None and not node.in_service):
         return []
     try:
-        job = f" of job {parse_task_id(report.task)[0]}"
+        job: JobId | None = parse_task_id(report.task)[0]
     except BadId:
-        job = ""
+        job = None
+    owner = None if job is None else state.jobs.get(job)
+    left_by = None if owner is None else (owner.id, owner.user)
+    if owner is not None and _drained_for(state, owner.user) >= DRAINS_MAX:
+        return []
+    named = "" if job is None else f" of job {job}"
     reason = (
-        f"unkillable: SIGKILL does not end {_pids(report.survivors)}{job}, "
+        f"unkillable: SIGKILL does not end {_pids(report.survivors)}{named}, "
         "which the kernel holds, as for a hung disk or GPU driver; "
         "reboot it, then resume it"
     )
-    return [sf.NodeDrained(name, ITSELF, reason)]
+    return [sf.NodeDrained(name, ITSELF, reason, left_by=left_by)]
+
+
+def _drained_for(state: State, user: str) -> int:
+    drains = [node.drain for node in state.nodes.values() if node.drain is not None]
+    return sum(drain.left_by is not None and drain.left_by[1] == user for drain in drains)
+
+
+def nodes_with_survivors(state: State, job: Job) -> list[NodeName]:
+    """Return the nodes on which processes of the job survive SIGKILL, or for which it was drained.
+
+    The second holds until an operator resumes the node.
+    """
+    tasks = {task.id for attempt in job.attempts for task in attempt.tasks}
+    return [
+        node.name
+        for node in state.nodes.values()
+        if not tasks.isdisjoint(node.survivors)
+        or (
+            node.drain is not None
+            and node.drain.left_by is not None
+            and node.drain.left_by[0] == job.id
+        )
+    ]
 
 
 def survivor_facts(node: Node | None, name: NodeName, report: TaskReport) -> list[f.Fact]:
@@ -65,7 +99,7 @@ def declare_task_lost(task: Task, report: TaskReport) -> list[f.Fact]:
 
 
 def survivor_problems(node: Node) -> tuple[str, ...]:
-    """Return the surviving processes as problems that block a resume."""
+    """Return the surviving processes as problems: warnings, which also block a resume."""
     return tuple(
         f"SIGKILL has not ended {_pids(pids)} of task {task} yet"
         for task, pids in sorted(node.survivors.items())

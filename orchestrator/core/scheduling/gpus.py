@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from muster.protocol.control_channel import Inventory
-from muster.protocol.gpus import GpuDevice, divides, is_model, usable
 from muster.protocol.ids import JobId, NodeName
+from muster.protocol.link.control_channel import Inventory
+from muster.protocol.observations.gpus import GpuDevice, divides, is_model, usable
 from muster.spec.model import JobSpec, Resources
 from orchestrator.core.model.state import Node, Share, State
 

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from muster.protocol.ids import NodeName
-from muster.protocol.interfaces import (
+from muster.protocol.observations.interfaces import (
     Endpoint,
     Interface,
     InterfaceKind,
@@ -33,8 +33,8 @@ _WORDS: Final = {
     NetworkRank.TUNNEL: "tunnel",
     NetworkRank.NEVER: "not a network of its own",
 }
-_NODES_TOLD: Final = 4
-_ADDRESSES_TOLD: Final = 5
+_NODES_NAMED: Final = 4
+_ADDRESSES_NAMED: Final = 5
 _UNTOLD: Final = "unknown"
 _DOUBLED_MAX: Final = 16
 """Number of nodes in one network that may be skipped because they report others' addresses."""
@@ -80,7 +80,9 @@ def choose(nodes: Sequence[Node], networks: Sequence[str] = ()) -> SharedNetwork
     """
     doubled: set[str] = set()
     found = _common(nodes, networks, doubled)
-    return found or NoSharedNetwork(_told(nodes, networks, doubled), _odd(nodes, networks))
+    return found or NoSharedNetwork(
+        _no_network_text(nodes, networks, doubled), _odd(nodes, networks)
+    )
 
 
 def _common(
@@ -393,7 +395,7 @@ def _why(nodes: Sequence[Node], gang: Sequence[_Place], entry: str | None) -> st
     subnets = {place.subnet for place in gang}
     where = gang[0].subnet if len(subnets) == 1 else f"{len(subnets)} subnets"
     names = sorted({place.interface for place in gang if place.interface})
-    on = f" on {', '.join(names[:_NODES_TOLD])}" if names else ""
+    on = f" on {', '.join(names[:_NODES_NAMED])}" if names else ""
     if all(place.pinned for place in gang):
         return f"{where}{on}, from the agents' configuration"
     if entry is not None:
@@ -407,12 +409,12 @@ def _why(nodes: Sequence[Node], gang: Sequence[_Place], entry: str | None) -> st
     return f"{where}{on} ({what}){best}"
 
 
-def _told(nodes: Sequence[Node], networks: Sequence[str], doubled: set[str]) -> str:
-    has = [f"{node.name} has {_addresses(node)}" for node in nodes[:_NODES_TOLD]]
-    if len(nodes) > _NODES_TOLD:
-        has.append(f"and {len(nodes) - _NODES_TOLD} more")
+def _no_network_text(nodes: Sequence[Node], networks: Sequence[str], doubled: set[str]) -> str:
+    has = [f"{node.name} has {_addresses(node)}" for node in nodes[:_NODES_NAMED]]
+    if len(nodes) > _NODES_NAMED:
+        has.append(f"and {len(nodes) - _NODES_NAMED} more")
     among = f" among `networks` ({', '.join(networks)})" if networks else ""
-    twice = f"; {', '.join(sorted(doubled)[:_NODES_TOLD])}" if doubled else ""
+    twice = f"; {', '.join(sorted(doubled)[:_NODES_NAMED])}" if doubled else ""
     return (
         f"its nodes share no network{among}: {'; '.join(has)}{twice}; connect them, or name in "
         "`networks` of the coordinator's configuration one on which they reach each other"
@@ -420,7 +422,7 @@ def _told(nodes: Sequence[Node], networks: Sequence[str], doubled: set[str]) -> 
 
 
 def _addresses(node: Node) -> str:
-    told = []
+    parts = []
     for interface in node.inventory.interfaces:
         if interface.kind is InterfaceKind.LOOPBACK and not interface.pinned:
             continue
@@ -431,9 +433,11 @@ def _addresses(node: Node) -> str:
             notes.append("named in its configuration")
         note = f" ({', '.join(notes)})" if notes else ""
         some = " ".join(interface.addresses) or "without an address"
-        told.append(f"{interface.name} {some}{note}".lstrip())
-    more = len(told) - _ADDRESSES_TOLD
-    return ", ".join(told[:_ADDRESSES_TOLD] + ([f"and {more} more"] if more > 0 else [])) or "none"
+        parts.append(f"{interface.name} {some}{note}".lstrip())
+    more = len(parts) - _ADDRESSES_NAMED
+    return (
+        ", ".join(parts[:_ADDRESSES_NAMED] + ([f"and {more} more"] if more > 0 else [])) or "none"
+    )
 
 
 def _odd(nodes: Sequence[Node], networks: Sequence[str]) -> NodeName | None:

@@ -34,10 +34,10 @@ from orchestrator.core.scheduling.topology import enough, groups, largest, value
 
 
 class Verdict(NamedTuple):
-    """The verdict on one node for one job now; without `lack` the node can be taken."""
+    """The verdict on one node for one job now; without `rejection` the node can be taken."""
 
     node: Node
-    lack: Rejection | None = None
+    rejection: Rejection | None = None
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -55,16 +55,16 @@ class Waiting(msgspec.Struct, frozen=True):
         Computed on demand, because most placement passes never show it.
         """
         wanted = count(self.wanted, "node")
-        apart = sum(lack.code in (_APART.code, SPREAD) for _, lack in self.lacking)
-        if any(lack is _UNLIKE for _, lack in self.lacking):
+        apart = sum(rejection.code in (_APART.code, SPREAD) for _, rejection in self.lacking)
+        if any(rejection is _UNLIKE for _, rejection in self.lacking):
             return f"needs {wanted} with RDMA of one kind, and not enough of these are free"
         if apart:
             return (
                 f"needs {wanted} that {self.together}, and of the {apart} that are free no so many "
                 "do"
             )
-        told = _some(_by_name(self.lacking))
-        return f"needs {wanted}, {self.free} free" + (f": {told}" if told else "")
+        parts = _some(_by_name(self.lacking))
+        return f"needs {wanted}, {self.free} free" + (f": {parts}" if parts else "")
 
 
 class Considered(msgspec.Struct, frozen=True):
@@ -90,6 +90,7 @@ _FOR_NOW: Final = frozenset(
         "memory_busy",
         "same_gpus",
         "not_connected",
+        "disk",
         "network",
         "fabric",
         SPREAD,
@@ -164,6 +165,8 @@ def busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
     holders = tuple(node.holders)
     if node.link is not LinkState.CONNECTED:
         return Rejection("not_connected", "is not connected", holders)
+    if bad := disk_problem(node):
+        return Rejection("disk", bad)
     if unknown := unknown_on(state, node.name):
         return Rejection("restored", f"stops what the journal lacks: task {unknown}")
     if not shares(spec, node.inventory):
@@ -193,6 +196,12 @@ def busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
     return None
 
 
+def disk_problem(node: Node) -> str:
+    """Return why no task can start on the node's disk, as its agent reports it, else ""."""
+    bad = [disk.text for disk in node.disks if disk.full or disk.hangs]
+    return f"has no disk for a task: {bad[0]}" if bad else ""
+
+
 def consider(state: State, job: Job) -> Considered:
     """Judge every node for a job as if it were the head of its queue.
 
@@ -201,26 +210,26 @@ def consider(state: State, job: Job) -> Considered:
     """
     spec, known = job.spec, tuple(state.nodes.values())
     unfits = [unfit(spec, node) for node in known]
-    fitting = [node for node, lack in zip(known, unfits, strict=True) if lack is None]
+    fitting = [node for node, rejection in zip(known, unfits, strict=True) if rejection is None]
     kept = _unspoilt(fitting, job.avoid)
-    if not enough(spec, kept, state.networks, meeting=bool(job.avoid)):
+    if not enough(spec, kept, state.networks, share_network=bool(job.avoid)):
         kept = fitting
     left_out = {n.name for n in fitting} - {n.name for n in kept} if kept is not fitting else set()
     verdicts = tuple(
         [
             Verdict(
                 node,
-                lack
+                rejection
                 or (
                     _left_out(state, job, node)
                     if node.name in left_out
                     else busy(state, spec, node)
                 ),
             )
-            for node, lack in zip(known, unfits, strict=True)
+            for node, rejection in zip(known, unfits, strict=True)
         ]
     )
-    free = [verdict.node for verdict in verdicts if verdict.lack is None]
+    free = [verdict.node for verdict in verdicts if verdict.rejection is None]
     if len(free) < spec.nodes:
         return Considered(verdicts, ())
     # Because of two nodes that could not connect, usually only one was at fault.
@@ -236,15 +245,19 @@ def consider(state: State, job: Job) -> Considered:
     if len(apart) < len(free):
         names = {node.name for node in apart}
         verdicts = tuple(
-            v if v.lack or v.node.name in names else Verdict(v.node, _SAME_GPUS) for v in verdicts
+            v if v.rejection or v.node.name in names else Verdict(v.node, _SAME_GPUS)
+            for v in verdicts
         )
     if gang is not None or len(apart) < spec.nodes:
         return Considered(verdicts, gang or ())
     if not kinds:
-        return Considered(tuple(v if v.lack else Verdict(v.node, _UNLIKE) for v in verdicts), ())
+        return Considered(
+            tuple(v if v.rejection else Verdict(v.node, _UNLIKE) for v in verdicts), ()
+        )
     sizes = {node.name: len(group) for group in groups(spec, apart) for node in group}
     return Considered(
-        tuple(v if v.lack else Verdict(v.node, _apart(spec, v.node, sizes)) for v in verdicts), ()
+        tuple(v if v.rejection else Verdict(v.node, _apart(spec, v.node, sizes)) for v in verdicts),
+        (),
     )
 
 
@@ -298,7 +311,11 @@ def _left_out(state: State, job: Job, node: Node) -> Rejection:
 def never_fits(state: State, spec: JobSpec) -> str | None:
     """A sentence on why the known nodes can never hold this job; None if they can."""
     reasons = [(node.name, unfit(spec, node)) for node in state.nodes.values()]
-    able = [node for node, (_, lack) in zip(state.nodes.values(), reasons, strict=True) if not lack]
+    able = [
+        node
+        for node, (_, rejection) in zip(state.nodes.values(), reasons, strict=True)
+        if not rejection
+    ]
     fitting = len(one_a_machine(able))
     if fitting >= spec.nodes:
         if enough(spec, able, state.networks):
@@ -312,11 +329,11 @@ def never_fits(state: State, spec: JobSpec) -> str | None:
     if not state.nodes:
         return f"it needs {count(spec.nodes, 'node')}, and no node has joined yet"
     unknown = [name for name in spec.placement.include if NodeName(name) not in state.nodes]
-    told = _by_name([(name, reason) for name, reason in reasons if reason is not None])
-    told += [f"{name} is not known" for name in unknown]
+    parts = _by_name([(name, reason) for name, reason in reasons if reason is not None])
+    parts += [f"{name} is not known" for name in unknown]
     return (
         f"it needs {count(spec.nodes, 'node')} and {fitting} of the {len(reasons)} known can run it"
-        + (f": {_some(told)}" if told else "")
+        + (f": {_some(parts)}" if parts else "")
     )
 
 
@@ -331,12 +348,12 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
     if found.gang:
         return found.gang
     lacking = tuple(
-        (verdict.node.name, verdict.lack)
+        (verdict.node.name, verdict.rejection)
         for verdict in found.verdicts
-        if verdict.lack is not None and verdict.lack.code in _FOR_NOW
+        if verdict.rejection is not None and verdict.rejection.code in _FOR_NOW
     )
-    free = sum(verdict.lack is None for verdict in found.verdicts)
-    near = any(lack.code == SPREAD for _, lack in lacking)
+    free = sum(verdict.rejection is None for verdict in found.verdicts)
+    near = any(rejection.code == SPREAD for _, rejection in lacking)
     together = _together(job.spec) if near else "share a network"
     return Waiting(job.spec.nodes, free, lacking, together)
 
@@ -370,7 +387,7 @@ def can_do_without(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> b
     """Whether a whole gang could be placed, now or later, without the nodes in `avoid`."""
     fitting = [node for node in state.nodes.values() if unfit(spec, node) is None]
     kept = _unspoilt(fitting, avoid)
-    return enough(spec, kept, state.networks, meeting=bool(avoid))
+    return enough(spec, kept, state.networks, share_network=bool(avoid))
 
 
 def _unspoilt(fitting: list[Node], avoid: frozenset[NodeName]) -> list[Node]:
@@ -429,7 +446,7 @@ def _gang(
 
 def _by_name(lacking: Sequence[tuple[NodeName, Rejection]]) -> list[str]:
     ordered = sorted(lacking, key=lambda pair: natural(pair[0]))
-    return [f"{name} {lack}" for name, lack in ordered]
+    return [f"{name} {rejection}" for name, rejection in ordered]
 
 
 def _some(items: Iterable[str], most: int = 4) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from muster.spec.check_rdma import named_plugin, rdma_off
+from muster.spec.checks.rdma import named_plugin, rdma_off
 from muster.spec.model import JobSpec, Rdma, env_on_node
 from orchestrator.core.model.state import Node
 from orchestrator.core.scheduling.reasons import Rejection

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from muster.protocol.interfaces import Endpoint
+from muster.protocol.observations.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from orchestrator.core.facts.jobs import AttemptArranged
 from orchestrator.core.model.state import Attempt, Node, State, Task
 from orchestrator.core.scheduling.network import NoSharedNetwork, choose, endpoint_on, ground_of
 
 
-def choose_meeting(state: State, attempt: Attempt) -> AttemptArranged | Cause:
+def choose_rendezvous(state: State, attempt: Attempt) -> AttemptArranged | Cause:
     """The rendezvous of a gang that is ready, or the cause that prevents it."""
     nodes = [state.nodes[task.node] for task in attempt.tasks]
     endpoints, network = tuple(own_endpoint(task) for task in attempt.tasks), ""

@@ -27,15 +27,15 @@ def groups(spec: JobSpec, nodes: Iterable[Node]) -> list[list[Node]]:
 
 
 def enough(
-    spec: JobSpec, nodes: Sequence[Node], networks: tuple[str, ...], *, meeting: bool = True
+    spec: JobSpec, nodes: Sequence[Node], networks: tuple[str, ...], *, share_network: bool = True
 ) -> bool:
     """Whether these nodes could hold a whole gang if they were free.
 
-    With `meeting`, they must also share a network.
+    With `share_network`, they must also share a network.
     """
     return any(
         len(one_a_machine(group)) >= spec.nodes
-        and (not meeting or reachable_gang(group, spec.nodes, networks) is not None)
+        and (not share_network or reachable_gang(group, spec.nodes, networks) is not None)
         for group in groups(spec, nodes)
     )
 

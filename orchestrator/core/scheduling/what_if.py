@@ -34,10 +34,10 @@ def what_if_state(
 
 def what_if_text(nodes: int | None, drained: Collection[NodeName]) -> str:
     """The assumption as text, to precede the result; empty without an assumption."""
-    told = []
+    parts = []
     if nodes is not None:
-        told.append(f"it asked for {nodes} node{'' if nodes == 1 else 's'}")
+        parts.append(f"it asked for {nodes} node{'' if nodes == 1 else 's'}")
     if drained:
         was = "was" if len(drained) == 1 else "were"
-        told.append(f"{', '.join(sorted(drained))} {was} drained")
-    return f"if {' and '.join(told)}" if told else ""
+        parts.append(f"{', '.join(sorted(drained))} {was} drained")
+    return f"if {' and '.join(parts)}" if parts else ""

@@ -8,9 +8,9 @@ from typing import Any, assert_never
 import msgspec
 
 from muster.http import views as h
-from muster.protocol.fabric import NodeRdma
 from muster.protocol.instant import Instant
-from muster.protocol.interfaces import host_port
+from muster.protocol.observations.fabric import NodeRdma
+from muster.protocol.observations.interfaces import host_port
 from muster.protocol.states import TaskState
 from muster.protocol.text import count, named
 from muster.protocol.timestamp import maybe_timestamp, timestamp
@@ -32,8 +32,8 @@ from orchestrator.core.model.task import reached
 from orchestrator.core.monitoring.checkpoints import checkpoint_text
 from orchestrator.core.monitoring.ended_ranks import ended_line, hint
 from orchestrator.core.monitoring.traffic import proof_line
-from orchestrator.core.nodes.liveness import brake_text
 from orchestrator.core.nodes.liveness import keeps_until as lasts
+from orchestrator.core.nodes.liveness import mass_outage_text
 from orchestrator.core.nodes.service_state import deadline_text
 from orchestrator.core.nodes.warnings import node_warnings
 from orchestrator.core.scheduling.gpus import gpus_used
@@ -86,9 +86,9 @@ def job_view(state: State, job: Job, now: Instant) -> h.JobView:
         spec=to_mapping(job.spec),
         attempts=tuple(_attempt_view(state, job, attempt) for attempt in job.attempts),
         timeline=tuple(timeline(job, job_state(job))),
-        notices=tuple(
-            h.NoticeView(host_of(job, hook), notice.event, timestamp(notice.at), notice.problem)
-            for (_, hook), notice in job.notices.items()
+        pending_webhooks=tuple(
+            h.WebhookView(host_of(job, hook), webhook.event, timestamp(webhook.at), webhook.problem)
+            for (_, hook), webhook in job.queued_webhooks.items()
         ),
     )
 
@@ -96,20 +96,20 @@ def job_view(state: State, job: Job, now: Instant) -> h.JobView:
 def node_seen(state: State, node: Node, now: Instant, limits: Limits) -> h.NodeView:
     """Return one node, including what only the whole state shows."""
     restored = restore_warnings(state, node.name)
-    return node_view(node, now, brake_text(state), lasts(state, node, limits), restored)
+    return node_view(node, now, mass_outage_text(state), lasts(state, node, limits), restored)
 
 
 def node_view(
     node: Node,
     now: Instant,
-    brake: str = "",
+    mass_outage: str = "",
     keeps_until: float | None = None,
     restored: tuple[str, ...] = (),
 ) -> h.NodeView:
     """Return one node, from its link, its inventory and its jobs.
 
-    For an unreachable node: `brake` is the text of a mass outage, and `keeps_until` is when the
-    node's tasks have ended at the latest. `restored` says why the node holds back placing.
+    For an unreachable node: `mass_outage` is the text of a mass outage, and `keeps_until` is when
+    the node's tasks have ended at the latest. `restored` says why the node holds back placing.
     """
     holders = sorted(node.holders)
     job, attempt = holders[0] if holders else (None, None)
@@ -118,7 +118,7 @@ def node_view(
     return h.NodeView(
         name=node.name,
         link=node.link.value,
-        state=_warned(node_state(node, now, brake, keeps_until), warnings),
+        state=_warned(node_state(node, now, mass_outage, keeps_until), warnings),
         address=node.inventory.address,
         pool=node.inventory.pool,
         gpus=node.inventory.gpus,
@@ -249,7 +249,7 @@ def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
     away = [t for t in attempt.present if state.nodes[t.node].link is not LinkState.CONNECTED]
     if away:
         presumed = ", job presumed running" if attempt.phase is AttemptPhase.RUNNING else ""
-        text = f"{_away(state, away, now)}{presumed}{_and(brake_text(state))}"
+        text = f"{_away(state, away, now)}{presumed}{_and(mass_outage_text(state))}"
         return h.Reason("unreachable", text)
     match attempt.phase:
         case AttemptPhase.PREPARING:
@@ -288,7 +288,7 @@ def _stopping_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
     if not away:
         return h.Reason("stopping", text)
     waits = f"{_away(state, away, now)}, waited for until its lease expires"
-    return h.Reason("unreachable", f"{text}; {waits}{_and(brake_text(state))}")
+    return h.Reason("unreachable", f"{text}; {waits}{_and(mass_outage_text(state))}")
 
 
 def _away(state: State, tasks: Sequence[Task], now: Instant) -> str:
@@ -403,21 +403,21 @@ def _and(text: str) -> str:
 
 
 def node_state(
-    node: Node, now: Instant, brake: str = "", keeps_until: float | None = None
+    node: Node, now: Instant, mass_outage: str = "", keeps_until: float | None = None
 ) -> h.Reason:
     """Return what a node is doing, or why it is unreachable or out of service."""
-    linked, drain = _link_state(node, now, brake, keeps_until), node.drain
+    linked, drain = _link_state(node, now, mass_outage, keeps_until), node.drain
     if drain is None:
         return linked
     if node.link is LinkState.CONNECTED and not node.holders:
         return h.Reason(node.admin.value, drained_by(drain, now))
     code = node.admin.value if node.link is LinkState.CONNECTED else linked.code
     ends = deadline_text(drain, now) if node.holders else ""
-    told = (linked.text, drained_by(drain, now), ends)
-    return h.Reason(code, "; ".join(text for text in told if text))
+    texts = (linked.text, drained_by(drain, now), ends)
+    return h.Reason(code, "; ".join(text for text in texts if text))
 
 
-def _link_state(node: Node, now: Instant, brake: str, keeps_until: float | None) -> h.Reason:
+def _link_state(node: Node, now: Instant, mass_outage: str, keeps_until: float | None) -> h.Reason:
     match node.link:
         case LinkState.CONNECTED:
             if not node.holders:
@@ -433,7 +433,7 @@ def _link_state(node: Node, now: Instant, brake: str, keeps_until: float | None)
         case LinkState.SUSPECT:
             left = "" if keeps_until is None else f" for {max(0.0, keeps_until - now.mono):.0f} s"
             what = f"; its jobs may continue{left}" if node.holders else ""
-            return h.Reason("unreachable", f"unreachable{what}{_and(brake)}")
+            return h.Reason("unreachable", f"unreachable{what}{_and(mass_outage)}")
         case LinkState.LOST:
             return h.Reason("lost", "silent beyond its lease")
         case _:

@@ -27,5 +27,5 @@ def _attempt(job: Job, attempt: Attempt) -> AttemptEvidence:
         hangs=tuple(HangEvidence(timestamp(at), verdict) for at, verdict in attempt.hangs),
         activity=tuple(rank for task in attempt.tasks for rank in task.activity),
         proof=proof_view(job, attempt) if watched else None,
-        happened=tuple((timestamp(at), text) for at, text in attempt.changes.told()),
+        happened=tuple((timestamp(at), text) for at, text in attempt.changes.entries()),
     )

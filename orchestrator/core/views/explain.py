@@ -94,19 +94,19 @@ def _waiting(
     limits: Limits,
 ) -> h.Explanation:
     it = chance(state, job, now, limits)
-    lacks = [_lack_in_line(job, verdict, it, now) for verdict in it.found.verdicts]
+    rejections = [_rejection_in_line(job, verdict, it, now) for verdict in it.found.verdicts]
     verdicts = [
-        _verdict(state, job, verdict, lack, now, limits)
-        for verdict, lack in zip(it.found.verdicts, lacks, strict=True)
+        _verdict(state, job, verdict, rejection, now, limits)
+        for verdict, rejection in zip(it.found.verdicts, rejections, strict=True)
     ]
     impossible = never_fits(state, job.spec)
     queued = job.phase is JobPhase.QUEUED
-    told, starts_by = _when(state, job, it, now) if impossible is None else ("", None)
+    when, starts_by = _when(state, job, it, now) if impossible is None else ("", None)
     return h.Explanation(
         job=summary,
         text=f"cannot start: {impossible}" if impossible is not None else summary.reason.text,
         wanted=job.spec.nodes,
-        ready=sum(verdict.lack is None for verdict in it.found.verdicts),
+        ready=sum(verdict.rejection is None for verdict in it.found.verdicts),
         starts_now=it.starts_now,
         nodes=tuple(sorted(verdicts, key=lambda v: (not v.can, natural(v.node)))),
         place=len(it.line) + 1 if queued else None,
@@ -115,16 +115,16 @@ def _waiting(
             for a in it.line[:AHEAD_MAX]
         ),
         starts_by=starts_by,
-        forecast=told,
+        forecast=when,
         hints=tuple(_hints(state, job, it)),
         attempts=stories,
     )
 
 
-def _lack_in_line(job: Job, verdict: Verdict, it: Chance, now: Instant) -> Rejection | None:
+def _rejection_in_line(job: Job, verdict: Verdict, it: Chance, now: Instant) -> Rejection | None:
     """Return why the job cannot take the node, which may be kept for another job."""
-    if verdict.lack is not None or it.starts_now:
-        return verdict.lack
+    if verdict.rejection is not None or it.starts_now:
+        return verdict.rejection
     if verdict.node.name in it.outlook.first:
         ahead = it.outlook.first[verdict.node.name]
         return Rejection("queue", f"is free, but job {ahead} is before it in the queue")
@@ -144,20 +144,25 @@ def _lack_in_line(job: Job, verdict: Verdict, it: Chance, now: Instant) -> Rejec
 
 
 def _verdict(
-    state: State, job: Job, verdict: Verdict, lack: Rejection | None, now: Instant, limits: Limits
+    state: State,
+    job: Job,
+    verdict: Verdict,
+    rejection: Rejection | None,
+    now: Instant,
+    limits: Limits,
 ) -> h.NodeVerdict:
     node = verdict.node
-    if lack is None:
+    if rejection is None:
         return h.NodeVerdict(node.name, True, h.Reason("free", _free_text(state, job, node)))
-    text = lack.text
-    if lack.code == "not_connected":
+    text = rejection.text
+    if rejection.code == "not_connected":
         text = f"{text}{_since_when(state, node, now, limits)}"
-    elif node.drain is not None and lack.code == "drained":
+    elif node.drain is not None and rejection.code == "drained":
         text = f"is {drained_by(node.drain, now)}"
-    if not lack.holders:
-        return h.NodeVerdict(node.name, False, h.Reason(lack.code, text))
-    holder, in_s = _last_needed(state, job, node, lack.holders, now)
-    several = len({name for name, _ in lack.holders}) > 1
+    if not rejection.holders:
+        return h.NodeVerdict(node.name, False, h.Reason(rejection.code, text))
+    holder, in_s = _last_needed(state, job, node, rejection.holders, now)
+    several = len({name for name, _ in rejection.holders}) > 1
     if in_s is not None:
         limit = f"; it is available when job {holder.id} ends" if several else ""
     else:
@@ -165,7 +170,7 @@ def _verdict(
     return h.NodeVerdict(
         node.name,
         False,
-        h.Reason(lack.code, f"{text}{limit}"),
+        h.Reason(rejection.code, f"{text}{limit}"),
         job=holder.id,
         free_by=None if in_s is None else timestamp(now.wall + in_s),
     )
@@ -263,7 +268,9 @@ def _largest_gang(state: State, job: Job, it: Chance) -> int:
         return 0  # its nodes are named one by one
     spec = job.spec
     free = [
-        v.node for v in it.found.verdicts if v.lack is None or v.lack.code in ("network", SPREAD)
+        v.node
+        for v in it.found.verdicts
+        if v.rejection is None or v.rejection.code in ("network", SPREAD)
     ]
     most = min(job.spec.nodes - 1, len(free))
     gangs = [reachable_gang(group, 1, state.networks, most) or () for group in groups(spec, free)]

@@ -8,7 +8,7 @@ from muster.fabric.gids import Family
 from muster.fabric.model import ETHERNET
 from muster.fabric.nccl_version import DYNAMIC, ROBUST, version_of
 from muster.http.fabric import FabricView, NodeFabricView, PlannedPort, PlanView, RailView, Setting
-from muster.protocol.fabric import FabricPort, NodeFabric
+from muster.protocol.observations.fabric import FabricPort, NodeFabric
 from muster.protocol.refusal_codes import RefusalCode
 from muster.spec.model import Rdma, env_on_node
 from orchestrator.core.fabric.nccl_conf import CHOOSE

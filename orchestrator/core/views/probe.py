@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from muster.http.node_probe import NodeProbe, ProbedFabric, ProbedPort
-from muster.protocol.fabric import FabricPort
 from muster.protocol.instant import Instant
+from muster.protocol.observations.fabric import FabricPort
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Node, State
 from orchestrator.core.views.display import node_view

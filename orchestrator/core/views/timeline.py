@@ -28,13 +28,13 @@ def timeline(job: Job, state: JobState) -> list[h.Step]:
             (attempt.released_at, "start gates opened"),
             (attempt.started_at, "every node started"),
             (attempt.warned_at, "ranks warned that the time limit is near"),
-            *attempt.changes.told(),
+            *attempt.changes.entries(),
             *_cuts(attempt),
             (attempt.stopping_at, why_stopping(attempt)),
             (attempt.closed_at, _how_closed(attempt)),
         )
         steps += [h.Step(timestamp(at), f"{again}{text}") for at, text in moments if at is not None]
-    steps += [h.Step(timestamp(at), text) for at, text in job.notes.told()]
+    steps += [h.Step(timestamp(at), text) for at, text in job.notes.entries()]
     steps.sort(key=lambda step: step.at)
     if job.ended_at is not None and job.cause is not None:
         ended = f"{state.value.lower()} (exit code {job.cause.exit_code})"

@@ -16,7 +16,7 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.model.state import Job, QueuedWebhook, State
-from orchestrator.core.model.waiting_notices import WaitingNotices
+from orchestrator.core.model.user_webhooks import UserWebhooks
 
 OF_JOB_MAX: Final = 256
 OF_USER_MAX: Final = 10_000
@@ -40,7 +40,7 @@ def queue_webhooks(state: State, job: Job, event: nf.WebhookEvent) -> list[f.Fac
     """
     if not job.spec.notify:
         return []
-    queued = nf.WebhookQueued(job.id, job.notices_made + 1, event, job.last_attempt)
+    queued = nf.WebhookQueued(job.id, job.webhooks_made + 1, event, job.last_attempt)
     if state.disk_full:
         return [queued]
     return [queued, *islice(_dropped(state, job), _DROPPED_AT_ONCE)]
@@ -50,9 +50,11 @@ def _dropped(state: State, job: Job) -> Iterator[f.Fact]:
     """Drop what exceeds the limits once the job has an event more."""
     more = len(job.spec.notify)
     why = f"it was dropped, because {OF_JOB_MAX} notices of this job waited"
-    for number, hook in islice(job.notices, max(0, len(job.notices) + more - OF_JOB_MAX)):
+    for number, hook in islice(
+        job.queued_webhooks, max(0, len(job.queued_webhooks) + more - OF_JOB_MAX)
+    ):
         yield nf.WebhookSettled(job.id, number, hook, why, dropped=True)
-    waiting = state.notices.get(job.user, WaitingNotices())
+    waiting = state.queued_webhooks.get(job.user, UserWebhooks())
     count, spec_bytes = waiting.count + more, waiting.spec_bytes
     if job.id not in waiting.jobs:
         spec_bytes += job.spec_bytes
@@ -63,45 +65,45 @@ def _dropped(state: State, job: Job) -> Iterator[f.Fact]:
             continue
         why = f"it was dropped, because {waiting.count} notices of the user's jobs waited"
         other = state.jobs[oldest]
-        for number, hook in other.notices:
+        for number, hook in other.queued_webhooks:
             yield nf.WebhookSettled(oldest, number, hook, why, dropped=True)
-        count -= len(other.notices)
+        count -= len(other.queued_webhooks)
         spec_bytes -= other.spec_bytes
 
 
-def apply_notice(state: State, fact: nf.OfNotices, at: float) -> None:
+def apply_webhook(state: State, fact: nf.OfWebhooks, at: float) -> None:
     job = state.jobs[fact.job]
     match fact:
         case nf.WebhookQueued(_, number, event, attempt):
-            job.notices_made = number
+            job.webhooks_made = number
             for hook in range(len(job.spec.notify)):
-                job.notices[number, hook] = QueuedWebhook(event.value, at, attempt)
-            state.telling.add(job.id)
-            waiting = state.notices.setdefault(job.user, WaitingNotices())
+                job.queued_webhooks[number, hook] = QueuedWebhook(event.value, at, attempt)
+            state.webhook_jobs.add(job.id)
+            waiting = state.queued_webhooks.setdefault(job.user, UserWebhooks())
             waiting.add(job.id, job.spec_bytes, len(job.spec.notify))
         case nf.WebhookSettled(_, number, hook, problem):
-            notice = job.notices.pop((number, hook), None)
-            if notice is not None and problem:
-                told = f"webhook {host_of(job, hook)} was not notified {words(notice)}: {problem}"
-                job.notes.add(at, told)
-            if notice is not None:
-                take_notices(state, job, 1)
-            if not job.notices:
-                state.telling.discard(job.id)
+            webhook = job.queued_webhooks.pop((number, hook), None)
+            if webhook is not None and problem:
+                text = f"webhook {host_of(job, hook)} was not notified {words(webhook)}: {problem}"
+                job.notes.add(at, text)
+            if webhook is not None:
+                take_webhooks(state, job, 1)
+            if not job.queued_webhooks:
+                state.webhook_jobs.discard(job.id)
         case nf.WebhookFailed(_, number, hook, problem):
-            known = job.notices.get((number, hook))
+            known = job.queued_webhooks.get((number, hook))
             if known is not None:
-                job.notices[number, hook] = known._replace(problem=problem)
+                job.queued_webhooks[number, hook] = known._replace(problem=problem)
         case _:
             assert_never(fact)
 
 
-def take_notices(state: State, job: Job, count: int) -> None:
+def take_webhooks(state: State, job: Job, count: int) -> None:
     """Count that `count` notices of a job wait no longer."""
-    waiting = state.notices[job.user]
+    waiting = state.queued_webhooks[job.user]
     waiting.take(job.id, job.spec_bytes, count)
     if not waiting.jobs:
-        del state.notices[job.user]
+        del state.queued_webhooks[job.user]
 
 
 def on_attempted(state: State, received: s.WebhookAttempted) -> Decision:
@@ -111,12 +113,12 @@ def on_attempted(state: State, received: s.WebhookAttempted) -> Decision:
     """
     job = state.jobs.get(received.job)
     place = received.number, received.hook
-    notice = None if job is None else job.notices.get(place)
-    if notice is None:
+    webhook = None if job is None else job.queued_webhooks.get(place)
+    if webhook is None:
         return Decision()
     if received.over:
         return Decision([nf.WebhookSettled(received.job, *place, received.problem)])
-    if notice.problem == received.problem:
+    if webhook.problem == received.problem:
         return Decision()
     return Decision([nf.WebhookFailed(received.job, *place, received.problem)])
 
@@ -126,5 +128,5 @@ def host_of(job: Job, hook: int) -> str:
     return urlsplit(job.spec.notify[hook]).netloc
 
 
-def words(notice: QueuedWebhook) -> str:
-    return _WORDS[nf.WebhookEvent(notice.event)].format(notice.attempt)
+def words(webhook: QueuedWebhook) -> str:
+    return _WORDS[nf.WebhookEvent(webhook.event)].format(webhook.attempt)

@@ -9,7 +9,7 @@ from typing import Final
 from aiohttp import web
 
 from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.log_channel import LogCommand, StreamAt, StreamId
+from muster.protocol.link.log_channel import LogCommand, StreamAt, StreamId
 from orchestrator.shell.logs.sync_rounds import Synced
 
 UNSAID_MAX: Final = 1024  # pending answers before the agent is read no further
@@ -44,7 +44,7 @@ class Connection:
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
     broken: bool = False
     # Calls back on the loop.
-    tell: Callable[..., None] = field(default=lambda callback, *args: callback(*args))
+    post: Callable[..., None] = field(default=lambda callback, *args: callback(*args))
     # Passed to the store with bytes of this agent.
     synced: Synced = field(default=lambda _stream, _offset: None)
 
@@ -60,7 +60,7 @@ class Connection:
         """Ask for bytes from `offset`, once: bytes already in flight will not fit either."""
         if self.asked.get(stream) != offset:
             self.asked[stream] = offset
-            self.tell(self.say, StreamAt(stream, offset))
+            self.post(self.say, StreamAt(stream, offset))
 
     async def room(self) -> None:
         """Wait until the agent has read its answers, so that they do not pile up here."""

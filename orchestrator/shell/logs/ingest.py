@@ -16,9 +16,9 @@ import structlog
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.codec import ProtocolError, UnknownMessage
 from muster.protocol.ids import BadId, TaskId, parse_task_id
-from muster.protocol.log_channel import (
+from muster.protocol.link.codec import ProtocolError, UnknownMessage
+from muster.protocol.link.log_channel import (
     CHUNK_BYTES_MAX,
     HEADER_BYTES_MAX,
     Chunk,
@@ -36,6 +36,7 @@ from muster.protocol.log_channel import (
     decode_log_report,
     encode_text,
 )
+from orchestrator.core.rights.link import node_may_send
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.connection import Connection
 from orchestrator.shell.logs.store import LogStore
@@ -105,7 +106,7 @@ class LogIngest:
         try:
             hello = await self._hello(socket)
             connection = Connection(socket, hello.node)
-            connection.tell = self._store.writer.tell
+            connection.post = self._store.writer.post
             connection.synced = partial(self._synced, connection)
             writer = self._owner.spawn(self._write(connection), name=f"logs-{hello.node}")
             try:
@@ -200,6 +201,8 @@ class LogIngest:
             message = decode_log_report(data)
         except UnknownMessage:
             return
+        if not node_may_send(type(message)):
+            raise ProtocolError(f"a node may not send {type(message).__name__}")
         if not isinstance(message, LogHello) and not await self._is_ours(
             connection, _task_of(message)
         ):
@@ -347,7 +350,7 @@ class LogIngest:
     def _hold(self, connection: Connection, stream: StreamId, why: LogStoreError) -> None:
         """Stop storing a stream: for good if it is not wanted, else until a retry."""
         if isinstance(why, NotWantedError):
-            connection.tell(connection.say, NotWanted(stream, str(why)))
+            connection.post(connection.say, NotWanted(stream, str(why)))
         else:
             self._hold_back(connection, stream)
 
@@ -355,7 +358,7 @@ class LogIngest:
         if stream not in connection.held:
             connection.held[stream] = None
             connection.holds[stream.task] += 1
-        connection.tell(self._try_later, connection)
+        connection.post(self._try_later, connection)
 
     def _try_later(self, connection: Connection) -> None:
         if connection.again is None and not connection.broken:
@@ -390,7 +393,7 @@ class LogIngest:
             connection.asked.pop(stream, None)
             self._ask(connection, stream)
         if connection.held:
-            connection.tell(self._try_later, connection)
+            connection.post(self._try_later, connection)
 
     def _has_room(self, stream: StreamId) -> bool:
         try:

@@ -23,7 +23,7 @@ from muster.daemon.descriptors import descriptor_limit
 from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import FileError
 from muster.protocol.ids import JobId, TaskId, parse_task_id
-from muster.protocol.log_channel import CHUNK_BYTES_MAX, STREAMS_PER_TASK_MAX, StreamId
+from muster.protocol.link.log_channel import CHUNK_BYTES_MAX, STREAMS_PER_TASK_MAX, StreamId
 from orchestrator.core.storage.log_space import Bounds
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.logs.gaps import Gap, gap_of, gap_text
@@ -193,7 +193,7 @@ class LogStore:
         """
         job, key = self._place(name)
         if job.removed is not None:
-            self.writer.tell(synced, name, offset + len(data))
+            self.writer.post(synced, name, offset + len(data))
             return 0
         stream = self.stream(name)
         if stream.size < offset + len(data):
@@ -219,7 +219,7 @@ class LogStore:
         """
         job, key = self._place(name)
         if job.removed is not None:
-            self.writer.tell(synced, name, offset + length)
+            self.writer.post(synced, name, offset + length)
             return 0
         full = self._bounds.reached(job.usage.job, job.usage.tasks.get(key[:2], 0))
         gap = Gap.HOLE if full is None else gap_of(full)
@@ -425,7 +425,7 @@ class LogStore:
             self._open.pop(stream, None)
 
     def _bump(self, job: JobId) -> None:
-        self.writer.tell(self._changes.bump, [log_key(job)])
+        self.writer.post(self._changes.bump, [log_key(job)])
 
     def _place(self, name: StreamId) -> tuple[JobStreams, StreamKey]:
         return self.job(job_of(name)), _key_of(name)

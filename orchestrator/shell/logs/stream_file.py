@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from muster.daemon.errors import DaemonError
-from muster.protocol.log_channel import StreamKind
+from muster.protocol.link.log_channel import StreamKind
 from orchestrator.shell.logs.gaps import Gap
 from orchestrator.shell.logs.index import (
     CLOSES_GAP,

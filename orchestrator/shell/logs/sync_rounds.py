@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from muster.protocol.log_channel import StreamId
+from muster.protocol.link.log_channel import StreamId
 from orchestrator.shell.logs.layout import sync_files
 from orchestrator.shell.logs.stream_file import Mark, StreamFile
 from orchestrator.shell.logs.writer import Writer
@@ -85,14 +85,14 @@ class SyncRounds:
             self._new_folders.update((task, *list(task.parents)[:3]))
         if not self._is_due:
             self._is_due = True
-            self._writer.tell(self._work.set)
+            self._writer.post(self._work.set)
 
     def grew(self, count: int) -> None:
         """Count bytes that were written. Many of them are synced at once."""
         before = self._unsynced
         self._unsynced += count
         if before < _SYNC_BYTES <= self._unsynced:
-            self._writer.tell(self._hurry.set)
+            self._writer.post(self._hurry.set)
 
     def is_pending(self, stream: StreamFile) -> bool:
         """Whether the stream has bytes that may not be on disk."""
@@ -175,7 +175,7 @@ class SyncRounds:
             why = _why(stream.path, failures) if failures else None
             if why is None:
                 self._done(stream, pending.name, marks[stream])
-                self._writer.tell(pending.synced, pending.name, marks[stream].size)
+                self._writer.post(pending.synced, pending.name, marks[stream].size)
                 continue
             # Bytes that came meanwhile are after those that are missing.
             self._written.pop(stream, None)

@@ -24,13 +24,13 @@ class _Work(NamedTuple):
 class Writer:
     """Runs work in order, one at a time, in a thread that starts with the first work.
 
-    What work has to tell the loop goes through `tell`, and arrives there before its `done`.
+    What work has to tell the loop goes through `post`, and arrives there before its `done`.
     """
 
     def __init__(self) -> None:
         self._works: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._results: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self._told = False  # the loop will look at `_results`
+        self._woken = False  # the loop will look at `_results`
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._here = threading.local()
@@ -52,7 +52,7 @@ class Writer:
         """
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._told = loop, False
+            self._loop, self._woken = loop, False
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._run,
@@ -84,7 +84,7 @@ class Writer:
         self.submit(lambda: results.append(run()), done)
         return await future
 
-    def tell(self, callback: Callable[..., object], *args: Any) -> None:
+    def post(self, callback: Callable[..., object], *args: Any) -> None:
         """Call back on the loop: soon if this is the thread, else now."""
         if getattr(self._here, "is_writer", False):
             self._results.append((callback, args))
@@ -102,8 +102,8 @@ class Writer:
                 error = raised
             self._began = None
             self._results.append((work.done or _raise, (error,)))
-            if not self._told:
-                self._told = True
+            if not self._woken:
+                self._woken = True
                 self._wake()
 
     def _wake(self) -> None:
@@ -111,19 +111,19 @@ class Writer:
         try:
             self._loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:
-            self._told = False  # the loop is closed, and nobody waits any more
+            self._woken = False  # the loop is closed, and nobody waits any more
 
     def _deliver(self) -> None:
         assert self._loop is not None
         until = self._loop.time() + _TURN_S
-        self._told = False
+        self._woken = False
         try:
             while self._results and self._loop.time() < until:
                 callback, args = self._results.popleft()
                 callback(*args)
         finally:
             if self._results:
-                self._told = True
+                self._woken = True
                 self._loop.call_soon(self._deliver)
 
 

@@ -10,13 +10,13 @@ from agent.core import inputs as s
 from agent.core.shim_protocol import ShimPhase, ShimStatus
 from agent.core.state import Identity, State
 from agent.core.turn import turn
-from muster.protocol import control_channel as m
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.instant import Instant
+from muster.protocol.link import control_channel as m
 
 TASK = TaskId("1.1.0")
 PATHS = s.TaskPaths("/w", "/t/scratch", "/o", "/t/hostfile")
-PREPARE = m.PrepareTask(TASK, "torchrun", "/w", None, (), {"A": "1"}, 300.0, 8)
+PREPARE = m.PrepareTask(TASK, "torchrun", "/w", None, (), {"A": "1"}, 300.0, 8, lease_s=300.0)
 ARRANGE = m.ArrangeTask(TASK, ("--nnodes", "1"), {"B": "2"}, (), "n1 slots=1\n", 20001)
 IDENTITY = Identity(NodeName("n1"), "id", "boot", "0.1.0")
 INVENTORY = m.Inventory("10.0.0.1", "machine")
@@ -41,7 +41,7 @@ class Agent:
 
     def connect(self, *keep: TaskId, epoch: int = 1, protocol: int = 1) -> list[a.Effect]:
         self.turn(s.LinkUp())
-        welcome = m.Welcome(epoch, SessionId(1), 300.0, 5.0, "0.1.0", "c1", keep, protocol)
+        welcome = m.Welcome(epoch, SessionId(1), 5.0, "0.1.0", "c1", keep, protocol)
         return self.hear(welcome)
 
     def shim(self, phase: ShimPhase, **more: Any) -> list[a.Effect]:
@@ -70,5 +70,5 @@ def reports(effects: list[a.Effect]) -> list[m.TaskReport]:
     ]
 
 
-def told(effects: list[a.Effect]) -> list[Any]:
-    return [x.command for x in effects if isinstance(x, a.TellShim)]
+def sent_to_shim(effects: list[a.Effect]) -> list[Any]:
+    return [x.command for x in effects if isinstance(x, a.SendToShim)]

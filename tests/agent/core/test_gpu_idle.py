@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.core import inputs as s
 from agent.core.gpu_idle import GAP_MAX_S, IdleStretch, idle_since, update
-from muster.protocol.control_channel import TaskReport
+from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.states import TaskState
 from tests.agent.core.playbook import TASK, Agent, reports
 
@@ -51,16 +51,16 @@ def test_a_change_is_one_report_and_it_says_for_how_long() -> None:
     agent.running()
     agent.mono = 500.0
     said = last(agent, 200.0)
-    assert (said.state, said.idle_s) == (TaskState.STARTED, 300.0)
+    assert (said.state, said.observed.idle_s) == (TaskState.STARTED, 300.0)
     agent.mono = 600.0
-    assert last(agent, None).idle_s is None
+    assert last(agent, None).observed.idle_s is None
 
 
 def test_before_the_start_nothing_is_said_of_it() -> None:
     agent = Agent()
     agent.at_gate()
     agent.mono = 500.0
-    assert last(agent, 200.0).idle_s is None
+    assert last(agent, 200.0).observed.idle_s is None
 
 
 def test_of_a_task_that_is_gone_it_is_no_news() -> None:

@@ -8,9 +8,9 @@ import pytest
 from agent.core import effects as a
 from agent.core import inputs as s
 from agent.core.shim_protocol import ShimPhase, ShimStatus
-from muster.protocol import control_channel as m
-from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import SessionId, TaskId
+from muster.protocol.link import control_channel as m
+from muster.protocol.observations.gpus import GpuDevice
 from muster.protocol.states import TaskState
 from tests.agent.core.playbook import PATHS, PREPARE, TASK, Agent, reports
 
@@ -28,7 +28,7 @@ def observed(*devices: GpuDevice) -> s.NodeObserved:
     return s.NodeObserved(m.NodeChanges(devices=devices))
 
 
-def test_what_has_changed_is_told_once() -> None:
+def test_what_has_changed_is_reported_once() -> None:
     agent = Agent()
     agent.connect()
     assert agent.turn(observed(ONE, TWO)) == [
@@ -40,13 +40,13 @@ def test_what_has_changed_is_told_once() -> None:
     assert (inventory.gpus, inventory.devices) == (1, (ONE, GONE))
 
 
-def test_what_has_changed_between_hello_and_welcome_is_told_after_it() -> None:
+def test_what_has_changed_between_hello_and_welcome_is_reported_after_it() -> None:
     agent = Agent()
     agent.turn(s.LinkUp())
     assert agent.turn(observed(ONE)) == []
-    welcome = m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0", "c1")
-    told = [it.report for it in agent.hear(welcome) if isinstance(it, a.SendReport)]
-    assert [it.changes.devices for it in told if isinstance(it, m.Heartbeat)] == [(ONE,)]
+    welcome = m.Welcome(1, SessionId(1), 5.0, "0.1.0", "c1")
+    reported = [it.report for it in agent.hear(welcome) if isinstance(it, a.SendReport)]
+    assert [it.changes.devices for it in reported if isinstance(it, m.Heartbeat)] == [(ONE,)]
 
 
 def test_a_gpu_that_a_task_still_has_is_given_to_no_other() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from agent.core import effects as a
 from agent.core import inputs as s
 from agent.core.shim_protocol import ShimExit, ShimPhase, ShimRank
-from muster.protocol import control_channel as m
-from muster.protocol.hardware_events import EVENTS_MAX, Grade, HardwareEvent
 from muster.protocol.ids import SessionId, TaskId
+from muster.protocol.link import control_channel as m
+from muster.protocol.observations.hardware_events import EVENTS_MAX, Grade, HardwareEvent
 from tests.agent.core.playbook import Agent, reports
 
-WELCOME = m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0", "c1")
+WELCOME = m.Welcome(1, SessionId(1), 5.0, "0.1.0", "c1")
 
 
 def event(number: int, code: str = "xid 79") -> HardwareEvent:
@@ -34,7 +34,7 @@ def hello(effects: list[a.Effect]) -> m.Hello:
     )
 
 
-def test_it_is_told_at_once_and_again_on_a_new_connection() -> None:
+def test_it_is_reported_at_once_and_again_on_a_new_connection() -> None:
     agent = Agent()
     agent.connect()
     assert beats(agent.turn(observed(event(1)))) == [(event(1),)]
@@ -43,7 +43,7 @@ def test_it_is_told_at_once_and_again_on_a_new_connection() -> None:
     assert hello(agent.turn(s.LinkUp())).observed.hardware == (event(1), event(2))
 
 
-def test_what_happens_between_hello_and_welcome_is_told_after_it() -> None:
+def test_what_happens_between_hello_and_welcome_is_reported_after_it() -> None:
     agent = Agent()
     agent.turn(observed(event(1)))
     assert hello(agent.turn(s.LinkUp())).observed.hardware == (event(1),)
@@ -64,7 +64,7 @@ def killed(pid: int, task: str = "1.1.0") -> HardwareEvent:
     return HardwareEvent("boot", pid, "oom", Grade.SHOWN, text, task=TaskId(task), pid=pid)
 
 
-def test_a_rank_that_the_kernel_killed_for_memory_is_told_with_its_words() -> None:
+def test_a_rank_that_the_kernel_killed_for_memory_is_reported_with_its_words() -> None:
     agent = Agent()
     agent.running()
     for seen in (killed(11), killed(12, "2.1.0")):

@@ -7,11 +7,11 @@ import msgspec
 from agent.core import effects as a
 from agent.core import inputs as s
 from agent.core.shim_protocol import ShimExit, ShimHostfile, ShimPhase, ShimStart, ShimStatus
-from muster.protocol import control_channel as m
 from muster.protocol.ids import TaskId
+from muster.protocol.link import control_channel as m
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
-from tests.agent.core.playbook import ARRANGE, PATHS, TASK, Agent, reports, told
+from tests.agent.core.playbook import ARRANGE, PATHS, TASK, Agent, reports, sent_to_shim
 
 GANG = msgspec.structs.replace(ARRANGE, hosts=(("n1", "10.0.0.1"), ("n2", "10.0.0.2")))
 DENIED = m.Refusal("hosts_unresolved", "n2 is 10.9.9.9 here", node_fault=True)
@@ -32,14 +32,14 @@ def planned() -> Agent:
 def test_a_task_is_arranged_when_its_peers_are_proved() -> None:
     agent = planned()
     assert agent.effects == [
-        a.TellShim(TASK, ShimHostfile(GANG.hostfile)),
+        a.SendToShim(TASK, ShimHostfile(GANG.hostfile)),
         a.ArrangeNetwork(TASK, GANG),
     ]
     said = reports(agent.turn(s.NetworkArranged(TASK, ("n1 is 127.0.1.1 here",))))
     assert [(x.state, x.warnings) for x in said] == [
         (TaskState.ARRANGED, ("n1 is 127.0.1.1 here",))
     ]
-    assert isinstance(told(agent.hear(m.StartTask(TASK)))[0], ShimStart)
+    assert isinstance(sent_to_shim(agent.hear(m.StartTask(TASK)))[0], ShimStart)
 
 
 def test_a_gang_of_one_needs_no_network_and_gives_none_back() -> None:
@@ -57,17 +57,17 @@ def test_a_plan_that_comes_again_is_not_arranged_again() -> None:
 
 def test_a_start_that_comes_before_the_proof_opens_the_gate_after_it() -> None:
     agent = planned()
-    assert not told(agent.hear(m.StartTask(TASK)))
-    assert [type(x) for x in told(agent.turn(s.NetworkArranged(TASK)))] == [ShimStart]
-    assert not told(agent.hear(m.StartTask(TASK)))
+    assert not sent_to_shim(agent.hear(m.StartTask(TASK)))
+    assert [type(x) for x in sent_to_shim(agent.turn(s.NetworkArranged(TASK)))] == [ShimStart]
+    assert not sent_to_shim(agent.hear(m.StartTask(TASK)))
 
 
-def test_a_refusal_is_told_and_opens_no_gate() -> None:
+def test_a_refusal_is_reported_and_opens_no_gate() -> None:
     agent = planned()
     agent.hear(m.StartTask(TASK))
     done = agent.turn(s.NetworkRefused(TASK, DENIED))
     assert [(x.state, x.refusal) for x in reports(done)] == [(TaskState.PREPARED, DENIED)]
-    assert not told(done)
+    assert not sent_to_shim(done)
 
 
 def test_names_are_taken_back_before_a_task_is_clean() -> None:
@@ -82,7 +82,7 @@ def test_names_are_taken_back_before_a_task_is_clean() -> None:
     assert not agent.turn(s.NetworkRestored(TASK))
 
 
-def test_a_success_is_told_once_its_names_are_taken_back() -> None:
+def test_a_success_is_reported_once_its_names_are_taken_back() -> None:
     agent = planned()
     agent.turn(s.NetworkArranged(TASK))
     agent.hear(m.StartTask(TASK))
@@ -128,21 +128,21 @@ def test_a_gang_at_its_gate_is_arranged_again_for_a_new_agent() -> None:
     agent.connect(TASK)
     assert a.ArrangeNetwork(TASK, GANG) in agent.hear(GANG)
     agent.hear(m.StartTask(TASK))
-    assert [type(x) for x in told(agent.turn(s.NetworkArranged(TASK)))] == [ShimStart]
+    assert [type(x) for x in sent_to_shim(agent.turn(s.NetworkArranged(TASK)))] == [ShimStart]
 
 
 def test_the_launchers_port_is_let_go_just_before_its_gate_opens() -> None:
     agent = planned()
     launcher = m.RendezvousCheck(TASK, "n1", "10.0.0.1", 20001)
-    agent.hear(msgspec.structs.replace(GANG, meeting=launcher))
+    agent.hear(msgspec.structs.replace(GANG, rendezvous=launcher))
     agent.turn(s.NetworkArranged(TASK))
     opened = agent.hear(m.StartTask(TASK))
-    assert [type(x) for x in opened] == [a.WatchPeers, a.ReleasePort, a.TellShim]
+    assert [type(x) for x in opened] == [a.WatchPeers, a.ReleasePort, a.SendToShim]
 
 
 def test_a_worker_holds_no_port() -> None:
     agent = planned()
     elsewhere = m.RendezvousCheck(TaskId("1.1.9"), "n9", "10.0.0.9", 20001)
-    agent.hear(msgspec.structs.replace(GANG, meeting=elsewhere))
+    agent.hear(msgspec.structs.replace(GANG, rendezvous=elsewhere))
     agent.turn(s.NetworkArranged(TASK))
     assert not [x for x in agent.hear(m.StartTask(TASK)) if isinstance(x, a.ReleasePort)]

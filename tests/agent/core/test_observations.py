@@ -9,10 +9,10 @@ from agent.core import effects as a
 from agent.core import inputs as s
 from agent.core.shim_protocol import ShimPhase
 from agent.core.state import State
-from muster.protocol import control_channel as m
-from muster.protocol.fabric import FabricGpu, NodeFabric
 from muster.protocol.ids import SessionId
-from muster.protocol.interfaces import Interface, InterfaceKind
+from muster.protocol.link import control_channel as m
+from muster.protocol.observations.fabric import FabricGpu, NodeFabric
+from muster.protocol.observations.interfaces import Interface, InterfaceKind
 from muster.protocol.states import TaskState
 from tests.agent.core.playbook import IDENTITY, INVENTORY, PATHS, PREPARE, TASK, Agent, reports
 
@@ -33,7 +33,7 @@ def beat(interfaces: tuple[Interface, ...]) -> a.Effect:
     return a.SendReport(m.Heartbeat(100.0, 0.0, m.NodeChanges(interfaces=interfaces)))
 
 
-def test_addresses_that_every_machine_has_are_not_told_to_the_gang() -> None:
+def test_addresses_that_every_machine_has_are_not_reported_to_the_gang() -> None:
     faces = (
         Interface("lo", InterfaceKind.LOOPBACK, ("127.0.0.1/8", "::1/128")),
         Interface("docker0", InterfaceKind.VIRTUAL, ("172.17.0.1/16",)),
@@ -46,7 +46,7 @@ def test_addresses_that_every_machine_has_are_not_told_to_the_gang() -> None:
     assert set(said) == {("10.0.1.1", "10.0.0.1")}
 
 
-def test_a_network_that_a_task_finds_changed_is_told_by_itself_and_in_the_next_hello() -> None:
+def test_a_network_that_a_task_finds_changed_is_reported_by_itself_and_in_the_next_hello() -> None:
     agent = with_interfaces(ETH0)
     agent.connect()
     agent.hear(PREPARE)
@@ -60,7 +60,7 @@ def test_a_network_that_a_task_finds_changed_is_told_by_itself_and_in_the_next_h
 
 
 @pytest.mark.parametrize("seen", [ETH0, None])
-def test_a_network_that_is_as_it_was_is_not_told_again(
+def test_a_network_that_is_as_it_was_is_not_reported_again(
     seen: tuple[Interface, ...] | None,
 ) -> None:
     agent = with_interfaces(ETH0)
@@ -71,7 +71,7 @@ def test_a_network_that_is_as_it_was_is_not_told_again(
     assert agent.state.observed.inventory.interfaces == ETH0
 
 
-def test_a_network_that_changes_is_told_at_once_and_after_the_welcome() -> None:
+def test_a_network_that_changes_is_reported_at_once_and_after_the_welcome() -> None:
     agent = with_interfaces(ETH0)
     agent.connect()
     assert agent.turn(observed(ETH0)) == []
@@ -80,7 +80,7 @@ def test_a_network_that_changes_is_told_at_once_and_after_the_welcome() -> None:
     agent.turn(s.LinkDown())
     agent.turn(s.LinkUp())
     assert agent.turn(observed(ETH0)) == []
-    welcome = m.Welcome(1, SessionId(2), 300.0, 5.0, "0.1.0", "c1")
+    welcome = m.Welcome(1, SessionId(2), 5.0, "0.1.0", "c1")
     assert beat(ETH0) in agent.hear(welcome)
 
 
@@ -105,10 +105,10 @@ def test_a_task_is_prepared_when_the_fabric_has_been_seen() -> None:
         assert said.prepared.fabric == seen
 
 
-def test_of_whole_nodes_no_gpus_are_told() -> None:
+def test_of_whole_nodes_no_gpus_are_reported() -> None:
     """A gang of a thousand nodes writes what every node says into the journal."""
     seen = NodeFabric(gpus=(FabricGpu("0000:1b:00.0", "GPU-1", (2,)),))
-    for gpus, told in (((), ()), (("GPU-1",), seen.gpus)):
+    for gpus, expected in (((), ()), (("GPU-1",), seen.gpus)):
         agent = Agent()
         agent.connect()
         agent.hear(msgspec.structs.replace(PREPARE, gpus=gpus))
@@ -116,7 +116,7 @@ def test_of_whole_nodes_no_gpus_are_told() -> None:
         (said,) = reports(agent.shim(ShimPhase.PREPARED))
         assert said.prepared is not None
         assert said.prepared.fabric is not None
-        assert said.prepared.fabric.gpus == told
+        assert said.prepared.fabric.gpus == expected
 
 
 def test_a_probe_of_a_task_that_is_gone_is_no_news() -> None:

@@ -16,7 +16,7 @@ from agent.core.peers import MISSED, PeerAnswers, peers_of
 from agent.core.shim_protocol import ShimPhase
 from agent.gang.peer_pings import PeerPings
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.control_channel import StartTask
+from muster.protocol.link.control_channel import StartTask
 from tests.agent.core.playbook import ARRANGE, TASK, Agent, reports
 
 GANG = msgspec.structs.replace(
@@ -70,7 +70,7 @@ def silent(*addresses: str) -> s.TaskObserved:
     return s.TaskObserved(TASK, s.TaskChanges(silent=addresses))
 
 
-def test_it_is_watched_from_the_start_to_the_end_and_told_in_its_report() -> None:
+def test_it_is_watched_from_the_start_to_the_end_and_reported_in_its_report() -> None:
     agent = Agent()
     agent.at_gate()
     agent.hear(GANG)
@@ -79,9 +79,9 @@ def test_it_is_watched_from_the_start_to_the_end_and_told_in_its_report() -> Non
     assert a.WatchPeers(TASK, GANG) in started
     agent.shim(ShimPhase.RUNNING, running_s=0.0)
     (said,) = reports(agent.turn(silent("10.0.0.4")))
-    assert said.silent == ("10.0.0.4",)
+    assert said.observed.silent == ("10.0.0.4",)
     (again,) = reports(agent.turn(silent()))
-    assert again.silent == ()
+    assert again.observed.silent == ()
 
 
 def test_changes_are_posted_and_the_end_ends_it() -> None:
@@ -112,8 +112,8 @@ def test_changes_are_posted_and_the_end_ends_it() -> None:
             await owner.close()
         return heard
 
-    told = run(course())
-    assert told == [silent("10.0.0.2"), silent()]
+    reported = run(course())
+    assert reported == [silent("10.0.0.2"), silent()]
 
 
 def test_what_was_ordered_together_with_the_watch_goes_first() -> None:

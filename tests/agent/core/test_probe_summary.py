@@ -22,7 +22,7 @@ from muster.fabric.model import (
     Software,
 )
 from muster.fabric.operator_rules import Rules
-from muster.protocol.fabric import (
+from muster.protocol.observations.fabric import (
     PORTS_MAX,
     TEXT_MAX,
     FabricGpu,
@@ -84,7 +84,7 @@ def test_ports_go_by_pci_address_whatever_their_names() -> None:
     )
 
 
-def test_of_a_roce_port_both_families_are_told() -> None:
+def test_of_a_roce_port_both_families_are_reported() -> None:
     gids = (
         Gid(0, LINK_LOCAL, "IB/RoCE v1", "eth2"),
         Gid(1, LINK_LOCAL, "RoCE v2", "eth2"),
@@ -198,7 +198,7 @@ def test_how_far_each_gpu_is_from_each_port() -> None:
     assert node_fabric(probe).gpus == (FabricGpu("0000:1b:00.0", "GPU-1", (104, -1)),)
 
 
-def test_a_node_without_devices_has_nothing_to_tell() -> None:
+def test_a_node_without_devices_has_nothing_to_report() -> None:
     assert node_fabric(Probe(hostname="n1")) == NodeFabric()
     assert msgspec.json.encode(NodeFabric()) == b"{}"
 

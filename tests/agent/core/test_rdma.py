@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from agent.core import effects as a
 from agent.core import inputs as s
-from muster.protocol import control_channel as m
-from muster.protocol.fabric import NodeRdma
 from muster.protocol.ids import SessionId
+from muster.protocol.link import control_channel as m
+from muster.protocol.observations.fabric import NodeRdma
 from tests.agent.core.playbook import Agent
 
 EIGHT = NodeRdma("InfiniBand MT4129", 8, 8, "one")
@@ -17,7 +17,7 @@ def observed(rdma: NodeRdma | None) -> s.NodeObserved:
     return s.NodeObserved(m.NodeChanges(rdma=rdma))
 
 
-def test_a_change_is_told_once() -> None:
+def test_a_change_is_reported_once() -> None:
     agent = Agent()
     agent.connect()
     said = [a.SendReport(m.Heartbeat(100.0, 0.0, m.NodeChanges(rdma=EIGHT)))]
@@ -37,10 +37,10 @@ def test_hello_has_what_was_seen_before_it() -> None:
     assert hello.inventory.rdma == EIGHT
 
 
-def test_what_has_changed_between_hello_and_welcome_is_told_after_it() -> None:
+def test_what_has_changed_between_hello_and_welcome_is_reported_after_it() -> None:
     agent = Agent()
     agent.turn(s.LinkUp())
     assert agent.turn(observed(EIGHT)) == []
-    welcome = m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0", "c1")
-    told = [it.report for it in agent.hear(welcome) if isinstance(it, a.SendReport)]
-    assert [it.changes.rdma for it in told if isinstance(it, m.Heartbeat)] == [EIGHT]
+    welcome = m.Welcome(1, SessionId(1), 5.0, "0.1.0", "c1")
+    reported = [it.report for it in agent.hear(welcome) if isinstance(it, a.SendReport)]
+    assert [it.changes.rdma for it in reported if isinstance(it, m.Heartbeat)] == [EIGHT]

@@ -10,9 +10,9 @@ from agent.core import inputs as s
 from agent.core.decide import WELCOME_S
 from agent.core.state import Identity, State
 from agent.core.turn import turn
-from muster.protocol import control_channel as m
 from muster.protocol.ids import NodeName, SessionId
 from muster.protocol.instant import ROUNDING_S, Instant
+from muster.protocol.link import control_channel as m
 
 HEARTBEAT_S = 5.0
 IDENTITY = Identity(NodeName("n1"), "id", "boot", "0.1.0")
@@ -31,7 +31,7 @@ class Line:
 
     def run(self, until: float) -> None:
         self._turn(s.LinkUp(), 0.0)
-        welcome = m.Welcome(1, SessionId(1), 60.0, HEARTBEAT_S, "0")
+        welcome = m.Welcome(1, SessionId(1), HEARTBEAT_S, "0")
         self._answer(0.0, welcome)
         while self.closed is None:
             at = min([self.timer, *(when for when, _ in self.answers)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
+import pytest
 
 from agent.core import effects as a
 from agent.core import inputs as s
@@ -26,10 +27,10 @@ from agent.core.shim_protocol import (
     ShimStop,
 )
 from agent.core.state import State
-from muster.protocol import control_channel as m
-from muster.protocol.codec import FRAME_BYTES_MAX, ReportFrame, encode
-from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import SessionId, TaskId
+from muster.protocol.link import control_channel as m
+from muster.protocol.link.codec import FRAME_BYTES_MAX, ReportFrame, encode
+from muster.protocol.observations.fabric import NodeFabric
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from orchestrator.core.model.limits import Limits
@@ -42,7 +43,7 @@ from tests.agent.core.playbook import (
     TASK,
     Agent,
     reports,
-    told,
+    sent_to_shim,
 )
 
 
@@ -51,7 +52,7 @@ def test_a_task_goes_from_prepare_to_removal() -> None:
     agent.connect()
     assert agent.hear(PREPARE) == [a.CreateTask(TASK, PREPARE)]
     agent.turn(s.TaskPlaced(TASK, PATHS, (20001,)))
-    first = told(agent.shim(ShimPhase.NEW))
+    first = sent_to_shim(agent.shim(ShimPhase.NEW))
     assert isinstance(first[0], ShimLease)
     assert isinstance(first[1], ShimPrepare)
     assert (first[1].cwd, first[1].env) == ("/w", {"A": "1"})
@@ -60,9 +61,9 @@ def test_a_task_goes_from_prepare_to_removal() -> None:
     assert said[-1].prepared is not None
     assert (said[-1].prepared.ports, said[-1].prepared.log_dir) == ((20001,), "/t/logs")
     planned = agent.hear(ARRANGE)
-    assert a.TellShim(TASK, ShimHostfile("n1 slots=1\n")) in planned
+    assert a.SendToShim(TASK, ShimHostfile("n1 slots=1\n")) in planned
     assert reports(planned)[-1].state is TaskState.ARRANGED
-    assert told(agent.hear(m.StartTask(TASK))) == [
+    assert sent_to_shim(agent.hear(m.StartTask(TASK))) == [
         ShimStart(ARRANGE.argv, ARRANGE.env, 20001, 30.0, "SIGTERM")
     ]
     assert reports(agent.shim(ShimPhase.RUNNING, running_s=0.0))[-1].state is TaskState.STARTED
@@ -72,7 +73,7 @@ def test_a_task_goes_from_prepare_to_removal() -> None:
     assert reports(done)[-1] == m.TaskReport(
         TASK, TaskState.CLEANED, prepared=prepared, exit=ExitStatus(0), running_s=2.0
     )
-    assert told(agent.hear(m.ForgetTask(TASK))) == [ShimRelease()]
+    assert sent_to_shim(agent.hear(m.ForgetTask(TASK))) == [ShimRelease()]
     assert a.RemoveTask(TASK) in agent.turn(s.LogsStored(TASK))
     agent.turn(s.TaskRemoved(TASK))
     assert not agent.state.tasks
@@ -102,8 +103,8 @@ def test_repeated_commands_do_nothing_twice() -> None:
     agent.at_gate()
     assert not [x for x in agent.hear(PREPARE) if isinstance(x, a.CreateTask)]
     agent.hear(m.StartTask(TASK))
-    assert not told(agent.hear(m.StartTask(TASK)))
-    assert not told(agent.hear(ARRANGE))
+    assert not sent_to_shim(agent.hear(m.StartTask(TASK)))
+    assert not sent_to_shim(agent.hear(ARRANGE))
 
 
 def test_the_gate_stays_shut_without_a_plan() -> None:
@@ -112,7 +113,7 @@ def test_the_gate_stays_shut_without_a_plan() -> None:
     agent.hear(PREPARE)
     agent.turn(s.TaskPlaced(TASK, PATHS, (20001,)))
     agent.shim(ShimPhase.PREPARED)
-    assert not told(agent.hear(m.StartTask(TASK)))
+    assert not sent_to_shim(agent.hear(m.StartTask(TASK)))
 
 
 def test_a_stop_that_comes_first_buries_the_task() -> None:
@@ -129,25 +130,27 @@ def test_a_stop_before_the_shim_speaks_reaches_it_then() -> None:
     agent = Agent()
     agent.connect()
     agent.hear(PREPARE)
-    assert not told(agent.hear(m.StopTask(TASK, "SIGINT", 3.0)))
+    assert not sent_to_shim(agent.hear(m.StopTask(TASK, "SIGINT", 3.0)))
     agent.turn(s.TaskPlaced(TASK, PATHS, ()))
-    assert told(agent.shim(ShimPhase.NEW)) == [ShimStop("SIGINT", 3.0)]
-    assert not told(agent.hear(m.StartTask(TASK)))
+    assert sent_to_shim(agent.shim(ShimPhase.NEW)) == [ShimStop("SIGINT", 3.0)]
+    assert not sent_to_shim(agent.hear(m.StartTask(TASK)))
 
 
 def test_a_grace_that_is_cut_reaches_a_task_that_is_ending() -> None:
     agent = Agent()
     agent.running()
-    assert told(agent.hear(m.StopTask(TASK, "SIGTERM", 600.0))) == [ShimStop("SIGTERM", 600.0)]
-    assert told(agent.shim(ShimPhase.STOPPING, running_s=1.0)) == []
-    assert told(agent.hear(m.StopTask(TASK, "SIGTERM", 5.0))) == [ShimStop("SIGTERM", 5.0)]
+    assert sent_to_shim(agent.hear(m.StopTask(TASK, "SIGTERM", 600.0))) == [
+        ShimStop("SIGTERM", 600.0)
+    ]
+    assert sent_to_shim(agent.shim(ShimPhase.STOPPING, running_s=1.0)) == []
+    assert sent_to_shim(agent.hear(m.StopTask(TASK, "SIGTERM", 5.0))) == [ShimStop("SIGTERM", 5.0)]
 
 
 def test_force_kills() -> None:
     agent = Agent()
     agent.running()
     agent.hear(m.StopTask(TASK))
-    assert told(agent.hear(m.StopTask(TASK, force=True))) == [ShimKill()]
+    assert sent_to_shim(agent.hear(m.StopTask(TASK, force=True))) == [ShimKill()]
 
 
 def test_a_refusal_is_passed_on_with_whose_fault_it_is() -> None:
@@ -175,7 +178,7 @@ def test_tasks_that_are_not_to_be_kept_are_killed() -> None:
     agent = Agent()
     status = ShimStatus(TASK, ShimPhase.RUNNING, running_s=9.0)
     agent.turn(s.TaskFound(TASK, status, PATHS))
-    assert ShimKill() in told(agent.connect())
+    assert ShimKill() in sent_to_shim(agent.connect())
 
 
 def test_a_task_of_an_earlier_life_is_reported_and_goes_on() -> None:
@@ -188,19 +191,43 @@ def test_a_task_of_an_earlier_life_is_reported_and_goes_on() -> None:
     assert isinstance(hello.report, m.Hello)
     assert hello.report.tasks[0].state is TaskState.STARTED
     assert hello.report.tasks[0].running_s == 11.0
-    agent.hear(m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0", "c1", (TASK,)))
-    assert ShimKill() not in told(agent.effects)
+    agent.hear(m.Welcome(1, SessionId(1), 5.0, "0.1.0", "c1", (TASK,)))
+    assert ShimKill() not in sent_to_shim(agent.effects)
 
 
-def test_leases_are_counted_from_the_moment_of_asking() -> None:
+RUNS = ShimStatus(TASK, ShimPhase.RUNNING, running_s=9.0)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_leases_are_counted_from_the_moment_of_asking(restarted: bool) -> None:
     agent = Agent()
+    if restarted:
+        agent.turn(s.TaskFound(TASK, RUNS, PATHS, lease_s=300.0))
+    else:
+        agent.running()
+    agent.turn(s.LinkDown())
     agent.turn(s.LinkUp())
     agent.mono += 4.0
-    agent.hear(m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0"))
-    assert agent.state.lease_until == 400.0
+    welcome = m.Welcome(1, SessionId(1), 5.0, "0.1.0", keep=(TASK,))
+    assert ShimLease(296.0) in sent_to_shim(agent.hear(welcome))
     agent.mono = 130.0
-    agent.hear(m.HeartbeatAck(120.0))
-    assert agent.state.lease_until == 420.0
+    assert sent_to_shim(agent.hear(m.HeartbeatAck(120.0))) == [ShimLease(290.0)]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_task_without_a_lease_has_no_deadline(restarted: bool) -> None:
+    agent = Agent()
+    if restarted:
+        agent.turn(s.TaskFound(TASK, RUNS, PATHS))
+        agent.connect(TASK)
+    else:
+        agent.connect()
+        agent.hear(msgspec.structs.replace(PREPARE, lease_s=None))
+        agent.turn(s.TaskPlaced(TASK, PATHS, (20001,)))
+        agent.shim(ShimPhase.NEW)
+        agent.shim(ShimPhase.RUNNING, running_s=0.0)
+    agent.hear(m.HeartbeatAck(agent.mono))
+    assert not [x for x in sent_to_shim(agent.effects) if isinstance(x, ShimLease)]
 
 
 def test_a_silent_coordinator_is_dialled_anew() -> None:
@@ -232,7 +259,7 @@ def test_who_a_job_runs_as_comes_from_the_configuration() -> None:
     agent.connect()
     agent.hear(PREPARE)
     agent.turn(s.TaskPlaced(TASK, PATHS, ()))
-    prepare = told(agent.shim(ShimPhase.NEW))[1]
+    prepare = sent_to_shim(agent.shim(ShimPhase.NEW))[1]
     assert msgspec.to_builtins(prepare)["user"] == {"name": "trainer"}
 
 
@@ -251,16 +278,14 @@ def test_whose_tasks_it_runs_is_written_down_before_there_are_any() -> None:
     assert isinstance(hello, a.SendReport)
     assert isinstance(hello.report, m.Hello)
     assert hello.report.cluster == "c1"
-    assert a.KeepCluster("c1") not in agent.hear(
-        m.Welcome(1, SessionId(2), 300.0, 5.0, "0.1.0", "c1")
-    )
+    assert a.KeepCluster("c1") not in agent.hear(m.Welcome(1, SessionId(2), 5.0, "0.1.0", "c1"))
 
 
 def test_a_coordinator_that_speaks_no_protocol_of_ours_is_left_with_what_to_upgrade() -> None:
     for protocol, who in ((m.PROTOCOL_MAX + 1, "agent"), (m.PROTOCOL_MIN - 1, "coordinator")):
         agent = Agent()
         agent.turn(s.LinkUp())
-        welcome = m.Welcome(1, SessionId(2), 300.0, 5.0, "9.0.0", "c1", protocol=protocol)
+        welcome = m.Welcome(1, SessionId(2), 5.0, "9.0.0", "c1", protocol=protocol)
         (hung_up,) = agent.hear(welcome)
         assert isinstance(hung_up, a.CloseLink)
         assert hung_up.refused
@@ -333,11 +358,11 @@ def test_a_signal_goes_to_what_runs_and_not_to_what_is_to_end() -> None:
     warn = m.SignalTask(TASK, "SIGUSR1", 1)
     agent = Agent()
     agent.running()
-    assert told(agent.hear(warn)) == [ShimSignal("SIGUSR1", 1)]
+    assert sent_to_shim(agent.hear(warn)) == [ShimSignal("SIGUSR1", 1)]
     some = m.SignalTask(TASK, "SIGUSR2", 2, ranks=(1,), late=False)
-    assert told(agent.hear(some)) == [ShimSignal("SIGUSR2", 2, (1,), late=False)]
+    assert sent_to_shim(agent.hear(some)) == [ShimSignal("SIGUSR2", 2, (1,), late=False)]
     agent.hear(m.StopTask(TASK))
-    assert told(agent.hear(warn)) == []
+    assert sent_to_shim(agent.hear(warn)) == []
     stranger = Agent()
     stranger.connect()
     assert reports(stranger.hear(warn)) == [m.TaskReport(TASK, TaskState.CLEANED)]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from muster.protocol.control_channel import Heartbeat, Hello, TaskReport
+from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import Heartbeat, Hello, TaskReport
 from muster.protocol.states import TaskState
 from tests.agent.coordinator import Coordinator
 from tests.agent.daemon.test_one_task import TASK, begin, is_in
 from tests.agent.daemon.test_survival import alive
 from tests.agent.process_of_agent import AgentProcess, write_config
+
+CLEANED = TaskState.CLEANED
+OTHER = TaskId("8.1.0")
 
 
 async def test_a_coordinator_that_falls_silent_is_dialled_anew(tmp_path: Path) -> None:
@@ -29,13 +33,16 @@ async def test_a_coordinator_that_falls_silent_is_dialled_anew(tmp_path: Path) -
 
 
 async def test_a_job_is_ended_when_the_lease_is_over_and_not_before(tmp_path: Path) -> None:
+    """One without a lease goes on."""
     async with (
         Coordinator() as coordinator,
         AgentProcess(write_config(tmp_path, coordinator.url)),
     ):
         session = await coordinator.session()
-        await session.welcome(lease_s=3.0, heartbeat_s=0.25)
-        await begin(session, "/bin/sleep", "600")
+        await session.welcome(heartbeat_s=0.25)
+        await begin(session, "/bin/sleep", "600", task=OTHER, lease_s=None)
+        other = await session.expect(TaskReport, is_in(TaskState.STARTED))
+        await begin(session, "/bin/sleep", "600", lease_s=3.0)
         started = await session.expect(TaskReport, is_in(TaskState.STARTED))
         # While heartbeats are answered, the lease is renewed beyond its first term.
         for _ in range(14):
@@ -46,8 +53,12 @@ async def test_a_job_is_ended_when_the_lease_is_over_and_not_before(tmp_path: Pa
         while end is None:
             # Hung up on for its silence, it is dialled anew, and told the truth each time.
             session = await coordinator.session()
-            (found,) = (await session.expect(Hello)).tasks
-            end = found if found.state is TaskState.CLEANED else None
+            found = (await session.expect(Hello)).tasks
+            end = next((it for it in found if it.state is TaskState.CLEANED), None)
             await session.close()
         assert (end.task, end.stopped_by) == (TASK, "lease")
         assert not alive(started.ranks[0].pid)
+        assert alive(other.ranks[0].pid)
+        session = await coordinator.session()
+        await session.welcome()
+        await session.expect(TaskReport, lambda it: it.task == OTHER and it.state is CLEANED)

@@ -64,7 +64,7 @@ async def test_an_agent_that_starts_waits_for_all_at_once(
     assert len(held.ended) == MANY
 
 
-def test_so_does_one_that_ends_what_no_folder_tells_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_does_one_that_ends_what_no_folder_names(monkeypatch: pytest.MonkeyPatch) -> None:
     held = Held()
     monkeypatch.setattr("agent.leftovers.processes.kill_everything_of", held)
     found = [

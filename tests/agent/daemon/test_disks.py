@@ -15,7 +15,7 @@ from agent.core.inputs import Input, NodeObserved
 from agent.monitors.disks import DiskMonitor, check
 from agent.tasks.fd_budget import NoDescriptorsError, check_descriptors
 from muster.daemon.descriptors import RESERVE
-from muster.protocol.disks import DiskHealth, sound
+from muster.protocol.observations.disks import DiskHealth, sound
 from tests.small_disk import fill, small_disk
 
 PATIENCE_S = 30.0
@@ -52,7 +52,7 @@ def hear(
     return heard
 
 
-def test_a_disk_that_fills_is_told_of_until_it_has_room(tmp_path: Path) -> None:
+def test_a_disk_that_fills_is_reported_until_it_has_room(tmp_path: Path) -> None:
     found: list[DiskHealth | None] = [None, LOW]
 
     def look(_: Path) -> DiskHealth | None:
@@ -70,7 +70,7 @@ def test_a_disk_that_fills_is_told_of_until_it_has_room(tmp_path: Path) -> None:
     assert LOW.text == "the disk of /d is nearly full: 40 MiB of 64 MiB free"
 
 
-def test_a_disk_that_hangs_is_told_of_and_holds_up_nothing(tmp_path: Path) -> None:
+def test_a_disk_that_hangs_is_reported_and_holds_up_nothing(tmp_path: Path) -> None:
     free = threading.Event()
 
     def look(_: Path) -> DiskHealth | None:
@@ -84,7 +84,7 @@ def test_a_disk_that_hangs_is_told_of_and_holds_up_nothing(tmp_path: Path) -> No
     assert then == ()
 
 
-def test_a_disk_that_fails_is_told_of(tmp_path: Path) -> None:
+def test_a_disk_that_fails_is_reported(tmp_path: Path) -> None:
     def look(_: Path) -> DiskHealth | None:
         raise OSError(30, "Read-only file system", str(tmp_path / ".trial"))
 
@@ -98,7 +98,7 @@ def test_a_disk_that_fails_is_told_of(tmp_path: Path) -> None:
     assert not sound(msgspec.structs.replace(disk, error="two\nlines"))
 
 
-def test_one_that_is_well_is_not_told_of(tmp_path: Path) -> None:
+def test_one_that_is_well_is_not_reported(tmp_path: Path) -> None:
     assert check(tmp_path) is None
 
 

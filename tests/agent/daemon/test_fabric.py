@@ -13,10 +13,10 @@ from agent.config import AgentConfig
 from agent.config import Fabric as Settings
 from agent.core.inputs import Input, NodeObserved
 from agent.monitors.fabric import FabricMonitor
-from muster.protocol.control_channel import NodeChanges
-from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.ids import TaskId
-from orchestrator.core.fabric.plan import lack
+from muster.protocol.link.control_channel import NodeChanges
+from muster.protocol.observations.fabric import NodeFabric, NodeRdma
+from orchestrator.core.fabric.plan import rdma_problem
 from orchestrator.core.fabric.port_slots import Member
 from tests.agent.probe.fabric.trees import Node
 
@@ -79,7 +79,7 @@ def cards(node: Node, kind: str, gpu: bool) -> None:
         ("0x020000", False, None),
     ],
 )
-def test_cards_without_their_driver_are_told_to_the_plan(
+def test_cards_without_their_driver_are_reported_to_the_plan(
     tmp_path: Path, kind: str, gpu: bool, what: str | None
 ) -> None:
     node = Node(tmp_path)
@@ -96,7 +96,7 @@ def test_cards_without_their_driver_are_told_to_the_plan(
         return
     (why,) = seen.stops
     assert why.startswith(what)
-    assert lack(Member("n1", seen, seen.ports)) == f"cannot use RDMA: {why}"
+    assert rdma_problem(Member("n1", seen, seen.ports)) == f"cannot use RDMA: {why}"
     # The driver comes: the next launch sees its devices.
     node.hca("mlx5_0")
     node.port("mlx5_0", link="InfiniBand")
@@ -104,32 +104,32 @@ def test_cards_without_their_driver_are_told_to_the_plan(
     assert ([port.key for port in seen.ports], seen.stops) == (["mlx5_0:1"], ())
 
 
-def test_between_launches_a_change_is_told_to_who_places(tmp_path: Path) -> None:
+def test_between_launches_a_change_is_reported_to_the_scheduler(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.hca("mlx5_0", hca_type="MT4129")
     node.port("mlx5_0", link="InfiniBand")
     heard: list[NodeRdma | None] = []
 
     async def life() -> None:
-        told = asyncio.Event()
+        posted = asyncio.Event()
 
         def post(received: Input) -> None:
             assert isinstance(received, NodeObserved)
             heard.append(received.changes.rdma)
-            told.set()
+            posted.set()
 
         fabric = FabricMonitor(AgentConfig(fabric=Settings(root=tmp_path)), post)
         watching = asyncio.create_task(fabric.run())
         async with asyncio.timeout(60):
             await fabric.look()
             node.file("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n")
-            told.clear()
+            posted.clear()
             fabric.stir()
-            await told.wait()
+            await posted.wait()
             shutil.rmtree(tmp_path / "sys/class/infiniband")
-            told.clear()
+            posted.clear()
             fabric.stir()
-            await told.wait()
+            await posted.wait()
         watching.cancel()
 
     with capture_logs():

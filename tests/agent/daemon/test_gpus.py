@@ -16,9 +16,9 @@ import pytest
 from agent.config import AgentConfig, Fabric
 from agent.core.inputs import Input, NodeObserved
 from agent.monitors.gpus import CLEAN_BYTES, GpuDirtyError, GpuGoneError, GpuMonitor
-from muster.protocol.control_channel import PrepareTask
-from muster.protocol.gpus import GpuDevice, usable
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import PrepareTask
+from muster.protocol.observations.gpus import GpuDevice, usable
 from tests.cluster.cards import address, describe, plant, uuid
 
 
@@ -45,7 +45,7 @@ def devices_of(seen: Input) -> tuple[GpuDevice, ...]:
     return seen.changes.devices
 
 
-def test_what_is_there_is_given_and_told(root: Path) -> None:
+def test_what_is_there_is_given_and_reported(root: Path) -> None:
     (seen,) = check(root, uuid(1, 0), uuid(1, 3))
     assert [it.pci for it in devices_of(seen)] == [address(number) for number in range(4)]
 

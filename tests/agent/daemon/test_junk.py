@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent.taskdirs.taskdirs import TaskDirs, has_tasks
-from muster.protocol.control_channel import ForgetTask, TaskReport
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ForgetTask, TaskReport
 from muster.protocol.states import TaskState
 from tests.agent.daemon.test_one_task import TASK, begin, is_in, until
 from tests.agent.daemon.test_survival import waiting_job

@@ -8,7 +8,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import (
     ArrangeTask,
     ForgetTask,
     PrepareTask,
@@ -16,8 +17,7 @@ from muster.protocol.control_channel import (
     StopTask,
     TaskReport,
 )
-from muster.protocol.ids import TaskId
-from muster.protocol.log_channel import StreamId, StreamKind
+from muster.protocol.link.log_channel import StreamId, StreamKind
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from tests.agent.coordinator import DEADLINE_S, Session
@@ -36,14 +36,18 @@ def prepare(task: TaskId = TASK, **more: object) -> PrepareTask:
         "env": {},
         "timeout_s": 20.0,
         "ports": 2,
+        # Ends what a test leaves running.
+        "lease_s": 20.0,
         **more,
     }
     return PrepareTask(**fields)  # type: ignore[arg-type]
 
 
-async def begin(session: Session, *argv: str, task: TaskId = TASK) -> TaskReport:
+async def begin(
+    session: Session, *argv: str, task: TaskId = TASK, lease_s: float | None = 20.0
+) -> TaskReport:
     """Walk a task up to its start; returns what was reported when it was prepared."""
-    await session.send(prepare(task))
+    await session.send(prepare(task, lease_s=lease_s))
     prepared = await session.expect(TaskReport, lambda it: it.state is TaskState.PREPARED)
     await session.send(ArrangeTask(task, argv, {"MUSTER_NODE_RANK": "0"}, (), "n1 slots=1\n"))
     await session.expect(TaskReport, lambda it: it.state is TaskState.ARRANGED)
@@ -138,20 +142,20 @@ async def test_a_task_without_a_free_port_is_refused_in_words(tmp_path: Path) ->
             assert report.refusal is None
 
 
-async def test_a_whole_run_is_told_in_four_reports(tmp_path: Path) -> None:
+async def test_a_whole_run_is_reported_in_four_reports(tmp_path: Path) -> None:
     """Each message wakes two processes and the owner of every state: a start is made of them."""
     async with joined(tmp_path) as (_, _, session):
         await session.send(prepare())
-        told = [(await session.expect(TaskReport)).state]
-        assert told == [TaskState.PREPARED]
+        states = [(await session.expect(TaskReport)).state]
+        assert states == [TaskState.PREPARED]
         plan = ArrangeTask(TASK, ("true",), {"MUSTER_NODE_RANK": "0"}, (), "n1 slots=1\n")
         await session.send(plan)
-        told.append((await session.expect(TaskReport)).state)
+        states.append((await session.expect(TaskReport)).state)
         await session.send(StartTask(TASK))
-        while told[-1] is not TaskState.CLEANED:
-            told.append((await session.expect(TaskReport)).state)
-        assert told[1] is TaskState.ARRANGED
-        assert len(told) == len(set(told)) <= 4
+        while states[-1] is not TaskState.CLEANED:
+            states.append((await session.expect(TaskReport)).state)
+        assert states[1] is TaskState.ARRANGED
+        assert len(states) == len(set(states)) <= 4
 
 
 async def test_a_plan_that_need_not_wait_starts_its_program(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_agents_of_one_host_do_not_all_offer_the_same() -> None:
     assert len({free_ports(1, 20_000, 29_999) for _ in range(20)}) > 1
 
 
-def test_ports_that_the_kernel_was_told_to_leave_can_be_used(tmp_path: Path) -> None:
+def test_ports_that_the_kernel_reserves_can_be_used(tmp_path: Path) -> None:
     folder = tmp_path / "proc/sys/net/ipv4"
     folder.mkdir(parents=True)
     (folder / "ip_local_port_range").write_text("20000\t20999\n")
@@ -78,7 +78,7 @@ def test_a_port_that_is_taken_is_not_offered_but_another_one_is() -> None:
 def test_without_a_descriptor_left_no_port_is_called_taken() -> None:
     with (
         descriptors_left(),
-        pytest.raises(NoPortsError, match=r"Too many open files.*LimitNOFILE") as told,
+        pytest.raises(NoPortsError, match=r"Too many open files.*LimitNOFILE") as caught,
     ):
         free_ports(1, 20_000, 20_010)
-    assert "widen" not in str(told.value)
+    assert "widen" not in str(caught.value)

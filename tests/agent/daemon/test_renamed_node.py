@@ -39,8 +39,8 @@ def test_it_keeps_its_name_for_as_long_as_it_has_tasks(tmp_path: Path) -> None:
             config = config_of(tmp_path, coordinator, "n2")
             async with AgentProcess(config) as agent:
                 assert await welcomed(agent) == "n1"
-                (told,) = [line for line in agent.log.read_text().splitlines() if "renamed" in line]
-                assert "stays n1 until a start without tasks; then it is n2" in told
+                (line,) = [line for line in agent.log.read_text().splitlines() if "renamed" in line]
+                assert "stays n1 until a start without tasks; then it is n2" in line
                 assert (await user.get(f"/v1/jobs/{job}"))["attempt"] == 1
                 await user.cancel(job)
                 assert (await user.ended(job))[0] == "CANCELLED"

@@ -15,14 +15,14 @@ import pytest
 from agent.gang.ports import free_ports
 from agent.gang.rendezvous_check import RendezvousChecks, listener
 from examples.rig.rig import missing
-from muster.protocol.control_channel import Refusal, RendezvousCheck
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import Refusal, RendezvousCheck
 from muster.protocol.refusal_codes import RefusalCode
 
 LAUNCHER, WORKER = TaskId("7.1.0"), TaskId("7.1.1")
 
 
-def meeting(port: int, address: str = "127.0.0.1", **more: object) -> RendezvousCheck:
+def check(port: int, address: str = "127.0.0.1", **more: object) -> RendezvousCheck:
     fields: dict[str, object] = {"timeout_s": 5.0, "source": "127.0.0.1", **more}
     return RendezvousCheck(LAUNCHER, "gpu-1", address, port, **fields)  # type: ignore[arg-type]
 
@@ -49,7 +49,7 @@ def both(story: Callable[[RendezvousChecks, RendezvousChecks], Awaitable[None]])
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_a_worker_reaches_the_launchers_agent(port: int, address: str) -> None:
     async def story(launcher: RendezvousChecks, worker: RendezvousChecks) -> None:
-        plan = meeting(port, address, source=address)
+        plan = check(port, address, source=address)
         assert await launcher.prove(LAUNCHER, plan) is None
         for _ in range(20):
             assert await worker.prove(WORKER, plan) is None
@@ -59,10 +59,10 @@ def test_a_worker_reaches_the_launchers_agent(port: int, address: str) -> None:
 
 def test_a_worker_may_be_there_first(port: int) -> None:
     async def story(launcher: RendezvousChecks, worker: RendezvousChecks) -> None:
-        reached = asyncio.create_task(worker.prove(WORKER, meeting(port)))
+        reached = asyncio.create_task(worker.prove(WORKER, check(port)))
         await asyncio.sleep(0.02)
         assert not reached.done()
-        assert await launcher.prove(LAUNCHER, meeting(port)) is None
+        assert await launcher.prove(LAUNCHER, check(port)) is None
         assert await reached is None
 
     both(story)
@@ -70,10 +70,10 @@ def test_a_worker_may_be_there_first(port: int) -> None:
 
 def test_the_program_can_listen_at_once_when_the_port_is_let_go(port: int) -> None:
     async def story(launcher: RendezvousChecks, worker: RendezvousChecks) -> None:
-        assert await launcher.prove(LAUNCHER, meeting(port)) is None
+        assert await launcher.prove(LAUNCHER, check(port)) is None
         idle = socket.create_connection(("127.0.0.1", port))
         for _ in range(5):
-            assert await worker.prove(WORKER, meeting(port)) is None
+            assert await worker.prove(WORKER, check(port)) is None
         with pytest.raises(OSError, match="in use"):
             listener(port)
         launcher.let_go(LAUNCHER)
@@ -105,14 +105,14 @@ def test_a_port_that_somebody_took_meanwhile_is_refused(port: int) -> None:
         thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         thief.bind(("127.0.0.1", port))
         thief.listen()
-        no = refused(lambda launcher, _: launcher.prove(LAUNCHER, meeting(port)))
+        no = refused(lambda launcher, _: launcher.prove(LAUNCHER, check(port)))
     assert no.code == RefusalCode.PORT_TAKEN
     assert not no.node_fault
     assert no.text == f"port {port} was free, but another program has taken it since"
 
 
 def test_nobody_listens(port: int) -> None:
-    no = refused(lambda _, worker: worker.prove(WORKER, meeting(port, timeout_s=0.2)))
+    no = refused(lambda _, worker: worker.prove(WORKER, check(port, timeout_s=0.2)))
     assert (no.code, no.node_fault) == (RefusalCode.UNREACHABLE, True)
     assert no.text.startswith(
         f"gpu-1 is not reached at 127.0.0.1 port {port}: the connection is refused "
@@ -125,7 +125,7 @@ def test_another_launcher_is_there(port: int) -> None:
         other = RendezvousCheck(TaskId("8.1.0"), "gpu-9", "127.0.0.1", port)
         assert await launcher.prove(TaskId("8.1.0"), other) is None
         try:
-            return await worker.prove(WORKER, meeting(port, timeout_s=0.2))
+            return await worker.prove(WORKER, check(port, timeout_s=0.2))
         finally:
             launcher.let_go(TaskId("8.1.0"))
 
@@ -160,7 +160,7 @@ def test_another_program_is_there(port: int, says: bytes | None, words: str) -> 
 
         thread = threading.Thread(target=serve)
         thread.start()
-        no = refused(lambda _, worker: worker.prove(WORKER, meeting(port, timeout_s=0.3)))
+        no = refused(lambda _, worker: worker.prove(WORKER, check(port, timeout_s=0.3)))
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
     for peer in silent:
@@ -168,7 +168,7 @@ def test_another_program_is_there(port: int, says: bytes | None, words: str) -> 
     assert words in no.text
 
 
-def test_packets_that_are_dropped_are_told_from_those_that_are_rejected(port: int) -> None:
+def test_packets_that_are_dropped_are_distinguished_from_those_that_are_rejected(port: int) -> None:
     # A full backlog drops what comes, as a firewall does.
     with socket.socket() as deaf, socket.socket() as first, socket.socket() as second:
         deaf.bind(("127.0.0.1", port))
@@ -176,12 +176,12 @@ def test_packets_that_are_dropped_are_told_from_those_that_are_rejected(port: in
         for filler in (first, second):
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.1", port))
-        no = refused(lambda _, worker: worker.prove(WORKER, meeting(port, timeout_s=0.5)))
+        no = refused(lambda _, worker: worker.prove(WORKER, check(port, timeout_s=0.5)))
     assert "no answer in 0.5 s (does a firewall drop the packets?)" in no.text
 
 
 def test_an_address_that_this_node_has_no_more(port: int) -> None:
-    away = meeting(port, source="203.0.113.77", timeout_s=0.2)
+    away = check(port, source="203.0.113.77", timeout_s=0.2)
     no = refused(lambda _, worker: worker.prove(WORKER, away))
     assert "this node no longer has its address 203.0.113.77" in no.text
 
@@ -189,7 +189,7 @@ def test_an_address_that_this_node_has_no_more(port: int) -> None:
 NAMESPACE = """
 import asyncio, subprocess, sys
 from agent.gang.rendezvous_check import RendezvousChecks
-from muster.protocol.control_channel import RendezvousCheck
+from muster.protocol.link.control_channel import RendezvousCheck
 def ip(*words): subprocess.run(["ip", *words], check=True)
 ip("link", "set", "lo", "up")
 ip("link", "add", "eth0", "type", "veth", "peer", "name", "far")
@@ -212,7 +212,7 @@ print(asyncio.run(RendezvousChecks().prove("7.1.1", plan)).text)
         ("10.7.0.2", (), "no answer in 0.3 s"),
     ],
 )
-def test_what_is_wrong_with_the_way_is_told(
+def test_what_is_wrong_with_the_way_is_reported(
     address: str, route: tuple[str, ...], words: str
 ) -> None:
     if why := missing():

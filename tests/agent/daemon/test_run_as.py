@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.protocol.control_channel import ForgetTask, TaskReport
-from muster.protocol.log_channel import StreamId, StreamKind
+from muster.protocol.link.control_channel import ForgetTask, TaskReport
+from muster.protocol.link.log_channel import StreamId, StreamKind
 from muster.protocol.states import TaskState
 from tests.agent.coordinator import Coordinator
 from tests.agent.daemon.test_one_task import TASK, begin, is_in, prepare, until_gone

@@ -197,9 +197,9 @@ def test_a_user_without_a_runtime_folder_of_its_own_has_its_state_folders_lock(
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(("within", "told"), [(["setpriv", "--no-new-privs"], 1), ([], 0)])
-async def test_forked_shims_in_a_sandbox_are_told(
-    tmp_path: Path, within: list[str], told: int
+@pytest.mark.parametrize(("within", "expected"), [(["setpriv", "--no-new-privs"], 1), ([], 0)])
+async def test_forked_shims_in_a_sandbox_are_reported(
+    tmp_path: Path, within: list[str], expected: int
 ) -> None:
     config = write_config(tmp_path, "http://127.0.0.1:9")
     with manager(tmp_path) as said:
@@ -207,4 +207,4 @@ async def test_forked_shims_in_a_sandbox_are_told(
         async with AgentProcess(config, within=within, env=env) as agent:
             await ready(said, agent)
             assert await agent.end() == 0
-            assert agent.log.read_text().count("shims_in_sandbox") == told
+            assert agent.log.read_text().count("shims_in_sandbox") == expected

@@ -49,8 +49,10 @@ def test_a_token_in_the_place_of_its_files_name_is_not_repeated(tmp_path: Path) 
     assert token not in text
 
 
-@pytest.mark.parametrize(("mode", "told"), [(0o600, 0), (0o640, 1), (0o604, 1)])
-async def test_a_token_that_jobs_can_read_is_told(tmp_path: Path, mode: int, told: int) -> None:
+@pytest.mark.parametrize(("mode", "warnings"), [(0o600, 0), (0o640, 1), (0o604, 1)])
+async def test_a_token_that_jobs_can_read_is_reported(
+    tmp_path: Path, mode: int, warnings: int
+) -> None:
     async with Coordinator() as coordinator:
         config = write_config(tmp_path, coordinator.url)
         (tmp_path / "token").chmod(mode)
@@ -58,8 +60,8 @@ async def test_a_token_that_jobs_can_read_is_told(tmp_path: Path, mode: int, tol
             await (await coordinator.session()).welcome()
             assert await agent.end() == 0
             said = agent.log.read_text()
-            assert said.count("token_file_open") == told
-            assert said.count(f"chmod 600 {tmp_path / 'token'}") == told
+            assert said.count("token_file_open") == warnings
+            assert said.count(f"chmod 600 {tmp_path / 'token'}") == warnings
 
 
 def test_an_unknown_user_to_run_as_is_said_at_the_start(tmp_path: Path) -> None:
@@ -69,7 +71,7 @@ def test_an_unknown_user_to_run_as_is_said_at_the_start(tmp_path: Path) -> None:
     assert "no user 'nobody-of-that-name'" in text
 
 
-async def test_a_second_agent_of_one_folder_is_told_whose_it_is(tmp_path: Path) -> None:
+async def test_a_second_agent_of_one_folder_learns_whose_it_is(tmp_path: Path) -> None:
     async with Coordinator() as coordinator:
         config = write_config(tmp_path, coordinator.url)
         async with AgentProcess(config) as first:
@@ -101,7 +103,7 @@ async def test_a_second_agent_of_one_machine_is_refused_unless_shared(tmp_path: 
             assert await one.end() == 0
 
 
-async def test_ready_is_told_to_the_service_manager_and_then_the_watchdog(
+async def test_ready_is_reported_to_the_service_manager_and_then_the_watchdog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
@@ -141,7 +143,7 @@ def test_ports_that_any_program_gets_are_refused_at_the_start(tmp_path: Path) ->
     assert "Traceback" not in text
 
 
-def test_an_interface_that_is_not_there_is_told_at_the_start(tmp_path: Path) -> None:
+def test_an_interface_that_is_not_there_is_reported_at_the_start(tmp_path: Path) -> None:
     code, text = start_and_fail(write_config(tmp_path, "http://127.0.0.1:7", interface="ib77"))
     assert code == 1
     assert "interface: ib77 has no address on this node; those that have one:" in text

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.protocol.control_channel import ForgetTask, StopTask, TaskReport
 from muster.protocol.ids import TaskId
-from muster.protocol.log_channel import StreamId, StreamKind
+from muster.protocol.link.control_channel import ForgetTask, StopTask, TaskReport
+from muster.protocol.link.log_channel import StreamId, StreamKind
 from muster.protocol.states import TaskState
 from tests.agent.daemon.test_one_task import TASK, begin, is_in, prepare, until, until_gone
 from tests.agent.process_of_agent import joined

@@ -18,9 +18,9 @@ from agent.gang.name_check import Resolver
 from agent.hostsfile.tables import PrivateTables, TableRefused
 from muster.daemon.errors import ConfigError
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.control_channel import ArrangeTask, Refusal
 from muster.protocol.hosts_file import with_block
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ArrangeTask, Refusal
 from tests.agent.gang.test_name_check import TABLE, Book
 
 TASK = TaskId("42.1.0")

@@ -13,7 +13,7 @@ from agent.config import AgentConfig, Hosts
 from agent.daemon import _name_traces
 from agent.leftovers.inventory import list_leftovers
 from agent.probe.fabric import host_problems
-from agent.shim import cgroup
+from agent.shim.system import cgroup
 from muster.protocol.hosts_file import with_block
 
 FOREIGN = b"127.0.0.1 localhost\n"
@@ -43,7 +43,7 @@ def test_nothing_is_named_of_tasks_that_are_there(state: Path, hosts: Path) -> N
     assert of_this(list_leftovers(state / "none", state / "none")) == []
 
 
-def test_names_and_folders_are_told_with_what_they_are_of(
+def test_names_and_folders_are_reported_with_what_they_are_of(
     state: Path, hosts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hosts.write_bytes(with_block(FOREIGN, "7.2", [("node-1", "10.0.0.1")]))
@@ -59,8 +59,8 @@ def test_names_and_folders_are_told_with_what_they_are_of(
         f"left by an earlier agent process: {text}" for text in found
     ]
     _name_traces(AgentConfig(node="n1", state_dir=state, hosts=Hosts(file=hosts)))
-    told = capsys.readouterr()
-    assert "attempts 7.2" in told.out + told.err
+    printed = capsys.readouterr()
+    assert "attempts 7.2" in printed.out + printed.err
 
 
 @pytest.mark.cgroup
@@ -100,7 +100,7 @@ if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 16384 | 1 << 18, Non
     sys.exit(3)
 if libc.mount(b"none", sys.argv[1].encode() + b"/\\xff", b"tmpfs", 0, None):
     sys.exit(3)
-from agent.shim.cgroup import own_cgroup
+from agent.shim.system.cgroup import own_cgroup
 own_cgroup()
 """
 

@@ -17,7 +17,8 @@ from agent.link.control import ControlLink
 from agent.link.dialer import ConnectionLostError, Dialer
 from agent.link.inbox import Inbox
 from muster.daemon.errors import ConfigError
-from muster.protocol.control_channel import (
+from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.link.control_channel import (
     Heartbeat,
     HeartbeatAck,
     Hello,
@@ -27,11 +28,10 @@ from muster.protocol.control_channel import (
     StartTask,
     Welcome,
 )
-from muster.protocol.ids import NodeName, SessionId, TaskId
 from tests.agent.coordinator import DEADLINE_S, TOKEN, Coordinator, Session
 
 HELLO = Hello(NodeName("n1"), "id", "boot", "0", NodeObservations(Inventory("127.0.0.1", "m")))
-WELCOME = Welcome(epoch=1, session=SessionId(1), lease_s=60, heartbeat_s=5, version="0")
+WELCOME = Welcome(epoch=1, session=SessionId(1), heartbeat_s=5, version="0")
 
 
 class Node:
@@ -229,7 +229,7 @@ async def first_pause(
             return dict(entry)
 
 
-async def test_a_wrong_token_is_told_in_words_and_never_shown(tmp_path: Path) -> None:
+async def test_a_wrong_token_is_reported_in_words_and_never_shown(tmp_path: Path) -> None:
     async with Coordinator() as coordinator:
         entry = await first_pause(tmp_path, coordinator, "muster_join_wrong")
         assert "put a join token" in entry["why"]

@@ -63,7 +63,7 @@ def test_where_the_machine_answers_and_nobody_listens_it_is_asked_often_for_a_wh
     assert 0.9 * longest < max(pauses) <= longest
 
 
-def test_a_port_at_which_nobody_listens_is_told_from_a_machine_that_does_not_answer(
+def test_a_port_at_which_nobody_listens_is_distinguished_from_a_machine_that_does_not_answer(
     tmp_path: Path,
 ) -> None:
     token = tmp_path / "token"
@@ -80,7 +80,7 @@ def test_a_port_at_which_nobody_listens_is_told_from_a_machine_that_does_not_ans
     assert str(error).endswith(" cannot be reached: nothing listens there")
 
 
-def test_a_network_without_a_way_is_told_in_the_words_of_the_system(tmp_path: Path) -> None:
+def test_a_network_without_a_way_is_reported_in_the_words_of_the_system(tmp_path: Path) -> None:
     """And not with what the library holds: its TLS context, and the call that failed."""
     token = tmp_path / "token"
     token.write_text("t\n")

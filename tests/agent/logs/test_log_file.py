@@ -10,7 +10,7 @@ import pytest
 
 from agent.logs import log_file
 from agent.logs.log_file import EMPTIED, OFFSET_MAX, LogSource
-from agent.shim.job_files import RefusedFileError
+from agent.shim.system.job_files import RefusedFileError
 from tests.descriptors import open_under
 
 
@@ -110,7 +110,7 @@ def read_all(source: LogSource, limit: int) -> list[bytes | int]:
 
 
 @pytest.mark.parametrize("limit", [4096, 128 * 1024, 1 << 20])
-def test_holes_are_told_from_bytes_wherever_they_are(tmp_path: Path, limit: int) -> None:
+def test_holes_are_distinguished_from_bytes_wherever_they_are(tmp_path: Path, limit: int) -> None:
     """Text, a hole, text that begins in the middle of a block, zeros that were written, a hole."""
     path = tmp_path / "out"
     size = 1 << 30

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from agent.logs.offsets import CHUNK_BYTES, WINDOW_BYTES, LogOffsets
 from muster.protocol.ids import TaskId
-from muster.protocol.log_channel import (
+from muster.protocol.link.log_channel import (
     EndStream,
     LogReport,
     OpenStream,

@@ -21,7 +21,7 @@ from agent.logs.offsets import WINDOW_BYTES
 from agent.logs.shipper import LogShipper
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.log_channel import StreamId, StreamKind
+from muster.protocol.link.log_channel import StreamId, StreamKind
 from tests.agent.coordinator import DEADLINE_S, TOKEN, Coordinator
 from tests.descriptors import descriptors_left, open_under
 
@@ -344,17 +344,17 @@ async def test_a_task_without_a_byte_costs_no_message_where_its_report_says_so(
 async def test_what_was_said_of_a_tasks_end_stays_true_whatever_its_shim_says_after_it(
     tmp_path: Path,
 ) -> None:
-    silent, told = TaskId("3.1.0"), TaskId("3.1.1")
+    silent, announced = TaskId("3.1.0"), TaskId("3.1.1")
     async with (
         Coordinator() as coordinator,
         shipping(tmp_path, coordinator) as (it, stored),
     ):
         for _ in range(2):
             assert it.complete(silent)
-            assert not it.complete(told, reported=False)
-        assert not it.complete(told)
-        assert await stored.take(1) == {told}
-        assert coordinator.logs.tasks == {told: 0}
+            assert not it.complete(announced, reported=False)
+        assert not it.complete(announced)
+        assert await stored.take(1) == {announced}
+        assert coordinator.logs.tasks == {announced: 0}
 
 
 async def test_a_log_that_cannot_be_opened_for_want_of_descriptors_is_read_later(

@@ -143,7 +143,7 @@ def test_names_are_shown_as_they_can_be() -> None:
     assert len(printable("x" * 1000)) == 200
 
 
-def test_a_thread_of_its_own_tells_the_agent(
+def test_a_thread_of_its_own_notifies_the_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = threading.Event()
@@ -158,15 +158,17 @@ def test_a_thread_of_its_own_tells_the_agent(
     monkeypatch.setattr(checkpoints, "Watch", Begun)
 
     async def main() -> list[Input]:
-        told: asyncio.Queue[Input] = asyncio.Queue()
+        posted: asyncio.Queue[Input] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        watched = CheckpointMonitor(None, told.put_nowait, loop.call_soon_threadsafe, every_s=0.01)
+        watched = CheckpointMonitor(
+            None, posted.put_nowait, loop.call_soon_threadsafe, every_s=0.01
+        )
         watched.begin(TASK, str(tmp_path / "ckpt"))
         watched.begin(TaskId("2.1.0"), None)
         assert await asyncio.to_thread(begun.wait, 60)
         write(tmp_path / "ckpt" / "step-1")
         async with asyncio.timeout(60):
-            first = await told.get()
+            first = await posted.get()
         watched.end(TASK)
         return [first]
 

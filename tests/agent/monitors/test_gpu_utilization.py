@@ -11,9 +11,9 @@ import pytest
 from agent.core.inputs import Input, TaskChanges, TaskObserved
 from agent.monitors import gpu_utilization
 from agent.monitors.gpu_utilization import GpuUtilizationMonitor
-from muster.protocol.gpus import IdleGpus
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
+from muster.protocol.observations.gpus import IdleGpus
 
 TASK, WHOLE = TaskId("1.1.0"), TaskId("2.1.0")
 WANTED = IdleGpus(5, 10.0)
@@ -35,7 +35,7 @@ def watch(said: list[Input], clock: Clock, *node: str) -> GpuUtilizationMonitor:
     return GpuUtilizationMonitor(dict, lambda: node, clock, said.append)
 
 
-def test_each_task_is_judged_by_its_own_gpus_and_told_once() -> None:
+def test_each_task_is_judged_by_its_own_gpus_and_reported_once() -> None:
     said: list[Input] = []
     clock = Clock()
     watched = watch(said, clock, "GPU-1", "GPU-2")
@@ -64,7 +64,7 @@ def test_a_node_without_gpus_is_never_idle() -> None:
     assert said == []
 
 
-def test_a_driver_that_hangs_takes_back_what_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_hangs_takes_back_what_was_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_utilization, "PATIENCE_S", 0.05)
     hangs, go = threading.Event(), threading.Event()
     clock = Clock()
@@ -76,14 +76,14 @@ def test_a_driver_that_hangs_takes_back_what_was_told(monkeypatch: pytest.Monkey
         return {"GPU-1": 0}
 
     async def main() -> list[Input]:
-        told: asyncio.Queue[Input] = asyncio.Queue()
-        watched = GpuUtilizationMonitor(read, lambda: (), clock, told.put_nowait, every_s=0.001)
+        posted: asyncio.Queue[Input] = asyncio.Queue()
+        watched = GpuUtilizationMonitor(read, lambda: (), clock, posted.put_nowait, every_s=0.001)
         watched.begin(TASK, WANTED, ("GPU-1",))
         looking = asyncio.create_task(watched.run())
         async with asyncio.timeout(60):
-            first = await told.get()
+            first = await posted.get()
             hangs.set()
-            second = await told.get()
+            second = await posted.get()
         go.set()
         looking.cancel()
         with contextlib.suppress(asyncio.CancelledError):

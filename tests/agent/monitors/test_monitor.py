@@ -7,8 +7,8 @@ import math
 
 from agent.core.inputs import Input, NodeObserved
 from agent.monitors.monitor import Monitor
-from muster.protocol.control_channel import NodeChanges
-from muster.protocol.disks import DiskHealth
+from muster.protocol.link.control_channel import NodeChanges
+from muster.protocol.observations.disks import DiskHealth
 
 PATIENCE_S = 60.0
 

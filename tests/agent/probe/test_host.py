@@ -78,7 +78,7 @@ def test_the_address_is_the_one_on_the_way_to_the_coordinator() -> None:
     assert host.inventory(config(address="10.9.8.7")).address == "10.9.8.7"
 
 
-def test_an_unknown_coordinator_is_told_in_words() -> None:
+def test_an_unknown_coordinator_is_reported_in_words() -> None:
     with pytest.raises(host.ProbeError, match=r"cannot resolve coordinator\.invalid .* /etc/hosts"):
         host.address_towards("https://coordinator.invalid:7077")
 

@@ -13,7 +13,7 @@ import pytest
 from agent.probe.netlink import Link, LinkAddress, Network
 from agent.probe.network import NetworkProbe, interfaces_of, pin
 from examples.rig.rig import missing
-from muster.protocol.interfaces import (
+from muster.protocol.observations.interfaces import (
     ADDRESSES_MAX,
     INTERFACES_MAX,
     Interface,
@@ -38,12 +38,12 @@ def found(
 ) -> dict[str, Interface]:
     """The interfaces by name; `addresses` are those of each link."""
     index = {link.name.replace("-", "_"): link.index for link in links}
-    told = [
+    events = [
         LinkAddress(index[name], address)
         for name, some in addresses.items()
         for address in ((some,) if isinstance(some, str) else some)
     ]
-    return {i.name: i for i in interfaces_of(Network(links, tuple(told)), root)}
+    return {i.name: i for i in interfaces_of(Network(links, tuple(events)), root)}
 
 
 def sysfs(root: Path, link: Link, *, rdma: bool = False, **files: str) -> None:

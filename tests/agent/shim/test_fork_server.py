@@ -43,7 +43,7 @@ def test_a_template_loads_little() -> None:
         check=True,
     )
     loaded = set(done.stdout.split())
-    assert "agent.shim.runner" in loaded
+    assert "agent.shim.programs.runner" in loaded
     assert not loaded & {
         "typing",
         "dataclasses",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.shim import job_files
-from agent.shim.job_files import RefusedFileError, open_checked
+from agent.shim.system import job_files
+from agent.shim.system.job_files import RefusedFileError, open_checked
 from tests.descriptors import open_under
 
 OWN = os.geteuid()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.shim import kernel_log
-from agent.shim.kernel_log import KernelLog
+from agent.shim.system import kernel_log
+from agent.shim.system.kernel_log import KernelLog
 from tests.descriptors import open_under
 
 KILLED = "Memory cgroup out of memory: Killed process 4711 (python) total-vm:9kB, anon-rss:8kB"

@@ -11,8 +11,8 @@ import pytest
 
 from agent.shim.commands import Malformed, parse
 from agent.shim.messages import ShimExit, ShimPhase, ShimRank, ShimSignal
-from agent.shim.rank_signals import RankSignals
-from agent.shim.ranks import Ranks
+from agent.shim.programs.rank_signals import RankSignals
+from agent.shim.programs.ranks import Ranks
 from agent.shim.status import Status
 
 

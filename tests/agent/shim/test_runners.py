@@ -11,8 +11,8 @@ ROOT = Path(__file__).resolve().parents[3]
 MANY = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from agent.shim.event_loop import Loop
-from agent.shim.runners import REAPED_MAX, Runners
+from agent.shim.system.event_loop import Loop
+from agent.shim.programs.runners import REAPED_MAX, Runners
 
 count = 2 * REAPED_MAX + 10
 for _ in range(count):

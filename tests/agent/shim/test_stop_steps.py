@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 
-from agent.shim import syscalls
-from agent.shim.event_loop import Loop
-from agent.shim.process_tree import Tree
-from agent.shim.termination import Termination
+from agent.shim.programs.termination import Termination
+from agent.shim.system import syscalls
+from agent.shim.system.event_loop import Loop
+from agent.shim.system.process_tree import Tree
 
 
 def test_a_signal_to_many_is_no_more_looks_at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +22,7 @@ def test_a_signal_to_many_is_no_more_looks_at_the_machine(monkeypatch: pytest.Mo
         looks.append(root)
         return syscalls.descendants(root)
 
-    monkeypatch.setattr("agent.shim.process_tree.descendants", counted)
+    monkeypatch.setattr("agent.shim.system.process_tree.descendants", counted)
     children = [subprocess.Popen(["sleep", "1000"]) for _ in range(8)]
     try:
         # One that is stopped sees its signal, too.

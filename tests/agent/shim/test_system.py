@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.shim import syscalls
-from agent.shim.cgroup import Cgroup, own_cgroup
-from agent.shim.port_probe import listening
-from agent.shim.process_tree import Tree, signal_exactly
+from agent.shim.system import syscalls
+from agent.shim.system.cgroup import Cgroup, own_cgroup
+from agent.shim.system.port_probe import listening
+from agent.shim.system.process_tree import Tree, signal_exactly
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -67,7 +67,7 @@ def test_a_cgroup_holds_whom_it_bore_and_kills_them() -> None:
     # In a process of its own: a fork of the test runner would run its exit handlers.
     code = (
         f"import os, sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from agent.shim.cgroup import Cgroup\n"
+        "from agent.shim.system.cgroup import Cgroup\n"
         f"pid = Cgroup({group.path!r}).fork()\n"
         "if pid == 0: os.execvp('sleep', ['sleep', '1000'])\n"
         "print(pid, flush=True); os.waitpid(pid, 0)\n"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.shim import syscalls
-from agent.shim.process_tree import Tree
+from agent.shim.system import syscalls
+from agent.shim.system.process_tree import Tree
 from tests.cluster.jobs import until
 
 # Its first thread ends; another one lives on.

@@ -21,7 +21,7 @@ from agent.core.shim_protocol import (
     ShimStart,
     ShimStatus,
 )
-from agent.shim.cgroup import Cgroup
+from agent.shim.system.cgroup import Cgroup
 from agent.shims.backend import ShimOptions
 from agent.shims.connection import ShimConnection, ShimUnreachable, connect, speak
 from agent.shims.forked import ForkServer
@@ -42,21 +42,21 @@ class Dialogue:
     connection: ShimConnection
 
     def __init__(self) -> None:
-        self._told: asyncio.Queue[ShimStatus | None] = asyncio.Queue()
+        self._received: asyncio.Queue[ShimStatus | None] = asyncio.Queue()
 
     @classmethod
     async def begin(cls, folder: Path, given: socket.socket | None = None) -> Dialogue:
         """`given`: over a connection that the shim has already. Raises ShimUnreachable."""
         dialogue = cls()
-        heard = dialogue._told.put_nowait
+        heard = dialogue._received.put_nowait
         connecting = connect(folder, heard) if given is None else speak(folder, given, heard)
         dialogue.connection = await connecting
-        dialogue.connection.ended.add_done_callback(lambda _: dialogue._told.put_nowait(None))
+        dialogue.connection.ended.add_done_callback(lambda _: dialogue._received.put_nowait(None))
         return dialogue
 
     async def statuses(self) -> AsyncIterator[ShimStatus]:
         """Every document from now on; ends when the shim closes the connection."""
-        while (status := await self._told.get()) is not None:
+        while (status := await self._received.get()) is not None:
             yield status
         self.connection.ended.result()
 
@@ -69,12 +69,12 @@ class Spoken:
         self.connection = dialogue.connection
         self.pid = pid
         self.dir = self.connection.task_dir
-        self.told: list[ShimStatus] = []
+        self.received: list[ShimStatus] = []
         self._statuses = dialogue.statuses()
 
     @property
     def last(self) -> ShimStatus:
-        return self.told[-1]
+        return self.received[-1]
 
     async def send(self, command: ShimCommand) -> None:
         if not self.connection.send(command):
@@ -85,11 +85,11 @@ class Spoken:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 async for status in self._statuses:
-                    self.told.append(status)
+                    self.received.append(status)
                     if holds(status):
                         return status
         except TimeoutError:
-            pytest.fail(f"never {why or 'so'}; last said: {self.told[-1:]}")
+            pytest.fail(f"never {why or 'so'}; last said: {self.received[-1:]}")
         raise EOFError(f"the shim closed the connection before {why or 'that'}")
 
     async def phase(self, *phases: ShimPhase) -> ShimStatus:

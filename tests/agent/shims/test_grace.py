@@ -20,7 +20,7 @@ from agent.core.shim_protocol import (
     StoppedBy,
 )
 from agent.shim.exit_record import Logs
-from agent.shim.ranks import Ranks
+from agent.shim.programs.ranks import Ranks
 from agent.shim.status import Status
 from tests.agent.shims.conftest import Node, Spoken, Stage
 from tests.agent.shims.test_termination import eventually
@@ -54,9 +54,9 @@ while True:
 # A data loader's worker has its parent's handlers, and its own idea of who called.
 COUNTS = """
 import os, signal, sys, time
-def told(*_):
-    print("told", os.getpid() == mine, flush=True)
-signal.signal(signal.SIGUSR1, told)
+def warned(*_):
+    print("warned", os.getpid() == mine, flush=True)
+signal.signal(signal.SIGUSR1, warned)
 mine = os.getpid()
 if os.fork() == 0:
     while os.getppid() == mine:
@@ -88,11 +88,11 @@ TWO_ROUNDS = """
 import os, signal, sys, time
 rank, number = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 time.sleep(0.3)
-def told(*_):
-    print("told", number, flush=True)
-    open(f"told-{rank}-{number}", "w").close()
-signal.signal(signal.SIGUSR1, told)
-while not all(os.path.exists(f"told-{one}-{number}") for one in (0, 1)):
+def warned(*_):
+    print("warned", number, flush=True)
+    open(f"warned-{rank}-{number}", "w").close()
+signal.signal(signal.SIGUSR1, warned)
+while not all(os.path.exists(f"warned-{one}-{number}") for one in (0, 1)):
     time.sleep(0.01)
 while number == "0" and rank == "1":
     time.sleep(0.01)
@@ -208,16 +208,16 @@ def test_a_warning_goes_to_the_ranks_alone_and_once(any_stage: Stage, tmp_path: 
             await task.send(ShimSignal("SIGUSR1", number))
             # Of two signals that wait one is lost: let each arrive.
             for rank in (0, 1):
-                await written(task, rank, b"told True\n")
+                await written(task, rank, b"warned True\n")
         await task.until(lambda status: status.signalled == 2, "signalled")
         for rank in (0, 1):
-            await written(task, rank, b"told True\ntold True\n")
+            await written(task, rank, b"warned True\nwarned True\n")
         status = await (await node.again(task)).phase(ShimPhase.RUNNING)
         assert status.stopped_by is None
         await task.send(ShimKill())
         await task.ended()
         for rank in (0, 1):
-            assert task.read(f"logs/rank-{rank}.stdout") == b"up\n" + b"told True\n" * 2
+            assert task.read(f"logs/rank-{rank}.stdout") == b"up\n" + b"warned True\n" * 2
 
     any_stage.play(story)
 
@@ -240,7 +240,7 @@ def test_ranks_that_begin_after_a_warning_have_it_once_in_each_round(
         assert (status.exit, status.signalled) == (ShimExit(code=0), 1)
         assert status.stopped_by is None
         for rank in (0, 1):
-            assert task.read(f"logs/rank-{rank}.stdout") == b"told 0\ntold 1\n"
+            assert task.read(f"logs/rank-{rank}.stdout") == b"warned 0\nwarned 1\n"
 
     any_stage.play(story)
 
@@ -251,19 +251,19 @@ def test_a_signal_to_one_rank_is_for_it_alone(stage: Stage, tmp_path: Path) -> N
         task = await behind_gate(node, tmp_path)
         await both_up(task, tmp_path, COUNTS)
         await task.send(ShimSignal("SIGUSR1", 1, ranks=(1, 7), late=False))
-        await written(task, 1, b"told True\n")
+        await written(task, 1, b"warned True\n")
         await task.send(ShimSignal("SIGUSR1", 2, late=False))
         for rank in (0, 1):
-            await written(task, rank, b"told True\n" * (rank + 1))
+            await written(task, rank, b"warned True\n" * (rank + 1))
         await task.send(ShimKill())
         await task.ended()
-        assert task.read("logs/rank-0.stdout") == b"up\ntold True\n"
+        assert task.read("logs/rank-0.stdout") == b"up\nwarned True\n"
 
     stage.play(story)
 
 
 def test_no_warning_comes_after_the_stop(stage: Stage) -> None:
-    script = "trap 'echo told' USR1; trap 'echo term; sleep 0.5; exit 3' TERM; echo up; "
+    script = "trap 'echo warned' USR1; trap 'echo term; sleep 0.5; exit 3' TERM; echo up; "
     script += "while true; do sleep 0.01; done"
 
     async def story(node: Node) -> None:
@@ -275,7 +275,7 @@ def test_no_warning_comes_after_the_stop(stage: Stage) -> None:
         await task.send(ShimSignal("SIGUSR1", 1))
         status = await task.ended()
         assert (status.exit, status.signalled) == (ShimExit(code=3), 0)
-        assert b"told" not in task.read("logs/rank-0.stdout")
+        assert b"warned" not in task.read("logs/rank-0.stdout")
 
     stage.play(story)
 

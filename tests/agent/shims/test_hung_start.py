@@ -59,7 +59,7 @@ def test_what_hangs_is_refused_in_time_and_the_shim_answers_meanwhile(
         )
         # Too early, which it says at once: it waits for nobody.
         await task.send(ShimRelease())
-        status = await task.until(lambda told: told.complaint, "an answer")
+        status = await task.until(lambda status: status.complaint, "an answer")
         assert status.phase is ShimPhase.PREPARING
         status = await task.ended()
         assert status.phase is ShimPhase.REFUSED

@@ -53,8 +53,8 @@ def test_they_are_named_and_ended(
         assert sorted(carriers(task)) == marked
         await asyncio.to_thread(_end_remains, AgentConfig(node="n1"))
         assert carriers(task) == []
-        told = capsys.readouterr()
-        assert f"process {found[0].pid} (python" in told.out + told.err
+        printed = capsys.readouterr()
+        assert f"process {found[0].pid} (python" in printed.out + printed.err
 
     stage.play(story)
 

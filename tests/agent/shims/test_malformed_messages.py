@@ -13,7 +13,7 @@ import pytest
 
 from agent.core.shim_protocol import ShimKill, ShimPhase, ShimStart, ShimStatus, ShimStop, StoppedBy
 from agent.shim.commands import RANKS_MAX
-from muster.protocol.log_channel import RANKS_PER_NODE_MAX, STREAMS_PER_TASK_MAX, streams_max
+from muster.protocol.link.log_channel import RANKS_PER_NODE_MAX, STREAMS_PER_TASK_MAX, streams_max
 from muster.spec.roles import MAX_NPROC
 from tests.agent.shims.conftest import Node, Spoken, Stage
 

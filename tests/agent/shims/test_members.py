@@ -20,12 +20,12 @@ from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.hangs.procfs import Processes
 from agent.monitors.hangs.stack_dumps import StackDumper
 from agent.probe import py_spy_check
-from agent.shim import syscalls
+from agent.shim.system import syscalls
 from agent.shims.members import ENDED, Process, check
 from agent.taskdirs.taskdirs import SCRATCH, TaskDirs, User
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.control_channel import DumpStacks
-from muster.protocol.hangs import Doing
+from muster.protocol.link.control_channel import DumpStacks
+from muster.protocol.observations.hangs import Doing
 from tests.agent.monitors.hangs.test_monitor import COMPUTES, SLEEPS, TASK, Now, program, status
 from tests.agent.shims.conftest import Node, Spoken, Stage
 from tests.agent.shims.shim_of import be_shim_of
@@ -175,11 +175,11 @@ def test_the_stacks_of_another_process_are_not_shown(tmp_path: Path) -> None:
     async def story() -> None:
         answers, owner = asyncio.Queue[Input](), TaskOwner("test")
         watch = HangMonitor(Now(), lambda _: None, 5.0, root=tmp_path)
-        looks = StackDumper(watch, folders, Now(), answers.put_nowait, owner)
+        dumper = StackDumper(watch, folders, Now(), answers.put_nowait, owner)
 
         async def stacks(pid: int) -> tuple[str, int]:
             watch.heard(TASK, folder, status(pid))
-            looks.begin(DumpStacks(TASK, 1, 1))
+            dumper.begin(DumpStacks(TASK, 1, 1))
             async with asyncio.timeout(60):
                 answer = await answers.get()
             assert isinstance(answer, StacksObserved)
@@ -249,8 +249,8 @@ def test_of_another_process_the_watch_reads_nothing(tmp_path: Path) -> None:
     for stranger in (os.getpid(), 1):
         look(stranger)
         assert processes.read == set()
-        told = watch.told(TASK)
-        assert told is None or [rank.rank for rank in told[0]] == [1]
+        activity = watch.activity(TASK)
+        assert activity is None or [rank.rank for rank in activity[0]] == [1]
     with program(COMPUTES) as process:
         look(process.pid)
         assert processes.read == {process.pid}
@@ -282,9 +282,9 @@ def test_of_a_process_that_has_the_pid_of_a_rank_the_watch_reads_nothing(
         clock.mono += 5.0
         asyncio.run(watch.look())
         assert processes.read == set()
-        told = watch.told(TASK)
-        assert told is not None
-        assert told[0][0].doing is Doing.GONE
+        activity = watch.activity(TASK)
+        assert activity is not None
+        assert activity[0][0].doing is Doing.GONE
 
 
 def test_a_pid_that_was_given_to_another_process_is_not_counted(tmp_path: Path) -> None:

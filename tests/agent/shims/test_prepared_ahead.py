@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.core.shim_protocol import ShimExit, ShimPhase, ShimRelease, ShimStart, StoppedBy
-from agent.shim import syscalls
-from agent.shim.cgroup import own_cgroup
 from agent.shim.fork_server import IDLE_MAX
+from agent.shim.system import syscalls
+from agent.shim.system.cgroup import own_cgroup
 from agent.tasks.adoption import Ownership, examine
 from tests.agent.shims.conftest import PATIENCE_S, Node, Stage
 
@@ -189,7 +189,7 @@ def test_of_a_burst_few_shims_are_kept(any_stage: Stage) -> None:
     any_stage.play(story)
 
 
-def test_a_shim_that_is_given_its_connection_says_nothing_before_it_is_told_something(
+def test_a_shim_that_is_given_its_connection_says_nothing_before_it_is_sent_something(
     stage: Stage,
 ) -> None:
     async def story(node: Node) -> None:
@@ -199,7 +199,7 @@ def test_a_shim_that_is_given_its_connection_says_nothing_before_it_is_told_some
             other = await node.again(task)
             assert (await other.until(lambda _: True)).phase is ShimPhase.NEW
             await task.run("true")
-            assert task.told[0].phase is ShimPhase.PREPARED
+            assert task.received[0].phase is ShimPhase.PREPARED
             assert (await task.ended()).exit == ShimExit(code=0)
             await task.send(ShimRelease())
             await task.gone()

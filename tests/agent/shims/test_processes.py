@@ -17,7 +17,7 @@ from tests.agent.shims.test_termination import eventually
 PYTHON = sys.executable
 SAY = 'echo "$LEVEL $RANK $LOCAL_RANK"'
 FAILS = """
-trap 'echo told; exit 9' TERM
+trap 'echo warned; exit 9' TERM
 touch here.$RANK
 if [ $RANK = 5 ]; then
     until [ -e here.4 ] && [ -e here.6 ]; do sleep 0.01; done
@@ -25,7 +25,7 @@ if [ $RANK = 5 ]; then
 fi
 while true; do sleep 0.01; done
 """
-STAYS = FAILS.replace("trap 'echo told; exit 9' TERM", "trap '' TERM")
+STAYS = FAILS.replace("trap 'echo warned; exit 9' TERM", "trap '' TERM")
 
 
 def ranks(first: int, count: int) -> list[dict[str, str]]:
@@ -167,7 +167,7 @@ def test_what_torch_records_of_a_rank_is_its_error(any_stage: Stage) -> None:
 @pytest.mark.parametrize(
     "lay",
     [
-        "ln -s $PWD/told.json $TORCHELASTIC_ERROR_FILE",
+        "ln -s $PWD/error.json $TORCHELASTIC_ERROR_FILE",
         "mkfifo $TORCHELASTIC_ERROR_FILE",
         "mkdir $TORCHELASTIC_ERROR_FILE",
         "echo '[1]' > $TORCHELASTIC_ERROR_FILE",
@@ -177,7 +177,7 @@ def test_what_torch_records_of_a_rank_is_its_error(any_stage: Stage) -> None:
 def test_what_else_lies_there_is_not_read(any_stage: Stage, lay: str) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
-        (task.dir / "told.json").write_text('{"message": "of another"}')
+        (task.dir / "error.json").write_text('{"message": "of another"}')
         script = f"{lay} || exit 9; echo because >&2; exit 3"
         await started(task, ShimStart(["sh", "-c", script], ranks=ranks(0, 1)), cwd=str(task.dir))
         status = await task.ended()
@@ -188,7 +188,7 @@ def test_what_else_lies_there_is_not_read(any_stage: Stage, lay: str) -> None:
 
 
 def test_a_stop_reaches_every_rank_once(stage: Stage) -> None:
-    script = "trap 'echo told; exit 9' USR1; echo up; while true; do sleep 0.01; done"
+    script = "trap 'echo warned; exit 9' USR1; echo up; while true; do sleep 0.01; done"
 
     async def story(node: Node) -> None:
         task = await node.task()
@@ -200,7 +200,7 @@ def test_a_stop_reaches_every_rank_once(stage: Stage) -> None:
         assert status.stopped_by == "stop"
         assert status.first_failed is None
         assert ends(status) == dict.fromkeys(range(3), ShimExit(code=9))
-        assert {task.read(rank.stdout) for rank in status.ranks} == {b"up\ntold\n"}
+        assert {task.read(rank.stdout) for rank in status.ranks} == {b"up\nwarned\n"}
 
     stage.play(story)
 
@@ -236,7 +236,7 @@ def test_many(any_stage: Stage) -> None:
 LEASED = """
 import fcntl, os, signal, sys, time
 
-ready, told = os.pipe()
+ready, go = os.pipe()
 if os.fork() == 0:
     os.setsid()
     signal.signal(signal.SIGIO, signal.SIG_IGN)
@@ -250,7 +250,7 @@ if os.fork() == 0:
             break
         except BlockingIOError:
             time.sleep(0.01)
-    os.write(told, b"1")
+    os.write(go, b"1")
     signal.pause()
 null = os.open(os.devnull, os.O_RDWR)
 os.dup2(null, 1)

@@ -13,7 +13,7 @@ import pytest
 
 from agent.config import AgentConfig
 from agent.core.shim_protocol import ShimExit, ShimKill
-from agent.shim.cgroup import FOLDER, own_cgroup
+from agent.shim.system.cgroup import FOLDER, own_cgroup
 from agent.shims.backend import ShimOptions, options_of
 from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.outcome import ExitStatus
@@ -82,7 +82,7 @@ def stage(counted: Path, tmp_path: Path) -> Stage:
     return Stage(tmp_path, ShimOptions(cgroup_parent=str(counted), processes_max=MOST))
 
 
-def test_one_that_wants_more_is_refused_by_the_kernel_and_told_why(stage: Stage) -> None:
+def test_one_that_wants_more_is_refused_by_the_kernel_and_learns_why(stage: Stage) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
         await task.run(sys.executable, "-c", FORKS)

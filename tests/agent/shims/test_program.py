@@ -23,7 +23,7 @@ from agent.core.shim_protocol import (
     ShimUser,
     StreamName,
 )
-from agent.shim.runner import Failure
+from agent.shim.programs.runner import Failure
 from muster.protocol.refusal_codes import RefusalCode
 from tests.agent.shims.conftest import Node, Stage
 
@@ -39,7 +39,7 @@ def test_true_ends_with_0_and_leaves_its_record(stage: Stage) -> None:
         assert status.exit == ShimExit(code=0)
         assert status.stopped_by is None
         assert status.first_failed is None
-        phases = [told.phase for told in task.told]
+        phases = [received.phase for received in task.received]
         assert phases == sorted(phases, key=list(ShimPhase).index)
         # RUNNING may go unseen: `true` has often ended before anybody could be told of it.
         assert status.running_s is not None
@@ -137,7 +137,7 @@ def test_a_code_is_the_ranks_and_the_programs(any_stage: Stage, code: int) -> No
     any_stage.play(story)
 
 
-def test_a_signal_is_told_as_a_signal(any_stage: Stage) -> None:
+def test_a_signal_is_reported_as_a_signal(any_stage: Stage) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
         await task.run("sh", "-c", "kill -SEGV $$")
@@ -183,7 +183,7 @@ def test_what_cannot_run_is_said_in_words(
         task = await node.task()
         await task.run(*argv)
         status = await task.ended()
-        assert ShimPhase.RUNNING not in [told.phase for told in task.told]
+        assert ShimPhase.RUNNING not in [received.phase for received in task.received]
         assert status.phase is ShimPhase.CLEANED
         assert status.exit == ShimExit(code=code)
         assert status.refusal is not None

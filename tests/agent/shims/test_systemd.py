@@ -22,7 +22,7 @@ from agent.leftovers import units as left_units
 from agent.leftovers.units import LeftUnit
 from agent.probe.fabric import host_problems
 from agent.shim import exit_record
-from agent.shim.cgroup import Cgroup
+from agent.shim.system.cgroup import Cgroup
 from agent.shims import backend, systemd
 from agent.shims.backend import ShimOptions, SpawnError, by_units, request_of
 from agent.shims.systemd import (
@@ -58,7 +58,7 @@ def unlimited(which: int) -> tuple[int, int]:
 # --- what is asked of systemd ---------------------------------------------------------------------
 
 
-def test_a_unit_is_named_after_its_task_and_tells_its_folder() -> None:
+def test_a_unit_is_named_after_its_task_and_names_its_folder() -> None:
     assert unit_of("7.1.0") == "muster-task-7-1-0.service"
     argv = argv_of(FOLDER, ShimOptions())
     assert f"--unit={unit_of('7.1.0')}" in argv
@@ -215,7 +215,7 @@ def test_a_unit_is_started_and_spoken_to(tmp_path: Path, monkeypatch: pytest.Mon
     asyncio.run(story())
 
 
-def test_why_there_is_no_unit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_there_is_no_unit_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = SystemdUnits(ShimOptions())
 
     def refused(text: str, why: str) -> None:

@@ -121,7 +121,7 @@ def test_who_ignores_the_signal_is_killed_after_the_grace(stage: Stage) -> None:
         status = await task.ended()
         assert status.exit == ShimExit(signal=signal.SIGKILL)
         assert status.stopped_by == StoppedBy.STOP
-        assert ShimPhase.STOPPING in [told.phase for told in task.told]
+        assert ShimPhase.STOPPING in [received.phase for received in task.received]
         assert carriers(task) == []
 
     stage.play(story)
@@ -178,7 +178,7 @@ def test_what_a_program_leaves_behind_does_not_outlive_it(stage: Stage) -> None:
         assert status.exit == ShimExit(code=0)
         assert status.stopped_by is None
         assert carriers(task) == []
-        phases = [told.phase for told in task.told]
+        phases = [received.phase for received in task.received]
         # The exit was told before the daemon was gone.
         assert phases.index(ShimPhase.EXITED) < phases.index(ShimPhase.CLEANED)
 
@@ -290,7 +290,7 @@ def test_a_running_job_is_not_abandoned(any_stage: Stage) -> None:
     any_stage.play(story, orphan_s=0.2)
 
 
-def test_what_the_kernel_holds_is_told_and_ended_when_it_lets_go(
+def test_what_the_kernel_holds_is_reported_and_ended_when_it_lets_go(
     stage: Stage, freezer: Path
 ) -> None:
     async def story(node: Node) -> None:

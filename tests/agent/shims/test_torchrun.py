@@ -162,13 +162,13 @@ sys.exit(3)
 
 
 @pytest.mark.torch
-def test_a_failed_rank_is_told_while_its_sibling_lives(stage: Stage, tmp_path: Path) -> None:
+def test_a_failed_rank_is_reported_while_its_sibling_lives(stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ONE_FAILS)
 
     async def story(node: Node) -> None:
         task = await behind_gate(node, tmp_path)
         await task.send(torchrun(free_port(), "train.py"))
-        status = await task.until(lambda told: rank_exit(told, 1), "rank 1 ended")
+        status = await task.until(lambda status: rank_exit(status, 1), "rank 1 ended")
         assert status.phase is ShimPhase.RUNNING
         failed = rank_exit(status, 1)
         assert failed is not None
@@ -216,7 +216,7 @@ if os.environ["HOW"] == "kill":
 
 
 @pytest.mark.torch
-def test_what_a_failed_rank_said_is_told(any_stage: Stage, tmp_path: Path) -> None:
+def test_what_a_failed_rank_said_is_reported(any_stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FAILURES)
 
     async def fail(node: Node, how: str, *argv: str) -> tuple[ShimStatus, Spoken]:
@@ -270,7 +270,7 @@ os.waitid = late
 
 
 @pytest.mark.torch
-def test_the_rank_that_failed_is_told_before_its_siblings_are_asked_to_end(
+def test_the_rank_that_failed_is_reported_before_its_siblings_are_asked_to_end(
     any_stage: Stage, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(FAILURES)
@@ -402,7 +402,7 @@ def _nobody_can_run(python: str, env: dict[str, str]) -> bool:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("rendezvous", [torchrun, c10d])
-def test_a_rendezvous_port_that_another_program_took_is_told(
+def test_a_rendezvous_port_that_another_program_took_is_reported(
     any_stage: Stage, tmp_path: Path, rendezvous: Callable[..., ShimStart]
 ) -> None:
     async def story(node: Node) -> None:

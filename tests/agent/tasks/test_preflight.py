@@ -14,8 +14,8 @@ import pytest
 from agent.taskdirs.taskdirs import Owner
 from agent.tasks import preflight
 from agent.tasks.preflight import PreflightError, look
-from muster.protocol.control_channel import PrepareTask
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import PrepareTask
 
 
 def order(workdir: Path | None = None, *, asked: bool = True) -> PrepareTask:
@@ -48,7 +48,7 @@ def test_a_file_system_that_hangs_is_named_and_left_behind(
         answer.set()
 
 
-def test_a_disk_that_is_nearly_full_is_told(
+def test_a_disk_that_is_nearly_full_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "FREE_BYTES", 1 << 60)

@@ -23,12 +23,12 @@ from agent.monitors.traffic.samplers import TrafficSamplers
 from agent.taskdirs.taskdirs import NCCL, TaskDirs
 from agent.tasks import supervisor as module
 from agent.tasks.adoption import FoundTask, examine
-from agent.tasks.supervisor import TaskSupervisor
+from agent.tasks.supervisor import Known, TaskSupervisor
 from muster.daemon.clock import SystemClock
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
-from muster.protocol.log_channel import StreamId, StreamKind
+from muster.protocol.link.log_channel import StreamId, StreamKind
+from muster.protocol.observations.fabric import NodeFabric
 from tests.agent.coordinator import DEADLINE_S, Coordinator
 from tests.agent.logs.test_shipper import STREAMS, TASK, shipping
 from tests.descriptors import descriptors_left
@@ -47,13 +47,13 @@ class Bench:
     coordinator: Coordinator
     posted: asyncio.Queue[Input]
     proofs: TrafficSamplers
-    keeper: TaskSupervisor
+    supervised: TaskSupervisor
     owner: TaskOwner
 
     def hears(self, *statuses: ShimStatus) -> None:
         for status in statuses:
-            self.keeper._heard(status)
-        self.owner.spawn(self.keeper._report_statuses(), name="statuses")
+            self.supervised._heard(status)
+        self.owner.spawn(self.supervised._report_statuses(), name="statuses")
 
     async def next(self) -> Input:
         async with asyncio.timeout(DEADLINE_S):
@@ -77,12 +77,12 @@ async def keeping(root: Path, *, adopted: bool) -> AsyncIterator[Bench]:
         say = posted.put_nowait
         proofs = TrafficSamplers(root, folders, logs, SystemClock(), say, owner)
         hangs = HangMonitor(SystemClock(), say, 5.0, root=root)
-        known = (TaskPaths("", "", "", ""), (), NodeFabric(), ()) if adopted else None
+        known = Known(TaskPaths("", "", "", ""), (), NodeFabric(), (), None) if adopted else None
         # The connection is there: what is said is heard at once.
         logs.complete(OTHER, reported=False)
         assert await stored.take(1) == {OTHER}
-        keeper = TaskSupervisor(TASK, folders, logs, proofs, hangs, say, found=known)
-        yield Bench(folder, coordinator, posted, proofs, keeper, owner)
+        supervised = TaskSupervisor(TASK, folders, logs, proofs, hangs, say, found=known)
+        yield Bench(folder, coordinator, posted, proofs, supervised, owner)
 
 
 @pytest.mark.parametrize("earlier", [b"", EARLIER])
@@ -96,7 +96,7 @@ async def test_nccls_lines_of_a_task_that_ended_without_us_are_sent_before_its_l
         bench.proofs.adopt(TASK)
         bench.hears(ENDED)
         async with asyncio.timeout(DEADLINE_S):
-            await bench.keeper.known.wait()
+            await bench.supervised.known.wait()
         await bench.coordinator.logs.until(lambda store: TASK in store.tasks)
         sent = bench.coordinator.logs.data[StreamId(TASK, StreamKind.NCCL)]
         assert sent.startswith(earlier)
@@ -119,7 +119,7 @@ async def test_of_what_an_earlier_life_may_have_sent_nobody_says_that_there_is_n
             await bench.coordinator.logs.until(lambda store: TASK in store.tasks)
 
 
-async def test_a_task_whose_shim_died_is_told_of_as_soon_as_there_are_descriptors(
+async def test_a_task_whose_shim_died_is_reported_as_soon_as_there_are_descriptors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blind = asyncio.Event()
@@ -137,14 +137,14 @@ async def test_a_task_whose_shim_died_is_told_of_as_soon_as_there_are_descriptor
     async with keeping(tmp_path, adopted=False) as bench:
         with structlog.testing.capture_logs() as said:
             with descriptors_left():
-                keeps = loop.create_task(bench.keeper.run())
+                keeps = loop.create_task(bench.supervised.run())
                 async with asyncio.timeout(DEADLINE_S):
                     await blind.wait()
             ended = await bench.next()
         assert (said[0]["event"], said[0]["why"]) == ("task_not_examined", NONE_LEFT)
         assert isinstance(ended, ShimReported)
         assert ended.status.phase is ShimPhase.CLEANED
-        bench.keeper.remove()
+        bench.supervised.remove()
         assert isinstance(await bench.next(), TaskRemoved)
         assert not bench.folder.exists()
         await keeps

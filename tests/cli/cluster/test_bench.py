@@ -7,8 +7,8 @@ import pytest
 from muster.bench.results import Run
 from muster.cli.cluster.bench import NO_PROOF
 from muster.http.fabric import FabricView, NodeFabricView, PlannedPort, PlanView
+from muster.protocol.observations.traffic import Carrier, JobProof
 from muster.protocol.states import JobState
-from muster.protocol.traffic import Carrier, JobProof
 from tests.cli.conftest import Run as Muster
 from tests.client.fake_coordinator import FakeCoordinator, ended, job_view, record
 

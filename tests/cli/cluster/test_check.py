@@ -73,7 +73,7 @@ def test_a_node_that_is_lost_is_a_fault(fake: FakeCoordinator, run: Muster) -> N
     assert sent["nodes"] == 2
 
 
-def test_differences_are_told_in_words(fake: FakeCoordinator, run: Muster) -> None:
+def test_differences_are_reported_in_words(fake: FakeCoordinator, run: Muster) -> None:
     scene(fake, *LINES, a="free", b="free", c="busy")
     done = run("check")
     assert done.returncode == 1

@@ -10,6 +10,7 @@ import yaml
 import agent.config
 import orchestrator.config
 from muster.client import load_settings
+from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass, TokensFile, digest, parse
 from tests.cli.conftest import Run
 
@@ -29,9 +30,10 @@ def test_the_files_are_what_the_daemons_and_the_client_read(run: Run, tmp_path: 
         yaml.safe_load(coordinator.tokens_path.read_text()), TokensFile
     ).tokens
     assert [(record.class_, record.user) for record in records] == [
-        (TokenClass.ADMIN, "alice"),
+        (TokenClass.USER, "alice"),
         (TokenClass.JOIN, "alice"),
     ]
+    assert records[0].user_role is Role.ADMIN
     assert node.token_file is not None
     for text, record in zip(
         (client.token, node.token_file.read_text().strip()), records, strict=True
@@ -47,7 +49,7 @@ def test_secrets_are_for_their_owner_alone_and_never_shown(run: Run, tmp_path: P
     private = ["cluster/tokens.yaml", "cluster/join-token", ".config/muster/client.yaml"]
     for name in private:
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
-    assert b"muster_admin_" not in done.stdout + done.stderr
+    assert b"muster_user_" not in done.stdout + done.stderr
     assert b"muster_join_" not in done.stdout + done.stderr
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from muster.cli.cluster.tokens_file import changing, new_token
 from muster.daemon.clock import SystemClock
+from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass
 from orchestrator.api.http.tokens import TokenStore
 from tests.cli.conftest import Run
@@ -32,7 +33,7 @@ def test_a_new_token_is_good_and_its_secret_is_nowhere(run: Run, file: Path) -> 
     token = done.stdout.decode().strip()
     record = store(file).find(token)
     assert record is not None
-    assert (record.user, record.class_) == ("bob", TokenClass.ADMIN)
+    assert (record.user, record.user_role) == ("bob", Role.USER)
     assert store(file).why_not(record) == ""
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", record.expires)
     assert token.rpartition("_")[2] not in file.read_text()

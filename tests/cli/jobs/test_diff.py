@@ -22,9 +22,9 @@ def test_only_what_differs_is_shown(run: Run, fake: FakeCoordinator) -> None:
     put(fake, 42, {"stop": {"grace": "5m"}, "env": {"A": "2"}, "python": "/v"}, {"A": "2", **two})
     found = json.loads(run("diff", "41", "42", "--json").stdout)
     assert found["jobs"] == [41, 42]
-    told = {d["what"]: (d["first"], d["second"]) for d in found["differences"]}
-    assert told.pop("ran")[1] == ""
-    assert told == {
+    differences = {d["what"]: (d["first"], d["second"]) for d in found["differences"]}
+    assert differences.pop("ran")[1] == ""
+    assert differences == {
         "stop.grace": ("30s", "5m"),
         "env.A": ("1", "2"),
         "python": ("", "/v"),

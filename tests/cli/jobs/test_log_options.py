@@ -328,7 +328,7 @@ def test_a_job_that_wrote_nothing_is_said_to_have(
 
 
 @pytest.mark.parametrize(
-    ("view", "told"),
+    ("view", "hinted"),
     [
         (job_view(), True),
         (job_view(nodes=1, spec={"run": ["train.py"], "nproc_per_node": 8}), True),
@@ -338,9 +338,9 @@ def test_a_job_that_wrote_nothing_is_said_to_have(
         (ended(job_view(started_at=None), JobState.FAILED, 123), False),
     ],
 )
-def test_a_terminal_is_told_of_the_ranks_that_are_not_shown(
-    environ: dict[str, str], fake: FakeCoordinator, view: api.JobView, told: bool
+def test_a_terminal_is_informed_of_the_ranks_that_are_not_shown(
+    environ: dict[str, str], fake: FakeCoordinator, view: api.JobView, hinted: bool
 ) -> None:
     fake.script.jobs[42] = view
     shown = on_a_terminal(environ, "logs", "42")
-    assert (b"rank 0 only; every rank: muster logs --rank all 42" in shown) is told
+    assert (b"rank 0 only; every rank: muster logs --rank all 42" in shown) is hinted

@@ -208,7 +208,7 @@ def test_nodes_are_listed(run: Run, fake: FakeCoordinator) -> None:
     assert "0/8 H100    96  1024GiB" in run("nodes").stdout.decode()
 
 
-def test_version_tells_of_both_sides(run: Run, fake: FakeCoordinator) -> None:
+def test_version_shows_both_sides(run: Run, fake: FakeCoordinator) -> None:
     text = run("version").stdout.decode()
     assert text.startswith("client ")
     assert f"coordinator  0.1.0, protocol 1, {fake.url}" in text
@@ -498,3 +498,29 @@ def test_no_job_that_matches_is_said(
     assert (done.returncode, done.stdout) == (0, b"")
     assert done.stderr.decode().startswith(f"muster: {said}")
     assert run("ps", *arguments, "--json").stderr == b""
+
+
+def test_the_variables_of_a_job_are_shown_with_their_origin(
+    run: Run, fake: FakeCoordinator
+) -> None:
+    fake.put(job_view(42))
+    fabric, job = api.VariableOrigin.FABRIC, api.VariableOrigin.JOB
+    env, origins = {"NCCL_IB_HCA": "=mlx5_0", "A": "b\x1b[2J"}, {"NCCL_IB_HCA": fabric, "A": job}
+    nodes = (
+        api.NodeEnvironment("gpu-01", 0, env, origins),
+        api.NodeEnvironment("gpu-02", 1, None),
+    )
+    fake.script.environments[42] = api.EnvironmentView(42, 2, nodes)
+    done = run("show", "42", "--env")
+    assert [line.split() for line in done.stdout.decode().splitlines()] == [
+        ["VARIABLE", "VALUE", "FROM"],
+        ["A", "b\\x1b[2J", "job", "file"],
+        ["NCCL_IB_HCA", "=mlx5_0", "fabric", "plan"],
+    ]
+    assert b"node gpu-01 (node rank 0), attempt 2" in done.stderr
+    fake.script.environments[42] = api.EnvironmentView(42, 2, nodes[1:])
+    assert b"not decided yet" in run("show", "42", "--env", "--node", "gpu-02").stderr
+    fake.script.environments[42] = api.EnvironmentView(42, 2, ())
+    assert b"node gpu-09 is not in" in run("show", "42", "--env", "--node", "gpu-09").stderr
+    assert run("show", "42", "--node", "gpu-02").returncode == 2
+    assert run("show", "42", "--env", "--fabric").returncode == 2

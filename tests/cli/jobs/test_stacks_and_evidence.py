@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from muster.cli.output.stacks_view import heading, stack_lines, verdict_lines
-from muster.protocol.hangs import (
+from muster.protocol.observations.hangs import (
     Doing,
     Frame,
     HangKind,

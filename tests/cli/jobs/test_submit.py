@@ -42,6 +42,25 @@ def test_options_change_what_the_file_says(run: Run, fake: FakeCoordinator, tmp_
     }
 
 
+def test_short_options(run: Run, fake: FakeCoordinator) -> None:
+    done = run("submit", "-N", "2", "-g", "H100:4", "-e", "A=1", "--", "train.py")
+    assert done.returncode == 0, done.stderr
+    mapping = mapping_of(fake)
+    assert mapping["nodes"] == "2"
+    assert mapping["resources"] == {"gpu": "H100:4"}
+    assert mapping["env"] == {"A": "1"}
+    refused = run("submit", "-i", "pytorch:latest", "--", "train.py")
+    assert refused.returncode == 2
+    assert b"image" in refused.stderr
+    assert b"not supported yet" in refused.stderr
+
+
+def test_a_variable_without_effect_is_named(run: Run, fake: FakeCoordinator) -> None:
+    done = run("submit", "-e", "NCCL_IB_CUDA_SUPPORT=1", "--", "train.py")
+    assert done.stdout == b"42\n"
+    assert b"env.NCCL_IB_CUDA_SUPPORT has no effect" in done.stderr
+
+
 def test_a_variable_goes_before_the_file_and_an_option_before_it(
     run: Run, fake: FakeCoordinator, tmp_path: Path
 ) -> None:
@@ -119,7 +138,7 @@ def test_options_of_the_command_are_the_commands(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "warned"),
     [
         (("--", "python", "trian.py", "--lr", "1"), True),
         (("--", "sub/trian.py"), True),
@@ -133,14 +152,14 @@ def test_options_of_the_command_are_the_commands(
         (("-f", "job.yaml", "--set", "workdir=HERE"), True),
     ],
 )
-def test_a_script_that_is_not_in_this_folder_is_told_before_it_waits(
-    run: Run, fake: FakeCoordinator, tmp_path: Path, arguments: tuple[str, ...], told: bool
+def test_a_script_that_is_not_in_this_folder_is_reported_before_it_waits(
+    run: Run, fake: FakeCoordinator, tmp_path: Path, arguments: tuple[str, ...], warned: bool
 ) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").write_text("run: trian.py\nworkdir: /data\n")
     done = run("submit", *(word.replace("HERE", str(tmp_path)) for word in arguments))
     assert (done.returncode, done.stdout) == (0, b"42\n"), done.stderr
-    assert (b"trian.py is not in this folder" in done.stderr) is told
+    assert (b"trian.py is not in this folder" in done.stderr) is warned
 
 
 @pytest.mark.parametrize("more", [(), ("--wait",), ("--follow",), ("--wait", "--json")])

@@ -12,7 +12,7 @@ from tests.cli.conftest import DEADLINE_S, Run, Start
 from tests.client.fake_coordinator import FakeCoordinator, ended, job_view
 
 
-def test_a_job_that_is_not_there_is_told_before_any_is_waited_for(
+def test_a_job_that_is_not_there_is_reported_before_any_is_waited_for(
     run: Run, fake: FakeCoordinator
 ) -> None:
     fake.put(job_view())
@@ -83,7 +83,7 @@ def test_ctrl_c_while_waiting_stops_nothing(start: Start, fake: FakeCoordinator)
     assert not fake.script.cancelled
 
 
-def test_cancel_says_what_it_was_told(run: Run, fake: FakeCoordinator) -> None:
+def test_cancel_says_what_it_was_answered(run: Run, fake: FakeCoordinator) -> None:
     fake.put(job_view())
     done = run("cancel", "42", "--reason", "wrong data", "--grace", "1m30s", "--force")
     assert (done.returncode, done.stdout) == (0, b"")

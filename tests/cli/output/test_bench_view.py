@@ -13,7 +13,7 @@ from muster.cli.output.bench_view import (
     row_printer,
     time_text,
 )
-from muster.protocol.traffic import Carrier
+from muster.protocol.observations.traffic import Carrier
 
 ABOUT = About(16, 2, "nccl", "NVIDIA H100 80GB HBM3", "2.9.0", nccl="2.27.5")
 NO_LINE = Line(None, None, "no pass line: nothing was measured")

@@ -78,7 +78,7 @@ def test_what_is_asked_for_is_done_though_nobody_reads(
 
 
 @pytest.mark.parametrize("verb", ["ps -a", "attach 42", "submit -- true"])
-def test_a_full_disk_is_told_with_a_code_of_ours(
+def test_a_full_disk_is_reported_with_a_code_of_ours(
     fake: FakeCoordinator, environ: dict[str, str], verb: str
 ) -> None:
     fake.put(ended(job_view(), JobState.SUCCEEDED, 0))

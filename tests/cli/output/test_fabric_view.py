@@ -7,7 +7,7 @@ import pytest
 from muster.cli.output.fabric_view import print_fabric
 from muster.cli.output.traffic_view import print_traffic
 from muster.http.fabric import FabricView
-from muster.protocol.traffic import Carrier, JobProof, NodeProof, PortFigures
+from muster.protocol.observations.traffic import Carrier, JobProof, NodeProof, PortFigures
 
 
 def test_a_refused_gang_waits_for_no_plan(capsys: pytest.CaptureFixture[str]) -> None:

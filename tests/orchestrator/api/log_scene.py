@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from muster.protocol.ids import TaskId
-from muster.protocol.log_channel import (
+from muster.protocol.link.log_channel import (
     EndStream,
     LogAck,
     StreamId,

@@ -13,6 +13,7 @@ from orchestrator.api.http.tokens import TokenStore
 from orchestrator.config import Limits as HttpLimits
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State
+from orchestrator.core.rights.principals import Policy
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.agent_sessions import AgentSessions
@@ -51,6 +52,7 @@ def routes() -> list[tuple[str, str]]:
                 origins=Origins(None),
                 limits=HttpLimits(),
                 rules=SubmitRules(),
+                policy=Policy(),
             )
             writer.close()
             return [(r.method, r.resource.canonical) for r in app.router.routes() if r.resource]

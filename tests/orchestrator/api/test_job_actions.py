@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import Inventory, SignalTask
+from muster.protocol.link.control_channel import Inventory, SignalTask
 from muster.protocol.states import TaskState
 from orchestrator.api.http.rate_limit import BURST_S
 from orchestrator.api.job_actions import SETS_MAX, SIGNALS_PER_S
@@ -46,8 +46,8 @@ async def test_hold_and_release(cluster: CoordinatorProcess) -> None:
         status, freed = await ask(user, "PATCH", path, {"hold": False})
         assert (status, freed["job"]["state"]) == (200, "QUEUED")
         events = await user.get(f"{path}/events")
-        told = [event["text"] for event in events["events"]]
-        assert told[1:] == ["held by admin-user: data", "released by admin-user"]
+        texts = [event["text"] for event in events["events"]]
+        assert texts[1:] == ["held by admin-user: data", "released by admin-user"]
 
 
 async def test_change_what_can_be_changed(cluster: CoordinatorProcess) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from muster.protocol.control_channel import Inventory
+from muster.protocol.link.control_channel import Inventory
 from orchestrator.api.redaction import REDACTED, is_secret
 from tests.orchestrator.fake_agent import FakeAgent, connect
 from tests.orchestrator.process import CoordinatorProcess
@@ -24,7 +24,7 @@ async def validate(user: User, **fields: Any) -> tuple[int, Any]:
         return answer.status, await answer.json()
 
 
-async def test_validate_tells_what_a_submit_would_make_of_it(
+async def test_validate_shows_what_a_submit_would_make_of_it(
     coordinator: CoordinatorProcess,
 ) -> None:
     async with user_and_node(coordinator) as (user, _):
@@ -42,7 +42,9 @@ async def test_validate_tells_what_a_submit_would_make_of_it(
         assert (await user.get("/v1/jobs"))["jobs"] == before
 
 
-async def test_what_a_pool_fills_in_is_told_and_in_the_job(coordinator: CoordinatorProcess) -> None:
+async def test_what_a_pool_fills_in_is_reported_and_in_the_job(
+    coordinator: CoordinatorProcess,
+) -> None:
     async with user_and_node(coordinator) as (user, _), connect(coordinator, "l1") as other:
         inventory = Inventory("127.0.0.1", machine_id="l1", cpus=4, pool="lab")
         await other.hello(inventory=inventory)
@@ -81,6 +83,9 @@ async def test_the_spec_and_the_environment_of_a_job(coordinator: CoordinatorPro
         shown = await user.get(f"/v1/jobs/{job}/env")
         (node,) = shown["nodes"]
         assert node["env"] == {**order.env, "MY_API_KEY": REDACTED}
+        assert node["origins"].keys() == order.env.keys()
+        found = {name: node["origins"][name] for name in ("A", "MASTER_PORT", "PYTHONUNBUFFERED")}
+        assert list(found.values()) == ["job file", "muster", "default"]
         assert order.env["MY_API_KEY"] == "canary-5512"
         assert "canary-5512" not in str(shown)
         hidden = {"A": "b", "MY_API_KEY": REDACTED}

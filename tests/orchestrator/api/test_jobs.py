@@ -205,7 +205,7 @@ def test_a_page_that_has_looked_far_enough_ends_with_a_cursor(
     async def page(cursor: str | None) -> Any:
         request = make_mocked_request("GET", "/v1/jobs")
         request[QUERY] = JobsQuery(pool="rare", cursor=cursor)
-        answer = await job_list.JobListApi(Owner()).list(request)  # type: ignore[arg-type]
+        answer = await listing(Owner()).list(request)
         assert isinstance(answer.body, bytes)
         return json.loads(answer.body)
 
@@ -221,6 +221,20 @@ def test_a_page_that_has_looked_far_enough_ends_with_a_cursor(
     assert asyncio.run(main()) == [[], [17], [], [3], []]
 
 
+class Everything:
+    """Rights of somebody who may read every job."""
+
+    def shown_users(self, _request: object) -> None:
+        return None
+
+    def allows(self, *_: object) -> bool:
+        return True
+
+
+def listing(owner: Any) -> job_list.JobListApi:
+    return job_list.JobListApi(owner, Everything())  # type: ignore[arg-type]
+
+
 def test_a_job_on_its_way_to_the_archive_is_listed_once() -> None:
     """It is in both for a moment; and pages end where one of the two has not been looked at."""
     state = State()
@@ -231,7 +245,9 @@ def test_a_job_on_its_way_to_the_archive_is_listed_once() -> None:
 
     class Archive:
         async def page(self, before: int, limit: int, **_: object) -> Page:
-            found = [Line(job.id, job) for job in there if job.id < before][: min(limit, 4)]
+            found = [Line(job.id, job.user, job) for job in there if job.id < before][
+                : min(limit, 4)
+            ]
             return Page(found, found[-1].id if len(found) == min(limit, 4) else 0)
 
     class Owner:
@@ -249,7 +265,7 @@ def test_a_job_on_its_way_to_the_archive_is_listed_once() -> None:
         while True:
             request = make_mocked_request("GET", "/v1/jobs")
             request[QUERY] = JobsQuery(limit=limit, cursor=cursor)
-            answer = await job_list.JobListApi(Owner()).list(request)  # type: ignore[arg-type]
+            answer = await listing(Owner()).list(request)
             assert isinstance(answer.body, bytes)
             page = json.loads(answer.body)
             found.append([job["id"] for job in page["jobs"]])

@@ -9,10 +9,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from muster.protocol.control_channel import PrepareTask
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
-from muster.protocol.log_channel import TaskLogsEnd
+from muster.protocol.link.control_channel import PrepareTask
+from muster.protocol.link.log_channel import TaskLogsEnd
 from muster.protocol.states import TaskState
 from orchestrator.api.log_stream import waited_s
 from tests.orchestrator.api.log_scene import log_scene, texts

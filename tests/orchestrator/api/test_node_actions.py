@@ -40,9 +40,9 @@ async def test_drain_and_resume(coordinator: CoordinatorProcess) -> None:
         assert "d1 is not connected" in said["detail"]
         assert (await ask(user, "resume", {"check": False}))[0] == 200
         events = (await user.get("/v1/events"))["events"]
-        told = [it["text"] for it in events if it["kind"] in ("NodeDrained", "NodeResumed")]
-        assert told[0] == "node d1 drained by admin-user: bad DIMM"
-        assert told[-1] == "node d1 resumed by admin-user"
+        texts = [it["text"] for it in events if it["kind"] in ("NodeDrained", "NodeResumed")]
+        assert texts[0] == "node d1 drained by admin-user: bad DIMM"
+        assert texts[-1] == "node d1 resumed by admin-user"
 
 
 async def test_what_cannot_be_is_refused_by_name(coordinator: CoordinatorProcess) -> None:

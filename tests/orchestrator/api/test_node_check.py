@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from muster.protocol.control_channel import Inventory, PrepareTask
-from muster.protocol.gpus import GpuDevice
+from muster.protocol.link.control_channel import Inventory, PrepareTask
+from muster.protocol.observations.gpus import GpuDevice
 from muster.protocol.states import TaskState
 from tests.orchestrator.core.fabrics import full
 from tests.orchestrator.fake_agent import FakeAgent, connect, prepared

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from muster.protocol.ids import JobId, NodeName
-from muster.protocol.traffic import FabricReport, PortFigures, PortHealth, SocketFigures
+from muster.protocol.observations.traffic import (
+    FabricReport,
+    PortFigures,
+    PortHealth,
+    SocketFigures,
+)
 from orchestrator.api import traffic_metrics
 from orchestrator.api.metrics import FAMILIES
 from tests.fabric import nccl_lines as lines

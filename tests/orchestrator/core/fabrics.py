@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from muster.fabric.nccl_version import Version
-from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric, PortGids
+from muster.protocol.observations.fabric import FabricPort, MissingPort, NodeFabric, PortGids
 from muster.spec.model import Rdma
 from orchestrator.core.fabric.plan import FabricRequest, Refused, plan
 from orchestrator.core.fabric.port_slots import Member

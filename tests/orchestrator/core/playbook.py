@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, task_id
+from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
     Command,
     Heartbeat,
@@ -18,11 +20,10 @@ from muster.protocol.control_channel import (
     Prepared,
     RankReport,
     Refusal,
+    TaskObservations,
     TaskReport,
 )
-from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, task_id
-from muster.protocol.instant import Instant
-from muster.protocol.interfaces import Interface
+from muster.protocol.observations.interfaces import Interface
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Argv, JobSpec
@@ -44,6 +45,12 @@ OBSERVED = NodeObservations(INVENTORY)
 def spec(name: str = "train", nodes: int = 1, **more: Any) -> JobSpec:
     fields: dict[str, object] = {"name": name, "nodes": nodes, "run": Argv(("train.py",)), **more}
     return msgspec.convert({k: msgspec.to_builtins(v) for k, v in fields.items()}, JobSpec)
+
+
+def task_report(name: TaskId, state: TaskState, **more: Any) -> TaskReport:
+    """A report, with what is observed of the task among the other fields."""
+    seen = {name: more.pop(name) for name in TaskObservations.__struct_fields__ if name in more}
+    return TaskReport(name, state, observed=TaskObservations(**seen), **more)
 
 
 @dataclass
@@ -173,8 +180,7 @@ class Cluster:
         assert found is not None
         session = self.state.nodes[found.node].session
         assert session is not None
-        said = TaskReport(task, state, **more)
-        return self.turn(s.ReportReceived(session, said))
+        return self.turn(s.ReportReceived(session, task_report(task, state, **more)))
 
     def prepare(self, task: TaskId, **more: Any) -> Turn:
         return self.report(task, TaskState.PREPARED, prepared=prepared(**more))

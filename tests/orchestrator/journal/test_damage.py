@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.daemon.errors import DirectoryLockedError, FileError
-from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import JobId, NodeName
+from muster.protocol.link.control_channel import Inventory
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.model import JobSpec, Shell
 from orchestrator.core.facts import cluster as cf
@@ -102,7 +102,7 @@ def test_a_lost_database_is_not_begun_anew(tmp_path: Path, how: str) -> None:
         read(folder)
 
 
-def test_logs_on_another_disk_tell_of_a_lost_database(tmp_path: Path) -> None:
+def test_logs_on_another_disk_reveal_a_lost_database(tmp_path: Path) -> None:
     folder, logs = tmp_path / "state", tmp_path / "disk"
     (logs / "lost+found").mkdir(parents=True)
     Journal.open(folder, logs=logs).close()
@@ -283,19 +283,19 @@ def test_a_node_that_joins_again_after_a_restore_has_no_logs_of_another(tmp_path
     assert (folder / "silent").read_text() == "1\n"
 
 
-@pytest.mark.parametrize("told_by", ["logs on another disk", "the journal", "its archive"])
-def test_a_job_after_the_backup_keeps_its_number(tmp_path: Path, told_by: str) -> None:
+@pytest.mark.parametrize("shown_by", ["logs on another disk", "the journal", "its archive"])
+def test_a_job_after_the_backup_keeps_its_number(tmp_path: Path, shown_by: str) -> None:
     folder, logs = made(tmp_path), tmp_path / "disk"
     back_up(folder, tmp_path / "copy")
     logs.mkdir()
-    if told_by == "logs on another disk":
+    if shown_by == "logs on another disk":
         (logs / "2000").mkdir()
     else:
         journal = Journal.open(folder)
         journal.append(
             [(f.JobSubmitted(JobId(2000), JobSpec(name="late", run=Shell("true")), "ann"), 3.0)]
         )
-        if told_by == "its archive":
+        if shown_by == "its archive":
             row = Archived(2000, "ann", "job", "default", "CANCELLED", 4.0, "", "", b"{}")
             assert journal.archive([row])
         journal.close()

@@ -11,8 +11,8 @@ import pytest
 from msgspec import structs
 
 from muster.daemon.errors import DirectoryLockedError
-from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import JobId, NodeName
+from muster.protocol.link.control_channel import Inventory
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.model import JobSpec, Shell
 from orchestrator.core.facts import cluster as cf

@@ -95,7 +95,7 @@ def test_a_restore_that_is_killed_leaves_the_old_the_new_or_a_refusal(tmp_path: 
     assert jobs[-1] == 1
 
 
-def test_the_way_back_from_a_newer_release_is_told_and_works(
+def test_the_way_back_from_a_newer_release_is_reported_and_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = journal_of(tmp_path)

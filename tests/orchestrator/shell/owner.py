@@ -6,8 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from muster.daemon.clock import SystemClock
-from muster.protocol.control_channel import Command, Hello, Inventory, NodeObservations, Refused
 from muster.protocol.ids import NodeName, SessionId
+from muster.protocol.link.control_channel import (
+    Command,
+    Hello,
+    Inventory,
+    NodeObservations,
+    Refused,
+)
 from muster.spec.model import JobSpec, Launcher, Shell
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.inputs import HelloReceived, SubmitReceived

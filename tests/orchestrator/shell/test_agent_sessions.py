@@ -7,9 +7,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from muster.protocol.codec import FRAME_BYTES_MAX, ReportFrame, encode
-from muster.protocol.control_channel import Heartbeat, HeartbeatAck, Refusal, Refused, TaskReport
 from muster.protocol.ids import TaskId
+from muster.protocol.link.codec import FRAME_BYTES_MAX, ReportFrame, encode
+from muster.protocol.link.control_channel import (
+    Heartbeat,
+    HeartbeatAck,
+    Refusal,
+    Refused,
+    TaskReport,
+)
 from muster.protocol.states import TaskState
 from tests.orchestrator.fake_agent import DEADLINE_S, FakeAgent, connect, hello
 from tests.orchestrator.process import CoordinatorProcess
@@ -45,7 +51,7 @@ async def test_hello_is_welcomed_and_a_heartbeat_is_answered(
 ) -> None:
     async with connect(coordinator, "a1") as agent, user_of(coordinator) as user:
         welcome = await agent.hello()
-        assert (welcome.epoch, welcome.heartbeat_s, welcome.lease_s) == (1, 20.0, 60.0)
+        assert (welcome.epoch, welcome.heartbeat_s) == (1, 20.0)
         await agent.say(Heartbeat(12.5))
         assert await agent.hear() == HeartbeatAck(12.5)
         assert await link_of(user, "a1") == "connected"
@@ -84,7 +90,7 @@ async def test_a_new_connection_of_an_agent_ends_its_old_one(
         assert await link_of(user, "a3") == "connected"
 
 
-async def test_a_second_agent_of_the_same_name_is_told_why_not(
+async def test_a_second_agent_of_the_same_name_learns_why_not(
     coordinator: CoordinatorProcess,
 ) -> None:
     async with connect(coordinator, "a4") as one, connect(coordinator, "a4") as two:
@@ -95,7 +101,7 @@ async def test_a_second_agent_of_the_same_name_is_told_why_not(
         assert (await closed(two))[1] == "duplicate_name"
 
 
-def test_a_second_agent_of_one_machine_is_told_why_not(coordinator: CoordinatorProcess) -> None:
+def test_a_second_agent_of_one_machine_learns_why_not(coordinator: CoordinatorProcess) -> None:
     async def main() -> None:
         async with connect(coordinator, "a5") as one, connect(coordinator, "b5") as two:
             await one.hello()

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import Heartbeat, NodeChanges
-from muster.protocol.disks import DiskHealth
 from muster.protocol.ids import JobId, NodeName
+from muster.protocol.link.control_channel import Heartbeat, NodeChanges
+from muster.protocol.observations.disks import DiskHealth
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts.effects import Declined, RequestId, Submitted
 from orchestrator.core.facts.inputs import (
@@ -196,17 +196,17 @@ def test_a_job_goes_to_the_archive_with_all_that_was_decided_of_it(
     """Where its last fact may wait for the next commit, too."""
     monkeypatch.setattr(coordinator_module, "LAZY_FLUSH_S", 3600.0)
     monkeypatch.setattr(archive_module, "LINGER_S", 0.0)
-    told = msgspec.structs.replace(SPEC, notify=("https://hook.example/x",))
+    with_webhook = msgspec.structs.replace(SPEC, notify=("https://hook.example/x",))
     stays, goes = JobId(1), JobId(2)
 
     async def story(rig: Rig) -> None:
         owner = rig.coordinator
         await rig.join()
         await rig.submit()  # it has the node: the next one is queued
-        submitted = await owner.submit(SubmitReceived(RequestId(0), told, "ann"))
+        submitted = await owner.submit(SubmitReceived(RequestId(0), with_webhook, "ann"))
         assert submitted == Submitted(goes, created=True)
         await owner.request(lambda rid: CancelReceived(rid, goes, "ann"))
-        await owner.put(WebhookAttempted(goes, owner.state.jobs[goes].notices_made, 0, ""))
+        await owner.put(WebhookAttempted(goes, owner.state.jobs[goes].webhooks_made, 0, ""))
         archiving = asyncio.create_task(owner.archive_ended())
         while goes in owner.state.jobs:
             await owner.beat()

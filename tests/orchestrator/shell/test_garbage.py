@@ -17,15 +17,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muster.protocol.codec import FRAME_BYTES_MAX, ReportFrame, encode
-from muster.protocol.control_channel import (
+from muster.protocol.link.codec import FRAME_BYTES_MAX, ReportFrame, encode
+from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
     Heartbeat,
     HeartbeatAck,
     Refused,
     TaskReport,
 )
-from muster.protocol.log_channel import (
+from muster.protocol.link.log_channel import (
     Chunk,
     LogHello,
     StreamId,
@@ -217,9 +217,9 @@ async def shown(scene: Scene) -> Any:
 def lines(scene: Scene, event: str, before: int) -> list[dict[str, Any]]:
     """What was told since. It comes by a pipe and a thread, so its cause may be seen before it."""
     deadline = time.monotonic() + DEADLINE_S
-    while not (told := scene.process.events(event)[before:]) and time.monotonic() < deadline:
+    while not (events := scene.process.events(event)[before:]) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return told
+    return events
 
 
 @pytest.mark.parametrize(
@@ -233,17 +233,17 @@ def lines(scene: Scene, event: str, before: int) -> list[dict[str, Any]]:
         ("/v1/agent/logs", LOG_HELLO, b"x" * (2 << 20), "log_protocol_error"),
     ],
 )
-def test_it_is_closed_with_a_reason_and_told_in_one_line(
+def test_it_is_closed_with_a_reason_and_reported_in_one_line(
     scene: Scene, path: str, first: str, frame: bytes, event: str
 ) -> None:
     before = len(scene.process.events(event))
     why = scene.run(throw(scene, path, [first], [(frame, False)] if frame else []))
     assert why, "closed"
-    told = lines(scene, event, before)
-    assert len(told) == 1, told
-    assert told[0]["why"]
-    assert told[0]["peer"] == "127.0.0.1", "who it was is said"
-    assert "Traceback" not in json.dumps(told)
+    logged = lines(scene, event, before)
+    assert len(logged) == 1, logged
+    assert logged[0]["why"]
+    assert logged[0]["peer"] == "127.0.0.1", "who it was is said"
+    assert "Traceback" not in json.dumps(logged)
 
 
 @pytest.mark.parametrize(
@@ -263,8 +263,8 @@ def test_another_protocol_is_answered_with_what_to_upgrade(
 
     before = len(scene.process.events("agent_refused"))
     refused = scene.run(story())
-    (told,) = lines(scene, "agent_refused", before)
-    assert (told["node"], told["peer"], told["why"]) == ("skewed", "127.0.0.1", refused.text)
+    (event,) = lines(scene, "agent_refused", before)
+    assert (event["node"], event["peer"], event["why"]) == ("skewed", "127.0.0.1", refused.text)
     assert refused.code == "protocol"
     assert f": upgrade the {who}" in refused.text
 

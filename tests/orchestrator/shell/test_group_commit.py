@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import TaskReport
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
+from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.outcome import ExitStatus, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import jobs as f

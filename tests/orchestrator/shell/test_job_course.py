@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from muster.protocol.ids import TaskId
-from muster.protocol.log_channel import (
+from muster.protocol.link.log_channel import (
     EndStream,
     OpenStream,
     StreamAt,

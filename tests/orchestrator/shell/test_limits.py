@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 
 from muster.http.views import TAIL_MAX
-from muster.protocol.control_channel import (
+from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import (
     Heartbeat,
     HeartbeatAck,
     Inventory,
@@ -20,11 +21,7 @@ from muster.protocol.control_channel import (
     RankReport,
     TaskReport,
 )
-from muster.protocol.gpus import DEVICES_MAX, GpuDevice
-from muster.protocol.hardware_events import EVENTS_MAX, Grade, HardwareEvent
-from muster.protocol.ids import TaskId
-from muster.protocol.interfaces import INTERFACES_MAX, Interface, InterfaceKind
-from muster.protocol.log_channel import (
+from muster.protocol.link.log_channel import (
     RANKS_PER_NODE_MAX,
     STREAMS_PER_TASK_MAX,
     OpenStream,
@@ -32,6 +29,9 @@ from muster.protocol.log_channel import (
     StreamKind,
     TaskLogsEnd,
 )
+from muster.protocol.observations.gpus import DEVICES_MAX, GpuDevice
+from muster.protocol.observations.hardware_events import EVENTS_MAX, Grade, HardwareEvent
+from muster.protocol.observations.interfaces import INTERFACES_MAX, Interface, InterfaceKind
 from muster.protocol.states import TaskState
 from muster.spec.field_readers import MAX_NODES
 from muster.spec.parse import MAX_RETRIES, MAX_WEBHOOKS

@@ -5,8 +5,14 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from muster.protocol.control_channel import Heartbeat, HeartbeatAck, Inventory, NodeChanges, Refused
-from muster.protocol.gpus import GpuDevice
+from muster.protocol.link.control_channel import (
+    Heartbeat,
+    HeartbeatAck,
+    Inventory,
+    NodeChanges,
+    Refused,
+)
+from muster.protocol.observations.gpus import GpuDevice
 from orchestrator.journal.schema import FILE_NAME
 from tests.orchestrator.fake_agent import connect, hello
 from tests.orchestrator.process import CoordinatorProcess

@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from muster.protocol.control_channel import ForgetTask, TaskReport
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ForgetTask, TaskReport
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from tests.orchestrator.fake_agent import connect, prepared

@@ -13,9 +13,9 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.codec import COMMAND_BYTES_MAX, ReportFrame, decode_command, encode
-from muster.protocol.control_channel import ArrangeTask, ForgetTask, PrepareTask, TaskReport
 from muster.protocol.ids import SessionId, TaskId
+from muster.protocol.link.codec import COMMAND_BYTES_MAX, ReportFrame, decode_command, encode
+from muster.protocol.link.control_channel import ArrangeTask, ForgetTask, PrepareTask, TaskReport
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 from orchestrator.core.facts.inputs import HelloReceived, Input, ReportReceived, SessionEnded
@@ -118,8 +118,8 @@ async def test_a_command_that_fits_no_frame_is_a_refusal_and_the_connection_goes
         frame = decode_command(await socket.receive_str())
         assert (frame.seq, frame.body) == (1, small)
     reports = [s.report for s in heard.inputs if isinstance(s, ReportReceived)]
-    told = [report for report in reports if isinstance(report, TaskReport)]
-    assert [(r.task, r.state, r.refusal and r.refusal.code) for r in told] == [
+    task_reports = [report for report in reports if isinstance(report, TaskReport)]
+    assert [(r.task, r.state, r.refusal and r.refusal.code) for r in task_reports] == [
         (large.task, TaskState.ASSIGNED, RefusalCode.TOO_LARGE),
         (arrange.task, TaskState.PREPARED, RefusalCode.TOO_LARGE),
     ]

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from muster.daemon.clock import SystemClock
 from muster.daemon.task_owner import TaskOwner
 from muster.protocol.ids import JobId, TaskId
-from muster.protocol.log_channel import LogAck, LogHello, StreamId, StreamKind
+from muster.protocol.link.log_channel import LogAck, LogHello, StreamId, StreamKind
 from orchestrator.api.log_stream import LogReader, Selection
 from orchestrator.shell import coordinator as coordinator_module
 from orchestrator.shell.bulk_reads import BulkReads

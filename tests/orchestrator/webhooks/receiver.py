@@ -20,7 +20,7 @@ class Delivery:
     body: bytes
 
     @property
-    def told(self) -> Any:
+    def content(self) -> Any:
         return json.loads(self.body)
 
 

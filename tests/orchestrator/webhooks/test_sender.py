@@ -87,12 +87,12 @@ def test_a_commit_does_not_walk_what_was_taken_before(tmp_path: Path, receiver: 
         async with sending(rig, NOBODY, receiver.url):
             name = await ended(rig, f"{NOBODY}/x")
             job = rig.coordinator.state.jobs[name]
-            while not any(notice.problem for notice in job.notices.values()):
+            while not any(webhook.problem for webhook in job.queued_webhooks.values()):
                 await rig.coordinator.beat()
-            job.notices = notices = Counted(job.notices)
+            job.queued_webhooks = queued_webhooks = Counted(job.queued_webhooks)
             await ended(rig, f"{receiver.url}/x")
             await asyncio.to_thread(receiver.await_deliveries, 1)
-            assert notices.walks == 0
+            assert queued_webhooks.walks == 0
 
     with_owner(tmp_path, main)
 
@@ -159,9 +159,9 @@ def test_what_was_dropped_is_not_sent_and_logged(
                 await hung.asked.wait_for(lambda: hung.requests == 1)
             await ended(rig, f"{receiver.url}/x")
             await asyncio.to_thread(receiver.await_deliveries, 1)
-            while len(rig.coordinator.state.telling) > 1:
+            while len(rig.coordinator.state.webhook_jobs) > 1:
                 await rig.coordinator.beat()
-            assert rig.coordinator.state.telling == {jobs[-1]}
+            assert rig.coordinator.state.webhook_jobs == {jobs[-1]}
             assert list(made._lines[f"{hung.url}/x"].waiting) == [(jobs[-1], 1, 0)]
             assert rig.coordinator.meters.webhooks_dropped == 4
 

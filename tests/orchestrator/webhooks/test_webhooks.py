@@ -71,39 +71,39 @@ async def run_to_the_end(user: User, agent: FakeAgent, url: str) -> int:
     return job
 
 
-async def notices(user: User, job: int, wanted: Callable[[list[Any]], bool]) -> Any:
+async def queued_webhooks(user: User, job: int, wanted: Callable[[list[Any]], bool]) -> Any:
     """The job, once what its webhooks have not heard is as wanted."""
     async with asyncio.timeout(60):
         while True:
             view = await user.get(f"/v1/jobs/{job}")
-            if wanted(view["notices"]):
+            if wanted(view["pending_webhooks"]):
                 return view
             await asyncio.sleep(0.05)
 
 
-def test_it_is_told_of_the_start_and_the_end_signed(
+def test_it_is_notified_of_the_start_and_the_end_signed(
     coordinator: CoordinatorProcess, receiver: Receiver
 ) -> None:
     async def main(user: User, agent: FakeAgent) -> None:
         job = await run_to_the_end(user, agent, f"{receiver.url}/team/x")
         first, last = await asyncio.to_thread(receiver.await_deliveries, 2)
-        assert (first.told["event"], last.told["event"]) == ("started", "ended")
-        assert last.told["job"]["id"] == job
-        assert last.told["job"]["state"] == "SUCCEEDED"
-        assert last.told["cause"]["code"] == "completed"
-        assert first.told["id"] != last.told["id"]
+        assert (first.content["event"], last.content["event"]) == ("started", "ended")
+        assert last.content["job"]["id"] == job
+        assert last.content["job"]["state"] == "SUCCEEDED"
+        assert last.content["cause"]["code"] == "completed"
+        assert first.content["id"] != last.content["id"]
         for one in (first, last):
             sent = one.headers["Muster-Timestamp"]
             mac = hmac.new(SECRET.encode(), f"{sent}.".encode() + one.body, hashlib.sha256)
             assert one.headers["Muster-Signature"] == f"sha256={mac.hexdigest()}"
-            assert one.headers["Muster-Delivery"] == one.told["id"]
-        view = await notices(user, job, lambda found: not found)
+            assert one.headers["Muster-Delivery"] == one.content["id"]
+        view = await queued_webhooks(user, job, lambda found: not found)
         assert view["spec"]["notify"] == [f"{receiver.url}/***"]
 
     scene(coordinator, main)
 
 
-def test_one_that_fails_is_told_again_with_the_same_id(
+def test_one_that_fails_is_sent_again_with_the_same_id(
     coordinator: CoordinatorProcess, receiver: Receiver
 ) -> None:
     receiver.answers += [503, 429]
@@ -111,8 +111,8 @@ def test_one_that_fails_is_told_again_with_the_same_id(
     async def main(user: User, agent: FakeAgent) -> None:
         await run_to_the_end(user, agent, f"{receiver.url}/team")
         got = await asyncio.to_thread(receiver.await_deliveries, 4)
-        assert [one.told["event"] for one in got] == ["started"] * 3 + ["ended"]
-        assert len({one.told["id"] for one in got[:3]}) == 1
+        assert [one.content["event"] for one in got] == ["started"] * 3 + ["ended"]
+        assert len({one.content["id"] for one in got[:3]}) == 1
 
     scene(coordinator, main)
 
@@ -126,8 +126,8 @@ def test_one_that_refuses_is_not_asked_again_and_that_is_shown(
     async def main(user: User, agent: FakeAgent) -> None:
         job = await run_to_the_end(user, agent, f"{receiver.url}/team")
         got = await asyncio.to_thread(receiver.await_deliveries, 2)
-        assert [one.told["event"] for one in got] == ["started", "ended"]
-        view = await notices(user, job, lambda found: not found)
+        assert [one.content["event"] for one in got] == ["started", "ended"]
+        view = await queued_webhooks(user, job, lambda found: not found)
         (step,) = [step["text"] for step in view["timeline"] if "webhook" in step["text"]]
         assert f"was not notified that attempt 1 has started: it answered {code}" in step
         assert {one.path for one in got} == {"/team"}
@@ -135,32 +135,32 @@ def test_one_that_refuses_is_not_asked_again_and_that_is_shown(
     scene(coordinator, main)
 
 
-def test_one_that_is_away_is_shown_and_told_after_a_restart(tmp_path: Path) -> None:
+def test_one_that_is_away_is_shown_and_notified_after_a_restart(tmp_path: Path) -> None:
     """Also of a job that has ended: it goes to the archive when its webhooks have heard all."""
     away = Receiver()
     with listening(away):
         coordinator = started(tmp_path, away)
     with coordinator:
-        _told_after_a_restart(coordinator, away)
+        _notified_after_a_restart(coordinator, away)
 
 
-def _told_after_a_restart(coordinator: CoordinatorProcess, away: Receiver) -> None:
+def _notified_after_a_restart(coordinator: CoordinatorProcess, away: Receiver) -> None:
     async def before(user: User, agent: FakeAgent) -> None:
         job = await run_to_the_end(user, agent, f"{away.url}/team")
-        view = await notices(user, job, lambda found: any(it["problem"] for it in found))
-        assert [it["event"] for it in view["notices"]] == ["started", "ended"]
-        assert view["notices"][0]["to"] == f"127.0.0.1:{away.port}"
-        assert "cannot be reached" in view["notices"][0]["problem"]
+        view = await queued_webhooks(user, job, lambda found: any(it["problem"] for it in found))
+        assert [it["event"] for it in view["pending_webhooks"]] == ["started", "ended"]
+        assert view["pending_webhooks"][0]["to"] == f"127.0.0.1:{away.port}"
+        assert "cannot be reached" in view["pending_webhooks"][0]["problem"]
 
     scene(coordinator, before)
     coordinator.kill()
     with listening(away):
         coordinator.start()
         got = away.await_deliveries(2)
-        assert [one.told["event"] for one in got] == ["started", "ended"]
+        assert [one.content["event"] for one in got] == ["started", "ended"]
 
         async def after(user: User, _: FakeAgent) -> None:
-            await notices(user, got[0].told["job"]["id"], lambda found: not found)
+            await queued_webhooks(user, got[0].content["job"]["id"], lambda found: not found)
 
         scene(coordinator, after)
 
@@ -208,7 +208,7 @@ def test_what_is_not_allowed_is_refused_at_submit(
         ("webhooks: {allow: [https://a.example], secret_file: SECRET}", "others can read"),
     ],
 )
-def test_a_configuration_that_could_not_tell_is_refused(
+def test_a_configuration_that_could_not_notify_is_refused(
     tmp_path: Path, settings: str, said: str
 ) -> None:
     secret = tmp_path / "secret"

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import ArrangeTask, TaskReport
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import ArrangeTask, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.model import JobSpec
 from orchestrator.core.engine import apply_jobs, decide, react
@@ -144,7 +144,7 @@ def _not_busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
 
 
 def _first_port(state: State, attempt: Attempt) -> f.AttemptArranged | Cause:
-    return rendezvous.choose_meeting(replace(state, ports={}), attempt)
+    return rendezvous.choose_rendezvous(replace(state, ports={}), attempt)
 
 
 def _any_arranged(_: State, fact: f.Fact) -> list[f.Fact]:
@@ -271,7 +271,7 @@ MUTANTS = (
     Mutant("a node that is held counts as free", _put(placement, "busy", _not_busy), ("books",)),
     Mutant(
         "a port that is leased is given again",
-        _put(transitions, "choose_meeting", _first_port),
+        _put(transitions, "choose_rendezvous", _first_port),
         ("books",),
         seed=26,
     ),
@@ -369,7 +369,7 @@ MUTANTS = (
     ),
     Mutant(
         "a port that is leased is given again, and the books are not read",
-        _unseen(_put(transitions, "choose_meeting", _first_port)),
+        _unseen(_put(transitions, "choose_rendezvous", _first_port)),
         ("ports",),
         seed=93,
     ),

@@ -26,8 +26,8 @@ from tests.simulation.mutants.planting import COORDINATOR
 
 def _blind_to_drains(real: Any) -> Any:
     def busy(state: State, spec: Any, node: Node) -> Any:
-        lack = real(state, spec, node)
-        return None if lack is not None and lack.code == "drained" else lack
+        rejection = real(state, spec, node)
+        return None if rejection is not None and rejection.code == "drained" else rejection
 
     return busy
 
@@ -58,7 +58,7 @@ def _pays_for_it(job: Job, attempt: Attempt, *, spare: bool) -> f.JobEnded | f.R
     return f.JobEnded(job.id, cause) if isinstance(decided, f.JobEnded) else decided
 
 
-def _no_brake(real: Any) -> Any:
+def _no_mass_outage(real: Any) -> Any:
     def quarantined(state: State, node: Node, limits: Limits) -> list[f.Fact]:
         bold = Quarantine(limits.quarantine.jobs, limits.quarantine.forgiven_after, 1.0)
         found: list[f.Fact] = real(state, node, Limits(quarantine=bold))
@@ -122,7 +122,7 @@ MUTANTS = (
     ),
     Mutant(
         "a whole pool is quarantined",
-        _wrap(react, "quarantined", _no_brake),
+        _wrap(react, "quarantined", _no_mass_outage),
         ("quarantine",),
         seed=384,
     ),

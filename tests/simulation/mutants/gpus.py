@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agent.core import decide as agent
-from muster.protocol.gpus import GpuDevice, usable
+from muster.protocol.observations.gpus import GpuDevice, usable
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.state import Node, State
 from orchestrator.core.scheduling import gpus, network, placement

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from muster.protocol.control_channel import TaskReport
+from muster.protocol.link.control_channel import TaskReport
 from orchestrator.core.engine import decide
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.state import Task

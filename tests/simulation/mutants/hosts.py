@@ -9,7 +9,7 @@ from agent.core import facts as agent_facts
 from agent.core import task as agent_task
 from agent.core.network_phase import NetworkPhase
 from agent.core.state import HeldTask, State
-from muster.protocol.control_channel import TaskReport
+from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.states import TaskState
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _put

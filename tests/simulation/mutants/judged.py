@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from muster.protocol.control_channel import Hello, Refused
 from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import Hello, Refused
 from orchestrator.core.engine import decide, react, timers
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
@@ -18,7 +18,7 @@ from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Job, Node, State, Task
 from orchestrator.core.nodes import admission, hardware, liveness
 from tests.simulation.mutants import Mutant
-from tests.simulation.mutants.books import _both, _put, _wrap
+from tests.simulation.mutants.books import _put, _wrap
 
 
 def _never_together(*_: Any) -> None:
@@ -29,11 +29,11 @@ def _let_go_by_itself(real: Any) -> Any:
     """Whoever is looked at next is lost."""
 
     def fired(state: State, name: NodeName, now: Instant, limits: Limits) -> Decision:
-        brake = state.brake
-        if brake is not None:
-            state.brake = msgspec.structs.replace(brake, at=-brake.lasts_s)
+        mass_outage = state.mass_outage
+        if mass_outage is not None:
+            state.mass_outage = msgspec.structs.replace(mass_outage, at=-mass_outage.lasts_s)
         decision: Decision = real(state, name, now, limits)
-        state.brake = brake
+        state.mass_outage = mass_outage
         return decision
 
     return fired
@@ -90,15 +90,15 @@ def _every_event_is_news(real: Any) -> Any:
 
 MUTANTS = (
     Mutant(
-        "there is no brake",
+        "there is no mass outage",
         _put(liveness, "_fell_silent_together", _never_together),
-        ("brake",),
+        ("mass outage",),
         seed=458,
     ),
     Mutant(
-        "the brake does not hold",
+        "a mass outage does not last",
         _wrap(timers, "node_timer_fired", _let_go_by_itself),
-        ("brake",),
+        ("mass outage",),
         seed=458,
     ),
     Mutant(
@@ -109,10 +109,7 @@ MUTANTS = (
     ),
     Mutant(
         "agents are not told of the leases of jobs",
-        _both(
-            _put(decide, "leases_told", lambda *_: {}),
-            _put(launch, "own_lease_s", lambda *_: None),
-        ),
+        _put(launch, "own_lease_s", lambda *_: None),
         ("I3", "I4", "I5"),
         seed=445,
     ),

@@ -15,7 +15,7 @@ def _removed_with_its_log(
     _: AgentState, effect: agent_actions.Effect
 ) -> list[agent_actions.Effect]:
     """As soon as its shim may go."""
-    if isinstance(effect, agent_actions.TellShim) and isinstance(effect.command, ShimRelease):
+    if isinstance(effect, agent_actions.SendToShim) and isinstance(effect.command, ShimRelease):
         return [effect, agent_actions.RemoveTask(effect.task)]
     return [effect]
 

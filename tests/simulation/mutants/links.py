@@ -13,9 +13,9 @@ from agent.core import effects as agent_actions
 from agent.core import facts as agent_facts
 from agent.core.shim_protocol import ShimLease
 from agent.core.state import State as AgentState
-from muster.protocol.control_channel import Heartbeat, TaskReport
 from muster.protocol.instant import Instant
-from muster.protocol.sequencing import Link
+from muster.protocol.link.control_channel import Heartbeat, TaskReport
+from muster.protocol.link.sequencing import Link
 from muster.protocol.states import TaskState
 from orchestrator.core.engine import decide, react, timers
 from orchestrator.core.facts import effects as a
@@ -52,8 +52,8 @@ def _lease_from_the_answer(real: Any) -> Any:
     def decide(state: AgentState, received: Any, now: Instant) -> Any:
         decision = real(state, received, now)
         decision.facts = [
-            agent_facts.LeaseGranted(now.mono + state.lease_s)
-            if isinstance(fact, agent_facts.LeaseGranted) and state.lease_s
+            agent_facts.Acknowledged(now.mono)
+            if isinstance(fact, agent_facts.Acknowledged)
             else fact
             for fact in decision.facts
         ]
@@ -63,8 +63,8 @@ def _lease_from_the_answer(real: Any) -> Any:
 
 
 def _endless(_: AgentState, effect: agent_actions.Effect) -> list[agent_actions.Effect]:
-    if isinstance(effect, agent_actions.TellShim) and isinstance(effect.command, ShimLease):
-        return [agent_actions.TellShim(effect.task, ShimLease(1e8))]
+    if isinstance(effect, agent_actions.SendToShim) and isinstance(effect.command, ShimLease):
+        return [agent_actions.SendToShim(effect.task, ShimLease(1e8))]
     return [effect]
 
 

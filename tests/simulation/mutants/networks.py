@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from agent.core import decide as agent_decide
 from agent.core.decision import Decision
-from muster.protocol.interfaces import Endpoint
+from muster.protocol.observations.interfaces import Endpoint
 from orchestrator.core.model.state import Node
 from orchestrator.core.nodes import observations
 from orchestrator.core.scheduling import rendezvous

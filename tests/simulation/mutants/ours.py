@@ -10,7 +10,7 @@ from agent.core import effects as agent_actions
 from agent.core import react as agent_follow
 from agent.core import task as agent_task
 from agent.core.shim_protocol import ShimLease, ShimPhase
-from muster.protocol.control_channel import Hello, Refused
+from muster.protocol.link.control_channel import Hello, Refused
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
 from orchestrator.core.facts.decision import Decision
@@ -21,7 +21,7 @@ from orchestrator.core.model.task import reached
 from orchestrator.core.nodes import admission
 from orchestrator.core.scheduling import placement, scheduler
 from orchestrator.core.scheduling.placement import Waiting
-from orchestrator.core.scheduling.rendezvous import choose_meeting
+from orchestrator.core.scheduling.rendezvous import choose_rendezvous
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _wrap
 from tests.simulation.mutants.planting import AGENT
@@ -30,8 +30,8 @@ from tests.simulation.mutants.planting import AGENT
 def _arranges_holes(real: Any) -> Any:
     def prepared(state: State, job: Job, attempt: Attempt) -> Decision:
         if all(reached(task.state, TaskState.PREPARED) for task in attempt.tasks):
-            meeting = choose_meeting(state, attempt)
-            return Decision() if isinstance(meeting, Cause) else Decision([meeting])
+            arranged = choose_rendezvous(state, attempt)
+            return Decision() if isinstance(arranged, Cause) else Decision([arranged])
         decision: Decision = real(state, job, attempt)
         return decision
 
@@ -45,9 +45,9 @@ def _deaf_to_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _long_grace(_: Any, effect: agent_actions.Effect) -> list[agent_actions.Effect]:
-    if isinstance(effect, agent_actions.TellShim) and isinstance(effect.command, ShimLease):
+    if isinstance(effect, agent_actions.SendToShim) and isinstance(effect.command, ShimLease):
         lease = ShimLease(effect.command.ttl_s, grace_s=30.0)
-        return [agent_actions.TellShim(effect.task, lease)]
+        return [agent_actions.SendToShim(effect.task, lease)]
     return [effect]
 
 
@@ -55,12 +55,12 @@ def _begins_late(real: Any) -> Any:
     """Prepare a new shim whatever has become of the lease."""
 
     def drive(state: Any, held: Any, now: Any) -> Any:
-        until = state.lease_until
-        if until is None or until > now.mono:
+        answered = state.acknowledged_at
+        if answered is None or held.lease_until(answered) > now.mono:
             return real(state, held, now)
-        state.lease_until = now.mono + 0.001
+        state.acknowledged_at = now.mono
         effects = real(state, held, now)
-        state.lease_until = until
+        state.acknowledged_at = answered
         return effects
 
     return drive

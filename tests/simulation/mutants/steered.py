@@ -21,9 +21,12 @@ def _overlooks_holders(real: Any) -> Any:
 
     def consider(state: State, job: Job) -> Considered:
         found: Considered = real(state, job)
-        lacks = (Verdict(v.node) if v.lack and v.lack.code == "busy" else v for v in found.verdicts)
+        lacks = (
+            Verdict(v.node) if v.rejection and v.rejection.code == "busy" else v
+            for v in found.verdicts
+        )
         verdicts = tuple(lacks)
-        free = tuple(v.node.name for v in verdicts if v.lack is None)
+        free = tuple(v.node.name for v in verdicts if v.rejection is None)
         return Considered(verdicts, free if len(free) >= job.spec.nodes else ())
 
     return consider

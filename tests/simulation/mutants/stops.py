@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import SignalTask
+from muster.protocol.link.control_channel import SignalTask
 from orchestrator.core.engine import react
 from orchestrator.core.facts import effects as a
 from orchestrator.core.gangs import commands
@@ -28,7 +28,7 @@ def _numbered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(react, "signals", signals)
 
 
-def _told_nobody(_: State, effect: a.Effect) -> list[a.Effect]:
+def _warns_nobody(_: State, effect: a.Effect) -> list[a.Effect]:
     warning = isinstance(effect, a.Send) and isinstance(effect.command, SignalTask)
     return [] if warning else [effect]
 
@@ -37,7 +37,7 @@ MUTANTS = (
     Mutant("a warning that is said again is another one", _numbered_anew, ("warn",), seed=113),
     Mutant(
         "a warning is noted and nobody is told",
-        COORDINATOR.effects(_told_nobody),
+        COORDINATOR.effects(_warns_nobody),
         ("warn",),
         seed=109,
     ),

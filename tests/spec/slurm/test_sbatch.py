@@ -304,8 +304,8 @@ def test_a_script_without_a_command_is_refused() -> None:
 def test_a_command_substitution_is_one_word(line: str, left: str) -> None:
     found = made(body=line)
     assert found.mapping["run"] == ["x.py"]
-    told = [note for note in found.notes if "is ignored" in note]
-    assert [note.partition("is ignored: ")[2] for note in told] == ([left] if left else [])
+    ignored = [note for note in found.notes if "is ignored" in note]
+    assert [note.partition("is ignored: ")[2] for note in ignored] == ([left] if left else [])
 
 
 @pytest.mark.parametrize("word", ["$(nproc --all)", "`nproc --all`", '"$(nproc | head -n 1)"'])

@@ -17,9 +17,9 @@ import pytest
 from agent.monitors.hangs import flight_recorder
 from agent.monitors.hangs.flight_recorder import ask, read, recorded, trigger
 from agent.monitors.hangs.py_spy import WAIT_S as STACKS_S
-from agent.shim.job_files import RefusedFileError
+from agent.shim.system.job_files import RefusedFileError
 from agent.taskdirs.taskdirs import User
-from muster.protocol.hangs import RecordedRank
+from muster.protocol.observations.hangs import RecordedRank
 from orchestrator.core.model.limits import HangLimits
 
 OWN = User(os.geteuid(), os.getegid())

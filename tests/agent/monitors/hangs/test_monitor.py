@@ -26,9 +26,9 @@ from agent.monitors.hangs.sock_diag import connections
 from agent.probe import py_spy_check
 from agent.shims.members import ENDED, Process
 from agent.taskdirs.taskdirs import User
-from muster.protocol.hangs import Doing, RankActivity, Sign
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
+from muster.protocol.observations.hangs import Doing, RankActivity, Sign
 from tests.agent.shims.shim_of import be_shim_of
 
 TASK = TaskId("1.1.0")
@@ -114,7 +114,7 @@ def status(pid: int) -> ShimStatus:
     return ShimStatus(task=TASK, phase=ShimPhase.RUNNING, ranks=(rank, over))
 
 
-def test_a_rank_that_falls_silent_is_told_once(tmp_path: Path) -> None:
+def test_a_rank_that_falls_silent_is_reported_once(tmp_path: Path) -> None:
     clock, posted = Now(), list[Input]()
     watch = HangMonitor(clock, posted.append, 5.0, root=tmp_path)
     (tmp_path / "logs").mkdir()
@@ -133,10 +133,10 @@ def test_a_rank_that_falls_silent_is_told_once(tmp_path: Path) -> None:
             asyncio.run(look())
         for _ in range(6):
             asyncio.run(look())
-        told = watch.told(TASK)
+        activity = watch.activity(TASK)
         watch.heard(TASK, tmp_path, status(process.pid))
-    assert told is not None
-    ((rank, *gone), at) = told
+    assert activity is not None
+    ((rank, *gone), at) = activity
     assert at == clock.mono
     assert rank.still_s == pytest.approx(30.0)
     assert rank.idle_s == pytest.approx(30.0)
@@ -159,10 +159,10 @@ def test_a_rank_may_have_any_environment(tmp_path: Path, port: str) -> None:
     ) as it:
         watch.heard(TASK, tmp_path, status(it.pid))
         asyncio.run(watch.look())
-        assert watch.told(TASK) is not None
+        assert watch.activity(TASK) is not None
 
 
-def test_that_all_ranks_of_a_node_have_ended_is_told_once(tmp_path: Path) -> None:
+def test_that_all_ranks_of_a_node_have_ended_is_reported_once(tmp_path: Path) -> None:
     """Its torchrun waits for those of other nodes meanwhile."""
     clock, posted = Now(), list[Input]()
     watch = HangMonitor(clock, posted.append, 5.0, root=tmp_path)
@@ -197,9 +197,9 @@ def test_a_rank_that_was_quiet_is_so_for_the_next_agent_until_it_moves(tmp_path:
                 file.write(b"step\n" * 100)
         clock.mono += after_s
         asyncio.run(watch.look())
-        told = watch.told(TASK)
-        assert told is not None
-        return told[0][0]
+        activity = watch.activity(TASK)
+        assert activity is not None
+        return activity[0][0]
 
     def agent(process: subprocess.Popen[str]) -> HangMonitor:
         watch = HangMonitor(clock, list[Input]().append, 5.0, root=tmp_path)
@@ -235,9 +235,9 @@ def test_a_rank_without_sockets_speaks_through_those_of_its_node(
     def look(after_s: float) -> list[RankActivity]:
         clock.mono += after_s
         asyncio.run(watch.look())
-        told = watch.told(TASK)
-        assert told is not None
-        return list(told[0])
+        activity = watch.activity(TASK)
+        assert activity is not None
+        return list(activity[0])
 
     with program(SENDS, environ) as sends, program(COMPUTES, environ) as computes:
         pair = [
@@ -276,9 +276,9 @@ def test_what_a_rank_does_because_it_is_asked_is_no_sign(tmp_path: Path) -> None
         asyncio.run(watch.look())
 
     def still() -> float | None:
-        told = watch.told(TASK)
-        assert told is not None
-        return told[0][0].still_s
+        activity = watch.activity(TASK)
+        assert activity is not None
+        return activity[0][0].still_s
 
     with program(SLEEPS) as process:
         watch.heard(TASK, tmp_path, status(process.pid))
@@ -376,11 +376,11 @@ def test_a_cadence_is_kept_over_a_restart_of_the_agent(tmp_path: Path) -> None:
                 file.write(b"step\n")
             clock.mono += 0.05
             asyncio.run(watch.look())
-            before = watch.told(TASK)
+            before = watch.activity(TASK)
         again = HangMonitor(clock, lambda _: None, 5.0, root=tmp_path)
         again.heard(TASK, tmp_path, status(process.pid))
         asyncio.run(again.look())
-        after = again.told(TASK)
+        after = again.activity(TASK)
     assert after is not None
     assert after[0][0].learned
 
@@ -390,13 +390,13 @@ def test_a_machine_that_stood_still_is_no_evidence() -> None:
     for step in range(1, 10):
         cadence.take(ActivitySample(step * 5.0, {Sign.LOG: 1000}, 4.0))
     cadence.take(ActivitySample(600.0, {Sign.LOG: 0}, 0.0))
-    told = cadence.told()
-    assert told.learned
-    assert told.still_s is None
+    activity = cadence.activity()
+    assert activity.learned
+    assert activity.still_s is None
 
 
 def test_a_debuggers_hand_and_reading_libraries_teach_nothing() -> None:
     cadence = ActivityBaseline(0, 5.0, 0.0)
     for step in range(1, 30):
         cadence.take(ActivitySample(step * 5.0, {Sign.DISK: 10**9}, 4.0))
-    assert not cadence.told().learned
+    assert not cadence.activity().learned

@@ -14,8 +14,8 @@ from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.hangs.stack_dumps import BYTES_MAX, StackDumper, bounded
 from agent.taskdirs.taskdirs import NCCL, TaskDirs, user_of
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.control_channel import DumpStacks
-from muster.protocol.hangs import RankStacks
+from muster.protocol.link.control_channel import DumpStacks
+from muster.protocol.observations.hangs import RankStacks
 from tests.agent.monitors.hangs.test_monitor import TASK, Now, program, status
 from tests.agent.shims.shim_of import be_shim_of
 
@@ -63,10 +63,10 @@ def test_stacks_fit_into_a_report_whatever_their_names(char: str, ranks: int) ->
         }
     ]
     found = msgspec.json.decode(msgspec.json.encode(threads), type=list[py_spy._Thread])
-    told = py_spy._told(found, 1, threads=False)
-    assert all(frame.name.isprintable() and frame.file.isprintable() for frame in told[0].frames)
-    assert told[0].name.isprintable()
-    fitting = bounded(tuple(RankStacks(rank, 1 << 22, told) for rank in range(ranks)))
+    stacks = py_spy._main_first(found, 1, threads=False)
+    assert all(frame.name.isprintable() and frame.file.isprintable() for frame in stacks[0].frames)
+    assert stacks[0].name.isprintable()
+    fitting = bounded(tuple(RankStacks(rank, 1 << 22, stacks) for rank in range(ranks)))
     assert len(msgspec.json.encode(fitting)) <= BYTES_MAX
     assert [rank.rank for rank in fitting] == list(range(ranks))
     assert all(rank.threads or "left out" in rank.problem for rank in fitting)
@@ -77,14 +77,14 @@ async def story(folders: TaskDirs, folder: Path, out: Path, text: str) -> None:
     clock, answers = Now(), asyncio.Queue[Input]()
     watch = HangMonitor(clock, lambda _: None, 5.0, root=folder)
     owner = TaskOwner("test")
-    looks = StackDumper(watch, folders, clock, answers.put_nowait, owner)
+    dumper = StackDumper(watch, folders, clock, answers.put_nowait, owner)
 
     async def look() -> float | None:
         clock.mono += 5.0
         await watch.look()
-        told = watch.told(TASK)
-        assert told is not None
-        return told[0][0].still_s
+        activity = watch.activity(TASK)
+        assert activity is not None
+        return activity[0][0].still_s
 
     with program(text) as process:
         watch.heard(TASK, folder, status(process.pid))
@@ -93,7 +93,7 @@ async def story(folders: TaskDirs, folder: Path, out: Path, text: str) -> None:
             file.write(b"step\n" * 100)
         assert await look() is None
         assert [await look() for _ in range(3)][-1] == pytest.approx(15.0)
-        looks.begin(DumpStacks(TASK, 1, 1, recorder=True))
+        dumper.begin(DumpStacks(TASK, 1, 1, recorder=True))
         async with asyncio.timeout(60):
             answer = await answers.get()
         assert isinstance(answer, StacksObserved)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.monitors.hardware.kernel_lines import Reader, Record, Seen, record
-from muster.protocol.hardware_events import Grade
-from muster.protocol.xids import NOTES, SHOWN, grade_of
+from muster.protocol.observations.hardware_events import Grade
+from muster.protocol.observations.xids import NOTES, SHOWN, grade_of
 
 # As found in reports of users and in the fixtures of health checkers.
 CRITICAL = [
@@ -190,7 +190,7 @@ def test_a_name_in_the_line_before_a_kill_gives_it_to_no_other_task(its_own: str
     assert seen.task == ""
 
 
-def test_a_kill_is_told_with_its_task_whatever_the_process_is_called() -> None:
+def test_a_kill_is_reported_with_its_task_whatever_the_process_is_called() -> None:
     reader = Reader()
     reader.read(
         "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=job,mems_allowed=0,global_oom,"

@@ -19,8 +19,8 @@ from agent.monitors.hardware import seen_events
 from agent.monitors.hardware.monitor import HardwareMonitor
 from agent.probe.fabric.gpus import REMAP_FAILED
 from muster.daemon.clock import SystemClock
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.hardware_events import Grade, HardwareEvent
+from muster.protocol.observations.gpus import GpuDevice
+from muster.protocol.observations.hardware_events import Grade, HardwareEvent
 
 GPU = GpuDevice("0000:1b:00.0", "GPU-1")
 PATIENCE_S = 30.0
@@ -148,7 +148,7 @@ async def test_a_gpu_that_has_left_the_inventory_is_still_named(node: Node) -> N
 
 
 @in_a_loop
-async def test_a_storm_is_told_once_and_judged_once(node: Node) -> None:
+async def test_a_storm_is_reported_once_and_judged_once(node: Node) -> None:
     async with node.agent():
         node.write(*(xid(number, 31) for number in range(1, 20_000)))
         node.write(xid(20_000, 79))
@@ -209,7 +209,7 @@ ECC = "counts 2 uncorrectable ECC errors since its last reset: reset it"
 
 
 @in_a_loop
-async def test_what_nvml_begins_to_count_is_told_once_until_it_is_mended(node: Node) -> None:
+async def test_what_nvml_begins_to_count_is_reported_once_until_it_is_mended(node: Node) -> None:
     async with node.agent():
         node.look(ECC)
         (seen,) = await node.hears(1)
@@ -232,8 +232,8 @@ async def test_what_nvml_begins_to_count_is_told_once_until_it_is_mended(node: N
     assert again.number > max(it.number for it in before)
     node.log.write_text("")
     async with node.agent("another boot"):
-        (told,) = await node.hears(1)
-    assert told.code == "nvml remap"
+        (event,) = await node.hears(1)
+    assert event.code == "nvml remap"
 
 
 @in_a_loop

@@ -87,7 +87,7 @@ def test_two_ports_have_their_own_ipoib_interfaces(card: Node) -> None:
     assert [port.ipoib for port in found.ports] == [("ib0",), ("ib1",)]
 
 
-def test_the_port_guid_tells_whose_an_ipoib_interface_is(card: Node) -> None:
+def test_the_port_guid_identifies_the_owner_of_an_ipoib_interface(card: Node) -> None:
     for port, name in ((1, "ib7"), (2, "ib3")):
         card.port(
             "mlx4_0",

@@ -13,7 +13,7 @@ from agent.monitors.traffic import nccl_log as module
 from agent.monitors.traffic.nccl_log import FILES_MAX, LOG, FileState, NcclLines
 from muster.fabric import nccl_communicators, nccl_log
 from muster.fabric.nccl_log import ProcessEvidence
-from muster.protocol.traffic import NcclEvidence
+from muster.protocol.observations.traffic import NcclEvidence
 from tests.descriptors import descriptors_left
 from tests.fabric import nccl_lines as said
 

@@ -14,8 +14,8 @@ from agent.core.inputs import Input, NodeObserved
 from agent.monitors.fabric import FabricMonitor
 from agent.monitors.traffic.rdma_ports import SHOWN_S, RdmaPortMonitor, RdmaPorts
 from muster.daemon.clock import SystemClock
-from muster.protocol.control_channel import NodeChanges
-from muster.protocol.traffic import PortHealth
+from muster.protocol.link.control_channel import NodeChanges
+from muster.protocol.observations.traffic import PortHealth
 from tests.agent.probe.fabric.trees import Node
 
 PORT = "sys/class/infiniband/mlx5_0/ports/1"
@@ -63,7 +63,7 @@ def test_a_flap_between_two_looks(node: Node) -> None:
     assert ports.look(5.0) == (PortHealth("mlx5_0:1", flaps=2),)
 
 
-def test_without_a_counter_the_state_alone_tells(node: Node) -> None:
+def test_without_a_counter_the_state_alone_decides(node: Node) -> None:
     shutil.rmtree(node.root / PORT / "counters")
     ports = RdmaPorts(node.root)
     ports.look(0.0)
@@ -87,7 +87,7 @@ def observed(*ports: PortHealth) -> NodeObserved:
     return NodeObserved(NodeChanges(ports=ports))
 
 
-def test_a_compute_port_that_is_down_from_the_start_is_told(node: Node) -> None:
+def test_a_compute_port_that_is_down_from_the_start_is_reported(node: Node) -> None:
     """Of two cards one is dark; a third port, for storage, is no business of the jobs."""
     node.hca("mlx5_1", hca_type="MT4129")
     node.file("sys/class/infiniband/mlx5_0/hca_type", "MT4129\n")
@@ -99,20 +99,20 @@ def test_a_compute_port_that_is_down_from_the_start_is_told(node: Node) -> None:
     heard: list[Input] = []
 
     async def run() -> None:
-        told = asyncio.Event()
+        posted = asyncio.Event()
 
         def post(received: Input) -> None:
             heard.append(received)
-            told.set()
+            posted.set()
 
         ports = RdmaPorts(node.root, awaited=fabric.awaited)
         await fabric.look()
         watching = asyncio.create_task(RdmaPortMonitor(ports, SystemClock(), post, 0.01).run())
         async with asyncio.timeout(30):
-            await told.wait()
-            told.clear()
+            await posted.wait()
+            posted.clear()
             up(node)
-            await told.wait()
+            await posted.wait()
         watching.cancel()
 
     asyncio.run(run())
@@ -148,11 +148,11 @@ def test_a_device_that_goes(node: Node) -> None:
 
 def test_memory_is_the_same_after_a_thousand_looks(node: Node) -> None:
     ports = RdmaPorts(node.root)
-    told = [PortHealth("")]
+    reported = [PortHealth("")]
     for n in range(1000):
         node.file(f"{PORT}/counters/link_downed", f"{n * 100}\n")
-        told = [*ports.look(float(n))]
-    assert [port.flaps for port in told] == [1000]
+        reported = [*ports.look(float(n))]
+    assert [port.flaps for port in reported] == [1000]
 
 
 def test_only_changes_are_posted(node: Node) -> None:
@@ -177,7 +177,7 @@ def test_only_changes_are_posted(node: Node) -> None:
         watching.cancel()
 
     asyncio.run(run())
-    told = [received.changes.ports for received in heard if isinstance(received, NodeObserved)]
-    assert told[0] is not None
-    assert told[0][0].down
-    assert len(told) <= 3
+    reported = [received.changes.ports for received in heard if isinstance(received, NodeObserved)]
+    assert reported[0] is not None
+    assert reported[0][0].down
+    assert len(reported) <= 3

@@ -20,7 +20,7 @@ from agent.monitors.traffic.sampler import STATE, Sampler, Watched, kept
 from muster.fabric.counters import RECEIVED, SENT, Totals
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
-from muster.protocol.traffic import FabricReport, NcclEvidence
+from muster.protocol.observations.traffic import FabricReport, NcclEvidence
 from tests.agent.coordinator import DEADLINE_S
 from tests.agent.probe.fabric.trees import Node
 from tests.descriptors import descriptors_left

@@ -11,7 +11,7 @@ import pytest
 from agent.probe.fabric.probe import Asked, probe
 from agent.probe.fabric.report import exit_code, summary
 from muster.fabric.model import AffinityClass, Probe, Severity
-from tests.agent.probe.fabric.trees import by_key, refused_of, refusing, told, used, words
+from tests.agent.probe.fabric.trees import by_key, problems_of, refused_of, refusing, used, words
 
 Case = Callable[[str], Path]
 
@@ -75,7 +75,7 @@ def test_two_of_eight_down_for_two_reasons(case: Case) -> None:
     assert (down["mlx5_5:1"].state, down["mlx5_5:1"].phys_state) == ("DOWN", "Disabled")
     assert all(down[key].group == "Ethernet MT4129" for key in ("mlx5_5:1", "mlx5_11:1"))
     polling, disabled = (
-        next(p for p in told(found, Severity.ERROR) if word in p.what)
+        next(p for p in problems_of(found, Severity.ERROR) if word in p.what)
         for word in ("Polling", "Disabled")
     )
     assert "cable" in polling.fix
@@ -101,14 +101,14 @@ def test_an_old_card_in_a_whole_tree(case: Case) -> None:
     ]
     assert {network.name for network in found.networks} == {"eth0", "eth1", "ib0"}
     assert found.env["NCCL_SOCKET_IFNAME"] in ("=ib0", "=eth0")
-    assert not told(found)
+    assert not problems_of(found)
     assert "scif0" in words(found.problems)
 
 
 def test_cards_without_their_driver(case: Case) -> None:
     found = probed(case, "hwloc-plx-8ve-2ib")
     assert found.hcas == ()
-    (problem,) = told(found)
+    (problem,) = problems_of(found)
     assert problem.severity is Severity.WARNING
     assert problem.what.startswith(
         "2 InfiniBand PCI functions (15b3:1013) without an RDMA device: "
@@ -170,7 +170,7 @@ def test_sixteen_ports_of_oracle_each_by_its_gpu(case: Case) -> None:
         for pair in pairs[2:]:
             assert pair.distance is same_half[numa[pair.hca] != gpu.numa_node]
     assert [hca.rail for hca in found.hcas] == list(range(16))
-    assert not told(found)
+    assert not problems_of(found)
 
 
 def darkened(case: Case, name: str, tmp_path: Path, dark: Sequence[str]) -> Probe:
@@ -193,7 +193,7 @@ def test_the_compute_class_stays_the_one_when_its_ports_are_down(
     assert used(found) == EIGHT[:lit]
     assert (found.fabric.used, found.fabric.expected) == (lit, 8)
     assert found.fabric.name == "Ethernet MT4129"
-    (problem,) = told(found)
+    (problem,) = problems_of(found)
     assert problem.severity is Severity.ERROR
     assert f"{lit} of 8 compute ports are left" in problem.what
     assert exit_code(found) == 2
@@ -206,4 +206,4 @@ def test_the_compute_class_stays_the_one_when_its_ports_are_down(
 def test_storage_that_is_down_is_no_error(case: Case, tmp_path: Path) -> None:
     found = darkened(case, "h100-12hca-roce", tmp_path, ports(1, 2, 7, 8))
     assert used(found) == EIGHT
-    assert not told(found)
+    assert not problems_of(found)

@@ -16,7 +16,7 @@ import pytest
 from agent.probe.fabric import gpus as read
 from agent.probe.fabric.fs_root import Tree
 from agent.probe.fabric.pci import functions
-from muster.protocol.gpus import GpuDevice
+from muster.protocol.observations.gpus import GpuDevice
 from tests.agent.probe.fabric.trees import Node
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -101,7 +101,7 @@ class Card:
     users: tuple[int, ...] = ()
 
 
-def told(value: Any) -> Any:
+def answered(value: Any) -> Any:
     if isinstance(value, Exception):
         raise value
     return value
@@ -110,7 +110,7 @@ def told(value: Any) -> Any:
 def fake_nvml(cards: list[Card]) -> Any:
     def handle(index: int) -> Card:
         card = cards[index]
-        return told(card.handle or card)  # type: ignore[no-any-return]
+        return answered(card.handle or card)  # type: ignore[no-any-return]
 
     return SimpleNamespace(
         NVMLError=NVMLError,
@@ -120,9 +120,9 @@ def fake_nvml(cards: list[Card]) -> Any:
         nvmlDeviceGetHandleByIndex=handle,
         nvmlDeviceGetPciInfo=lambda card: SimpleNamespace(busId=f"0000{address(card.number)}"),
         nvmlDeviceGetName=lambda _: H100.encode(),
-        nvmlDeviceGetUUID=lambda card: told(card.uuid or uuid(card.number)),
+        nvmlDeviceGetUUID=lambda card: answered(card.uuid or uuid(card.number)),
         nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=80 << 30),
-        nvmlDeviceGetMigMode=lambda card: (told(card.mig), 0),
+        nvmlDeviceGetMigMode=lambda card: (answered(card.mig), 0),
         nvmlDeviceGetComputeRunningProcesses=lambda card: [
             SimpleNamespace(pid=pid) for pid in card.users
         ],
@@ -185,7 +185,7 @@ def test_a_gpu_that_a_process_of_no_job_uses_is_busy_and_has_no_fault(
 def test_where_nvml_fails_the_driver_is_asked(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     driver(node, 1)
     broken = fake_nvml([])
-    broken.nvmlDeviceGetCount = lambda: told(NVMLError("Driver/library version mismatch"))
+    broken.nvmlDeviceGetCount = lambda: answered(NVMLError("Driver/library version mismatch"))
     monkeypatch.setitem(sys.modules, "pynvml", broken)
     found = read.devices_of(Live(node.root))
     assert [bool(it.fault) for it in found] == [False, True, True, True]
@@ -241,8 +241,8 @@ def test_a_gpu_that_is_not_sound_is_not_given(
 ) -> None:
     nvml = fake_nvml([Card(1)])
     unsupported = NVMLError("Not Supported")
-    nvml.nvmlDeviceGetRemappedRows = lambda _: told(says.get("rows", unsupported))
-    nvml.nvmlDeviceGetTotalEccErrors = lambda *_: told(says.get("errors", unsupported))
+    nvml.nvmlDeviceGetRemappedRows = lambda _: answered(says.get("rows", unsupported))
+    nvml.nvmlDeviceGetTotalEccErrors = lambda *_: answered(says.get("errors", unsupported))
     value = SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=says.get("action")))
     nvml.nvmlDeviceGetFieldValues = lambda *_: [value]
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
@@ -255,8 +255,8 @@ def test_how_much_each_gpu_is_used(node: Node, monkeypatch: pytest.MonkeyPatch) 
     nvml.nvmlDeviceGetUtilizationRates = lambda card: SimpleNamespace(gpu=7 * card.number)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert read.use_of(Live(node.root)) == {uuid(1): 7}
-    nvml.nvmlDeviceGetUtilizationRates = lambda _: told(NVMLError("Not Supported"))
+    nvml.nvmlDeviceGetUtilizationRates = lambda _: answered(NVMLError("Not Supported"))
     assert read.use_of(Live(node.root)) == {}
-    nvml.nvmlDeviceGetCount = lambda: told(NVMLError("Driver/library version mismatch"))
+    nvml.nvmlDeviceGetCount = lambda: answered(NVMLError("Driver/library version mismatch"))
     assert read.use_of(Live(node.root)) == {}
     assert read.use_of(Tree(node.root)) == {}

@@ -15,7 +15,7 @@ from tests.agent.probe.fabric.trees import (
     by_key,
     classical,
     mapped,
-    told,
+    problems_of,
     used,
     words,
 )
@@ -41,7 +41,7 @@ def test_a_table_with_holes_in_a_pod(node: Node) -> None:
     assert [hca.addresses for hca in found.hcas] == [("10.77.0.12",), ("10.77.1.12",)]
     assert [hca.netdevs for hca in found.hcas] == [("net1",), ("net2",)]
     assert "NCCL_IB_GID_INDEX" not in found.env
-    assert not told(found)
+    assert not problems_of(found)
     for version in ("2.19.3", "2.20.5", "2.21.5", "2.25.1"):
         assert node.probe(nccl=version).env["NCCL_IB_GID_INDEX"] == "7"
     assert "NCCL_IB_GID_INDEX" not in node.probe(nccl="2.26.2").env
@@ -76,7 +76,7 @@ def test_two_hcas_in_one_network(node: Node) -> None:
     found = node.probe()
     assert used(found) == ["mlx5_0:1", "mlx5_1:1"]
     assert [hca.gid_index for hca in found.hcas] == [3, 3]
-    (problem,) = told(found)
+    (problem,) = problems_of(found)
     assert problem.severity is Severity.WARNING
     assert "ARP" in problem.what
     assert "NCCL_IB_GID_INDEX" not in node.probe(nccl="2.21.5").env
@@ -84,7 +84,7 @@ def test_two_hcas_in_one_network(node: Node) -> None:
     # Where each interface answers for itself alone it is no problem.
     node.file("proc/sys/net/ipv4/conf/all/arp_ignore", "1\n")
     node.file("proc/sys/net/ipv4/conf/all/arp_announce", "2\n")
-    assert not told(node.probe())
+    assert not problems_of(node.probe())
 
 
 def test_both_families_on_one_port(node: Node) -> None:
@@ -132,13 +132,13 @@ def test_a_bond_without_an_address(node: Node) -> None:
     assert (hca.use, hca.gid_index, hca.state) == (False, None, "ACTIVE")
     assert "netdev bond1 has no IPv4/IPv6 address" in hca.reason
     assert "NCCL_IB_HCA" not in found.env
-    (problem,) = told(found)
+    (problem,) = problems_of(found)
     assert problem.severity is Severity.ERROR
     assert "bond1" in problem.fix
     asked = node.probe(include=["mlx5_bond_0"])
     assert used(asked) == ["mlx5_bond_0:1"]
     assert asked.hcas[0].gid_index == 0
-    assert told(asked, Severity.ERROR)
+    assert problems_of(asked, Severity.ERROR)
 
 
 def test_roce_up_without_an_address_and_infiniband_down(node: Node) -> None:
@@ -150,7 +150,7 @@ def test_roce_up_without_an_address_and_infiniband_down(node: Node) -> None:
     found = node.probe()
     assert used(found) == []
     assert "NCCL_IB_HCA" not in found.env
-    assert len(told(found, Severity.ERROR)) == 2
+    assert len(problems_of(found, Severity.ERROR)) == 2
 
 
 def test_one_ethernet_port_of_the_model_of_eight_infiniband_ones(node: Node) -> None:
@@ -174,7 +174,7 @@ def test_front_end_ports_that_are_down_are_no_problem(node: Node) -> None:
             node.port(f"mlx5_{number}", state="1: DOWN", phys="3: Disabled", rate=rate)
     found = node.probe()
     assert (found.fabric.used, found.fabric.expected) == (8, 8)
-    assert not told(found)
+    assert not problems_of(found)
     assert "mlx5_7:1 is DOWN" in words(found.problems)
 
 
@@ -186,7 +186,7 @@ def test_efa_gets_advice_and_no_variable(node: Node) -> None:
     (hca,) = found.hcas
     assert (hca.group, hca.use) == ("EFA", False)
     assert not [name for name in found.env if name.startswith(("NCCL_IB", "NCCL_NET", "UCX"))]
-    (problem,) = told(found)
+    (problem,) = problems_of(found)
     assert "aws-ofi-nccl" in problem.fix
     assert "do not set NCCL_NET=IB" in problem.fix
     assert "do not set NCCL_IB_HCA" in problem.fix
@@ -224,7 +224,7 @@ def test_a_management_sub_device_of_xdr(node: Node) -> None:
     found = node.probe()
     assert used(found) == ["mlx5_0:1"]
     assert {hca.netdevs for hca in found.hcas} == {("ibs192",)}
-    assert not told(found)
+    assert not problems_of(found)
 
 
 def test_a_virtual_machine_says_nothing_of_nearness(node: Node) -> None:
@@ -240,7 +240,7 @@ def test_a_virtual_machine_says_nothing_of_nearness(node: Node) -> None:
     assert {(pair.distance, pair.hops) for pair in found.affinity} == {
         (AffinityClass.UNKNOWN, None)
     }
-    (problem,) = told(found)
+    (problem,) = problems_of(found)
     assert "virtual PCI topology" in problem.what
     assert "NCCL_TOPO_FILE" in problem.fix
     assert len(used(found)) == 8
@@ -248,7 +248,7 @@ def test_a_virtual_machine_says_nothing_of_nearness(node: Node) -> None:
     node.file("proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu vme avx2\n")
     real = node.probe()
     assert {pair.distance for pair in real.affinity} == {AffinityClass.PHB}
-    assert not told(real)
+    assert not problems_of(real)
 
 
 def test_a_cloud_that_gives_each_card_a_domain(node: Node) -> None:
@@ -259,9 +259,9 @@ def test_a_cloud_that_gives_each_card_a_domain(node: Node) -> None:
     found = node.probe()
     assert used(found) == ["mlx5_0:1"]
     assert {pair.distance for pair in found.affinity} == {AffinityClass.UNKNOWN}
-    assert "NCCL_TOPO_FILE" in words(told(found))
+    assert "NCCL_TOPO_FILE" in words(problems_of(found))
     node.file("etc/nccl.conf", "NCCL_TOPO_FILE=/opt/topo.xml\n")
-    assert not told(node.probe())
+    assert not problems_of(node.probe())
 
 
 def test_the_nearer_of_two_gpus_behind_several_switches(node: Node) -> None:
@@ -282,7 +282,7 @@ def test_the_nearer_of_two_gpus_behind_several_switches(node: Node) -> None:
     assert "PXB to GPU 1" in found.hcas[0].reason
 
 
-def test_storage_ports_of_the_same_model_are_told_by_their_place(node: Node) -> None:
+def test_storage_ports_of_the_same_model_are_identified_by_their_place(node: Node) -> None:
     # The layout of a DGX H100: twelve ConnectX-7 ports, four of them on other slots.
     compute = (0, 3, 4, 5, 6, 9, 10, 11)
     for number in range(12):
@@ -299,4 +299,4 @@ def test_storage_ports_of_the_same_model_are_told_by_their_place(node: Node) -> 
     found = node.probe()
     assert used(found) == [f"mlx5_{number}:1" for number in compute]
     assert "far from all GPUs" in by_key(found)["mlx5_7:1"].reason
-    assert not told(found)
+    assert not problems_of(found)

@@ -21,7 +21,7 @@ from tests.agent.probe.fabric.trees import (
     Node,
     by_key,
     classical,
-    told,
+    problems_of,
     used,
     words,
 )
@@ -74,15 +74,15 @@ def test_slow_ethernet_on_fast_cards_takes_nothing_from_them(node: Node) -> None
     found = node.probe()
     # 4 x 100 against 8 x 10, whatever the cards could do.
     assert used(found) == [f"mlx5_{number}:1" for number in range(4)]
-    assert not told(found)
+    assert not problems_of(found)
 
 
-def test_a_port_that_fell_to_10_gbe_among_fast_ones_is_told(node: Node) -> None:
+def test_a_port_that_fell_to_10_gbe_among_fast_ones_is_reported(node: Node) -> None:
     for number in range(4):
         node.hca(f"mlx5_{number}", hca_type="MT4125")
         slow = "10 Gb/sec (1X QDR)" if number == 3 else "100 Gb/sec (4X EDR)"
         node.port(f"mlx5_{number}", rate=slow)
-    (problem,) = told(node.probe())
+    (problem,) = problems_of(node.probe())
     assert problem.severity is Severity.WARNING
     assert problem.what.startswith("mlx5_3:1 runs at 10 Gb/s, others of its class at 100")
 
@@ -99,7 +99,7 @@ def test_a_virtual_machine_of_one_numa_node(node: Node, numa: int, cpuinfo: str 
         node.file("proc/cpuinfo", cpuinfo)
     found = node.probe()
     assert {pair.distance for pair in found.affinity} == {AffinityClass.UNKNOWN}
-    assert "virtual PCI topology" in words(told(found))
+    assert "virtual PCI topology" in words(problems_of(found))
     node.file("proc/cpuinfo", "flags\t\t: fpu vme avx2\n")
     assert {pair.distance for pair in node.probe().affinity} == {AffinityClass.PHB}
 
@@ -112,10 +112,10 @@ def test_a_virtual_machine_of_one_numa_node_with_a_bridge_for_each_card(node: No
     node.file("proc/cpuinfo", VIRTUAL)
     found = node.probe()
     assert {pair.distance for pair in found.affinity} == {AffinityClass.UNKNOWN}
-    assert "NCCL_TOPO_FILE" in words(told(found))
+    assert "NCCL_TOPO_FILE" in words(problems_of(found))
 
 
-def test_a_virtual_machine_that_was_given_numa_nodes_tells_them(node: Node) -> None:
+def test_a_virtual_machine_that_was_given_numa_nodes_reports_them(node: Node) -> None:
     for number in range(2):
         node.gpu(f"pci000{number + 1}:00/000{number + 1}:00:00.0", numa=number)
         node.hca(f"mlx5_{number}", path=f"pci010{number}:00/010{number}:00:00.0", numa=number)
@@ -126,7 +126,7 @@ def test_a_virtual_machine_that_was_given_numa_nodes_tells_them(node: Node) -> N
         AffinityClass.NODE,
         AffinityClass.SYS,
     ] * 2
-    assert not told(found)
+    assert not problems_of(found)
 
 
 def test_a_device_node_of_a_copied_tree_is_not_opened(node: Node) -> None:
@@ -154,12 +154,12 @@ def test_a_device_node_of_a_copied_tree_is_not_opened(node: Node) -> None:
     assert text.why == "not a plain file"
 
 
-def test_a_class_folder_that_cannot_be_read_is_told(node: Node) -> None:
+def test_a_class_folder_that_cannot_be_read_is_reported(node: Node) -> None:
     # A circle of links stands for a folder that this process may not open.
     node.link("sys/class/infiniband", "infiniband")
     found = node.probe()
     assert found.hcas == ()
-    (problem,) = told(found)
+    (problem,) = problems_of(found)
     assert problem.severity is Severity.WARNING
     assert problem.what.startswith("/sys/class/infiniband cannot be read (circular links)")
     assert exit_code(found) == 1
@@ -213,16 +213,16 @@ def test_functions_that_a_container_hides_are_no_missing_driver(node: Node) -> N
     hidden(node, 2)
     found = node.probe()
     assert used(found) == ["mlx5_0:1", "mlx5_1:1"]
-    assert not told(found)
+    assert not problems_of(found)
     assert "without an RDMA device" not in words(found.problems)
 
 
-def test_functions_that_no_hidden_device_can_be_are_told(node: Node) -> None:
+def test_functions_that_no_hidden_device_can_be_are_reported(node: Node) -> None:
     hidden(node, 1)
     for bus in ("3a", "3b"):
         node.pci(f"pci0000:39/0000:39:01.0/0000:{bus}:00.0", "0x020700", "15b3", "1021")
     # Three functions, one device: two of them have none.
-    assert "2 of 3 InfiniBand PCI functions (15b3:1021)" in words(told(node.probe()))
+    assert "2 of 3 InfiniBand PCI functions (15b3:1021)" in words(problems_of(node.probe()))
 
 
 def test_a_function_that_names_its_device_is_its_own(node: Node) -> None:
@@ -300,7 +300,7 @@ def test_a_node_with_nothing_for_nccl_hears_what_it_costs(node: Node, name: str,
     node.port(name, link="InfiniBand")
     found = node.probe()
     assert used(found) == []
-    (problem,) = told(found)
+    (problem,) = problems_of(found)
     assert problem.severity is Severity.WARNING
     assert said in problem.what
     assert "NCCL uses TCP" in problem.what

@@ -21,7 +21,7 @@ from tests.agent.probe.fabric.trees import (
     Node,
     classical,
     mapped,
-    told,
+    problems_of,
     used,
     words,
 )
@@ -68,7 +68,7 @@ def test_one_port_of_the_compute_fabric(
 ) -> None:
     compute(node, port=port)
     found = node.probe()
-    (problem,) = told(found)
+    (problem,) = problems_of(found)
     assert problem.severity is severity
     assert what in problem.what
     assert fix in problem.fix
@@ -76,12 +76,12 @@ def test_one_port_of_the_compute_fabric(
     assert exit_code(found) == (2 if severity is ERROR else 1)
 
 
-def test_ports_of_one_kind_are_told_together(node: Node) -> None:
+def test_ports_of_one_kind_are_reported_together(node: Node) -> None:
     compute(node, 1)
     for at in range(1, 12):
         node.hca(f"mlx5_{at}", hca_type="MT4129")
         node.port(f"mlx5_{at}", link="InfiniBand", state="1: DOWN", phys="2: Polling")
-    (problem,) = told(node.probe())
+    (problem,) = problems_of(node.probe())
     assert "and 4 more are DOWN" in problem.what
     assert "1 of 12" in problem.what
 
@@ -92,11 +92,11 @@ def test_second_ports_that_no_card_has_in_use_are_not_cabled(node: Node, phys: s
         node.hca(f"mlx5_{at}", hca_type="MT4125")
         node.port(f"mlx5_{at}", 1, link="InfiniBand")
         node.port(f"mlx5_{at}", 2, link="InfiniBand", state="1: DOWN", phys=phys)
-    (problem,) = told(node.probe())
+    (problem,) = problems_of(node.probe())
     assert problem.severity is WARNING
     assert "not cabled?" in problem.what
     assert "fabric.exclude: [mlx5_0:2" in problem.fix
-    assert not told(node.probe(exclude=[f"mlx5_{at}:2" for at in range(4)]))
+    assert not problems_of(node.probe(exclude=[f"mlx5_{at}:2" for at in range(4)]))
     # One card that differs is a fault.
     node.hca("mlx5_4", hca_type="MT4125")
     node.port("mlx5_4", 1, link="InfiniBand", state="1: DOWN", phys="2: Polling")
@@ -108,7 +108,7 @@ def test_an_unnamed_speed_is_not_believed(node: Node) -> None:
     node.hca("mlx5_0", hca_type="MT4129")
     node.port("mlx5_0", link="InfiniBand", rate="10 Gb/sec (4X SDR)")
     found = node.probe()
-    assert not told(found)
+    assert not problems_of(found)
     assert "no name for the port's speed" in words(found.problems)
 
 
@@ -120,7 +120,7 @@ def test_a_roce_port_without_an_address_beside_others(node: Node) -> None:
     gids = {0: (LINK_LOCAL, V1, "eth3"), 1: (LINK_LOCAL, V2, "eth3")}
     node.port("mlx5_3", gids=gids)
     found = node.probe()
-    (problem,) = told(found)
+    (problem,) = problems_of(found)
     assert problem.severity is ERROR
     assert "eth3 has no IPv4/IPv6 address" in problem.what
     assert "3 of 4" in problem.what
@@ -141,7 +141,7 @@ def test_a_roce_port_that_no_dhcp_server_answered(node: Node) -> None:
     node.hca("mlx5_1", hca_type="MT4129")
     node.port("mlx5_1", gids=classical("10.1.0.5", "eth1"))
     found = node.probe()
-    (problem,) = told(found)
+    (problem,) = problems_of(found)
     assert problem.severity is ERROR
     assert "eth0 has no IPv4/IPv6 address but 169.254.7.9" in problem.what
     assert "1 of 2" in problem.what
@@ -150,7 +150,7 @@ def test_a_roce_port_that_no_dhcp_server_answered(node: Node) -> None:
     # Two machines on one cable may be meant so.
     alone = node.probe(include=["mlx5_0"])
     assert used(alone) == ["mlx5_0:1"]
-    (problem,) = told(alone)
+    (problem,) = problems_of(alone)
     assert problem.severity is WARNING
     assert "only peers on the same segment" in problem.what
 
@@ -160,7 +160,7 @@ def test_an_address_that_leads_nowhere_before_one_that_does(node: Node) -> None:
         node.hca(f"mlx5_{at}", hca_type="MT4129")
         node.port(f"mlx5_{at}", gids=own_first(f"eth{at}", f"10.{at}.0.5"))
     found = node.probe(nccl="2.27.3")
-    problems = told(found)
+    problems = problems_of(found)
     assert [problem.severity for problem in problems] == [WARNING, WARNING]
     assert "mlx5_0:1" in problems[0].what
     assert "169.254.7.9" in problems[0].what
@@ -176,7 +176,7 @@ def test_an_address_outside_of_the_networks_that_are_included(node: Node) -> Non
         table |= {4: (mapped(f"10.{at}.0.5"), V2, f"eth{at}")}
         node.port(f"mlx5_{at}", gids=table)
     found = node.probe(include=["10.0.0.0/16", "10.1.0.0/16"], nccl="2.27.3")
-    assert not told(found)
+    assert not problems_of(found)
     said = words(found.problems)
     assert "mlx5_0:1: NCCL would take 192.168.0.5 (GID index 3)" in said
     assert "in none of the networks" in said
@@ -190,30 +190,30 @@ def test_interfaces_of_different_mtu(node: Node) -> None:
             node.file(f"{folder}/{name}", f"{text}\n")
         node.hca(f"mlx5_{at}")
         node.port(f"mlx5_{at}", gids=classical(f"10.{at}.0.5", f"eth{at}"))
-    assert "different MTUs (1500, 9000)" in words(told(node.probe()))
+    assert "different MTUs (1500, 9000)" in words(problems_of(node.probe()))
 
 
 def test_a_close_choice_is_a_warning_and_a_clear_one_is_not(node: Node) -> None:
     for at, (model, rate) in enumerate((("MT4129", 200), ("MT4123", 200))):
         node.hca(f"mlx5_{at}", hca_type=model)
         node.port(f"mlx5_{at}", link="InfiniBand", rate=f"{rate} Gb/sec (4X HDR)")
-    (problem,) = told(node.probe())
+    (problem,) = problems_of(node.probe())
     assert "not used: InfiniBand MT4129: 1 port of 200 Gb/s" in problem.what
     assert "fabric.include" in problem.fix
-    assert not told(node.probe(exclude=["mlx5_1"]))
+    assert not problems_of(node.probe(exclude=["mlx5_1"]))
 
 
 def test_rules_that_name_nothing(node: Node) -> None:
     compute(node)
-    (problem,) = told(node.probe(exclude=["mlx5_9"]))
+    (problem,) = problems_of(node.probe(exclude=["mlx5_9"]))
     assert "mlx5_9, which is not an HCA" in problem.what
 
 
 def test_more_ports_than_nccl_takes(node: Node) -> None:
     compute(node, 33)
-    assert "at most 32" in words(told(node.probe()))
-    assert "at most 16" in words(told(node.probe(nccl="2.14.3")))
-    assert not told(node.probe(exclude=["mlx5_0"]))
+    assert "at most 32" in words(problems_of(node.probe()))
+    assert "at most 16" in words(problems_of(node.probe(nccl="2.14.3")))
+    assert not problems_of(node.probe(exclude=["mlx5_0"]))
 
 
 @pytest.mark.parametrize(
@@ -228,15 +228,15 @@ def test_more_ports_than_nccl_takes(node: Node) -> None:
 def test_libraries_that_are_missing(node: Node, os_id: str, fix: str) -> None:
     compute(node)
     # Without any folder of libraries nothing is known of them.
-    assert not told(node.probe())
+    assert not problems_of(node.probe())
     node.file("etc/os-release", f'NAME=x\nID="{os_id}"\n')
     node.file("usr/lib/x86_64-linux-gnu/libc.so.6", "")
-    found = told(node.probe(), ERROR)
+    found = problems_of(node.probe(), ERROR)
     assert [problem.what.split()[0] for problem in found] == ["libibverbs.so.1", "libmlx5.so.1"]
     assert fix in found[0].fix
     for name in ("libibverbs.so.1", "libmlx5.so.1"):
         node.file(f"usr/lib/x86_64-linux-gnu/{name}", "")
-    assert not told(node.probe())
+    assert not problems_of(node.probe())
     assert "librdmacm" in words(node.probe().problems)
 
 
@@ -264,9 +264,9 @@ def test_limits_as_jobs_have_them(
     node.file("proc/77/limits", limits)
     node.file("proc/77/status", "Name:\tmuster\nUid:\t990\t990\t990\t990\n")
     # Nobody needs more where there is neither HCA nor GPU.
-    assert not told(node.probe())
+    assert not problems_of(node.probe())
     compute(node)
-    (problem,) = told(node.probe())
+    (problem,) = problems_of(node.probe())
     assert problem.severity is severity
     assert word in problem.fix
     assert "pid 77" in problem.what
@@ -288,7 +288,7 @@ def test_a_unit_that_does_not_run_is_judged_by_its_file(node: Node) -> None:
     assert limits_of(Tree(node.root)).memlock == UNLIMITED
     node.file(f"{unit}.d/20-files.conf", "[Service]\nLimitNOFILE=1024\n")
     compute(node)
-    assert "nofile of the unit file /etc/systemd" in words(told(node.probe()))
+    assert "nofile of the unit file /etc/systemd" in words(problems_of(node.probe()))
 
 
 def gpu_node(node: Node) -> None:
@@ -317,9 +317,11 @@ def test_how_hcas_reach_gpu_memory(node: Node, files: dict[str, str], way: str |
         node.file(path, text)
     found = node.probe()
     assert found.software.gpudirect == way
-    assert [problem.severity for problem in told(found)] == ([WARNING] if way == "none" else [])
+    assert [problem.severity for problem in problems_of(found)] == (
+        [WARNING] if way == "none" else []
+    )
     if way == "none":
-        assert "nvidia-peermem" in told(found)[0].fix
+        assert "nvidia-peermem" in problems_of(found)[0].fix
         assert found.software.nvidia_driver == "550.54.15"
 
 
@@ -332,7 +334,7 @@ def test_bridges_that_send_traffic_to_the_cpu(node: Node, control: int, redirect
     config[0x140:0x144] = (0x000D | 1 << 16).to_bytes(4, "little")
     config[0x146:0x148] = control.to_bytes(2, "little")
     node.file("sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/config", bytes(config))
-    found = told(node.probe())
+    found = problems_of(node.probe())
     assert [("ACS" in problem.what, "0000:02:00.0" in problem.what) for problem in found] == (
         [(True, True)] if redirects else []
     )
@@ -376,7 +378,7 @@ def test_nccl_s_own_files(
     node.hca("mlx5_0")
     node.port("mlx5_0", gids=classical("10.0.0.5", "eth0"))
     node.file(file, text)
-    found = told(node.probe(home="/home/ada"))
+    found = problems_of(node.probe(home="/home/ada"))
     assert [problem.severity for problem in found] == ([severity] if severity else [])
     assert all(word in problem.what and f"/{file}" in problem.fix for problem in found)
 
@@ -411,9 +413,9 @@ def test_the_own_name(node: Node, hosts: str, found: str | None) -> None:
     node.file("etc/hosts", hosts)
     node.file("etc/hostname", "gpu-07\n")
     assert local_name(Tree(node.root), "gpu-07") == found
-    assert not told(node.probe())
+    assert not problems_of(node.probe())
     compute(node)
-    text = words(told(node.probe()))
+    text = words(problems_of(node.probe()))
     assert (f"own name is {found}" in text) if found else not text
 
 
@@ -425,8 +427,8 @@ def test_an_index_that_this_nccl_cannot_give_to_all(node: Node) -> None:
             gids |= {0: (LINK_LOCAL, V1, "eth1"), 1: (LINK_LOCAL, V2, "eth1")}
         node.hca(f"mlx5_{at}")
         node.port(f"mlx5_{at}", gids=gids)
-    assert not told(node.probe(nccl="2.26.2"))
-    (problem,) = told(node.probe(nccl="2.20.5"))
+    assert not problems_of(node.probe(nccl="2.26.2"))
+    (problem,) = problems_of(node.probe(nccl="2.20.5"))
     assert problem.severity is ERROR
     assert "mlx5_0:1 needs 3, mlx5_1:1 needs 5" in problem.what
 
@@ -466,7 +468,7 @@ def test_cards_without_a_driver_beside_one_with(node: Node) -> None:
     virtual = node.pci("pci0000:00/0000:00:05.0/0000:05:00.1", "0x020700", "15b3", "101e")
     node.link(f"{virtual}/physfn", "../0000:05:00.0")
     found = node.probe()
-    (problem,) = told(found)
+    (problem,) = problems_of(found)
     assert "2 InfiniBand PCI functions (15b3:1021)" in problem.what
     assert "mlx5_ib" in problem.fix
     assert "0000:03:00.0" in words(found.problems)
@@ -485,7 +487,7 @@ def test_cards_without_a_driver_beside_one_with(node: Node) -> None:
         ("unified/cgroup.controllers", "pids\n", 20_000, None),
     ],
 )
-def test_a_bound_on_processes_that_nobody_counts_is_told(
+def test_a_bound_on_processes_that_nobody_counts_is_reported(
     node: Node, file: str, text: str, processes_max: int | None, severity: Severity | None
 ) -> None:
     compute(node)

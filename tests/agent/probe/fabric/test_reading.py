@@ -24,8 +24,8 @@ from tests.agent.probe.fabric.trees import (
     by_key,
     classical,
     mapped,
+    problems_of,
     refusing,
-    told,
     used,
     words,
 )
@@ -98,7 +98,7 @@ def test_a_whole_node(tmp_path: Path) -> None:
     assert found.gpus[0].name == "H100"
     assert found.env["NCCL_SOCKET_IFNAME"] == "=eth2"
     assert (found.limits.memlock, found.limits.nofile) == ("unlimited", 1048576)
-    assert not told(found)
+    assert not problems_of(found)
     assert found.fingerprint == whole(tmp_path / "again").probe().fingerprint
 
 
@@ -219,7 +219,7 @@ def test_a_device_file_that_cannot_be_opened(node: Node) -> None:
     else:
         assert used(found) == []
         assert "permission denied" in found.hcas[0].reason
-        assert told(found, Severity.ERROR)
+        assert problems_of(found, Severity.ERROR)
 
 
 def test_two_ports_of_one_card_each_with_its_interface(node: Node) -> None:
@@ -239,7 +239,7 @@ def test_two_ports_of_one_card_each_with_its_interface(node: Node) -> None:
     assert found["mlx4_0:2"].netdevs == ("ib1",)
 
 
-def test_ports_are_told_by_their_number_where_no_gid_tells(node: Node) -> None:
+def test_ports_are_identified_by_their_number_without_a_gid(node: Node) -> None:
     for place, name in enumerate(("eth4", "eth5")):
         node.file(f"sys/devices/{CARD}/net/{name}/dev_port", f"{place}\n")
     node.hca("mlx4_0", path=CARD)
@@ -267,7 +267,7 @@ def test_a_bond_is_meant_by_the_names_of_its_members_too(node: Node, *, of_gids:
     for name in ("eth4", "bond0"):
         assert used(node.probe(include=[name])) == ["mlx5_bond_0:1"]
         assert used(node.probe(exclude=[name])) == []
-        assert not told(node.probe(include=[name]))
+        assert not problems_of(node.probe(include=[name]))
     (hca,) = node.probe().hcas
     assert (hca.netdevs, hca.members) == (("bond0",), ("eth4",))
 
@@ -294,13 +294,13 @@ def test_a_device_of_software(node: Node) -> None:
     assert "software" in hca.reason
 
 
-def test_what_is_no_device_is_told_and_passed_over(node: Node) -> None:
+def test_what_is_no_device_is_reported_and_passed_over(node: Node) -> None:
     node.link("sys/class/infiniband/scif0", "../../devices/virtual/infiniband/scif0")
     node.file("sys/class/infiniband/odd/node_type", "1: CA\n")
     node.file("sys/class/infiniband/none/ports/abc/state", "4: ACTIVE\n")
     found = node.probe()
     assert found.hcas == ()
-    assert not told(found)
+    assert not problems_of(found)
     for text in ("scif0", "odd", "none"):
         assert text in words(found.problems)
 
@@ -362,10 +362,10 @@ def test_gpus_that_only_the_driver_names(node: Node) -> None:
     assert found[0].uuid == "GPU-0004:04:00.0"
 
 
-def test_no_version_two_is_told(node: Node) -> None:
+def test_no_version_two_is_reported(node: Node) -> None:
     node.hca("mlx5_0", hca_type="MT4103")
     node.port("mlx5_0", gids={0: (mapped("10.0.0.1"), V1, "eth0")})
     found = node.probe()
     assert used(found) == ["mlx5_0:1"]
-    assert "RoCE v1" in words(told(found, Severity.WARNING))
+    assert "RoCE v1" in words(problems_of(found, Severity.WARNING))
     assert V2 not in {gid.type for gid in found.hcas[0].gids}

@@ -7,7 +7,7 @@ import pytest
 from agent.config import Fabric as FabricConfig
 from agent.probe.fabric.probe import Asked, probe
 from muster.fabric.operator_rules import Rules
-from tests.agent.probe.fabric.trees import Node, classical, told, words
+from tests.agent.probe.fabric.trees import Node, classical, problems_of, words
 
 PACKAGES = "opt/venv/lib/python3.12/site-packages"
 
@@ -41,10 +41,10 @@ def test_settings_of_the_site(node: Node) -> None:
         path = f"pci0000:00/0000:00:02.{number}/0000:{13 + number:02x}:00.0"
         node.hca(f"mlx5_{number}", path=path, numa=-1)
         node.port(f"mlx5_{number}", link="InfiniBand")
-    assert "fabric.settings" in words(told(node.probe()))
+    assert "fabric.settings" in words(problems_of(node.probe()))
     asked = Asked(settings={"NCCL_TOPO_FILE": "/opt/topo.xml", "NCCL_IB_TC": "41"})
     found = probe(node.root, asked)
-    assert not told(found)
+    assert not problems_of(found)
     assert (found.env["NCCL_TOPO_FILE"], found.env["NCCL_IB_TC"]) == ("/opt/topo.xml", "41")
     # Where there is nothing to use there is nothing to set.
     bare = probe(

@@ -185,7 +185,7 @@ def used(found: Probe) -> list[str]:
     return [hca.key for hca in found.hcas if hca.use]
 
 
-def told(found: Probe, *severities: Severity) -> list[Problem]:
+def problems_of(found: Probe, *severities: Severity) -> list[Problem]:
     """The problems of these severities; of all but INFO without any."""
     wanted = severities or (Severity.ERROR, Severity.WARNING)
     return [problem for problem in found.problems if problem.severity in wanted]

@@ -11,10 +11,24 @@ import pytest
 from msgspec import inspect
 
 from orchestrator.api.routes import ROUTES
+from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import CoordinatorProcess
+from tests.orchestrator.user import user_of
 
 JSON = {"Content-Type": "application/json"}
 YAML = {"Content-Type": "application/yaml"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def first_job(coordinator: CoordinatorProcess) -> None:
+    """Job 1, for requests about a job that exists."""
+
+    async def main() -> None:
+        async with connect(coordinator, "n1") as agent, user_of(coordinator) as user:
+            await agent.hello()
+            assert await user.submit() == 1
+
+    asyncio.run(main())
 
 
 def ask(

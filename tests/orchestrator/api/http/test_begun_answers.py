@@ -3,6 +3,7 @@
 import asyncio
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -12,8 +13,10 @@ from muster.daemon.errors import DaemonError
 from orchestrator.api.http.access import AccessTable
 from orchestrator.api.http.cross_origin import Origins
 from orchestrator.api.http.middleware import add_headers, request_middleware
-from orchestrator.api.http.route import Access, Route, as_text
+from orchestrator.api.http.route import Route, as_text
 from orchestrator.api.http.tokens import TokenStore
+from orchestrator.core.rights.principals import Policy
+from orchestrator.core.rights.rules import Action
 from tests.orchestrator.process import token_file
 
 
@@ -32,8 +35,9 @@ def test_a_stream_that_fails_ends_without_its_end_and_without_another_answer(
     async def main() -> bytes:
         token_file(tmp_path / "tokens")
         tokens = TokenStore(tmp_path / "tokens", SystemClock())
-        route = Route("GET", "/healthz", stream, Access.OPEN, "fails", answers=as_text())
-        access = AccessTable([route], tokens, refusals_per_s=1)
+        route = Route("GET", "/healthz", stream, Action.CHECK_HEALTH, "fails", answers=as_text())
+        owners: Any = None
+        access = AccessTable([route], tokens, owners, Policy(), refusals_per_s=1)
         app = web.Application(
             middlewares=[request_middleware(access, Origins(None), lambda *_: None)]
         )

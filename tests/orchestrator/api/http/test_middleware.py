@@ -120,7 +120,7 @@ def test_a_request_id_that_is_no_word_is_replaced(
     assert len(made) == 16
 
 
-def test_health_is_told_without_a_body(coordinator: CoordinatorProcess) -> None:
+def test_health_is_reported_without_a_body(coordinator: CoordinatorProcess) -> None:
     """Some load balancers ask so."""
     for path in ("/healthz", "/readyz"):
         with dial(coordinator) as connection:

@@ -27,7 +27,7 @@ def test_never_more_than_the_rate_and_one_burst(per_s: float, pauses: list[float
     assert passed <= per_s * (now + BURST_S) + 1
 
 
-def test_whoever_waits_as_long_as_told_passes() -> None:
+def test_whoever_waits_as_long_as_asked_passes() -> None:
     limit = RateLimit(0.1)
     assert limit.take("a", 0.0) == 0.0
     wait_s = limit.take("a", 0.0)
@@ -42,7 +42,7 @@ def test_many_callers_do_not_fill_the_memory() -> None:
     assert len(limit._buckets) <= _CALLERS_MAX
 
 
-def test_a_token_that_submits_too_fast_is_told_to_wait(tmp_path: Path) -> None:
+def test_a_token_that_submits_too_fast_is_asked_to_wait(tmp_path: Path) -> None:
     async def main() -> None:
         async with connect(coordinator, "n1") as agent:
             await agent.hello()

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from muster.daemon.errors import ConfigError
-from muster.protocol.control_channel import Heartbeat, HeartbeatAck
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import Heartbeat, HeartbeatAck
 from muster.protocol.tokens import TokenClass
 from orchestrator.api.http.tokens import TokenStore
 from tests.descriptors import descriptors_left
@@ -71,7 +71,7 @@ def test_a_date_is_judged_by_the_wall_clock(
 
 
 @pytest.mark.parametrize("expires", ["soon", "2026-06-01T12:00:00", "2026-13-01", "1780315200"])
-def test_a_date_that_cannot_be_read_is_told(tmp_path: Path, expires: str) -> None:
+def test_a_date_that_cannot_be_read_is_reported(tmp_path: Path, expires: str) -> None:
     token_file(tmp_path / "tokens")
     edit(tmp_path / "tokens", TokenClass.ADMIN, expires)
     with pytest.raises(ConfigError, match=r"token admin1: expires: .* 2027-01-31T12:00:00Z"):
@@ -131,5 +131,5 @@ def test_a_token_ends_for_requests_streams_and_agents(tmp_path: Path) -> None:
     cut: list[dict[str, Any]] = process.events("stream_cut")
     assert [line["path"] for line in cut] == ["/v1/jobs/1/logs", "/v1/agent"]
     assert "revoked" in cut[1]["why"]
-    (told,) = process.events("join_token_expired")
-    assert "new token_file" in told["why"]
+    (event,) = process.events("join_token_expired")
+    assert "new token_file" in event["why"]

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.protocol.control_channel import (
+from muster.protocol.hosts_file import check_address, check_name
+from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
     ArrangeTask,
     Heartbeat,
@@ -16,9 +18,7 @@ from muster.protocol.control_channel import (
     NodeObservations,
     TaskReport,
 )
-from muster.protocol.hardware_events import HardwareEvent
-from muster.protocol.hosts_file import check_address, check_name
-from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.observations.hardware_events import HardwareEvent
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Launcher
 from orchestrator.core.engine.turn import Turn
@@ -183,7 +183,7 @@ def test_any_return_of_a_node_that_is_known(stage: str, said: Hello) -> None:
     look(cluster)
 
 
-def test_a_hello_that_tells_of_a_task_twice_tells_of_it_once() -> None:
+def test_a_hello_that_names_a_task_twice_counts_once() -> None:
     cluster = made("placed")
     ready = TaskReport(task(1, 1, 0), TaskState.PREPARED, prepared=prepared())
     who = (NodeName("n0"), "id-n0", "boot-n0", "0.1.0", OBSERVED)

@@ -1,7 +1,7 @@
 """Jobs that the state has forgotten, as they are in the archive."""
 
-from muster.protocol.control_channel import ForgetTask, StopTask, TaskReport
 from muster.protocol.ids import JobId, NodeName, TaskId
+from muster.protocol.link.control_channel import ForgetTask, StopTask, TaskReport
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from orchestrator.core.engine.invariants import check
@@ -44,7 +44,7 @@ def test_only_a_job_that_has_ended_is_forgotten() -> None:
     assert cluster.submit(spec()) == a.Submitted(JobId(3), created=True)
 
 
-def test_it_can_be_told_from_its_facts_as_it_was() -> None:
+def test_it_can_be_rebuilt_from_its_facts_as_it_was() -> None:
     cluster = with_ended_job()
     wanted = cluster.job(1)
     facts = [fact for fact in cluster.facts if getattr(fact, "job", None) == ONE]
@@ -52,7 +52,7 @@ def test_it_can_be_told_from_its_facts_as_it_was() -> None:
     assert found == wanted
 
 
-def test_a_node_is_told_of_its_tasks_as_of_any_that_are_over() -> None:
+def test_a_node_learns_of_its_tasks_as_of_any_that_are_over() -> None:
     cluster = with_ended_job()
     archive(cluster, ONE)
     task, node = TaskId("1.1.0"), NodeName("n1")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.protocol.control_channel import StopTask, TaskReport
 from muster.protocol.ids import JobId
+from muster.protocol.link.control_channel import StopTask, TaskReport
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry, Stop
@@ -159,8 +159,8 @@ def test_the_grace_of_a_stop_that_has_begun_is_cut_and_never_made_longer() -> No
     cluster.sent.clear()
     cluster.join("n0", tasks=(TaskReport(first, TaskState.STARTED, prepared=prepared()),))
     assert cluster.commands("n0", StopTask) == [StopTask(first, "SIGTERM", 60.0)]
-    told = [step.text for step in job_view(cluster.state, cluster.job(1), cluster.now).timeline]
-    assert "grace period cut to 1m by ada" in told
+    timeline = [step.text for step in job_view(cluster.state, cluster.job(1), cluster.now).timeline]
+    assert "grace period cut to 1m by ada" in timeline
     cluster.cancel(1, force=True)
     assert cluster.commands("n0", StopTask)[-1] == StopTask(first, "SIGTERM", 60.0, force=True)
     assert kill_in_s(cluster) <= 0

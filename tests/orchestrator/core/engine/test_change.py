@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from muster.protocol.control_channel import SignalTask, StopTask, TaskReport
 from muster.protocol.ids import JobId, TaskId
+from muster.protocol.link.control_channel import SignalTask, StopTask, TaskReport
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Stop, Warn
 from orchestrator.core.engine import user_requests

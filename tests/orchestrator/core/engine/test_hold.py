@@ -57,8 +57,8 @@ def test_who_held_it_is_shown_and_why() -> None:
     cluster.change(2, user="bob", hold=False)
     view = job_view(cluster.state, cluster.job(2), cluster.now)
     assert view.held_by == ""
-    told = [step.text for step in view.timeline]
-    assert told[1:3] == ["held by ada: wait for data", "released by bob"]
+    texts = [step.text for step in view.timeline]
+    assert texts[1:3] == ["held by ada: wait for data", "released by bob"]
 
 
 def test_those_behind_a_held_job_go_first_and_it_keeps_its_place() -> None:

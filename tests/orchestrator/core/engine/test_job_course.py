@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import (
+from muster.protocol.failure_kinds import FailureKind
+from muster.protocol.ids import JobId
+from muster.protocol.link.control_channel import (
     ArrangeTask,
     ForgetTask,
     PrepareTask,
@@ -15,8 +17,6 @@ from muster.protocol.control_channel import (
     StartTask,
     StopTask,
 )
-from muster.protocol.failure_kinds import FailureKind
-from muster.protocol.ids import JobId
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import JobState, TaskState

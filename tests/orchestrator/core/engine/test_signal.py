@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import SignalTask, StopTask, TaskReport
 from muster.protocol.ids import JobId, NodeName, TaskId
+from muster.protocol.link.control_channel import SignalTask, StopTask, TaskReport
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Launcher, Stop, Warn
 from orchestrator.core.facts import effects as a
@@ -37,7 +37,7 @@ def refused(result: a.Result) -> str:
     return result.code
 
 
-def test_every_node_is_told_and_nothing_ends() -> None:
+def test_every_node_is_notified_and_nothing_ends() -> None:
     cluster, tasks = running()
     assert send(cluster) == a.Signalled(JobId(1), (NodeName("n0"), NodeName("n1")), ())
     for rank, name in enumerate(tasks):
@@ -119,7 +119,7 @@ def test_only_a_job_that_runs_is_signalled() -> None:
     assert refused(send(cluster)) == "already_ended"
 
 
-def test_a_node_that_was_away_is_told_when_it_is_back_and_which_is_said() -> None:
+def test_a_node_that_was_away_is_notified_when_it_is_back_and_which_is_said() -> None:
     cluster, tasks = running(stop=Stop(warn=Warn("SIGUSR2", 30.0)), time_limit_s=100.0)
     cluster.beat(75)
     cluster.leave("n1")

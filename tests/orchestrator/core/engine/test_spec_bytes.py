@@ -2,9 +2,9 @@
 
 from msgspec import json, structs
 
-from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import Inventory
 from muster.spec.model import JobSpec, Shell
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.turn import turn

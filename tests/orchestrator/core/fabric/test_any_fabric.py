@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric, PortGids
+from muster.protocol.observations.fabric import FabricPort, MissingPort, NodeFabric, PortGids
 from muster.spec.model import Rdma
 from orchestrator.core.fabric.plan import NO_IB, FabricRequest, Refused, join, plan
 from orchestrator.core.fabric.port_diff import unlike

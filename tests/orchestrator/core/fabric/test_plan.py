@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from muster.protocol.fabric import MissingPort, PortGids
+from muster.protocol.observations.fabric import MissingPort, PortGids
 from muster.spec.model import Rdma
 from orchestrator.core.fabric.plan import NO_IB, ONLY_IB, FabricRequest, join, plan
 from orchestrator.core.fabric.port_slots import Member
@@ -366,13 +366,13 @@ def test_one_family_of_addresses_for_all() -> None:
     )
 
 
-def test_the_operator_s_network_is_told_where_nccl_would_take_another() -> None:
+def test_the_operator_s_network_is_reported_where_nccl_would_take_another() -> None:
     ports = [replace(roce(at), fourth=PortGids(5, (3, 5), ranged=True)) for at in range(2)]
     gang = [node(name, *ports, range="10.1.0.0/16") for name in ("n1", "n2")]
     assert planned(gang).of(0).env["NCCL_IB_ADDR_RANGE"] == "10.1.0.0/16"
 
 
-def test_the_index_is_told_where_nccl_would_take_another_and_no_network_is_named() -> None:
+def test_the_index_is_given_where_nccl_would_take_another_and_no_network_is_named() -> None:
     led = [roce(number, 5, fourth=PortGids(5, (5,), ranged=True)) for number in range(2)]
     for version in ((2, 20), (2, 22), (2, 27), None):
         (kind,) = planned([node(name, *led, nccl=version) for name in ("n1", "n2")]).kinds
@@ -416,7 +416,7 @@ def test_a_file_of_nccl_s_does_not_undo_the_plan(
     assert (env_of(infiniband), infiniband.notes) == ({}, ())
 
 
-def test_what_the_plan_sets_itself_is_told_where_a_file_says_otherwise() -> None:
+def test_what_the_plan_sets_itself_is_reported_where_a_file_says_otherwise() -> None:
     conf = filed("NCCL_IB_GID_INDEX", "1", file="/root/.nccl.conf")
     old = (2, 20)
     gang = [node("n1", roce(0), nccl=old, nccl_conf=conf), node("n2", roce(0), nccl=old)]
@@ -449,8 +449,8 @@ def test_more_ports_than_nccl_takes() -> None:
 def test_a_node_joins_a_gang_that_its_ports_fit() -> None:
     for wish in (PREFERRED, REQUIRED):
         gang = planned([full("n1"), full("n2")], wish)
-        told = join(gang, full("n3"), wish)
-        assert told == gang.of(0)
+        joined = join(gang, full("n3"), wish)
+        assert joined == gang.of(0)
         for odd, why in (
             (node("n3"), "n3 has no RDMA device that jobs can use, and its gang uses RDMA"),
             (without("n3", 2), "n3 has no port for rail 2 of its gang"),

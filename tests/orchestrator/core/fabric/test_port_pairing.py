@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric
+from muster.protocol.observations.fabric import FabricPort, MissingPort, NodeFabric
 from orchestrator.core.fabric.plan import join
 from orchestrator.core.fabric.port_slots import Member
 from orchestrator.core.model.fabric_plan import NodePlan
@@ -196,7 +196,7 @@ def with_settings(name: str, **settings: str) -> Member:
     return replace(member, fabric=replace(member.fabric, settings=settings))
 
 
-def test_settings_of_the_site_are_told_to_each_node() -> None:
+def test_settings_of_the_site_are_reported_to_each_node() -> None:
     topology = [
         with_settings(name, NCCL_IB_TC="41", NCCL_TOPO_FILE=f"/{name}") for name in ("n1", "n2")
     ]
@@ -212,7 +212,7 @@ def test_settings_of_the_site_are_told_to_each_node() -> None:
     assert "NCCL_IB_TC" not in planned(topology, OFF).of(0).env
 
 
-def test_an_old_ucx_is_told_the_entry() -> None:
+def test_an_old_ucx_gets_the_entry() -> None:
     def old(name: str, index: int, ucx: str) -> Member:
         member = node(name, roce(0, index), roce(1, index))
         return replace(member, fabric=replace(member.fabric, ucx=ucx))

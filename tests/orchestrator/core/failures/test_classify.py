@@ -344,7 +344,7 @@ def test_of_several_the_machine_s_own_goes_first() -> None:
 
 
 @pytest.mark.parametrize(("line", "why"), [(MEMCG, "cgroup's limit"), (GLOBAL, "node had no more")])
-def test_a_kill_for_memory_is_told_with_its_numbers(line: str, why: str) -> None:
+def test_a_kill_for_memory_is_reported_with_its_numbers(line: str, why: str) -> None:
     killed = judge(ExitStatus(signal=9), "epoch 3", kernel=line)
     assert killed.kind is FailureKind.OOM_KILLED
     assert "process 4711 (python) with 13.0 GiB resident" in killed.said
@@ -396,13 +396,13 @@ def test_of_chained_exceptions_the_last_counts() -> None:
         (ExitStatus(code=7), FailureKind.EXITED, ""),
     ],
 )
-def test_what_only_its_end_tells(how: ExitStatus, kind: FailureKind, advice: str) -> None:
+def test_what_only_its_end_shows(how: ExitStatus, kind: FailureKind, advice: str) -> None:
     verdict = judge(how, "epoch 3: 40 %")
     assert verdict.kind is kind
     assert advice in verdict.advice
 
 
-def test_a_kill_that_its_cgroup_counted_is_told_as_one() -> None:
+def test_a_kill_that_its_cgroup_counted_is_reported_as_one() -> None:
     verdict = judge(ExitStatus(signal=9), "epoch 3", oom=True)
     assert verdict.kind is FailureKind.OOM_KILLED
     assert "memory" in verdict.advice

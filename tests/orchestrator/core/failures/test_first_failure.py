@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import RankReport, Refusal, StopTask
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import RankReport, Refusal, StopTask
 from muster.protocol.outcome import CauseCode, ExitStatus, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import JobState, TaskState
@@ -142,7 +142,7 @@ def test_on_one_node_a_signal_counts_before_the_connections_that_it_cost() -> No
     assert "out-of-memory killer" in cause.text
 
 
-def test_a_rank_that_was_told_to_end_is_never_blamed() -> None:
+def test_a_rank_that_was_asked_to_end_is_never_blamed() -> None:
     cluster, tasks = running()
     stopped = RankReport(0, exit=ExitStatus(signal=15), at_s=1.0, stopped=True)
     fail(cluster, tasks[0], stopped, RankReport(1))
@@ -150,7 +150,7 @@ def test_a_rank_that_was_told_to_end_is_never_blamed() -> None:
     assert cluster.shown(1) is JobState.RUNNING
 
 
-def test_a_term_from_elsewhere_is_told_as_one() -> None:
+def test_a_term_from_elsewhere_is_reported_as_one() -> None:
     cluster, tasks = running()
     fail(cluster, tasks[0], RankReport(0, exit=ExitStatus(signal=15)))
     cluster.pass_time(1)

@@ -126,7 +126,7 @@ CANNOT = (
 
 
 @pytest.mark.parametrize(("error", "said", "kind", "advice"), FAILS, ids=lambda it: str(it)[:3])
-def test_what_ranks_fail_of_is_told_by_its_class(
+def test_what_ranks_fail_of_is_shown_by_its_class(
     error: str, said: str, kind: FailureKind, advice: str
 ) -> None:
     verdict = judge(ExitStatus(1), f"{said}\n")
@@ -148,5 +148,5 @@ def test_what_cannot_come_to_that_has_a_test_that_says_so(error: str, shown: str
 
 
 def test_each_error_has_a_class_or_a_reason() -> None:
-    told = {error.partition(":")[0] for error, *_ in (*FAILS, *CANNOT)}
-    assert told == {f"E{number}" for number in range(1, 17)}
+    numbers = {error.partition(":")[0] for error, *_ in (*FAILS, *CANNOT)}
+    assert numbers == {f"E{number}" for number in range(1, 17)}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from muster.protocol.control_channel import ArrangeTask, Fingerprint, StopTask
-from muster.protocol.fabric import FabricGpu, NodeFabric
+from muster.protocol.link.control_channel import ArrangeTask, Fingerprint, StopTask
+from muster.protocol.observations.fabric import FabricGpu, NodeFabric
 from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import JobState, TaskState
@@ -42,7 +42,7 @@ def prepare(cluster: Cluster, *fabrics: NodeFabric | None, attempt: int = 1) -> 
         )
 
 
-def told(cluster: Cluster, name: str) -> ArrangeTask:
+def plan_of(cluster: Cluster, name: str) -> ArrangeTask:
     (found,) = cluster.commands(name, ArrangeTask)
     assert isinstance(found, ArrangeTask)
     return found
@@ -50,7 +50,7 @@ def told(cluster: Cluster, name: str) -> ArrangeTask:
 
 def test_each_node_gets_its_part_of_the_plan() -> None:
     cluster = gang(TWO, TWO, rdma=Rdma.REQUIRED, nccl_debug=True)
-    said = told(cluster, "n1")
+    said = plan_of(cluster, "n1")
     assert said.fabric is not None
     assert said.fabric.rdma is Rdma.REQUIRED
     assert said.fabric.hcas == ("mlx5_0:1", "mlx5_1:1")
@@ -72,16 +72,16 @@ def test_what_the_user_sets_wins() -> None:
     env = {"NCCL_IB_HCA": "=mlx5_1:1"}
     roles = Roles(launcher=Role(env={"NCCL_NET_PLUGIN": "aws-ofi"}))
     cluster = gang(TWO, TWO, rdma=Rdma.REQUIRED, env=env, roles=roles)
-    assert told(cluster, "n1").env["NCCL_IB_HCA"] == "=mlx5_1:1"
-    assert told(cluster, "n1").env["NCCL_NET"] == "IB"
-    assert told(cluster, "n0").env["NCCL_NET_PLUGIN"] == "aws-ofi"
-    assert "NCCL_NET" not in told(cluster, "n0").env
+    assert plan_of(cluster, "n1").env["NCCL_IB_HCA"] == "=mlx5_1:1"
+    assert plan_of(cluster, "n1").env["NCCL_NET"] == "IB"
+    assert plan_of(cluster, "n0").env["NCCL_NET_PLUGIN"] == "aws-ofi"
+    assert "NCCL_NET" not in plan_of(cluster, "n0").env
 
 
 @pytest.mark.parametrize("rdma", [Rdma.OFF, Rdma.PREFERRED])
 def test_tcp_on_purpose(rdma: Rdma) -> None:
     cluster = gang(TWO, TWO if rdma is Rdma.OFF else NONE, rdma=rdma)
-    said = told(cluster, "n0")
+    said = plan_of(cluster, "n0")
     assert said.env["NCCL_IB_DISABLE"] == "1"
     assert "NCCL_IB_HCA" not in said.env
     assert said.fabric is not None
@@ -91,12 +91,12 @@ def test_tcp_on_purpose(rdma: Rdma) -> None:
 @pytest.mark.parametrize("fabric", [None, NONE])
 def test_where_nobody_has_rdma_nothing_is_said_of_it(fabric: NodeFabric | None) -> None:
     cluster = gang(fabric, fabric)
-    said = told(cluster, "n0")
+    said = plan_of(cluster, "n0")
     assert not [name for name in said.env if name.startswith(("NCCL_IB", "NCCL_NET", "UCX"))]
     assert cluster.job(1).attempts[0].fabric is None
 
 
-def test_an_agent_that_does_not_tell_is_no_reason_to_guess() -> None:
+def test_an_agent_that_does_not_report_is_no_reason_to_guess() -> None:
     cluster = gang(TWO, None)
     plan = cluster.job(1).attempts[0].fabric
     assert plan is not None
@@ -157,8 +157,8 @@ def test_the_plan_outlives_the_coordinator() -> None:
 
 
 def test_one_node_needs_no_rdma_to_be_there() -> None:
-    assert told(gang(NONE, rdma=Rdma.REQUIRED), "n0").env.get("NCCL_IB_DISABLE") is None
-    assert told(gang(node("n").fabric), "n0").fabric is not None
+    assert plan_of(gang(NONE, rdma=Rdma.REQUIRED), "n0").env.get("NCCL_IB_DISABLE") is None
+    assert plan_of(gang(node("n").fabric), "n0").fabric is not None
 
 
 def test_part_of_a_node_uses_the_ports_near_its_gpus() -> None:
@@ -187,7 +187,7 @@ def test_who_would_join_a_gang_must_fit_its_plan(fabric: NodeFabric, *, fits: bo
     cluster.prepare(task(1, 1, 2), fabric=fabric, fingerprint=Fingerprint(nccl="2.27.3"))
     third = cluster.job(1).attempts[0].tasks[2]
     if fits:
-        assert told(cluster, "n2").env["NCCL_IB_HCA"] == f"={IB}"
+        assert plan_of(cluster, "n2").env["NCCL_IB_HCA"] == f"={IB}"
         return
     assert third.left is not None
     assert third.refusal is not None
@@ -202,7 +202,7 @@ def test_a_plugin_of_the_job_s_own_starts_on_devices_that_are_for_plugins() -> N
     plan = cluster.job(1).attempts[0].fabric
     assert plan is not None
     assert plan.text == "left to the plugin NCCL_NET_PLUGIN=ofi"
-    assert not told(cluster, "n0").env.keys() & {"NCCL_NET", "NCCL_IB_DISABLE"}
+    assert not plan_of(cluster, "n0").env.keys() & {"NCCL_NET", "NCCL_IB_DISABLE"}
     refused = gang(efa, efa, rdma=Rdma.REQUIRED, env={"NCCL_NET_PLUGIN": "none"})
     assert refused.job(1).attempts[0].cause is not None
 

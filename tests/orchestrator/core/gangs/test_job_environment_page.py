@@ -30,5 +30,5 @@ def test_what_is_known_before_the_gang_is_settled_is_on_the_page() -> None:
     early = launch.partition("def _identity")[2]
     task = (ROOT / "agent" / "shim" / "task.py").read_text()
     names = set(re.findall(r'"(MUSTER_[A-Z_]+)"', early + task))
-    told = SECTION.partition("before the start of the gang have")[2]
-    assert set(re.findall(r"`(MUSTER_[A-Z_]+)`", told)) == names
+    listed = SECTION.partition("before the start of the gang have")[2]
+    assert set(re.findall(r"`(MUSTER_[A-Z_]+)`", listed)) == names

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.codec import FRAME_BYTES_MAX, CommandFrame, encode
-from muster.protocol.control_channel import ArrangeTask, PrepareTask
 from muster.protocol.ids import TaskId
+from muster.protocol.link.codec import FRAME_BYTES_MAX, CommandFrame, encode
+from muster.protocol.link.control_channel import ArrangeTask, PrepareTask
 from muster.spec.model import Argv, Launcher, Role, Roles, Shell
 from orchestrator.core.engine import react
 from orchestrator.core.gangs import commands
@@ -39,7 +39,7 @@ def arranged(gpus: tuple[int, int] = (8, 8), **more: Any) -> dict[str, ArrangeTa
     }
 
 
-def test_what_all_nodes_are_told_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_all_nodes_get_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It grows with the gang: made for each node, it grew with its square."""
     made: list[Gang] = []
 
@@ -64,6 +64,11 @@ def test_torchruns_words() -> None:
         *("--log-dir", "/t1/logs", "--local-addr", "10.0.0.2"),
         *long,
     )
+
+
+def test_further_options_stand_before_the_program() -> None:
+    argv = arranged(torchrun_args=("--role=trainer",), run=Argv(("train.py",)))["gpu-2"].argv
+    assert argv[-2:] == ("--role=trainer", "train.py")
 
 
 def test_only_the_launcher_is_asked_to_listen() -> None:
@@ -145,7 +150,7 @@ def test_a_role_has_its_own_command_number_and_variables() -> None:
     assert [(p.env["A"], p.env["B"]) for p in plans.values()] == [("1", "1"), ("2", "1")]
 
 
-def test_ranks_that_we_start_find_what_torchrun_would_tell_them() -> None:
+def test_ranks_that_we_start_find_what_torchrun_would_set() -> None:
     plans = arranged(launcher=Launcher.PROCESSES, nproc_on={"gpu-1": 4, "gpu-2": 2})
     plan = plans["gpu-2"]
     assert (plan.argv, plan.interpreter, plan.listen_port) == (("train.py",), True, None)
@@ -251,14 +256,14 @@ def others(*addresses: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     return plan.others
 
 
-def test_a_gang_is_told_its_nodes_other_addresses() -> None:
+def test_a_gang_gets_its_nodes_other_addresses() -> None:
     assert others(("10.0.0.1", "10.1.0.1", "fd00::1"), ("10.0.0.2", "10.1.0.2")) == {
         "10.0.0.1": ("10.1.0.1", "fd00::1"),
         "10.0.0.2": ("10.1.0.2",),
     }
 
 
-def test_an_address_that_does_not_tell_nodes_apart_is_none_of_them() -> None:
+def test_an_address_that_does_not_distinguish_nodes_is_none_of_them() -> None:
     loopback, docker, local = ("127.0.0.1", "::1"), "172.17.0.1", ("fe80::1", "169.254.0.9")
     assert others(("10.0.0.1", *loopback, docker, *local), ("10.0.0.2", docker)) == {
         "10.0.0.1": (),
@@ -291,5 +296,5 @@ def test_the_plan_of_500_nodes_with_10_networks_fits_a_frame() -> None:
 
 def test_of_more_addresses_than_a_plan_can_hold_every_node_keeps_some() -> None:
     many = tuple(f"10.{net}.0.{{}}" for net in range(250))
-    told = others(*(tuple(a.format(rank) for a in many) for rank in range(1, 101)))
-    assert {len(more) for more in told.values()} == {OTHERS_MAX // 100}
+    addresses = others(*(tuple(a.format(rank) for a in many) for rank in range(1, 101)))
+    assert {len(more) for more in addresses.values()} == {OTHERS_MAX // 100}

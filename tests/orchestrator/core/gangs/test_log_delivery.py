@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.protocol.control_channel import Refusal
 from muster.protocol.ids import JobId
+from muster.protocol.link.control_channel import Refusal
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.model import Retry, Shell

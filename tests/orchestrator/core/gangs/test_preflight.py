@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import ArrangeTask, PrepareTask
-from muster.protocol.fabric import MissingPort, NodeFabric
-from muster.protocol.gpus import GpuDevice
+from muster.protocol.link.control_channel import ArrangeTask, PrepareTask
+from muster.protocol.observations.fabric import MissingPort, NodeFabric
+from muster.protocol.observations.gpus import GpuDevice
+from muster.protocol.observations.traffic import PortHealth
 from muster.protocol.outcome import Outcome
 from muster.protocol.states import JobState
-from muster.protocol.traffic import PortHealth
 from orchestrator.core.engine.invariants import check
 from orchestrator.core.views.explain import explain
 from tests.orchestrator.core.playbook import Cluster, spec, task
@@ -49,7 +49,9 @@ def nodes(cluster: Cluster, attempt: int) -> list[str]:
         ({"wall_s": 1_700_000_000.0}, "the clock of b is"),
     ],
 )
-def test_what_is_wrong_is_told_and_another_node_is_taken(more: dict[str, Any], said: str) -> None:
+def test_what_is_wrong_is_reported_and_another_node_is_taken(
+    more: dict[str, Any], said: str
+) -> None:
     cluster = placed()
     heartbeat(cluster, "b", **more)
     prepare_all(cluster)

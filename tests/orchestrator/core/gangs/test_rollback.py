@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import Refusal, StartTask, StopTask
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import Refusal, StartTask, StopTask
 from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry
@@ -179,7 +179,7 @@ def test_when_no_other_node_is_left_the_end_says_what_each_has_said() -> None:
     assert cause.text == "n2 refused: no_space here | so did n0, n1"
 
 
-def test_who_has_said_something_else_is_told_with_what() -> None:
+def test_who_has_said_something_else_learns_with_what() -> None:
     cluster = gang(3, 1, retry=Retry(infra=2, backoff_s=30.0))
     for attempt, said in ((1, "the disk is full"), (2, "no torch"), (3, "no torch")):
         refusal = Refusal("no_space", said, node_fault=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.protocol.control_channel import SignalTask, StopTask, TaskReport
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import SignalTask, StopTask, TaskReport
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import timestamp
@@ -28,7 +28,7 @@ def held(task: TaskId, running_s: float) -> TaskReport:
     return TaskReport(task, TaskState.STARTED, prepared=prepared(), running_s=running_s)
 
 
-def test_all_nodes_are_told_in_one_turn_and_the_stop_comes_later() -> None:
+def test_all_nodes_are_notified_in_one_turn_and_the_stop_comes_later() -> None:
     cluster, tasks = limited()
     cluster.beat(69)
     assert not cluster.commands("n0", SignalTask)
@@ -53,7 +53,7 @@ def test_one_that_is_stopped_before_is_not_warned() -> None:
     assert not any(isinstance(fact, f.AttemptWarned) for fact in cluster.facts)
 
 
-def test_a_node_that_was_away_is_told_when_it_is_back() -> None:
+def test_a_node_that_was_away_is_notified_when_it_is_back() -> None:
     cluster, tasks = limited()
     cluster.beat(60)
     cluster.leave("n1")
@@ -84,8 +84,8 @@ def test_a_coordinator_that_was_away_for_both_warns_first() -> None:
     again = Cluster(state=cluster.state)
     again.join("n0", tasks=(held(tasks[0], 200.0),))
     again.pass_time(0.001)
-    told = [type(c) for c in again.sent[again.job(1).attempts[0].tasks[0].node]]
-    assert told[-2:] == [SignalTask, StopTask]
+    sent = [type(c) for c in again.sent[again.job(1).attempts[0].tasks[0].node]]
+    assert sent[-2:] == [SignalTask, StopTask]
 
 
 def test_a_running_job_says_when_its_limit_is_and_a_stopping_one_when_its_grace_is_over() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import Fingerprint
+from muster.protocol.link.control_channel import Fingerprint
 from orchestrator.core.views.display import job_view
 from tests.orchestrator.core.playbook import Cluster, spec, task
 
@@ -28,19 +28,19 @@ def test_equal_versions_and_unknown_ones_are_no_matter() -> None:
 
 
 def test_the_odd_node_is_named_with_what_differs() -> None:
-    told = (
+    warning = (
         "PyTorch is 2.12.0 and on n1 2.13.0, CUDA is 12.4 and on n1 12.6; "
         "give all nodes of a gang the same"
     )
-    assert warnings(OLD, USUAL, USUAL) == [(told,), (), ()]
+    assert warnings(OLD, USUAL, USUAL) == [(warning,), (), ()]
 
 
-def test_of_a_pair_the_second_is_told_of_the_first() -> None:
-    told = (
+def test_of_a_pair_the_second_learns_of_the_first() -> None:
+    warning = (
         "CUDA is missing and on n0 12.6, NCCL is missing and on n0 2.27.3; "
         "give all nodes of a gang the same"
     )
-    assert warnings(USUAL, FOR_CPUS) == [(), (told,)]
+    assert warnings(USUAL, FOR_CPUS) == [(), (warning,)]
 
 
 def test_who_has_left_an_elastic_gang_is_no_matter() -> None:
@@ -51,10 +51,10 @@ def test_who_has_left_an_elastic_gang_is_no_matter() -> None:
     cluster.prepare(task(1, 1, 1), fingerprint=OLD)
     attempt = cluster.job(1).attempts[0]
 
-    def told() -> int:
+    def warned() -> int:
         view = job_view(cluster.state, cluster.job(1), cluster.now).attempts[0]
         return sum(len(shown.warnings) for shown in view.tasks)
 
-    assert told() == 1
+    assert warned() == 1
     attempt.tasks[1].left = "n1 was lost"
-    assert told() == 0
+    assert warned() == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import RankReport, Refusal
+from muster.protocol.link.control_channel import RankReport, Refusal
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.model import Argv
@@ -44,9 +44,9 @@ def ended_with(said: str, workdir: str | None = None, **more: Any) -> str:
     ],
 )
 def test_a_file_that_is_looked_for_in_the_empty_folder(said: str, name: str) -> None:
-    told = ended_with(said)
-    assert SAID.format(name) in told
-    assert "see that `run` and `workdir` name it" not in told
+    text = ended_with(said)
+    assert SAID.format(name) in text
+    assert "see that `run` and `workdir` name it" not in text
     # Who has named a folder knows where his job runs.
     assert "empty folder" not in ended_with(said, workdir="/shared/x")
 

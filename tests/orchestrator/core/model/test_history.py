@@ -20,14 +20,14 @@ def test_the_oldest_lines_go_and_are_counted() -> None:
     lines = Lines()
     for number in range(LINES_KEPT):
         lines.add(float(number), f"line {number}")
-    assert lines.told() == [(float(number), f"line {number}") for number in range(LINES_KEPT)]
+    assert lines.entries() == [(float(number), f"line {number}") for number in range(LINES_KEPT)]
     for number in (LINES_KEPT, LINES_KEPT + 1):
         lines.add(float(number), f"line {number}")
         assert len(lines.kept) == LINES_KEPT
-    told = lines.told()
-    assert told[0] == (1.0, "2 earlier lines are not kept")
-    assert told[1] == (2.0, "line 2")
-    assert told[-1] == (LINES_KEPT + 1.0, f"line {LINES_KEPT + 1}")
+    entries = lines.entries()
+    assert entries[0] == (1.0, "2 earlier lines are not kept")
+    assert entries[1] == (2.0, "line 2")
+    assert entries[-1] == (LINES_KEPT + 1.0, f"line {LINES_KEPT + 1}")
 
 
 def test_users_who_hold_and_release_a_job_without_end() -> None:
@@ -51,8 +51,8 @@ def test_a_gang_that_seems_to_hang_again_and_again() -> None:
     cluster.run_gang(1)
     for _ in range(LINES_KEPT + 7):
         apply(cluster.state, hf.HangCleared(JobId(1), 1), cluster.now.wall)
-    told = "7 earlier lines are not kept"
-    assert told in shown(cluster)
+    dropped = "7 earlier lines are not kept"
+    assert dropped in shown(cluster)
     assert shown(cluster).count("it moves again") == LINES_KEPT
     (attempt,) = evidence_of(cluster.job(1)).attempts
-    assert attempt.happened[0][1] == told
+    assert attempt.happened[0][1] == dropped

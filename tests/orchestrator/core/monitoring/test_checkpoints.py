@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec import json
 
-from muster.protocol.control_channel import Checkpoint, PrepareTask
 from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import Checkpoint, PrepareTask
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry
@@ -44,11 +44,11 @@ def fail(cluster: Cluster, attempt: int, nodes: int = 2) -> None:
     cluster.beat(31)
 
 
-def test_a_node_is_told_where_they_are() -> None:
+def test_a_node_learns_where_they_are() -> None:
     cluster, _ = running()
-    (told,) = cluster.commands("n0", PrepareTask)
-    assert isinstance(told, PrepareTask)
-    assert told.checkpoint_dir == FOLDER
+    (command,) = cluster.commands("n0", PrepareTask)
+    assert isinstance(command, PrepareTask)
+    assert command.checkpoint_dir == FOLDER
 
 
 def test_one_of_the_nodes_that_see_the_same_file_is_enough() -> None:

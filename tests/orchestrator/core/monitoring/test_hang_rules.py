@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import DumpStacks, RankReport, StacksReport
-from muster.protocol.hangs import (
+from muster.protocol.ids import JobId, NodeName, TaskId
+from muster.protocol.link.control_channel import DumpStacks, RankReport, StacksReport
+from muster.protocol.observations.hangs import (
     Doing,
     Frame,
     Hang,
@@ -20,7 +21,6 @@ from muster.protocol.hangs import (
     StacksView,
     ThreadStack,
 )
-from muster.protocol.ids import JobId, NodeName, TaskId
 from muster.protocol.outcome import CauseCode, ExitStatus, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import effects as a
@@ -53,7 +53,7 @@ def active(rank: int) -> RankActivity:
 
 
 def idle(rank: int, seconds: float = 20.0, **more: Any) -> RankActivity:
-    told: dict[str, Any] = {"doing": Doing.SLEEPS, "signs": SIGNS, **more}
+    fields: dict[str, Any] = {"doing": Doing.SLEEPS, "signs": SIGNS, **more}
     return RankActivity(
         rank,
         learned=True,
@@ -61,7 +61,7 @@ def idle(rank: int, seconds: float = 20.0, **more: Any) -> RankActivity:
         idle_s=seconds,
         still_gap_s=5.0,
         idle_gap_s=5.0,
-        **told,
+        **fields,
     )
 
 
@@ -71,19 +71,19 @@ def says(cluster: Cluster, node: int, rank: RankActivity) -> None:
     )
 
 
-def looks(cluster: Cluster, node: int) -> list[DumpStacks]:
+def stack_dumps(cluster: Cluster, node: int) -> list[DumpStacks]:
     found = cluster.commands(f"n{node}", DumpStacks)
     return [look for look in found if isinstance(look, DumpStacks)]
 
 
 def answers(cluster: Cluster, node: int, *frames: Frame, rank: RankActivity, **more: Any) -> None:
     """Node `node` answers the last look that it was asked for."""
-    look = looks(cluster, node)[-1]
+    look = stack_dumps(cluster, node)[-1]
     stack = RankStacks(node, 100 + node, (ThreadStack("MainThread", frames),))
-    told: dict[str, Any] = {"epoch": look.epoch, "number": look.number, **more}
+    fields: dict[str, Any] = {"epoch": look.epoch, "number": look.number, **more}
     session = cluster.node(f"n{node}").session
     assert session is not None
-    report = StacksReport(look.task, ranks=(stack,), activity=(rank,), **told)
+    report = StacksReport(look.task, ranks=(stack,), activity=(rank,), **fields)
     cluster.turn(s.ReportReceived(session, report))
 
 
@@ -95,8 +95,8 @@ def hang(cluster: Cluster, first: RankActivity, second: RankActivity) -> None:
     for seconds in (45.0, 6.0):
         cluster.beat(seconds)
         age = cluster.mono - since
-        assert looks(cluster, 0)
-        assert looks(cluster, 1)
+        assert stack_dumps(cluster, 0)
+        assert stack_dumps(cluster, 1)
         answers(cluster, 0, ALL_REDUCE, STEP, rank=first.later(age))
         answers(cluster, 1, HELD, STEP, rank=second.later(age))
 
@@ -115,30 +115,32 @@ def test_a_gang_that_stands_still_is_looked_at_twice_and_the_odd_rank_named() ->
     assert fact.verdict.firm
     assert [len(group.ranks) for group in fact.verdict.groups] == [1, 1]
     assert fact.durability is Durability.SYNC
-    assert len(looks(cluster, 0)) == 2
+    assert len(stack_dumps(cluster, 0)) == 2
     # Told once, however long it goes on, and nothing is done about it.
     cluster.beat(600.0)
     assert len(judged(cluster)) == 1
     assert cluster.job(1).attempts[0].cause is None
 
 
-def test_webhooks_are_told_of_it_and_whoever_looks_at_the_job_sees_it() -> None:
+def test_webhooks_are_notified_of_it_and_whoever_looks_at_the_job_sees_it() -> None:
     for what in (Hang.NOTIFY, Hang.RESTART):
         cluster = gang(what, notify=("https://hooks.example.com/x",))
         hang(cluster, idle(0), idle(1))
         made = [fact.event for fact in cluster.facts if isinstance(fact, nf.WebhookQueued)]
         assert made == [nf.WebhookEvent.STARTED, nf.WebhookEvent.HUNG]
         job = cluster.job(1)
-        notice = job.notices[2, 0]
-        said = message(cluster.state, job, 2, notice, cluster.now)
+        webhook = job.queued_webhooks[2, 0]
+        said = message(cluster.state, job, 2, webhook, cluster.now)
         assert (said.event, said.attempt, said.cause) == ("hung", 1, None)
         assert said.text == "hung: rank 1 at data.py:17"
         if what is Hang.NOTIFY:
             assert "; hung: rank 1 at data.py:17; no progress for" in said.job.reason.text
             says(cluster, 1, active(1))
             # It is over before the webhook has heard of it: what is told is still what was found.
-            assert "hung" not in message(cluster.state, job, 2, notice, cluster.now).job.reason.text
-            assert message(cluster.state, job, 2, notice, cluster.now).text == said.text
+            assert (
+                "hung" not in message(cluster.state, job, 2, webhook, cluster.now).job.reason.text
+            )
+            assert message(cluster.state, job, 2, webhook, cluster.now).text == said.text
 
 
 @pytest.mark.parametrize(
@@ -163,11 +165,11 @@ def test_who_is_to_be_looked_at_in_a_hair_is_not_looked_for_at_this_very_moment(
     cluster = gang()
     for rank in (0, 1):
         says(cluster, rank, idle(rank, nextafter(60.0, 0.0)))
-    assert not looks(cluster, 0)
+    assert not stack_dumps(cluster, 0)
     timer = a.Timer(a.TimerKind.HANG, job=JobId(1), attempt=1)
     assert cluster.timers[timer] > cluster.mono
     cluster.pass_time(0.1)
-    assert looks(cluster, 0)
+    assert stack_dumps(cluster, 0)
 
 
 def test_restart_ends_the_attempt_on_the_infra_budget() -> None:
@@ -177,9 +179,9 @@ def test_restart_ends_the_attempt_on_the_infra_budget() -> None:
     assert cause is not None
     assert (cause.code, cause.outcome) == (CauseCode.HUNG, Outcome.INFRA)
     assert (cause.text, cause.rank, cause.node_fault) == ("hung: rank 1 at data.py:17", 1, False)
-    assert all(look.threads for look in looks(cluster, 0))
+    assert all(look.threads for look in stack_dumps(cluster, 0))
     # A rank that is asked for its recorder moves: only the look that decides may ask.
-    assert [look.recorder for look in looks(cluster, 0)] == [False, True]
+    assert [look.recorder for look in stack_dumps(cluster, 0)] == [False, True]
     for node in (0, 1):
         cluster.clean(task(1, 1, node))
     assert cluster.job(1).infra_used == 1
@@ -191,7 +193,7 @@ def watched(cluster: Cluster, second: RankActivity, seconds: float, *, held: boo
     since, first = cluster.mono, idle(0)
     while cluster.mono < since + seconds:
         cluster.beat(1.0)
-        look = cluster.state.looks.get((JobId(1), 1))
+        look = cluster.state.stack_dumps.get((JobId(1), 1))
         if look is None:
             continue
         age = cluster.mono - since
@@ -208,7 +210,7 @@ def test_who_is_to_start_anew_is_looked_at_until_it_is_certain() -> None:
     (fact,) = judged(cluster)
     assert (fact.verdict.kind, fact.verdict.firm) == (HangKind.HUNG, False)
     assert cluster.job(1).attempts[0].cause is None
-    assert len(looks(cluster, 1)) > 4
+    assert len(stack_dumps(cluster, 1)) > 4
     watched(cluster, idle(1, 260.0), 130.0)
     assert [fact.verdict.firm for fact in judged(cluster)] == [False, True]
     cause = cluster.job(1).attempts[0].cause
@@ -225,9 +227,9 @@ def test_what_was_slow_may_come_to_hang() -> None:
     says(cluster, 1, idle(1, 920.0))
     watched(cluster, idle(1, 920.0), 130.0)
     assert [fact.verdict.kind for fact in judged(cluster)] == [HangKind.SLOW, HangKind.HUNG]
-    asked = len(looks(cluster, 0))
+    asked = len(stack_dumps(cluster, 0))
     watched(cluster, idle(1, 1050.0), 600.0)
-    assert len(looks(cluster, 0)) == asked
+    assert len(stack_dumps(cluster, 0)) == asked
 
 
 def test_others_that_hang_when_a_rank_has_ended_are_found() -> None:
@@ -244,21 +246,24 @@ def test_what_waits_for_a_disk_is_slow_after_ten_minutes_and_never_restarted() -
     first, second = idle(0, doing=Doing.DISK), idle(1)
     says(cluster, 0, first)
     says(cluster, 1, second)
-    told: list[float] = []
+    fields: list[float] = []
     for minute in range(14):
         for _ in range(12):
             cluster.beat(5.0)
             for node, rank in ((0, first), (1, second)):
-                asked = looks(cluster, node)
-                if asked and (1, 1) in cluster.state.looks:
+                asked = stack_dumps(cluster, node)
+                if asked and (1, 1) in cluster.state.stack_dumps:
                     age = cluster.mono - 100.0
                     answers(cluster, node, ALL_REDUCE, STEP, rank=rank.later(age))
-        if judged(cluster) and not told:
-            told.append(minute)
+        if judged(cluster) and not fields:
+            fields.append(minute)
     (fact,) = judged(cluster)
     assert fact.verdict.kind is HangKind.SLOW
-    assert told[0] >= 9
-    assert [notice.event for notice in cluster.job(1).notices.values()] == ["started", "slow"]
+    assert fields[0] >= 9
+    assert [webhook.event for webhook in cluster.job(1).queued_webhooks.values()] == [
+        "started",
+        "slow",
+    ]
     assert cluster.job(1).attempts[0].cause is None
 
 
@@ -268,7 +273,7 @@ def test_nothing_is_judged_while_a_rank_is_unseen() -> None:
     says(cluster, 1, idle(1))
     cluster.leave("n1")
     cluster.beat(120.0)
-    assert looks(cluster, 0) == []
+    assert stack_dumps(cluster, 0) == []
     assert judged(cluster) == []
 
 
@@ -279,7 +284,7 @@ def test_nothing_is_judged_before_there_is_a_cadence_or_by_one_sign_alone() -> N
         for node in (0, 1):
             says(cluster, node, RankActivity(**{**quiet, **more, "rank": node}))  # type: ignore[arg-type]
         cluster.beat(600.0)
-        assert looks(cluster, 0) == []
+        assert stack_dumps(cluster, 0) == []
 
 
 def test_an_answer_to_an_earlier_life_of_the_coordinator_is_none() -> None:
@@ -287,13 +292,13 @@ def test_an_answer_to_an_earlier_life_of_the_coordinator_is_none() -> None:
     says(cluster, 0, idle(0))
     says(cluster, 1, idle(1))
     cluster.beat(45.0)
-    look = looks(cluster, 0)[-1]
+    look = stack_dumps(cluster, 0)[-1]
     for more in ({"epoch": look.epoch - 1}, {"number": look.number + 1}):
         answers(cluster, 0, HELD, rank=active(0), **more)
-        assert len(cluster.state.looks[JobId(1), 1].awaited) == 2
+        assert len(cluster.state.stack_dumps[JobId(1), 1].awaited) == 2
     # A new life begins with no looks, and knows of no rank until its node has told.
     cluster.turn(s.CoordinatorStarted(cluster.state.epoch + 1))
-    assert cluster.state.looks == {}
+    assert cluster.state.stack_dumps == {}
     assert cluster.state.watches == {}
 
 
@@ -315,7 +320,7 @@ def test_stacks_are_had_on_demand_and_two_who_ask_share_a_look() -> None:
     cluster = gang()
     for request in (70, 71):
         cluster.turn(s.StacksReceived(a.RequestId(request), JobId(1)))
-    assert len(looks(cluster, 0)) == 1
+    assert len(stack_dumps(cluster, 0)) == 1
     answers(cluster, 0, ALL_REDUCE, STEP, rank=active(0))
     assert 70 not in cluster.answers
     answers(cluster, 1, ALL_REDUCE, STEP, rank=active(1))
@@ -343,18 +348,18 @@ def test_a_look_that_a_user_asked_for_does_not_put_off_for_ever_what_was_due(
     def answer(up_to: float) -> None:
         while cluster.mono < up_to:
             cluster.beat(1.0)
-            look = cluster.state.looks.get((JobId(1), 1))
+            look = cluster.state.stack_dumps.get((JobId(1), 1))
             if look is None or not (look.judges or answered):
                 continue
             for node in (0, 1):
-                if looks(cluster, node)[-1].task in look.awaited:
+                if stack_dumps(cluster, node)[-1].task in look.awaited:
                     now = ranks[node].later(cluster.mono - since)
                     answers(cluster, node, *((ALL_REDUCE, STEP), (HELD, STEP))[node], rank=now)
 
     answer(until)
     cluster.turn(s.StacksReceived(a.RequestId(70), JobId(1)))
     cluster.beat(8.0)
-    assert (JobId(1), 1) in cluster.state.looks
+    assert (JobId(1), 1) in cluster.state.stack_dumps
     answer(until + 45.0)
     assert 70 in cluster.answers
     (fact,) = judged(cluster)
@@ -369,7 +374,7 @@ def test_who_cannot_answer_is_named_and_nobody_waits_for_ever() -> None:
     found = cluster.answers[70]
     assert isinstance(found, a.Stacks)
     assert found.view.notes == ("n1 cannot be reached now", "n0 has not answered in time")
-    assert cluster.state.looks == {}
+    assert cluster.state.stack_dumps == {}
 
 
 def test_what_lacks_on_every_node_is_said_once() -> None:
@@ -409,7 +414,7 @@ def test_looks_change_nothing_of_the_job() -> None:
         answers(cluster, node, STEP, rank=active(node))
     assert cluster.job(1).revision == before
     assert cluster.node("n0").name == NodeName("n0")
-    assert looks(cluster, 0)[0].task == TaskId("1.1.0")
+    assert stack_dumps(cluster, 0)[0].task == TaskId("1.1.0")
 
 
 def fresh(rank: int, seconds: float) -> RankActivity:
@@ -442,12 +447,12 @@ def test_a_rank_that_stays_silent_after_the_others_have_ended_is_judged_without_
     since = cluster.mono
     assert "; rank 1 has ended" in reason(cluster)
     cluster.beat(280.0)
-    assert looks(cluster, 0) == []
+    assert stack_dumps(cluster, 0) == []
     for seconds in (25.0, 6.0):
         cluster.beat(seconds)
         answers(cluster, 0, STEP, rank=fresh(0, 15.0 + cluster.mono - since))
         if not task_ended:
-            look = looks(cluster, 1)[-1]
+            look = stack_dumps(cluster, 1)[-1]
             session = cluster.node("n1").session
             assert session is not None
             report = StacksReport(look.task, look.epoch, look.number)
@@ -466,7 +471,7 @@ def test_a_rank_that_waited_for_the_end_of_the_others_is_silent_from_there_only(
     says(cluster, 0, fresh(0, 900.0))
     says(cluster, 1, gone(1, 0.0))
     cluster.beat(280.0)
-    assert looks(cluster, 0) == []
+    assert stack_dumps(cluster, 0) == []
 
 
 @pytest.mark.parametrize(
@@ -484,7 +489,7 @@ def test_no_gang_without_a_cadence_is_judged_by_less(
     says(cluster, 0, alive)
     says(cluster, 1, other)
     cluster.beat(900.0)
-    assert looks(cluster, 0) == []
+    assert stack_dumps(cluster, 0) == []
 
 
 def test_scripts_of_a_gang_end_when_they_like() -> None:
@@ -495,5 +500,5 @@ def test_scripts_of_a_gang_end_when_they_like() -> None:
     says(cluster, 0, fresh(0, 15.0))
     cluster.end(task(1, 1, 1), ExitStatus(0))
     cluster.beat(900.0)
-    assert looks(cluster, 0) == []
+    assert stack_dumps(cluster, 0) == []
     assert "ended" not in reason(cluster)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import PrepareTask, TaskReport
-from muster.protocol.gpus import IdleGpus
 from muster.protocol.ids import JobId, TaskId
+from muster.protocol.link.control_channel import PrepareTask
+from muster.protocol.observations.gpus import IdleGpus
 from muster.protocol.outcome import EXIT_CANCELLED, CauseCode, ExitStatus, Outcome
 from muster.protocol.states import JobState, TaskState
 from orchestrator.api.event_text import event_view
@@ -18,7 +18,7 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.views.display import job_view
 from orchestrator.webhooks.payload import message
-from tests.orchestrator.core.playbook import Cluster, prepared, spec
+from tests.orchestrator.core.playbook import Cluster, prepared, spec, task_report
 
 HOOK = ("https://hooks.example.com/x",)
 NOTIFY = {"gpu_util_below": 5, "for_s": 3600.0, "action": "notify"}
@@ -46,7 +46,7 @@ def judged(cluster: Cluster) -> list[str]:
     return [fact.text for fact in cluster.facts if isinstance(fact, idf.IdleJudged)]
 
 
-def told(cluster: Cluster) -> list[nf.WebhookEvent]:
+def webhook_events(cluster: Cluster) -> list[nf.WebhookEvent]:
     return [fact.event for fact in cluster.facts if isinstance(fact, nf.WebhookQueued)]
 
 
@@ -69,7 +69,7 @@ def test_nodes_are_asked_only_where_the_job_wants_it() -> None:
     assert judged(cluster) == []
 
 
-def test_all_nodes_for_the_whole_time_are_told_once() -> None:
+def test_all_nodes_for_the_whole_time_are_reported_once() -> None:
     cluster, gang = running(NOTIFY)
     cluster.beat(1800)
     for one in gang:
@@ -81,7 +81,7 @@ def test_all_nodes_for_the_whole_time_are_told_once() -> None:
     for one in gang:
         say(cluster, one, 3605.0)
     cluster.beat(7200)
-    assert told(cluster) == [nf.WebhookEvent.STARTED, nf.WebhookEvent.IDLE]
+    assert webhook_events(cluster) == [nf.WebhookEvent.STARTED, nf.WebhookEvent.IDLE]
     assert stops(cluster) == []
     assert cluster.shown(1) is JobState.RUNNING
     view = job_view(cluster.state, cluster.job(1), cluster.now)
@@ -89,17 +89,17 @@ def test_all_nodes_for_the_whole_time_are_told_once() -> None:
     assert check(cluster.state) == []
 
 
-def test_a_webhook_is_told_of_a_job_that_goes_on() -> None:
+def test_a_webhook_is_notified_of_a_job_that_goes_on() -> None:
     cluster, gang = running(NOTIFY, nodes=1)
     cluster.beat(3600)
     say(cluster, gang[0], 3600.0)
     cluster.beat(5)
     job = cluster.job(1)
-    number = job.notices_made
-    told = message(cluster.state, job, number, job.notices[number, 0], cluster.now)
-    assert (told.event, told.attempt, told.cause) == ("idle", 1, None)
-    assert told.text == "all its GPUs have been used less than 5 % for 1h"
-    assert "all its GPUs have been used less than 5 % for 1h" in told.job.reason.text
+    number = job.webhooks_made
+    content = message(cluster.state, job, number, job.queued_webhooks[number, 0], cluster.now)
+    assert (content.event, content.attempt, content.cause) == ("idle", 1, None)
+    assert content.text == "all its GPUs have been used less than 5 % for 1h"
+    assert "all its GPUs have been used less than 5 % for 1h" in content.job.reason.text
 
 
 def test_one_node_that_computes_is_enough() -> None:
@@ -147,7 +147,7 @@ def test_a_node_that_cannot_be_reached_is_not_idle_and_its_word_holds_when_it_is
     cluster.leave("n1")
     cluster.beat(30)
     assert judged(cluster) == []
-    back = TaskReport(
+    back = task_report(
         gang[1],
         TaskState.STARTED,
         prepared=prepared(),
@@ -169,7 +169,7 @@ def test_a_node_that_has_ended_its_part_is_not_asked() -> None:
     assert len(judged(cluster)) == 1
 
 
-def test_it_is_over_when_one_computes_again_and_may_be_told_anew() -> None:
+def test_it_is_over_when_one_computes_again_and_may_be_reported_anew() -> None:
     cluster, gang = running(NOTIFY, nodes=1)
     cluster.beat(3600)
     say(cluster, gang[0], 3600.0)
@@ -185,14 +185,14 @@ def test_it_is_over_when_one_computes_again_and_may_be_told_anew() -> None:
     assert len(judged(cluster)) == 2
 
 
-def test_a_job_that_is_to_be_stopped_is_told_of_half_the_time_before() -> None:
+def test_a_job_that_is_to_be_stopped_is_reported_half_the_time_before() -> None:
     cluster, gang = running(STOP, retry={"infra": 3, "user": 3})
     cluster.beat(1800)
     for one in gang:
         say(cluster, one, 1800.0)
     cluster.beat(1)
     assert judged(cluster) == [WARNING]
-    assert told(cluster)[-1] is nf.WebhookEvent.IDLE
+    assert webhook_events(cluster)[-1] is nf.WebhookEvent.IDLE
     cluster.beat(1780)
     assert stops(cluster) == []
     cluster.beat(20)
@@ -218,7 +218,7 @@ def test_one_that_computes_after_the_warning_goes_on() -> None:
     assert stops(cluster) == []
 
 
-def test_who_is_told_late_has_the_other_half_all_the_same() -> None:
+def test_who_is_notified_late_has_the_other_half_all_the_same() -> None:
     """The coordinator was away while the time passed."""
     cluster, gang = running(STOP, nodes=1)
     cluster.beat(7200)
@@ -231,7 +231,7 @@ def test_who_is_told_late_has_the_other_half_all_the_same() -> None:
     assert len(stops(cluster)) == 1
 
 
-def test_what_was_told_is_known_after_a_restart() -> None:
+def test_what_was_reported_is_known_after_a_restart() -> None:
     cluster, gang = running(NOTIFY, nodes=1)
     cluster.beat(3600)
     say(cluster, gang[0], 3600.0)
@@ -240,7 +240,7 @@ def test_what_was_told_is_known_after_a_restart() -> None:
     attempt = again.jobs[cluster.job(1).id].attempts[0]
     assert attempt.idle == cluster.job(1).attempts[0].idle != ""
     assert attempt.tasks[0].idle_since is None
-    assert again.idle_told == {}
+    assert again.idle_reported == {}
 
 
 @pytest.mark.parametrize(

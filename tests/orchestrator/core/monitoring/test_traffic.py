@@ -8,16 +8,23 @@ import pytest
 from msgspec import structs
 
 from muster.fabric.nccl_log import NcclLog
-from muster.protocol.control_channel import ArrangeTask, Heartbeat
-from muster.protocol.fabric import FabricPort, NodeFabric
 from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.link.control_channel import ArrangeTask, Heartbeat
+from muster.protocol.observations.fabric import FabricPort, NodeFabric
+from muster.protocol.observations.traffic import (
+    Carrier,
+    FabricReport,
+    NcclEvidence,
+    PortFigures,
+    PortHealth,
+)
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
-from muster.protocol.traffic import Carrier, FabricReport, NcclEvidence, PortFigures, PortHealth
 from muster.spec.model import Rdma
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.base import Durability
+from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.monitoring.traffic import VERDICTS_MAX
 from orchestrator.core.views.display import job_view, node_view
 from orchestrator.core.views.fabric import fabric_view
@@ -117,7 +124,7 @@ def test_the_verdict_is_a_fact_and_a_line_of_the_timeline_and_no_sample_is() -> 
     kept = [x for x in cluster.facts if x.durability is not Durability.EPHEMERAL]
     judged = [x for x in kept if isinstance(x, f.TrafficJudged)]
     assert [x.proof.carrier for x in judged] == [Carrier.PROVED]
-    assert not any(isinstance(x, f.TrafficMeasured) for x in kept)
+    assert not any(isinstance(x, TaskObserved) for x in kept)
     timeline = job_view(cluster.state, cluster.job(1), cluster.now).timeline
     assert any(step.text.startswith("RDMA proved") for step in timeline)
 

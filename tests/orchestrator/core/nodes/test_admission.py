@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import NodeName, SessionId
+from muster.protocol.link.control_channel import (
     Heartbeat,
     Hello,
     NodeObservations,
@@ -13,8 +14,7 @@ from muster.protocol.control_channel import (
     StopTask,
     TaskReport,
 )
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.ids import NodeName, SessionId
+from muster.protocol.observations.gpus import GpuDevice
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
@@ -110,7 +110,7 @@ SHARED = {"shared_host": True}
 
 
 @pytest.mark.parametrize(
-    ("boot", "has", "told"),
+    ("boot", "has", "expected"),
     [
         ("boot-n0", {}, "are agents of one machine"),
         ("boot-n0", SHARED, "are agents of one machine"),
@@ -119,7 +119,7 @@ SHARED = {"shared_host": True}
     ],
 )
 def test_a_second_agent_of_one_machine_is_refused_and_both_are_named(
-    boot: str, has: dict[str, object], told: str
+    boot: str, has: dict[str, object], expected: str
 ) -> None:
     cluster = Cluster()
     cluster.join("n0", gpus=1, devices=(H100,))
@@ -131,13 +131,13 @@ def test_a_second_agent_of_one_machine_is_refused_and_both_are_named(
         NodeObservations(msgspec.structs.replace(INVENTORY, **has)),
     )
     refused = answer(cluster, second)
-    if not told:
+    if not expected:
         assert refused is None
         return
     assert refused is not None
     assert refused.code == "second_agent"
     assert "n0 at 127.0.0.1 and n1 at 10.9.9.9" in refused.text
-    assert told in refused.text
+    assert expected in refused.text
     assert "shared_host: true" in refused.text
     assert N0 in cluster.state.nodes
     assert NodeName("n1") not in cluster.state.nodes
@@ -225,7 +225,7 @@ def test_the_same_life_of_an_agent_takes_over_from_its_last_connection() -> None
         (-1e12, "behind"),
     ],
 )
-def test_a_clock_that_differs_is_told_and_ends_nothing(off: float, said: str | None) -> None:
+def test_a_clock_that_differs_is_reported_and_ends_nothing(off: float, said: str | None) -> None:
     cluster = running()
     session = node_of(cluster).session
     assert session is not None
@@ -249,7 +249,7 @@ HEAD = Limits(own_names=frozenset({"head", "muster"}))
 
 
 @pytest.mark.parametrize(
-    ("name", "local", "told"),
+    ("name", "local", "expected"),
     [
         ("head", False, "a name of the coordinator's machine"),
         ("muster", False, "a name of the coordinator's machine"),
@@ -258,12 +258,12 @@ HEAD = Limits(own_names=frozenset({"head", "muster"}))
     ],
 )
 def test_only_the_coordinators_own_machine_joins_with_a_name_of_the_coordinator(
-    name: str, local: bool, told: str
+    name: str, local: bool, expected: str
 ) -> None:
     cluster = Cluster(limits=HEAD)
     said = Hello(NodeName(name), "id", "boot", "0.1.0", OBSERVED)
     turn = cluster.turn(s.HelloReceived(OTHER, said, "10.9.9.9", local))
     refused = [x.refused for x in turn.effects if isinstance(x, a.RefuseSession)]
-    assert [it.code for it in refused] == ["bad_name"] * bool(told)
-    assert all(told in it.text and "set `node`" in it.text for it in refused)
-    assert (NodeName(name) in cluster.state.nodes) is not bool(told)
+    assert [it.code for it in refused] == ["bad_name"] * bool(expected)
+    assert all(expected in it.text and "set `node`" in it.text for it in refused)
+    assert (NodeName(name) in cluster.state.nodes) is not bool(expected)

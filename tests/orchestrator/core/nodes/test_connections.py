@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import JobId, NodeName, SessionId
+from muster.protocol.link.control_channel import (
     ArrangeTask,
     ForgetTask,
     Hello,
@@ -16,7 +17,6 @@ from muster.protocol.control_channel import (
     TaskReport,
     Welcome,
 )
-from muster.protocol.ids import JobId, NodeName, SessionId
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.engine.apply import apply

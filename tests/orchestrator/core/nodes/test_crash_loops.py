@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import PROTOCOL_MAX, Hello, TaskReport
 from muster.protocol.ids import NodeName, SessionId
+from muster.protocol.link.control_channel import PROTOCOL_MAX, Hello, TaskReport
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.gangs.commands import tasks_on

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from muster.protocol.control_channel import RankReport
-from muster.protocol.disks import DiskHealth
+from muster.protocol.link.control_channel import RankReport
+from muster.protocol.observations.disks import DiskHealth
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
-from muster.protocol.states import TaskState
+from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry
+from orchestrator.core.scheduling.scheduler import why_waiting
 from orchestrator.core.views.display import node_view
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
@@ -77,3 +78,19 @@ def test_a_full_disk_is_not_why_a_program_fails_otherwise(cluster: Cluster) -> N
 def test_what_cannot_be_shown_is_not(cluster: Cluster) -> None:
     disks(cluster, "a", DiskHealth("\x1b[31m", full=True))
     assert node_view(cluster.node("a"), cluster.now).warnings == ()
+
+
+@pytest.mark.parametrize("bad", [FULL, DiskHealth("/d", hangs=True)], ids=("full", "hangs"))
+def test_a_node_gets_no_job_until_its_disk_has_room_and_answers(bad: DiskHealth) -> None:
+    """A job that goes there all the same uses up its retries, or waits until it is prepared."""
+    cluster = Cluster()
+    cluster.join("a", "b")
+    disks(cluster, "a", bad)
+    cluster.submit(spec())
+    cluster.submit(spec())
+    assert cluster.job(1).attempts[0].tasks[0].node == "b"
+    assert cluster.shown(2) is JobState.QUEUED
+    why = why_waiting(cluster.state, cluster.job(2))
+    assert f"a has no disk for a task: {bad.text}" in why
+    disks(cluster, "a", DiskHealth("/d", 90 << 20, 1 << 30))
+    assert cluster.job(2).attempts[0].tasks[0].node == "a"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from muster.protocol.control_channel import Heartbeat, NodeChanges, StopTask
-from muster.protocol.gpus import GpuDevice
+from muster.protocol.link.control_channel import Heartbeat, NodeChanges, StopTask
+from muster.protocol.observations.gpus import GpuDevice
+from muster.protocol.observations.traffic import PortHealth
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
-from muster.protocol.traffic import PortHealth
 from muster.spec.model import Rendezvous, Retry, Stop
 from orchestrator.core.engine.invariants import check
 from orchestrator.core.facts import effects as a
@@ -206,12 +206,12 @@ def test_who_and_since_when_and_why_is_shown(cluster: Cluster) -> None:
     assert busy.drain is not None
     assert busy.drain.ends_at is not None
     assert not busy.drain.quarantine
-    told = explain(cluster.state, cluster.job(2), cluster.now, cluster.limits)
-    assert {v.reason.text for v in told.nodes} == {"is drained by ana since 2h: bad DIMM"}
-    assert told.text == (
+    explained = explain(cluster.state, cluster.job(2), cluster.now, cluster.limits)
+    assert {v.reason.text for v in explained.nodes} == {"is drained by ana since 2h: bad DIMM"}
+    assert explained.text == (
         "needs 2 nodes, 0 free: a is drained by ana: bad DIMM; b is drained by ana: bad DIMM"
     )
-    assert told.forecast == "unknown: waits for a drained node to be resumed: a (ana), b (ana)"
+    assert explained.forecast == "unknown: waits for a drained node to be resumed: a (ana), b (ana)"
     cluster.leave("b")
     away = node_view(cluster.node("b"), cluster.now)
     assert away.state.code == "unreachable"
@@ -246,8 +246,8 @@ def test_the_check_names_all_that_it_finds(cluster: Cluster) -> None:
     cluster.drain("c")
     declined = cluster.resume("c")
     assert isinstance(declined, a.Declined)
-    for told in ("1h ahead", "GPU 0000:01:00.0: fell off the bus", down.text):
-        assert told in declined.text
+    for problem in ("1h ahead", "GPU 0000:01:00.0: fell off the bus", down.text):
+        assert problem in declined.text
 
 
 def test_what_a_job_left_is_to_be_gone_first(cluster: Cluster) -> None:

@@ -7,10 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import Hello, NodeObservations, RankReport, Refusal, TaskReport
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.hardware_events import Grade, HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.link.control_channel import (
+    Hello,
+    NodeObservations,
+    RankReport,
+    Refusal,
+    TaskReport,
+)
+from muster.protocol.observations.gpus import GpuDevice
+from muster.protocol.observations.hardware_events import Grade, HardwareEvent
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry
@@ -141,8 +147,8 @@ def test_every_critical_one_drains_and_no_other_does(cluster: Cluster) -> None:
         ("shown", "GPU: Xid 31"),
         ("note", "GPU: Xid 63"),
     ]
-    told = steps(cluster, 1)
-    assert "a: GPU: Xid 31" in told
+    timeline = steps(cluster, 1)
+    assert "a: GPU: Xid 31" in timeline
     report(cluster, "a", event(3))
     assert not cluster.node("a").in_service
 
@@ -183,7 +189,7 @@ def test_a_rank_that_dies_of_it_first_is_not_to_blame(cluster: Cluster) -> None:
     assert cause(cluster, 1).code is CauseCode.HARDWARE
 
 
-def test_an_agent_that_is_back_may_tell_of_both_at_once(cluster: Cluster) -> None:
+def test_an_agent_that_is_back_may_report_both_at_once(cluster: Cluster) -> None:
     """Either ends the job, which is ended once."""
     how = ExitStatus(1)
     ranks = (RankReport(0, exit=how, error="ValueError: no such split"),)
@@ -257,7 +263,7 @@ def test_the_job_has_it_in_its_own_records(cluster: Cluster, grade: Grade) -> No
     cluster.finish(task(1, 1, 0))
     facts = [fact for fact in cluster.facts if getattr(fact, "job", None) == 1]
     again = replay_job((fact, cluster.now.wall) for fact in facts)
-    assert f"a: {TEXT}" in [text for _, text in again.attempts[0].changes.told()]
+    assert f"a: {TEXT}" in [text for _, text in again.attempts[0].changes.entries()]
     assert again.attempts[0].changes == cluster.job(1).attempts[0].changes
 
 
@@ -323,8 +329,8 @@ def test_a_kill_for_memory_is_a_note_of_its_attempt(cluster: Cluster) -> None:
     text = "the memory of its cgroup ran out: the kernel killed python (process 9)"
     oom = event(code="oom", grade=Grade.SHOWN, text=text, uuid="", pci="", task=TaskId("2.1.0"))
     report(cluster, "a", oom)
-    told = steps(cluster, 2)
-    assert f"a: {text}" in told
+    timeline = steps(cluster, 2)
+    assert f"a: {text}" in timeline
     assert cluster.node("a").in_service
 
 

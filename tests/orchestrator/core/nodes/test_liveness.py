@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
+from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
     ForgetTask,
     Heartbeat,
@@ -16,9 +17,7 @@ from muster.protocol.control_channel import (
     PrepareTask,
     StopTask,
     TaskReport,
-    Welcome,
 )
-from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry
@@ -27,7 +26,7 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState
-from orchestrator.core.nodes.liveness import brake_text
+from orchestrator.core.nodes.liveness import mass_outage_text
 from orchestrator.core.views.display import job_view, node_seen, node_view
 from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec, task
 
@@ -94,25 +93,20 @@ def test_a_job_says_how_long_it_goes_on_where_nobody_hears_it() -> None:
     assert check(cluster.state) == []
 
 
-def test_a_node_is_told_of_it_before_and_after_its_agent_begins_anew() -> None:
+def test_a_node_is_told_of_it() -> None:
     cluster = of(1)
-    (running,) = placed(cluster, "n0", lease_s=60.0)
-    (told,) = cluster.commands("n0", PrepareTask)
-    assert isinstance(told, PrepareTask)
-    assert told.lease_s == 60.0
-    report = TaskReport(running, TaskState.STARTED, prepared=prepared())
-    hello(cluster, "n0", report)
-    welcome = cluster.commands("n0", Welcome)[-1]
-    assert isinstance(welcome, Welcome)
-    assert welcome.leases == {running: 60.0}
+    placed(cluster, "n0", lease_s=60.0)
+    (command,) = cluster.commands("n0", PrepareTask)
+    assert isinstance(command, PrepareTask)
+    assert command.lease_s == 60.0
 
 
 def test_a_lease_is_never_so_short_that_a_lost_heartbeat_ends_the_job() -> None:
     cluster = of(1, heartbeat_s=10.0)
     placed(cluster, "n0", lease_s=15.0)
-    (told,) = cluster.commands("n0", PrepareTask)
-    assert isinstance(told, PrepareTask)
-    assert told.lease_s == 30.0
+    (command,) = cluster.commands("n0", PrepareTask)
+    assert isinstance(command, PrepareTask)
+    assert command.lease_s == 30.0
 
 
 # --- a coordinator that was stopped -----------------------------------------------------------
@@ -167,7 +161,7 @@ def test_where_most_agents_vanish_at_once_nothing_is_called_lost() -> None:
     text = job_view(cluster.state, cluster.job(1), cluster.now).reason.text
     assert "presumed running; 3 of 4 agents fell silent at once" in text
     assert "the coordinator may be cut off" in text
-    view = node_view(cluster.node("n2"), cluster.now, brake_text(cluster.state))
+    view = node_view(cluster.node("n2"), cluster.now, mass_outage_text(cluster.state))
     assert "none of them is declared lost before 30m" in view.state.text
     assert not any(isinstance(fact, f.TaskLost) for fact in cluster.facts)
 
@@ -184,7 +178,7 @@ def test_what_ended_well_meanwhile_has_ended_well() -> None:
         )
         hello(cluster, f"n{number}", well)
     assert cluster.shown(1) is JobState.SUCCEEDED
-    assert cluster.state.brake is None
+    assert cluster.state.mass_outage is None
 
 
 def test_it_judges_again_once_most_are_back_a_round_later() -> None:
@@ -193,58 +187,58 @@ def test_it_judges_again_once_most_are_back_a_round_later() -> None:
     for name in ("n0", "n1", "n2"):
         cluster.leave(name)
     cluster.beat(LEASE_S + 60)
-    assert cluster.state.brake is not None
+    assert cluster.state.mass_outage is not None
     hello(cluster, "n1")
     hello(cluster, "n2")
-    assert cluster.state.brake is None
+    assert cluster.state.mass_outage is None
     cluster.beat(LIMITS.silence_s - 1)
     assert cluster.shown(1) is JobState.RUNNING
     cluster.beat(2)
     assert cluster.shown(1) is JobState.LOST
 
 
-def test_the_brake_does_not_hold_for_ever() -> None:
+def test_a_mass_outage_does_not_last_for_ever() -> None:
     cluster = of(3)
     placed(cluster, "n0")
     for name in ("n0", "n1", "n2"):
         cluster.leave(name)
-    cluster.pass_time(LEASE_S + LIMITS.brake_s - 1)
+    cluster.pass_time(LEASE_S + LIMITS.mass_outage_s - 1)
     assert cluster.shown(1) is JobState.RUNNING
     cluster.pass_time(2)
     assert cluster.shown(1) is JobState.LOST
     hello(cluster, "n1")
-    assert cluster.state.brake is None
+    assert cluster.state.mass_outage is None
 
 
-def test_nodes_that_never_come_back_do_not_keep_the_brake_on() -> None:
+def test_nodes_that_never_come_back_do_not_prolong_the_mass_outage() -> None:
     """Nothing would be judged by the neighbours' word, and the next outage would have no brake."""
     cluster = of(7)
     for name in ("n0", "n1", "n2", "n3"):
         cluster.leave(name)
-    cluster.beat(LEASE_S + LIMITS.brake_s + 2 * LIMITS.silence_s)
+    cluster.beat(LEASE_S + LIMITS.mass_outage_s + 2 * LIMITS.silence_s)
     assert [cluster.node(f"n{at}").link for at in range(4)] == [LinkState.LOST] * 4
-    assert cluster.state.brake is None
-    assert brake_text(cluster.state) == ""
+    assert cluster.state.mass_outage is None
+    assert mass_outage_text(cluster.state) == ""
     placed(cluster, "n5", "n6")
     cluster.leave("n5")
     cluster.leave("n6")
     cluster.beat(LEASE_S + 60)
-    assert cluster.state.brake is not None
+    assert cluster.state.mass_outage is not None
     assert cluster.shown(1) is JobState.RUNNING
 
 
-def test_nodes_that_are_removed_do_not_keep_the_brake_on() -> None:
+def test_nodes_that_are_removed_do_not_prolong_the_mass_outage() -> None:
     cluster = of(5)
     for name in ("n0", "n1", "n2"):
         cluster.leave(name)
     cluster.beat(LEASE_S + 60)
-    assert cluster.state.brake is not None
+    assert cluster.state.mass_outage is not None
     for name in ("n0", "n1"):
         cluster.remove(name)
-    assert cluster.state.brake is None
+    assert cluster.state.mass_outage is None
 
 
-def test_one_node_after_another_is_no_reason_to_brake() -> None:
+def test_one_node_after_another_is_no_mass_outage() -> None:
     cluster = of(3)
     placed(cluster, "n0")
     cluster.leave("n0")
@@ -260,7 +254,7 @@ def test_an_outage_that_a_new_process_finds_is_one_too() -> None:
         placed(before, f"n{number}")
     cluster = Cluster(state=before.state, mono=5.0)
     cluster.pass_time(LEASE_S + 60)
-    assert cluster.state.brake is not None
+    assert cluster.state.mass_outage is not None
     assert [cluster.shown(job) for job in (1, 2)] == [JobState.RUNNING] * 2
 
 

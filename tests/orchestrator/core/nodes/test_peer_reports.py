@@ -7,8 +7,8 @@ import random
 import msgspec
 import pytest
 
-from muster.protocol.asking import ROUND_S
-from muster.protocol.control_channel import (
+from muster.protocol.ids import NodeName, SessionId
+from muster.protocol.link.control_channel import (
     Heartbeat,
     Hello,
     NodeObservations,
@@ -16,7 +16,7 @@ from muster.protocol.control_channel import (
     StopTask,
     TaskReport,
 )
-from muster.protocol.ids import NodeName, SessionId
+from muster.protocol.observations.peer_ping import ROUND_S
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.model import Retry
@@ -24,7 +24,7 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState
-from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec, task
+from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec, task, task_report
 
 SILENCE_S = Limits().silence_s
 NAMES = ("a", "b", "c", "d")
@@ -163,7 +163,7 @@ def test_a_new_coordinator_waits_before_it_believes() -> None:
         if name != "c":
             said = cluster.state.task(task(1, 1, at))
             assert said is not None
-            held = msgspec.structs.replace(_report(at), silent=("10.0.0.2",) if name == "b" else ())
+            held = _report(at, ("10.0.0.2",) if name == "b" else ())
             after.join(name, tasks=(held,), address=f"10.0.0.{at}", machine_id=name)
     assert phase(after) is AttemptPhase.RUNNING
     beat_without(after, "c", SILENCE_S - 1)
@@ -172,8 +172,10 @@ def test_a_new_coordinator_waits_before_it_believes() -> None:
     assert phase(after) is AttemptPhase.STOPPING
 
 
-def _report(rank: int) -> TaskReport:
-    return TaskReport(task(1, 1, rank), TaskState.STARTED, prepared=prepared(), listening=True)
+def _report(rank: int, silent: tuple[str, ...] = ()) -> TaskReport:
+    return task_report(
+        task(1, 1, rank), TaskState.STARTED, prepared=prepared(), listening=True, silent=silent
+    )
 
 
 def test_what_a_node_says_that_was_cut_off_itself_counts_once_it_has_asked_again() -> None:
@@ -236,7 +238,7 @@ def parted(*silent: str) -> Cluster:
 def again(cluster: Cluster, name: str, *silent: str) -> None:
     """Its agent is back, with all that it had to say."""
     rank = NAMES.index(name)
-    held = msgspec.structs.replace(_report(rank), silent=silent)
+    held = _report(rank, silent)
     cluster.join(name, tasks=(held,), address=f"10.0.0.{rank}", machine_id=name)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from muster.protocol.control_channel import RankReport
-from muster.protocol.fabric import NodeFabric
-from muster.protocol.gpus import GpuDevice
+from muster.protocol.link.control_channel import RankReport
+from muster.protocol.observations.fabric import NodeFabric
+from muster.protocol.observations.gpus import GpuDevice
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Rdma, Retry
@@ -191,7 +191,7 @@ def test_never_more_than_a_share_of_the_pool(cluster: Cluster) -> None:
 
 
 def test_two_that_are_lost_at_once_are_not_both_quarantined() -> None:
-    cluster = Cluster(limits=Limits(quarantine=Quarantine(jobs=1, pool_share=0.5), brake_s=0))
+    cluster = Cluster(limits=Limits(quarantine=Quarantine(jobs=1, pool_share=0.5), mass_outage_s=0))
     cluster.join("a", "b")
     cluster.submit(spec(nodes=2))
     cluster.run_gang(1)

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import PROTOCOL_MAX, Hello, Inventory, NodeObservations
-from muster.protocol.fabric import NodeRdma
-from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import NodeName, SessionId
-from muster.protocol.interfaces import Interface, InterfaceKind
+from muster.protocol.link.control_channel import PROTOCOL_MAX, Hello, Inventory, NodeObservations
+from muster.protocol.observations.fabric import NodeRdma
+from muster.protocol.observations.gpus import GpuDevice
+from muster.protocol.observations.interfaces import Interface, InterfaceKind
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
@@ -143,7 +143,7 @@ def test_nothing_is_registered_while_the_disk_is_full() -> None:
     assert cluster.replayed().nodes.keys() == {"n0", "n1"}
 
 
-def test_a_node_that_connects_without_pause_is_told_to_wait() -> None:
+def test_a_node_that_connects_without_pause_is_asked_to_wait() -> None:
     """Each time, its running tasks are recorded as unreachable and as reachable again."""
     cluster = Cluster()
     for number in range(200):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import PrepareTask, RankReport, StopTask, TaskReport
 from muster.protocol.ids import NodeName
+from muster.protocol.link.control_channel import PrepareTask, RankReport, StopTask, TaskReport
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.engine.apply import apply

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import ForgetTask, TaskReport
 from muster.protocol.ids import NodeName
+from muster.protocol.link.control_channel import ForgetTask, TaskReport
 from muster.protocol.outcome import CauseCode
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry
@@ -134,8 +134,8 @@ def test_a_new_coordinator_hears_of_it_with_the_hello() -> None:
     (running,) = cluster.run_gang(1)
     cluster.cancel(1)
     cluster.leave("a")
-    told = TaskReport(running, TaskState.STARTED, survivors=(7,), doomed=True)
-    cluster.join("a", tasks=(told,))
+    report = TaskReport(running, TaskState.STARTED, survivors=(7,), doomed=True)
+    cluster.join("a", tasks=(report,))
     assert cluster.shown(1) is JobState.CANCELLED
     assert "SIGKILL does not end 7 of job 1" in reason_of(cluster)
     assert isinstance(cluster.resume("a"), a.Declined)
@@ -154,3 +154,55 @@ def test_several_tasks_that_cannot_be_killed_make_one_drain() -> None:
     assert [fact for fact in cluster.facts if isinstance(fact, NodeDrained)] != []
     assert cluster.node("a").drains == 1
     assert "SIGKILL does not end 37 of job 7" in reason_of(cluster)
+
+
+def stick(cluster: Cluster, job: int) -> str:
+    """Let a job of one node fail with a process that SIGKILL does not end; return the node."""
+    number = cluster.job(job).last_attempt
+    (held,) = cluster.run_gang(job, attempt=number)
+    cluster.report(
+        held,
+        TaskState.STARTED,
+        prepared=prepared(),
+        stopped_by="shim_lost",
+        survivors=(7,),
+        doomed=True,
+    )
+    return cluster.job(job).attempts[-1].tasks[0].node
+
+
+def test_a_job_that_does_it_on_two_nodes_is_not_retried() -> None:
+    """A program can do it on purpose, with a FUSE file system of its own."""
+    cluster = Cluster()
+    cluster.join("a", "b", "c", "d")
+    cluster.submit(spec(retry=Retry(infra=1000, backoff_s=0.0)))
+    first = stick(cluster, 1)
+    cluster.pass_time(2.0)
+    second = stick(cluster, 1)
+    cluster.pass_time(60.0)
+    job = cluster.job(1)
+    assert cluster.shown(1) is JobState.FAILED
+    assert len(job.attempts) == 2
+    assert job.cause is not None
+    assert job.cause.text.endswith(
+        f"not retried, SIGKILL does not end its processes on {first}, {second}"
+    )
+
+
+def test_the_jobs_of_one_user_drain_two_nodes_at_most() -> None:
+    cluster = Cluster()
+    cluster.join("a", "b", "c", "d")
+    nodes = []
+    for job in (1, 2, 3):
+        cluster.submit(spec(retry=Retry(infra=0)))
+        nodes.append(stick(cluster, job))
+    last = nodes[-1]
+    drained = [node for node in cluster.state.nodes.values() if node.drain is not None]
+    assert len(drained) == 2
+    assert last not in {node.name for node in drained}
+    warned = node_view(cluster.node(last), cluster.now).warnings
+    assert warned == ("SIGKILL has not ended 7 of task 3.1.0 yet",)
+    # Those of another user are another matter.
+    cluster.submit(spec(retry=Retry(infra=0)), user="ben")
+    other = stick(cluster, 4)
+    assert cluster.node(other).drain is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import TaskReport
+from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.engine.invariants import check
 from orchestrator.core.facts import jobs as f
@@ -34,8 +34,8 @@ def test_it_says_unreachable_and_back_after_how_long() -> None:
     cluster.leave("n1")
     cluster.pass_time(9)
     come_back(cluster, "n1")
-    told = timeline(cluster)
-    assert told[-2:] == ["n1 unreachable, presumed running", "n1 back after 9s"]
+    texts = timeline(cluster)
+    assert texts[-2:] == ["n1 unreachable, presumed running", "n1 back after 9s"]
     assert cluster.shown(1) is JobState.RUNNING
 
 
@@ -54,8 +54,8 @@ def test_one_that_never_comes_back_is_lost() -> None:
     cluster = running()
     cluster.leave("n1")
     cluster.beat(1000)
-    told = [fact for fact in cluster.facts if isinstance(fact, f.TaskReachable)]
-    assert told == []
+    facts = [fact for fact in cluster.facts if isinstance(fact, f.TaskReachable)]
+    assert facts == []
     assert "n1 unreachable, presumed running" in timeline(cluster)
     assert check(cluster.state) == []
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import with_devices
-from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import NodeName
+from muster.protocol.link.control_channel import with_devices
+from muster.protocol.observations.gpus import GpuDevice
 from orchestrator.core.scheduling.placement import can_do_without, consider, never_fits
 from tests.orchestrator.core.playbook import INVENTORY, Cluster, spec
 from tests.orchestrator.core.scheduling.test_rendezvous import eth
@@ -53,9 +53,9 @@ def test_of_two_agents_the_one_is_taken_that_shares_a_network(cluster: Cluster) 
 
 def test_a_job_that_fits_one_of_them_is_not_refused(cluster: Cluster) -> None:
     assert never_fits(cluster.state, spec(nodes=2, resources={"gpu": 1})) is None
-    told = never_fits(cluster.state, spec(nodes=3, resources={"gpu": 1}))
-    assert told is not None
-    assert told.startswith("it needs 3 nodes and 2 of the 3 known can run it")
+    refusal = never_fits(cluster.state, spec(nodes=3, resources={"gpu": 1}))
+    assert refusal is not None
+    assert refusal.startswith("it needs 3 nodes and 2 of the 3 known can run it")
 
 
 def test_a_gang_can_do_without_a_node_where_one_of_them_takes_its_place(cluster: Cluster) -> None:
@@ -73,5 +73,7 @@ def test_the_other_one_is_said_to_have_the_same_gpus(cluster: Cluster) -> None:
     found = consider(cluster.state, cluster.job(1))
     there = suiting(cluster)
     assert found.gang == (there, "c")
-    lacks = {it.node.name: None if it.lack is None else it.lack.code for it in found.verdicts}
-    assert lacks == {"a": "same_gpus", "b": "same_gpus"} | {there: None, "c": None}
+    rejections = {
+        it.node.name: None if it.rejection is None else it.rejection.code for it in found.verdicts
+    }
+    assert rejections == {"a": "same_gpus", "b": "same_gpus"} | {there: None, "c": None}

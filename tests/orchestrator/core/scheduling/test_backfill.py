@@ -199,7 +199,7 @@ def test_a_promise_moves_by_a_named_event_and_only_then() -> None:
     cluster.drain("n2")
     assert moves(cluster, 2)[2:] == [MoveCause.DRAIN]
     assert cluster.job(2).starts_by is None
-    told = [text for _, text in cluster.job(2).notes.told()]
+    told = [text for _, text in cluster.job(2).notes.entries()]
     assert told[-1] == "the promised start is unknown now, because n2 was drained"
 
 

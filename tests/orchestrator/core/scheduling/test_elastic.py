@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import NodeName
+from muster.protocol.link.control_channel import (
     ArrangeTask,
     Checkpoint,
     PrepareTask,
@@ -15,8 +16,7 @@ from muster.protocol.control_channel import (
     StopTask,
     TaskReport,
 )
-from muster.protocol.ids import NodeName
-from muster.protocol.interfaces import Interface, InterfaceKind
+from muster.protocol.observations.interfaces import Interface, InterfaceKind
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry, Stop
@@ -345,11 +345,11 @@ def test_who_has_left_is_not_to_blame_for_a_later_failure() -> None:
     assert cluster.shown(1) is JobState.FAILED
     assert cluster.cause(1).node == "n0"
     assert blame(cluster.job(1)) == {}
-    told = [step.text for step in job_view(cluster.state, cluster.job(1), cluster.now).timeline]
-    assert "every node clean" in told
+    texts = [step.text for step in job_view(cluster.state, cluster.job(1), cluster.now).timeline]
+    assert "every node clean" in texts
 
 
-def test_who_may_join_is_told_without_weighing_the_networks_of_all_others(
+def test_who_may_join_is_known_without_weighing_the_networks_of_all_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = Cluster()
@@ -358,7 +358,9 @@ def test_who_may_join_is_told_without_weighing_the_networks_of_all_others(
     cluster.submit(spec(nodes=2, max_nodes=4, rendezvous="c10d"))
     cluster.run_gang(1)
     monkeypatch.setattr(rendezvous, "choose", lambda *_: pytest.fail("all networks are weighed"))
-    monkeypatch.setattr(network, "_told", lambda *_: pytest.fail("a sentence for nobody"))
+    monkeypatch.setattr(
+        network, "_no_network_text", lambda *_: pytest.fail("a sentence for nobody")
+    )
     cluster.join("far", interfaces=eth("e0", "10.9.0.3/24"))
     cluster.join("near", interfaces=eth("e0", "10.0.0.3/24"))
     assert [t.node for t in tasks(cluster)] == ["n1", "n2", "near"]

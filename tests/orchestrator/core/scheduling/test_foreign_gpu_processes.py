@@ -31,9 +31,9 @@ def test_a_job_waits_with_the_process_in_the_reason(gpus: int | None) -> None:
     assert cluster.shown(1) is JobState.QUEUED
     reason = job_summary(cluster.state, cluster.job(1), cluster.now).reason
     assert f"GPU {gpu(1).pci} {BUSY}" in reason.text
-    told = explain(cluster.state, cluster.job(1), cluster.now, Limits())
-    assert told.forecast == "unknown: waits for GPUs that foreign processes use, on a"
-    assert told.starts_by is None
+    explained = explain(cluster.state, cluster.job(1), cluster.now, Limits())
+    assert explained.forecast == "unknown: waits for GPUs that foreign processes use, on a"
+    assert explained.starts_by is None
     tell(cluster)
     assert cluster.shown(1) is JobState.PREPARING
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.protocol.control_channel import (
+from muster.protocol.ids import JobId, NodeName
+from muster.protocol.link.control_channel import (
     ArrangeTask,
     Fingerprint,
     PrepareTask,
     TaskReport,
     with_devices,
 )
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.ids import JobId, NodeName
+from muster.protocol.observations.gpus import GpuDevice
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.engine.apply import apply
@@ -169,11 +169,13 @@ def test_a_job_without_gpus_in_its_words_has_its_node_alone() -> None:
     assert where(cluster, 2) == {"a": ()}
     cluster.submit(part(1))
     assert not cluster.job(3).attempts
-    told = explain(cluster.state, cluster.job(3), cluster.now, cluster.limits).nodes[0].reason.text
-    assert told == "runs job 2, which has no time limit"
+    explained = (
+        explain(cluster.state, cluster.job(3), cluster.now, cluster.limits).nodes[0].reason.text
+    )
+    assert explained == "runs job 2, which has no time limit"
 
 
-def test_an_agent_that_cannot_tell_its_gpus_apart_gives_the_whole_node() -> None:
+def test_an_agent_that_cannot_distinguish_its_gpus_gives_the_whole_node() -> None:
     cluster = Cluster()
     cluster.join("old", gpus=8, gpu_model=H100, machine_id="old")
     join(cluster, "dark", devices=(gpu(0), gpu(1, uuid="")))
@@ -185,7 +187,7 @@ def test_an_agent_that_cannot_tell_its_gpus_apart_gives_the_whole_node() -> None
     assert not cluster.job(3).attempts
 
 
-def test_models_are_told_apart_on_one_node() -> None:
+def test_models_are_distinguished_on_one_node() -> None:
     cluster = Cluster()
     a100 = "NVIDIA A100-SXM4-80GB"
     mixed = tuple(gpu(at, model=H100 if at < 2 else a100) for at in range(4))
@@ -207,16 +209,16 @@ def test_cpus_and_memory_that_parts_asked_for_are_taken() -> None:
     join(cluster, "a", memory_bytes=100 << 30)
     cluster.submit(part(1, resources={"cpu": 50, "memory_bytes": 60 << 30}))
     cluster.submit(part(1, resources={"cpu": 20}))
-    told = explain(cluster.state, cluster.job(2), cluster.now, cluster.limits).nodes[0].reason
-    assert (told.code, told.text) == (
+    explained = explain(cluster.state, cluster.job(2), cluster.now, cluster.limits).nodes[0].reason
+    assert (explained.code, explained.text) == (
         "cpu_busy",
         "has 14 of 64 CPUs free: job 1 has the rest, which has no time limit",
     )
     cluster.cancel(2)
     cluster.submit(part(1, resources={"memory_bytes": 50 << 30}))
-    told = explain(cluster.state, cluster.job(3), cluster.now, cluster.limits).nodes[0].reason
-    assert told.code == "memory_busy"
-    assert told.text.startswith("has 40.0 GiB of memory free: job 1 has the rest")
+    explained = explain(cluster.state, cluster.job(3), cluster.now, cluster.limits).nodes[0].reason
+    assert explained.code == "memory_busy"
+    assert explained.text.startswith("has 40.0 GiB of memory free: job 1 has the rest")
 
 
 def test_gpus_of_two_agents_of_one_machine_are_given_once() -> None:
@@ -277,8 +279,8 @@ def test_news_of_a_gpu_make_room_or_take_it() -> None:
     cluster = Cluster()
     join(cluster, "a", 2)
 
-    def tell(*told: GpuDevice) -> None:
-        cluster.observe("a", devices=told)
+    def tell(*devices: GpuDevice) -> None:
+        cluster.observe("a", devices=devices)
 
     cluster.submit(part(2))
     cluster.submit(part(2))
@@ -317,7 +319,7 @@ def test_what_an_agent_refuses_for_its_gpus_is_tried_elsewhere() -> None:
 # --- what nodes are told, and what people see --------------------------------------------------
 
 
-def test_a_task_is_told_its_gpus_and_counts_follow_them() -> None:
+def test_a_task_gets_its_gpus_and_counts_follow_them() -> None:
     cluster = Cluster()
     for name in "ab":
         join(cluster, name)
@@ -355,12 +357,12 @@ def test_explain_says_which_job_has_to_end() -> None:
     )
     assert verdict.job == 2
     assert verdict.free_by is not None
-    told = explain(cluster.state, cluster.job(4), cluster.now, cluster.limits)
-    assert told.starts_by == verdict.free_by
+    explained = explain(cluster.state, cluster.job(4), cluster.now, cluster.limits)
+    assert explained.starts_by == verdict.free_by
     # Six are there with the end of job 1 and the two before it.
-    told = explain(cluster.state, cluster.job(5), cluster.now, cluster.limits)
-    assert told.nodes[0].job == 1
-    assert told.starts_by is not None
+    explained = explain(cluster.state, cluster.job(5), cluster.now, cluster.limits)
+    assert explained.nodes[0].job == 1
+    assert explained.starts_by is not None
     behind = explain(cluster.state, cluster.job(6), cluster.now, cluster.limits).nodes[0]
     assert behind.reason.code == "promised"
     for waiting in (4, 6, 5):

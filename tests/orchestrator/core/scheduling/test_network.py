@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import NodeName
-from muster.protocol.interfaces import Interface, InterfaceKind
+from muster.protocol.link.control_channel import Inventory
+from muster.protocol.observations.interfaces import Interface, InterfaceKind
 from orchestrator.core.model.state import Node
 from orchestrator.core.scheduling.network import (
     NoSharedNetwork,
@@ -286,7 +286,7 @@ def test_of_three_the_one_without_what_the_others_share_is_named() -> None:
     assert apart(three).odd == "n2"
 
 
-def test_many_nodes_without_a_network_in_common_are_told_apart_at_once() -> None:
+def test_many_nodes_without_a_network_in_common_are_distinguished_at_once() -> None:
     gang = nodes(*[(eth("e0", f"10.{number}.0.1/24"),) for number in range(64)])
     assert apart(gang).odd is None
 

@@ -87,8 +87,8 @@ def test_why_a_job_waits_names_nodes_in_their_natural_order() -> None:
     cluster.join("gpu-10", "gpu-9", "gpu-2")
     cluster.submit(spec(nodes=3))
     cluster.submit(spec(nodes=3))
-    told = why_waiting(cluster.state, cluster.job(2))
-    assert told == "needs 3 nodes, 0 free: " + "; ".join(
+    reason = why_waiting(cluster.state, cluster.job(2))
+    assert reason == "needs 3 nodes, 0 free: " + "; ".join(
         f"gpu-{number} runs job 1" for number in (2, 9, 10)
     )
     unfit = never_fits(cluster.state, spec(nodes=3, resources={"gpu": 8}))
@@ -208,7 +208,7 @@ def test_two_nodes_of_one_address_are_no_reason_to_refuse_what_the_others_can_ru
     assert "n1 and n2 both have 10.0.0.1" in refused.text
 
 
-def test_a_node_that_does_not_tell_its_networks_may_be_of_a_gang_on_any() -> None:
+def test_a_node_that_does_not_report_its_networks_may_be_of_a_gang_on_any() -> None:
     cluster = Cluster()
     cluster.join("old", gpus=8)
     for number in (1, 2):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.fabric import NodeRdma
 from muster.protocol.ids import NodeName
+from muster.protocol.observations.fabric import NodeRdma
 from muster.spec.model import Rdma
 from orchestrator.core.facts.effects import Declined, Submitted
 from orchestrator.core.scheduling.placement import never_fits
@@ -58,8 +58,8 @@ def test_a_gang_that_would_be_refused_is_not_tried() -> None:
     cluster.submit(spec(placement={"include": ["c"]}))
     cluster.submit(gang())
     assert placed(cluster, 2) == []
-    told = why_waiting(cluster.state, cluster.job(2))
-    assert told == "needs 2 nodes with RDMA of one kind, and not enough of these are free"
+    reason = why_waiting(cluster.state, cluster.job(2))
+    assert reason == "needs 2 nodes with RDMA of one kind, and not enough of these are free"
     cluster.cancel(1, force=True)
     cluster.clean(cluster.job(1).attempts[0].tasks[0].id, stopped_by="kill")
     assert placed(cluster, 2) == ["a", "c"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import ArrangeTask, Refusal, RendezvousCheck, TaskReport
 from muster.protocol.ids import JobId, NodeName
-from muster.protocol.interfaces import Endpoint, Interface, InterfaceKind
+from muster.protocol.link.control_channel import ArrangeTask, Refusal, RendezvousCheck, TaskReport
+from muster.protocol.observations.interfaces import Endpoint, Interface, InterfaceKind
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
@@ -40,7 +40,7 @@ def plan(cluster: Cluster, node: str) -> ArrangeTask:
     return found
 
 
-def test_everything_that_a_node_is_told_is_of_the_network_chosen() -> None:
+def test_everything_that_a_node_gets_is_of_the_network_chosen() -> None:
     cluster = joined("10.0.0.1/24", "10.0.0.2/24")
     cluster.submit(spec(nodes=2))
     for rank in (0, 1):
@@ -227,16 +227,16 @@ def roll_back(cluster: Cluster, size: int) -> Cause:
 
 def test_all_but_the_launcher_are_to_reach_it_from_their_own_addresses() -> None:
     cluster = arranging(2)
-    assert plan(cluster, "n1").meeting == RendezvousCheck(
+    assert plan(cluster, "n1").rendezvous == RendezvousCheck(
         task(1, 1, 0), "n1", "10.0.0.1", 20000, "10.0.0.1"
     )
-    assert plan(cluster, "n2").meeting == RendezvousCheck(
+    assert plan(cluster, "n2").rendezvous == RendezvousCheck(
         task(1, 1, 0), "n1", "10.0.0.1", 20000, "10.0.0.2"
     )
 
 
 def test_a_gang_of_one_has_nobody_to_meet() -> None:
-    assert plan(arranging(1), "n1").meeting is None
+    assert plan(arranging(1), "n1").rendezvous is None
 
 
 def test_who_comes_back_when_the_gates_are_open_proves_nothing_any_more() -> None:
@@ -246,7 +246,7 @@ def test_who_comes_back_when_the_gates_are_open_proves_nothing_any_more() -> Non
     again = TaskReport(task(1, 1, 1), TaskState.PREPARED, prepared=prepared())
     cluster.leave("n2")
     cluster.join("n2", tasks=(again,), interfaces=eth("e2", "10.0.0.2/24"), machine_id="m2")
-    assert plan(cluster, "n2").meeting is None
+    assert plan(cluster, "n2").rendezvous is None
 
 
 def test_a_worker_that_does_not_reach_the_launcher_is_left_out() -> None:

@@ -43,8 +43,8 @@ def test_it_waits_for_one_switch_though_enough_nodes_are_free() -> None:
     names = cluster.run_gang(1)
     cluster.submit(near(3))
     assert not cluster.job(2).attempts
-    told = why_waiting(cluster.state, cluster.job(2))
-    assert told == (
+    reason = why_waiting(cluster.state, cluster.job(2))
+    assert reason == (
         "needs 3 nodes that have the same switch, and of the 4 that are free no so many do"
     )
     found = explain(cluster.state, cluster.job(2), cluster.now, cluster.limits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.protocol.control_channel import RankReport
+from muster.protocol.link.control_channel import RankReport
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.views.display import job_view

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from muster.http import views as h
-from muster.protocol.control_channel import TaskReport
 from muster.protocol.ids import JobId, NodeName
+from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.model import JobSpec, Placement, Resources, Retry
@@ -32,7 +32,7 @@ from tests.orchestrator.core.playbook import INVENTORY, Cluster, placed_now, spe
 from tests.orchestrator.core.scheduling.test_rendezvous import eth
 
 
-def told(cluster: Cluster, job: int) -> h.Explanation:
+def explained(cluster: Cluster, job: int) -> h.Explanation:
     return explain(cluster.state, cluster.job(job), cluster.now, cluster.limits)
 
 
@@ -68,7 +68,7 @@ def test_each_node_says_why_not() -> None:
     cluster.leave("away")
     excluded = Placement(exclude=("out",))
     cluster.submit(spec(nodes=2, resources=gpus(8, "H100"), placement=excluded))
-    found = told(cluster, 2)
+    found = explained(cluster, 2)
     assert said(found) == {
         "big": (True, "is free"),
         "away": (False, "is not connected: unreachable, last message 0 s ago"),
@@ -95,7 +95,7 @@ def test_when_it_starts_at_the_latest() -> None:
     cluster.run_gang(2)
     cluster.beat(600)
     cluster.submit(spec("third", nodes=2))
-    found = told(cluster, 3)
+    found = explained(cluster, 3)
     by = {verdict.node: verdict for verdict in found.nodes}
     assert by["n0"].job == 1
     assert by["n0"].free_by is not None
@@ -109,7 +109,7 @@ def test_those_before_it_count_with_all_the_time_they_may_take() -> None:
     cluster.join("n0")
     for name in ("one", "two", "three"):
         cluster.submit(limited(name=name))
-    found = told(cluster, 3)
+    found = explained(cluster, 3)
     assert (found.place, [ahead.id for ahead in found.ahead]) == (2, [2])
     assert in_s(cluster, found) == 2 * (START_S + 3630 + CLEAN_S)
     assert said(found) == {"n0": (False, "runs job 1")}
@@ -121,10 +121,10 @@ def test_what_has_no_limit_is_named() -> None:
     cluster.submit(spec())
     cluster.submit(spec())
     cluster.submit(spec())
-    found = told(cluster, 2)
+    found = explained(cluster, 2)
     assert (found.starts_by, found.forecast) == (None, "unknown: job 1 has no time limit")
     assert said(found) == {"n0": (False, "runs job 1, which has no time limit")}
-    third = told(cluster, 3).forecast
+    third = explained(cluster, 3).forecast
     assert third == "unknown: jobs 1 and 2 have no time limit"
 
 
@@ -134,7 +134,7 @@ def test_a_free_node_is_for_who_is_first() -> None:
     cluster.submit(limited())
     cluster.submit(spec("wide", nodes=2))
     cluster.submit(spec("narrow"))
-    found = told(cluster, 3)
+    found = explained(cluster, 3)
     assert said(found)["n1"] == (False, "is free, and job 2 needs it in 1h")
     assert not found.starts_now
 
@@ -147,7 +147,7 @@ def test_a_node_that_is_away_says_since_when_and_what_it_has() -> None:
     cluster.leave("n0")
     cluster.pass_time(40)
     cluster.submit(spec("second", nodes=2))
-    text = said(told(cluster, 2))["n0"][1]
+    text = said(explained(cluster, 2))["n0"][1]
     assert text.startswith("is not connected: unreachable; its jobs may continue for 290 s")
     assert text.endswith(", last message 40 s ago, has job 1, which has no time limit")
 
@@ -160,7 +160,7 @@ def test_a_held_job_says_what_a_release_would_do() -> None:
     cluster.change(2, hold=True, reason="data")
     (name,) = cluster.run_gang(1)
     cluster.finish(name)
-    found = told(cluster, 2)
+    found = explained(cluster, 2)
     assert (found.text, found.place) == ("held by ada: data", None)
     assert found.hints == ("would start now if released: muster release 2",)
 
@@ -173,7 +173,7 @@ def test_nothing_starts_now_where_the_coordinator_s_disk_is_full() -> None:
     cluster.turn(s.DiskSpaceChecked("/var/lib/muster is full"))
     (name,) = cluster.run_gang(1)
     cluster.finish(name)
-    found = told(cluster, 2)
+    found = explained(cluster, 2)
     assert not found.starts_now
     assert found.text == "no job is started: /var/lib/muster is full"
     assert found.forecast == "unknown: no job is started: /var/lib/muster is full"
@@ -191,7 +191,7 @@ def test_one_that_fits_no_longer_says_never() -> None:
     cluster.finish(first)
     cluster.join("n1", gpus=4)
     cluster.finish(second)
-    found = told(cluster, 2)
+    found = explained(cluster, 2)
     assert found.text.startswith("cannot start: it needs 2 nodes and 1 of the 2 known can run it")
     assert said(found)["n1"] == (False, "has 4 of the 8 GPUs wanted")
 
@@ -208,7 +208,7 @@ def test_one_that_fits_no_longer_says_so_in_every_list_and_to_those_behind_it() 
         "n0 has 7 of the 8 GPUs wanted"
     )
     assert why_waiting(cluster.state, cluster.job(2)) == cannot
-    assert told(cluster, 2).text == cannot
+    assert explained(cluster, 2).text == cannot
     assert why_waiting(cluster.state, cluster.job(3)) == (
         f"1 ahead in pool default; first is job 2 (priority 50), which {cannot}; the others wait "
         "until it is held (muster hold 2), cancelled, or fits again"
@@ -225,7 +225,7 @@ def test_nodes_that_share_no_network() -> None:
     cluster.rewire("n1", eth("e0", "10.9.0.2/24"))
     for name in names:
         cluster.finish(name)
-    found = told(cluster, 2)
+    found = explained(cluster, 2)
     assert not found.starts_now
     assert {verdict.reason.code for verdict in found.nodes} == {"network"}
 
@@ -235,7 +235,7 @@ def test_where_it_ran_and_why_there_and_what_came_of_it() -> None:
     cluster.join("n0", "n1", "n2")
     cluster.submit(spec(nodes=2, retry=Retry(user=1, backoff_s=5.0)))
     first, second = cluster.run_gang(1)
-    running = told(cluster, 1)
+    running = explained(cluster, 1)
     assert running.text.startswith("RUNNING: on n0, n1")
     (story,) = running.attempts
     assert story.nodes == ("n0", "n1")
@@ -243,11 +243,11 @@ def test_where_it_ran_and_why_there_and_what_came_of_it() -> None:
     cluster.end(second, ExitStatus(3))
     cluster.clean(first)
     cluster.clean(second, exit=ExitStatus(3))
-    assert told(cluster, 1).attempts[0].then == "retried: attempt 2"
+    assert explained(cluster, 1).attempts[0].then == "retried: attempt 2"
     cluster.beat(6)
     for name in cluster.run_gang(1, 2):
         cluster.finish(name)
-    done = told(cluster, 1)
+    done = explained(cluster, 1)
     assert [story.then for story in done.attempts] == [
         "retried: attempt 2",
         "the job ended after 2 attempts: SUCCEEDED, exit code 0",
@@ -386,7 +386,7 @@ def test_what_would_be_if_it_asked_for_fewer_nodes_or_one_were_drained() -> None
     cluster.run_gang(1)
     cluster.submit(spec("second", nodes=3))
     before = deepcopy(cluster.state)
-    assert not told(cluster, 2).starts_now
+    assert not explained(cluster, 2).starts_now
     fewer = what_if(cluster, 2, 2)
     assert (fewer.wanted, fewer.ready, fewer.starts_now) == (2, 2, True)
     both = what_if(cluster, 2, 2, "n2")
@@ -397,7 +397,7 @@ def test_what_would_be_if_it_asked_for_fewer_nodes_or_one_were_drained() -> None
     assert cluster.state == before, "nothing of it is so"
     # And it comes as it was told.
     cluster.drain("n2")
-    assert {n: can for n, (can, _) in said(told(cluster, 2)).items()} == {
+    assert {n: can for n, (can, _) in said(explained(cluster, 2)).items()} == {
         n: can for n, (can, _) in said(what_if(cluster, 2, None, "n2")).items()
     }
 

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from muster.http.fabric import FabricView, PlanView, Setting
-from muster.protocol.control_channel import Fingerprint
-from muster.protocol.fabric import NodeFabric, PortGids
+from muster.protocol.link.control_channel import Fingerprint
+from muster.protocol.observations.fabric import NodeFabric, PortGids
 from muster.spec.model import Rdma, Retry
 from orchestrator.core.views.display import job_view
 from orchestrator.core.views.explain import explain

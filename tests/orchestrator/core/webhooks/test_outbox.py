@@ -17,7 +17,7 @@ from tests.orchestrator.core.playbook import Cluster, spec
 HOOKS = ("https://a.example.com/secret", "https://b.example.com/x")
 
 
-def told(cluster: Cluster) -> list[tuple[int, str, int]]:
+def webhook_events(cluster: Cluster) -> list[tuple[int, str, int]]:
     return [
         (fact.number, fact.event.value, fact.attempt)
         for fact in cluster.facts
@@ -25,7 +25,7 @@ def told(cluster: Cluster) -> list[tuple[int, str, int]]:
     ]
 
 
-def test_each_start_retry_and_the_end_are_told() -> None:
+def test_each_start_retry_and_the_end_are_reported() -> None:
     cluster = Cluster()
     cluster.join("a")
     cluster.submit(spec(notify=HOOKS, retry={"user": 1, "backoff_s": 1.0}))
@@ -33,18 +33,20 @@ def test_each_start_retry_and_the_end_are_told() -> None:
     cluster.pass_time(2)
     cluster.finish(cluster.run_gang(1, 2)[0])
     wanted = [(1, "started", 1), (2, "retrying", 1), (3, "started", 2), (4, "ended", 2)]
-    assert told(cluster) == wanted
-    assert set(cluster.job(1).notices) == {(n, hook) for n in (1, 2, 3, 4) for hook in (0, 1)}
+    assert webhook_events(cluster) == wanted
+    assert set(cluster.job(1).queued_webhooks) == {
+        (n, hook) for n in (1, 2, 3, 4) for hook in (0, 1)
+    }
     assert check(cluster.state) == []
 
 
-def test_a_job_without_webhooks_has_nothing_to_tell() -> None:
+def test_a_job_without_webhooks_has_nothing_to_send() -> None:
     cluster = Cluster()
     cluster.join("a")
     cluster.submit(spec())
     cluster.finish(cluster.run_gang(1)[0])
-    assert told(cluster) == []
-    assert cluster.state.telling == set()
+    assert webhook_events(cluster) == []
+    assert cluster.state.webhook_jobs == set()
 
 
 def ended() -> Cluster:
@@ -54,7 +56,7 @@ def ended() -> Cluster:
     cluster.submit(spec(notify=HOOKS[:1]))
     cluster.cancel(1, force=True)
     cluster.clean(cluster.job(1).attempts[0].tasks[0].id)
-    assert told(cluster) == [(1, "ended", 1)]
+    assert webhook_events(cluster) == [(1, "ended", 1)]
     return cluster
 
 
@@ -65,24 +67,24 @@ def tell(cluster: Cluster, problem: str = "", *, over: bool = True) -> None:
 def test_what_is_in_the_way_is_shown_and_nothing_is_forgotten_by_a_restart() -> None:
     cluster = ended()
     tell(cluster, "nothing listens there", over=False)
-    (shown,) = job_view(cluster.state, cluster.job(1), cluster.now).notices
+    (shown,) = job_view(cluster.state, cluster.job(1), cluster.now).pending_webhooks
     assert (shown.to, shown.event) == ("a.example.com", "ended")
     assert shown.problem == "nothing listens there"
     again = cluster.replayed()
-    assert set(again.jobs[JobId(1)].notices) == {(1, 0)}
-    assert again.telling == {1}
+    assert set(again.jobs[JobId(1)].queued_webhooks) == {(1, 0)}
+    assert again.webhook_jobs == {1}
 
 
-def test_one_that_was_told_is_done_and_a_second_word_changes_nothing() -> None:
+def test_one_that_was_delivered_is_done_and_a_second_word_changes_nothing() -> None:
     cluster = ended()
     tell(cluster)
-    assert cluster.job(1).notices == {}
-    assert cluster.state.telling == set()
+    assert cluster.job(1).queued_webhooks == {}
+    assert cluster.state.webhook_jobs == set()
     facts = len(cluster.facts)
     tell(cluster, "late")
     assert len(cluster.facts) == facts
     view = job_view(cluster.state, cluster.job(1), cluster.now)
-    assert view.notices == ()
+    assert view.pending_webhooks == ()
     assert not any("webhook" in step.text for step in view.timeline)
 
 
@@ -104,7 +106,7 @@ def test_the_oldest_notices_of_a_job_are_dropped_where_too_many_wait(
     cluster.finish(cluster.run_gang(1)[0], 3)
     cluster.pass_time(2)
     cluster.finish(cluster.run_gang(1, 2)[0])
-    assert set(cluster.job(1).notices) == {(n, hook) for n in (3, 4) for hook in (0, 1)}
+    assert set(cluster.job(1).queued_webhooks) == {(n, hook) for n in (3, 4) for hook in (0, 1)}
     assert dropped(cluster) == [(1, n, hook) for n in (1, 2) for hook in (0, 1)]
     assert check(cluster.state) == []
     view = job_view(cluster.state, cluster.job(1), cluster.now)
@@ -114,7 +116,7 @@ def test_the_oldest_notices_of_a_job_are_dropped_where_too_many_wait(
         "because 4 notices of this job waited"
     )
     again = cluster.replayed()
-    assert again.notices == cluster.state.notices
+    assert again.queued_webhooks == cluster.state.queued_webhooks
     assert check(again) == []
 
 
@@ -132,13 +134,17 @@ def test_the_oldest_notices_of_a_user_are_dropped_where_too_many_wait(
     for job in (2, 3, 4, 5):
         cluster.cancel(job)
     assert dropped(cluster) == [(3, 1, 0), (3, 1, 1)]
-    assert {number for number, job in cluster.state.jobs.items() if job.notices} == {2, 4, 5}
+    assert {number for number, job in cluster.state.jobs.items() if job.queued_webhooks} == {
+        2,
+        4,
+        5,
+    }
     assert check(cluster.state) == []
-    assert cluster.replayed().notices == cluster.state.notices
+    assert cluster.replayed().queued_webhooks == cluster.state.queued_webhooks
     for number in (4, 5):
         for hook in (0, 1):
             cluster.turn(s.WebhookAttempted(JobId(number), 1, hook, ""))
-    assert set(cluster.state.notices) == {"bob"}
+    assert set(cluster.state.queued_webhooks) == {"bob"}
 
 
 def test_nothing_is_dropped_while_the_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +157,7 @@ def test_nothing_is_dropped_while_the_disk_is_full(monkeypatch: pytest.MonkeyPat
     assert dropped(cluster) == []
 
 
-def test_one_that_was_never_told_is_in_the_timeline_without_its_secret() -> None:
+def test_one_that_was_never_delivered_is_in_the_timeline_without_its_secret() -> None:
     cluster = ended()
     tell(cluster, "it answered 404")
     view = job_view(cluster.state, cluster.job(1), cluster.now)
@@ -160,4 +166,4 @@ def test_one_that_was_never_told_is_in_the_timeline_without_its_secret() -> None
     assert "secret" not in step
     facts = [x for x in cluster.facts if getattr(x, "job", None) == 1]
     kept = [(x, 1.0) for x in facts if x.durability is not Durability.EPHEMERAL]
-    assert replay_job(kept).notices == {}
+    assert replay_job(kept).queued_webhooks == {}

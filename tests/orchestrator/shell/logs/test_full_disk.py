@@ -11,7 +11,7 @@ import pytest
 
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import JobId, TaskId
-from muster.protocol.log_channel import StreamId, StreamKind
+from muster.protocol.link.log_channel import StreamId, StreamKind
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.logs.index import RECORD_BYTES, IndexFile
 from orchestrator.shell.logs.reader import Live, Source, live

@@ -8,7 +8,7 @@ import pytest
 
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import JobId, TaskId
-from muster.protocol.log_channel import StreamId, StreamKind
+from muster.protocol.link.log_channel import StreamId, StreamKind
 from orchestrator.core.storage.log_space import Bounds
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.logs.gaps import Gap, gap_text
@@ -63,10 +63,10 @@ class Rig:
 
     def pieces(self) -> list[Piece]:
         boundary = self.store.job(JOB).next_seq
-        told = list(history(self.sources(), boundary, None))
+        records = list(history(self.sources(), boundary, None))
         arrived = list(live(self.sources(), Live(0, 0), boundary))
-        assert shown(told) == shown(arrived), "history and what comes live are the same"
-        return told
+        assert shown(records) == shown(arrived), "history and what comes live are the same"
+        return records
 
     def again(self, bounds: Bounds = WIDE) -> "Rig":
         self.store.close()
@@ -253,8 +253,8 @@ def test_beyond_the_bound_of_a_task_bytes_are_acknowledged_and_others_stored(
     assert again.store.end(OUT, end + 1, again.synced), "its end is taken"
     wider = again.again()
     assert wider.put(6, b"stored again\n", ERR) == 13, "a larger bound stores again"
-    told = history(wider.sources(), wider.store.job(JOB).next_seq, None)
-    assert (6, b"stored again\n") in shown(list(told))
+    records = history(wider.sources(), wider.store.job(JOB).next_seq, None)
+    assert (6, b"stored again\n") in shown(list(records))
     wider.store.close()
 
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from muster.daemon.clock import SystemClock
 from muster.daemon.task_owner import TaskOwner
 from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.log_channel import (
+from muster.protocol.link.log_channel import (
     EndStream,
     LogAck,
     NotWanted,

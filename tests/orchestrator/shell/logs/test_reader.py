@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import JobId, TaskId, task_id
-from muster.protocol.log_channel import StreamId, StreamKind
+from muster.protocol.link.log_channel import StreamId, StreamKind
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.logs.index import incomplete_tail
 from orchestrator.shell.logs.reader import (

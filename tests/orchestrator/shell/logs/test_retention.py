@@ -10,7 +10,7 @@ import pytest
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import JobId, NodeName, TaskId
 from muster.protocol.instant import Instant
-from muster.protocol.log_channel import StreamId, StreamKind
+from muster.protocol.link.log_channel import StreamId, StreamKind
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from orchestrator.core.model.job import JobPhase

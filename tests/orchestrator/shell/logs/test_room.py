@@ -11,7 +11,7 @@ import pytest
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import JobId, TaskId
 from muster.protocol.instant import Instant
-from muster.protocol.log_channel import StreamId, StreamKind
+from muster.protocol.link.log_channel import StreamId, StreamKind
 from orchestrator.core.model.job import JobPhase
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator

@@ -10,7 +10,7 @@ import pytest
 
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import BadId, JobId, TaskId
-from muster.protocol.log_channel import StreamId, StreamKind
+from muster.protocol.link.log_channel import StreamId, StreamKind
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.logs import job_cache, job_streams, sync_rounds
 from orchestrator.shell.logs import store as store_module

@@ -11,23 +11,23 @@ from orchestrator.shell.logs.writer import Writer
 PATIENCE_S = 30.0
 
 
-def test_work_is_done_in_order_and_what_it_tells_comes_before_its_end() -> None:
+def test_work_is_done_in_order_and_its_reports_come_before_its_end() -> None:
     async def main() -> None:
         writer, heard = Writer(), []
         here = threading.get_ident()
 
-        def told(number: int) -> None:
+        def report(number: int) -> None:
             assert threading.get_ident() == here
             heard.append(number)
 
         def work(number: int) -> None:
             assert threading.get_ident() != here
-            writer.tell(told, number)
+            writer.post(report, number)
 
         for number in range(0, 100, 2):
             writer.submit(
                 lambda number=number: work(number),  # type: ignore[misc]
-                lambda _error, number=number: told(number + 1),  # type: ignore[misc]
+                lambda _error, number=number: report(number + 1),  # type: ignore[misc]
             )
         assert await writer.call(lambda: 7) == 7
         assert heard == list(range(100))

@@ -1,0 +1,3 @@
+"""The shim's use of Linux: system calls, users, cgroups, process trees, job files, an event loop.
+The shim and the agent's own starters call it; it knows nothing of tasks.
+"""

@@ -1,0 +1,93 @@
+"""The account as which a job runs: looked up by name, and taken on whole or not at all."""
+
+from __future__ import annotations
+
+import grp  # noqa: F401  loads the name service before the fork, once for all shims
+import os
+import pwd
+
+from agent.shim.system import syscalls
+
+
+class Identity:
+    """An account. `become`: a child has to change to it."""
+
+    __slots__ = ("become", "gid", "groups", "home", "name", "shell", "uid")
+
+    def __init__(
+        self, name: str, uid: int, gid: int, groups: list[int], home: str, shell: str, become: bool
+    ) -> None:
+        self.name = name
+        self.uid = uid
+        self.gid = gid
+        self.groups = groups
+        self.home = home
+        self.shell = shell
+        self.become = become
+
+
+def own_identity() -> Identity:
+    """The account of this process. Without an entry in the user database, the name is made of the
+    uid.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    try:
+        entry = pwd.getpwuid(uid)
+        name, home, shell = entry.pw_name, entry.pw_dir, entry.pw_shell
+    except KeyError:
+        name, home, shell = f"uid{uid}", "/", "/bin/sh"
+    return Identity(name, uid, gid, os.getgroups(), home, shell or "/bin/sh", become=False)
+
+
+def look_up(name: str) -> Identity:
+    """The account of that name on this node. Raises KeyError. May wait for a directory server."""
+    entry = pwd.getpwnam(name)
+    groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
+    return Identity(
+        entry.pw_name,
+        entry.pw_uid,
+        entry.pw_gid,
+        groups,
+        entry.pw_dir,
+        entry.pw_shell or "/bin/sh",
+        become=entry.pw_uid != os.geteuid(),
+    )
+
+
+def take_on(identity: Identity, no_new_privileges: bool) -> None:
+    """Become `identity` for ever. Raises OSError, also if the kernel did not change everything."""
+    if identity.become:
+        os.setgroups(identity.groups)
+        os.setresgid(identity.gid, identity.gid, identity.gid)
+        os.setresuid(identity.uid, identity.uid, identity.uid)
+        _verify(identity)
+    if no_new_privileges:
+        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+
+
+def _verify(identity: Identity) -> None:
+    if os.getresuid() != (identity.uid,) * 3 or os.getresgid() != (identity.gid,) * 3:
+        raise PermissionError(1, f"the process did not become {identity.name}")
+    if set(os.getgroups()) != set(identity.groups):
+        raise PermissionError(1, f"the process did not get the groups of {identity.name}")
+    if identity.uid != 0:
+        try:
+            os.setuid(0)
+        except OSError:
+            return
+        raise PermissionError(
+            1, f"the process could go back to root after becoming {identity.name}"
+        )
+
+
+def base_environment(identity: Identity) -> dict[str, str]:
+    """The environment that every job has, independent of the agent's own."""
+    return {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": identity.home,
+        "USER": identity.name,
+        "LOGNAME": identity.name,
+        "SHELL": identity.shell,
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+    }

@@ -1,0 +1,50 @@
+"""Find out from the kernel's tables if a TCP port of this network namespace has a listener."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from agent.shim.system.event_loop import Loop, now
+
+POLL_S = 0.003
+WATCH_S = 600.0
+LISTEN = b"0A"
+TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
+
+
+def listening(port: int) -> bool:
+    """Whether a socket in LISTEN has this port, under IPv4 or IPv6."""
+    wanted = b":%04X" % port
+    for table in TABLES:
+        try:
+            with open(table, "rb") as file:
+                content = file.read()
+        except OSError:
+            continue
+        if wanted not in content:
+            continue
+        for line in content.splitlines()[1:]:
+            fields = line.split(None, 4)
+            if len(fields) > 3 and fields[3] == LISTEN and fields[1].endswith(wanted):
+                return True
+    return False
+
+
+def await_listener(loop: Loop, timer: str, port: int, on_listening: Callable[[], None]) -> None:
+    """Call `on_listening` once the port has a listener. Polls for ten minutes, or until the timer
+    is cancelled.
+    """
+    until = now() + WATCH_S
+
+    def look() -> None:
+        began = time.perf_counter()
+        if listening(port):
+            on_listening()
+            return
+        # On a node with many connections the tables are long: never use a tenth of a core on this.
+        pause = max(POLL_S, 10 * (time.perf_counter() - began))
+        if now() < until:
+            loop.at(timer, now() + pause, look)
+
+    look()

@@ -1,0 +1,3 @@
+"""The link between coordinator and agents: its messages, their order, encoding and bounds. Both
+daemons use it; it never reads or writes a connection.
+"""

@@ -1,0 +1,1 @@
+"""Rights: a pure function of principal, action and object. What no rule allows is denied."""

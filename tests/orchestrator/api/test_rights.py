@@ -1,0 +1,230 @@
+"""Two users, and what neither can learn of or do to the other's jobs."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.orchestrator.fake_agent import DEADLINE_S, connect
+from tests.orchestrator.process import CoordinatorProcess, add_token
+from tests.orchestrator.user import User
+
+SECRET = "canary-7712"
+READS = ("", "/spec", "/env", "/fabric", "/explain", "/events", "/evidence", "/logs")
+VERBS: dict[str, Any] = {
+    "cancel": {},
+    "signal": {"signal": "TERM"},
+    "stacks": {},
+    "rerun": {"set": ["run=env"]},
+}
+
+
+@asynccontextmanager
+async def person(
+    coordinator: CoordinatorProcess, name: str, role: str = "user", *teams: str
+) -> AsyncIterator[User]:
+    token = add_token(coordinator.folder / "tokens", name, role, teams)
+    headers = coordinator.headers(token)
+    async with aiohttp.ClientSession(coordinator.url, headers=headers) as http:
+        yield User(http)
+
+
+async def register(coordinator: CoordinatorProcess) -> None:
+    async with connect(coordinator, "n1") as agent:
+        await agent.hello()
+
+
+async def asked(user: User, method: str, path: str, body: Any = None) -> tuple[int, str]:
+    """Status and whole body."""
+    async with user.http.request(method, path, json=body) as answer:
+        return answer.status, await answer.text()
+
+
+async def problem(user: User, method: str, path: str, body: Any = None) -> tuple[int, str]:
+    """Status and code of a refusal, which says nothing of the job's content."""
+    status, text = await asked(user, method, path, body)
+    assert SECRET not in text
+    assert status >= 400, (path, text)
+    return status, json.loads(text)["code"]
+
+
+async def refused_everything(user: User, job: int, expected: tuple[int, str]) -> None:
+    for path in READS:
+        assert await problem(user, "GET", f"/v1/jobs/{job}{path}") == expected, path
+    for verb, body in VERBS.items():
+        assert await problem(user, "POST", f"/v1/jobs/{job}/{verb}", body) == expected, verb
+    change = await problem(user, "PATCH", f"/v1/jobs/{job}", {"hold": True})
+    assert change == expected
+
+
+async def test_bob_cannot_read_or_change_what_is_anns(coordinator: CoordinatorProcess) -> None:
+    await register(coordinator)
+    async with person(coordinator, "ann") as ann, person(coordinator, "bob", "user") as bob:
+        job = await ann.submit("same-key", env={"WANDB_API_KEY": SECRET, "PLAIN": SECRET})
+        await refused_everything(bob, job, (403, "not_your_job"))
+        line = await bob.get(f"/v1/jobs/{job}/wait?timeout_s=0")
+        assert (line["user"], line["reason"]) == ("ann", {"code": "waiting", "text": ""})
+        (listed,) = (each for each in (await bob.get("/v1/jobs"))["jobs"] if each["id"] == job)
+        assert listed == line
+        assert (await ann.get(f"/v1/jobs/{job}/wait?timeout_s=0"))["reason"]["text"]
+        # A key is its user's: it neither finds nor reveals another's job.
+        assert await bob.submit("same-key", name="mine") != job
+        assert (await asked(ann, "POST", f"/v1/jobs/{job}/cancel"))[0] == 202
+
+
+async def test_bob_cannot_act_on_a_job_before_it_is_submitted(
+    coordinator: CoordinatorProcess,
+) -> None:
+    """A request for the next number that is decided before the job is there is no way in."""
+    await register(coordinator)
+    async with person(coordinator, "ann") as ann, person(coordinator, "bob") as bob:
+        after = 1 + await ann.submit()
+        slow = asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b"{"
+            await slow.wait()
+            yield b"}"
+
+        cancel = asyncio.create_task(bob.http.post(f"/v1/jobs/{after}/cancel", data=body()))
+        while not cancel.done() and not await _refused(bob, after):
+            pass
+        assert await ann.submit() == after
+        slow.set()
+        assert (await cancel).status in (403, 404)
+        assert (await ann.get(f"/v1/jobs/{after}"))["state"] == "QUEUED"
+
+
+async def _refused(user: User, job: int) -> bool:
+    return (await asked(user, "GET", f"/v1/jobs/{job}/wait?timeout_s=0"))[0] == 404
+
+
+async def test_events_are_of_nodes_and_of_ones_own_jobs(coordinator: CoordinatorProcess) -> None:
+    await register(coordinator)
+    async with (
+        person(coordinator, "ann") as ann,
+        person(coordinator, "bob") as bob,
+        person(coordinator, "olga", "operator") as olga,
+    ):
+        anns = await ann.submit(env={"PLAIN": SECRET})
+        bobs = await bob.submit()
+        for user, jobs in ((bob, {None, bobs}), (ann, {None, anns}), (olga, {None, anns, bobs})):
+            after, found = 0, []
+            while events := (await user.get(f"/v1/events?after={after}&limit=3"))["events"]:
+                found += events
+                after = events[-1]["seq"]
+            seen = {event["job"] for event in found if event["job"] in {None, anns, bobs}}
+            assert seen == jobs
+            assert (SECRET in json.dumps(found)) is (anns in jobs)
+        headers = {"Accept": "text/event-stream"}
+        async with bob.http.get("/v1/events", headers=headers) as stream:
+            text = ""
+            while f'"job":{bobs},' not in text:
+                text += (await stream.content.readline()).decode()
+        assert SECRET not in text
+        assert f'"job":{anns},' not in text
+
+
+async def test_an_operator_works_without_being_an_admin(coordinator: CoordinatorProcess) -> None:
+    await register(coordinator)
+    async with person(coordinator, "ann") as ann, person(coordinator, "olga", "operator") as olga:
+        job = await ann.submit(env={"WANDB_API_KEY": SECRET})
+        for path in READS:
+            status, text = await asked(olga, "GET", f"/v1/jobs/{job}{path}")
+            assert (status, SECRET in text) == (200, False), path
+        # It would hand the hidden values of ann's job to a job of olga's.
+        rerun = await problem(olga, "POST", f"/v1/jobs/{job}/rerun", {"set": ["run=env"]})
+        assert rerun == (403, "not_your_job")
+        assert (await asked(olga, "POST", f"/v1/jobs/{job}/cancel"))[0] == 202
+        drain = {"reason": "a bad DIMM"}
+        assert (await asked(olga, "POST", "/v1/nodes/n1/drain", drain))[0] == 200
+        assert await problem(ann, "POST", "/v1/nodes/n1/resume", {}) == (403, "forbidden")
+        assert (await asked(olga, "POST", "/v1/nodes/n1/resume", {"check": False}))[0] == 200
+
+
+async def test_a_viewer_scrapes_and_submits_nothing(coordinator: CoordinatorProcess) -> None:
+    async with person(coordinator, "prometheus", "viewer") as viewer:
+        assert (await asked(viewer, "GET", "/metrics"))[0] == 200
+        assert (await asked(viewer, "GET", "/v1/jobs"))[0] == 200
+        job = {"run": ["/bin/true"], "launcher": "none", "nodes": 1}
+        assert await problem(viewer, "POST", "/v1/jobs", job) == (403, "forbidden")
+        version = await viewer.get("/v1/version")
+        assert (version["user"], version["role"]) == ("prometheus", "viewer")
+
+
+@pytest.mark.parametrize("visibility", ["team", "private"])
+async def test_what_is_not_shown_does_not_exist(tmp_path: Path, visibility: str) -> None:
+    with CoordinatorProcess(tmp_path, visibility=visibility).start() as process:
+        await register(process)
+        async with (
+            person(process, "ann", "user", "lab") as ann,
+            person(process, "amy", "user", "lab", "web") as amy,
+            person(process, "bob", "user", "web") as bob,
+            person(process, "olga", "operator") as olga,
+        ):
+            job = await ann.submit(name="secret-name", priority=90)
+            await refused_everything(bob, job, (404, "unknown_job"))
+            assert await problem(bob, "GET", f"/v1/jobs/{job}/wait") == (404, "unknown_job")
+            own = await bob.submit(priority=10)
+            assert [each["id"] for each in (await bob.get("/v1/jobs"))["jobs"]] == [own]
+            assert (await bob.get("/v1/jobs?user=ann"))["jobs"] == []
+            assert (await bob.get(f"/v1/jobs/{own}/explain"))["ahead"] == []
+            shared = [each["user"] for each in (await amy.get("/v1/jobs"))["jobs"]]
+            assert shared == (["bob", "ann"] if visibility == "team" else [])
+            code = "not_your_job" if visibility == "team" else "unknown_job"
+            assert (await problem(amy, "GET", f"/v1/jobs/{job}"))[1] == code
+            assert [each["id"] for each in (await olga.get("/v1/jobs"))["jobs"]] == [own, job]
+            # Ended and archived jobs follow the same rule.
+            assert (await asked(ann, "POST", f"/v1/jobs/{job}/cancel"))[0] == 202
+            await ann.ended(job)
+            assert [each["id"] for each in (await bob.get("/v1/jobs"))["jobs"]] == [own]
+
+
+async def test_priorities_above_a_limit_are_refused(tmp_path: Path) -> None:
+    limits = {"roles": {"user": 50}, "teams": {"release": 80}}
+    with CoordinatorProcess(tmp_path, priority_max=limits).start() as process:
+        await register(process)
+        async with (
+            person(process, "ann", "user", "release") as ann,
+            person(process, "bob") as bob,
+            person(process, "olga", "operator") as olga,
+        ):
+            high = {"run": ["/bin/true"], "launcher": "none", "nodes": 1, "priority": 80}
+            too_high = (403, "priority_too_high")
+            assert await problem(bob, "POST", "/v1/jobs", high) == too_high
+            job = await bob.submit(priority=50)
+            change = await problem(bob, "PATCH", f"/v1/jobs/{job}", {"priority": 51})
+            assert change == too_high
+            rerun = await problem(bob, "POST", f"/v1/jobs/{job}/rerun", {"set": ["priority=60"]})
+            assert rerun == too_high
+            assert (await asked(olga, "PATCH", f"/v1/jobs/{job}", {"priority": 100}))[0] == 200
+            # What an operator has raised, its owner can still rename.
+            assert (await asked(bob, "PATCH", f"/v1/jobs/{job}", {"name": "x"}))[0] == 200
+            assert await ann.submit(priority=80)
+
+
+async def test_a_stream_ends_with_the_rights_behind_it(tmp_path: Path) -> None:
+    with CoordinatorProcess(tmp_path).start() as process:
+        await register(process)
+        async with person(process, "ann") as ann, person(process, "olga", "operator") as olga:
+            job = await ann.submit()
+            logs = await olga.http.get(f"/v1/jobs/{job}/logs?follow=1")
+            own = await ann.http.get(f"/v1/jobs/{job}/logs?follow=1")
+            assert (logs.status, own.status) == (200, 200)
+            tokens = json.loads((tmp_path / "tokens").read_text())["tokens"]
+            (olgas,) = (each for each in tokens if each["user"] == "olga")
+            olgas["role"] = "user"
+            (tmp_path / "tokens").write_text(json.dumps({"tokens": tokens}))
+            async with asyncio.timeout(DEADLINE_S):
+                with pytest.raises(aiohttp.ClientError):
+                    await logs.read()
+            assert await problem(olga, "GET", f"/v1/jobs/{job}/logs") == (403, "not_your_job")
+            assert not own.content.at_eof()
+            own.close()
+    (cut,) = process.events("stream_cut")
+    assert cut["why"] == "olga may not do this any more"
