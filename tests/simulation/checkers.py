@@ -230,7 +230,7 @@ class Checkers:
         """A new process has read the disk: all that was promised is there."""
         self.world.judged["I1"] += 1
         self.promises.restarted(state)
-        self.starts.restarted(state)
+        self.starts.restarted()
         self.over = {job.id for job in state.jobs.values() if _is_over(job)}
         for job, cause in self.ends.items():
             if state.jobs[job].cause != cause:

@@ -29,11 +29,10 @@ Subject = JobId | NodeName | None
 
 @dataclass
 class Promise:
-    """`due` is world time, `made` when it was made; `wall` was the wall clock's error then."""
+    """The latest start, and the time of the promise, in world time."""
 
     due: float
     made: float
-    wall: float
 
 
 @dataclass
@@ -71,19 +70,16 @@ class Starts:
                 case _:
                     pass
 
-    def restarted(self, state: State) -> None:
-        """Forget promises that were not on disk, and those of another wall clock."""
-        for name, it in list(self.promised.items()):
-            job = state.jobs.get(name)
-            if job is None or job.starts_by is None or it.wall != self.world.wall_offset:
-                del self.promised[name]
+    def restarted(self) -> None:
+        """Forget all promises: a new process makes them anew, because of its restart."""
+        self.promised.clear()
         # A process learns from the agents how long they have run; until then it plans anew.
         for name in self.placed:
             self.slow[name] = self.world.now
 
     def _promise(self, job: JobId, at: float, now: Instant) -> None:
         due = self.world.now + at - now.wall
-        self.promised[job] = Promise(due, self.world.now, self.world.wall_offset)
+        self.promised[job] = Promise(due, self.world.now)
 
     def _check_start(self, job: Job) -> None:
         promise = self.promised.pop(job.id, None)

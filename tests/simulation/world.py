@@ -41,7 +41,7 @@ class World:
         self._digest = hashlib.blake2b(digest_size=12)
         # Its own chance: whether the wall clock jumps must change nothing else.
         self._wall_rng = random.Random(f"wall {seed}") if wall_jumps else None
-        self.wall_offset = 0.0
+        self._wall_offset = 0.0
 
     @property
     def digest(self) -> str:
@@ -75,5 +75,5 @@ class World:
     def wall(self) -> float:
         """UTC seconds as a machine shows them; where the seed says so, they jump by days."""
         if self._wall_rng is not None and self._wall_rng.random() < 0.01:
-            self.wall_offset = self._wall_rng.uniform(-90_000.0, 90_000.0)
-        return WALL_BEGINS + self.now + self.wall_offset
+            self._wall_offset = self._wall_rng.uniform(-90_000.0, 90_000.0)
+        return WALL_BEGINS + self.now + self._wall_offset

@@ -14,7 +14,7 @@ from muster.protocol.ids import JobId, NodeName
 
 
 class Backfill(enum.Enum):
-    """Which jobs may start before jobs ahead of them: those that delay no promise, those that do
+    """The jobs that may start before jobs ahead of them: those that delay no promise, those that do
     not delay the first job, or none."""
 
     CONSERVATIVE = "conservative"
@@ -23,7 +23,7 @@ class Backfill(enum.Enum):
 
 
 class PoolPolicy(msgspec.Struct, frozen=True):
-    """How the queue of a pool is ordered. `promises` counts jobs at its head."""
+    """The order of a pool's queue. `promises` counts jobs at its head."""
 
     backfill: Backfill = Backfill.CONSERVATIVE
     promises: int = 100
@@ -85,7 +85,7 @@ class QueueEvent(msgspec.Struct, frozen=True):
 
 
 class PlannedShare(msgspec.Struct, frozen=True):
-    """What a waiting job gets of a node, as `state.Share`."""
+    """The share of a node that a waiting job gets, as `state.Share`."""
 
     node: NodeName
     gpus: tuple[str, ...]
@@ -111,7 +111,9 @@ class Booking(msgspec.Struct, frozen=True):
 
 
 class PlannedEnd(msgspec.Struct, frozen=True):
-    """When an attempt has released its nodes, as planned when its other fields last changed."""
+    """The time at which an attempt has released its nodes, as planned when its other fields last
+    changed.
+    """
 
     attempt: int
     stage: str

@@ -122,15 +122,16 @@ class _Pass:
         kept = queued - changed
         bookings = {name: it for name, it in plan.bookings.items() if name in kept}
         self.promises = {
-            name: plan.promises.get(name, now.mono + at - now.wall)
-            for name in queued
-            if (at := state.jobs[name].starts_by) is not None
+            name: plan.promises.get(name, math.inf)
+            for name in sorted(queued)
+            if state.jobs[name].starts_by is not None
         }
         expected = {
             name: expected_end(state, state.jobs[name], end, now) for name, end in self.ends.items()
         }
         self._note_late(plan.ends, expected)
-        self.restored = plan.restored if plan.began is not None else tuple(self.promises)
+        # The wall clock decides nothing, so promises of an earlier process are made anew.
+        self.restored = set(self.promises if plan.began is None else plan.restored) & queued
         self.profile = Profile(state, expected, bookings, now, self.returns_at)
         self.unsettled = set(bookings)
         self.facts: list[Fact] = []
@@ -359,7 +360,7 @@ class _Pass:
             self.ends,
             tuple(kept),
             self.began,
-            self.restored if self.now.mono < self.returns_at else (),
+            tuple(sorted(self.restored)),
             self.stopped_at,
             self._wakes_at(),
         )
@@ -370,20 +371,25 @@ class _Pass:
     def _judge_promises(self, placed: set[JobId]) -> None:
         """Record promises that are new, or later than before."""
         now = self.now
-        # After a restart, agents connect one after the other.
-        settling = self.restored if now.mono < self.returns_at else ()
         for name in [*self.promises, *self.profile.bookings]:
             if name in placed or name in self.unsettled:
                 continue
             job = self.state.jobs[name]
             booking, promised = self.profile.bookings.get(name), self.promises.get(name)
             start = math.inf if booking is None else booking.start
+            if name in self.restored:
+                # After a restart, agents connect one after the other.
+                there = booking is not None and start < math.inf and self._are_there(booking)
+                if not there and now.mono < self.returns_at:
+                    continue
+                self.restored.discard(name)
+                promised = -math.inf
             if promised is None:
                 # Nobody knows whether a node that is away comes back.
                 if start < math.inf and booking is not None and self._are_there(booking):
                     self.promises[name] = start
                     self.facts.append(StartPromised(name, now.wall + start - now.mono))
-            elif start > promised + LATER_S and name not in settling:
+            elif start > promised + LATER_S:
                 event = self._event(job)
                 if start < math.inf:
                     self.promises[name] = start
@@ -416,16 +422,16 @@ class _Pass:
             ahead = (-other.spec.priority, other.id) < mine
             return 2 if ahead or event.cause not in _OF_THE_ORDER else 5
 
-        if not self.events and job.id in self.restored:
+        if self.promises.get(job.id) == math.inf:
             return QueueEvent(MoveCause.RESTART)
         return min(self.events, key=rank, default=QueueEvent(MoveCause.UNNAMED))
 
     def _wakes_at(self) -> float | None:
-        """When the next pass is due if nothing happens: a promise is over, or a pass unfinished."""
+        """The time of the next pass if nothing happens: a promise is over, or a pass unfinished."""
         if self.stopped_at is not None:
             return self.now.mono
         due = [it.start for it in self.profile.bookings.values() if it.start < math.inf]
-        due += [at + LATER_S for at in self.promises.values()]
+        due += [at + LATER_S for at in self.promises.values() if at < math.inf]
         due += [self.returns_at] if self.restored else []
         later = [at for at in due if at > self.now.mono]
         return min(later, default=None)

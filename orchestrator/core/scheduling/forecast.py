@@ -102,6 +102,9 @@ def _endless(state: State, job: Job, plan: QueuePlan) -> str:
     }
     endless = [name for name in sorted(holders) if state.jobs[name].spec.time_limit_s is None]
     if not endless:
+        away = len([node for node in fitting if node.session is None])
+        if away:
+            return f"unknown: waits for {count(away, 'node')} to come back"
         return "unknown: the starts of jobs before it are unknown"
     have = "has" if len(endless) == 1 else "have"
     return f"unknown: {jobs_named((name, 0) for name in endless)} {have} no time limit"

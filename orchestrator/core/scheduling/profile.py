@@ -42,7 +42,7 @@ class Held(NamedTuple):
 
 
 def duration_s(spec: JobSpec) -> float:
-    """How long a job holds its nodes at most; infinite without a time limit."""
+    """The longest time that a job holds its nodes; infinite without a time limit."""
     if spec.time_limit_s is None:
         return math.inf
     return START_S + spec.time_limit_s + spec.stop.grace_s + CLEAN_S
@@ -98,7 +98,7 @@ def _end_at(state: State, job: Job, attempt: Attempt, found: PlannedEnd, now: In
 
 
 def expected_end(state: State, job: Job, planned: PlannedEnd, now: Instant) -> float:
-    """When the attempt is expected to have released its nodes; later than now."""
+    """The time at which the attempt is expected to have released its nodes; later than now."""
     at = planned.at
     attempt = job.current
     for task in attempt.present if attempt is not None else ():
@@ -163,7 +163,7 @@ class Profile:
             table.setdefault(it.node, {})[job] = held
 
     def node_returns_at(self, node: Node) -> float:
-        """When a node can be used if it is free; infinite if nobody knows."""
+        """The time from which a node can be used if it is free; infinite if nobody knows."""
         match node.link:
             case LinkState.CONNECTED:
                 return self.now

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import structs
 
 from orchestrator.core.model.plan import Booking, PlannedEnd
-from orchestrator.core.scheduling import backfill, elastic, profile
+from orchestrator.core.scheduling import backfill, profile
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _put, _wrap
 
@@ -51,11 +51,5 @@ MUTANTS = (
         "a node is promised to two jobs at once",
         _put(profile.Profile, "book", _unbooked),
         ("promise", "queue"),
-    ),
-    Mutant(
-        "an elastic gang grows into a promise",
-        _put(elastic, "is_booked", lambda *_: False),
-        ("promise",),
-        seed=100,
     ),
 )
