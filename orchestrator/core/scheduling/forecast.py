@@ -101,10 +101,10 @@ def _endless(state: State, job: Job, plan: QueuePlan) -> str:
         if name != job.id and (-state.jobs[name].spec.priority, name) < mine
     }
     endless = [name for name in sorted(holders) if state.jobs[name].spec.time_limit_s is None]
+    away = len([node for node in fitting if node.session is None])
+    if len(fitting) - away < job.spec.nodes:
+        return f"unknown: waits for {count(away, 'node')} to come back"
     if not endless:
-        away = len([node for node in fitting if node.session is None])
-        if away:
-            return f"unknown: waits for {count(away, 'node')} to come back"
         return "unknown: the starts of jobs before it are unknown"
     have = "has" if len(endless) == 1 else "have"
     return f"unknown: {jobs_named((name, 0) for name in endless)} {have} no time limit"
