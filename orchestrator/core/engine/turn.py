@@ -15,6 +15,7 @@ from orchestrator.core.facts.effects import Effect, SetTimer, Timer, TimerKind
 from orchestrator.core.facts.inputs import Input, TimerFired
 from orchestrator.core.facts.jobs import (
     AttemptArranged,
+    AttemptPlaced,
     AttemptStarted,
     Fact,
     JobSubmitted,
@@ -72,6 +73,11 @@ def _look_at_queues(
     resume = woken and not done.facts and state.plan.next_job is not None
     found = schedule(state, events, now, limits, freed=freed, resume=resume)
     _apply_with_reactions(state, found, now, limits, done)
+    again = found
+    while any(isinstance(fact, AttemptPlaced) for fact in again):
+        # A gang that started elsewhere than planned may have left room for others.
+        again = schedule(state, [], now, limits)
+        _apply_with_reactions(state, again, now, limits, done)
     if (at := state.plan.wakes_at) is not None and found:
         done.effects.append(SetTimer(Timer(TimerKind.QUEUE), at))
 
