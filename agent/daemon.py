@@ -29,6 +29,7 @@ from agent.core.effects import (
     SendReport,
     SendToShim,
     SetTimer,
+    StoreRecord,
     TakeStacks,
     Timer,
     WatchPeers,
@@ -58,6 +59,7 @@ from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.hangs.stack_dumps import StackDumper
 from agent.monitors.hardware.monitor import HardwareMonitor
 from agent.monitors.interfaces import InterfaceMonitor
+from agent.monitors.job_user import JobUserMonitor
 from agent.monitors.traffic.rdma_ports import RdmaPortMonitor, RdmaPorts
 from agent.monitors.traffic.samplers import TrafficSamplers
 from agent.probe.fabric.fs_root import Tree
@@ -67,7 +69,7 @@ from agent.shims.backend import Shims, by_units, options_of, restricted
 from agent.shims.forked import ForkServer
 from agent.shims.systemd import SystemdUnits
 from agent.single_agent import single_agent_lock
-from agent.taskdirs.taskdirs import Owner, TaskDirs, owner_named
+from agent.taskdirs.taskdirs import TASKS, Owner, TaskDirs, owner_named
 from agent.tasks.registry import TaskRegistry
 from muster.daemon.abandoned_thread import wait_at_most
 from muster.daemon.clock import Clock, SystemClock
@@ -123,6 +125,12 @@ class Agent:
         self._probe = network
         self._config = config
         self._disks = DiskMonitor(config.state_dir, self._inbox.post)
+        self._job_user = JobUserMonitor(
+            owner,
+            config.state_dir / TASKS,
+            self._inbox.post,
+            allow_root=config.allow_root_jobs,
+        )
         self._idle = GpuUtilizationMonitor(
             lambda: use_of(Tree(config.fabric.root)), self._gpus_of_node, clock, self._inbox.post
         )
@@ -194,8 +202,11 @@ class Agent:
                 await self._take_over(folders)
                 # The Hello contains the node's RDMA equipment, so probe it before the link opens.
                 await fabric.look()
+                # It says, too, whether the node can start any job.
+                await self._job_user.look()
                 await self._inbox.settled()
                 owner.spawn_monitor(fabric.run, name="fabric")
+                owner.spawn_monitor(self._job_user.run, name="job_user")
                 if fabric.devices():
                     owner.spawn_monitor(ports.run, name="ports")
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
@@ -256,6 +267,8 @@ class Agent:
             case CreateTask():
                 self._tasks.create(action.task, action.prepare)
                 _log.info("task_accepted", task=action.task)
+            case StoreRecord():
+                self._tasks.store(action.task, action.record)
             case SendToShim():
                 self._tasks.send(action.task, action.command)
             case ArrangeNetwork():
@@ -308,7 +321,6 @@ async def serve(
         config = structs.replace(config, node=node_name(config))
         with single_agent_lock(config, environ):
             owner = owner_named(config.run_as)
-            _warn_of_root(config)
             _warn_of_network(config)
             _warn_of_token(config)
             _check_ports(config)
@@ -397,12 +409,3 @@ def _warn_of_token(config: AgentConfig) -> None:
                 why=f"other users can read {config.token_file}, jobs among them, and let in "
                 f"agents of their own with it; run: chmod 600 {config.token_file}",
             )
-
-
-def _warn_of_root(config: AgentConfig) -> None:
-    if os.geteuid() == 0 and config.run_as is None and not config.allow_root_jobs:
-        _log.warning(
-            "jobs_will_be_refused",
-            why="this agent runs as root, so its jobs would too, and allow_root_jobs is false; "
-            "set run_as to the user jobs are to run as",
-        )

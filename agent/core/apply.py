@@ -9,6 +9,7 @@ from msgspec import UNSET
 from agent.core import facts as f
 from agent.core.inputs import TaskChanges
 from agent.core.network_phase import NETWORK_TRANSITIONS, NetworkPhase, needed
+from agent.core.record import TaskRecord
 from agent.core.state import HeldTask, State
 from muster.protocol.link.control_channel import merge
 
@@ -49,9 +50,13 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
     match fact:
         case f.TaskAccepted(task, prepare):
             state.tasks[task] = HeldTask(
-                task, prepare=prepare, gpus=prepare.gpus, lease_s=prepare.lease_s
+                task,
+                prepare=prepare,
+                gpus=prepare.gpus,
+                lease_s=prepare.lease_s,
+                cluster=state.cluster,
             )
-        case f.TaskAdopted(task, status, paths, ports, at, fabric, gpus, lease_s):
+        case f.TaskAdopted(task, status, paths, ports, at, fabric, gpus, lease_s, record):
             state.tasks[task] = HeldTask(
                 task,
                 gpus=gpus,
@@ -63,6 +68,8 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
                 fabric=fabric,
                 network=NetworkPhase.LEFT,
             )
+            if record is not None:
+                _restore(state.tasks[task], record.after(state.identity.boot_id))
         case f.StoppedUnseen(task):
             state.buried.add(task)
         case f.TaskGone(task):
@@ -71,10 +78,17 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
             _apply_held(state.tasks[fact.task], fact)
 
 
+def _restore(held: HeldTask, record: TaskRecord) -> None:
+    held.stored = record
+    held.cluster, held.stop = record.cluster, record.stop
+    held.arrange, held.terms = record.plan, record.terms
+
+
 def _apply_held(
     held: HeldTask,
     fact: f.TaskDirsCreated
     | f.TaskChanged
+    | f.RecordKept
     | f.ShimSeen
     | f.TaskFailed
     | f.PlanTaken
@@ -91,12 +105,15 @@ def _apply_held(
             held.paths, held.ports = paths, ports
         case f.TaskChanged(_, changes, at):
             _merge(held, changes, at)
+        case f.RecordKept(_, record):
+            held.stored = record
         case f.ShimSeen(_, status, at, no_output):
             held.status, held.status_at, held.no_output = status, at, no_output
         case f.TaskFailed(_, refusal):
             held.failure, held.no_output = refusal, True
         case f.PlanTaken(_, arrange):
             held.arrange, held.denied, held.warnings = arrange, None, ()
+            held.terms = arrange.terms
             if needed(arrange):
                 _network_to(held, NetworkPhase.ARRANGING)
         case f.NetworkReady(_, warnings):

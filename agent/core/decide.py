@@ -50,9 +50,13 @@ def decide(state: State, received: s.Input, now: Instant) -> Decision:
             return Decision([f.LinkOpened(now.mono)], [a.SendReport(_hello(state, now)), beat])
         case s.LinkDown():
             return Decision([f.LinkClosed()])
-        case s.TaskFound(task, status, paths, ports, fabric, gpus, lease_s):
-            adopted = f.TaskAdopted(task, status, paths, ports, now.mono, fabric, gpus, lease_s)
+        case s.TaskFound(task, status, paths, ports, fabric, gpus, lease_s, record):
+            adopted = f.TaskAdopted(
+                task, status, paths, ports, now.mono, fabric, gpus, lease_s, record
+            )
             return Decision([adopted])
+        case s.RecordStored(task, record):
+            return Decision([f.RecordKept(task, record)] if task in state.tasks else [])
         case s.ShimFailed(task, text, code):
             if task not in state.tasks:
                 return Decision()
@@ -248,7 +252,9 @@ def _about_task(state: State, command: AboutTask, now: Instant) -> Decision:
             return said()
         case m.ArrangeTask():
             at_gate = task_state(held) in (TaskState.PREPARED, TaskState.ARRANGED)
-            if not at_gate or held.stop is not None or held.arrange == command:
+            if not at_gate or held.stop is not None:
+                return said()
+            if held.arrange == command and held.network is not NetworkPhase.LEFT:
                 return said()
             if held.arrange is not None and held.started:
                 return said()
@@ -261,7 +267,7 @@ def _about_task(state: State, command: AboutTask, now: Instant) -> Decision:
                 return said()
             return Decision([f.GateOpened(held.id)])
         case m.StopTask():
-            if _over(held):
+            if _over(held) and (held.stop is not None or not held.vouches):
                 return said()
             if held.stop is not None and held.stop.force:
                 return Decision()

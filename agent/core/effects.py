@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from agent.core.record import TaskRecord
 from agent.core.shim_protocol import ShimCommand
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import ArrangeTask, DumpStacks, PrepareTask, Report
@@ -43,6 +44,14 @@ class CreateTask(msgspec.Struct, frozen=True):
 
     task: TaskId
     prepare: PrepareTask
+
+
+class StoreRecord(msgspec.Struct, frozen=True):
+    """Write the record of the task to disk, instead of an earlier one (answered by RecordStored).
+    Needs the task's directories. Of several, only the last one may be written."""
+
+    task: TaskId
+    record: TaskRecord
 
 
 class SendToShim(msgspec.Struct, frozen=True):
@@ -116,6 +125,7 @@ Effect = (
     | CloseLink
     | KeepCluster
     | CreateTask
+    | StoreRecord
     | SendToShim
     | ArrangeNetwork
     | ReleasePort

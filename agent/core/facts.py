@@ -1,7 +1,7 @@
 """Facts: the only changes to an agent's state.
 
-The agent journals none of them. State that has to outlive the agent is on disk with each task's
-shim, and a starting agent reads it from there.
+The agent journals none of them. State that has to outlive the agent is on disk in each task's
+directory: the shim's, and a record of what the coordinator has said of the task.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from agent.core.inputs import TaskChanges, TaskPaths
+from agent.core.record import TaskRecord
 from agent.core.shim_protocol import ShimStatus
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import (
@@ -65,6 +66,14 @@ class TaskAdopted(msgspec.Struct, frozen=True):
     fabric: NodeFabric
     gpus: tuple[str, ...] = ()
     lease_s: float | None = None
+    record: TaskRecord | None = None
+
+
+class RecordKept(msgspec.Struct, frozen=True):
+    """The record of the task is on disk."""
+
+    task: TaskId
+    record: TaskRecord
 
 
 class TaskDirsCreated(msgspec.Struct, frozen=True):
@@ -148,6 +157,7 @@ LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | Acknowledged
 TaskFact = (
     TaskAccepted
     | TaskAdopted
+    | RecordKept
     | TaskDirsCreated
     | TaskChanged
     | ShimSeen

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from agent.core.effects import Timer
+from agent.core.record import TaskRecord
 from agent.core.shim_protocol import ShimStatus
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import Command, NodeChanges, Refusal, StacksReport
@@ -60,7 +61,8 @@ class TaskPaths(msgspec.Struct, frozen=True):
 
 class TaskFound(msgspec.Struct, frozen=True):
     """A task that an earlier agent process left, found at the agent's start: the shim's status or
-    exit record; paths, ports, GPUs and lease from the manifest; and the node's current fabric."""
+    exit record; paths, ports, GPUs, lease and record from the manifest; and the node's current
+    fabric."""
 
     task: TaskId
     status: ShimStatus
@@ -69,6 +71,14 @@ class TaskFound(msgspec.Struct, frozen=True):
     fabric: NodeFabric = NO_FABRIC
     gpus: tuple[str, ...] = ()
     lease_s: float | None = None
+    record: TaskRecord | None = None
+
+
+class RecordStored(msgspec.Struct, frozen=True):
+    """The record of the task is on disk."""
+
+    task: TaskId
+    record: TaskRecord
 
 
 class ShimFailed(msgspec.Struct, frozen=True):
@@ -174,6 +184,7 @@ Input = (
     | CommandReceived
     | ShimReported
     | TaskFound
+    | RecordStored
     | ShimFailed
     | TaskPlaced
     | TaskObserved

@@ -10,6 +10,7 @@ from agent.core import effects as a
 from agent.core import facts as f
 from agent.core.inputs import TaskPaths
 from agent.core.network_phase import NetworkPhase, needed
+from agent.core.record import TaskRecord
 from agent.core.shim_protocol import (
     ShimHostfile,
     ShimHosts,
@@ -48,6 +49,12 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             waits = restored and held.status is not None and succeeded(held.status)
             said = [] if waits else _report(state, held, now)
             return [*_advance_shim(state, held, now), *restored, *said, *_cleanup(held)]
+        case f.RecordKept(task, record):
+            held = state.tasks[task]
+            # The report of the start confirms the first terms, and that of its effect most stops.
+            stopped = held.vouches and record.stop is not None and not _is_stoppable(held)
+            said = _report(state, held, now) if stopped else []
+            return [*(_open_gate(held) if held.started else []), *said]
         case f.Acknowledged(at):
             return [
                 command
@@ -61,11 +68,12 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             return _open_gate(state.tasks[task])
         case f.PlanTaken(task, arrange):
             hostfile = a.SendToShim(task, ShimHostfile(arrange.hostfile))
+            stored = _store(state, state.tasks[task])
             if needed(arrange):
-                return [hostfile, a.ArrangeNetwork(task, arrange)]
+                return [*stored, hostfile, a.ArrangeNetwork(task, arrange)]
             # If the plan starts the task at once, the start implies that it was arranged.
             said = [] if arrange.start else _report(state, state.tasks[task], now)
-            return [hostfile, *said]
+            return [*stored, hostfile, *said]
         case f.NetworkReady(task):
             held = state.tasks[task]
             return [*_report(state, held, now), *(_open_gate(held) if held.started else [])]
@@ -75,14 +83,18 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             held = state.tasks[task]
             return [*_report(state, held, now), *_cleanup(held)]
         case f.StopTaken(task, _):
-            return _stop(state.tasks[task], SHORTENABLE)
+            held = state.tasks[task]
+            is_first = held.stored is None or held.stored.stop is None
+            stored = _store(state, held) if is_first else []
+            return [*_stop(held, SHORTENABLE), *stored]
         case f.TaskChanged(task):
             # The report with the task's directories comes first, and contains the change.
             held = state.tasks[task]
             return [] if held.paths is None else _report(state, held, now)
         case f.TaskDirsCreated(task) | f.TaskFailed(task):
             held = state.tasks[task]
-            return [*_report(state, held, now), *_cleanup(held)]
+            stored = [] if held.stop is None else _store(state, held)
+            return [*stored, *_report(state, held, now), *_cleanup(held)]
         case f.Forgotten(task) | f.LogsKept(task):
             return _cleanup(state.tasks[task])
         case (
@@ -151,9 +163,10 @@ def _lease(held: HeldTask, until: float, now: Instant) -> list[a.Effect]:
 def _open_gate(held: HeldTask) -> list[a.Effect]:
     if held.arrange is None:
         raise AssertionError(f"task {held.id} starts without a plan")
-    if task_state(held) is not TaskState.ARRANGED:
-        return []
     arrange = held.arrange
+    stored = held.stored is not None and held.stored.plan is arrange
+    if task_state(held) is not TaskState.ARRANGED or not stored:
+        return []
     start = ShimStart(
         arrange.argv,
         arrange.env,
@@ -170,6 +183,19 @@ def _open_gate(held: HeldTask) -> list[a.Effect]:
     watch: list[a.Effect] = [a.WatchTraffic(held.id, arrange)] if gang else []
     peers: list[a.Effect] = [a.WatchPeers(held.id, arrange)] if arrange.hosts else []
     return [*watch, *peers, *let_go, a.SendToShim(held.id, start)]
+
+
+def _is_stoppable(held: HeldTask) -> bool:
+    return held.status is not None and held.status.phase in STOPPABLE
+
+
+def _store(state: State, held: HeldTask) -> list[a.Effect]:
+    """Store what the coordinator has said of the task, once the task has a folder."""
+    if held.paths is None:
+        return []
+    boot = state.identity.boot_id
+    record = TaskRecord(boot, held.cluster, held.arrange, held.terms, held.stop)
+    return [a.StoreRecord(held.id, record)]
 
 
 def _restore(held: HeldTask) -> list[a.Effect]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from agent.core.inputs import TaskPaths
 from agent.core.network_phase import NetworkPhase
+from agent.core.record import TaskRecord
 from agent.core.shim_protocol import ShimStatus
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.link.control_channel import (
@@ -16,6 +17,7 @@ from muster.protocol.link.control_channel import (
     Refusal,
     StopTask,
 )
+from muster.protocol.link.terms import Terms
 from muster.protocol.observations.fabric import NodeFabric
 from muster.protocol.observations.hangs import RankActivity
 from muster.protocol.observations.traffic import FabricReport
@@ -43,6 +45,7 @@ class HeldTask:
     """A task whose directory is on this node or is being created."""
 
     id: TaskId
+    cluster: str = ""  # whose task it is
     prepare: PrepareTask | None = None  # None if an earlier agent process started the task
     gpus: tuple[str, ...] = ()  # by UUID; () means all GPUs of the node
     lease_s: float | None = None  # None: the task runs however long the coordinator is away
@@ -66,8 +69,22 @@ class HeldTask:
     started: bool = False  # the coordinator allows the start
     stop: StopTask | None = None
     forgotten: bool = False
+    terms: Terms | None = None  # the newest
+    stored: TaskRecord | None = None  # the newest that is on disk
     no_output: bool = False  # the task has ended and all its logs are empty
     logs_stored: bool = False
+
+    @property
+    def vouches(self) -> bool:
+        """Whether the agents of the task's gang vouch for each other."""
+        return self.arrange is not None and bool(self.arrange.key)
+
+    @property
+    def stop_stored(self) -> bool:
+        """Whether a stop is on disk, or the task never got a folder."""
+        if self.stored is not None and self.stored.stop is not None:
+            return True
+        return self.stop is not None and self.failure is not None and self.paths is None
 
     def lease_until(self, acknowledged_at: float) -> float:
         """The end of this task's lease, if the coordinator has last answered what the agent asked

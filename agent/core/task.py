@@ -134,7 +134,7 @@ def task_state(held: HeldTask) -> TaskState:
 
 
 def _arranged(held: HeldTask) -> bool:
-    if held.arrange is None:
+    if held.arrange is None or held.network is NetworkPhase.LEFT:
         return False
     return held.network is NetworkPhase.READY or not needed(held.arrange)
 
@@ -144,7 +144,13 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
     status = held.status
     if status is None:
         state_of = task_state(held)
-        return TaskReport(held.id, state_of, refusal=held.failure, no_output=held.no_output)
+        return TaskReport(
+            held.id,
+            state_of,
+            refusal=held.failure,
+            no_output=held.no_output,
+            stop_stored=held.stop_stored,
+        )
     running_s = status.running_s or 0.0
     if status.phase is ShimPhase.RUNNING:
         running_s += max(0.0, now.mono - held.status_at)
@@ -165,7 +171,14 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         doomed=status.phase is ShimPhase.STUCK and status.doomed,
         no_output=held.no_output,
         observed=_observed(held, now),
+        terms=_terms(held),
+        stop_stored=held.stop_stored,
     )
+
+
+def _terms(held: HeldTask) -> int:
+    stored = None if held.stored is None else held.stored.terms
+    return 0 if stored is None else stored.number
 
 
 def reports(state: State, now: Instant) -> tuple[TaskReport, ...]:
@@ -294,7 +307,7 @@ def _exit_status(found: ShimExit | None) -> ExitStatus | None:
 
 def gone(task: TaskId) -> TaskReport:
     """The report of a task of which nothing is on this node."""
-    return TaskReport(task, TaskState.CLEANED)
+    return TaskReport(task, TaskState.CLEANED, stop_stored=True)
 
 
 def _refusal(status: ShimStatus) -> Refusal | None:

@@ -24,10 +24,13 @@ import msgspec
 import structlog
 
 from agent.core.inputs import TaskPaths
+from agent.core.record import TaskRecord
 from agent.hostsfile.tables import machine_text
 from agent.taskdirs.rmtree import remove_tree
+from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import FileError
 from muster.protocol.ids import BadId, TaskId, parse_task_id
+from muster.protocol.link.codec import COMMAND_BYTES_MAX
 from muster.protocol.link.control_channel import PrepareTask
 
 TASKS: Final = "tasks"
@@ -45,7 +48,7 @@ _DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # The job's group may traverse to its own files, and list nothing.
 _PASS: Final = 0o710
-_MANIFEST_BYTES_MAX: Final = 2 << 20
+_MANIFEST_BYTES_MAX: Final = 3 * COMMAND_BYTES_MAX
 # Minimum for a task: its manifest, its shim's record, and the beginning of its logs. A task that
 # cannot write its record cannot end.
 RESERVE_BYTES: Final = 16 << 20
@@ -100,12 +103,14 @@ def user_of(folder: Path) -> User:
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Facts about a task that a later agent process needs."""
+    """Facts about a task that a later agent process needs. `record` is what the coordinator has
+    said since the task was created."""
 
     task: TaskId
     prepare: PrepareTask
     paths: TaskPaths
     ports: tuple[int, ...]
+    record: TaskRecord | None = None
 
 
 def owner_named(name: str | None) -> Owner | None:
@@ -228,6 +233,16 @@ class TaskDirs:
                     return msgspec.json.decode(file.read(_MANIFEST_BYTES_MAX), type=Manifest)
         except (OSError, msgspec.DecodeError):
             return None
+
+    def store(self, task: TaskId, record: TaskRecord) -> None:
+        """Write what the coordinator has said of a task into its manifest. When this returns, it is
+        on disk. Raises FileError.
+        """
+        manifest = self.manifest(task)
+        if manifest is None:
+            raise FileError(f"the manifest of task {task} cannot be read")
+        data = msgspec.json.encode(msgspec.structs.replace(manifest, record=record))
+        write_atomic(self._tasks / task / MANIFEST, data, 0o600)
 
     def found(self) -> list[TaskId]:
         """Return the tasks with directories here."""

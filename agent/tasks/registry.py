@@ -20,6 +20,7 @@ from agent.core.inputs import (
     TaskPaths,
     TaskPlaced,
 )
+from agent.core.record import TaskRecord
 from agent.core.shim_protocol import ShimCommand
 from agent.gang.ports import NoPortsError, free_ports
 from agent.logs.shipper import LogShipper
@@ -128,6 +129,12 @@ class TaskRegistry:
         )
         self._supervise(supervisor, lambda: self._begin(supervisor, prepare))
 
+    def store(self, task: TaskId, record: TaskRecord) -> None:
+        """Write the record of a task to disk. Answered by RecordStored."""
+        supervisor = self._supervisors.get(task)
+        if supervisor is not None:
+            supervisor.store(record)
+
     def send(self, task: TaskId, command: ShimCommand) -> None:
         """Send a command to the task's shim. If the shim has exited, the command is dropped."""
         supervisor = self._supervisors.get(task)
@@ -145,7 +152,10 @@ class TaskRegistry:
 
         async def kept() -> None:
             try:
-                await work()
+                async with asyncio.TaskGroup() as group:
+                    records = group.create_task(supervisor.store_records())
+                    await work()
+                    records.cancel()
             finally:
                 self._checkpoints.end(supervisor.task)
                 self._idle.end(supervisor.task)
@@ -170,7 +180,8 @@ class TaskRegistry:
             self._checkpoints.begin(task, manifest.prepare.checkpoint_dir)
             self._idle.begin(task, manifest.prepare.idle, gpus)
         self._proofs.adopt(task)
-        known = Known(paths, ports, fabric, gpus, lease_s)
+        record = None if manifest is None else manifest.record
+        known = Known(paths, ports, fabric, gpus, lease_s, record)
         return TaskSupervisor(
             task, self._folders, self._logs, self._proofs, self._hangs, self._post, found=known
         )

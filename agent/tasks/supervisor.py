@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,15 @@ from typing import Final, NamedTuple, Never
 import msgspec
 import structlog
 
-from agent.core.inputs import Input, ShimReported, TaskFound, TaskPaths, TaskRemoved
+from agent.core.inputs import (
+    Input,
+    RecordStored,
+    ShimReported,
+    TaskFound,
+    TaskPaths,
+    TaskRemoved,
+)
+from agent.core.record import TaskRecord
 from agent.core.shim_protocol import (
     ShimCommand,
     ShimPhase,
@@ -39,6 +48,7 @@ _PAUSE_MAX_S: Final = 1.0
 # Pause between two attempts to end processes that SIGKILL does not end, and to remove a directory
 # that cannot be removed.
 _AGAIN_S: Final = 30.0
+_STORE_AGAIN_S: Final = 1.0
 # The shim checks processes that SIGKILL did not end once a second.
 _FREED_S: Final = 5.0
 
@@ -57,6 +67,7 @@ class Known(NamedTuple):
     fabric: NodeFabric
     gpus: tuple[str, ...]
     lease_s: float | None
+    record: TaskRecord | None = None
 
 
 class TaskSupervisor:
@@ -89,6 +100,9 @@ class TaskSupervisor:
         self._connection: ShimConnection | None = None
         self._orders: deque[ShimCommand] = deque()
         self._flush_due = False  # orders given now go with the next batch
+        self._record: TaskRecord | None = None
+        self._record_given = asyncio.Event()
+        self._disk = threading.Lock()  # no record is written into a directory that is removed
         self._removal = asyncio.Event()
         self._statuses: asyncio.Queue[ShimStatus] = asyncio.Queue()  # received, not yet posted
         self._complaint = ""  # the last one that was logged
@@ -97,6 +111,36 @@ class TaskSupervisor:
         """Queue an order. If the shim has exited, the order is dropped."""
         self._orders.append(order)
         self._flush_soon()
+
+    def store(self, record: TaskRecord) -> None:
+        """Write this record to disk; `store_records` does."""
+        self._record = record
+        self._record_given.set()
+
+    async def store_records(self) -> Never:
+        """Write each record that `store` gives, until cancelled. Answered by RecordStored."""
+        while True:
+            await self._record_given.wait()
+            self._record_given.clear()
+            record = self._record
+            if record is None or self._removal.is_set():
+                continue
+            try:
+                await asyncio.to_thread(self._store, record)
+            except FileError as error:
+                _log.error("record_not_stored", task=self.task, why=str(error))
+                await asyncio.sleep(_STORE_AGAIN_S)
+                self._record_given.set()
+            else:
+                self._post(RecordStored(self.task, record))
+
+    def _store(self, record: TaskRecord) -> None:
+        with self._disk:
+            self._folders.store(self.task, record)
+
+    def _remove_folder(self) -> None:
+        with self._disk:
+            self._folders.remove(self.task)
 
     def remove(self) -> None:
         """Remove the task's directory once its shim has exited."""
@@ -121,7 +165,7 @@ class TaskSupervisor:
         self._logs.drop(self.task)
         while True:
             try:
-                await asyncio.to_thread(self._folders.remove, self.task)
+                await asyncio.to_thread(self._remove_folder)
                 break
             except FileError as error:
                 _log.error("folder_not_removed", task=self.task, why=str(error))
@@ -188,7 +232,7 @@ class TaskSupervisor:
         if not over or found.ownership is not Ownership.ENDED:
             return found, False
         try:
-            self._folders.remove(self.task)
+            self._remove_folder()
         except FileError:
             # `run_failed` tries again and logs the error.
             return found, False

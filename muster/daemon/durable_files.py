@@ -125,13 +125,18 @@ class DirectoryLock:
 
 
 def lock_directory(path: Path) -> DirectoryLock:
-    """Lock a daemon's state folder exclusively. Creates the folder with mode 0700 if missing.
+    """Lock a daemon's state folder exclusively. Creates the folder with mode 0700 if missing, and
+    missing folders above it so that others can pass through them: the users of jobs have to.
 
     Raises DirectoryLockedError, which names the process that holds it, and FileError if the folder
     cannot be made or written.
     """
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for above in reversed(path.parents):
+            if not above.exists():
+                above.mkdir(exist_ok=True)
+                above.chmod(0o711)  # whatever the umask is
+        path.mkdir(mode=0o700, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(path / LOCK_NAME, flags, 0o600)
         give_to_owner(path / LOCK_NAME)

@@ -26,6 +26,7 @@ from orchestrator.core.facts.effects import (
     CHANGED,
     CHANGED_TOO_OFTEN,
     DISK_FULL,
+    INTERNAL,
     TOO_MANY_BYTES,
     UNKNOWN_JOB,
     Cancelled,
@@ -53,6 +54,7 @@ _DECLINED_STATUS: Final = {
     "no_such_rank": 422,
     "unsatisfiable": 422,
     DISK_FULL: 507,
+    INTERNAL: 500,
     TOO_MANY_BYTES: 429,
     CHANGED_TOO_OFTEN: 429,
 }

@@ -23,7 +23,7 @@ from muster.protocol.instant import Instant
 from muster.protocol.link.control_channel import Command, Refused
 from orchestrator.core.engine.decide import submitted_before
 from orchestrator.core.engine.fast_path import is_answer, is_plain_heartbeat
-from orchestrator.core.engine.turn import turn
+from orchestrator.core.engine.guarded_turn import TurnFailedError, guarded_turn
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.base import Durability
@@ -43,6 +43,7 @@ from orchestrator.core.storage.removal import clock_doubt, may_remove_by_age
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.change_counters import ChangeCounters
+from orchestrator.shell.fact_log import log_fact
 from orchestrator.shell.inbox import Inbox, Received, submit_bytes
 from orchestrator.shell.job_archive import ROOM_AGAIN_S, JobArchive
 from orchestrator.shell.job_index import JobIndex
@@ -162,6 +163,13 @@ class Coordinator:
             while True:
                 await self._step(await self._inbox.take())
                 self.started.set()
+        except TurnFailedError as error:
+            _log.critical("turn_failed", why=str(error.__cause__), exc_info=error.__cause__)
+            if error.fact is not None:
+                # Without the facts of the failed turn. The next process starts from the journal.
+                await self._journal.append([*self._staged, (error.fact, self.now().wall)])
+                self._staged = []
+            raise
         finally:
             self._stop()
 
@@ -355,7 +363,7 @@ class Coordinator:
         # sent before their facts are logged.
         await asyncio.sleep(0)
         for fact in facts:
-            _log_fact(fact)
+            log_fact(fact)
 
     def _judge(
         self, batch: list[Received], facts: list[f.Fact], effects: list[a.Effect]
@@ -368,7 +376,10 @@ class Coordinator:
         found: set[Durability] = {Durability.SYNC} if self._flush_due else set()
         for received in batch:
             self._unchecked_bytes += submit_bytes(received.given)
-            decided = turn(self.state, received.given, received.at, self.limits)
+            decided, error = guarded_turn(self.state, received.given, received.at, self.limits)
+            if error is not None:
+                what = type(received.given).__name__
+                _log.critical("input_refused", input=what, why=str(error), exc_info=error)
             effects += decided.effects
             for fact in decided.facts:
                 facts.append(fact)
@@ -484,17 +495,3 @@ def _final(facts: list[f.Fact]) -> set[Hashable]:
     """Keys of removed jobs, which will not change any more."""
     gone = [fact.job for fact in facts if isinstance(fact, f.JobForgotten)]
     return {key for job in gone for key in (job, events_key(job))}
-
-
-def _log_fact(fact: f.Fact) -> None:
-    if not fact.milestone:
-        return
-    fields = {
-        name: value
-        for name in ("job", "attempt", "node", "nodes", "user", "epoch", "session", "peer")
-        if (value := getattr(fact, name, None)) is not None
-    }
-    cause = getattr(fact, "cause", None)
-    if cause is not None:
-        fields["cause"], fields["why"] = cause.code.value, cause.text
-    _log.info(type(fact).__name__, **fields)

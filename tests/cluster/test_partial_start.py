@@ -6,6 +6,7 @@ import contextlib
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ RETRY = {"infra": 3, "backoff": "1s"}
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceCluster]:
+def cluster() -> Iterator[NamespaceCluster]:
     """Four nodes: a pair that fails leaves another pair."""
     if why := missing():
         pytest.skip(why)
@@ -37,10 +38,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceClust
         "MUSTER_COORDINATOR_QUARANTINE_JOBS": "0",
         "MUSTER_COORDINATOR_QUARANTINE_RESTARTS": "0",
     }
-    made = NamespaceCluster(tmp_path_factory.mktemp("partial"), agents=4, env=env)
-    with made:
-        yield made
-    until(lambda: made.leftovers() == [], "no process of the cluster is left")
+    # pytest's own folders let no other user pass.
+    with tempfile.TemporaryDirectory(prefix="muster-partial-") as name:
+        Path(name).chmod(0o711)
+        made = NamespaceCluster(Path(name), agents=4, env=env)
+        with made:
+            yield made
+        until(lambda: made.leftovers() == [], "no process of the cluster is left")
 
 
 @dataclass
@@ -171,9 +175,14 @@ def test_a_setup_that_fails_there(ground: Ground) -> None:
     assert "refused: `setup` exited with code" in shown
 
 
-def test_jobs_would_be_root_s(ground: Ground) -> None:
+def test_a_node_that_would_refuse_every_job_gets_none(ground: Ground) -> None:
     with ground.configured(CULPRIT, allow_root_jobs=False):
-        assert refusal(rolled_back(ground)) == "root_refused"
+        shown = ground.cluster.muster("nodes").stdout
+        assert "refuses every job: this agent runs as root and has no run_as" in shown
+        number = submit(ground.cluster, ground.folder, nodes=3, run="true", retry=RETRY)
+        assert wait(ground.cluster, number) == 0
+        (attempt,) = ground.cluster.client().job(int(number)).attempts
+        assert CULPRIT not in {task.node for task in attempt.tasks}
 
 
 def test_a_user_that_has_gone(ground: Ground) -> None:

@@ -142,3 +142,15 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(FileError):
         lock_directory(tmp_path / "state")
     assert (tmp_path / "precious").read_text() == "x"
+
+
+def test_folders_above_let_others_pass_whatever_the_umask_is(tmp_path: Path) -> None:
+    """Hardened shells of root have umask 077, and jobs run as other users."""
+    before = os.umask(0o077)
+    try:
+        with lock_directory(tmp_path / "var/lib/agent"):
+            modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("var", "var/lib")]
+            assert modes == [0o711, 0o711]
+            assert (tmp_path / "var/lib/agent").stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)

@@ -26,6 +26,7 @@ from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.base import Durability
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.node import ITSELF
 from orchestrator.core.model.state import Attempt, Job, State
 from orchestrator.core.scheduling.backfill import schedule
 from orchestrator.core.scheduling.elastic import next_join
@@ -85,6 +86,8 @@ class Checkers:
             loud = True
             if isinstance(fact, cf.LivenessPaused | cf.MassOutageDeclared | cf.MassOutageCleared):
                 self.world.met[type(fact).__name__] += 1
+            if isinstance(fact, f.JobHeld) and fact.user == ITSELF:
+                self.fail(f"placement: {fact.reason}")
             if isinstance(fact, f.AttemptPlaced):
                 self._placed(state, fact)
             elif isinstance(fact, f.TaskJoined | f.TaskLeft):

@@ -15,7 +15,8 @@ from muster.protocol.ids import SessionId
 from muster.protocol.instant import Instant
 from muster.protocol.link.control_channel import Hello, Report, Welcome
 from orchestrator.core.engine.fast_path import is_answer, is_plain_heartbeat
-from orchestrator.core.engine.turn import turn
+from orchestrator.core.engine.guarded_turn import TurnFailedError
+from orchestrator.core.engine.turn import Turn, turn
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
@@ -64,6 +65,7 @@ class Coordinator:
         self.limits = limits
         self.checkers = checkers
         self.state = State()
+        self.turn: Callable[[State, s.Input, Instant, Limits], Turn] = turn
         self.up = False
         self.frozen = False
         self.doom: Doom | None = None
@@ -221,7 +223,9 @@ class Coordinator:
             flush = False
             for given, received in batch:
                 self.world.steps += 1
-                done = turn(self.state, given, received, self.limits)
+                done = self._turn(given, received)
+                if done is None:
+                    return
                 self._held += done.effects
                 due |= self._stage(done.facts, received)
                 self.checkers.turned(self.state, done.facts, received, self.limits)
@@ -238,6 +242,17 @@ class Coordinator:
                 effects, self._held = self._held, []
                 if not self._perform_all(effects):
                     return
+
+    def _turn(self, given: s.Input, received: Instant) -> Turn | None:
+        """Returns None if the process has ended, with that on record."""
+        try:
+            return self.turn(self.state, given, received, self.limits)
+        except TurnFailedError as error:
+            self._stage([] if error.fact is None else [error.fact], received)
+            self.checkers.synced(self.disk.sync())
+            self.world.met["turn_failed"] += 1
+            self.crash()
+            return None
 
     def _stage(self, facts: list[f.Fact], received: Instant) -> set[Durability]:
         found: set[Durability] = set()
@@ -284,7 +299,9 @@ class Coordinator:
         self._inbox = [one for one in self._inbox if not is_plain_heartbeat(self.state, one[0])]
         for given, received in beats:
             self.world.steps += 1
-            done = turn(self.state, given, received, self.limits)
+            done = self._turn(given, received)
+            if done is None:
+                return
             self.checkers.turned(self.state, done.facts, received, self.limits)
             effects += done.effects
         answers = [action for action in effects if is_answer(action)]

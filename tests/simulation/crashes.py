@@ -56,6 +56,7 @@ class Point(NamedTuple):
 ON_DISK: Final = (
     agent_actions.KeepCluster,
     agent_actions.CreateTask,
+    agent_actions.StoreRecord,
     agent_actions.ArrangeNetwork,
     agent_actions.RestoreNetwork,
     agent_actions.RemoveTask,

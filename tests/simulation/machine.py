@@ -9,6 +9,7 @@ from functools import partial
 import msgspec
 
 from agent.core.inputs import TaskFound, TaskPaths
+from agent.core.record import TaskRecord
 from agent.core.shim_protocol import ShimCommand, ShimHostfile, ShimPhase, ShimStatus
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.link.control_channel import Inventory, PrepareTask, with_devices
@@ -34,6 +35,7 @@ class Folder:
     gpus: tuple[str, ...] = ()
     checkpoints: bool = False  # its job says where it writes them
     lease_s: float | None = None
+    memory: TaskRecord | None = None
     shim: Shim | None = None
     record: ShimStatus | None = None
 
@@ -156,6 +158,7 @@ class Machine:
                     fabric=self.fabric,
                     gpus=folder.gpus,
                     lease_s=folder.lease_s,
+                    record=folder.memory,
                 )
             )
         return found

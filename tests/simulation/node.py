@@ -12,6 +12,7 @@ from agent.core import inputs as s
 from agent.core.apply import apply
 from agent.core.decide import decide
 from agent.core.react import react
+from agent.core.record import TaskRecord
 from agent.core.shim_protocol import ShimCommand, ShimHostfile, ShimLease, ShimPhase, ShimStatus
 from agent.core.state import Identity, State
 from agent.core.turn import turn
@@ -74,6 +75,7 @@ class Node:
         self._clock_offset = 0.0
         self._dials = 0
         self._deferred: list[Callable[[], None]] = []
+        self._records: dict[TaskId, TaskRecord] = {}
         self._timers: dict[a.Timer, float] = {}
         self._shipping: set[TaskId] = set()
         self._busy_shims: dict[TaskId, float] = {}
@@ -123,6 +125,7 @@ class Node:
         self.network.frozen[self.name] = False
         self.state = None
         self._deferred.clear()
+        self._records.clear()
         if not power:
             self.machine.detach()
         if self.connection is not None:
@@ -158,6 +161,7 @@ class Node:
             if self.doom is not None and isinstance(action, self.doom.action) and self._meet():
                 return
             self._perform(action)
+        self._store_records()
 
     def _feed_to_die(self, state: State, received: s.Input) -> None:
         """As a turn, step by step: it may die at each of them."""
@@ -181,6 +185,7 @@ class Node:
             self._perform(action)
             if sent is not None and self.dies(Deed.SENDS, sent, When.AFTER):
                 return
+        self._store_records()
 
     def dies(self, deed: Deed, what: str, when: When) -> bool:
         crashes = self.world.crashes
@@ -248,6 +253,8 @@ class Node:
                 self.dies(Deed.WRITES, "KeepCluster", When.AFTER)
             case a.CreateTask(task, prepare):
                 self.later(self.pause(0.02), partial(self._make_folder, task, prepare))
+            case a.StoreRecord(task, record):
+                self._records[task] = record
             case a.SendToShim(task, command):
                 if isinstance(command, ShimHostfile):
                     held = self.state.tasks[task] if self.state is not None else None
@@ -276,6 +283,18 @@ class Node:
                 self.later(delay_s, partial(self._timer, timer, at))
             case _:
                 assert_never(action)
+
+    def _store_records(self) -> None:
+        """Write what the turn has to store: at once, so that the course is that of a quick disk."""
+        records, self._records = self._records, {}
+        for task, record in records.items():
+            folder = self.machine.folders.get(task)
+            if folder is None or self.dies(Deed.WRITES, "StoreRecord", When.BEFORE):
+                return
+            folder.memory = record
+            if self.dies(Deed.WRITES, "StoreRecord", When.AFTER):
+                return
+            self.feed(s.RecordStored(task, record))
 
     def _timer(self, timer: a.Timer, at: float) -> None:
         if self._timers.get(timer) == at:

@@ -16,7 +16,7 @@ from orchestrator.core.facts.restored import JournalRestored
 from tests.simulation.cluster import Cluster
 from tests.simulation.crashes import Crashes, Deed, Point, Who, every, members
 
-COURSES: Final = (*range(1000, 1060), 1075, 1081, *range(-6, 0), -45)
+COURSES: Final = (*range(1000, 1060), 1075, 1081, *range(-6, 0), -45, -56)
 TROUBLE_S: Final = 300.0
 PARTS: Final = 8
 

@@ -12,6 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import TaskReport
+from muster.protocol.states import TaskState
+from orchestrator.core.engine import guarded_turn as guard
+from orchestrator.core.engine.decide import decide
+from orchestrator.core.engine.guarded_turn import guarded_turn
+from orchestrator.core.engine.turn import Turn, advance
+from orchestrator.core.facts import inputs as s
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.decision import Decision
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.state import State
 from tests.simulation.cluster import Cluster
 from tests.simulation.coordinator import Moment
 from tests.simulation.faults import KINDS, STEPS, WINDOWS
@@ -151,6 +163,48 @@ def test_a_task_that_writes_nothing_goes_without_a_word_on_its_log() -> None:
         cluster.run()
         met += cluster.world.met
     assert met["mute"] >= 20, met
+
+
+def test_an_input_that_cannot_be_decided_harms_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Planted: some reports of ends fail in `decide`, and one start fails in its consequences."""
+    met: Counter[str] = Counter()
+    for seed in range(10):
+        failures = Failures(monkeypatch)
+        cluster = Cluster(seed)
+        cluster.coordinator.turn = failures.turn
+        cluster.run()
+        met += cluster.world.met + failures.met
+    assert min(met["refused_report"], met["turn_failed"]) >= 5, met
+
+
+class Failures:
+    """A coordinator with a bug that shows a few times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.met: Counter[str] = Counter()
+        monkeypatch.setattr(guard, "decide", self._decide)
+        monkeypatch.setattr(guard, "advance", self._advance)
+
+    def turn(self, state: State, given: s.Input, now: Instant, limits: Limits) -> Turn:
+        return guarded_turn(state, given, now, limits)[0]
+
+    def _decide(self, state: State, given: s.Input, now: Instant, limits: Limits) -> Decision:
+        report = given.report if isinstance(given, s.ReportReceived) else None
+        exited = isinstance(report, TaskReport) and report.state is TaskState.EXITED
+        if exited and self.met["refused_report"] < 5:
+            self.met["refused_report"] += 1
+            raise ZeroDivisionError
+        return decide(state, given, now, limits)
+
+    def _advance(self, state: State, decision: Decision, now: Instant, limits: Limits) -> Turn:
+        done = advance(state, decision, now, limits)
+        started = any(isinstance(fact, f.AttemptStarted) for fact in done.facts)
+        if started and not self.met["failed"]:
+            self.met["failed"] += 1
+            raise ZeroDivisionError
+        return done
 
 
 def test_no_job_runs_twice_after_restores_of_older_backups() -> None:

@@ -137,6 +137,10 @@ class _Check:
             elif node.link != "connected":
                 text = f"{node.name} is not connected: {node.state.text}"
                 self._find(Severity.FAULT, "link", (node.name,), text)
+            elif node.state.code in ("refuses_jobs", "disk"):
+                self._find(
+                    Severity.FAULT, "refused", (node.name,), f"{node.name} {node.state.text}"
+                )
             elif node.state.code == "free" or self.waits:
                 self.ready.append(node)
             else:

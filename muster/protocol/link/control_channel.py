@@ -72,13 +72,14 @@ class NodeObservations(msgspec.Struct, frozen=True, omit_defaults=True):
     """Everything that an agent observes of its node.
 
     `ports` are abnormal RDMA ports, `disks` those that are full or hang, `hardware` the last events
-    of this boot.
+    of this boot. `refuses_jobs`: why the node would refuse every job, "" if it takes them.
     """
 
     inventory: Inventory
     ports: tuple[PortHealth, ...] = ()
     disks: tuple[DiskHealth, ...] = ()
     hardware: tuple[HardwareEvent, ...] = ()
+    refuses_jobs: str = ""
 
 
 class NodeChanges(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -90,6 +91,7 @@ class NodeChanges(msgspec.Struct, frozen=True, omit_defaults=True):
     ports: tuple[PortHealth, ...] | None = None
     disks: tuple[DiskHealth, ...] | None = None
     hardware: tuple[HardwareEvent, ...] = ()
+    refuses_jobs: str | None = None
 
 
 def diff(old: NodeObservations, new: NodeObservations) -> NodeChanges:
@@ -102,6 +104,7 @@ def diff(old: NodeObservations, new: NodeObservations) -> NodeChanges:
         ports=None if new.ports == old.ports else new.ports,
         disks=None if new.disks == old.disks else new.disks,
         hardware=tuple(event for event in new.hardware if event not in old.hardware),
+        refuses_jobs=None if new.refuses_jobs == old.refuses_jobs else new.refuses_jobs,
     )
 
 
@@ -112,6 +115,7 @@ def merge(old: NodeObservations, changes: NodeChanges) -> NodeObservations:
         old.ports if changes.ports is None else changes.ports,
         old.disks if changes.disks is None else changes.disks,
         (*old.hardware, *changes.hardware)[-EVENTS_MAX:],
+        old.refuses_jobs if changes.refuses_jobs is None else changes.refuses_jobs,
     )
 
 

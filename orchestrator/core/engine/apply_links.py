@@ -8,7 +8,7 @@ from orchestrator.core.engine.apply_restored import apply_unknown
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.links import OfLink
-from orchestrator.core.facts.queue import QueuesPlanned
+from orchestrator.core.facts.queue import QueuesDue, QueuesPlanned
 from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.hardware_rate import hardware_due
 from orchestrator.core.model.node import LINK_TRANSITIONS, LinkState, MassOutage
@@ -24,7 +24,7 @@ from orchestrator.core.nodes.crash_loops import LIVES_KEPT, another_life
 from orchestrator.core.nodes.service_state import HARDWARE_KEPT
 
 
-def apply_cluster(state: State, fact: cf.OfCluster | QueuesPlanned) -> None:
+def apply_cluster(state: State, fact: cf.OfCluster | QueuesPlanned | QueuesDue) -> None:
     match fact:
         case cf.SpaceChanged(problem):
             state.disk_full = problem
@@ -44,14 +44,7 @@ def apply_cluster(state: State, fact: cf.OfCluster | QueuesPlanned) -> None:
             state.watches.clear()
             state.look_number = 0
             for node in state.nodes.values():
-                node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
-                node.heard_at = node.lease_until = node.ahead_s = 0.0
-                node.instance, node.lives, node.claimed, node.ports = "", (), None, ()
-                node.disks = ()
-                node.unrecorded, node.record_due, node.connect_due = False, 0.0, 0.0
-                node.hardware_passed, node.hardware_skipped = None, 0
-                node.hardware_due = node.kills_due = 0.0
-                node.survivors.clear()
+                _reset(node)
             state.judged_from, state.mass_outage, state.new_nodes = 0.0, None, NewNodes()
             state.answered.clear()
             state.unknown.clear()
@@ -62,8 +55,13 @@ def apply_cluster(state: State, fact: cf.OfCluster | QueuesPlanned) -> None:
             else:
                 known.agent_id, known.boot_id = agent_id, boot_id
                 known.version, known.inventory = version, inventory
+        case cf.InputFailed(version, origin, _, ended):
+            times = state.failed_inputs.get((version, origin), 0)
+            state.failed_inputs[version, origin] = times + ended
         case cf.LivenessPaused(until):
             state.judged_from = until
+        case QueuesDue():
+            pass
         case QueuesPlanned(plan):
             state.plan = plan
         case cf.MassOutageDeclared():
@@ -74,13 +72,25 @@ def apply_cluster(state: State, fact: cf.OfCluster | QueuesPlanned) -> None:
             assert_never(fact)
 
 
+def _reset(node: Node) -> None:
+    """Forget what an earlier process knew of a node's agent."""
+    node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
+    node.heard_at = node.lease_until = node.ahead_s = 0.0
+    node.instance, node.lives, node.claimed, node.ports = "", (), None, ()
+    node.disks, node.refuses_jobs = (), ""
+    node.unrecorded, node.record_due, node.connect_due = False, 0.0, 0.0
+    node.hardware_passed, node.hardware_skipped = None, 0
+    node.hardware_due = node.kills_due = 0.0
+    node.survivors.clear()
+
+
 def apply_link(state: State, fact: OfLink) -> None:
     node = state.nodes[fact.node]
     match fact:
         case lf.NodeConnected():
             _connect(state, node, fact)
-        case lf.NodeHealthReported(_, ports, disks):
-            node.ports, node.disks = ports, disks
+        case lf.NodeHealthReported(_, ports, disks, refuses_jobs):
+            node.ports, node.disks, node.refuses_jobs = ports, disks, refuses_jobs
         case lf.SurvivorsReported(_, name, pids):
             if pids:
                 node.survivors[name] = pids

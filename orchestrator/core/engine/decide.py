@@ -16,6 +16,7 @@ from muster.protocol.link.control_channel import (
     Heartbeat,
     HeartbeatAck,
     Hello,
+    NodeChanges,
     StacksReport,
     TaskReport,
     Welcome,
@@ -234,7 +235,9 @@ def _hello(
     )
     decision.facts += restarted(state, hello.node, life, now.mono, limits)
     # Before the tasks, because a full or hung disk may have ended a rank.
-    decision.facts += health_facts(state, hello.node, hello.observed.ports, hello.observed.disks)
+    seen = hello.observed
+    health = NodeChanges(ports=seen.ports, disks=seen.disks, refuses_jobs=seen.refuses_jobs)
+    decision.facts += health_facts(state, hello.node, health)
     rebooted = node is not None and node.boot_id != hello.boot_id
     keep: list[Task] = []
     drained: list[f.Fact] = []

@@ -10,9 +10,9 @@ from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts import service as sf
+from orchestrator.core.model.node import ITSELF
 from orchestrator.core.model.plan import MoveCause, QueueEvent
 from orchestrator.core.model.state import State
-from orchestrator.core.nodes.service_state import ITSELF
 
 
 def queue_events(state: State, facts: Iterable[f.Fact]) -> list[QueueEvent]:

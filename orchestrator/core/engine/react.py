@@ -56,7 +56,7 @@ from orchestrator.core.nodes.restored import (
     settled,
     unknown_tasks_expired,
 )
-from orchestrator.core.nodes.unkillable import nodes_with_survivors
+from orchestrator.core.nodes.unkillable import not_retried
 from orchestrator.core.scheduling.placement import can_do_without
 from orchestrator.core.webhooks.outbox import queue_webhooks
 
@@ -195,8 +195,9 @@ def _after(state: State, job: Job, number: int, limits: Limits) -> list[f.Fact]:
     attempt = job.attempt(number)
     guilty = guilty_nodes(attempt, attempt.cause) if attempt.cause is not None else frozenset()
     spare = can_do_without(state, job.spec, job.avoid | guilty)
+    after = after_attempt(job, attempt, spare=spare)
     return [
-        after_attempt(job, attempt, spare=spare, unkillable=nodes_with_survivors(state, job)),
+        not_retried(state, job, after) or after,
         *judged(state, job, attempt, limits, spare=spare),
     ]
 

@@ -11,8 +11,9 @@ from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.decide import decide
 from orchestrator.core.engine.queue_events import queue_events
 from orchestrator.core.engine.react import react
+from orchestrator.core.facts.decision import Decision
 from orchestrator.core.facts.effects import Effect, SetTimer, Timer, TimerKind
-from orchestrator.core.facts.inputs import Input, TimerFired
+from orchestrator.core.facts.inputs import Input
 from orchestrator.core.facts.jobs import (
     AttemptArranged,
     AttemptPlaced,
@@ -22,11 +23,12 @@ from orchestrator.core.facts.jobs import (
     StopRequested,
     TaskExited,
 )
+from orchestrator.core.facts.queue import QueuesDue
 from orchestrator.core.facts.service import HardwareReported, NodeDrained
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.node import ITSELF
 from orchestrator.core.model.state import State
-from orchestrator.core.nodes.service_state import ITSELF
 from orchestrator.core.scheduling.backfill import schedule
 from orchestrator.core.scheduling.elastic import may_join, next_join
 from orchestrator.core.scheduling.scheduler import may_place
@@ -45,32 +47,33 @@ _AT_ONCE: Final = frozenset({NodeDrained, HardwareReported, TaskExited})
 
 def turn(state: State, received: Input, now: Instant, limits: Limits) -> Turn:
     """Advance `state` by one input. A running coordinator changes the state in no other way."""
+    return advance(state, decide(state, received, now, limits), now, limits)
+
+
+def advance(state: State, decision: Decision, now: Instant, limits: Limits) -> Turn:
+    """Apply a decision and all its consequences."""
     done = Turn()
-    decision = decide(state, received, now, limits)
     _apply_with_reactions(state, decision.facts, now, limits, done)
     done.effects[:0] = decision.effects
-    _look_at_queues(state, received, now, limits, done)
+    _look_at_queues(state, now, limits, done)
     if state.elastic and any(may_join(state, fact) for fact in done.facts):
         while (joined := next_join(state)) is not None:
             _apply_with_reactions(state, [joined], now, limits, done)
     return done
 
 
-def _look_at_queues(
-    state: State, received: Input, now: Instant, limits: Limits, done: Turn
-) -> None:
+def _look_at_queues(state: State, now: Instant, limits: Limits, done: Turn) -> None:
     """Start waiting jobs and plan the starts of the others, if an event may have changed them.
 
     Facts that cannot free capacity, such as heartbeats and progress reports, are no reason.
     """
     events = queue_events(state, done.facts)
-    woken = isinstance(received, TimerFired) and received.timer.kind is TimerKind.QUEUE
     # The planned end of an attempt that stops is counted from now.
     due = any(may_place(state, it) or isinstance(it, StopRequested) for it in done.facts)
-    if not (events or woken or due):
+    if not (events or due):
         return
     freed = any(not isinstance(fact, JobSubmitted) for fact in done.facts)
-    resume = woken and not done.facts and state.plan.next_job is not None
+    resume = state.plan.next_job is not None and all(type(it) is QueuesDue for it in done.facts)
     found = schedule(state, events, now, limits, freed=freed, resume=resume)
     _apply_with_reactions(state, found, now, limits, done)
     again = found

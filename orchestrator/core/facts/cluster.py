@@ -44,6 +44,20 @@ class NodeRegistered(ClusterFact, Inert, durability=SYNC, reschedules=True, mile
         return f"node {self.node} registered (agent {self.version})"
 
 
+class InputFailed(ClusterFact, Inert, durability=SYNC, reschedules=False, milestone=True):
+    """An input could not be decided because of a bug of this version: it was refused, or `ended`
+    the process. `origin` names what it was about."""
+
+    version: str
+    origin: str
+    error: str
+    ended: bool = False
+
+    def describe(self) -> str:
+        what = "ended the coordinator" if self.ended else "was refused"
+        return f"an input ({self.origin}) {what}: {self.error}"
+
+
 class SpaceChanged(ClusterFact, Inert, durability=EPHEMERAL, reschedules=True, milestone=False):
     """The journal's disk is full (a sentence), or has room again ("")."""
 
@@ -79,6 +93,7 @@ class MassOutageCleared(ClusterFact, durability=EPHEMERAL, reschedules=False, mi
 OfCluster = (
     EpochStarted
     | NodeRegistered
+    | InputFailed
     | SpaceChanged
     | LivenessPaused
     | MassOutageDeclared

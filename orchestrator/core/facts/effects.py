@@ -97,6 +97,7 @@ SEARCH_AGAIN: Final = "search_again"
 UNKNOWN_NODE: Final = "unknown_node"
 """Code of a Declined: no node of that name has joined."""
 UNKNOWN_JOB: Final = "unknown_job"
+INTERNAL: Final = "internal"
 """Code of a Declined: the job is not in the state."""
 
 

@@ -84,10 +84,12 @@ class FailureSuspected(LinkFact, reschedules=False, milestone=False):
 
 
 class NodeHealthReported(LinkFact, Inert, reschedules=True, milestone=False):
-    """The RDMA ports of a node that are down or flapping, and its disks that are full or hang."""
+    """The RDMA ports of a node that are down or flapping, its disks that are full or hang, and why
+    it refuses every job ("": it takes them)."""
 
     ports: tuple[PortHealth, ...]
     disks: tuple[DiskHealth, ...]
+    refuses_jobs: str = ""
 
 
 class SurvivorsReported(LinkFact, Inert, reschedules=False, milestone=False):

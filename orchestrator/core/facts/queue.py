@@ -37,4 +37,8 @@ class QueuesPlanned(ClusterFact, Inert, durability=EPHEMERAL, reschedules=False,
     plan: QueuePlan
 
 
-OfQueue = StartPromised | StartMoved | QueuesPlanned
+class QueuesDue(ClusterFact, Inert, durability=EPHEMERAL, reschedules=True, milestone=False):
+    """A planned start has come, or the last pass over the queues was not finished."""
+
+
+OfQueue = StartPromised | StartMoved | QueuesPlanned | QueuesDue

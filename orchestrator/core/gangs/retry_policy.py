@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import assert_never
 
 from msgspec.structs import replace
 
-from muster.protocol.ids import NodeName
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusal_codes import RefusalCode, headline
 from muster.protocol.states import TaskState
@@ -27,21 +25,14 @@ COLLISIONS_FREE = 5
 NO_RETRY_EXIT = 93
 """A program that exits with this code asks for no retry, as in NVIDIA's resiliency extension."""
 
-UNKILLABLE_ON_MAX = 2
-"""A job whose processes survive SIGKILL on this many nodes is not retried: the next ones may be its
-own doing, too."""
-
 TOLD_MAX = 6
 TOLD_CHARS_MAX = 200
 
 
-def after_attempt(
-    job: Job, attempt: Attempt, *, spare: bool, unkillable: Sequence[NodeName] = ()
-) -> JobEnded | RetryScheduled:
+def after_attempt(job: Job, attempt: Attempt, *, spare: bool) -> JobEnded | RetryScheduled:
     """Decide on a closed attempt; a job whose cancellation was requested is not retried.
 
     `spare`: a whole gang could be placed without the nodes on which the job has failed.
-    `unkillable`: the nodes on which its processes survive SIGKILL.
     """
     cause = attempt.cause
     if cause is None:
@@ -52,9 +43,6 @@ def after_attempt(
     retry = _retry(job, attempt, cause, spare=spare)
     if retry is None:
         return JobEnded(job.id, _with_the_others(job, cause))
-    if len(unkillable) >= UNKILLABLE_ON_MAX and cause.code is not CauseCode.DRAINED:
-        why = f"SIGKILL does not end its processes on {named(list(unkillable))}"
-        return JobEnded(job.id, replace(cause, text=f"{cause.text}; not retried, {why}"))
     if without_progress(job):
         why = f"no progress: {TRIES} attempts wrote no checkpoint to {job.spec.checkpoint_dir}"
         return JobEnded(job.id, replace(cause, text=f"{cause.text}; not retried, {why}"))

@@ -14,6 +14,9 @@ from muster.protocol.ids import JobId
 from muster.protocol.instant import Instant
 from muster.spec.units import duration_text
 
+ITSELF: Final = "muster"
+"""The user of drains and holds that the coordinator starts by itself."""
+
 
 class LinkState(enum.Enum):
     """OFFLINE: not connected in this epoch. SUSPECT: silent, lease still runs. LOST: lease over."""

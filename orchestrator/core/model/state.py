@@ -87,6 +87,7 @@ class Node:
     claimed: tuple[str, float] | None = None  # by another agent: its address, time
     ports: tuple[PortHealth, ...] = ()  # RDMA ports that are down or flapping
     disks: tuple[DiskHealth, ...] = ()  # disks that are full or hang
+    refuses_jobs: str = ""  # why it would refuse every job
     survivors: dict[TaskId, tuple[int, ...]] = field(default_factory=dict)  # pids, despite SIGKILL
     protocol: int = 1  # version in use with the agent
 
@@ -365,6 +366,9 @@ class State:
     unknown: set[tuple[NodeName, TaskId]] = field(
         default_factory=set
     )  # volatile; tasks that the journal lacks, not proved over
+    failed_inputs: dict[tuple[str, str], int] = field(
+        default_factory=dict
+    )  # by version and origin: processes that they ended
     new_nodes: NewNodes = field(default_factory=NewNodes)  # volatile
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic

@@ -12,9 +12,9 @@ from muster.protocol.ids import NodeName
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import service as sf
 from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.node import ITSELF
 from orchestrator.core.model.state import Node, State
 from orchestrator.core.nodes.quarantine import out_of_pool, pool_bears
-from orchestrator.core.nodes.service_state import ITSELF
 
 WITHIN_S: Final = 600.0
 LIVES_KEPT: Final = 32

@@ -31,8 +31,8 @@ from orchestrator.core.gangs.commands import tasks_on
 from orchestrator.core.gangs.launch import ranks_of
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.hardware_rate import hardware_room
+from orchestrator.core.model.node import ITSELF
 from orchestrator.core.model.state import Attempt, Job, Node, Share, State, Task
-from orchestrator.core.nodes.service_state import ITSELF
 
 _OVER: Final = frozenset({AttemptPhase.STOPPING, AttemptPhase.CLOSED})
 _MAY_BE: Final = frozenset({FailureKind.GPU_FAILED, FailureKind.CUDA_ERROR})

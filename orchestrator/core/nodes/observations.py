@@ -10,10 +10,9 @@ from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
 from muster.protocol.link.control_channel import NodeChanges, merge_inventory
 from muster.protocol.link.inventory_bounds import inventory_problem
-from muster.protocol.observations.disks import DiskHealth, sound
+from muster.protocol.observations.disks import sound
 from muster.protocol.observations.gpus import problem as gpu_problem
 from muster.protocol.observations.interfaces import problem
-from muster.protocol.observations.traffic import PortHealth
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.model.state import State
@@ -27,26 +26,26 @@ def change_facts(state: State, name: NodeName, changes: NodeChanges, now: Instan
     """Return the facts for changes that a connected node reports."""
     return [
         *_inventory_facts(state, name, changes, now),
-        *health_facts(state, name, changes.ports, changes.disks),
+        *health_facts(state, name, changes),
         *hardware_facts(state, name, changes.hardware, now),
     ]
 
 
-def health_facts(
-    state: State,
-    name: NodeName,
-    ports: tuple[PortHealth, ...] | None,
-    disks: tuple[DiskHealth, ...] | None,
-) -> list[f.Fact]:
-    """Return the facts for a node's RDMA ports and disks; None is unchanged."""
+def health_facts(state: State, name: NodeName, changes: NodeChanges) -> list[f.Fact]:
+    """Return the facts for a node's RDMA ports, its disks, and whether it takes jobs."""
     node = state.nodes.get(name)
-    known = ((), ()) if node is None else (node.ports, node.disks)
-    if ports is None:
-        ports = known[0]
-    if disks is None:
-        disks = known[1]
+    known = ((), (), "") if node is None else (node.ports, node.disks, node.refuses_jobs)
+    ports = known[0] if changes.ports is None else changes.ports
+    disks = known[1] if changes.disks is None else changes.disks
+    refuses = known[2] if changes.refuses_jobs is None else _one_line(changes.refuses_jobs)
     disks = tuple(disk for disk in disks[:_DISKS_MAX] if sound(disk))
-    return [] if (ports, disks) == known else [lf.NodeHealthReported(name, ports, disks)]
+    if (ports, disks, refuses) == known:
+        return []
+    return [lf.NodeHealthReported(name, ports, disks, refuses)]
+
+
+def _one_line(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _inventory_facts(

@@ -24,8 +24,8 @@ from orchestrator.core.failures.kernel_log import Xid, read
 from orchestrator.core.gangs.retry_policy import settled
 from orchestrator.core.model.blame import guilty_nodes
 from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.node import ITSELF
 from orchestrator.core.model.state import Attempt, Job, Node, State
-from orchestrator.core.nodes.service_state import ITSELF
 
 _NAMED = 6
 _NO_EVIDENCE = frozenset(

@@ -11,8 +11,6 @@ from orchestrator.core.facts import service as sf
 from orchestrator.core.model.node import Drain, Fault, rounded_down
 from orchestrator.core.model.state import State
 
-ITSELF: Final = "muster"
-"""The user of drains that the coordinator starts by itself."""
 HARDWARE_KEPT: Final = 16
 FAULTS_KEPT: Final = 16
 

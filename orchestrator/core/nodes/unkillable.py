@@ -9,25 +9,29 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from muster.protocol.ids import BadId, JobId, NodeName, parse_task_id
 from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.states import TaskState
+from muster.protocol.text import named
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts import service as sf
+from orchestrator.core.model.node import ITSELF
 from orchestrator.core.model.state import Job, Node, State, Task
-from orchestrator.core.nodes.service_state import ITSELF
 
 NAMED: Final = 8
 TASKS_KEPT: Final = 64
-DRAINS_MAX: Final = 2
-"""Nodes that the jobs of one user may take out of service at one time by surviving processes."""
+NODES_MAX: Final = 2
+"""Nodes that the jobs of one user may take out of service at one time by such processes, and on
+which one job may leave some before it is not retried any more."""
 
 
 def drain_for_unkillable(
     state: State, node: Node | None, name: NodeName, report: TaskReport
 ) -> list[f.Fact]:
-    """Drain the node, with the pids in the reason, unless DRAINS_MAX are for jobs of the same user.
+    """Drain the node, with the pids in the reason, unless NODES_MAX are for jobs of the same user.
 
     `node` is None before its first hello is applied. An existing drain is not replaced.
     """
@@ -39,11 +43,11 @@ def drain_for_unkillable(
         job = None
     owner = None if job is None else state.jobs.get(job)
     left_by = None if owner is None else (owner.id, owner.user)
-    if owner is not None and _drained_for(state, owner.user) >= DRAINS_MAX:
+    if owner is not None and _drained_for(state, owner.user) >= NODES_MAX:
         return []
-    named = "" if job is None else f" of job {job}"
+    whose = "" if job is None else f" of job {job}"
     reason = (
-        f"unkillable: SIGKILL does not end {_pids(report.survivors)}{named}, "
+        f"unkillable: SIGKILL does not end {_pids(report.survivors)}{whose}, "
         "which the kernel holds, as for a hung disk or GPU driver; "
         "reboot it, then resume it"
     )
@@ -55,7 +59,22 @@ def _drained_for(state: State, user: str) -> int:
     return sum(drain.left_by is not None and drain.left_by[1] == user for drain in drains)
 
 
-def nodes_with_survivors(state: State, job: Job) -> list[NodeName]:
+def not_retried(state: State, job: Job, after: f.JobEnded | f.RetryScheduled) -> f.JobEnded | None:
+    """End a job that has left such processes on several nodes, in place of a retry.
+
+    A retry that is free, such as after a drain, is granted.
+    """
+    if isinstance(after, f.JobEnded) or after.budget == "free":
+        return None
+    nodes = _nodes_with_survivors(state, job)
+    cause = job.attempts[-1].cause
+    if cause is None or len(nodes) < NODES_MAX:
+        return None
+    why = f"SIGKILL does not end its processes on {named(nodes)}"
+    return f.JobEnded(job.id, replace(cause, text=f"{cause.text}; not retried, {why}"))
+
+
+def _nodes_with_survivors(state: State, job: Job) -> list[NodeName]:
     """Return the nodes on which processes of the job survive SIGKILL, or for which it was drained.
 
     The second holds until an operator resumes the node.
@@ -108,5 +127,5 @@ def survivor_problems(node: Node) -> tuple[str, ...]:
 
 def _pids(pids: tuple[int, ...]) -> str:
     more = len(pids) - NAMED
-    named = ", ".join(str(pid) for pid in pids[:NAMED])
-    return f"{named}{f' and {more} more' if more > 0 else ''}"
+    first = ", ".join(str(pid) for pid in pids[:NAMED])
+    return f"{first}{f' and {more} more' if more > 0 else ''}"

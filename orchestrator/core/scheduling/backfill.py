@@ -14,10 +14,10 @@ from typing import Final
 
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.instant import Instant
-from orchestrator.core.facts.jobs import AttemptPlaced, Fact
+from orchestrator.core.facts.jobs import AttemptPlaced, Fact, JobHeld
 from orchestrator.core.facts.queue import QueuesPlanned, StartMoved, StartPromised
 from orchestrator.core.model.limits import Limits
-from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.node import ITSELF, LinkState
 from orchestrator.core.model.plan import (
     Backfill,
     Booking,
@@ -50,6 +50,7 @@ STARTS_TRIED: Final = 16
 LATER_S: Final = 1.0
 """A start that is later by less is the same promise."""
 EVENTS_KEPT: Final = 64
+_ERROR_CHARS: Final = 200
 DEFAULT: Final = PoolPolicy()
 _OF_THE_ORDER: Final = (MoveCause.PRIORITY, MoveCause.RELEASE, MoveCause.RETRY, MoveCause.SET)
 
@@ -192,19 +193,37 @@ class _Pass:
                         planned += job.id in self.profile.bookings
                         continue
                     resume_at = None
-                if unknown_tasks(self.state, job):
-                    self._unbook(job)
-                elif planned < policy.horizon or job.id in self.profile.bookings:
-                    planned += self._plan(job)
-                else:
-                    self._start(job, ())
+                near = planned < policy.horizon or job.id in self.profile.bookings
+                planned += self._guarded(job, near=near)
         return self._done()
+
+    def _guarded(self, job: Job, *, near: bool) -> bool:
+        """Look at one job. If the placement itself fails, the job is held, so that it stops neither
+        the others nor the coordinator. Returns whether the job waits with a booking.
+        """
+        try:
+            if unknown_tasks(self.state, job):
+                self._unbook(job)
+            elif near:
+                return self._plan(job)
+            else:
+                self._start(job, ())
+        except Exception as error:  # noqa: BLE001 - any bug
+            text = f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
+            self._unbook(job)
+            self.promises.pop(job.id, None)
+            self.facts.append(
+                JobHeld(job.id, ITSELF, f"its placement failed, a bug of muster: {text}")
+            )
+        return False
 
     def _strict(self, jobs: Iterable[Job]) -> None:
         """Start jobs in their order, as long as the first one can start."""
         for job in jobs:
             self._unbook(job)
-            if unknown_tasks(self.state, job) or not self._start(job, ()):
+            placed = len(self.facts)
+            self._guarded(job, near=False)
+            if len(self.facts) == placed:
                 return
 
     def _plan(self, job: Job) -> bool:

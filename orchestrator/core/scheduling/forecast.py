@@ -18,7 +18,7 @@ from orchestrator.core.model.state import Attempt, Job, State
 from orchestrator.core.scheduling.backfill import DEFAULT
 from orchestrator.core.scheduling.gpus import used_by_strangers
 from orchestrator.core.scheduling.outlook import Outlook
-from orchestrator.core.scheduling.placement import disk_problem, unfit
+from orchestrator.core.scheduling.placement import starts_nothing, unfit
 from orchestrator.core.scheduling.profile import CLEAN_S, START_S
 from orchestrator.core.scheduling.reasons import jobs_named
 
@@ -116,9 +116,9 @@ def _unplanned(state: State, job: Job) -> str:
     drained = [f"{it.name} ({it.drain.user})" for it in fitting if it.drain is not None]
     usable = [it for it in fitting if it.in_service and it.session is not None]
     if len(usable) >= job.spec.nodes:
-        full = [it.name for it in fitting if disk_problem(it)]
-        if full:
-            return f"unknown: waits for the disk of {named(full)}"
+        refusing = [it.name for it in fitting if starts_nothing(it) is not None]
+        if refusing:
+            return f"unknown: waits until {named(refusing)} can start tasks (muster nodes)"
         strange = [it.name for it in fitting if used_by_strangers(it)]
         if strange:
             return f"unknown: waits for GPUs that foreign processes use, on {named(strange)}"

@@ -90,6 +90,7 @@ _FOR_NOW: Final = frozenset(
         "memory_busy",
         "same_gpus",
         "not_connected",
+        "refuses_jobs",
         "disk",
         "network",
         "fabric",
@@ -165,8 +166,8 @@ def busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
     holders = tuple(node.holders)
     if node.link is not LinkState.CONNECTED:
         return Rejection("not_connected", "is not connected", holders)
-    if bad := disk_problem(node):
-        return Rejection("disk", bad)
+    if (unfit_now := starts_nothing(node)) is not None:
+        return unfit_now
     if unknown := unknown_on(state, node.name):
         return Rejection("restored", f"stops what the journal lacks: task {unknown}")
     if not shares(spec, node.inventory):
@@ -196,10 +197,12 @@ def busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
     return None
 
 
-def disk_problem(node: Node) -> str:
-    """Return why no task can start on the node's disk, as its agent reports it, else ""."""
+def starts_nothing(node: Node) -> Rejection | None:
+    """Return why no task of any job can start on the node, as its agent reports it."""
+    if node.refuses_jobs:
+        return Rejection("refuses_jobs", f"refuses every job: {node.refuses_jobs}")
     bad = [disk.text for disk in node.disks if disk.full or disk.hangs]
-    return f"has no disk for a task: {bad[0]}" if bad else ""
+    return Rejection("disk", f"has no disk for a task: {bad[0]}") if bad else None
 
 
 def consider(state: State, job: Job) -> Considered:

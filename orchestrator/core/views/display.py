@@ -37,6 +37,7 @@ from orchestrator.core.nodes.liveness import mass_outage_text
 from orchestrator.core.nodes.service_state import deadline_text
 from orchestrator.core.nodes.warnings import node_warnings
 from orchestrator.core.scheduling.gpus import gpus_used
+from orchestrator.core.scheduling.placement import starts_nothing
 from orchestrator.core.scheduling.reasons import jobs_named
 from orchestrator.core.scheduling.restore_hold import restore_warnings
 from orchestrator.core.scheduling.scheduler import WaitingReasons
@@ -420,6 +421,8 @@ def node_state(
 def _link_state(node: Node, now: Instant, mass_outage: str, keeps_until: float | None) -> h.Reason:
     match node.link:
         case LinkState.CONNECTED:
+            if not node.holders and (why := starts_nothing(node)) is not None:
+                return h.Reason(why.code, why.words)
             if not node.holders:
                 return h.Reason("free", "free")
             running = f"runs {jobs_named(node.holders)}"

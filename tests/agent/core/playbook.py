@@ -25,16 +25,25 @@ OBSERVED = m.NodeObservations(INVENTORY)
 
 @dataclass
 class Agent:
-    """One agent's core; `actions` are all that it has ordered."""
+    """One agent's core; `effects` are all that it has ordered. If its disk is not `quick`, a test
+    stores the records."""
 
     state: State = field(default_factory=lambda: State(IDENTITY, OBSERVED))
     mono: float = 100.0
     effects: list[a.Effect] = field(default_factory=list)
+    quick: bool = True
 
     def turn(self, received: s.Input) -> list[a.Effect]:
         done = turn(self.state, received, Instant(self.mono, 0.0))
         self.effects += done
+        if self.quick:
+            done += self.store(done)
         return done
+
+    def store(self, effects: list[a.Effect]) -> list[a.Effect]:
+        """Have the records of these effects on disk."""
+        stored = [it for it in effects if isinstance(it, a.StoreRecord)]
+        return [then for it in stored for then in self.turn(s.RecordStored(it.task, it.record))]
 
     def hear(self, command: m.Command) -> list[a.Effect]:
         return self.turn(s.CommandReceived(command))

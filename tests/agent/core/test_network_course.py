@@ -6,6 +6,7 @@ import msgspec
 
 from agent.core import effects as a
 from agent.core import inputs as s
+from agent.core.record import TaskRecord
 from agent.core.shim_protocol import ShimExit, ShimHostfile, ShimPhase, ShimStart, ShimStatus
 from muster.protocol.ids import TaskId
 from muster.protocol.link import control_channel as m
@@ -32,6 +33,7 @@ def planned() -> Agent:
 def test_a_task_is_arranged_when_its_peers_are_proved() -> None:
     agent = planned()
     assert agent.effects == [
+        a.StoreRecord(TASK, TaskRecord("boot", "c1", GANG)),
         a.SendToShim(TASK, ShimHostfile(GANG.hostfile)),
         a.ArrangeNetwork(TASK, GANG),
     ]

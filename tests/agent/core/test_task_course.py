@@ -120,10 +120,10 @@ def test_a_stop_that_comes_first_buries_the_task() -> None:
     agent = Agent()
     agent.connect()
     stopped = agent.hear(m.StopTask(TASK))
-    assert reports(stopped) == [m.TaskReport(TASK, TaskState.CLEANED)]
+    assert reports(stopped) == [m.TaskReport(TASK, TaskState.CLEANED, stop_stored=True)]
     late = agent.hear(PREPARE)
     assert not [x for x in late if isinstance(x, a.CreateTask)]
-    assert reports(late) == [m.TaskReport(TASK, TaskState.CLEANED)]
+    assert reports(late) == [m.TaskReport(TASK, TaskState.CLEANED, stop_stored=True)]
 
 
 def test_a_stop_before_the_shim_speaks_reaches_it_then() -> None:
@@ -365,7 +365,8 @@ def test_a_signal_goes_to_what_runs_and_not_to_what_is_to_end() -> None:
     assert sent_to_shim(agent.hear(warn)) == []
     stranger = Agent()
     stranger.connect()
-    assert reports(stranger.hear(warn)) == [m.TaskReport(TASK, TaskState.CLEANED)]
+    gone = m.TaskReport(TASK, TaskState.CLEANED, stop_stored=True)
+    assert reports(stranger.hear(warn)) == [gone]
 
 
 def test_the_ranks_that_failed_first_are_the_ones_that_are_quoted() -> None:

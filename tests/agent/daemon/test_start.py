@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import socket
 from pathlib import Path
@@ -119,12 +118,6 @@ async def test_ready_is_reported_to_the_service_manager_and_then_the_watchdog(
             while said[-1] != "WATCHDOG=1":
                 said.append((await asyncio.to_thread(manager.recv, 4096)).decode())
             assert await agent.end() == 0
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root is warned")
-async def test_root_without_a_user_for_jobs_is_warned(tmp_path: Path) -> None:
-    async with joined(tmp_path, allow_root_jobs=False) as (_, agent, _):
-        assert "set run_as" in agent.log.read_text()
 
 
 async def test_an_agent_imports_no_torch(tmp_path: Path) -> None:

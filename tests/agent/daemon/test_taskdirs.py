@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from agent.core.record import TaskRecord
 from agent.taskdirs.rmtree import remove_tree
 from agent.taskdirs.taskdirs import Owner, TaskDirs
 from muster.daemon.errors import FileError
 from muster.protocol.ids import BadId, TaskId
+from muster.protocol.link.control_channel import StopTask
 from tests.agent.daemon.test_one_task import TASK, prepare
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives folders to another user")
@@ -99,6 +102,22 @@ def test_a_removal_follows_no_link_and_minds_no_depth(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "tasks") == []
     assert (outside / "kept").read_text() == "kept"
     folders.remove(TASK)
+
+
+def test_a_record_is_kept_with_the_manifest_and_closed_to_the_job(tmp_path: Path) -> None:
+    folders = TaskDirs(tmp_path, None)
+    folders.create(prepare(env={"A": "b"}), (1,))
+    first = folders.manifest(TASK)
+    assert first is not None
+    assert first.record is None
+    for stop in (None, StopTask(TASK)):
+        record = TaskRecord("boot", "c1", stop=stop)
+        folders.store(TASK, record)
+        assert folders.manifest(TASK) == msgspec.structs.replace(first, record=record)
+    assert (folders.path(TASK) / "task.json").stat().st_mode & 0o777 == 0o600
+    folders.remove(TASK)
+    with pytest.raises(FileError):
+        folders.store(TASK, TaskRecord("boot", "c1"))
 
 
 def test_a_removal_of_a_wide_folder_takes_no_memory_for_its_names(tmp_path: Path) -> None:

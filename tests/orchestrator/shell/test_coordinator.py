@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import msgspec
 import pytest
@@ -10,6 +10,8 @@ import pytest
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.link.control_channel import Heartbeat, NodeChanges
 from muster.protocol.observations.disks import DiskHealth
+from orchestrator.core.engine import guarded_turn
+from orchestrator.core.engine.guarded_turn import TurnFailedError
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts.effects import Declined, RequestId, Submitted
 from orchestrator.core.facts.inputs import (
@@ -151,6 +153,31 @@ async def test_after_a_failed_commit_nothing_is_acted_on_and_nobody_is_answered(
     rig.journal.close()
     journal = Journal.open(tmp_path)
     assert replay(journal.replay()).jobs == {}
+    journal.close()
+
+
+async def test_a_turn_whose_consequences_fail_ends_the_process_with_that_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, Limits())
+    owner = asyncio.get_running_loop().create_task(rig.coordinator.run(1))
+    await rig.coordinator.started.wait()
+    await rig.join()
+
+    def broken(*_: object) -> Never:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(guarded_turn, "advance", broken)
+    with pytest.raises(CoordinatorStoppedError):
+        await rig.submit()
+    with pytest.raises(TurnFailedError):
+        await owner
+    rig.journal.close()
+    journal = Journal.open(tmp_path)
+    state = replay(journal.replay())
+    assert state.jobs == {}
+    ((_, origin),) = state.failed_inputs
+    assert origin.startswith("submit of ")
     journal.close()
 
 

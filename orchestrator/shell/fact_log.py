@@ -1,0 +1,31 @@
+"""Log lines of the facts that an operator follows."""
+
+from typing import Final
+
+import structlog
+
+from orchestrator.core.facts import jobs as f
+
+_SHOWN: Final = (
+    "job",
+    "attempt",
+    "node",
+    "nodes",
+    "user",
+    "epoch",
+    "session",
+    "peer",
+    "origin",
+    "error",
+)
+_log = structlog.get_logger("muster.coordinator")
+
+
+def log_fact(fact: f.Fact) -> None:
+    if not fact.milestone:
+        return
+    fields = {name: value for name in _SHOWN if (value := getattr(fact, name, None)) is not None}
+    cause = getattr(fact, "cause", None)
+    if cause is not None:
+        fields["cause"], fields["why"] = cause.code.value, cause.text
+    _log.info(type(fact).__name__, **fields)

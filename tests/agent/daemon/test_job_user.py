@@ -1,0 +1,62 @@
+"""The user that jobs run as: a node where every job would be refused says why."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.core.inputs import Input, NodeObserved
+from agent.monitors.job_user import JobUserMonitor, check
+from agent.taskdirs.taskdirs import Owner
+from muster.protocol.link.control_channel import NodeChanges
+from tests.agent.process_of_agent import joined
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
+]
+ACCOUNT = pwd.getpwnam("nobody")
+NOBODY = Owner(ACCOUNT.pw_name, ACCOUNT.pw_uid, ACCOUNT.pw_gid)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """pytest's own folders let nobody else pass."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
+async def test_a_closed_folder_above_is_named_until_it_is_open(folder: Path) -> None:
+    tasks = folder / "closed/state/tasks"
+    tasks.mkdir(parents=True)
+    posted: list[Input] = []
+    monitor = JobUserMonitor(NOBODY, tasks, posted.append, allow_root=False)
+    await monitor.look()
+    assert posted == [], "a node that takes jobs has nothing to report"
+    (folder / "closed").chmod(0o700)
+    await monitor.look()
+    await monitor.look()
+    (folder / "closed").chmod(0o711)
+    await monitor.look()
+    refused, taken = posted
+    assert taken == NodeObserved(NodeChanges(refuses_jobs=""))
+    assert isinstance(refused, NodeObserved)
+    assert f"nobody, whom jobs run as, cannot enter {tasks}" in (refused.changes.refuses_jobs or "")
+
+
+def test_root_needs_a_user_for_jobs(folder: Path) -> None:
+    assert "has no run_as" in check(None, folder, allow_root=False)
+    assert check(None, folder, allow_root=True) == ""
+
+
+async def test_the_hello_says_so(tmp_path: Path) -> None:
+    """No job is placed before the coordinator knows."""
+    async with joined(tmp_path, allow_root_jobs=False) as (_, agent, session):
+        assert "has no run_as" in session.hello.observed.refuses_jobs
+        assert "jobs_will_be_refused" in agent.log.read_text()
