@@ -14,7 +14,7 @@ import msgspec
 from muster.daemon.config_loader import load_config
 from muster.daemon.errors import InsecureConfigError
 from muster.daemon.listen_address import is_loopback
-from muster.daemon.log_settings import Log, Port, Seconds
+from muster.daemon.log_settings import LogSettings, Port, Seconds
 from muster.fabric.operator_rules import Rules
 
 PREFIX: Final = "MUSTER_AGENT"
@@ -43,7 +43,7 @@ def default_node_name() -> str:
     return socket.gethostname().partition(".")[0].lower()
 
 
-class Ports(msgspec.Struct, frozen=True, kw_only=True):
+class PortSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The range of ports for the rendezvous of jobs, both ends included."""
 
     first: Port = 20_000
@@ -55,7 +55,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hosts(msgspec.Struct, frozen=True, kw_only=True):
-    """How this node gets the names of a gang's nodes. `auto` means `file` if the agent runs as root
+    """Source of the names of a gang's nodes. `auto` means `file` if the agent runs as root
     and does not share its machine, else `off`."""
 
     mode: Literal["auto", "file", "private", "off"] = "auto"
@@ -66,7 +66,7 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"hosts.file {self.file} is not an absolute path")
 
 
-class Fabric(Rules, frozen=True, kw_only=True):
+class FabricSettings(Rules, frozen=True, kw_only=True):
     """`root`: the directory below which the agent reads sys, proc and etc for the fabric; only
     tests change it. `settings`: NCCL variables that only the network's operator can know."""
 
@@ -102,7 +102,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"hardware.kmsg {self.kmsg} is not an absolute path")
 
 
-class Hangs(msgspec.Struct, frozen=True, kw_only=True):
+class HangSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The interval between two samples of a task's ranks."""
 
     period_s: Seconds = 5.0
@@ -122,18 +122,19 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     python: Path = Path(sys.executable)
     gpus: Annotated[int, msgspec.Meta(ge=0, le=1024)] | Literal["auto"] = "auto"
-    ports: Ports = Ports()
+    ports: PortSettings = PortSettings()
+    peer_port: Port = 7079
     hosts: Hosts = Hosts()
-    fabric: Fabric = Fabric()
+    fabric: FabricSettings = FabricSettings()
     hardware: Hardware = Hardware()
-    hangs: Hangs = Hangs()
+    hangs: HangSettings = HangSettings()
     shared_host: bool = False
-    shims: Literal["auto", "template", "systemd"] = "auto"
+    shims: Literal["auto", "forked", "systemd"] = "auto"
     run_as: Annotated[str, msgspec.Meta(pattern=_USER)] | None = None
     allow_root_jobs: bool = False
     unkillable_s: Seconds = 60.0
     processes_max: Annotated[int, msgspec.Meta(ge=16)] | None = None
-    log: Log = Log()
+    log: LogSettings = LogSettings()
 
     def __post_init__(self) -> None:
         _check_node(self.node)
@@ -151,7 +152,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.shims == "systemd" and self.shared_host:
             raise ValueError(
                 "shims is systemd and shared_host is true: the units of two agents would have the "
-                "same names; use template"
+                "same names; use forked"
             )
         if self.run_as == "root" and not self.allow_root_jobs:
             raise ValueError("run_as is root, but allow_root_jobs is false: name another user")

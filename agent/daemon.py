@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final, Never, assert_never
 
@@ -19,6 +20,7 @@ from msgspec import structs
 from agent.config import AgentConfig
 from agent.core.effects import (
     ArrangeNetwork,
+    AskMembers,
     CloseLink,
     CreateTask,
     Effect,
@@ -36,19 +38,20 @@ from agent.core.effects import (
     WatchTraffic,
 )
 from agent.core.inputs import CommandReceived, Input, LogsStored, TimerFired
-from agent.core.state import Identity, State
+from agent.core.state import AgentIdentity, State
 from agent.core.turn import turn
 from agent.gang.host_names import GangHostNames, mode_of
 from agent.gang.peer_pings import PeerPings
 from agent.gang.ports import check_range
 from agent.gang.setup import GangSetup
+from agent.gang.vouch_socket import VouchSocket, open_socket
 from agent.identity import identify, node_name, read_name
 from agent.leftovers import units as left_units
 from agent.leftovers.inventory import list_leftovers
 from agent.leftovers.processes import describe, kill_leftovers, leftover_processes
 from agent.link.control import ControlLink
 from agent.link.dialer import Dialer
-from agent.link.inbox import Inbox
+from agent.link.inbox import InputQueue
 from agent.logs.shipper import LogShipper
 from agent.monitors.checkpoints import CheckpointMonitor
 from agent.monitors.disks import DiskMonitor
@@ -62,7 +65,7 @@ from agent.monitors.interfaces import InterfaceMonitor
 from agent.monitors.job_user import JobUserMonitor
 from agent.monitors.traffic.rdma_ports import RdmaPortMonitor, RdmaPorts
 from agent.monitors.traffic.samplers import TrafficSamplers
-from agent.probe.fabric.fs_root import Tree
+from agent.probe.fabric.fs_root import FsRoot
 from agent.probe.fabric.gpus import use_of
 from agent.probe.network import NetworkProbe
 from agent.shims.backend import Shims, by_units, options_of, restricted
@@ -94,7 +97,7 @@ class Agent:
     def __init__(
         self,
         config: AgentConfig,
-        identity: Identity,
+        identity: AgentIdentity,
         inventory: Inventory,
         owner: Owner | None,
         clock: Clock,
@@ -102,12 +105,16 @@ class Agent:
     ) -> None:
         """Needs a running event loop. Raises DaemonError if the configuration is invalid."""
         self._clock = clock
+        peers = open_socket(config.peer_port, config.state_dir, shared=config.shared_host)
+        port = 0 if peers is None else peers.getsockname()[1]
+        identity = replace(identity, peer_port=port)
         self._state = State(
             identity,
             NodeObservations(inventory),
             cluster=read_name(config.state_dir / _CLUSTER),
         )
-        self._inbox = Inbox()
+        self._inbox = InputQueue()
+        self.vouches = VouchSocket(peers, self._state, self._inbox.post)
         self._jobs_owner = owner
         self._timers: Timers[Timer] = Timers(
             clock, lambda timer: self._turn(TimerFired(timer)), ring=self._inbox.wake
@@ -132,7 +139,7 @@ class Agent:
             allow_root=config.allow_root_jobs,
         )
         self._idle = GpuUtilizationMonitor(
-            lambda: use_of(Tree(config.fabric.root)), self._gpus_of_node, clock, self._inbox.post
+            lambda: use_of(FsRoot(config.fabric.root)), self._gpus_of_node, clock, self._inbox.post
         )
 
     async def run(self, stop: asyncio.Event, notifier: Notifier) -> None:
@@ -269,6 +276,8 @@ class Agent:
                 _log.info("task_accepted", task=action.task)
             case StoreRecord():
                 self._tasks.store(action.task, action.record)
+            case AskMembers():
+                self.vouches.ask(action.questions)
             case SendToShim():
                 self._tasks.send(action.task, action.command)
             case ArrangeNetwork():
@@ -327,13 +336,14 @@ async def serve(
             network = NetworkProbe(config.address, config.interface)
             identity, inventory = await asyncio.to_thread(identify, config, network)
             agent = Agent(config, identity, inventory, owner, SystemClock(), network)
-            await agent.run(stop, Notifier(environ))
+            with contextlib.closing(agent.vouches):
+                await agent.run(stop, Notifier(environ))
 
 
 def _shims(config: AgentConfig) -> Shims:
     """Choose the backend that starts shims. Raises SpawnError."""
     options, units = options_of(config), by_units(config)
-    _log.info("shims", backend="systemd" if units else "template")
+    _log.info("shims", backend="systemd" if units else "forked")
     if not units and os.geteuid() == 0 and restricted():
         _log.warning(
             "shims_in_sandbox",

@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from agent.config import AgentConfig
-from agent.core.state import Identity
+from agent.core.state import AgentIdentity
 from agent.probe import host
 from agent.probe.network import NetworkProbe
 from agent.taskdirs.taskdirs import has_tasks
@@ -26,14 +26,14 @@ _DISTRIBUTION: Final = "muster-cluster"
 _log = structlog.get_logger("agent")
 
 
-def identify(config: AgentConfig, network: NetworkProbe) -> tuple[Identity, Inventory]:
+def identify(config: AgentConfig, network: NetworkProbe) -> tuple[AgentIdentity, Inventory]:
     """Determine this agent's identity and its node's inventory.
 
     May wait for a name server. Raises DaemonError.
     """
     host.check_labels(config)
     interfaces = host.interfaces(config, network)
-    identity = Identity(
+    identity = AgentIdentity(
         node=check_node_name(config.node),
         agent_id=agent_id(config.state_dir),
         boot_id=host.boot_id(),
@@ -63,14 +63,14 @@ def node_name(config: AgentConfig) -> str:
     """The node name under which this agent joins.
 
     A node that is renamed while it has tasks keeps its old name. Otherwise the coordinator would
-    take the tasks for those of a lost node and have them ended here. After a reboot no task runs,
-    so the new name applies. Raises FileError.
+    take the tasks for those of a lost node and have them ended here. That holds after a reboot,
+    too: no task runs then, but the coordinator may not have the exit codes yet. Raises FileError.
     """
-    path, boot = config.state_dir / _NODE, host.boot_id()
-    before, _, booted = read_name(path).partition(" ")
-    if before in {"", config.node} or booted != boot or not has_tasks(config.state_dir):
-        if (before, booted) != (config.node, boot):
-            write_atomic(path, f"{config.node} {boot}\n".encode(), 0o600)
+    path = config.state_dir / _NODE
+    before = read_name(path).partition(" ")[0]
+    if before in {"", config.node} or not has_tasks(config.state_dir):
+        if before != config.node:
+            write_atomic(path, f"{config.node}\n".encode(), 0o600)
         return config.node
     _log.warning(
         "renamed",

@@ -10,7 +10,7 @@ import msgspec
 from muster.daemon.config_loader import load_config
 from muster.daemon.errors import ConfigError, InsecureConfigError
 from muster.daemon.listen_address import is_loopback
-from muster.daemon.log_settings import Count, Log, Seconds
+from muster.daemon.log_settings import Count, LogSettings, Seconds
 from muster.protocol.observations.interfaces import usable_name
 from muster.protocol.roles import Role
 from muster.spec.errors import SpecError
@@ -46,7 +46,7 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
     key: Path
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Upper limits of the coordinator, so that no caller can exhaust it."""
 
     http_body_bytes_max: Count = 1 << 20
@@ -83,7 +83,7 @@ class JobLogs(msgspec.Struct, frozen=True, kw_only=True):
         return Bounds(self.job_bytes_max, self.task_bytes_max or max(1, self.job_bytes_max // 2))
 
 
-class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
+class QuarantineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Automatic drains. A node is drained if it was at fault in that many different jobs (0:
     never), or if its agent has started more than `restarts` times (0: never) within ten minutes. At
     most `pool_share` of a pool's nodes are drained in this way.
@@ -104,12 +104,12 @@ class EndedJobs(msgspec.Struct, frozen=True, kw_only=True):
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of a pool: `defaults` of its jobs, in the words of a job file, and the order of its
-    queue. The first `promises` waiting jobs get a latest start that later jobs may not delay; with
-    `easy` only the first one does. With `off`, no job goes ahead of another.
+    queue. With `off`, no job goes ahead of another. With `conservative`, the first `promises`
+    waiting jobs get a latest start that later jobs may not delay, and with `easy` only the first.
     """
 
     defaults: dict[str, Any] = {}
-    backfill: Literal["conservative", "easy", "off"] = "conservative"
+    backfill: Literal["conservative", "easy", "off"] = "off"
     promises: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
 
 
@@ -160,20 +160,19 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     visibility: Visibility = Visibility.PUBLIC
     priority_max: PriorityMax = PriorityMax()
     lease_s: Seconds = 300
-    mass_outage_s: Annotated[float, msgspec.Meta(ge=0)] = 1800
     heartbeat_s: Seconds = 5
     prepare_timeout_s: Seconds = 300
     arrange_timeout_s: Seconds = 60
     start_timeout_s: Seconds = 120
     networks: tuple[str, ...] = ()
     pools: dict[str, Pool] = {}
-    limits: Limits = Limits()
-    quarantine: Quarantine = Quarantine()
+    limits: RequestLimits = RequestLimits()
+    quarantine: QuarantineSettings = QuarantineSettings()
     hangs: Hangs = Hangs()
     job_logs: JobLogs = JobLogs()
     ended_jobs: EndedJobs = EndedJobs()
     webhooks: Webhooks = Webhooks()
-    log: Log = Log()
+    log: LogSettings = LogSettings()
 
     def __post_init__(self) -> None:
         if self.lease_s < 3 * self.heartbeat_s:

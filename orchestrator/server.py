@@ -33,6 +33,7 @@ from orchestrator.core.model.state import State
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.agent_sessions import AgentSessions
+from orchestrator.shell.audit import AuditLog
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.job_retention import JobRetention, RetentionPolicy
@@ -82,6 +83,7 @@ class _Parts:
     forgetting: JobRetention
     sender: WebhookSender
     runner: web.AppRunner
+    audit_log: AuditLog
 
 
 async def serve(config: CoordinatorConfig) -> None:
@@ -176,6 +178,7 @@ def _build(
         connections_max=2 * config.limits.agents_max,
         heartbeat_s=config.heartbeat_s,
     )
+    audit_log = AuditLog(config.state_dir)
     app = make_app(
         coordinator=coordinator,
         agents=agents,
@@ -186,6 +189,7 @@ def _build(
         limits=config.limits,
         rules=SubmitRules(config.pool_defaults, allowed),
         policy=config.policy,
+        audit_log=audit_log,
     )
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     keep = Keep(config.job_logs.keep_s, config.job_logs.keep_bytes_max)
@@ -195,7 +199,17 @@ def _build(
     forgetting = JobRetention(coordinator, kept)
     sender = WebhookSender(coordinator, owner, allowed, secret)
     return _Parts(
-        owner, coordinator, agents, logs, store, retention, room, forgetting, sender, runner
+        owner,
+        coordinator,
+        agents,
+        logs,
+        store,
+        retention,
+        room,
+        forgetting,
+        sender,
+        runner,
+        audit_log,
     )
 
 
@@ -221,6 +235,7 @@ async def _start(
     parts.owner.spawn_monitor(parts.retention.run, name="log-retention")
     parts.owner.spawn_monitor(parts.room.run, name="log-room")
     parts.owner.spawn(parts.forgetting.run(), name="ended-jobs", eternal=True)
+    parts.owner.spawn(parts.audit_log.run(), name="audit", eternal=True)
     parts.owner.spawn(parts.sender.run(), name="webhooks", eternal=True)
     parts.owner.spawn(parts.coordinator.watch_space(), name="space", eternal=True)
     parts.owner.spawn(parts.runner.app[OPEN_REQUESTS].watch(), name="tokens", eternal=True)
@@ -278,7 +293,7 @@ async def _watchdog(notifier: Notifier, coordinator: Coordinator, every_s: float
     notifications stop.
     """
     while True:
-        await coordinator.beat()
+        await coordinator.next_turn()
         notifier.watchdog()
         await asyncio.sleep(every_s)
 
@@ -294,6 +309,7 @@ async def _stop(parts: _Parts, server: asyncio.Server) -> None:
     parts.agents.close_all()
     await parts.logs.close_all()
     await parts.runner.cleanup()
+    await parts.audit_log.flush()
     # The agents keep unacknowledged bytes and send them to the next process.
     try:
         async with asyncio.timeout(UNANSWERED_S):
@@ -346,16 +362,17 @@ def _cannot_listen(host: str, port: int, error: OSError) -> str:
 
 
 def _pools(config: CoordinatorConfig) -> dict[str, PoolPolicy]:
+    """The policies of pools with backfill."""
     return {
         name: PoolPolicy(Backfill(pool.backfill), pool.promises)
         for name, pool in config.pools.items()
+        if pool.backfill != "off"
     }
 
 
 def _limits(config: CoordinatorConfig) -> Limits:
     return Limits(
         lease_s=config.lease_s,
-        mass_outage_s=config.mass_outage_s,
         heartbeat_s=config.heartbeat_s,
         silence_s=_SILENT_BEATS * config.heartbeat_s,
         prepare_timeout_s=config.prepare_timeout_s,

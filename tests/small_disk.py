@@ -9,11 +9,13 @@ import pytest
 
 
 @contextmanager
-def small_disk(folder: Path, size: int) -> Iterator[Path]:
-    """A file system of `size` bytes at `folder`. Skips where none can be mounted."""
+def small_disk(folder: Path, size: int, inodes: int = 0) -> Iterator[Path]:
+    """A file system of `size` bytes at `folder`, with that many inodes if any are given. Skips
+    where none can be mounted."""
     folder.mkdir()
+    options = f"size={size}" + (f",nr_inodes={inodes}" if inodes else "")
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],
         capture_output=True,
         check=False,
         text=True,

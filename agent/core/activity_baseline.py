@@ -29,7 +29,7 @@ stalled."""
 
 @dataclass(frozen=True, slots=True)
 class ActivitySample:
-    """One sample: bytes since the previous one (None: unreadable), seconds of CPU time, and the
+    """A sample: bytes since the previous one (None: unreadable), seconds of CPU time, and the
     state from the kernel. `asked`: the sample covers work that the agent itself caused in the rank.
     """
 

@@ -12,6 +12,7 @@ from agent.core.network_phase import NETWORK_TRANSITIONS, NetworkPhase, needed
 from agent.core.record import TaskRecord
 from agent.core.state import HeldTask, State
 from muster.protocol.link.control_channel import merge
+from muster.protocol.link.terms import Terms
 
 
 def apply(state: State, fact: f.Fact) -> None:
@@ -81,7 +82,17 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
 def _restore(held: HeldTask, record: TaskRecord) -> None:
     held.stored = record
     held.cluster, held.stop = record.cluster, record.stop
-    held.arrange, held.terms = record.plan, record.terms
+    held.arrange = record.plan
+    _follow(held, record.terms)
+
+
+def _follow(held: HeldTask, terms: Terms | None) -> None:
+    members = () if terms is None else terms.members
+    held.terms = terms
+    held.peers = {member.task: member for member in members if member.task != held.id}
+    # A vote of other members says nothing of these.
+    held.asked_at = held.voted_at = None
+    held.awaited = set()
 
 
 def _apply_held(
@@ -89,6 +100,8 @@ def _apply_held(
     fact: f.TaskDirsCreated
     | f.TaskChanged
     | f.RecordKept
+    | f.RoundBegun
+    | f.MemberVouched
     | f.ShimSeen
     | f.TaskFailed
     | f.PlanTaken
@@ -107,13 +120,19 @@ def _apply_held(
             _merge(held, changes, at)
         case f.RecordKept(_, record):
             held.stored = record
+        case f.RoundBegun(_, at):
+            held.round, held.asked_at, held.awaited = held.round + 1, at, set(held.peers)
+        case f.MemberVouched(_, member):
+            held.awaited.discard(member)
+            if not held.awaited:
+                held.voted_at = held.asked_at
         case f.ShimSeen(_, status, at, no_output):
             held.status, held.status_at, held.no_output = status, at, no_output
         case f.TaskFailed(_, refusal):
             held.failure, held.no_output = refusal, True
         case f.PlanTaken(_, arrange):
             held.arrange, held.denied, held.warnings = arrange, None, ()
-            held.terms = arrange.terms
+            _follow(held, arrange.terms)
             if needed(arrange):
                 _network_to(held, NetworkPhase.ARRANGING)
         case f.NetworkReady(_, warnings):

@@ -12,6 +12,7 @@ from agent.core.network_phase import NetworkPhase
 from agent.core.shim_protocol import ShimPhase, ShimSignal
 from agent.core.state import HeldTask, State
 from agent.core.task import LATER, gone, report, reports, task_state
+from agent.core.vouching import asks, is_round_due, pause_s, questions, round_name
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import ROUNDING_S, Instant
 from muster.protocol.link import control_channel as m
@@ -57,6 +58,11 @@ def decide(state: State, received: s.Input, now: Instant) -> Decision:
             return Decision([adopted])
         case s.RecordStored(task, record):
             return Decision([f.RecordKept(task, record)] if task in state.tasks else [])
+        case s.VouchReceived(task, member, nonce):
+            held = state.tasks.get(task)
+            if held is None or member not in held.awaited or nonce != round_name(state, held):
+                return Decision()
+            return Decision([f.MemberVouched(task, member)])
         case s.ShimFailed(task, text, code):
             if task not in state.tasks:
                 return Decision()
@@ -93,6 +99,8 @@ def decide(state: State, received: s.Input, now: Instant) -> Decision:
             match timer:
                 case a.Timer.HEARTBEAT:
                     return _heartbeat(state, now)
+                case a.Timer.VOUCHES:
+                    return _ask_members(state, now)
                 case _:
                     assert_never(timer)
         case _:
@@ -132,7 +140,7 @@ def _report_changes(changes: m.NodeChanges, now: Instant) -> list[a.Effect]:
 
 
 def _stale(held: HeldTask, phase: ShimPhase) -> bool:
-    """Whether a status is older than the one already held. Statuses may cross on the way."""
+    """True if a status is older than the one already held. Statuses may cross on the way."""
     return held.status is not None and phase not in LATER[held.status.phase]
 
 
@@ -168,6 +176,21 @@ def _heartbeat(state: State, now: Instant) -> Decision:
     if not state.welcomed:
         return Decision([], [beat])
     return Decision([], [a.SendReport(m.Heartbeat(now.mono, now.wall)), beat])
+
+
+def _ask_members(state: State, now: Instant) -> Decision:
+    asking = [held for held in state.tasks.values() if asks(held)]
+    if not asking:
+        return Decision()
+    decision = Decision()
+    for held in asking:
+        if is_round_due(held, now.mono):
+            decision.facts.append(f.RoundBegun(held.id, now.mono))
+        elif held.awaited:
+            decision.effects.append(a.AskMembers(questions(state, held)))
+    again = now.mono + min(pause_s(held) for held in asking)
+    decision.effects.append(a.SetTimer(a.Timer.VOUCHES, again))
+    return decision
 
 
 def _command(state: State, command: m.Command, now: Instant) -> Decision:

@@ -13,9 +13,11 @@ from muster.protocol.link.control_channel import ArrangeTask, DumpStacks, Prepar
 
 
 class Timer(enum.Enum):
-    """HEARTBEAT: send a heartbeat and check that the coordinator is still alive."""
+    """HEARTBEAT: send a heartbeat and check that the coordinator is still alive. VOUCHES: ask the
+    members of gangs."""
 
     HEARTBEAT = "heartbeat"
+    VOUCHES = "vouches"
 
 
 class SendReport(msgspec.Struct, frozen=True):
@@ -52,6 +54,20 @@ class StoreRecord(msgspec.Struct, frozen=True):
 
     task: TaskId
     record: TaskRecord
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A datagram to the agent of another member of a gang."""
+
+    address: str
+    port: int
+    data: bytes
+
+
+class AskMembers(msgspec.Struct, frozen=True):
+    """Ask agents of a gang for their vouches (each may be answered by VouchReceived)."""
+
+    questions: tuple[Question, ...]
 
 
 class SendToShim(msgspec.Struct, frozen=True):
@@ -126,6 +142,7 @@ Effect = (
     | KeepCluster
     | CreateTask
     | StoreRecord
+    | AskMembers
     | SendToShim
     | ArrangeNetwork
     | ReleasePort

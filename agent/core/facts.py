@@ -76,6 +76,20 @@ class RecordKept(msgspec.Struct, frozen=True):
     record: TaskRecord
 
 
+class RoundBegun(msgspec.Struct, frozen=True):
+    """The agent begins to ask the other members of the gang for their vouches."""
+
+    task: TaskId
+    at: float
+
+
+class MemberVouched(msgspec.Struct, frozen=True):
+    """A member has vouched for the task in the current round."""
+
+    task: TaskId
+    member: TaskId
+
+
 class TaskDirsCreated(msgspec.Struct, frozen=True):
     task: TaskId
     paths: TaskPaths
@@ -158,6 +172,8 @@ TaskFact = (
     TaskAccepted
     | TaskAdopted
     | RecordKept
+    | RoundBegun
+    | MemberVouched
     | TaskDirsCreated
     | TaskChanged
     | ShimSeen

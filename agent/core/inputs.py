@@ -81,6 +81,15 @@ class RecordStored(msgspec.Struct, frozen=True):
     record: TaskRecord
 
 
+class VouchReceived(msgspec.Struct, frozen=True):
+    """The agent of another member of the task's gang vouches for the task, in answer to the round
+    of that name."""
+
+    task: TaskId
+    member: TaskId
+    nonce: str
+
+
 class ShimFailed(msgspec.Struct, frozen=True):
     """No shim could be started for the task; `text` gives the reason."""
 
@@ -185,6 +194,7 @@ Input = (
     | ShimReported
     | TaskFound
     | RecordStored
+    | VouchReceived
     | ShimFailed
     | TaskPlaced
     | TaskObserved

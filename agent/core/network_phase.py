@@ -32,5 +32,5 @@ NETWORK_TRANSITIONS: Final[dict[NetworkPhase, frozenset[NetworkPhase]]] = {
 
 
 def needed(plan: ArrangeTask) -> bool:
-    """Whether the plan has peers to reach. A gang of one node has no hosts table."""
+    """True if the plan has peers to reach. A gang of one node has no hosts table."""
     return bool(plan.hosts)

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from muster.fabric.gids import Family, Range, fit_index, fit_indexes, is_sparse, number_of, strays
-from muster.fabric.model import ETHERNET, INFINIBAND, Affinity, Hca, Network, Probe
+from muster.fabric.model import ETHERNET, INFINIBAND, Affinity, Hca, NetworkInterface, Probe
 from muster.fabric.natural_sort import function_order, natural
 from muster.fabric.no_port_reason import no_port_reason
 from muster.fabric.operator_rules import Rules, networks, single_range
@@ -127,7 +127,7 @@ def _rail_order(hca: Hca) -> tuple[bool, tuple[int, ...], tuple[tuple[str, int],
     return hca.pci is None, function_order(hca.pci or ""), natural(hca.name), hca.port
 
 
-def _port(hca: Hca, networks: Sequence[Network], within: Sequence[Range]) -> FabricPort:
+def _port(hca: Hca, networks: Sequence[NetworkInterface], within: Sequence[Range]) -> FabricPort:
     netdev = _netdev(hca)
     mtu = next((network.mtu for network in networks if network.name == netdev), None)
     roce = hca.link_layer == ETHERNET

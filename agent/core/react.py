@@ -25,6 +25,7 @@ from agent.core.shim_protocol import (
 )
 from agent.core.state import HeldTask, State
 from agent.core.task import report, succeeded, task_state
+from agent.core.vouching import asks, questions
 from muster.protocol.instant import Instant
 from muster.protocol.states import TaskState
 
@@ -48,27 +49,32 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             # Hold back a success until the names are removed: one report instead of two.
             waits = restored and held.status is not None and succeeded(held.status)
             said = [] if waits else _report(state, held, now)
-            return [*_advance_shim(state, held, now), *restored, *said, *_cleanup(held)]
+            asking = _ask_soon(held, now) if isinstance(fact, f.TaskAdopted) else []
+            driven = _advance_shim(state, held, now)
+            return [*driven, *asking, *restored, *said, *_cleanup(held)]
         case f.RecordKept(task, record):
             held = state.tasks[task]
             # The report of the start confirms the first terms, and that of its effect most stops.
             stopped = held.vouches and record.stop is not None and not _is_stoppable(held)
             said = _report(state, held, now) if stopped else []
             return [*(_open_gate(held) if held.started else []), *said]
-        case f.Acknowledged(at):
+        case f.Acknowledged():
             return [
-                command
-                for held in state.tasks.values()
-                if held.status is not None and task_state(held) is not TaskState.CLEANED
-                for command in _lease(held, held.lease_until(at), now)
+                command for held in state.tasks.values() for command in _renew(state, held, now)
             ]
+        case f.RoundBegun(task):
+            return [a.AskMembers(questions(state, state.tasks[task]))]
+        case f.MemberVouched(task):
+            held = state.tasks[task]
+            return [] if held.awaited else _renew(state, held, now)
         case f.TaskAccepted(task, prepare):
             return [a.CreateTask(task, prepare)]
         case f.GateOpened(task):
             return _open_gate(state.tasks[task])
         case f.PlanTaken(task, arrange):
             hostfile = a.SendToShim(task, ShimHostfile(arrange.hostfile))
-            stored = _store(state, state.tasks[task])
+            held = state.tasks[task]
+            stored = [*_store(state, held), *_ask_soon(held, now)]
             if needed(arrange):
                 return [*stored, hostfile, a.ArrangeNetwork(task, arrange)]
             # If the plan starts the task at once, the start implies that it was arranged.
@@ -121,8 +127,7 @@ def _advance_shim(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
     if held.prepare is None or held.paths is None:
         # The agent died before it sent the prepare command, so the task cannot continue.
         return [a.SendToShim(held.id, ShimKill())]
-    answered = state.acknowledged_at
-    until = -math.inf if answered is None else held.lease_until(answered)
+    until = held.lease_until(state.acknowledged_at)
     if until <= now.mono:
         # The agent itself was suspended for so long that the task may have been placed elsewhere.
         return [a.SendToShim(held.id, ShimKill())]
@@ -150,6 +155,16 @@ def _advance_shim(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
 
 def _hosts(paths: TaskPaths) -> ShimHosts | None:
     return ShimHosts(paths.hosts, paths.hosts_of) if paths.hosts else None
+
+
+def _renew(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
+    if held.status is None or task_state(held) is TaskState.CLEANED:
+        return []
+    return _lease(held, held.lease_until(state.acknowledged_at), now)
+
+
+def _ask_soon(held: HeldTask, now: Instant) -> list[a.Effect]:
+    return [a.SetTimer(a.Timer.VOUCHES, now.mono)] if asks(held) else []
 
 
 def _lease(held: HeldTask, until: float, now: Instant) -> list[a.Effect]:

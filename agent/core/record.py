@@ -9,7 +9,7 @@ from muster.protocol.link.terms import Terms
 
 
 class TaskRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an agent has taken from the coordinator about a task.
+    """The plan, the terms and the stop of a task that an agent has taken from the coordinator.
 
     `boot_id` is that of the node when the agent took it, `cluster` the coordinator's journal.
     """

@@ -17,18 +17,18 @@ from muster.protocol.link.control_channel import (
     Refusal,
     StopTask,
 )
-from muster.protocol.link.terms import Terms
+from muster.protocol.link.terms import Member, Terms
 from muster.protocol.observations.fabric import NodeFabric
 from muster.protocol.observations.hangs import RankActivity
 from muster.protocol.observations.traffic import FabricReport
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class AgentIdentity:
     """The identity of this agent; constant for the whole process.
 
     `run_as` is the user that jobs run as ("": the agent's own). `instance` identifies this agent
-    process.
+    process. At UDP port `peer_port` it answers agents of its gangs (0: it does not).
     """
 
     node: NodeName
@@ -38,6 +38,7 @@ class Identity:
     run_as: str = ""
     allow_root_jobs: bool = False
     instance: str = ""
+    peer_port: int = 0
 
 
 @dataclass(slots=True)
@@ -71,30 +72,39 @@ class HeldTask:
     forgotten: bool = False
     terms: Terms | None = None  # the newest
     stored: TaskRecord | None = None  # the newest that is on disk
+    # The other members of its gang, which vouch for it: see agent.core.vouching.
+    peers: dict[TaskId, Member] = field(default_factory=dict)
+    round: int = 0
+    asked_at: float | None = None  # begin of the round
+    awaited: set[TaskId] = field(default_factory=set)  # members that have not answered in it
+    voted_at: float | None = None  # begin of the last round that all have answered
     no_output: bool = False  # the task has ended and all its logs are empty
     logs_stored: bool = False
 
     @property
     def vouches(self) -> bool:
-        """Whether the agents of the task's gang vouch for each other."""
+        """True if the agents of the task's gang vouch for each other."""
         return self.arrange is not None and bool(self.arrange.key)
 
     @property
     def stop_stored(self) -> bool:
-        """Whether a stop is on disk, or the task never got a folder."""
+        """True if a stop is on disk, or the task never got a folder."""
         if self.stored is not None and self.stored.stop is not None:
             return True
         return self.stop is not None and self.failure is not None and self.paths is None
 
-    def lease_until(self, acknowledged_at: float) -> float:
-        """The end of this task's lease, if the coordinator has last answered what the agent asked
-        at `acknowledged_at`."""
-        return math.inf if self.lease_s is None else acknowledged_at + self.lease_s
+    def lease_until(self, acknowledged_at: float | None) -> float:
+        """Until when the task may run, if the coordinator has last answered what the agent asked
+        at `acknowledged_at`. Infinity if it has no lease."""
+        if self.lease_s is None:
+            return math.inf
+        votes = [at for at in (acknowledged_at, self.voted_at) if at is not None]
+        return max(votes, default=-math.inf) + self.lease_s
 
 
 @dataclass(slots=True)
 class State:
-    identity: Identity
+    identity: AgentIdentity
     observed: NodeObservations
     reported: NodeObservations | None = None  # as in the last Hello
     linked: bool = False  # a connection is open

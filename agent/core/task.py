@@ -7,7 +7,14 @@ from typing import Final, assert_never
 import msgspec
 
 from agent.core.network_phase import NetworkPhase, needed
-from agent.core.shim_protocol import ShimExit, ShimFingerprint, ShimPhase, ShimRank, ShimStatus
+from agent.core.shim_protocol import (
+    ShimExit,
+    ShimFingerprint,
+    ShimPhase,
+    ShimRank,
+    ShimStartMethod,
+    ShimStatus,
+)
 from agent.core.state import HeldTask, State
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
@@ -25,6 +32,7 @@ from muster.protocol.observations.fabric import NodeFabric
 from muster.protocol.observations.hangs import RankActivity
 from muster.protocol.observations.hardware_events import OOM
 from muster.protocol.observations.interfaces import Interface, InterfaceKind
+from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
@@ -97,12 +105,12 @@ LATER: Final = {phase: _reachable(phase) for phase in ShimPhase}
 
 
 def started(status: ShimStatus) -> bool:
-    """Whether the program has been started, even if it has ended since."""
+    """True if the program has been started, even if it has ended since."""
     return status.running_s is not None or status.exit is not None
 
 
 def succeeded(status: ShimStatus) -> bool:
-    """Whether the program has ended successfully."""
+    """True if the program has ended successfully."""
     return status.exit is not None and not status.exit.failed
 
 
@@ -168,8 +176,9 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         launcher_said=status.launcher_said or "",
         warnings=held.warnings,
         survivors=status.survivors if status.phase is ShimPhase.STUCK else (),
-        doomed=status.phase is ShimPhase.STUCK and status.doomed,
+        doomed=status.doomed,
         no_output=held.no_output,
+        start=_start(status.start_method),
         observed=_observed(held, now),
         terms=_terms(held),
         stop_stored=held.stop_stored,
@@ -230,11 +239,18 @@ def _kills(state: State, task: TaskId) -> dict[int, str]:
 
 
 def _was_killed(rank: ShimRank, kills: dict[int, str]) -> bool:
-    """Whether the kernel killed the rank for lack of memory. If the cgroup does not count its
+    """True if the kernel killed the rank for lack of memory. If the cgroup does not count its
     kills, the kernel log is the only source."""
     if rank.exit is None or rank.exit.signal != _SIGKILL or rank.stopped:
         return rank.oom
     return rank.oom or rank.pid in kills
+
+
+def _start(found: ShimStartMethod | None) -> RanksStart | None:
+    if found is None:
+        return None
+    seconds = (found.import_s, found.preload_s, found.check_s, found.fork_s)
+    return RanksStart(found.method, found.why, *seconds)
 
 
 def _observed(held: HeldTask, now: Instant) -> TaskObservations:
@@ -339,6 +355,7 @@ def _prepared(state: State, held: HeldTask, status: ShimStatus) -> Prepared | No
         # Once the gang has started, the coordinator does not need it any more.
         fabric=None if started(status) else _fabric(held),
         nccl=held.paths.nccl,
+        peer_port=state.identity.peer_port,
     )
 
 

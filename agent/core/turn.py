@@ -1,4 +1,4 @@
-"""One turn of an agent: an input and everything that follows from it."""
+"""A turn of an agent: an input and everything that follows from it."""
 
 from __future__ import annotations
 

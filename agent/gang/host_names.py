@@ -86,7 +86,7 @@ class GangHostNames:
 
     @property
     def off(self) -> bool:
-        """Whether host names are off and no old tables need cleaning."""
+        """True if host names are off and no old tables need cleaning."""
         return self._tables is None and self._shared is None
 
     def adopt(self, tasks: Collection[TaskId]) -> None:
@@ -175,7 +175,7 @@ async def _in_own_thread(call: Callable[[], _Result]) -> _Result:
         result, failure = None, None
         try:
             result = call()
-        except Exception as error:  # noqa: BLE001  told to whoever waits
+        except Exception as error:  # noqa: BLE001  raised where the result is awaited
             failure = error
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(finish, result, failure)

@@ -48,7 +48,7 @@ class Resolver:
             return ""
 
     def is_ours(self, address: str) -> bool:
-        """Whether the address is one of this machine's."""
+        """True if the address is one of this machine's."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -74,7 +74,7 @@ class PeerPings:
 
 
 async def answers(address: str) -> bool | None:
-    """Whether the machine at this address answers. Returns None if this machine cannot ask."""
+    """True if the machine at this address answers. Returns None if this machine cannot ask."""
     try:
         async with asyncio.timeout(ANSWER_S):
             _, writer = await asyncio.open_connection(address, _PORT)

@@ -121,7 +121,7 @@ def _line(path: str) -> str:
 
 
 def _can_bind(port: int) -> bool:
-    """Whether the port can be bound for both address families: torch listens on [::], others on
+    """True if the port can be bound for both address families: torch listens on [::], others on
     0.0.0.0.
 
     Without SO_REUSEADDR a wildcard address can be bound only if no address of the port is bound.

@@ -66,7 +66,7 @@ class RendezvousChecks:
 
 
 class _Held:
-    """One held port and its connections. Uses plain sockets, because their close takes effect at
+    """A held port and its connections. Uses plain sockets, because their close takes effect at
     once."""
 
     def __init__(self, task: TaskId, sock: socket.socket) -> None:

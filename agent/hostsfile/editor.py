@@ -51,7 +51,7 @@ class HostsFileError(FileError):
 
 
 class HostsFile:
-    """One file of which a part is ours. If it is a symbolic link, its target is changed. The
+    """A file of which a part is ours. If it is a symbolic link, its target is changed. The
     methods block: call them from one thread.
     """
 
@@ -94,7 +94,7 @@ class HostsFile:
         )
 
     def _is_so(self, change: Change) -> bool:
-        """Whether the file needs no change. Then a read-only file is no error."""
+        """True if the file needs no change. Then a read-only file is no error."""
         try:
             text = self._path.read_bytes()
         except OSError:

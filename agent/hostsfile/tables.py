@@ -208,7 +208,7 @@ def _refuse(found: Sequence[Conflict], own: str, path: Path) -> None:
 
 
 def _only_own(conflict: Conflict, own: str) -> bool:
-    """Whether this node's own name has a loopback address, as Debian's installer writes it."""
+    """True if this node's own name has a loopback address, as Debian's installer writes it."""
     try:
         address = ipaddress.ip_address(conflict.found)
     except ValueError:

@@ -42,7 +42,7 @@ def kill_everything_of(mark: str, cgroup: Cgroup | None, give_up_s: float = GIVE
 
 
 def all_doomed(mark: str, cgroup: Cgroup | None) -> bool:
-    """Whether all of them are held by the kernel and will never run their program again."""
+    """True if all of them are held by the kernel and will never run their program again."""
     found = _members(mark, cgroup)
     return all(map(syscalls.doomed, found)) and _members(mark, cgroup).keys() <= found.keys()
 
@@ -69,5 +69,5 @@ def _members(mark: str, cgroup: Cgroup | None) -> dict[int, int]:
 
 
 def _carries(pid: int, mark: str) -> bool:
-    """Whether a process was started with the mark."""
+    """True if a process was started with the mark."""
     return mark.encode() in syscalls.values_of(syscalls.environment_of(pid), MARK)

@@ -71,7 +71,7 @@ def describe(found: tuple[LeftoverProcess, ...]) -> str:
 
 
 def _shim_lives(mark: str) -> bool:
-    """Whether the shim lives. A zombie does not: in a container whose init reaps nothing it
+    """True if the shim lives. A zombie does not: in a container whose init reaps nothing it
     stays.
     """
     pid = mark.split(":")[1:2]
@@ -82,7 +82,7 @@ def _shim_lives(mark: str) -> bool:
 
 
 def _ours(pid: int) -> bool:
-    """Whether the process is in our pid namespace, and in none below it."""
+    """True if the process is in our pid namespace, and in none below it."""
     for line in _read(pid, "status").splitlines():
         if line.startswith("NSpid:"):
             return len(line.split()) == 2

@@ -75,7 +75,7 @@ def _look() -> set[LeftUnit]:
 
 
 def _gone(folder: Path) -> bool:
-    """Whether the directory is gone. False if it cannot be seen."""
+    """True if the directory is gone. False if it cannot be seen."""
     try:
         os.lstat(folder)
     except (FileNotFoundError, NotADirectoryError):

@@ -15,7 +15,7 @@ import structlog
 
 from agent.core.inputs import CommandReceived, LinkDown, LinkUp
 from agent.link.dialer import ConnectionLostError, Dialer, Websocket, stay_connected
-from agent.link.inbox import Inbox
+from agent.link.inbox import InputQueue
 from muster.protocol.ids import BadId, TaskId, parse_task_id
 from muster.protocol.link.codec import (
     COMMAND_BYTES_MAX,
@@ -44,7 +44,7 @@ _log = structlog.get_logger("agent.link.control")
 
 
 class _Connection:
-    """One websocket and its counters. `ending` is set once, to the reason for its end."""
+    """A websocket and its counters. `ending` is set once, to the reason for its end."""
 
     def __init__(self, websocket: Websocket) -> None:
         self.websocket = websocket
@@ -72,7 +72,7 @@ class _Connection:
             self.end(f"a report could not be sent: {error}")
 
     def _is_news(self, report: Report) -> bool:
-        """Whether the report differs from the last one sent on this connection, except for the
+        """True if the report differs from the last one sent on this connection, except for the
         clock.
         """
         if not isinstance(report, TaskReport):
@@ -92,7 +92,7 @@ class _Connection:
 class ControlLink:
     """Keeps a connection to the coordinator. The owner of the state sends and closes."""
 
-    def __init__(self, dialer: Dialer, inbox: Inbox) -> None:
+    def __init__(self, dialer: Dialer, inbox: InputQueue) -> None:
         self._dialer = dialer
         self._inbox = inbox
         self._connection: _Connection | None = None

@@ -15,7 +15,7 @@ _CROWDED: Final = 1000
 _BATCH: Final = 32
 
 
-class Inbox:
+class InputQueue:
     """Inputs in the order in which they were posted; one reader, the owner.
 
     The owner is called at once, and not woken as a task, because on an idle node every turn of the

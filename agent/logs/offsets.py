@@ -26,7 +26,7 @@ CHUNK_BYTES: Final = CHUNK_BYTES_MAX // 2
 
 @dataclass(slots=True)
 class Stream:
-    """One file. `sent` and `stored` are offsets; `sent` is None until the coordinator has named
+    """A file. `sent` and `stored` are offsets; `sent` is None until the coordinator has named
     one.
     """
 
@@ -67,7 +67,7 @@ class LogOffsets:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a task has logs that are not all stored."""
+        """True if a task has logs that are not all stored."""
         return any(not task.stored for task in self._tasks.values())
 
     def task(self, task: TaskId) -> TaskStreams | None:

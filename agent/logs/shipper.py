@@ -75,7 +75,7 @@ class LogShipper:
         self._folders: dict[TaskId, Path] = {}
         self._sources: dict[StreamId, _Tail] = {}
         # Streams without a byte so far, and their paths. Most stay empty and need no message.
-        self._quiet: dict[StreamId, str] = {}
+        self._empty_streams: dict[StreamId, str] = {}
         self._named: dict[TaskId, set[StreamId]] = {}  # all streams that were followed
         self._full: set[TaskId] = set()  # their further streams are not sent
         self._say: deque[LogReport] = deque()
@@ -83,9 +83,9 @@ class LogShipper:
         self._welcomed = asyncio.Event()
         self._heartbeat_s = 5.0
         self._work = asyncio.Event()
-        self._unheard: dict[StreamId, None] = {}
+        self._unwatched: dict[StreamId, None] = {}
         self._unopened: set[StreamId] = set()  # for lack of descriptors
-        self._late: set[TaskId] = set()  # complete, except for those
+        self._unfinished: set[TaskId] = set()  # complete, except for those
         self._inotify: Inotify | None = None
         self._watches = False  # inotify was tried
 
@@ -110,7 +110,7 @@ class LogShipper:
             if stream in self._named.setdefault(task, set()) or self._is_full(task):
                 continue
             self._named[task].add(stream)
-            self._quiet[stream] = known.path
+            self._empty_streams[stream] = known.path
             self._look(stream)
         self._work.set()
 
@@ -131,18 +131,18 @@ class LogShipper:
         return self._end(task, reported=reported)
 
     def _end(self, task: TaskId, *, reported: bool) -> bool:
-        for stream in self._quiet_of(task):
+        for stream in self._empty_streams_of(task):
             self._look(stream)
-            if stream not in self._unopened and self._quiet.pop(stream, None) is not None:
+            if stream not in self._unopened and self._empty_streams.pop(stream, None) is not None:
                 self._close_source(stream)
-        if self._quiet_of(task):
-            self._late.add(task)
+        if self._empty_streams_of(task):
+            self._unfinished.add(task)
             return False
         known = self._ledger.add_task(task)
-        if known.complete or task in self._late:
+        if known.complete or task in self._unfinished:
             # An announced end stays true, whatever the shim reports later.
             reported = known.silent
-        self._late.discard(task)
+        self._unfinished.discard(task)
         silent = reported and not known.streams and not known.refused
         self._ledger.complete(task, silent=silent)
         for message in self._ledger.end_of_task(task):
@@ -154,11 +154,11 @@ class LogShipper:
     def drop(self, task: TaskId) -> None:
         """Drop a task whose directory is about to be removed."""
         known = self._ledger.task(task)
-        quiet = self._quiet_of(task)
+        quiet = self._empty_streams_of(task)
         for stream in (*known.streams, *quiet) if known is not None else quiet:
             self._close_source(stream)
-            self._quiet.pop(stream, None)
-        self._late.discard(task)
+            self._empty_streams.pop(stream, None)
+        self._unfinished.discard(task)
         self._full.discard(task)
         self._named.pop(task, None)
         self._ledger.drop(task)
@@ -302,18 +302,18 @@ class LogShipper:
             tail.source = None
             return b""
 
-    def _quiet_of(self, task: TaskId) -> list[StreamId]:
-        return [stream for stream in self._quiet if stream.task == task]
+    def _empty_streams_of(self, task: TaskId) -> list[StreamId]:
+        return [stream for stream in self._empty_streams if stream.task == task]
 
     def _look(self, stream: StreamId) -> None:
         """Check a stream whose file may have new bytes, possibly its first ones."""
         known = self._ledger.stream(stream)
-        path = self._quiet.get(stream)
+        path = self._empty_streams.get(stream)
         if path is not None:
             tail = self._sources.get(stream) or self._open(stream, path)
             if tail is None or tail.source is None or tail.source.size() == 0:
                 return
-            del self._quiet[stream]
+            del self._empty_streams[stream]
             self._send_report(self._ledger.add_stream(stream, path))
         elif known is not None:
             self._ledger.grown(known)
@@ -337,11 +337,11 @@ class LogShipper:
             self._unopened.add(stream)
             source = None
         if source is None:
-            self._unheard[stream] = None
+            self._unwatched[stream] = None
             return None
         tail = self._sources[stream] = _Tail(source, self._watch(source, stream))
         if tail.watch is not None:
-            self._unheard.pop(stream, None)
+            self._unwatched.pop(stream, None)
         return tail
 
     def _watch(self, source: LogSource, stream: StreamId) -> int | None:
@@ -356,18 +356,18 @@ class LogShipper:
                     why=f"{error.strerror}; raise fs.inotify.max_user_watches",
                     looked_at_every_s=_POLL_S,
                 )
-        self._unheard[stream] = None
+        self._unwatched[stream] = None
         return None
 
     async def _poll(self) -> Never:
         while True:
             await asyncio.sleep(_POLL_S)
             # Dictionaries keep their order, so polled streams move to the end.
-            for stream in list(itertools.islice(self._unheard, _POLLED_MAX)):
-                del self._unheard[stream]
-                self._unheard[stream] = None
+            for stream in list(itertools.islice(self._unwatched, _POLLED_MAX)):
+                del self._unwatched[stream]
+                self._unwatched[stream] = None
                 self._look(stream)
-            for task in list(self._late):
+            for task in list(self._unfinished):
                 self._end(task, reported=False)
 
     def _close_task(self, task: TaskId) -> None:
@@ -376,7 +376,7 @@ class LogShipper:
             self._close_source(stream)
 
     def _close_source(self, stream: StreamId) -> None:
-        self._unheard.pop(stream, None)
+        self._unwatched.pop(stream, None)
         self._unopened.discard(stream)
         tail = self._sources.pop(stream, None)
         if tail is None:

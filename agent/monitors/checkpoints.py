@@ -32,7 +32,7 @@ _SETGROUPS: Final = {"x86_64": 116, "aarch64": 159}
 _log = structlog.get_logger("agent.monitors.checkpoints")
 
 
-class File(NamedTuple):
+class CheckpointFile(NamedTuple):
     """A file and its state; files compare by modification time. `name` is the path below the
     directory."""
 
@@ -41,13 +41,13 @@ class File(NamedTuple):
     size: int
 
 
-_NOTHING: Final = File(-1, "", 0)
+_NOTHING: Final = CheckpointFile(-1, "", 0)
 
 
-def changed(folder: str, since: File = _NOTHING) -> list[File]:
+def changed(folder: str, since: CheckpointFile = _NOTHING) -> list[CheckpointFile]:
     """The files newer than `since`. Follows no link below the directory. Raises OSError if the
     directory cannot be read."""
-    found: list[File] = []
+    found: list[CheckpointFile] = []
     left = ENTRIES_MAX
     parts = _resolved(folder)
     below: list[tuple[str, ...]] = [()]
@@ -76,7 +76,7 @@ def changed(folder: str, since: File = _NOTHING) -> list[File]:
                     except OSError:
                         continue
                     name = "/".join((*inside, entry.name))
-                    file = File(status.st_mtime_ns, name, status.st_size)
+                    file = CheckpointFile(status.st_mtime_ns, name, status.st_size)
                     if file > since:
                         found.append(file)
         finally:
@@ -110,7 +110,7 @@ def _opened(parts: tuple[str, ...]) -> int:
         os.close(fd)
 
 
-class Watch:
+class CheckpointWatch:
     """Watches one task's directory. Files from before the start of the watch do not count.
 
     A file has settled once two polls found it unchanged, together with all new files beside it,
@@ -122,7 +122,7 @@ class Watch:
         self._folder = folder
         self._seen = seen
         self._known = max(self._look(_NOTHING), default=_NOTHING)
-        self._last: dict[str, File] = {}
+        self._last: dict[str, CheckpointFile] = {}
         self._streaks: dict[str, int] = {}  # by name: polls in a row that found it changed
 
     def look(self) -> None:
@@ -140,7 +140,7 @@ class Watch:
             self._known = max(settled)
             self._seen(printable(self._known.name))
 
-    def _look(self, since: File) -> list[File]:
+    def _look(self, since: CheckpointFile) -> list[CheckpointFile]:
         try:
             return changed(self._folder, since)
         except OSError:
@@ -206,7 +206,7 @@ class CheckpointMonitor:
             except RuntimeError:
                 over.set()  # the agent is shutting down
 
-        watch = Watch(folder, seen)
+        watch = CheckpointWatch(folder, seen)
         while not over.wait(self._every_s):
             watch.look()
 

@@ -13,7 +13,7 @@ from agent.core.inputs import NO_FABRIC, Input, NodeObserved
 from agent.core.probe_summary import node_fabric, node_rdma
 from agent.monitors.monitor import Monitor
 from agent.probe.fabric.command import asked_by
-from agent.probe.fabric.fs_root import Tree, Unread
+from agent.probe.fabric.fs_root import FsRoot, Unread
 from agent.probe.fabric.probe import lacks_driver, probe
 from agent.probe.fabric.rdma_devices import CLASS
 from muster.daemon.abandoned_thread import BlockingCall
@@ -52,9 +52,9 @@ class FabricMonitor(Monitor):
         self.latest: Probe | None = None
 
     def there(self) -> bool:
-        """Whether the node has RDMA devices, or cards without a driver. Such cards are looked up
+        """True if the node has RDMA devices, or cards without a driver. Such cards are looked up
         only once per agent process."""
-        names = Tree(self._root).names(CLASS)
+        names = FsRoot(self._root).names(CLASS)
         if not isinstance(names, Unread) or not names.absent:
             # True also if the directory exists but cannot be read.
             return True
@@ -63,8 +63,8 @@ class FabricMonitor(Monitor):
         return self._idle_cards
 
     def devices(self) -> bool:
-        """Whether the directory of RDMA devices exists and can be read."""
-        return not isinstance(Tree(self._root).names(CLASS), Unread)
+        """True if the directory of RDMA devices exists and can be read."""
+        return not isinstance(FsRoot(self._root).names(CLASS), Unread)
 
     def awaited(self) -> frozenset[str]:
         """The ports of the compute class that should be up by the last probe, without unused

@@ -14,7 +14,7 @@ from agent.config import AgentConfig
 from agent.core.inputs import Input, NodeObserved
 from agent.monitors.monitor import Monitor
 from agent.probe import host
-from agent.probe.fabric.fs_root import Tree
+from agent.probe.fabric.fs_root import FsRoot
 from agent.probe.fabric.gpus import (
     INSTALL_NVML,
     NO_NVML,
@@ -104,7 +104,7 @@ class GpuMonitor(Monitor):
             await asyncio.sleep(self._poll_s)
 
     async def _dirty_of(self, wanted: tuple[str, ...]) -> dict[str, MemoryUse]:
-        memory = await asyncio.to_thread(memory_of, Tree(self._config.fabric.root))
+        memory = await asyncio.to_thread(memory_of, FsRoot(self._config.fabric.root))
         dirty = {uuid: use for uuid, use in memory.items() if use.used_bytes >= CLEAN_BYTES}
         if not dirty or wanted:
             return {uuid: dirty[uuid] for uuid in wanted if uuid in dirty}
@@ -115,7 +115,7 @@ class GpuMonitor(Monitor):
         # Without persistence mode NVML takes a second to initialize: do it now, not during a
         # launch.
         self._nvml = await asyncio.to_thread(hold_nvml)
-        tree = Tree(self._config.fabric.root)
+        tree = FsRoot(self._config.fabric.root)
         if not self._nvml and await asyncio.to_thread(lambda: lacks_nvml(tree, functions(tree))):
             _log.warning("gpus_not_watched", why=f"{NO_NVML}: {INSTALL_NVML}")
         await super().run()
@@ -139,7 +139,7 @@ class GpuMonitor(Monitor):
         found = host.devices(self._config)
         if not self._dirty:
             return found
-        memory = memory_of(Tree(self._config.fabric.root))
+        memory = memory_of(FsRoot(self._config.fabric.root))
         held = {
             uuid: memory[uuid]
             for uuid in self._dirty

@@ -43,7 +43,7 @@ class Monitor(abc.ABC):
         """Look once, and post what has changed."""
 
     def _is_news(self, subject: object, value: object, before: object = ()) -> bool:
-        """Whether `value` differs from the last one of this subject; `before` precedes the first
+        """True if `value` differs from the last one of this subject; `before` precedes the first
         one. Remembers it."""
         if self._posted.get(subject, before) == value:
             return False

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from msgspec import structs
 
 from agent.config import AgentConfig
-from agent.probe.fabric.fs_root import Tree
+from agent.probe.fabric.fs_root import FsRoot
 from agent.probe.fabric.gpus import devices_of
 from agent.probe.network import NetworkProbe
 from muster.daemon.errors import ConfigError, DaemonError
@@ -54,7 +54,7 @@ def inventory(
     )
     found = devices(config)
     if not found and config.gpus != "auto":
-        model = next((gpu.model for gpu in devices_of(Tree(config.fabric.root)) if gpu.model), "")
+        model = next((gpu.model for gpu in devices_of(FsRoot(config.fabric.root)) if gpu.model), "")
         return structs.replace(described, gpus=config.gpus, gpu_model=model)
     return with_devices(described, found)
 
@@ -111,7 +111,7 @@ def devices(config: AgentConfig) -> tuple[GpuDevice, ...]:
     """Return the GPUs of this node according to its configuration; () if that counts more GPUs than
     exist, and they cannot be distinguished.
     """
-    found = devices_of(Tree(config.fabric.root))
+    found = devices_of(FsRoot(config.fabric.root))
     if config.gpus == "auto":
         return found
     sound = usable(found)

@@ -35,7 +35,7 @@ _SECONDARY_OR_TEMPORARY: Final = 0x01
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class NetworkLink:
     """An interface. `hardware_type` is the kernel's ARPHRD number, `kind` the driver's kind ("" for
     most hardware). `lower` is the index of its parent, `master` that of its bond or bridge.
     """
@@ -52,7 +52,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
-    """One address, like 10.0.0.5/16, and the index of its interface."""
+    """An address, like 10.0.0.5/16, and the index of its interface."""
 
     index: int
     address: str
@@ -60,10 +60,10 @@ class LinkAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NetworkSnapshot:
     """All interfaces of this namespace."""
 
-    links: tuple[Link, ...]
+    links: tuple[NetworkLink, ...]
     addresses: tuple[LinkAddress, ...]
 
 
@@ -83,7 +83,7 @@ def subscribe() -> socket.socket:
 
 
 def has_changes(sock: socket.socket) -> bool:
-    """Whether a subscription has received a change since the last call."""
+    """True if a subscription has received a change since the last call."""
     heard = False
     while True:
         try:
@@ -114,9 +114,9 @@ def ask() -> Messages:
     return (*links, *addresses)
 
 
-def read(messages: Messages) -> Network:
+def read(messages: Messages) -> NetworkSnapshot:
     """Parse the kernel's answer."""
-    return Network(
+    return NetworkSnapshot(
         tuple(_link(body) for kind, body in messages if kind == _NEWLINK),
         tuple(
             address
@@ -156,12 +156,12 @@ def _answer(sock: socket.socket) -> tuple[list[tuple[int, bytes]], bool]:
             at += (length + 3) & ~3
 
 
-def _link(body: bytes) -> Link:
+def _link(body: bytes) -> NetworkLink:
     _, hardware_type, index, flags, _ = _LINK.unpack_from(body)
     found = dict(_attributes(body, _LINK.size))
     info = dict(_attributes(found.get(_LINKINFO, b""), 0))
     lower = 0 if _PEER_NETNS in found else _number(found.get(_LOWER))
-    return Link(
+    return NetworkLink(
         index=index,
         name=_text(found.get(_IFNAME, b"")),
         hardware_type=hardware_type,

@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 
 from agent.probe import netlink
-from agent.probe.fabric.fs_root import Tree, Unread
-from agent.probe.netlink import Link, Network
+from agent.probe.fabric.fs_root import FsRoot, Unread
+from agent.probe.netlink import NetworkLink, NetworkSnapshot
 from muster.protocol.observations.interfaces import (
     ADDRESSES_MAX,
     INTERFACES_MAX,
@@ -115,9 +115,9 @@ def pin(
     return (*found[: INTERFACES_MAX - 1], nowhere)
 
 
-def interfaces_of(network: Network, root: Path = Path("/")) -> tuple[Interface, ...]:
+def interfaces_of(network: NetworkSnapshot, root: Path = Path("/")) -> tuple[Interface, ...]:
     """Combine the kernel's links and addresses with the sysfs under `root`."""
-    tree = Tree(root)
+    tree = FsRoot(root)
     by_index = {link.index: link for link in network.links}
     addresses: dict[int, list[str]] = {}
     for entry in sorted(network.addresses, key=lambda entry: entry.secondary):
@@ -134,7 +134,7 @@ def interfaces_of(network: Network, root: Path = Path("/")) -> tuple[Interface, 
 
 
 def _interface(
-    link: Link, links: dict[int, Link], addresses: tuple[str, ...], tree: Tree
+    link: NetworkLink, links: dict[int, NetworkLink], addresses: tuple[str, ...], tree: FsRoot
 ) -> Interface:
     return Interface(
         name=link.name,
@@ -147,7 +147,7 @@ def _interface(
     )
 
 
-def kind_of(link: Link, links: dict[int, Link], tree: Tree) -> InterfaceKind:
+def kind_of(link: NetworkLink, links: dict[int, NetworkLink], tree: FsRoot) -> InterfaceKind:
     """Return the kind of a link. `links` are all links of its namespace, by index."""
     if link.hardware_type == _LOOPBACK:
         return InterfaceKind.LOOPBACK
@@ -164,8 +164,8 @@ def kind_of(link: Link, links: dict[int, Link], tree: Tree) -> InterfaceKind:
     return InterfaceKind.ETHERNET if hardware else InterfaceKind.VIRTUAL
 
 
-def _reaches_out(port: Link, links: dict[int, Link], tree: Tree) -> bool:
-    """Whether a bridge port leads off this machine. Ports of containers and virtual machines do
+def _reaches_out(port: NetworkLink, links: dict[int, NetworkLink], tree: FsRoot) -> bool:
+    """True if a bridge port leads off this machine. Ports of containers and virtual machines do
     not.
     """
     return kind_of(port, links, tree) in (
@@ -176,7 +176,7 @@ def _reaches_out(port: Link, links: dict[int, Link], tree: Tree) -> bool:
     )
 
 
-def _below(link: Link, links: dict[int, Link]) -> list[Link]:
+def _below(link: NetworkLink, links: dict[int, NetworkLink]) -> list[NetworkLink]:
     """Return the parents of an interface."""
     below = [other for other in links.values() if other.master == link.index]
     if link.kind in _STACKED and link.lower in links and link.lower != link.index:
@@ -184,7 +184,7 @@ def _below(link: Link, links: dict[int, Link]) -> list[Link]:
     return below
 
 
-def _rdma(link: Link, links: dict[int, Link], tree: Tree, depth: int = 0) -> bool:
+def _rdma(link: NetworkLink, links: dict[int, NetworkLink], tree: FsRoot, depth: int = 0) -> bool:
     if link.hardware_type == _INFINIBAND:
         return True
     device = _sysfs(link, tree, "device")
@@ -195,13 +195,13 @@ def _rdma(link: Link, links: dict[int, Link], tree: Tree, depth: int = 0) -> boo
     )
 
 
-def _speed(link: Link, tree: Tree) -> int:
+def _speed(link: NetworkLink, tree: FsRoot) -> int:
     """Return the speed in Mbit/s; 0 if the driver reports none."""
     path = _sysfs(link, tree, "speed")
     return 0 if path is None else (speed_at(tree, path) or 0)
 
 
-def speed_at(tree: Tree, path: str) -> int | None:
+def speed_at(tree: FsRoot, path: str) -> int | None:
     """Return the speed in Mbit/s from a `speed` file; None if the driver reports none."""
     speed = _integer(tree.text(path))
     return speed if speed is not None and 0 < speed <= _SPEED_MBPS_MAX else None
@@ -214,7 +214,7 @@ def _integer(text: str | Unread) -> int | None:
         return None
 
 
-def _sysfs(link: Link, tree: Tree, name: str) -> str | None:
+def _sysfs(link: NetworkLink, tree: FsRoot, name: str) -> str | None:
     """Return a sysfs file of the interface, if it is this interface's: sysfs may show another
     namespace, in which another interface has its name.
     """

@@ -18,8 +18,8 @@ Handle = Callable[[dict[str, object]], None]
 Document = Callable[[], dict[str, object]]
 
 
-class Client:
-    """One connection. At most one document is pending, because an older one would be outdated."""
+class ControlClient:
+    """A connection. At most one document is pending, because an older one would be outdated."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -39,7 +39,7 @@ class Control:
         self._listener = listener
         self._handle = handle
         self._document = document
-        self._clients: dict[int, Client] = {}
+        self._clients: dict[int, ControlClient] = {}
         self.on_alone: Callable[[], None] = lambda: None
         self.on_company: Callable[[], None] = lambda: None
         loop.watch(listener.fileno(), self._accept)
@@ -89,14 +89,14 @@ class Control:
         """
         self._serve(connection).stale = False
 
-    def _serve(self, connection: socket.socket) -> Client:
+    def _serve(self, connection: socket.socket) -> ControlClient:
         connection.setblocking(False)
-        client = self._clients[connection.fileno()] = Client(connection)
+        client = self._clients[connection.fileno()] = ControlClient(connection)
         self._loop.watch(connection.fileno(), lambda: self._receive(client))
         self.on_company()
         return client
 
-    def _receive(self, client: Client) -> None:
+    def _receive(self, client: ControlClient) -> None:
         try:
             data = client.connection.recv(1 << 16)
         except BlockingIOError:
@@ -116,7 +116,7 @@ class Control:
             if isinstance(command, dict):
                 self._handle(command)
 
-    def _send(self, client: Client) -> None:
+    def _send(self, client: ControlClient) -> None:
         try:
             client.unsent = client.unsent[client.connection.send(client.unsent) :]
         except BlockingIOError:
@@ -130,7 +130,7 @@ class Control:
         writing = (lambda: self._send(client)) if client.writing else None
         self._loop.watch(client.connection.fileno(), lambda: self._receive(client), writing)
 
-    def _drop(self, client: Client) -> None:
+    def _drop(self, client: ControlClient) -> None:
         fd = client.connection.fileno()
         if self._clients.pop(fd, None) is None:
             return

@@ -207,7 +207,7 @@ class Logs:
         return message.strip() if isinstance(message, str) else None
 
     def no_room(self) -> bool:
-        """Whether the disk of the task's folder is full. A program's own report of that could not
+        """True if the disk of the task's folder is full. A program's own report of that could not
         be written either.
         """
         try:

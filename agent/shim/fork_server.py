@@ -24,7 +24,7 @@ from agent.shim.main import REQUEST_BYTES_MAX, run_shim
 from agent.shim.options import Options
 from agent.shim.programs.runner import arrange_fds
 from agent.shim.system import cgroup, syscalls
-from agent.shim.system.credentials import Identity, own_identity
+from agent.shim.system.credentials import Credentials, own_identity
 
 # The job's processes are set back to 0, so that the OOM killer takes the job before its shim.
 OOM_SCORE = -998
@@ -40,7 +40,7 @@ def main(agent_fd: int) -> None:
     # Let the kernel reap dead shims.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    syscalls.prctl(syscalls.PR_SET_NAME, b"muster-template")
+    syscalls.prctl(syscalls.PR_SET_NAME, b"muster-forksrv")
     os.chdir("/")
     os.umask(0o077)
     _spare_from_oom()
@@ -57,9 +57,13 @@ def main(agent_fd: int) -> None:
 
 
 def bootstrap_text() -> bytes:
-    """The program text that the job's interpreter runs."""
-    with open(os.path.join(os.path.dirname(__file__), "..", "bootstrap.py"), "rb") as file:
-        return file.read()
+    """The programs that the job's interpreter runs: name to text, as JSON."""
+    folder = os.path.join(os.path.dirname(__file__), "..", "bootstrap")
+    texts = {}
+    for name in ("main", "fork_server", "fork_safety", "forked_rank"):
+        with open(os.path.join(folder, f"{name}.py"), encoding="utf-8") as file:
+            texts[name] = file.read()
+    return json.dumps(texts).encode()
 
 
 class _Template:
@@ -69,7 +73,7 @@ class _Template:
     time.
     """
 
-    def __init__(self, agent: socket.socket, own: Identity, bootstrap: bytes) -> None:
+    def __init__(self, agent: socket.socket, own: Credentials, bootstrap: bytes) -> None:
         self._agent = agent
         self._own = own
         self._bootstrap = bootstrap

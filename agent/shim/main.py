@@ -22,9 +22,9 @@ from agent.shim.programs.runner import Runner, fork_runner, ready_for_programs
 from agent.shim.status import encoded
 from agent.shim.system import syscalls
 from agent.shim.system.cgroup import Cgroup, prefix_of
-from agent.shim.system.credentials import Identity
+from agent.shim.system.credentials import Credentials
 from agent.shim.system.event_loop import Loop, now
-from agent.shim.task import BEFORE_GATE, ENDED, Task
+from agent.shim.task import BEFORE_GATE, ENDED, ShimTask
 
 _ALONE = "alone"
 _COURSE: tuple[dict[str, object], ...] = (
@@ -43,7 +43,7 @@ READY_PAUSE_S = 0.05
 
 
 def run_shim(
-    channel: socket.socket, options: Options, own: Identity, bootstrap: bytes, ahead: bool
+    channel: socket.socket, options: Options, own: Credentials, bootstrap: bytes, ahead: bool
 ) -> int:
     """Serve the tasks from the channel until its other end is closed; returns the exit code.
 
@@ -154,10 +154,10 @@ def _note_failure(folder_fd: int) -> None:
         return
 
 
-def warm_up(options: Options, own: Identity) -> None:
+def warm_up(options: Options, own: Credentials) -> None:
     """Run the code paths of a task once: the first use after a fork copies memory, page by page."""
     loop = Loop()
-    task = Task("0.0.0", -1, options, own, b"", loop, None, None)
+    task = ShimTask("0.0.0", -1, options, own, b"", loop, None, None)
     syscalls.stat_of(os.getpid())
     syscalls.boot_id()
     ours, theirs = socket.socketpair()
@@ -177,7 +177,7 @@ def _run(
     name: str,
     fds: list[int],
     options: Options,
-    own: Identity,
+    own: Credentials,
     bootstrap: bytes,
     ready: Ready,
     channel: socket.socket,
@@ -193,7 +193,9 @@ def _run(
     listener.setblocking(False)
     try:
         with Loop() as loop:
-            task = Task(name, folder_fd, options, own, bootstrap, loop, ready.cgroup, ready.runner)
+            task = ShimTask(
+                name, folder_fd, options, own, bootstrap, loop, ready.cgroup, ready.runner
+            )
             exit_record.write_identity(folder_fd, name, task.mark, task.cgroup_path)
             exit_record.reserve_exit(folder_fd)
             control = Control(loop, listener, task.handle, lambda: task.status.document(now()))
@@ -226,7 +228,7 @@ def _signal_ready(channel: socket.socket) -> None:
         return
 
 
-def _end(task: Task, options: Options, control: Control, alone: Callable[[], None]) -> None:
+def _end(task: ShimTask, options: Options, control: Control, alone: Callable[[], None]) -> None:
     """End the job with its own stop signal and grace, because the service manager ends this shim.
 
     If an agent is connected, it gets the status. If not, the shim waits for none.
@@ -238,7 +240,7 @@ def _end(task: Task, options: Options, control: Control, alone: Callable[[], Non
 
 
 def _watch_company(
-    loop: Loop, control: Control, task: Task, options: Options
+    loop: Loop, control: Control, task: ShimTask, options: Options
 ) -> Callable[[], None]:
     """End the task if the shim is without an agent too long. A running job goes on.
 

@@ -110,6 +110,22 @@ class ShimFingerprint:
 
 
 @message
+class ShimStartMethod:
+    """The start of ranks by the bootstrap: `method` is fork or exec; `why` is the reason for exec.
+
+    Seconds: the import of torch, the import of the job's modules, the proof that forks are safe,
+    and the fork of the first rank.
+    """
+
+    method: str
+    why: str = ""
+    import_s: float = 0.0
+    preload_s: float = 0.0
+    check_s: float = 0.0
+    fork_s: float = 0.0
+
+
+@message
 class ShimExit:
     """The exit of a process: a code or a signal, never both. For ranks, `at_s` seconds after the
     start."""
@@ -130,7 +146,7 @@ class ShimExit:
 
 @message
 class ShimRank:
-    """One rank. Paths are relative to the task's directory.
+    """A rank. Paths are relative to the task's directory.
 
     For a failed rank, `error` is the error that torch recorded, else the tail of its standard
     error; `stderr_tail` is that tail if `error` is something else. `stopped`: it ended after it was
@@ -170,10 +186,12 @@ class ShimStatus:
     """The complete status of a shim's task.
 
     `exit` is the main program's; `stopped_by` is a StoppedBy. `survivors` are pids that SIGKILL did
-    not end; `doomed`: none of them will ever run its program again. `complaint` is about a command
-    that the shim could not read. `boot_s` is the time from the bootstrap's start to its hello, most
+    not end; `doomed`: none of them will ever run its program again; without survivors, no process
+    is left, but the exit record cannot be written. `complaint` is about a command that the shim
+    could not read. `boot_s` is the time from the bootstrap's start to its hello, most
     of it the import of torch. `launcher_said` is the end of a failed launcher's log. `signalled` is
-    the number of the last `signal` that was carried out.
+    the number of the last `signal` that was carried out. `start_method` is None until the first
+    rank of a job with `start_method: fork`.
     """
 
     task: str
@@ -196,6 +214,7 @@ class ShimStatus:
     oom_kills: int | None = None
     launcher_said: str | None = None
     signalled: int = 0
+    start_method: ShimStartMethod | None = None
 
 
 # --- commands to a shim -----------------------------------------------------------------------

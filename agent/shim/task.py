@@ -1,4 +1,4 @@
-"""One task: its phases, and the effect of each command and each process end."""
+"""A task: its phases, and the effect of each command and each process end."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from agent.shim.programs.termination import LAUNCHER_GRACE_S, LEFTOVER_GRACE_S, 
 from agent.shim.status import Status
 from agent.shim.system import port_probe
 from agent.shim.system.cgroup import Cgroup
-from agent.shim.system.credentials import Identity
+from agent.shim.system.credentials import Credentials
 from agent.shim.system.event_loop import Loop, now
 from agent.shim.system.kernel_log import KernelLog
-from agent.shim.system.process_tree import Tree
+from agent.shim.system.process_tree import ProcessTree
 from muster.protocol.refusal_codes import RefusalCode
 
 _LEASE = "lease"
@@ -46,7 +46,7 @@ BEFORE_GATE = (m.ShimPhase.NEW, m.ShimPhase.PREPARING, m.ShimPhase.PREPARED)
 ENDED = (m.ShimPhase.CLEANED, m.ShimPhase.REFUSED)
 
 
-class Task(PreparationListener, ProgramListener):
+class ShimTask(PreparationListener, ProgramListener):
     """The task of one shim. `changed` is called when the status document changes."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Task(PreparationListener, ProgramListener):
         name: str,
         folder_fd: int,
         options: Options,
-        own: Identity,
+        own: Credentials,
         bootstrap: bytes,
         loop: Loop,
         cgroup: Cgroup | None,
@@ -72,7 +72,7 @@ class Task(PreparationListener, ProgramListener):
         # The name is unique in one coordinator only, and two may share this machine.
         self.mark = f"{name}:{os.getpid()}:{time.monotonic_ns()}"
         self._cgroup = cgroup
-        self._tree = Tree(cgroup)
+        self._tree = ProcessTree(cgroup)
         self._children = Runners(loop, cgroup, runner, self._orphan_ended)
         self._logs = Logs(folder_fd, None)
         oom_kills = (lambda: None) if cgroup is None else cgroup.oom_kills
@@ -89,6 +89,7 @@ class Task(PreparationListener, ProgramListener):
         # True once the whole tree is being ended, for any reason.
         self._ends = False
         self._leftovers = self._last_words = False
+        self._unwritten_since: float | None = None  # the exit record
         loop.on_child(self._sweep)
 
     @property
@@ -243,10 +244,10 @@ class Task(PreparationListener, ProgramListener):
                 self._give_files(message)
             case "rank":
                 self.ranks.began(message.get("rank"), message.get("pid"))
-                self._warnings.look_soon()
+                self._warnings.poll_soon()
                 self._stop_late(message.get("pid"))
-            case "exit":
-                self.ranks.end_reported(message)
+            case "exit" | "start_method":
+                self.ranks.reported(message)
             case "closing":
                 self._close_ranks()
             case "failed" if message.get("code") == RefusalCode.PORT_TAKEN:
@@ -425,7 +426,7 @@ class Task(PreparationListener, ProgramListener):
         if not self._ends or self.status.phase in ENDED:
             return
         if self._tree.empty(childless):
-            self._close_books()
+            self._write_exit_record()
         elif self._leftovers:
             self._leftovers = False
             self._end_leftovers()
@@ -455,7 +456,7 @@ class Task(PreparationListener, ProgramListener):
         """Schedule a sweep, because no process end may come to trigger one."""
         self._loop.at("end", now(), self._sweep)
 
-    def _close_books(self) -> None:
+    def _write_exit_record(self) -> None:
         """Write the exit record, and only then report the end."""
         self._ending.over()
         self._warnings.over()
@@ -483,6 +484,9 @@ class Task(PreparationListener, ProgramListener):
                 self._loop.stop()
                 return
             status.phase = before
+            # No process is left, so nobody has to wait for the disk.
+            self._unwritten_since = self._unwritten_since or now()
+            status.doomed = now() - self._unwritten_since >= self._options.unkillable_s
             self._complain(f"The exit record cannot be written ({error.strerror}): see its disk.")
             self._loop.at("record", now() + RECORD_RETRY_S, self._sweep)
             return

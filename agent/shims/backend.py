@@ -90,15 +90,15 @@ def request_of(task_dir: Path, options: ShimOptions) -> dict[str, object]:
 
 
 def by_units(config: AgentConfig, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether each shim runs as a systemd unit. Raises SpawnError if that is configured but
+    """True if each shim runs as a systemd unit. Raises SpawnError if that is configured but
     impossible.
     """
-    if config.shims == "template":
+    if config.shims == "forked":
         return False
     lacking = lacks_units()
     if config.shims == "systemd":
         if lacking:
-            raise SpawnError(f"shims is systemd, but {lacking}; set it to template or auto")
+            raise SpawnError(f"shims is systemd, but {lacking}; set it to forked or auto")
         return True
     # A manually started agent leaves no units behind.
     in_unit = os.getppid() == 1 and "INVOCATION_ID" in environ
@@ -106,7 +106,7 @@ def by_units(config: AgentConfig, environ: Mapping[str, str] = os.environ) -> bo
 
 
 def restricted(status: Path = Path("/proc/self/status")) -> bool:
-    """Whether this process and its children can gain no privileges, as in a sandbox."""
+    """True if this process and its children can gain no privileges, as in a sandbox."""
     try:
         return re.search(r"(?m)^NoNewPrivs:\s*1$", status.read_text()) is not None
     except OSError:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from agent.shim.system import syscalls
 from agent.shim.system.cgroup import Cgroup
-from agent.shim.system.process_tree import Tree
+from agent.shim.system.process_tree import ProcessTree
 from agent.shims.shim_files import identity_of
 from agent.taskdirs.taskdirs import user_of
 
@@ -32,7 +32,7 @@ class Process(NamedTuple):
 
     @property
     def same(self) -> bool:
-        """Whether this pid is still this process."""
+        """True if this pid is still this process."""
         found = syscalls.stat_of(self.pid)
         return found is not None and found[2] == self.began
 
@@ -55,7 +55,7 @@ def _members(folder: Path) -> dict[int, int]:
         return {}
     cgroup = Cgroup(shim.cgroup) if shim.cgroup else None
     try:
-        found = Tree(cgroup, shim.pid).members()
+        found = ProcessTree(cgroup, shim.pid).members()
     finally:
         if cgroup is not None:
             cgroup.close()

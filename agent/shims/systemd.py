@@ -203,7 +203,7 @@ def _bounds(soft: int, hard: int) -> str:
 
 
 def _owned(task_dir: Path) -> bool:
-    """Whether a living shim owns the directory."""
+    """True if a living shim owns the directory."""
     try:
         folder = os.open(task_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

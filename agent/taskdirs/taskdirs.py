@@ -57,12 +57,12 @@ _log = structlog.get_logger("agent.taskdirs.taskdirs")
 
 
 def is_being_created(name: str) -> bool:
-    """Whether an entry of the tasks directory is being created or removed."""
+    """True if an entry of the tasks directory is being created or removed."""
     return name.startswith((_NEW, _GONE))
 
 
 def has_tasks(state_dir: Path) -> bool:
-    """Whether a state directory has tasks of an earlier agent process. Raises FileError."""
+    """True if a state directory has tasks of an earlier agent process. Raises FileError."""
     try:
         with os.scandir(state_dir / TASKS) as entries:
             return any(
@@ -87,19 +87,19 @@ class Owner(msgspec.Struct, frozen=True):
     gid: int
 
 
-class User(NamedTuple):
+class TaskUser(NamedTuple):
     """User of a task."""
 
     uid: int
     gid: int
 
 
-def user_of(folder: Path) -> User:
+def user_of(folder: Path) -> TaskUser:
     """Return the user of a task: the owner of its scratch directory. An account's number may have
     changed, but a running task keeps its own. Raises OSError.
     """
     found = os.stat(folder / SCRATCH, follow_symlinks=False)
-    return User(found.st_uid, found.st_gid)
+    return TaskUser(found.st_uid, found.st_gid)
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -349,7 +349,7 @@ class TaskDirs:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether `path` is a folder and no link to one. Raises OSError."""
+    """True if `path` is a folder and no link to one. Raises OSError."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except FileNotFoundError:

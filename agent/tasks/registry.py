@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from agent.config import Ports
+from agent.config import PortSettings
 from agent.core.inputs import (
     NO_FABRIC,
     Input,
@@ -62,7 +62,7 @@ class TaskRegistry:
         folders: TaskDirs,
         shims: Shims,
         logs: LogShipper,
-        ports: Ports,
+        ports: PortSettings,
         network: NetworkProbe,
         fabric: FabricMonitor,
         proofs: TrafficSamplers,
@@ -187,7 +187,7 @@ class TaskRegistry:
         )
 
     def _is_without_shim(self, task: TaskId) -> bool:
-        """Whether a folder without a manifest has no record of a shim, either. It is removed, or
+        """True if a folder without a manifest has no record of a shim, either. It is removed, or
         left if something else has made what is in it."""
         try:
             if examine(self._folders.path(task)).ownership is not Ownership.LOST:

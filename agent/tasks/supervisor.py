@@ -60,7 +60,7 @@ _log = structlog.get_logger("agent.task")
 
 
 class Known(NamedTuple):
-    """What a manifest says of a task, and the node's current fabric."""
+    """The content of a task's manifest, and the node's current fabric."""
 
     paths: TaskPaths
     ports: tuple[int, ...]

@@ -30,34 +30,82 @@ _HOSTS = ("127.0.0.11", "127.0.0.12")
 
 
 def measure(pairs: int) -> tuple[list[Row], list[str]]:
-    """Measure Muster and torchrun in turns, and Muster's own overhead from the job's history."""
-    ours = Row("all-reduce", "submit -> first all-reduce, 2 nodes x 1 rank, gloo", "ours", "s")
-    hand = Row("all-reduce", "two torchruns by hand, same arguments", "peer", "s")
-    ratio = Row("all-reduce", "ours / by hand, paired", "ours", "ratio", Aim(1.0))
-    added = Row("all-reduce", "of it our own path, torch's import taken out", "ours", aim=Aim(50.0))
-    parts = [Row("all-reduce", f"  {name}", "ours") for name in _PARTS]
-    boot = Row("all-reduce", "  (bootstrap's import of torch, slower node)", "ours")
-    listen = Row("all-reduce", "  (torchrun's way to its port, launcher)", "ours")
+    """Measure Muster, with both start methods of ranks, and torchrun in turns, and Muster's own
+    overhead from the job's history.
+    """
     with cluster(NODES) as local, contextlib.closing(Connection(local)) as connection:
-        _by_hand(local)
-        _ours(local, connection)
-        for _, ours_first in zip(range(pairs), itertools.cycle((True, False)), strict=False):
-            if ours_first:
-                took, job = _ours(local, connection)
-                theirs = _by_hand(local)
-            else:
-                theirs = _by_hand(local)
-                took, job = _ours(local, connection)
-            ours.add(took)
-            hand.add(theirs)
-            ratio.add(took / theirs)
-            times = _Times(connection.events(job))
-            for row, part in zip(parts, times.parts(), strict=True):
-                row.add(part * 1e3)
-            added.add(sum(times.parts()) * 1e3)
-            boot.add(times.boot_s * 1e3)
-            listen.add(times.listening_s * 1e3)
-    return [ours, hand, ratio, added, *parts, boot, listen], []
+        few = _Comparison("2 nodes x 1 rank, gloo", 1, {"exec": 1.0, "fork": 0.65})
+        many = _Comparison("2 nodes x 4 ranks, gloo", 4, {"fork": 0.55})
+        for comparison in (few, many):
+            comparison.run(local, connection, 1, Parts())
+            comparison.clear()
+        parts = Parts()
+        few.run(local, connection, pairs, parts)
+        many.run(local, connection, max(1, pairs // 2), Parts())
+    return [*few.rows(), *parts.rows(), *many.rows()], []
+
+
+class _Comparison:
+    """Runs of one size: ours by start method, and by hand."""
+
+    def __init__(self, what: str, ranks: int, aims: dict[str, float]) -> None:
+        self._what, self._ranks, self._aims = what, ranks, aims
+        self.clear()
+
+    def clear(self) -> None:
+        what = self._what
+        self._ours = {
+            method: Row("all-reduce", f"submit -> first all-reduce, {what}, {method}", "ours", "s")
+            for method in self._aims
+        }
+        self._hand = Row("all-reduce", f"two torchruns by hand, {what}", "peer", "s")
+        self._ratios = {
+            method: Row(
+                "all-reduce", f"{method} / by hand, paired, {what}", "ours", "ratio", Aim(aim)
+            )
+            for method, aim in self._aims.items()
+        }
+
+    def run(self, local: LocalCluster, connection: Connection, pairs: int, parts: Parts) -> None:
+        for _, forwards in zip(range(pairs), itertools.cycle((True, False)), strict=False):
+            took: dict[str, float] = {}
+            order = [*self._aims, "by hand"]
+            for who in order if forwards else reversed(order):
+                if who == "by hand":
+                    took[who] = _by_hand(local, self._ranks)
+                else:
+                    took[who], job = _ours(local, connection, self._ranks, who)
+                    if who == "exec":
+                        parts.add(_Times(connection.events(job)))
+            self._hand.add(took["by hand"])
+            for method in self._aims:
+                self._ours[method].add(took[method])
+                self._ratios[method].add(took[method] / took["by hand"])
+
+    def rows(self) -> list[Row]:
+        return [*self._ours.values(), self._hand, *self._ratios.values()]
+
+
+class Parts:
+    """The parts of a launch with `start_method: exec`."""
+
+    def __init__(self) -> None:
+        self._added = Row(
+            "all-reduce", "of it our own path, torch's import taken out", "ours", aim=Aim(50.0)
+        )
+        self._parts = [Row("all-reduce", f"  {name}", "ours") for name in _PARTS]
+        self._boot = Row("all-reduce", "  (bootstrap's import of torch, slower node)", "ours")
+        self._listen = Row("all-reduce", "  (torchrun's way to its port, launcher)", "ours")
+
+    def add(self, times: _Times) -> None:
+        for row, part in zip(self._parts, times.parts(), strict=True):
+            row.add(part * 1e3)
+        self._added.add(sum(times.parts()) * 1e3)
+        self._boot.add(times.boot_s * 1e3)
+        self._listen.add(times.listening_s * 1e3)
+
+    def rows(self) -> list[Row]:
+        return [self._added, *self._parts, self._boot, self._listen]
 
 
 _PARTS = (
@@ -99,20 +147,26 @@ class _Times:
         )
 
 
-def _ours(local: LocalCluster, connection: Connection) -> tuple[float, int]:
+def _ours(
+    local: LocalCluster, connection: Connection, ranks: int, method: str
+) -> tuple[float, int]:
     """Seconds until the slower rank's first sum, and the job."""
     settle(local)
     with _moments() as folder:
         body = job_of(
-            nodes=NODES, nproc_per_node=1, run=[str(_PROGRAM)], env={"BENCH_MOMENTS": str(folder)}
+            nodes=NODES,
+            nproc_per_node=ranks,
+            run=[str(_PROGRAM)],
+            env={"BENCH_MOMENTS": str(folder)},
+            start_method=method,
         )
         began = time.time()
         job = connection.submit(body)
         connection.wait(job)
-        return _last(folder) - began, job
+        return _last(folder, ranks) - began, job
 
 
-def _by_hand(local: LocalCluster) -> float:
+def _by_hand(local: LocalCluster, ranks: int) -> float:
     """Seconds from the start of both commands."""
     settle(local)
     with _moments() as folder:
@@ -120,8 +174,8 @@ def _by_hand(local: LocalCluster) -> float:
         began = time.time()
         nodes = [
             subprocess.Popen(
-                _torchrun(rank, port, folder / f"logs-{rank}"),
-                env={**_environment(port), "BENCH_MOMENTS": str(folder)},
+                _torchrun(rank, ranks, port, folder / f"logs-{rank}"),
+                env={**_environment(port, ranks), "BENCH_MOMENTS": str(folder)},
                 cwd="/tmp",  # noqa: S108 - where ours runs too
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -139,10 +193,10 @@ def _by_hand(local: LocalCluster) -> float:
                 node.wait()
         if any(codes):
             raise Wrong(f"torchrun by hand ended with {codes}")
-        return _last(folder) - began
+        return _last(folder, ranks) - began
 
 
-def _torchrun(rank: int, port: int, logs: Path) -> list[str]:
+def _torchrun(rank: int, ranks: int, port: int, logs: Path) -> list[str]:
     """Return the arguments that the coordinator uses (orchestrator/core/gangs/torchrun.py)."""
     return [
         sys.executable,
@@ -150,7 +204,7 @@ def _torchrun(rank: int, port: int, logs: Path) -> list[str]:
         "torch.distributed.run",
         *("--nnodes", str(NODES)),
         *("--node-rank", str(rank)),
-        *("--nproc-per-node", "1"),
+        *("--nproc-per-node", str(ranks)),
         *("--rdzv-backend", "static"),
         *("--master-addr", _HOSTS[0]),
         *("--master-port", str(port)),
@@ -163,7 +217,7 @@ def _torchrun(rank: int, port: int, logs: Path) -> list[str]:
     ]
 
 
-def _environment(port: int) -> dict[str, str]:
+def _environment(port: int, ranks: int) -> dict[str, str]:
     return {
         "PATH": os.environ["PATH"],
         "HOME": os.environ.get("HOME", "/"),
@@ -172,6 +226,8 @@ def _environment(port: int) -> dict[str, str]:
         "MASTER_ADDR": _HOSTS[0],
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
+        # Muster sets it, too, and torchrun itself, with a warning.
+        **({"OMP_NUM_THREADS": "1"} if ranks > 1 else {}),
     }
 
 
@@ -181,8 +237,8 @@ def _moments() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _last(folder: Path) -> float:
+def _last(folder: Path, ranks: int) -> float:
     moments = [float(path.read_text()) for path in folder.glob("rank-*")]
-    if len(moments) != NODES:
+    if len(moments) != NODES * ranks:
         raise Wrong(f"{len(moments)} of {NODES} ranks came to their all-reduce")
     return max(moments)

@@ -29,7 +29,7 @@ _STOP_S = 5.0
 
 
 def installed() -> bool:
-    """Whether Slurm can be measured here."""
+    """True if Slurm can be measured here."""
     return os.geteuid() == 0 and all(_path_of(name) for name in _PROGRAMS)
 
 
@@ -113,7 +113,7 @@ class Slurm:
         _until(self._answers, "answer of slurmctld", self._folder)
 
     def knows_running(self, job: str) -> bool:
-        """Whether the controller answers, and knows that this job runs."""
+        """True if the controller answers, and knows that this job runs."""
         done = subprocess.run(
             ["squeue", "-h", "-t", "R", "-o", "%i"],
             env=self._env,

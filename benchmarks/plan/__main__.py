@@ -21,8 +21,8 @@ from benchmarks.launch.report import machine, table, write_json
 from benchmarks.launch.samples import Aim, Row
 from muster.protocol.observations.fabric import FabricPort, MissingPort, NodeFabric, PortGids
 from muster.spec.model import Rdma
-from orchestrator.core.fabric.plan import FabricRequest, Refused, plan
-from orchestrator.core.fabric.port_slots import Member
+from orchestrator.core.fabric.plan import FabricRequest, PlanRefused, plan
+from orchestrator.core.fabric.port_slots import FabricMember
 from orchestrator.core.model.fabric_plan import FabricPlan
 
 NODES = 1024
@@ -66,7 +66,7 @@ def times(hcas: int, rounds: int) -> list[Row]:
     return [first, second, third, size, other, reported]
 
 
-def member(number: int, hcas: int, gid: int = 3) -> Member:
+def member(number: int, hcas: int, gid: int = 3) -> FabricMember:
     """Return a node of the gang."""
     ports = tuple(
         FabricPort(
@@ -88,10 +88,10 @@ def member(number: int, hcas: int, gid: int = 3) -> Member:
         for at in range(hcas)
     )
     fabric = NodeFabric(group="Ethernet MT4129", ports=ports, fingerprint=f"{number:016x}")
-    return Member(f"gpu-{number:04d}", fabric, ports, GPUS, NCCL)
+    return FabricMember(f"gpu-{number:04d}", fabric, ports, GPUS, NCCL)
 
 
-def spoilt(number: int, hcas: int) -> Member:
+def spoilt(number: int, hcas: int) -> FabricMember:
     """Return a faulty node of the gang."""
     found = member(number, hcas, gid=3 + 2 * (number % 16 == 3))
     ports = list(found.ports)
@@ -102,10 +102,10 @@ def spoilt(number: int, hcas: int) -> Member:
         down = ports.pop(2)
         fabric = replace(fabric, missing=(MissingPort(down.key, down.pci, "port DOWN, Polling"),))
     fabric = replace(fabric, ports=tuple(ports))
-    return Member(found.node, fabric, tuple(ports), GPUS, NCCL)
+    return FabricMember(found.node, fabric, tuple(ports), GPUS, NCCL)
 
 
-def _kib(found: FabricPlan | Refused | None) -> float:
+def _kib(found: FabricPlan | PlanRefused | None) -> float:
     assert isinstance(found, FabricPlan)
     return len(msgspec.json.encode(found)) / 1024
 

@@ -15,7 +15,7 @@ PASS_FRACTION: Final = 0.8
 _FIELDS: Final = 11
 
 
-class About(msgspec.Struct, frozen=True):
+class RunInfo(msgspec.Struct, frozen=True):
     """A description of the measurement. `why` is the reason for not using NCCL, if any."""
 
     ranks: int
@@ -45,7 +45,7 @@ class Row(msgspec.Struct, frozen=True):
     wrong: int
 
 
-class Line(msgspec.Struct, frozen=True):
+class PassLine(msgspec.Struct, frozen=True):
     """The pass line: the minimum bus bandwidth, in GB/s, of the largest size. `gb_s` and `passed`
     are None if there is no pass line. `text` says why."""
 
@@ -55,19 +55,19 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One job of the benchmark. `rdma` is the job's setting and `plan` the gang's fabric plan.
+    """A job of the benchmark. `rdma` is the job's setting and `plan` the gang's fabric plan.
     `verdict` is the coordinator's traffic verdict (for gloo always TCP), and `transport` its
     text."""
 
     job: int
     rdma: str
     nodes: tuple[str, ...]
-    about: About | None
+    about: RunInfo | None
     rows: tuple[Row, ...]
     plan: str
     verdict: Carrier
     transport: str
-    line: Line
+    line: PassLine
 
     @property
     def largest(self) -> Row | None:
@@ -78,11 +78,11 @@ class Run(msgspec.Struct, frozen=True):
         return sum(row.wrong for row in self.rows)
 
 
-def read_line(line: str) -> About | Row | None:
+def read_line(line: str) -> RunInfo | Row | None:
     """Parse a line of the program's output. Returns None for lines that are for people only."""
     if line.startswith("# {"):
         try:
-            return msgspec.json.decode(line[2:], type=About)
+            return msgspec.json.decode(line[2:], type=RunInfo)
         except msgspec.DecodeError:
             return None
     words = line.split()
@@ -121,25 +121,29 @@ def rates_of(plan: PlanView | None) -> dict[str, float]:
 
 
 def pass_line(
-    about: About | None, rows: Iterable[Row], rates_gbps: Mapping[str, float], *, tcp: bool = False
-) -> Line:
+    about: RunInfo | None,
+    rows: Iterable[Row],
+    rates_gbps: Mapping[str, float],
+    *,
+    tcp: bool = False,
+) -> PassLine:
     """Compute the pass line from the chosen HCAs. `rates_gbps`: combined rate of each node in
     Gbit/s, empty if no plan names HCAs. `tcp`: the transport is known to be TCP."""
     largest = max(rows, key=lambda row: row.size, default=None)
     if about is None or largest is None:
-        return Line(None, None, "nothing was measured")
+        return PassLine(None, None, "nothing was measured")
     if about.nodes < 2:
-        return Line(None, None, "no pass line: one node, whose HCAs are not used")
+        return PassLine(None, None, "no pass line: one node, whose HCAs are not used")
     if about.backend != "nccl":
         why = f" ({about.why})" if about.why else ""
-        return Line(None, None, f"no pass line: {about.backend} over TCP{why}, no HCA is used")
+        return PassLine(None, None, f"no pass line: {about.backend} over TCP{why}, no HCA is used")
     least = min(rates_gbps.values(), default=0.0)
     if not least:
-        return Line(None, None, "no pass line: the plan has no HCAs whose rates are known")
+        return PassLine(None, None, "no pass line: the plan has no HCAs whose rates are known")
     wanted = PASS_FRACTION * least / 8
     passed = largest.busbw_gb_s >= wanted and not tcp
     over = " over TCP" if tcp else ""
-    return Line(
+    return PassLine(
         wanted,
         passed,
         f"{largest.busbw_gb_s:.1f} GB/s{over}, and {wanted:.1f} GB/s is the line: "

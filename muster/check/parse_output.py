@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 
-class Names(msgspec.Struct, frozen=True):
+class NameLookups(msgspec.Struct, frozen=True):
     """A node's name lookups: `wrong` are sentences, `unknown` are names and addresses that the node
     cannot resolve, and `late` counts lookups that did not finish in time."""
 
@@ -22,11 +22,11 @@ class NodeReport(msgspec.Struct, frozen=True):
 
     node: str
     facts: dict[str, str]
-    names: Names = Names()
+    names: NameLookups = NameLookups()
     clock_s: float = 0.0
 
 
-class Pair(msgspec.Struct, frozen=True):
+class Transfer(msgspec.Struct, frozen=True):
     """A transfer from one node to another: GB/s of verified bytes over one connection, or the
     error."""
 
@@ -49,7 +49,7 @@ _node: Final = msgspec.json.Decoder(NodeReport)
 _line: Final = msgspec.json.Decoder(_Line)
 
 
-class Output:
+class CheckOutput:
     """Parses lines as they arrive. `end`: all have arrived. `step`: the last step and the total, as
     text."""
 
@@ -59,10 +59,10 @@ class Output:
         self.end = False
         self._names: tuple[str, ...] = ()
         self._networks: tuple[str, ...] = ()
-        self._pairs: dict[tuple[str, str, str], Pair] = {}
+        self._pairs: dict[tuple[str, str, str], Transfer] = {}
 
     @property
-    def pairs(self) -> tuple[Pair, ...]:
+    def pairs(self) -> tuple[Transfer, ...]:
         """The results by pair; for a pair that was tried again, the better one."""
         return tuple(self._pairs.values())
 
@@ -86,7 +86,7 @@ class Output:
         self.end = self.end or found.end
 
     def _learn(self, sender: int, receiver: int, at: int, gb_s: float | None, why: str) -> None:
-        pair = Pair(self._names[sender], self._names[receiver], self._networks[at], gb_s, why)
+        pair = Transfer(self._names[sender], self._names[receiver], self._networks[at], gb_s, why)
         place = (pair.sender, pair.receiver, pair.network)
         before = self._pairs.get(place)
         if before is None or (gb_s or 0.0) >= (before.gb_s or 0.0):

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from muster.check.parse_output import NodeReport, Pair
+from muster.check.parse_output import NodeReport, Transfer
 from muster.http.fabric import PlanView
 
 SLOW: Final = 1 / 3
@@ -25,7 +25,7 @@ _OPEN: Final = "open"
 _RDMA: Final = "rdma"
 
 
-class Severity(Enum):
+class FindingSeverity(Enum):
     FAULT = "fault"
     WARNING = "warning"
     NOTE = "note"
@@ -34,7 +34,7 @@ class Severity(Enum):
 class Finding(msgspec.Struct, frozen=True):
     """A problem that a check found. `kind` is a stable code."""
 
-    severity: Severity
+    severity: FindingSeverity
     kind: str
     nodes: tuple[str, ...]
     text: str
@@ -48,10 +48,10 @@ class NetworkFound(msgspec.Struct, frozen=True):
     pairs: int
     failed: int
     median_gb_s: float | None
-    worst: Pair | None
+    worst: Transfer | None
 
 
-class Report(msgspec.Struct, frozen=True):
+class CheckReport(msgspec.Struct, frozen=True):
     """The report of a check. `skipped`: reason by node; `facts`: each node's report about
     itself."""
 
@@ -61,18 +61,18 @@ class Report(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
     networks: tuple[NetworkFound, ...]
     facts: dict[str, dict[str, str]]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[Transfer, ...]
 
     @property
     def exit_code(self) -> int:
         """The exit code, as for `muster doctor`: 0, 1 (warnings), 2 (faults)."""
         worst = {finding.severity for finding in self.findings}
-        return 2 if Severity.FAULT in worst else 1 if Severity.WARNING in worst else 0
+        return 2 if FindingSeverity.FAULT in worst else 1 if FindingSeverity.WARNING in worst else 0
 
 
 def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Sort the findings by severity, otherwise stable."""
-    order = list(Severity)
+    order = list(FindingSeverity)
     return tuple(sorted(findings, key=lambda finding: order.index(finding.severity)))
 
 
@@ -92,7 +92,7 @@ def differences(reports: Mapping[str, Mapping[str, str]]) -> list[Finding]:
         parts = [f"{named(nodes)} {_has(nodes)} {v}" for v, nodes in odd.items()]
         if value not in odd:
             parts.append(f"the other {len(most)} {_has(most)} {value}")
-        severity = Severity.FAULT if fact in _MUST_AGREE else Severity.WARNING
+        severity = FindingSeverity.FAULT if fact in _MUST_AGREE else FindingSeverity.WARNING
         names = tuple(sorted(node for nodes in odd.values() for node in nodes))
         found.append(Finding(severity, "differs", names, f"{fact}: {'; '.join(parts)}"))
     return found
@@ -103,27 +103,28 @@ def names_and_clocks(reports: Mapping[str, NodeReport]) -> list[Finding]:
     found = []
     for node, its in reports.items():
         found += [
-            Finding(Severity.FAULT, "names", (node,), f"{node}: {text}") for text in its.names.wrong
+            Finding(FindingSeverity.FAULT, "names", (node,), f"{node}: {text}")
+            for text in its.names.wrong
         ]
         if its.names.late:
             text = (
                 f"{node}: {its.names.late} names of others were not looked up in time: does its "
                 "name server answer?"
             )
-            found.append(Finding(Severity.WARNING, "names", (node,), text))
+            found.append(Finding(FindingSeverity.WARNING, "names", (node,), text))
     unknowing = [node for node, its in reports.items() if its.names.unknown]
     if unknowing:
         text = (
             f"{named(unknowing)} {'knows' if len(unknowing) == 1 else 'know'} no names of the "
             "others, not even while a job runs: `hosts.mode` of the agent is off, or it is not root"
         )
-        found.append(Finding(Severity.NOTE, "names", tuple(unknowing), text))
+        found.append(Finding(FindingSeverity.NOTE, "names", tuple(unknowing), text))
     usual = statistics.median(its.clock_s for its in reports.values()) if reports else 0.0
     for node, its in reports.items():
         if abs(its.clock_s - usual) > CLOCK_S:
             how = "ahead of" if its.clock_s > usual else "behind"
             text = f"the clock of {node} is {abs(its.clock_s - usual):.0f} s {how} the others'"
-            found.append(Finding(Severity.WARNING, "clock", (node,), text))
+            found.append(Finding(FindingSeverity.WARNING, "clock", (node,), text))
     return found
 
 
@@ -133,17 +134,19 @@ def fabric(plan: PlanView | None) -> list[Finding]:
     if plan is None or plan.transport == _OPEN:
         return []
     can = plan.transport == _RDMA
-    found = [Finding(Severity.NOTE if can else Severity.WARNING, "fabric", (), plan.text)]
-    found += [Finding(Severity.WARNING, "fabric", (), text) for text in plan.notes]
+    found = [
+        Finding(FindingSeverity.NOTE if can else FindingSeverity.WARNING, "fabric", (), plan.text)
+    ]
+    found += [Finding(FindingSeverity.WARNING, "fabric", (), text) for text in plan.notes]
     for node in plan.nodes:
         found += [
-            Finding(Severity.WARNING, "fabric", (node.node,), f"{node.node}: {text}")
+            Finding(FindingSeverity.WARNING, "fabric", (node.node,), f"{node.node}: {text}")
             for text in node.missing
         ]
     return found
 
 
-def networks_found(pairs: Sequence[Pair]) -> tuple[NetworkFound, ...]:
+def networks_found(pairs: Sequence[Transfer]) -> tuple[NetworkFound, ...]:
     """Summarise each network. The worst pair is a failed one, if any, else the slowest."""
     made = []
     for network, mine in _by_network(pairs).items():
@@ -155,7 +158,7 @@ def networks_found(pairs: Sequence[Pair]) -> tuple[NetworkFound, ...]:
     return tuple(made)
 
 
-def between(pairs: Sequence[Pair]) -> list[Finding]:
+def between(pairs: Sequence[Transfer]) -> list[Finding]:
     """Find pairs that do not reach each other, and slow pairs. A node that reaches no peer on a
     network is reported once."""
     found = []
@@ -164,7 +167,7 @@ def between(pairs: Sequence[Pair]) -> list[Finding]:
     return found
 
 
-def _unreached(network: str, pairs: Sequence[Pair]) -> list[Finding]:
+def _unreached(network: str, pairs: Sequence[Transfer]) -> list[Finding]:
     bad = [pair for pair in pairs if pair.gb_s is None]
     if not bad:
         return []
@@ -175,13 +178,13 @@ def _unreached(network: str, pairs: Sequence[Pair]) -> list[Finding]:
     alone = sorted(everyone - good)
     if not good and len(everyone) > 2:
         text = f"no node reaches another on {network}: {_why(bad)}"
-        return [Finding(Severity.FAULT, "tcp", tuple(alone), text)]
+        return [Finding(FindingSeverity.FAULT, "tcp", tuple(alone), text)]
     found = []
     if good:
         for node in alone:
             its = [pair for pair in bad if node in (pair.sender, pair.receiver)]
             text = f"{node} reaches nobody on {network}: {_why(its)}"
-            found.append(Finding(Severity.FAULT, "tcp", (node,), text))
+            found.append(Finding(FindingSeverity.FAULT, "tcp", (node,), text))
         bad = [pair for pair in bad if not {pair.sender, pair.receiver} & set(alone)]
     both = {frozenset((pair.sender, pair.receiver)) for pair in bad}
     sorted_pairs = sorted(tuple(sorted(ends)) for ends in both)
@@ -194,15 +197,15 @@ def _unreached(network: str, pairs: Sequence[Pair]) -> list[Finding]:
             else f"{first.sender} does not reach {first.receiver} on {network}, though it is "
             f"reached from there: {first.why}"
         )
-        found.append(Finding(Severity.FAULT, "tcp", (one, other), text))
+        found.append(Finding(FindingSeverity.FAULT, "tcp", (one, other), text))
     if len(sorted_pairs) > PAIRS_MAX:
         rest = tuple(sorted({node for ends in sorted_pairs[PAIRS_MAX:] for node in ends}))
         text = f"and {len(sorted_pairs) - PAIRS_MAX} more pairs on {network}, of {named(rest)}"
-        found.append(Finding(Severity.FAULT, "tcp", rest, text))
+        found.append(Finding(FindingSeverity.FAULT, "tcp", rest, text))
     return found
 
 
-def _slow(network: str, pairs: Sequence[Pair]) -> list[Finding]:
+def _slow(network: str, pairs: Sequence[Transfer]) -> list[Finding]:
     speeds = {pair: pair.gb_s for pair in pairs if pair.gb_s is not None}
     if len(speeds) < 3:
         return []
@@ -214,7 +217,7 @@ def _slow(network: str, pairs: Sequence[Pair]) -> list[Finding]:
             f"{pair.sender} to {pair.receiver} on {network}: {speed:.2f} GB/s, and half of all "
             f"pairs have {usual:.2f} or more"
         )
-        found.append(Finding(Severity.WARNING, "slow", (pair.sender, pair.receiver), text))
+        found.append(Finding(FindingSeverity.WARNING, "slow", (pair.sender, pair.receiver), text))
     return found
 
 
@@ -229,13 +232,13 @@ def _has(nodes: Sequence[str]) -> str:
     return "has" if len(nodes) == 1 else "have"
 
 
-def _why(pairs: Sequence[Pair]) -> str:
+def _why(pairs: Sequence[Transfer]) -> str:
     """Return the most frequent reason."""
     return Counter(pair.why for pair in pairs).most_common(1)[0][0]
 
 
-def _by_network(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
-    made: dict[str, list[Pair]] = {}
+def _by_network(pairs: Sequence[Transfer]) -> dict[str, list[Transfer]]:
+    made: dict[str, list[Transfer]] = {}
     for pair in pairs:
         made.setdefault(pair.network, []).append(pair)
     return made

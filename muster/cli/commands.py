@@ -43,6 +43,9 @@ CLUSTER: Final = {
     "version": "Show the versions of client and coordinator.",
     "schema": "Print the JSON Schema of the job file.",
     "completion": "Print shell completion for bash, zsh or fish.",
+    "login": "Check a token and write the client's file.",
+    "logout": "Remove the client's file.",
+    "audit": "List what people did to jobs and nodes.",
     "token": "Create, list and revoke tokens.",
     "init": "Write the configuration and tokens of a new cluster.",
 }
@@ -62,6 +65,26 @@ DAEMONS: Final[dict[str, tuple[str, ...]]] = {
     "agent": ("Run a node's agent.", "agent"),
     "probe": ("Show this node's HCAs and GPUs, and which of them jobs use.", "agent", "probe"),
     "doctor": ("Show problems of this node's fabric, and how to fix them.", "agent", "doctor"),
+}
+# Words of other systems, with ours.
+OTHER_WORDS: Final = {
+    "kill": "cancel JOB",
+    "stop": "cancel JOB",
+    "scancel": "cancel JOB",
+    "list": "ps",
+    "ls": "ps",
+    "queue": "ps",
+    "squeue": "ps",
+    "status": "show JOB, or: muster ps",
+    "sinfo": "nodes",
+    "drain": "node drain NODE --reason TEXT",
+    "resume": "node resume NODE",
+    "sbatch": "submit FILE, or: muster submit --from-sbatch SCRIPT",
+    "run": "submit -- COMMAND",
+    "srun": "submit -- COMMAND",
+    "tail": "logs -f JOB",
+    "sacct": "ps -a",
+    "scontrol": "show JOB, or: muster node show NODE",
 }
 VERBS: Final = {**JOBS, **CLUSTER, **{name: words[0] for name, words in DAEMONS.items()}}
 
@@ -96,6 +119,10 @@ class Verbs(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:
+            if ours := OTHER_WORDS.get(args[0]):
+                raise click.UsageError(
+                    f"there is no command {args[0]!r}; use: muster {ours}", ctx
+                ) from None
             raise click.NoSuchCommand(
                 error.command_name, possibilities=list(VERBS), ctx=ctx
             ) from None

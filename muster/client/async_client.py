@@ -52,6 +52,7 @@ from muster.protocol.states import JobState
 if TYPE_CHECKING:
     from muster.client.log_stream import LogQuery
     from muster.client.resumable_stream import ResumableStream
+    from muster.http.audit import AuditList
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import NodeProbe
@@ -309,6 +310,19 @@ class AsyncClient:
     async def version(self) -> VersionView:
         """Return the coordinator's version, and the user and role of the token."""
         return await self._call(endpoints.version())
+
+    async def audit(
+        self,
+        *,
+        user: str | None = None,
+        action: str | None = None,
+        subject: str | None = None,
+        since: str | None = None,
+        refused: bool = False,
+        limit: int = 100,
+    ) -> AuditList:
+        """Return the newest matching entries of the audit log. Needs the role admin."""
+        return await self._call(endpoints.audit(user, action, subject, since, refused, limit))
 
     def logs(
         self, job: int, query: LogQuery | None = None

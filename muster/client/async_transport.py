@@ -21,7 +21,7 @@ from muster.client.http_common import (
     CONNECT_TIMEOUT_S,
     PROBLEM_BYTES_MAX,
     HttpContext,
-    Lines,
+    LineSplitter,
     keep_alive,
     target,
 )
@@ -62,7 +62,7 @@ class AsyncTransport:
         self, path: str, query: Query, headers: Mapping[str, str] | None = None
     ) -> AsyncGenerator[bytes, None]:
         answer = await self._answer("GET", target(path, query), None, headers or {}, None)
-        lines = Lines(self._exchange.url)
+        lines = LineSplitter(self._exchange.url)
         with _explained(self._exchange):
             # Not `async with`, which would make a reader that stops early read the rest.
             try:

@@ -50,6 +50,7 @@ from muster.protocol.states import JobState
 if TYPE_CHECKING:
     from muster.client.log_stream import LogQuery
     from muster.client.resumable_stream import ResumableStream
+    from muster.http.audit import AuditList
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import NodeProbe
@@ -300,6 +301,19 @@ class Client:
     def version(self) -> VersionView:
         """Return the coordinator's version, and the user and role of the token."""
         return self._call(endpoints.version())
+
+    def audit(
+        self,
+        *,
+        user: str | None = None,
+        action: str | None = None,
+        subject: str | None = None,
+        since: str | None = None,
+        refused: bool = False,
+        limit: int = 100,
+    ) -> AuditList:
+        """Return the newest matching entries of the audit log. Needs the role admin."""
+        return self._call(endpoints.audit(user, action, subject, since, refused, limit))
 
     def logs(self, job: int, query: LogQuery | None = None) -> Iterator[LogRecord | LogTrailer]:
         """Yield the records of a job's logs, and a trailer last.

@@ -167,7 +167,7 @@ _URL_HINT: Final = "set the coordinator's address: --url https://host:7077, or M
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host`, an address or a name, never leaves this machine."""
+    """True if `host`, an address or a name, never leaves this machine."""
     if host.lower() in {"localhost", "localhost."}:
         return True
     try:

@@ -42,6 +42,7 @@ from muster.protocol.states import ENDED_STATES, JobState
 
 if TYPE_CHECKING:
     # Importing these types takes longer than importing all other answers.
+    from muster.http.audit import AuditList
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import CheckRequest, NodeProbe
@@ -68,7 +69,7 @@ _ID_DIGITS_MAX: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[_T]):
-    """One request, and `kind`, the type of a good answer. If `patience_s` is None, it is never
+    """A request, and `kind`, the type of a good answer. If `patience_s` is None, it is never
     retried."""
 
     kind: type[_T]
@@ -180,6 +181,27 @@ def events(number: int, after: int | str) -> Call[EventList]:
 
 def nodes(cursor: str | None) -> Call[NodeList]:
     return Call(NodeList, "GET", "/v1/nodes", {"cursor": cursor})
+
+
+def audit(
+    user: str | None,
+    action: str | None,
+    subject: str | None,
+    since: str | None,
+    refused: bool,
+    limit: int,
+) -> Call[AuditList]:
+    from muster.http.audit import AuditList
+
+    query: Query = {
+        "user": user,
+        "action": action,
+        "subject": subject,
+        "since": since,
+        "refused": "true" if refused else None,
+        "limit": limit,
+    }
+    return Call(AuditList, "GET", "/v1/audit", query)
 
 
 def probe(name: str) -> Call[NodeProbe]:

@@ -191,7 +191,7 @@ class HttpContext:
         return f"{ways}; this address is {from_}{origin}" if origin else ways
 
 
-class Lines:
+class LineSplitter:
     """Assembles the lines of a stream; a line that was cut off is never returned."""
 
     def __init__(self, url: str) -> None:

@@ -110,6 +110,6 @@ def _entry(line: bytes) -> Entry | None:
 
 
 def _is_final(trailer: LogTrailer, query: LogQuery) -> bool:
-    """Whether everything requested has arrived. A restarting server sends a reason without a
+    """True if everything requested has arrived. A restarting server sends a reason without a
     state."""
     return trailer.end or (not query.follow and trailer.state is not None)

@@ -18,7 +18,7 @@ from muster.client.http_common import (
     CONNECT_TIMEOUT_S,
     PROBLEM_BYTES_MAX,
     HttpContext,
-    Lines,
+    LineSplitter,
     keep_alive,
     target,
 )
@@ -52,7 +52,7 @@ class Transport:
 
         A line that a cut connection left unfinished is not yielded. Raises as `request`.
         """
-        lines = Lines(self.exchange.url)
+        lines = LineSplitter(self.exchange.url)
         with self._answer("GET", target(path, query), None, headers or {}, None) as answer:
             while data := answer.read1(_READ_BYTES):
                 yield from lines.take(data)

@@ -43,7 +43,7 @@ _SWITCHES: Final = frozenset({"on", "off", "yes", "no"})
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One leaf of a configuration: its path, type, and the environment variable that sets it."""
+    """A leaf of a configuration: its path, type, and the environment variable that sets it."""
 
     path: str
     type: Any

@@ -10,7 +10,7 @@ _LISTEN: Final = "0A"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether traffic to `host`, an address or name, never leaves this machine.
+    """True if traffic to `host`, an address or name, never leaves this machine.
 
     A name other than localhost counts as outside, because its address may change.
     """

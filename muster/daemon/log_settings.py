@@ -11,7 +11,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=30 * 86400)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Log(msgspec.Struct, frozen=True, kw_only=True):
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Log level and format; `auto` is console on a terminal and JSON elsewhere."""
 
     level: Level = "info"

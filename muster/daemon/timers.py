@@ -1,4 +1,4 @@
-"""One heap for all timers of a daemon's state, and one alarm of the event loop for its top."""
+"""A heap for all timers of a daemon's state, and one alarm of the event loop for its top."""
 
 import asyncio
 import heapq

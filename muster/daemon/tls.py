@@ -75,7 +75,7 @@ class Renewed:
         self.context.sni_callback = self._choose
 
     def look(self) -> bool:
-        """Whether the files have changed. If so, new connections get the new certificate.
+        """True if the files have changed. If so, new connections get the new certificate.
 
         Raises TlsError, and then the previous certificate stays in use.
         """

@@ -33,17 +33,17 @@ def number_of(gid: str) -> int | None:
 
 
 def is_empty(number: int) -> bool:
-    """Whether the entry is unused: all zero, or on InfiniBand only the subnet prefix."""
+    """True if the entry is unused: all zero, or on InfiniBand only the subnet prefix."""
     return number & ((1 << 64) - 1) == 0 and number >> 64 in (0, _LINK_LOCAL)
 
 
 def is_prefix_only(number: int) -> bool:
-    """Whether it has a subnet prefix and no port."""
+    """True if it has a subnet prefix and no port."""
     return number & ((1 << 64) - 1) == 0
 
 
 def is_link_local(number: int) -> bool:
-    """Whether it is limited to its own network segment."""
+    """True if it is limited to its own network segment."""
     return number >> 64 == _LINK_LOCAL
 
 
@@ -66,7 +66,7 @@ def address_of(number: int) -> ipaddress.IPv4Address | ipaddress.IPv6Address | N
 
 
 def is_routable(number: int) -> bool:
-    """Whether it reaches peers beyond the own segment. 169.254.0.0/16 does not, which an interface
+    """True if it reaches peers beyond the own segment. 169.254.0.0/16 does not, which an interface
     assigns itself without a DHCP server.
     """
     address = address_of(number)
@@ -155,7 +155,7 @@ def fit_index(
 
 
 def strays(gids: Sequence[Gid], slots: int | None, family: Family, index: int | None) -> bool:
-    """Whether NCCL by itself chooses another entry than this one, if there is one."""
+    """True if NCCL by itself chooses another entry than this one, if there is one."""
     return slots is not None and index not in (None, nccl_index(gids, slots, family))
 
 
@@ -185,7 +185,7 @@ def fit_indexes(
 
 
 def is_sparse(gids: Sequence[Gid]) -> bool:
-    """Whether an empty entry precedes a used one: in a container, the host's entries look empty."""
+    """True if an empty entry precedes a used one: in a container, the host's entries look empty."""
     used = {gid.index for gid in gids}
     return bool(used) and len(used) <= max(used)
 

@@ -120,12 +120,12 @@ def own_addresses(hca: Hca) -> list[str]:
 
 
 def has_no_address(hca: Hca) -> bool:
-    """Whether the GID table was read completely and reaches no peer beyond the own segment."""
+    """True if the GID table was read completely and reaches no peer beyond the own segment."""
     return hca.gid_slots is not None and not hca.gids_unread and not routable(hca.gids)
 
 
 def _passes(hca: Hca) -> bool | None:
-    """Whether NCCL's own filter accepts it: an active port of InfiniBand or Ethernet."""
+    """True if NCCL's own filter accepts it: an active port of InfiniBand or Ethernet."""
     if hca.state not in (None, ACTIVE) or hca.link_layer not in (None, ETHERNET, INFINIBAND):
         return False
     return None if hca.state is None or hca.link_layer is None else True
@@ -190,7 +190,7 @@ def _by_rule(left: Iterable[Hca], affinity: Sequence[Affinity], done: _Sorted) -
 
 
 def _by_gpus(ready: Sequence[Hca], dark: Sequence[Hca], nearest: Mapping[str, Affinity]) -> bool:
-    """Whether nearness to GPUs decides. A port next to one that is down also counts, unless it is
+    """True if nearness to GPUs decides. A port next to one that is down also counts, unless it is
     small compared with those that are up.
     """
     if any(_is_near(hca, nearest) for hca in ready):

@@ -154,7 +154,7 @@ class Affinity(msgspec.Struct, frozen=True, kw_only=True, rename={"distance": "c
     hops: int | None
 
 
-class Network(msgspec.Struct, frozen=True, kw_only=True):
+class NetworkInterface(msgspec.Struct, frozen=True, kw_only=True):
     """A network interface. `addresses` have their prefix length if known. `running` is None if
     unknown.
     """
@@ -169,7 +169,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     pci: str | None = None
 
 
-class Problem(msgspec.Struct, frozen=True):
+class FabricProblem(msgspec.Struct, frozen=True):
     """A problem with its effect (`what`), and the remedy (`fix`). `stops`: no job can use RDMA on
     this node at all.
     """
@@ -192,7 +192,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     unread: str = ""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a job's processes. `source` names their origin.
 
     `memlock` and `nofile` are numbers (bytes, files) or "unlimited"; None is unknown.
@@ -233,10 +233,10 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     hcas: tuple[Hca, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     affinity: tuple[Affinity, ...] = ()
-    networks: tuple[Network, ...] = ()
+    networks: tuple[NetworkInterface, ...] = ()
     env: dict[str, str] = {}
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[FabricProblem, ...] = ()
     fabric: Fabric = Fabric()
-    limits: Limits = Limits()
+    limits: ProcessLimits = ProcessLimits()
     software: Software = Software()
     fingerprint: str = ""

@@ -31,7 +31,7 @@ _RANKS: Final = re.compile(
 )
 
 
-class Pair(msgspec.Struct, frozen=True, array_like=True):
+class RankPair(msgspec.Struct, frozen=True, array_like=True):
     """Channels over the network between two ranks (-1: unknown): their number, and the numbers over
     sockets and without a copy in host memory.
     """
@@ -54,7 +54,7 @@ class Communicator(msgspec.Struct, frozen=True, omit_defaults=True):
     own: tuple[int, ...] = ()
     word: str = ""
     at: int = 0
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[RankPair, ...] = ()
 
 
 class Room:
@@ -78,7 +78,7 @@ class _Comm:
     own: set[int] = field(default_factory=set)
     word: str = ""
     at: int = 0
-    pairs: dict[tuple[int, int], Pair] = field(default_factory=dict)
+    pairs: dict[tuple[int, int], RankPair] = field(default_factory=dict)
 
 
 class Comms:
@@ -148,8 +148,10 @@ class Comms:
             len(comm.pairs) < _PAIRS_MAX and self._room.take()
         ):
             one = other = -1
-        known = comm.pairs.get((one, other), Pair(one, other, 0))
-        comm.pairs[one, other] = Pair(one, other, known.count + 1, known.tcp + tcp, known.gdr + gdr)
+        known = comm.pairs.get((one, other), RankPair(one, other, 0))
+        comm.pairs[one, other] = RankPair(
+            one, other, known.count + 1, known.tcp + tcp, known.gdr + gdr
+        )
 
     def known(self) -> tuple[Communicator, ...]:
         """Return all communicators. A network without a name belongs to an unnamed one."""
@@ -234,17 +236,17 @@ def ranks_here(every: Iterable[Communicator]) -> Here:
 
 
 def _whole(one: Communicator, here: Here) -> bool:
-    """Whether all of it is on this host."""
+    """True if all of it is on this host."""
     return bool(one.id) and 0 < one.size <= len(here[one.id])
 
 
 def _on_host(
-    pair: Pair,
+    pair: RankPair,
     one: Communicator,
     own: tuple[Communicator, ...],
     here: Here,
 ) -> bool:
-    """Whether both ends are known to be on this host."""
+    """True if both ends are known to be on this host."""
     ends = {pair.one, pair.other}
     if one.id:
         return ends <= here[one.id]

@@ -44,7 +44,7 @@ def single_range(within: Sequence[Range]) -> str:
 
 
 def names(entry: str, hca: Hca) -> bool:
-    """Whether the entry matches this port."""
+    """True if the entry matches this port."""
     if entry in (hca.name, hca.key) or entry in (*hca.netdevs, *hca.members):
         return True
     if hca.pci is not None and entry.lower() in (hca.pci, hca.pci.removeprefix("0000:")):

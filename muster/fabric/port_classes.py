@@ -81,7 +81,7 @@ def by_bandwidth(groups: Groups) -> list[str]:
 
 
 def clearly(first: Sequence[Hca], second: Sequence[Hca]) -> bool:
-    """Whether the first has far more bandwidth than the second."""
+    """True if the first has far more bandwidth than the second."""
     one, other = speed_of_class(first), speed_of_class(second)
     speeds = (1.0, 1.0) if one is None or other is None else (one, other)
     return _links(first) * speeds[0] >= _CLEAR * _links(second) * speeds[1]
@@ -98,7 +98,7 @@ def speed_of_class(ports: Sequence[Hca]) -> float | None:
 
 
 def same_ends(ports: Iterable[Hca]) -> bool:
-    """Whether all multi-port cards have the same ports up: then the others are not cabled."""
+    """True if all multi-port cards have the same ports up: then the others are not cabled."""
     cards: dict[str, list[tuple[str, bool]]] = {}
     for hca in ports:
         card = card_of(hca.pci) if hca.pci else hca.name
@@ -141,7 +141,7 @@ def _known(hca: Hca) -> int:
 
 
 def _may_be_like(hca: Hca, other: Hca) -> bool:
-    """Whether no property known of both differs."""
+    """True if no property known of both differs."""
     if special(hca) is not None or special(other) is not None:
         return False
     if None not in (hca.link_layer, other.link_layer) and hca.link_layer != other.link_layer:
@@ -154,7 +154,7 @@ def _may_be_like(hca: Hca, other: Hca) -> bool:
 
 
 def _is_unnamed(hca: Hca, rate: float) -> bool:
-    """Whether the kernel had no name for the speed. An unknown card may be such a case, too: cards
+    """True if the kernel had no name for the speed. An unknown card may be such a case, too: cards
     that really run at SDR date from 2005.
     """
     model = _model(hca)

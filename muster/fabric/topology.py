@@ -33,7 +33,7 @@ def path_of(text: str) -> Path:
 
 
 def is_function(text: str) -> bool:
-    """Whether the text is a PCI address with its domain, 0000:1a:00.0."""
+    """True if the text is a PCI address with its domain, 0000:1a:00.0."""
     return _FUNCTION.fullmatch(text) is not None
 
 
@@ -134,7 +134,7 @@ def _near(cost: int) -> int:
 def is_flat(
     gpus: Sequence[Gpu], hcas: Sequence[tuple[Path, int | None]], *, virtual: bool | None = None
 ) -> bool:
-    """Whether a virtual machine hides the real tree: every device is directly below the host bridge
+    """True if a virtual machine hides the real tree: every device is directly below the host bridge
     or below a bridge of its own, on a single NUMA node. Then distances mean nothing. `virtual`:
     whether a hypervisor is below; None if unknown.
     """

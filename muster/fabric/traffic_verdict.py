@@ -188,7 +188,7 @@ def _closed_tcp(reports: Sequence[FabricReport]) -> bool:
 
 
 def _closed(nodes: Sequence[Sequence[PortFigures | SocketFigures]]) -> bool:
-    """Whether enough bytes went over each node, and the bytes sent equal the bytes received."""
+    """True if enough bytes went over each node, and the bytes sent equal the bytes received."""
     if any(sum(each.bytes for each in node) < COUNTED_BYTES for node in nodes):
         return False
     sent = sum(each.sent or 0 for node in nodes for each in node)

@@ -34,7 +34,7 @@ class PlannedPort(msgspec.Struct, frozen=True):
     gpus: tuple[int, ...]
 
 
-class Setting(msgspec.Struct, frozen=True):
+class VariableView(msgspec.Struct, frozen=True):
     """A network variable. `value` is what the job gets, with the reason in `why`. `planned` is the
     plan's value if the job's own `env` overrides it.
     """
@@ -61,7 +61,7 @@ class NodeFabricView(msgspec.Struct, frozen=True):
     gpudirect: str | None
     versions: dict[str, str]
     fingerprint: str | None
-    settings: tuple[Setting, ...]
+    settings: tuple[VariableView, ...]
 
 
 class PlanView(msgspec.Struct, frozen=True):

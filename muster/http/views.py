@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.observations.traffic import ProofView
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import JobState, TaskState
@@ -46,7 +47,8 @@ class RankView(msgspec.Struct, frozen=True):
 
 class TaskView(msgspec.Struct, frozen=True):
     """A node's part of an attempt. `warnings` are sentences; `left` is why an elastic gang
-    continued without it. `gpus` are the UUIDs of its GPUs; null means all of the node.
+    continued without it. `gpus` are the UUIDs of its GPUs; null means all of the node. `start` is
+    how its ranks were started; null if the job did not request forks, or until they are.
     """
 
     node: str
@@ -59,6 +61,7 @@ class TaskView(msgspec.Struct, frozen=True):
     left: str | None = None
     warnings: tuple[str, ...] = ()
     gpus: tuple[str, ...] | None = None
+    start: RanksStart | None = None
 
 
 class CheckpointView(msgspec.Struct, frozen=True):

@@ -60,7 +60,7 @@ def check_name(text: str) -> None:
 
 
 def usable_name(text: str) -> bool:
-    """Whether `check_name` accepts it."""
+    """True if `check_name` accepts it."""
     try:
         check_name(text)
     except BadHost:
@@ -69,7 +69,7 @@ def usable_name(text: str) -> bool:
 
 
 def breaks_line(text: str) -> bool:
-    """Whether the text could end a line or a word of a hosts file, or begin a comment."""
+    """True if the text could end a line or a word of a hosts file, or begin a comment."""
     return not text.isascii() or not text.isprintable() or " " in text or "#" in text
 
 
@@ -88,7 +88,7 @@ def check_address(text: str) -> Address:
 
 
 def usable_address(text: str) -> bool:
-    """Whether `check_address` accepts it."""
+    """True if `check_address` accepts it."""
     try:
         check_address(text)
     except BadHost:

@@ -18,7 +18,7 @@ class Role(enum.Enum):
     ADMIN = "admin"
 
     def includes(self, other: Role) -> bool:
-        """Whether this role may do everything that `other` may."""
+        """True if this role may do everything that `other` may."""
         return _RANKS[self] >= _RANKS[other]
 
 

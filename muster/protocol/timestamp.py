@@ -10,7 +10,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from muster.spec.errors import RefusedError
+from muster.spec.errors import InvalidValueError
 from muster.spec.units import duration
 
 Timestamp: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -49,7 +49,7 @@ def moment(text: str, now: float) -> float:
     try:
         found = datetime.fromisoformat(typed)
     except ValueError:
-        raise RefusedError("is neither a duration nor a time", _MOMENT_HINT) from None
+        raise InvalidValueError("is neither a duration nor a time", _MOMENT_HINT) from None
     if found.tzinfo is None:
-        raise RefusedError("is a time without a time zone", f"{_MOMENT_HINT} (Z is UTC)")
+        raise InvalidValueError("is a time without a time zone", f"{_MOMENT_HINT} (Z is UTC)")
     return found.timestamp()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from muster.spec.env import MAX_STRING_BYTES, check_name
-from muster.spec.errors import RefusedError, raise_refused
+from muster.spec.errors import InvalidValueError, raise_refused
 from muster.spec.model import Argv, Command, Launcher, Shell
 from muster.spec.slurm.shell_words import base_name, first_words, stem, suffix
 from muster.spec.yaml.loader import scalar_text
@@ -53,7 +53,7 @@ _TORCHRUN_KEYS: Final = {"--nnodes": "nodes", "--nproc-per-node": "nproc_per_nod
 def read_run(value: object, launcher: Launcher) -> Command:
     """Parse `run`: a list is argv verbatim; a string is a script under `none`, and split otherwise.
 
-    Raises `RefusedError`.
+    Raises `InvalidValueError`.
     """
     if launcher is Launcher.NONE:
         return read_script(value)
@@ -65,7 +65,7 @@ def read_run(value: object, launcher: Launcher) -> Command:
         words = _argv(value)
         corrected = _training_words(words)
         if corrected != words:
-            raise RefusedError(
+            raise InvalidValueError(
                 "a list is taken verbatim, and torchrun starts Python itself",
                 f"write `run: {_listed(corrected)}`",
             )
@@ -79,7 +79,7 @@ def _read_line(text: str, check: Callable[[list[str]], list[str]], empty: str) -
     """Split a line into words and pass them through `check`. Raises RefusedError with all
     mistakes.
     """
-    refused: list[RefusedError] = []
+    refused: list[InvalidValueError] = []
     words = first_words(text, refused)
     variables = list(itertools.takewhile(_ASSIGNMENT.fullmatch, words))
     words = words[len(variables) :]
@@ -88,41 +88,43 @@ def _read_line(text: str, check: Callable[[list[str]], list[str]], empty: str) -
     if words:
         try:
             words = check(words)
-        except RefusedError as wrong:
+        except InvalidValueError as wrong:
             refused.append(wrong)
     elif not refused:
-        refused.append(RefusedError("is empty", empty))
+        refused.append(InvalidValueError("is empty", empty))
     raise_refused(refused)
     return words
 
 
 def read_script(value: object) -> Command:
-    """Parse a script: a string is for bash, a list is argv. Raises `RefusedError`."""
+    """Parse a script: a string is for bash, a list is argv. Raises `InvalidValueError`."""
     if isinstance(value, list | tuple):
         return _checked(Argv(tuple(_argv(value))))
     script = _text(value)
     if not script.strip():
-        raise RefusedError("is empty", "write a command")
+        raise InvalidValueError("is empty", "write a command")
     return _checked(Shell(script))
 
 
 def _text(value: object) -> str:
     if isinstance(value, dict):
-        raise RefusedError("must be a string or a list", "one `run` serves every node")
+        raise InvalidValueError("must be a string or a list", "one `run` serves every node")
     return scalar_text(value)
 
 
 def _argv(items: Sequence[object]) -> list[str]:
     words = [scalar_text(item) for item in items]
     if not words or not words[0]:
-        raise RefusedError("names no program", "write the program first: `[train.py, --lr, '1']`")
+        raise InvalidValueError(
+            "names no program", "write the program first: `[train.py, --lr, '1']`"
+        )
     return words
 
 
 def _checked(command: Command) -> Command:
     strings = command.argv if isinstance(command, Argv) else (command.script,)
     if any(len(string.encode()) > MAX_STRING_BYTES for string in strings):
-        raise RefusedError(
+        raise InvalidValueError(
             f"is longer than the {MAX_STRING_BYTES // 1024 + 1} KiB that Linux takes",
             "put it in a file on the nodes",
         )
@@ -142,12 +144,14 @@ def _training_words(words: list[str]) -> list[str]:
     if first == "-m":
         return _module_words(words)
     if first.startswith("-"):
-        raise RefusedError(f"`{first}` is an option, not a script", "begin with the script or `-m`")
+        raise InvalidValueError(
+            f"`{first}` is an option, not a script", "begin with the script or `-m`"
+        )
     if _ASSIGNMENT.fullmatch(first):
         raise _variables_refused(list(itertools.takewhile(_ASSIGNMENT.fullmatch, words)))
     if not is_python_script(first):
         bare = "/" not in first and is_python_script(f"./{first}")
-        raise RefusedError(
+        raise InvalidValueError(
             f"`{first}` is not a Python script, and torchrun starts only Python",
             "add `launcher: none`" + (f", or write `./{first}` if it is one" if bare else ""),
         )
@@ -164,7 +168,7 @@ def _rank_words(value: object) -> list[str]:
 def _of_rank(words: list[str]) -> list[str]:
     program = base_name(words[0])
     if program in ("torchrun", "accelerate", "deepspeed"):
-        raise RefusedError(
+        raise InvalidValueError(
             f"`{program}` starts ranks, and `launcher: processes` starts one of it for each",
             "write the command of a rank, or use `launcher: none`",
         )
@@ -178,19 +182,19 @@ def of_python(words: list[str]) -> list[str]:
 
 
 def needs_interpreter(argv: Sequence[str]) -> bool:
-    """Whether, under `processes`, these words are for the job's interpreter and name no program."""
+    """True if, under `processes`, these words are for the job's interpreter and name no program."""
     return argv[0] == "-m" or suffix(argv[0]) in _PYTHON_SUFFIXES
 
 
 def is_python_script(word: str) -> bool:
-    """Whether `word` can be a script for torchrun: `train.py`, or a path without a suffix."""
+    """True if `word` can be a script for torchrun: `train.py`, or a path without a suffix."""
     if suffix(word) in _PYTHON_SUFFIXES:
         return True
     return "/" in word and not suffix(word) and base_name(word) not in _NOT_PYTHON
 
 
 def is_python(word: str) -> bool:
-    """Whether a program is an interpreter of Python 3, by its name."""
+    """True if a program is an interpreter of Python 3, by its name."""
     return _PYTHON.fullmatch(base_name(word)) is not None
 
 
@@ -208,7 +212,7 @@ def python_words(words: Sequence[str]) -> list[str] | None:
 def _after_python(words: list[str]) -> list[str]:
     rest = python_words(words)
     if rest is None:
-        raise RefusedError(
+        raise InvalidValueError(
             "starts Python without a script, or with options that torchrun does not pass on",
             "write the script alone (`run: train.py`), or use `launcher: none`",
         )
@@ -219,13 +223,15 @@ def _after_python(words: list[str]) -> list[str]:
         # Without a suffix, only `python` shows that it is a script.
         known = rest[0] == "-m" or is_python_script(rest[0])
         run = _as_run(rest) if known else f"run: {shlex.join([PLAIN_PYTHON[0], *rest])}"
-        raise RefusedError("names the interpreter", f"write `python: {path}` and `{run}`")
+        raise InvalidValueError("names the interpreter", f"write `python: {path}` and `{run}`")
     return rest
 
 
 def _module_words(words: list[str]) -> list[str]:
     if len(words) < 2 or not _MODULE.fullmatch(words[1]):
-        raise RefusedError("`-m` is not followed by a module", "write `run: -m package.module`")
+        raise InvalidValueError(
+            "`-m` is not followed by a module", "write `run: -m package.module`"
+        )
     if words[1] in _TORCHRUN_MODULES:
         raise _torchrun_refused(words[2:])
     return words
@@ -279,10 +285,10 @@ def _accelerate_checked(words: list[str]) -> list[str]:
         if option in _ACCELERATE_KEYS:
             key = _ACCELERATE_KEYS[option]
             hint = f"leave it out, and write `{key}`" if key else "leave it out"
-            refused.append(RefusedError(f"`{word}` is set by Muster", hint))
+            refused.append(InvalidValueError(f"`{word}` is set by Muster", hint))
     raise_refused(refused)
     if not any(_begins_program(word) for word in words):
-        raise RefusedError(
+        raise InvalidValueError(
             "names no Python script",
             "write it after the options: `--mixed_precision bf16 train.py`",
         )
@@ -290,21 +296,23 @@ def _accelerate_checked(words: list[str]) -> list[str]:
 
 
 def _begins_program(word: str) -> bool:
-    """Whether accelerate's options end at this word."""
+    """True if accelerate's options end at this word."""
     return is_python_script(word) or word in ("-m", "--module")
 
 
-def _launcher_refused(program: str, words: list[str]) -> RefusedError:
+def _launcher_refused(program: str, words: list[str]) -> InvalidValueError:
     """Return the correction of `accelerate launch WORDS` or `deepspeed WORDS`."""
     said = f"Muster starts the ranks instead of {program}"
     read = _of_accelerate if program == "accelerate" else _of_deepspeed
     try:
         rest, keys = read(words)
-    except RefusedError:
+    except InvalidValueError:
         # `accelerate config`, or a script named by a shell variable.
-        return RefusedError(said, f"name the script; for anything else use `launcher: {_NO_RANKS}`")
+        return InvalidValueError(
+            said, f"name the script; for anything else use `launcher: {_NO_RANKS}`"
+        )
     counts = [f"`{key}: {count}`" for key, count in keys.items() if 0 < count <= _MOST]
-    return RefusedError(
+    return InvalidValueError(
         said, " and ".join([f"write `launcher: {program}`", f"`{_as_run(rest)}`", *counts])
     )
 
@@ -315,9 +323,9 @@ _MOST: Final = 1024  # upper limit of all keys for counts
 
 def _of_accelerate(words: list[str]) -> tuple[list[str], dict[str, int]]:
     """Return the rest of `accelerate WORDS` to run, and the job's keys for its options. Raises
-    `RefusedError`."""
+    `InvalidValueError`."""
     if words[:1] != ["launch"]:
-        raise RefusedError("starts no ranks")
+        raise InvalidValueError("starts no ranks")
     rest: list[str] = []
     taken: dict[str, str] = {}
     at = 1
@@ -399,25 +407,25 @@ def _torchrun(words: Sequence[str]) -> Torchrun:
     return Torchrun(["-m", *rest] if module and rest else rest, options)
 
 
-def _torchrun_refused(words: list[str]) -> RefusedError:
+def _torchrun_refused(words: list[str]) -> InvalidValueError:
     """Return the correction of `torchrun WORDS`: the text for `run` and for the keys of the job."""
     rest, options = _torchrun(words)
     said = "Muster writes the torchrun line itself"
     if not rest:
-        return RefusedError(said, "write the program for torchrun: `run: train.py`")
+        return InvalidValueError(said, "write the program for torchrun: `run: train.py`")
     try:
         rest = _training_words(rest)
-    except RefusedError as refused:
+    except InvalidValueError as refused:
         return refused  # torchrun's program is no script either
     keys = [
         f"`{_TORCHRUN_KEYS[option]}: {_count(value)}`"
         for option, value in options.items()
         if option in _TORCHRUN_KEYS and 0 < _count(value) <= _MOST
     ]
-    return RefusedError(said, " and ".join([f"write `{_as_run(rest)}`", *keys]))
+    return InvalidValueError(said, " and ".join([f"write `{_as_run(rest)}`", *keys]))
 
 
-def _variables_refused(variables: Sequence[str]) -> RefusedError:
+def _variables_refused(variables: Sequence[str]) -> InvalidValueError:
     """Return the correction of a command that begins with `variables`, each `NAME=value`."""
     allowed: list[str] = []
     left: list[str] = []
@@ -425,13 +433,13 @@ def _variables_refused(variables: Sequence[str]) -> RefusedError:
         name = variable.partition("=")[0]
         try:
             check_name(name)
-        except RefusedError:
+        except InvalidValueError:
             left.append(f"`{name}`")
         else:
             allowed.append(variable)
     hints = [f"write `env: {_listed(allowed)}` instead"] if allowed else []
     hints += [f"leave out {', '.join(left)}, which is set for each rank or node"] if left else []
-    return RefusedError("begins by setting a variable", " and ".join(hints))
+    return InvalidValueError("begins by setting a variable", " and ".join(hints))
 
 
 _PLAIN_WORD: Final = re.compile(r"-*[A-Za-z0-9_./][A-Za-z0-9_./+=@%~^-]*")

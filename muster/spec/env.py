@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from muster.spec.errors import Problems, RefusedError, printable
+from muster.spec.errors import InvalidValueError, Problems, printable
 from muster.spec.yaml.loader import join, scalar_text
-from muster.spec.yaml.mapping_reader import Found
+from muster.spec.yaml.mapping_reader import GivenValue
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -39,7 +39,7 @@ _OF_TORCHRUN: Final = frozenset(
 _OURS: Final = frozenset({"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"})
 
 
-def read_env(found: Found, caller: Mapping[str, str], problems: Problems) -> dict[str, str]:
+def read_env(found: GivenValue, caller: Mapping[str, str], problems: Problems) -> dict[str, str]:
     """Parse `env` in map or list form. A bare name (`KEY` in a list, `KEY:` in a map) takes its
     value from `caller`, the submitter's environment."""
     made: dict[str, str] = {}
@@ -47,14 +47,14 @@ def read_env(found: Found, caller: Mapping[str, str], problems: Problems) -> dic
         try:
             check_name(name)
             if name in made:
-                raise RefusedError(f"`{name}` is given twice", "keep one")
+                raise InvalidValueError(f"`{name}` is given twice", "keep one")
             made[name] = _value(name, value, caller)
-        except RefusedError as refused:
+        except InvalidValueError as refused:
             problems.refuse(path, None, refused)
     return made
 
 
-def _entries(found: Found, problems: Problems) -> Iterator[tuple[str, str, object]]:
+def _entries(found: GivenValue, problems: Problems) -> Iterator[tuple[str, str, object]]:
     """Yield path, name and value (None for a bare name) of each entry."""
     if isinstance(found.value, dict):
         for name, value in found.value.items():
@@ -78,19 +78,19 @@ def _entries(found: Found, problems: Problems) -> Iterator[tuple[str, str, objec
 
 
 def check_name(name: str) -> None:
-    """Raise `RefusedError` if a job may not set this variable."""
+    """Raise `InvalidValueError` if a job may not set this variable."""
     if not _NAME.fullmatch(name):
-        raise RefusedError(
+        raise InvalidValueError(
             f"`{printable(name)}` is not a valid variable name",
             "letters, digits and `_`, not beginning with a digit",
         )
     if name in _OF_TORCHRUN:
-        raise RefusedError(
+        raise InvalidValueError(
             f"`{name}` is a rank's own, set for each by torchrun or by Muster",
             "leave it out; MUSTER_NODE_RANK and MUSTER_NUM_NODES say which node it is",
         )
     if name in _OURS or name.startswith(("MUSTER_", "PET_")):
-        raise RefusedError(
+        raise InvalidValueError(
             f"`{name}` is set by Muster for each node", "leave it out; Muster sets it"
         )
 
@@ -98,7 +98,7 @@ def check_name(name: str) -> None:
 def _value(name: str, value: object, caller: Mapping[str, str]) -> str:
     if value is None:
         if name not in caller:
-            raise RefusedError(
+            raise InvalidValueError(
                 f"`{name}` is not set in your environment",
                 f"export {name} before you submit, or write `{name}: value` "
                 f'(`{name}: ""` for an empty one)',
@@ -107,14 +107,16 @@ def _value(name: str, value: object, caller: Mapping[str, str]) -> str:
     else:
         text = scalar_text(value)
     if "\0" in text:
-        raise RefusedError(f"the value of `{name}` contains a NUL character", "remove it")
+        raise InvalidValueError(f"the value of `{name}` contains a NUL character", "remove it")
     # Non-UTF-8 bytes become lone surrogates in Python's environment, and JSON cannot contain those.
     try:
         encoded = text.encode()
     except UnicodeEncodeError:
-        raise RefusedError(f"the value of `{name}` is not UTF-8", "set it to UTF-8 text") from None
+        raise InvalidValueError(
+            f"the value of `{name}` is not UTF-8", "set it to UTF-8 text"
+        ) from None
     if len(name) + 1 + len(encoded) > MAX_STRING_BYTES:
-        raise RefusedError(
+        raise InvalidValueError(
             f"the value of `{name}` is longer than the {MAX_STRING_BYTES // 1024 + 1} KiB that "
             "Linux takes",
             "pass it in a file",

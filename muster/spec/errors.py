@@ -17,7 +17,7 @@ _SAID_CHARS = 2000  # a correction may hold the whole command
 _SHOWN_ITEMS = 8
 
 
-class Kind(Enum):
+class ProblemKind(Enum):
     """Kind of a problem."""
 
     SYNTAX = "syntax"  # the text cannot be read
@@ -26,7 +26,7 @@ class Kind(Enum):
     INVALID = "invalid"  # a known key with a bad value
 
 
-class Problem(msgspec.Struct, frozen=True):
+class SpecProblem(msgspec.Struct, frozen=True):
     """A problem of a job.
 
     `field` is its path (`retry.on_exit_codes[1]`; empty for the text as a whole), `value` is the
@@ -39,7 +39,7 @@ class Problem(msgspec.Struct, frozen=True):
     value: str | None
     message: str
     hint: str = ""
-    kind: Kind = Kind.INVALID
+    kind: ProblemKind = ProblemKind.INVALID
     line: int | None = None
     option: str = ""
 
@@ -57,31 +57,33 @@ class SpecError(ValueError):
     how the job was read, such as ignored parts of a batch script.
     """
 
-    def __init__(self, problems: Sequence[Problem], notes: Sequence[str] = ()) -> None:
-        self.problems: tuple[Problem, ...] = tuple(problems)
+    def __init__(self, problems: Sequence[SpecProblem], notes: Sequence[str] = ()) -> None:
+        self.problems: tuple[SpecProblem, ...] = tuple(problems)
         self.notes: tuple[str, ...] = tuple(notes)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
-class RefusedError(ValueError):
+class InvalidValueError(ValueError):
     """A value that a pure parser (of a unit, a command) refuses; the caller adds the field."""
 
-    def __init__(self, message: str, hint: str = "", kind: Kind = Kind.INVALID) -> None:
+    def __init__(
+        self, message: str, hint: str = "", kind: ProblemKind = ProblemKind.INVALID
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.kind = kind
 
 
-class SeveralRefusedError(RefusedError):
+class SeveralRefusedError(InvalidValueError):
     """Several problems of one value; the message is that of the first."""
 
-    def __init__(self, refused: Sequence[RefusedError]) -> None:
+    def __init__(self, refused: Sequence[InvalidValueError]) -> None:
         super().__init__(refused[0].message, refused[0].hint, refused[0].kind)
         self.refused = tuple(refused)
 
 
-def raise_refused(refused: Sequence[RefusedError]) -> None:
+def raise_refused(refused: Sequence[InvalidValueError]) -> None:
     """Raise the collected problems, if any."""
     single = [one for several in refused for one in each_refused(several)]
     if len(single) == 1:
@@ -90,7 +92,7 @@ def raise_refused(refused: Sequence[RefusedError]) -> None:
         raise SeveralRefusedError(single)
 
 
-def each_refused(refused: RefusedError) -> Sequence[RefusedError]:
+def each_refused(refused: InvalidValueError) -> Sequence[InvalidValueError]:
     """Return the single problems of a refusal."""
     return refused.refused if isinstance(refused, SeveralRefusedError) else (refused,)
 
@@ -107,12 +109,12 @@ class Problems:
     ) -> None:
         self._lines = lines or {}
         self._options = options or {}
-        self._found: list[Problem] = []
+        self._found: list[SpecProblem] = []
         self._left_out = 0
 
     @property
     def full(self) -> bool:
-        """Whether further problems are only counted."""
+        """True if further problems are only counted."""
         return len(self._found) >= MAX_PROBLEMS
 
     def add(
@@ -121,7 +123,7 @@ class Problems:
         value: str | None,
         message: str,
         hint: str = "",
-        kind: Kind = Kind.INVALID,
+        kind: ProblemKind = ProblemKind.INVALID,
     ) -> None:
         """Record a problem; beyond `MAX_PROBLEMS` it is only counted."""
         if self.full:
@@ -130,14 +132,14 @@ class Problems:
         said = printable(message, _SAID_CHARS)
         advice = printable(hint, _SAID_CHARS)
         line, option = self._origin_of(field)
-        self._found.append(Problem(field, value, said, advice, kind, line, option))
+        self._found.append(SpecProblem(field, value, said, advice, kind, line, option))
 
-    def refuse(self, field: str, value: str | None, refused: RefusedError) -> None:
+    def refuse(self, field: str, value: str | None, refused: InvalidValueError) -> None:
         """Record the problems of a pure parser's refusal."""
         for one in each_refused(refused):
             self.add(field, value, one.message, one.hint, one.kind)
 
-    def extend(self, problems: Sequence[Problem]) -> None:
+    def extend(self, problems: Sequence[SpecProblem]) -> None:
         """Add problems that already know their line."""
         room = max(MAX_PROBLEMS - len(self._found), 0)
         self._found.extend(problems[:room])
@@ -151,7 +153,7 @@ class Problems:
         found = sorted(self._found, key=lambda p: last if p.line is None else p.line)
         if self._left_out:
             found.append(
-                Problem("", None, f"and {self._left_out} more problems", "fix these first")
+                SpecProblem("", None, f"and {self._left_out} more problems", "fix these first")
             )
         raise SpecError(found)
 

@@ -1,6 +1,6 @@
 """Readers of single values of a job.
 
-Each reader takes text as typed, and returns the value or raises `RefusedError`.
+Each reader takes text as typed, and returns the value or raises `InvalidValueError`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.observations.hangs import Hang
 from muster.spec import units
 from muster.spec.command import sanitised_name
-from muster.spec.errors import RefusedError, printable
+from muster.spec.errors import InvalidValueError, printable
 from muster.spec.model import (
     SAME,
     SCHEMA_VERSION,
@@ -23,6 +23,7 @@ from muster.spec.model import (
     Preflight,
     Rdma,
     Rendezvous,
+    StartMethod,
     Warn,
 )
 from muster.spec.suggestions import nearest
@@ -31,6 +32,9 @@ from muster.spec.yaml.mapping_reader import seconds, whole_number
 MAX_NODES: Final = 4096  # MUSTER_NODE_NAMES lists them all, within Linux's limit of a variable
 DAY: Final = 86400.0
 SPREAD: Final = rf"{SAME}[A-Za-z0-9_]([A-Za-z0-9_./-]{{0,61}}[A-Za-z0-9_])?"
+MAX_PRELOAD: Final = 16
+MODULE_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
+_MAX_MODULE_CHARS: Final = 256
 _MAX_PATH_CHARS: Final = 4096
 _MAX_URL_CHARS: Final = 2000
 _MAX_CPUS: Final = 65536
@@ -74,7 +78,7 @@ def failures(text: str) -> tuple[FailureKind, ...]:
         hint = (
             f"did you mean `{meant}`?" if meant else f"write one of {ANY_OOM}, {', '.join(known)}"
         )
-        raise RefusedError("is not a failure class", hint)
+        raise InvalidValueError("is not a failure class", hint)
     return (FailureKind(name),)
 
 
@@ -87,7 +91,7 @@ def memory(text: str) -> int:
     """Parse the minimum memory in bytes: `200GB`, `200GB..` or `200GB+`."""
     found = units.size(_at_least(text))
     if found == 0:
-        raise RefusedError("is nothing", "leave the key out: then any memory will do")
+        raise InvalidValueError("is nothing", "leave the key out: then any memory will do")
     return found
 
 
@@ -100,7 +104,7 @@ def _at_least(text: str) -> str:
 def label(text: str) -> str:
     """Parse the value of a node label, with the rules of the agent's configuration."""
     if not text.isprintable() or len(text) > _MAX_LABEL_CHARS:
-        raise RefusedError(
+        raise InvalidValueError(
             "is not a valid label value",
             f"use printable text of at most {_MAX_LABEL_CHARS} characters",
         )
@@ -112,7 +116,7 @@ def spread(text: str) -> str:
     name."""
     typed = text.strip()
     if not _SPREAD.fullmatch(typed):
-        raise RefusedError(
+        raise InvalidValueError(
             "is not a valid placement constraint",
             "write `same-switch`: nodes whose agents' configurations have the same `switch` in "
             "`labels`; any other label works",
@@ -131,28 +135,30 @@ def webhook(text: str) -> str:
         parts, port = urlsplit(""), 0
     hint = "write it as https://hooks.example.com/path"
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise RefusedError("is not a webhook address", hint)
+        raise InvalidValueError("is not a webhook address", hint)
     if not _WEBHOOK.fullmatch(typed) or len(typed) > _MAX_URL_CHARS:
         said = f"is more than {_MAX_URL_CHARS} characters, or has invalid characters"
-        raise RefusedError(said, hint)
+        raise InvalidValueError(said, hint)
     if parts.username is not None or parts.fragment or "#" in typed:
-        raise RefusedError("has a user or a fragment in it", hint)
+        raise InvalidValueError("has a user or a fragment in it", hint)
     if _DOTS.search(parts.path.lower()):
-        raise RefusedError("has `.` or `..` in its path", hint)
+        raise InvalidValueError("has `.` or `..` in its path", hint)
     return typed
 
 
 def preflight(text: str) -> Preflight:
     """Parse the preflight mode. There is only one."""
     if text.strip() != Preflight.QUICK.value:
-        raise RefusedError("is not a preflight mode of this release", "write `preflight: quick`")
+        raise InvalidValueError(
+            "is not a preflight mode of this release", "write `preflight: quick`"
+        )
     return Preflight.QUICK
 
 
 def schema_version(text: str) -> int:
     """Parse the version of the format, which is 1."""
     if text.strip() != str(SCHEMA_VERSION):
-        raise RefusedError(
+        raise InvalidValueError(
             "is not a version that this release reads", f"write `schema_version: {SCHEMA_VERSION}`"
         )
     return SCHEMA_VERSION
@@ -165,7 +171,7 @@ def launcher(text: str) -> Launcher | None:
     if name not in known:
         meant = nearest(name, known)
         hint = f"did you mean `{meant}`?" if meant else f"write {' or '.join(known)}"
-        raise RefusedError("is not a launcher", hint)
+        raise InvalidValueError("is not a launcher", hint)
     return Launcher(name)
 
 
@@ -178,10 +184,10 @@ def nodes(text: str) -> tuple[int, int | None]:
     low, dots, high = match.groups()
     if dots != ".." or not low or not high:
         least, most = sorted(min(max(int(n[:9]), 1), MAX_NODES) for n in (low or "1", high or "4"))
-        raise RefusedError("is not a range of nodes", f"write both bounds: `{least}..{most}`")
+        raise InvalidValueError("is not a range of nodes", f"write both bounds: `{least}..{most}`")
     least, most = count(low), count(high)
     if least > most:
-        raise RefusedError("ends before it begins", f"write `{most}..{least}`")
+        raise InvalidValueError("ends before it begins", f"write `{most}..{least}`")
     return least, most if most > least else None
 
 
@@ -189,7 +195,7 @@ def rendezvous(text: str) -> Rendezvous:
     """Parse the rendezvous of the torchruns."""
     known = [known.value for known in Rendezvous]
     if text.strip() not in known:
-        raise RefusedError("is not a supported rendezvous", f"write {' or '.join(known)}")
+        raise InvalidValueError("is not a supported rendezvous", f"write {' or '.join(known)}")
     return Rendezvous(text.strip())
 
 
@@ -200,7 +206,7 @@ def numa_binding(text: str) -> NumaBinding:
     if name not in known:
         meant = nearest(name.replace("_", "-").lower(), known)
         hint = f"did you mean `{meant}`?" if meant else f"write {', '.join(known)}"
-        raise RefusedError("is not a NUMA binding of torchrun", hint)
+        raise InvalidValueError("is not a NUMA binding of torchrun", hint)
     return NumaBinding(name)
 
 
@@ -211,8 +217,27 @@ def rdma(text: str) -> Rdma:
     if name not in known:
         meant = _RDMA_MEANT.get(name.lower()) or nearest(name, known)
         hint = f"did you mean `{meant}`?" if meant else f"write {', '.join(known)}"
-        raise RefusedError("is neither required, preferred nor off", hint)
+        raise InvalidValueError("is neither required, preferred nor off", hint)
     return Rdma(name)
+
+
+def start_method(text: str) -> StartMethod:
+    """Parse the start method of ranks."""
+    name = text.strip()
+    known = [known.value for known in StartMethod]
+    if name not in known:
+        raise InvalidValueError("is not a start method of ranks", f"write {' or '.join(known)}")
+    return StartMethod(name)
+
+
+def module_name(text: str) -> str:
+    """Parse the name of a Python module."""
+    name = text.strip()
+    if not re.fullmatch(MODULE_NAME, name) or len(name) > _MAX_MODULE_CHARS:
+        raise InvalidValueError(
+            "is not the name of a Python module", "write it as `transformers.models`"
+        )
+    return name
 
 
 LEAST_LEASE_S: Final = 15.0
@@ -226,7 +251,7 @@ def hang(text: str) -> Hang:
     if name not in known:
         meant = nearest(name.lower(), known)
         hint = f"did you mean `{meant}`?" if meant else f"write {', '.join(known)}"
-        raise RefusedError("is neither notify, dump nor restart", hint)
+        raise InvalidValueError("is neither notify, dump nor restart", hint)
     return Hang(name)
 
 
@@ -240,33 +265,35 @@ def idle_action(text: str) -> IdleAction:
     if name not in known:
         meant = nearest(name.lower(), known)
         hint = f"did you mean `{meant}`?" if meant else f"write {', '.join(known)}"
-        raise RefusedError("is neither notify nor stop", hint)
+        raise InvalidValueError("is neither notify nor stop", hint)
     return IdleAction(name)
 
 
 def time_limit(text: str) -> float | None:
     """Parse a time limit in seconds, at least one."""
     if text.strip().lower() in ("off", "none", "unlimited", "infinite", "infinity"):
-        raise RefusedError("is not a duration", "leave the key out: then there is no limit")
+        raise InvalidValueError("is not a duration", "leave the key out: then there is no limit")
     return seconds(1.0, 3650 * DAY)(text)
 
 
 def job_name(text: str) -> str:
     """Parse a job name: `[a-z][a-z0-9-]{0,62}`, except words of the command line."""
     if not _NAME.fullmatch(text):
-        raise RefusedError(
+        raise InvalidValueError(
             "is not a name: a letter, then up to 62 of a-z, 0-9 and `-`",
             f"write `{sanitised_name(text)}`",
         )
     if text == "last":
-        raise RefusedError("`last` means the latest job on the command line", "choose another name")
+        raise InvalidValueError(
+            "`last` means the latest job on the command line", "choose another name"
+        )
     return text
 
 
 def pool(text: str) -> str:
     """Parse a pool name, with the rules of a job name."""
     if not _NAME.fullmatch(text):
-        raise RefusedError(
+        raise InvalidValueError(
             "is not a pool name: a letter, then up to 62 of a-z, 0-9 and `-`",
             "write the name as the cluster's configuration has it",
         )
@@ -280,7 +307,7 @@ def python(text: str, workdir: str | None) -> str:
     if _COMMAND_NAME.fullmatch(text):
         return text
     base = workdir or "/path/on/the/nodes"
-    raise RefusedError(
+    raise InvalidValueError(
         "is neither an absolute path nor the name of a command",
         f"write `{base}/{printable(text.removeprefix('./').removeprefix('~/'))}`",
     )
@@ -289,7 +316,7 @@ def python(text: str, workdir: str | None) -> str:
 def absolute_path(text: str) -> str:
     """Check that the text can be an absolute path."""
     if _CONTROL.search(text) or len(text) > _MAX_PATH_CHARS:
-        raise RefusedError(
+        raise InvalidValueError(
             "is not a path", "no line breaks or control characters, at most 4096 long"
         )
     return text
@@ -298,16 +325,16 @@ def absolute_path(text: str) -> str:
 def node_name(text: str) -> str:
     """Parse a node name: dotted labels, as in DNS."""
     if "[" in text:
-        raise RefusedError("is a range of names", "write every node by itself")
+        raise InvalidValueError("is a range of names", "write every node by itself")
     if len(text) > 253 or not all(_NODE_LABEL.fullmatch(label) for label in text.split(".")):
-        raise RefusedError("is not the name of a node", "write it as `muster nodes` shows it")
+        raise InvalidValueError("is not the name of a node", "write it as `muster nodes` shows it")
     return text
 
 
 def boolean(text: str) -> bool:
     """Parse `true` or `false`."""
     if text not in ("true", "false"):
-        raise RefusedError("is neither true nor false", "write `true` or `false`")
+        raise InvalidValueError("is neither true nor false", "write `true` or `false`")
     return text == "true"
 
 
@@ -315,7 +342,7 @@ def stop_signal(text: str) -> str:
     """Return the canonical name of a signal that a process can catch or die of."""
     name = units.signal_name(text)
     if name in ("SIGKILL", "SIGSTOP", "SIGCONT", "SIGCHLD", "SIGURG", "SIGWINCH"):
-        raise RefusedError(
+        raise InvalidValueError(
             f"{name} cannot ask a process to end", "write `SIGTERM`, `SIGINT` or `SIGUSR1`"
         )
     return name
@@ -329,13 +356,13 @@ def warn(text: str) -> Warn | None:
     if name.upper().startswith(("B:", "R:", "RB:")):
         meant = text.partition(":")[2].strip()
         warn(meant)  # refuse any other errors in it
-        raise RefusedError(
+        raise InvalidValueError(
             f"`{printable(name.split(':')[0])}:` is Slurm's",
             f"write `{printable(meant)}`: only the ranks get it",
         )
     signal = units.signal_name(name)
     if signal in ("SIGKILL", "SIGSTOP"):
-        raise RefusedError(f"{signal} cannot be caught", "write `USR1@5m`")
+        raise InvalidValueError(f"{signal} cannot be caught", "write `USR1@5m`")
     if not at:
         return Warn(signal, _WARN_BEFORE_S)
     seconds_typed = f"{before.strip()}s" if before.strip().isdecimal() else before

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from muster.spec.command import PLAIN_PYTHON, is_python, of_python, python_words
-from muster.spec.errors import Problem, SpecError, printable
+from muster.spec.errors import SpecError, SpecProblem, printable
 from muster.spec.slurm.shell_words import base_name, suffix
 
 
@@ -29,7 +29,7 @@ def from_command(argv: Sequence[str], launcher: str | None = None) -> FromComman
     """
     words = list(argv)
     if not words or not words[0]:
-        raise SpecError([Problem("run", None, "there is no command after `--`", "write one")])
+        raise SpecError([SpecProblem("run", None, "there is no command after `--`", "write one")])
     if launcher == "processes":
         return FromCommand({"run": of_python(words)})
     if launcher == "deepspeed":

@@ -34,10 +34,17 @@ class Launcher(Enum):
 
     @property
     def torchruns(self) -> bool:
-        """Whether a torchrun on every node starts the ranks. `accelerate` adds the environment of
+        """True if a torchrun on every node starts the ranks. `accelerate` adds the environment of
         `accelerate launch`, `deepspeed` that of DeepSpeed's own launcher.
         """
         return self in (Launcher.TORCHRUN, Launcher.ACCELERATE, Launcher.DEEPSPEED)
+
+
+class StartMethod(Enum):
+    """Ranks are forked from a process that has imported torch, or executed as new programs."""
+
+    FORK = "fork"
+    EXEC = "exec"
 
 
 class Rendezvous(Enum):
@@ -219,7 +226,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     `lease_s` is how long a node that is cut off from the coordinator may continue the job; None
     leaves it to the cluster. `checkpoint_dir` is the absolute path of a folder on the nodes;
     changed files there count as progress. `idle`: None if idle GPUs do not matter. `torchrun_args`
-    are further options of torchrun, each `--option=value`.
+    are further options of torchrun, each `--option=value`. `preload` are modules that are imported
+    before the ranks are forked.
     """
 
     name: str
@@ -251,6 +259,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     notify: tuple[str, ...] = ()
     preflight: Preflight | None = None
     idle: Idle | None = None
+    start_method: StartMethod = StartMethod.EXEC
+    preload: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     @property

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from muster.spec.errors import Problem, SpecError, printable
+from muster.spec.errors import SpecError, SpecProblem, printable
 from muster.spec.yaml.loader import Document, read_yaml
 
 _PATH: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)*")
@@ -61,10 +61,12 @@ def override_document(
     """
     tree = document.tree
     if tree is not None and not isinstance(tree, dict):
-        raise SpecError([Problem("", None, "a job is a map of keys", "begin with `run: train.py`")])
+        raise SpecError(
+            [SpecProblem("", None, "a job is a map of keys", "begin with `run: train.py`")]
+        )
     changed: Tree = {str(key): value for key, value in (tree or {}).items()}
     lines = dict(document.lines)
-    problems: list[Problem] = []
+    problems: list[SpecProblem] = []
     origins = dict(document.options)
     for path, value, option in _changes(options or {}, sets, env, problems):
         problem = put(changed, path, value)
@@ -79,7 +81,7 @@ def override_document(
 
 
 def _changes(
-    options: Mapping[str, str], sets: Sequence[str], env: Sequence[str], problems: list[Problem]
+    options: Mapping[str, str], sets: Sequence[str], env: Sequence[str], problems: list[SpecProblem]
 ) -> Iterator[tuple[str, object, str]]:
     """Yield path, value and the option to name in errors; "" if the path is clear enough."""
     for path, given in options.items():
@@ -88,16 +90,18 @@ def _changes(
         path, equals, value = text.partition("=")
         if not equals or not _PATH.fullmatch(path):
             hint = "write `--set key=value`, such as `--set retry.user=2`"
-            problems.append(Problem("--set", printable(path), "is not `key=value`", hint))
+            problems.append(SpecProblem("--set", printable(path), "is not `key=value`", hint))
             continue
         try:
             yield path, _value(value), f"--set {path}"
         except SpecError as error:
-            problems.extend(Problem(path, None, p.message, p.hint, p.kind) for p in error.problems)
+            problems.extend(
+                SpecProblem(path, None, p.message, p.hint, p.kind) for p in error.problems
+            )
     for text in env:
         name, equals, value = text.partition("=")
         if not name:
-            problems.append(Problem("-e", None, "names no variable", "write `-e KEY=value`"))
+            problems.append(SpecProblem("-e", None, "names no variable", "write `-e KEY=value`"))
             continue
         yield f"env.{name}", value if equals else None, f"-e {name}"
 
@@ -111,7 +115,7 @@ def spellings(path: str) -> tuple[str, ...]:
     return next((group for group in SPELLINGS if path in group), (path,))
 
 
-def put(tree: Tree, path: str, value: object) -> Problem | None:
+def put(tree: Tree, path: str, value: object) -> SpecProblem | None:
     """Set a key of a tree without changing its own maps. Returns the problem if a value is in the
     way.
     """
@@ -124,7 +128,7 @@ def put(tree: Tree, path: str, value: object) -> Problem | None:
         inner = as_map(section, at.get(section))
         if inner is None:
             where = ".".join(sections[: index + 1])
-            return Problem(
+            return SpecProblem(
                 path, None, f"`{where}` is not a map in this job", f"set `{where}` itself"
             )
         at[section] = inner

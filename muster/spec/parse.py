@@ -16,7 +16,7 @@ from muster.spec.checks.gpus import check_gpus
 from muster.spec.checks.rdma import check_rdma
 from muster.spec.command import name_of, read_run, read_script
 from muster.spec.env import read_env
-from muster.spec.errors import Kind, Problems, RefusedError, printable, shown
+from muster.spec.errors import InvalidValueError, ProblemKind, Problems, printable, shown
 from muster.spec.model import (
     DEFAULT_POOL,
     DEFAULT_PRIORITY,
@@ -33,6 +33,7 @@ from muster.spec.model import (
     Resources,
     Retry,
     Roles,
+    StartMethod,
     Stop,
     env_on_node,
     run_on_node,
@@ -40,7 +41,7 @@ from muster.spec.model import (
 from muster.spec.roles import Nproc, command_of_roles, read_nproc, read_roles
 from muster.spec.torchrun_args import read_torchrun_args
 from muster.spec.yaml.loader import Document, check_tree, read_json, read_yaml, scalar_text
-from muster.spec.yaml.mapping_reader import Found, Section, seconds, whole_number
+from muster.spec.yaml.mapping_reader import GivenValue, Section, seconds, whole_number
 
 MAX_RETRIES: Final = 1000
 MAX_WEBHOOKS: Final = 8
@@ -85,7 +86,7 @@ def parse_document(document: Document, caller_env: Mapping[str, str] | None = No
 def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> JobSpec:
     if not isinstance(tree, dict):
         said = "there is no job here" if tree is None else "a job is a map of keys"
-        problems.add("", shown(tree), said, "begin with `run: train.py`", Kind.SYNTAX)
+        problems.add("", shown(tree), said, "begin with `run: train.py`", ProblemKind.SYNTAX)
         tree = {"run": "train.py"}
     job = Section(tree, "", problems)
     job.read("schema_version", field_readers.schema_version, SCHEMA_VERSION)
@@ -129,10 +130,15 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         nccl_debug=job.read("nccl_debug", field_readers.boolean, False),
         hang=job.read("hang", field_readers.hang, Hang.NOTIFY),
         idle=_idle(job),
+        start_method=job.read("start_method", field_readers.start_method, StartMethod.EXEC),
+        preload=_preload(job),
     )
     job.finish()
     check_gpus(spec, problems)
     check_rdma(spec, problems)
+    if spec.preload and not (spec.launcher.torchruns and spec.start_method is StartMethod.FORK):
+        said = "needs ranks that are forked by a torchrun"
+        problems.add("preload", None, said, "add `start_method: fork`, or leave the key out")
     _check_size(spec, problems)
     return spec
 
@@ -198,7 +204,7 @@ def _rendezvous(job: Section, launcher: Launcher | None, *, elastic: bool) -> Re
     return chosen
 
 
-def _given(job: Section, found: Found, launcher: Launcher | None) -> Command:
+def _given(job: Section, found: GivenValue, launcher: Launcher | None) -> Command:
     if launcher is None:
         if "launcher" in job.raw:  # refused already: without a launcher, `run` cannot be parsed
             return _NO_COMMAND
@@ -211,10 +217,10 @@ def _setup(job: Section) -> Command | None:
     return None if found is None else _command(job, found, read_script)
 
 
-def _command(job: Section, found: Found, reader: Callable[[object], Command]) -> Command:
+def _command(job: Section, found: GivenValue, reader: Callable[[object], Command]) -> Command:
     try:
         return reader(found.value)
-    except RefusedError as refused:
+    except InvalidValueError as refused:
         job.problems.refuse(found.path, shown(found.value), refused)
         return _NO_COMMAND
 
@@ -233,7 +239,7 @@ def _torchrun_args(job: Section, launcher: Launcher | None) -> tuple[str, ...]:
         return ()
     try:
         return read_torchrun_args([scalar_text(word) for word in found.value])
-    except RefusedError as refused:
+    except InvalidValueError as refused:
         job.problems.refuse(found.path, None, refused)
         return ()
 
@@ -242,6 +248,15 @@ def _notify(job: Section) -> tuple[str, ...]:
     found = job.items("notify", field_readers.webhook, "`[https://hooks.example.com/x]`")
     if len(found) > MAX_WEBHOOKS:
         job.problems.add("notify", None, f"names more than {MAX_WEBHOOKS}", "name fewer")
+        return ()
+    return found
+
+
+def _preload(job: Section) -> tuple[str, ...]:
+    found = job.items("preload", field_readers.module_name, "`[transformers]`")
+    if len(found) > field_readers.MAX_PRELOAD:
+        said = f"names more than {field_readers.MAX_PRELOAD}"
+        job.problems.add("preload", None, said, "name fewer")
         return ()
     return found
 
@@ -285,7 +300,7 @@ def _resources(job: Section) -> Resources:
         try:
             units.gpu(meant)
             hint = f"write `{meant}`"
-        except RefusedError as refused:
+        except InvalidValueError as refused:
             hint = refused.hint
         job.problems.add(found.path, shown(found.value), "must be text, not a map", hint)
         return least
@@ -313,7 +328,7 @@ def _workdir(job: Section) -> str | None:
             "true",
             unsupported.not_yet("shipping `workdir` to the nodes"),
             unsupported.SHIPPED_WORKDIR,
-            Kind.LATER,
+            ProblemKind.LATER,
         )
     if "path" not in found.value and not set(found.value) & set(unsupported.LATER_KEYS["workdir"]):
         job.problems.add(f"{found.path}.path", None, "is missing", "write `workdir: {path: /x}`")
@@ -322,16 +337,16 @@ def _workdir(job: Section) -> str | None:
 
 def _existing_folder(text: str) -> str | None:
     if _GIT_URL.match(text):
-        raise RefusedError(
+        raise InvalidValueError(
             unsupported.not_yet("a `workdir` from git"),
             unsupported.LATER_KEYS["workdir"]["git"],
-            Kind.LATER,
+            ProblemKind.LATER,
         )
     if not text.startswith("/"):
-        raise RefusedError(
+        raise InvalidValueError(
             unsupported.not_yet("shipping a relative `workdir` to the nodes"),
             unsupported.SHIPPED_WORKDIR,
-            Kind.LATER,
+            ProblemKind.LATER,
         )
     return field_readers.absolute_path(text)
 
@@ -377,7 +392,7 @@ def _idle(job: Section) -> Idle | None:
 
 
 def _has_time_limit(job: Section) -> bool:
-    """Whether a time limit was given, valid or not."""
+    """True if a time limit was given, valid or not."""
     return any(key in job.raw for key in ("time_limit", "max_duration", "time"))
 
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from muster.spec.errors import Problem, SpecError
+from muster.spec.errors import SpecError, SpecProblem
 from muster.spec.model import DEFAULT_POOL, JobSpec
 from muster.spec.overrides import as_map, put, spellings
 from muster.spec.parse import parse_mapping
@@ -32,7 +32,7 @@ def check_defaults(pool: str, tree: Tree) -> JobSpec:
     wrong = [key for key in _OF_A_JOB if key in tree]
     if wrong:
         why = "differs for each job, and cannot be a default"
-        raise SpecError([Problem(key, None, why, "remove it") for key in wrong])
+        raise SpecError([SpecProblem(key, None, why, "remove it") for key in wrong])
     return parse_mapping({"run": "x.py", "pool": pool, **tree})
 
 

@@ -9,15 +9,15 @@ import msgspec
 
 from muster.spec import field_readers
 from muster.spec.env import read_env
-from muster.spec.errors import Problems, RefusedError, printable, shown
+from muster.spec.errors import InvalidValueError, Problems, printable, shown
 from muster.spec.model import Command, Role, Roles
 from muster.spec.yaml.loader import join
-from muster.spec.yaml.mapping_reader import Found, Section, whole_number
+from muster.spec.yaml.mapping_reader import GivenValue, Section, whole_number
 
 MAX_NPROC: Final = 1024
 _ROLES: Final = ("launcher", "worker")
 
-ReadCommand = Callable[[Found], Command]
+ReadCommand = Callable[[GivenValue], Command]
 
 
 class Nproc(NamedTuple):
@@ -41,7 +41,7 @@ def read_nproc(job: Section) -> Nproc:
         if value is None:
             job.problems.add(path, None, "is empty", "give a number, or leave it out")
             continue
-        count = _number(job, Found(path, value))
+        count = _number(job, GivenValue(path, value))
         if name in _ROLES:
             by_role[name] = count
             continue
@@ -52,7 +52,7 @@ def read_nproc(job: Section) -> Nproc:
             continue
         try:
             by_node[field_readers.node_name(str(name))] = count
-        except RefusedError as refused:
+        except InvalidValueError as refused:
             hint = f"{refused.hint}, or write launcher or worker"
             job.problems.add(path, None, refused.message, hint, refused.kind)
     return Nproc(None, by_role, by_node)
@@ -124,7 +124,7 @@ def command_of_roles(roles: Roles, nodes: int) -> tuple[Command, Roles] | None:
     )
 
 
-def _number(section: Section, found: Found) -> int:
+def _number(section: Section, found: GivenValue) -> int:
     if found.value in ("auto", "gpu"):
         section.problems.add(
             found.path,

@@ -25,6 +25,7 @@ from muster.spec.model import (
     Preflight,
     Rdma,
     Rendezvous,
+    StartMethod,
 )
 from muster.spec.parse import MAX_RETRIES, MAX_WEBHOOKS
 from muster.spec.roles import MAX_NPROC
@@ -178,6 +179,15 @@ def _properties() -> dict[str, Schema]:
             "default": False,
         },
         "preflight": {"enum": [preflight.value for preflight in Preflight]},
+        "start_method": {
+            "enum": [method.value for method in StartMethod],
+            "default": StartMethod.EXEC.value,
+        },
+        "preload": {
+            "type": "array",
+            "maxItems": field_readers.MAX_PRELOAD,
+            "items": _text(rf"^\s*{field_readers.MODULE_NAME}\s*$"),
+        },
         "notify": {
             "type": "array",
             "maxItems": MAX_WEBHOOKS,

@@ -8,7 +8,17 @@ from __future__ import annotations
 from typing import assert_never
 
 from muster.protocol.observations.hangs import Hang
-from muster.spec.model import Argv, Command, JobSpec, Placement, Rendezvous, Role, Shell, Stop
+from muster.spec.model import (
+    Argv,
+    Command,
+    JobSpec,
+    Placement,
+    Rendezvous,
+    Role,
+    Shell,
+    StartMethod,
+    Stop,
+)
 from muster.spec.units import duration_text, gpu_text, size_text
 
 
@@ -68,10 +78,20 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
         made["nccl_debug"] = True
     if spec.preflight is not None:
         made["preflight"] = spec.preflight.value
+    made |= _start(spec)
     if spec.notify:
         made["notify"] = list(spec.notify)
     if placed := _placement(spec.placement):
         made["placement"] = placed
+    return made
+
+
+def _start(spec: JobSpec) -> dict[str, object]:
+    made: dict[str, object] = {}
+    if spec.start_method is not StartMethod.EXEC:
+        made["start_method"] = spec.start_method.value
+    if spec.preload:
+        made["preload"] = list(spec.preload)
     return made
 
 

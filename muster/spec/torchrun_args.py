@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from muster.spec.errors import RefusedError, printable
+from muster.spec.errors import InvalidValueError, printable
 
 # Options with one value.
 ALLOWED: Final = (
@@ -53,7 +53,7 @@ _SET_BY_MUSTER: Final = {
 def read_torchrun_args(words: Sequence[str]) -> tuple[str, ...]:
     """Return the words in the form `--option=value`, so that no value can be taken for the program.
 
-    Raises `RefusedError`.
+    Raises `InvalidValueError`.
     """
     made: list[str] = []
     rest = list(words)
@@ -62,15 +62,15 @@ def read_torchrun_args(words: Sequence[str]) -> tuple[str, ...]:
         name, equals, value = word.partition("=")
         option = name.replace("_", "-")
         if option in _SET_BY_MUSTER:
-            raise RefusedError(f"`{printable(name)}` is set by Muster", _SET_BY_MUSTER[option])
+            raise InvalidValueError(f"`{printable(name)}` is set by Muster", _SET_BY_MUSTER[option])
         if option not in ALLOWED:
-            raise RefusedError(
+            raise InvalidValueError(
                 f"`{printable(word)}` is not an option that Muster passes to torchrun",
                 f"these are: {', '.join(ALLOWED)}",
             )
         if not equals:
             if not rest:
-                raise RefusedError(f"`{option}` has no value", f"give it as `{option}=VALUE`")
+                raise InvalidValueError(f"`{option}` has no value", f"give it as `{option}=VALUE`")
             value = rest.pop(0)
         made.append(f"{option}={value}")
     return tuple(made)

@@ -1,7 +1,7 @@
 """Quantities as users type them: durations, sizes, signals, GPUs.
 
 Every quantity carries its unit (`24h`, `200GB`), because a bare `90` is seconds to one user and
-minutes to the next. All functions are pure and raise `RefusedError` with a hint.
+minutes to the next. All functions are pure and raise `InvalidValueError` with a hint.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from muster.spec.errors import Kind, RefusedError
+from muster.spec.errors import InvalidValueError, ProblemKind
 
 _SECONDS: Final = {"w": 604800.0, "d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _UNITS: Final = tuple(_SECONDS)
@@ -95,7 +95,7 @@ def _sum_of_parts(typed: str) -> float:
             raise _not_a_duration(typed)
         rank = _UNITS.index(part.group(2))
         if rank <= last:
-            raise RefusedError("units must fall and not repeat", "write `1d12h30m`")
+            raise InvalidValueError("units must fall and not repeat", "write `1d12h30m`")
         total += float(part.group(1)) * _SECONDS[part.group(2)]
         at, last = part.end(), rank
     if last < 0:
@@ -103,18 +103,18 @@ def _sum_of_parts(typed: str) -> float:
     return round(total, 3)
 
 
-def _not_a_duration(typed: str) -> RefusedError:
+def _not_a_duration(typed: str) -> InvalidValueError:
     if _BARE.fullmatch(typed):
-        return RefusedError(
+        return InvalidValueError(
             "needs a unit, as every duration does", f"write `{typed}s`, `{typed}m` or `{typed}h`"
         )
     if two := _MINUTES_SECONDS.fullmatch(typed):
         first, second = two.groups()
-        return RefusedError(
+        return InvalidValueError(
             "may mean minutes and seconds or hours and minutes",
             f"write `{first}m{second}s` or `{first}h{second}m`",
         )
-    return RefusedError("is not a duration", _DURATION_HINT)
+    return InvalidValueError("is not a duration", _DURATION_HINT)
 
 
 def duration_text(seconds: float) -> str:
@@ -133,11 +133,11 @@ def size(text: str) -> int:
     """Parse a size to bytes: `200GB` (powers of 1000) or `200GiB` (powers of 1024)."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise RefusedError("is not a size", "write `200GB`, `512MiB` or `100B`")
+        raise InvalidValueError("is not a size", "write `200GB`, `512MiB` or `100B`")
     amount, prefix, binary = match.groups()
     if binary and not prefix:
         units = [f"`{amount}{unit}`" for unit in ("KiB", "MiB", "GiB")]
-        raise RefusedError("is not a size", f"write {', '.join(units)} or `{amount}B`")
+        raise InvalidValueError("is not a size", f"write {', '.join(units)} or `{amount}B`")
     base: int = 1024 if binary else 1000
     return round(float(amount) * float(base ** _SIZE_POWER[prefix]))
 
@@ -161,7 +161,7 @@ def signal_name(text: str) -> str:
     name = typed.upper()
     name = name if name.startswith("SIG") else f"SIG{name}"
     if name not in SIGNALS:
-        raise RefusedError(
+        raise InvalidValueError(
             "is not a signal", "write a name such as `SIGTERM`, `USR1`, or its number"
         )
     return name
@@ -176,38 +176,40 @@ def gpu(text: str) -> tuple[int, str | None]:
     model, digits = match.groups()
     count = int(digits)
     if str(count) != digits:
-        raise RefusedError("begins with a zero", f"write `{gpu_text(count, model)}`")
+        raise InvalidValueError("begins with a zero", f"write `{gpu_text(count, model)}`")
     if model is not None and model.lower() in _NO_MODELS:
-        raise RefusedError(
+        raise InvalidValueError(
             "`gpu:` is not a model", f"write `{count}`, or a model as in `H100:{count or 8}`"
         )
     if model is not None and count == 0:
-        raise RefusedError("asks for no GPU of a model", "write `0`, or a count of at least 1")
+        raise InvalidValueError("asks for no GPU of a model", "write `0`, or a count of at least 1")
     if count > MAX_GPUS_PER_NODE:
-        raise RefusedError(
+        raise InvalidValueError(
             f"is more than {MAX_GPUS_PER_NODE} GPUs per node", "this counts one node"
         )
     return count, model
 
 
-def _gpu_advice(typed: str) -> RefusedError:
+def _gpu_advice(typed: str) -> InvalidValueError:
     if _GPU_WITH_MEMORY.fullmatch(typed):
         parts = typed.split(":")
         asked = min(int(parts[2][:9]) if len(parts) > 2 else 1, MAX_GPUS_PER_NODE) or 1
-        return RefusedError(
+        return InvalidValueError(
             "GPU memory in `gpu` is not supported yet by this release",
             f"write `{gpu_text(asked, _model(parts[0]))}`",
-            Kind.LATER,
+            ProblemKind.LATER,
         )
     if times := _GPU_TIMES.fullmatch(typed):
         model, count = times["model"] or times["after"], times["count"] or times["before"]
         meant = gpu_text(int(count), _model(model))
-        return RefusedError("is not a model and count", f"write `{meant}`")
+        return InvalidValueError("is not a model and count", f"write `{meant}`")
     if typed.lower() in _NO_MODELS:
-        return RefusedError("does not say how many", "write `8`, a count per node")
+        return InvalidValueError("does not say how many", "write `8`, a count per node")
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", typed):
-        return RefusedError("is a model without a count", f"write `{typed}:8`, a count per node")
-    return RefusedError(
+        return InvalidValueError(
+            "is a model without a count", f"write `{typed}:8`, a count per node"
+        )
+    return InvalidValueError(
         "is not a number of GPUs", "write the count per node, `8`, or model and count, `H100:8`"
     )
 
@@ -226,8 +228,8 @@ def integer(text: str) -> int:
     """Parse a whole number in plain decimal digits, with an optional minus."""
     typed = text.strip()
     if not re.fullmatch(r"-?[0-9]{1,18}", typed):
-        raise RefusedError("is not a whole number", "write plain digits, such as `4`")
+        raise InvalidValueError("is not a whole number", "write plain digits, such as `4`")
     number = int(typed)
     if str(number) != typed:
-        raise RefusedError("begins with a zero, which some read as octal", f"write `{number}`")
+        raise InvalidValueError("begins with a zero, which some read as octal", f"write `{number}`")
     return number

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from msgspec import UNSET, UnsetType
 
-from muster.spec.errors import Kind, Problem, SpecError, printable
+from muster.spec.errors import ProblemKind, SpecError, SpecProblem, printable
 from muster.spec.model import JobSpec
 from muster.spec.parse import parse_mapping
 from muster.spec.schema import job_keys
@@ -35,18 +35,20 @@ def amend(spec: JobSpec, given: Mapping[str, object], job: int) -> Amendment:
     if len(given) > KEYS_MAX:
         # The search for what each may have meant costs much.
         hint = f"changeable keys: {', '.join(CHANGEABLE)}"
-        raise SpecError([Problem("", None, f"{len(given)} keys; {KEYS_MAX} are the most", hint)])
+        raise SpecError(
+            [SpecProblem("", None, f"{len(given)} keys; {KEYS_MAX} are the most", hint)]
+        )
     wanted: dict[str, object] = {}
-    problems: list[Problem] = []
+    problems: list[SpecProblem] = []
     for typed, value in given.items():
         key = _ALIASES.get(typed, typed)
         if key not in CHANGEABLE:
             problems.append(_not_changeable(key, job))
         elif key in wanted:
             said = f"is another name of `{key}`, which is given too"
-            problems.append(Problem(typed, None, said, f"keep `{key}`"))
+            problems.append(SpecProblem(typed, None, said, f"keep `{key}`"))
         elif value is None and key != "time_limit":
-            problems.append(Problem(key, None, "is empty", "give a value"))
+            problems.append(SpecProblem(key, None, "is empty", "give a value"))
         else:
             wanted[key] = value
     if problems:
@@ -65,11 +67,11 @@ def amend(spec: JobSpec, given: Mapping[str, object], job: int) -> Amendment:
     )
 
 
-def _not_changeable(key: str, job: int) -> Problem:
+def _not_changeable(key: str, job: int) -> SpecProblem:
     shown = printable(key)
     known = job_keys()
     if key.partition(".")[0] in known:
-        return Problem(
+        return SpecProblem(
             shown,
             None,
             "cannot be changed once a job is submitted",
@@ -77,10 +79,10 @@ def _not_changeable(key: str, job: int) -> Problem:
         )
     meant = nearest(key, CHANGEABLE) or suggestion("", key, known)
     hint = f"did you mean `{meant}`? " if meant else ""
-    return Problem(
+    return SpecProblem(
         shown,
         None,
         "is not a key of a job",
         f"{hint}changeable keys: {', '.join(CHANGEABLE)}",
-        Kind.UNKNOWN,
+        ProblemKind.UNKNOWN,
     )

@@ -4,6 +4,7 @@ from typing import Final
 
 from aiohttp import web
 
+from orchestrator.api.audit import AuditApi
 from orchestrator.api.events import EventsApi
 from orchestrator.api.http.access import AccessTable
 from orchestrator.api.http.cross_origin import Origins
@@ -24,9 +25,10 @@ from orchestrator.api.node_actions import NodeActionsApi
 from orchestrator.api.node_check import NodeCheckApi
 from orchestrator.api.nodes import NodesApi
 from orchestrator.api.routes import ROUTES
-from orchestrator.config import Limits
+from orchestrator.config import RequestLimits
 from orchestrator.core.rights.principals import Policy
 from orchestrator.shell.agent_sessions import AgentSessions
+from orchestrator.shell.audit import AuditLog
 from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.ingest import LogIngest
@@ -43,9 +45,10 @@ def make_app(
     log_store: LogStore,
     tokens: TokenStore,
     origins: Origins,
-    limits: Limits,
+    limits: RequestLimits,
     rules: SubmitRules,
     policy: Policy,
+    audit_log: AuditLog,
 ) -> web.Application:
     """Build the application. Only the routes of the table are reachable."""
     owners = JobOwners(coordinator)
@@ -61,10 +64,11 @@ def make_app(
         views=views,
     )
     reads = BulkReads()
+    audit = AuditApi(coordinator, audit_log)
     metrics = MetricsApi(coordinator, agents, log_connections, log_store)
     apis = (
         SchemaApi(ROUTES),
-        NodesApi(coordinator, tokens),
+        NodesApi(coordinator, tokens, access, owners),
         metrics,
         NodeCheckApi(coordinator, jobs, rules),
         NodeActionsApi(coordinator),
@@ -74,14 +78,20 @@ def make_app(
         JobActionsApi(coordinator, jobs, access),
         EventsApi(coordinator, reads, access, owners),
         LogsApi(coordinator, log_store, reads),
+        audit,
         agents,
         log_connections,
     )
+
+    def ended(request: web.Request, status: int, took_s: float) -> None:
+        metrics.http.ended(request, status, took_s)
+        audit.observe(request, status)
+
     streams = StreamLimits(per_user_max=limits.streams_per_user_max, total_max=limits.streams_max)
     open_requests = StreamRevocation(tokens, access)
     app = web.Application(
         middlewares=[
-            request_middleware(access, origins, metrics.http.ended),
+            request_middleware(access, origins, ended),
             open_requests.middleware,
             streams.middleware,
         ],

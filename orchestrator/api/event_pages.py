@@ -9,6 +9,7 @@ import msgspec
 from muster.protocol.ids import JobId
 from orchestrator.api.event_text import event_view
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.service import NodeDrained, NodeFaultRecorded, QuarantineSkipped
 from orchestrator.core.model.state import Job
 from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.coordinator import Coordinator, events_key
@@ -20,7 +21,11 @@ _STREAM_LIMIT: Final = 200
 _KEPT: Final = 8
 
 
-class Line(NamedTuple):
+OF_OPERATORS: Final = JobId(0)
+"""No job: only operators may read it."""
+
+
+class EventLine(NamedTuple):
     """An event: its sequence number, its job, its id, its kind, and its `EventView` as JSON."""
 
     seq: int
@@ -44,13 +49,13 @@ class EventPages:
     def __init__(self, coordinator: Coordinator, reads: BulkReads) -> None:
         self._coordinator = coordinator
         self._reads = reads
-        self._shared: OrderedDict[_Place, asyncio.Future[list[Line] | None]] = OrderedDict()
+        self._shared: OrderedDict[_Place, asyncio.Future[list[EventLine] | None]] = OrderedDict()
 
-    async def listed(self, user: str, job: Job | None, after: int, limit: int) -> list[Line]:
+    async def listed(self, user: str, job: Job | None, after: int, limit: int) -> list[EventLine]:
         """Return at most `limit` events, and at most one beyond LIST_BYTES. Raises JournalError."""
         return await self._read(user, job, after, limit, LIST_BYTES)
 
-    async def following(self, user: str, job: Job | None, after: int) -> list[Line]:
+    async def following(self, user: str, job: Job | None, after: int) -> list[EventLine]:
         """Return the next page of a stream, which all streams at this place share.
 
         Raises JournalError.
@@ -76,7 +81,7 @@ class EventPages:
 
     async def _read(
         self, user: str, job: Job | None, after: int, limit: int, bytes_max: int
-    ) -> list[Line]:
+    ) -> list[EventLine]:
         number = None if job is None else job.id
         async with self._reads.turn(user):
             found = await self._coordinator.events(
@@ -96,7 +101,20 @@ class EventPages:
         return await self._reads.slice(user, lambda: [_line(*fact) for fact in facts])
 
 
-def _line(job: Job | None, seq: int, at: float, fact: f.Fact) -> Line:
+def _reader(fact: f.Fact) -> JobId | None:
+    """Return the job that readers of the fact must be allowed to read: OF_OPERATORS if its text may
+    quote several, None if it quotes none.
+    """
+    match fact:
+        case NodeFaultRecorded():
+            return fact.of_job
+        case QuarantineSkipped() | NodeDrained(jobs=(_, *_)):
+            return OF_OPERATORS
+        case _:
+            name: JobId | None = getattr(fact, "job", None)
+            return name
+
+
+def _line(job: Job | None, seq: int, at: float, fact: f.Fact) -> EventLine:
     view = event_view(job, seq, at, fact)
-    name: JobId | None = getattr(fact, "job", None)
-    return Line(view.seq, name, view.id, view.kind, msgspec.json.encode(view))
+    return EventLine(view.seq, _reader(fact), view.id, view.kind, msgspec.json.encode(view))

@@ -1,9 +1,9 @@
-"""Events over HTTP: a page of them as JSON, or all that come as Server-Sent Events.
+"""Events over HTTP: one page as JSON, or a stream of Server-Sent Events.
 
-The id of an event is its place in the journal, so a reader that was cut off goes on behind the last
-one it saw, also at another life of the coordinator; and when it was, so that a reader of a journal
-that was replaced by a backup is told. Every reader reads the journal at its own pace: nothing is
-kept for it. `StreamRevocation` cuts a stream whose token is good no longer.
+The id of an event is its position and its time in the journal. A reader that was cut off continues
+after its last event, even after a restart of the coordinator, and a reader of a journal that was
+replaced by a backup gets an error. Every reader reads the journal at its own pace; nothing is
+buffered for it. `StreamRevocation` ends a stream whose token is no longer valid.
 """
 
 import re
@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from muster.http.views import EventsEnd, EventView
-from orchestrator.api.event_pages import EventPages, Line
+from orchestrator.api.event_pages import EventLine, EventPages
 from orchestrator.api.event_text import event_id
 from orchestrator.api.http.access import TOKEN, AccessTable
 from orchestrator.api.http.job_owners import JobOwners
@@ -83,7 +83,7 @@ class EventsApi:
 
     async def _listed(
         self, request: web.Request, job: Job | None, after: int, limit: int
-    ) -> list[Line]:
+    ) -> list[EventLine]:
         """Return events that the user may read. If many others come first, the last one looked at
         stands for them, without its content, so that a reader can go on behind it.
         """
@@ -99,7 +99,7 @@ class EventsApi:
             if passed == _PAGES_MAX:
                 return [_hidden(page[-1])]
 
-    async def _readable(self, request: web.Request, page: list[Line]) -> list[Line]:
+    async def _readable(self, request: web.Request, page: list[EventLine]) -> list[EventLine]:
         """Return the events of nodes, and of jobs that the user may read."""
         if self._access.allows(request, Action.READ_JOB, ""):
             return page
@@ -113,8 +113,8 @@ class EventsApi:
 
     async def _check(self, place: "_Place") -> None:
         """Refuse an event that has not been, or was another one: a reader from before a backup was
-        restored would pass over what is new to it. A browser stops at a refusal, and its page is
-        told.
+        restored would pass over what is new to it. A browser stops at a refusal and notifies
+        its page.
         """
         if not place.seq:
             return
@@ -136,7 +136,7 @@ class EventsApi:
     async def _stream(
         self, request: web.Request, job: Job | None, after: int
     ) -> web.StreamResponse:
-        await self._coordinator.settled()
+        await self._coordinator.durable_state()
         user = request[TOKEN].user
         again = "Last-Event-ID" in request.headers
         if again and _ended(job) and not await self._pages.following(user, job, after):
@@ -159,7 +159,7 @@ class EventsApi:
         while True:
             # Looked at before reading: what makes it final was written before.
             if not changes.closed:
-                await self._coordinator.settled()
+                await self._coordinator.durable_state()
             seen: dict[Hashable, int] = {key: changes.count(key)}
             final = _ended(job)
             page = await self._pages.following(user, job, after)
@@ -178,7 +178,7 @@ class EventsApi:
                 await response.write(b": nothing new\n\n")
 
 
-def _hidden(line: Line) -> Line:
+def _hidden(line: EventLine) -> EventLine:
     view = EventView(
         seq=line.seq,
         at=msgspec.json.decode(line.data, type=EventView).at,
@@ -188,7 +188,7 @@ def _hidden(line: Line) -> Line:
         fields={},
         id=line.id,
     )
-    return Line(line.seq, None, line.id, view.kind, msgspec.json.encode(view))
+    return EventLine(line.seq, None, line.id, view.kind, msgspec.json.encode(view))
 
 
 async def _write(response: web.StreamResponse, text: bytes) -> None:
@@ -216,7 +216,7 @@ class _Place:
         return "-" in self.text
 
     def names(self, at: float) -> bool:
-        """Whether the event that is there now, of this time, is the one meant."""
+        """True if the event that is there now, of this time, is the one meant."""
         return self.text == event_id(self.seq, at)
 
 

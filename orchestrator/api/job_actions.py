@@ -12,7 +12,7 @@ from msgspec import UNSET
 from muster.http.job_actions import ChangeAnswer, RerunRequest, SignalAnswer, SignalRequest
 from muster.http.views import Explanation
 from muster.protocol.ids import NodeName
-from muster.spec.errors import RefusedError, SpecError
+from muster.spec.errors import InvalidValueError, SpecError
 from muster.spec.model import JobSpec
 from muster.spec.overrides import apply_overrides
 from muster.spec.parse import parse_mapping
@@ -108,11 +108,11 @@ class JobActionsApi:
         name = job_id(request)
         query = read_query(request, ExplainQuery)
         state, job = await find_job(self._coordinator, name)
-        now, limits = self._coordinator.now(), self._coordinator.limits
+        now = self._coordinator.now()
         drained = [NodeName(node) for node in query.drained or ()]
         supposing = what_if_text(query.nodes, drained)
         if not supposing:
-            return reply(self._shown(request, explain(state, job, now, limits)))
+            return reply(self._shown(request, explain(state, job, now)))
         for node in drained:
             if node not in state.nodes:
                 raise bad_field("drained", f"{shown(node)} is not a node; see: muster nodes")
@@ -123,7 +123,7 @@ class JobActionsApi:
                 f"job {name} is {job_state(job).value}: what-if questions need a waiting job",
                 f"its end: muster explain {name}",
             )
-        explanation = explain(*what_if_state(state, job, now, query.nodes, drained), now, limits)
+        explanation = explain(*what_if_state(state, job, now, query.nodes, drained), now)
         text = "it would start now" if explanation.starts_now else explanation.text
         explanation = msgspec.structs.replace(explanation, supposing=supposing, text=text)
         return reply(self._shown(request, explanation))
@@ -149,7 +149,7 @@ class JobActionsApi:
             )
         try:
             signal = signal_name(str(asked.signal))
-        except RefusedError as error:
+        except InvalidValueError as error:
             given = str(asked.signal)[:_SHOWN_CHARS]
             raise bad_field("signal", f"{error.message}; {error.hint}", given) from error
         if asked.rank is not None and not 0 <= asked.rank <= RANK_MAX:
@@ -188,15 +188,19 @@ class JobActionsApi:
         state, job = await find_job(self._coordinator, name)
         if len(asked.set) > SETS_MAX:
             raise bad_field("set", f"has {len(asked.set)} entries, and {SETS_MAX} is the most")
-        for node in asked.exclude:
-            if node not in state.nodes:
-                raise bad_field("exclude", f"{node!r} is not a node; see: muster nodes")
         try:
             spec = await asyncio.to_thread(_changed_spec, job.as_submitted, asked)
         except SpecError as error:
             raise spec_problem(error) from error
         digest = request_digest(spec, f"again {name}")
-        return await self._jobs.take(request, key, spec, digest, name)
+        unknown = [node for node in asked.exclude if node not in state.nodes]
+        if unknown:
+            # It may have been removed since the request was accepted.
+            before = await self._jobs.replayed_response(request, key, digest)
+            if before is None:
+                raise bad_field("exclude", f"{unknown[0]!r} is not a node; see: muster nodes")
+            return before
+        return await self._jobs.submit_spec(request, key, spec, digest, name)
 
 
 def _changed_spec(spec: JobSpec, asked: RerunRequest) -> JobSpec:

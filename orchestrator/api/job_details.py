@@ -36,7 +36,8 @@ class JobDetailsApi:
     async def validate(self, request: web.Request) -> web.Response:
         self._jobs.check_rate(request)  # it costs as much as a submit
         read = await self._jobs.parsed(request)
-        return reply(validation(await self._coordinator.settled(), read.spec, read.filled))
+        self._jobs.check_rules(read.spec)
+        return reply(validation(await self._coordinator.durable_state(), read.spec, read.filled))
 
     async def spec(self, request: web.Request) -> web.Response:
         job = await self._find(job_id(request))

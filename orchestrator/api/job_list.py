@@ -19,7 +19,7 @@ from orchestrator.core.rights.rules import Action
 from orchestrator.core.scheduling.scheduler import WaitingReasons
 from orchestrator.core.views.display import job_summary
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.job_archive import Line, Page
+from orchestrator.shell.job_archive import Page, SummaryLine
 
 _JOBS: Final = "jobs"
 _DIGITS_MAX: Final = 18
@@ -54,7 +54,7 @@ class JobListApi:
             query = msgspec.structs.replace(query, user=only)
         before = _NEWEST if query.cursor is None else _before(query.cursor)
         # The order matters: a job leaves the state once it is in the archive.
-        known = self._known(await self._coordinator.settled(), query, before)
+        known = self._known(await self._coordinator.durable_state(), query, before)
         archived = await self._coordinator.archive.page(
             before,
             query.limit + 1,
@@ -74,7 +74,7 @@ class JobListApi:
         lines = [self._line(request, job) for job in page if users is None or job.user in users]
         return reply(_Sent(tuple(lines), cursor))
 
-    def _line(self, request: web.Request, line: Line) -> JobSummary | msgspec.Raw:
+    def _line(self, request: web.Request, line: SummaryLine) -> JobSummary | msgspec.Raw:
         if self._access.allows(request, Action.READ_JOB, line.user):
             return line.summary
         return shown_line(self._access, request, line.decoded())
@@ -87,12 +87,12 @@ class JobListApi:
         )
         end = bisect_left(ids, before)
         stop = max(0, end - LOOKED_AT_MAX)
-        page: list[Line] = []
+        page: list[SummaryLine] = []
         waiting = WaitingReasons(state)
         for place in range(end - 1, stop - 1, -1):
             job = state.jobs[ids[place]]
             if _matches(job, query):
-                page.append(Line(job.id, job.user, job_summary(state, job, now, waiting)))
+                page.append(SummaryLine(job.id, job.user, job_summary(state, job, now, waiting)))
                 if len(page) > query.limit:
                     return Page(page, job.id)
         return Page(page, ids[stop] if stop else 0)

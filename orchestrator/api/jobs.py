@@ -86,13 +86,17 @@ class JobsApi:
         self.check_rate(request)
         key = idempotency_key(request)
         read = await self.parsed(request)
-        return await self.take(request, key, read.spec, request_digest(read.asked))
+        return await self.submit_spec(request, key, read.spec, request_digest(read.asked))
 
     async def parsed(self, request: web.Request) -> Read:
         """Return the job in the body. Raises ApiError."""
         return await spec_body(request, self._rules, self._parsers)
 
-    async def taken_before(
+    def check_rules(self, spec: JobSpec) -> None:
+        """Check a job against the configuration. Raises ApiError (422)."""
+        self._rules.check(spec)
+
+    async def replayed_response(
         self, request: web.Request, key: str, digest: str
     ) -> web.Response | None:
         """Return the response to an earlier request with this key, or None."""
@@ -101,7 +105,7 @@ class JobsApi:
             return None
         return await self._submitted(submitted_before(key, digest, *known))
 
-    async def take(
+    async def submit_spec(
         self,
         request: web.Request,
         key: str,
@@ -110,10 +114,17 @@ class JobsApi:
         rerun_of: JobId | None = None,
     ) -> web.Response:
         """Submit a parsed job. `digest` covers the request, which may contain more than the job."""
-        self._rules.check(spec)
+        try:
+            self.check_rules(spec)
+        except ApiError:
+            # A request that was accepted before is answered as then, whatever the rules are by now.
+            before = await self.replayed_response(request, key, digest)
+            if before is None:
+                raise
+            return before
         self.check_priority(request, spec.priority)
         user = request[TOKEN].user
-        state = await self._coordinator.settled()
+        state = await self._coordinator.durable_state()
         queued = sum(map(len, state.queues.values())) + len(state.held)
         if queued >= self._queued_max and await self._coordinator.submitted(user, key) is None:
             raise ApiError(

@@ -1,4 +1,4 @@
-"""One reader of one job's logs, at its own pace: bytes come from files, never from a queue."""
+"""A reader of one job's logs, at its own pace: bytes come from files, never from a queue."""
 
 import base64
 import contextlib
@@ -49,7 +49,7 @@ _log = structlog.get_logger("muster.logs")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which streams are wanted, None is all of them; `since` (UTC seconds) and `offset` say from
+    """The wanted streams, None for all of them; `since` (UTC seconds) and `offset` say from
     where on.
     """
 
@@ -102,7 +102,7 @@ class LogReader:
         return self._logs
 
     def several(self) -> bool:
-        """Whether more than one stream is chosen. Raises LogStoreError."""
+        """True if more than one stream is chosen. Raises LogStoreError."""
         return len(list(islice(self._sources(), 2))) > 1
 
     async def stream(
@@ -214,7 +214,7 @@ class LogReader:
             if last is None:
                 return
             if len(payload) >= _BATCH_BYTES:
-                await self._coordinator.give_way()
+                await self._coordinator.yield_to_scheduling()
             await response.write(payload)
             self._last = last
 
@@ -274,7 +274,7 @@ class LogReader:
         )
 
     def _sources(self) -> Iterator[Source]:
-        """The chosen streams. A gang may have very many, so whoever reads them, in a thread, makes
+        """The chosen streams. A gang may have very many, so the reader, in a thread, makes
         them. Raises LogStoreError.
         """
         chosen = self._selection

@@ -243,7 +243,7 @@ class MetricsApi(Collector):
         ProcessCollector(registry=self._registry)
 
     async def show(self, request: web.Request) -> web.Response:
-        await self._coordinator.settled()
+        await self._coordinator.durable_state()
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 

@@ -84,11 +84,11 @@ class NodeActionsApi:
 
     async def _view(self, name: NodeName) -> NodeView:
         """Return a node. Raises ApiError (404)."""
-        state = await self._coordinator.settled()
+        state = await self._coordinator.durable_state()
         node = state.nodes.get(name)
         if node is None:
             raise unknown_node(name)
-        return node_seen(state, node, self._coordinator.now(), self._coordinator.limits)
+        return node_seen(state, node, self._coordinator.now())
 
     async def _answer(self, name: NodeName, result: Result) -> web.Response:
         match result:

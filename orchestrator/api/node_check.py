@@ -41,7 +41,7 @@ class NodeCheckApi:
     async def probe(self, request: web.Request) -> web.Response:
         """Return the agent's last probe report. The node is not contacted."""
         name = NodeName(request.match_info["id"])
-        state = await self._coordinator.settled()
+        state = await self._coordinator.durable_state()
         node = state.nodes.get(name)
         if node is None:
             raise unknown_node(name)
@@ -58,15 +58,13 @@ class NodeCheckApi:
         # Digest of the caller's request only, because the job contains varying parts.
         digest = request_digest(asked, f"check {name}")
         # On a repeated request, the checked node is no longer free. That is no reason to refuse it.
-        before = await self._jobs.taken_before(request, key, digest)
+        before = await self._jobs.replayed_response(request, key, digest)
         if before is not None:
             return before
-        state, now = await self._coordinator.settled(), self._coordinator.now()
+        state, now = await self._coordinator.durable_state(), self._coordinator.now()
         if name not in state.nodes:
             raise unknown_node(name)
-        views = [
-            node_seen(state, node, now, self._coordinator.limits) for node in state.nodes.values()
-        ]
+        views = [node_seen(state, node, now) for node in state.nodes.values()]
         (this,) = (view for view in views if view.name == name)
         if this.state.code != _FREE:
             raise ApiError(
@@ -79,7 +77,7 @@ class NodeCheckApi:
         chosen = [this, *(view for view in others if view.state.code == _FREE)]
         # The program of a check is read from files, so use a thread.
         spec = await asyncio.to_thread(self._job, chosen, asked)
-        return await self._jobs.take(request, key, spec, digest)
+        return await self._jobs.submit_spec(request, key, spec, digest)
 
     def _job(self, nodes: list[NodeView], asked: CheckRequest) -> JobSpec:
         mapping = check_job(

@@ -1,16 +1,21 @@
 """Node routes, and the coordinator's version and health."""
 
 from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Final
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from muster.fabric.natural_sort import natural
-from muster.http.views import NodeList, VersionView
-from muster.protocol.ids import NodeName
+from muster.http.views import NodeList, NodeView, VersionView
+from muster.protocol.ids import JobId, NodeName
 from muster.protocol.link.control_channel import PROTOCOL_MAX, PROTOCOL_MIN
-from orchestrator.api.http.access import TOKEN
+from muster.protocol.text import count
+from orchestrator.api.http.access import TOKEN, AccessTable
 from orchestrator.api.http.connection_limits import no_descriptors
+from orchestrator.api.http.job_owners import JobOwners
 from orchestrator.api.http.pagination import make_cursor, read_cursor
 from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.query_params import NodesQuery
@@ -19,6 +24,7 @@ from orchestrator.api.http.responses import reply
 from orchestrator.api.http.tokens import TokenStore
 from orchestrator.core.engine.decide import VERSION
 from orchestrator.core.facts.effects import UNKNOWN_NODE
+from orchestrator.core.rights.rules import Action
 from orchestrator.core.scheduling.restore_hold import silent_nodes, why_held
 from orchestrator.core.views.display import node_seen
 from orchestrator.shell.coordinator import Coordinator
@@ -41,37 +47,76 @@ def _place(name: str) -> tuple[object, str]:
     return natural(name), name
 
 
+def without_others_words(view: NodeView, mine: Collection[int]) -> NodeView:
+    """Return the node without the texts of faults, and of an automatic drain, that quote jobs other
+    than `mine`.
+    """
+    drain, state = view.drain, view.state
+    if drain is not None and not set(drain.jobs) <= set(mine):
+        short = f"at fault in {count(len(drain.jobs), 'job')}"
+        state = replace(state, text=state.text.replace(drain.reason, short))
+        drain = replace(drain, reason=short)
+    faults = tuple(it if it.job in mine else replace(it, text="") for it in view.faults)
+    return replace(view, state=state, drain=drain, faults=faults)
+
+
+def _blaming(view: NodeView) -> set[int]:
+    drained = () if view.drain is None else view.drain.jobs
+    return {*drained, *(fault.job for fault in view.faults)}
+
+
 class NodesApi:
     """Routes /v1/nodes, /v1/version and the two health checks."""
 
-    def __init__(self, coordinator: Coordinator, tokens: TokenStore) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        tokens: TokenStore,
+        access: AccessTable,
+        owners: JobOwners,
+    ) -> None:
         self._coordinator = coordinator
+        self._access = access
+        self._owners = owners
         self._tokens = tokens
 
     async def nodes(self, request: web.Request) -> web.Response:
         query = read_query(request, NodesQuery)
         behind = None if query.cursor is None else _place(read_cursor(_NODES, query.cursor))
-        state = await self._coordinator.settled()
+        state = await self._coordinator.durable_state()
         now = self._coordinator.now()
         names = sorted(state.nodes, key=_place)
         begin = 0 if behind is None else bisect_right(names, behind, key=_place)
         page = names[begin : begin + query.limit]
         more = len(names) > begin + query.limit
-        limits = self._coordinator.limits
-        views = tuple(node_seen(state, state.nodes[name], now, limits) for name in page)
+        views = await self._shown(
+            request, [node_seen(state, state.nodes[name], now) for name in page]
+        )
+        awaited, held = tuple(silent_nodes(state)), why_held(state)
         cursor = make_cursor(_NODES, page[-1]) if more else None
-        return reply(NodeList(views, cursor, tuple(silent_nodes(state)), why_held(state)))
+        return reply(NodeList(views, cursor, awaited, held))
 
     async def node(self, request: web.Request) -> web.Response:
         name = NodeName(request.match_info["id"])
-        state = await self._coordinator.settled()
+        state = await self._coordinator.durable_state()
         node = state.nodes.get(name)
         if node is None:
             raise unknown_node(name)
-        return reply(node_seen(state, node, self._coordinator.now(), self._coordinator.limits))
+        view = node_seen(state, node, self._coordinator.now())
+        (shown,) = await self._shown(request, [view])
+        return reply(shown)
+
+    async def _shown(self, request: web.Request, views: Sequence[NodeView]) -> tuple[NodeView, ...]:
+        """Leave out what the failures of jobs say that the user may not read."""
+        may_read = partial(self._access.allows, request, Action.READ_JOB)
+        if may_read(""):
+            return tuple(views)
+        owners = await self._owners.of({JobId(job) for view in views for job in _blaming(view)})
+        mine = frozenset(job for job, owner in owners.items() if may_read(owner))
+        return tuple(without_others_words(view, mine) for view in views)
 
     async def version(self, request: web.Request) -> web.Response:
-        state = await self._coordinator.settled()
+        state = await self._coordinator.durable_state()
         token = self._tokens.current(request[TOKEN])
         return reply(
             VersionView(

@@ -50,7 +50,7 @@ _GLUED: Final = re.compile(rf"(?![,)\]}}]){_WORD.pattern}", re.DOTALL)
 
 
 def is_secret(name: str) -> bool:
-    """Whether the name of a variable suggests that its value is a secret."""
+    """True if the name of a variable suggests that its value is a secret."""
     return _SECRET.search(name) is not None
 
 
@@ -135,12 +135,12 @@ def _is_secret_header(name: str) -> bool:
 
 
 def _names_secret(name: str) -> bool:
-    """Whether the name of a variable, option or setting suggests a secret."""
+    """True if the name of a variable, option or setting suggests a secret."""
     return is_secret(re.sub(r"[-+~.]", "_", name))
 
 
 def _hides(name: str, value: str) -> bool:
-    """Whether the value of an option or variable is a secret. "Tokens" may also be a count."""
+    """True if the value of an option or variable is a secret. "Tokens" may also be a count."""
     if not _names_secret(name):
         return False
     return "token" not in name.lower() or _COUNTS.fullmatch(value) is None

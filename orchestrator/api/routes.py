@@ -5,10 +5,12 @@ from typing import Final
 from muster.http import job_actions as verbs
 from muster.http import node_actions as nodes
 from muster.http import views as h
+from muster.http.audit import AuditList
 from muster.http.fabric import FabricView
 from muster.http.job_evidence import Evidence
 from muster.http.node_probe import CheckRequest, NodeProbe
 from muster.protocol.observations.hangs import StacksView
+from orchestrator.api.audit import AuditApi
 from orchestrator.api.events import EventsApi
 from orchestrator.api.http import query_params as p
 from orchestrator.api.http.openapi import SchemaApi
@@ -125,6 +127,9 @@ ROUTES: Final = (
           "A job's logs; can be followed.", query=p.LogsQuery,
           answers={200: {"application/x-ndjson": None, "text/plain": None}},
           items=(h.LogRecord, h.LogTrailer), problems=(410,)),
+    Route("GET", "/v1/audit", AuditApi.show, Action.READ_AUDIT,
+          "Requests that changed something, were refused, or read another's job.",
+          query=p.AuditQuery, answers=as_json(AuditList)),
     Route("GET", "/v1/agent", AgentSessions.serve, Action.CONNECT,
           "An agent's control connection (websocket).", answers={101: {}}),
     Route("GET", "/v1/agent/logs", LogIngest.serve, Action.CONNECT,

@@ -54,7 +54,7 @@ class Archived(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ArchiveQuery:
     """Query for jobs below the number `before`, newest first, that match every filter that is not
     None. `limit` is 1 or more.
     """
@@ -68,7 +68,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class QueryResult:
     """Result of a query. `jobs` has every match numbered `floor` or above, up to the limit. If
     `floor` is 0, there are none below.
     """
@@ -190,7 +190,7 @@ def owners(database: sqlite3.Connection, jobs: Sequence[int]) -> dict[int, str]:
     return found
 
 
-def search(database: sqlite3.Connection, asked: Asked) -> Found:
+def search(database: sqlite3.Connection, asked: ArchiveQuery) -> QueryResult:
     """Return as many matches as can be found with a bounded number of visited rows."""
     columns = (("name", asked.name), ("user", asked.user), ("pool", asked.pool))
     equal = {column: value for column, value in columns if value is not None}
@@ -201,12 +201,14 @@ def search(database: sqlite3.Connection, asked: Asked) -> Found:
     return _merged(found, asked.limit)
 
 
-def _search(database: sqlite3.Connection, asked: Asked, equal: dict[str, str]) -> Found:
+def _search(
+    database: sqlite3.Connection, asked: ArchiveQuery, equal: dict[str, str]
+) -> QueryResult:
     look = _plain if len(equal) <= 1 else _sifted
     return look(database, asked, equal)
 
 
-def _plain(database: sqlite3.Connection, asked: Asked, equal: dict[str, str]) -> Found:
+def _plain(database: sqlite3.Connection, asked: ArchiveQuery, equal: dict[str, str]) -> QueryResult:
     """Return the matches in one range of one index."""
     where = "".join(f" AND {column} = :{column}" for column in equal)
     index = "".join(f" INDEXED BY archived_{column}" for column in equal)
@@ -216,10 +218,12 @@ def _plain(database: sqlite3.Connection, asked: Asked, equal: dict[str, str]) ->
     )
     given = {"before": asked.before, "limit": asked.limit, **equal}
     jobs = [_checked(row) for row in database.execute(query, given)]
-    return Found(jobs, jobs[-1].job if len(jobs) == asked.limit else 0)
+    return QueryResult(jobs, jobs[-1].job if len(jobs) == asked.limit else 0)
 
 
-def _sifted(database: sqlite3.Connection, asked: Asked, equal: dict[str, str]) -> Found:
+def _sifted(
+    database: sqlite3.Connection, asked: ArchiveQuery, equal: dict[str, str]
+) -> QueryResult:
     """Scan the index that reaches furthest down for a given number of visited jobs."""
     given: dict[str, Any] = {"before": asked.before, "limit": asked.limit, **equal}
     where = "".join(f" AND {column} = :{column}" for column in equal)
@@ -238,7 +242,7 @@ def _sifted(database: sqlite3.Connection, asked: Asked, equal: dict[str, str]) -
             floor = numbers[-1]
         if floor == 0 or len(numbers) == asked.limit:
             break
-    return Found(list(_rows(database, numbers)), floor)
+    return QueryResult(list(_rows(database, numbers)), floor)
 
 
 def _depth(
@@ -253,14 +257,14 @@ def _depth(
     return 0 if row is None else int(row[0]), column
 
 
-def _merged(found: list[Found], limit: int) -> Found:
+def _merged(found: list[QueryResult], limit: int) -> QueryResult:
     floor = max((one.floor for one in found), default=0)
     jobs = [job for one in found for job in one.jobs if job.job >= floor]
     jobs.sort(key=lambda job: -job.job)
     if len(jobs) >= limit:
         del jobs[limit:]
         floor = jobs[-1].job
-    return Found(jobs, floor)
+    return QueryResult(jobs, floor)
 
 
 def _rows(database: sqlite3.Connection, numbers: list[int]) -> Iterator[Archived]:

@@ -4,6 +4,8 @@ A reserve file holds the space. If a write fails because the disk is full, the w
 its blocks at once, before another writer of the same disk can take them.
 """
 
+import contextlib
+import errno
 import os
 import sqlite3
 from pathlib import Path
@@ -13,6 +15,7 @@ FILE_NAME: Final = "journal.reserve"
 # This much stays free: the index of a longer log grows by 32 KiB, in a file of its own.
 _LEFT_BYTES: Final = 128 << 10
 _SMALLEST_BYTES: Final = 64 << 10
+_FILES_MIN: Final = 256
 
 # Errors of the kernel for a write without room (EDQUOT and EFBIG are "an I/O error"). An fsync
 # returns none of them; after a failed fsync, the state of the disk would be unknown.
@@ -21,9 +24,27 @@ _NO_ROOM: Final = frozenset(
 )
 
 
-def is_full(error: sqlite3.Error) -> bool:
-    """Whether the error means a full disk, so that nothing was written and a retry is possible."""
-    return getattr(error, "sqlite_errorcode", None) in _NO_ROOM
+_NO_ROOM_ERRNO: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def is_full(error: sqlite3.Error, folder: Path) -> bool:
+    """True if the error means a full disk, so that nothing was written and a retry is possible.
+
+    SQLite reports a disk that fails or is read-only by the same code as a quota. Writing a file to
+    `folder` tells them apart.
+    """
+    code = getattr(error, "sqlite_errorcode", None)
+    if code != sqlite3.SQLITE_IOERR_WRITE:
+        return code in _NO_ROOM
+    trial = folder / f".{FILE_NAME}.trial"
+    try:
+        trial.write_bytes(bytes(4096))
+    except OSError as failed:
+        return failed.errno in _NO_ROOM_ERRNO
+    finally:
+        with contextlib.suppress(OSError):
+            trial.unlink()
+    return True
 
 
 class DiskReserve:
@@ -35,6 +56,10 @@ class DiskReserve:
         self.reserve_bytes = reserve_bytes
         self._kept = False  # whether the reserve exists in full
         self._low = False
+
+    def is_full(self, error: sqlite3.Error) -> bool:
+        """As the function of that name, for the journal's disk."""
+        return is_full(error, self._journal.parent)
 
     def keep(self) -> bool:
         """Allocate the reserve as far as there is room. Returns whether it is complete."""
@@ -96,9 +121,15 @@ class DiskReserve:
         needed = self.reserve_bytes * (2 if self._low else 1) + (
             0 if self._kept else self.reserve_bytes
         )
-        self._low = free < needed or not self.keep()
+        few = disk.f_files > 0 and disk.f_favail < _FILES_MIN * (2 if self._low else 1)
+        self._low = few or free < needed or not self.keep()
         if not self._low:
             return ""
+        if few:
+            return (
+                f"the disk of the coordinator's state folder {self._journal.parent} has only "
+                f"{disk.f_favail} inodes for new files"
+            )
         return (
             f"the disk of the coordinator's state folder {self._journal.parent} is full: "
             f"{free >> 20} MiB are free, and {max(needed >> 20, 1)} MiB are needed"

@@ -18,7 +18,7 @@ from orchestrator.core.facts.jobs import Fact
 from orchestrator.core.facts.service import NodeRemoved
 from orchestrator.journal import archive
 from orchestrator.journal.archive import Archived
-from orchestrator.journal.disk_reserve import DiskReserve, is_full
+from orchestrator.journal.disk_reserve import DiskReserve
 from orchestrator.journal.errors import (
     CorruptJournalError,
     JournalError,
@@ -26,7 +26,7 @@ from orchestrator.journal.errors import (
     JournalWriteError,
 )
 from orchestrator.journal.loss import database_name, refuse_loss, remove_leftovers
-from orchestrator.journal.mark import Mark, Note, close_mark
+from orchestrator.journal.mark import JournalMark, Note, close_mark
 from orchestrator.journal.records import COLUMNS, Recorded, from_row, to_row
 from orchestrator.journal.schema import FILE_NAME, open_database, take_in_log
 
@@ -77,7 +77,7 @@ class Journal:
         database.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES + space.reserve_bytes}")
         self._log_pages = 0  # approximate number of pages in the log
         self._last_seq = last_seq(database)
-        self._mark: Mark | None = None
+        self._mark: JournalMark | None = None
         self._registrations: dict[str, int | None] = {}
         """The newest of each node in this process that the next one replaces; None: it stays."""
         self.doubt = ""
@@ -149,7 +149,7 @@ class Journal:
             note = Note(database_name(self.path), epoch, self._last_seq, 0)
             if self._mark is not None:
                 self._mark.close()
-            self._mark = Mark(self.path, note)
+            self._mark = JournalMark(self.path, note)
         except OSError as error:
             # The mark only guards against the loss of a file. On a full disk the journal works
             # without it.
@@ -213,7 +213,7 @@ class Journal:
         try:
             moved = self._commit(lambda: archive.move(self._database, jobs))
         except sqlite3.Error as error:
-            if is_full(error):
+            if self._space.is_full(error):
                 return False
             raise self._write_error(error) from error
         self._log_pages += 4 + 2 * len(jobs) + moved
@@ -228,7 +228,7 @@ class Journal:
         try:
             states = self._commit(lambda: archive.forget(self._database, jobs))
         except sqlite3.Error as error:
-            if is_full(error):
+            if self._space.is_full(error):
                 return None
             raise self._write_error(error) from error
         self._log_pages += 4 + 4 * len(jobs)
@@ -280,7 +280,7 @@ class Journal:
         except sqlite3.Error as error:
             # A full disk is the only recoverable error: nothing was written. After any other error,
             # above all of an fsync, the state of the disk is unknown.
-            if not is_full(error) or not self._space.spend():
+            if not self._space.is_full(error) or not self._space.spend():
                 raise self._write_error(error) from error
         try:
             return self._commit(work)
@@ -304,13 +304,13 @@ class Journal:
             self._database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         except sqlite3.Error as error:
             # If the database cannot grow, the log keeps its contents.
-            if not is_full(error):
+            if not self._space.is_full(error):
                 raise self._write_error(error) from error
         if self._mark is not None:
             self._mark.checkpointed()
 
     def _write_error(self, error: sqlite3.Error) -> JournalWriteError:
-        if is_full(error):
+        if self._space.is_full(error):
             return JournalWriteError(
                 f"{self.path}: the disk is full, and so is what was kept in reserve ({error}); "
                 f"nothing was acted on: make room on the disk of {self.path.parent}"

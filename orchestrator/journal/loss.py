@@ -24,7 +24,7 @@ from orchestrator.journal.errors import (
 )
 from orchestrator.journal.mark import Marked, Note, closed_note
 from orchestrator.journal.reader_pool import frozen, read_only
-from orchestrator.journal.wal import Log, examine_log
+from orchestrator.journal.wal import WriteAheadLog, examine_log
 
 # Left by a restore that was killed.
 RESTORED: Final = "restored"
@@ -158,12 +158,12 @@ def _refuse_traces(path: Path, logs: Path | None, more: list[Path]) -> None:
         )
 
 
-def _examined(log: Path) -> Log:
+def _examined(log: Path) -> WriteAheadLog:
     try:
         with log.open("rb") as file:
             return examine_log(file)
     except FileNotFoundError:
-        return Log()
+        return WriteAheadLog()
     except OSError as error:
         raise JournalError(
             f"{log} cannot be read ({error.strerror}); check its disk, and that it "
@@ -172,7 +172,7 @@ def _examined(log: Path) -> Log:
 
 
 def _refuse_stranger(
-    path: Path, log: Path, marked: Marked | None, found: Log, logs: Path | None
+    path: Path, log: Path, marked: Marked | None, found: WriteAheadLog, logs: Path | None
 ) -> None:
     """Raise unless database, log and marks belong to one journal and hold all that the marks and
     the output of jobs prove."""
@@ -229,7 +229,7 @@ def _is_of_another(note: Note | None, names: list[str]) -> bool:
     return note is not None and note.database != "" and any(n != note.database for n in names)
 
 
-def _is_strange(note: Note, found: Log) -> bool:
+def _is_strange(note: Note, found: WriteAheadLog) -> bool:
     if found.salt is None or not note.salt:
         return False
     return (found.salt - note.salt) % (1 << 32) > _SALTS_AHEAD

@@ -42,7 +42,7 @@ class Note:
         return f"{text} {zlib.crc32(text.encode()):08x}\n".encode()
 
 
-class Mark:
+class JournalMark:
     """The file, kept open: an update is one write of a few bytes into one sector.
 
     It is not synced with each commit. Because it is written after the commit, it is true whenever

@@ -80,7 +80,7 @@ def open_database(path: Path) -> sqlite3.Connection:
         _prepare(database, path)
     except sqlite3.OperationalError as error:
         database.close()
-        if is_full(error):
+        if is_full(error, path.parent):
             raise JournalFullError(
                 f"{path} cannot be written ({error}): make room on the disk of {path.parent}"
             ) from error
@@ -163,7 +163,7 @@ def _prepare(database: sqlite3.Connection, path: Path) -> None:
         # After a failed fsync, the log as read may differ from the log on disk, so write it anew.
         take_in_log(database, path)
     except sqlite3.OperationalError as error:
-        if not is_full(error):
+        if not is_full(error, path.parent):
             raise
     except OSError as error:
         raise JournalError(f"{path.parent} cannot be written: {error.strerror}") from error
@@ -216,7 +216,7 @@ def _way_back(path: Path) -> str:
 
 
 def _has_our_mark(path: Path) -> bool:
-    """Whether a file that SQLite cannot read has our application id (SQLite file format, 1.3)."""
+    """True if a file that SQLite cannot read has our application id (SQLite file format, 1.3)."""
     with path.open("rb") as file:
         head = file.read(100)
     return head[68:72] == _APPLICATION_ID.to_bytes(4, "big")

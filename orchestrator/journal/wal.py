@@ -21,7 +21,7 @@ _Sum = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class WriteAheadLog:
     """Result of examining a log.
 
     `salt` is the first half of the salt of all frames; each restart of the log increments it. None
@@ -37,7 +37,7 @@ class Log:
     ends: int = 0
 
 
-def examine_log(file: BinaryIO) -> Log:
+def examine_log(file: BinaryIO) -> WriteAheadLog:
     """Examine a whole log, from the beginning of the file.
 
     A transaction is written only after the one before it was synced. A power failure keeps any part
@@ -46,7 +46,7 @@ def examine_log(file: BinaryIO) -> Log:
     """
     head = file.read(_HEADER.size)
     if len(head) < _HEADER.size or _is_blank(head, file):
-        return Log()
+        return WriteAheadLog()
     magic, version, page_bytes, _, *salts, first, second = _HEADER.unpack(head)
     big = bool(magic & 1)
     last = (first, second)
@@ -56,7 +56,7 @@ def examine_log(file: BinaryIO) -> Log:
         or page_bytes not in _PAGE_SIZES
         or _checksum((0, 0), head[:24], big=big) != last
     ):
-        return Log(bad=0, damaged=True)
+        return WriteAheadLog(bad=0, damaged=True)
     number = ends = 0
     bad: int | None = None
     while len(frame := file.read(_FRAME.size + page_bytes)) == _FRAME.size + page_bytes:
@@ -72,12 +72,12 @@ def examine_log(file: BinaryIO) -> Log:
         if bad is None and not sound:
             bad = number
         elif ends and sound:
-            return Log(
+            return WriteAheadLog(
                 salts[0], bad, damaged=True, ends=ends + _count_ends(file, page_bytes, salts)
             )
         if bad is not None and current and pages:
             ends += 1
-    return Log(salts[0], bad if ends else None, ends=ends)
+    return WriteAheadLog(salts[0], bad if ends else None, ends=ends)
 
 
 def salt_of(head: bytes) -> int:
@@ -95,7 +95,7 @@ def _count_ends(file: BinaryIO, page_bytes: int, salts: list[int]) -> int:
 
 
 def _is_blank(head: bytes, file: BinaryIO) -> bool:
-    """Whether the file contains only zeros: its size reached the disk and its data did not."""
+    """True if the file contains only zeros: its size reached the disk and its data did not."""
     while not any(head):
         head = file.read(1 << 20)
         if not head:

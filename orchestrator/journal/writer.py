@@ -99,7 +99,7 @@ class JournalWriter:
             result, error = None, None
             try:
                 result = call()
-            except Exception as raised:  # noqa: BLE001 - it is handed to whoever awaits the call
+            except Exception as raised:  # noqa: BLE001 - it is raised where the call is awaited
                 error = raised
             try:
                 loop.call_soon_threadsafe(_resolve, future, result, error)

@@ -240,7 +240,7 @@ class AgentSessions:
 
 
 def _is_local(request: web.Request, peer: str) -> bool:
-    """Whether the agent runs on this machine: both ends of its connection have the same address."""
+    """True if the agent runs on this machine: both ends of its connection have the same address."""
     own = None if request.transport is None else request.transport.get_extra_info("sockname")
     return is_loopback(peer) or (own is not None and peer == own[0])
 

@@ -21,7 +21,7 @@ class ChangeCounters:
 
     @property
     def closed(self) -> bool:
-        """Whether the process is stopping. If so, `wait` returns at once; do not repeat it."""
+        """True if the process is stopping. If so, `wait` returns at once; do not repeat it."""
         return self._closed
 
     def count(self, key: Hashable) -> int:

@@ -248,7 +248,7 @@ class Coordinator:
         Returns None if there is no such job, or if `key` is "". Raises CoordinatorStoppedError and
         JournalError.
         """
-        known = (await self.settled()).keys.get((user, key))
+        known = (await self.durable_state()).keys.get((user, key))
         return known if known or not key else await self.archive.submitted(user, key)
 
     async def job(self, name: JobId) -> Job | None:
@@ -256,11 +256,11 @@ class Coordinator:
 
         Raises CoordinatorStoppedError and JournalError.
         """
-        known = (await self.settled()).jobs.get(name)
+        known = (await self.durable_state()).jobs.get(name)
         return known if known is not None else await self.archive.find(name)
 
     def forgot(self, name: JobId) -> bool:
-        """Whether retention has removed a job that is neither in the state nor in the archive."""
+        """True if retention has removed a job that is neither in the state nor in the archive."""
         return name <= self.archive.forgotten_to
 
     async def archive_ended(self) -> Never:
@@ -269,7 +269,7 @@ class Coordinator:
             jobs = await self.archive.due()
             # A fact that is written after its job has moved would refer to a job that is gone.
             await self._sync()
-            state = await self.settled()
+            state = await self.durable_state()
             if not state.disk_full and await self.archive.move(state, jobs):
                 await self.put(JobsArchived(tuple(jobs)))
             else:
@@ -279,9 +279,9 @@ class Coordinator:
         """Wait until everything decided so far is on disk. Raises CoordinatorStoppedError."""
         if self._staged:
             self._flush_due = True
-            await self.beat()
+            await self.next_turn()
 
-    async def settled(self) -> State:
+    async def durable_state(self) -> State:
         """Return the state when all of it is on disk. That holds until the caller next awaits.
 
         Raises CoordinatorStoppedError.
@@ -294,7 +294,7 @@ class Coordinator:
             await future
         return self.state
 
-    async def beat(self) -> None:
+    async def next_turn(self) -> None:
         """Wait for the coordinator's next turn, which also runs if the inbox is empty.
 
         Raises CoordinatorStoppedError.
@@ -306,7 +306,7 @@ class Coordinator:
         self._inbox.wake()
         await future
 
-    async def give_way(self) -> None:
+    async def yield_to_scheduling(self) -> None:
         """Let scheduling go first. Called by bulk transfers such as log bytes.
 
         Waits at most GIVE_WAY_MAX_S, so that neither side starves.
@@ -342,7 +342,7 @@ class Coordinator:
                 batch = [Received(checked, self.now()), *batch]
         due = self._judge(batch, facts, effects)
         if due is Durability.PATIENT:
-            await self._for_company(facts, effects)
+            await self._linger_for_group_commit(facts, effects)
         if due is not None:
             self._flush_due = False
             if self._staged:
@@ -386,17 +386,17 @@ class Coordinator:
                 if fact.durability is not Durability.EPHEMERAL:
                     self._staged.append((fact, received.at.wall))
                     found.add(fact.durability)
-        self.meters.took_in(facts[known:])
-        self.index.took_in(self.state, facts[known:])
-        self.webhooks.took_in(self.state, facts[known:])
-        self.archive.took_in(facts[known:])
+        self.meters.observe(facts[known:])
+        self.index.observe(self.state, facts[known:])
+        self.webhooks.observe(self.state, facts[known:])
+        self.archive.observe(facts[known:])
         self.meters.turns.add(time.perf_counter() - began)
         for durability in (Durability.SYNC, Durability.PATIENT):
             if durability in found:
                 return durability
         return None
 
-    async def _for_company(self, facts: list[f.Fact], effects: list[a.Effect]) -> None:
+    async def _linger_for_group_commit(self, facts: list[f.Fact], effects: list[a.Effect]) -> None:
         """Group commit: wait up to PATIENCE_S for more facts to share this fsync.
 
         Stops early if a fact needs SYNC, because then somebody waits for it.
@@ -417,7 +417,9 @@ class Coordinator:
         self._committing = True
         # Stays set if the append fails, because nobody may read a state that is not on disk.
         began = time.perf_counter()
-        with Periodic(self.limits.heartbeat_s / 4, partial(self._hear_on, facts, effects)):
+        with Periodic(
+            self.limits.heartbeat_s / 4, partial(self._answer_heartbeats, facts, effects)
+        ):
             await self._journal.append(staged)
         self.meters.commits.add(time.perf_counter() - began)
         self.meters.facts += len(staged)
@@ -426,7 +428,7 @@ class Coordinator:
         self._committed |= {events_key(getattr(fact, "job", None)) for fact, _ in staged}
         self._committed.add(events_key(None))
 
-    def _hear_on(self, facts: list[f.Fact], held: list[a.Effect]) -> None:
+    def _answer_heartbeats(self, facts: list[f.Fact], held: list[a.Effect]) -> None:
         """Answer the plain heartbeats of this batch and later ones while a commit is pending."""
         self._judge(self._inbox.pick(partial(is_plain_heartbeat, self.state)), facts, held)
         for answer in [action for action in held if is_answer(action)]:

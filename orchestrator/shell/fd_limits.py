@@ -13,7 +13,7 @@ HINT: Final = "close unused streams (logs -f, events -f), or raise its LimitNOFI
 
 
 def is_short(number: int) -> bool:
-    """Whether a connection with this descriptor falls into the part reserved for agents and for
+    """True if a connection with this descriptor falls into the part reserved for agents and for
     requests that are answered at once.
     """
     limit = descriptor_limit()
@@ -21,7 +21,7 @@ def is_short(number: int) -> bool:
 
 
 def is_last(number: int) -> bool:
-    """Whether a connection with this descriptor falls into the part that our own files need."""
+    """True if a connection with this descriptor falls into the part that our own files need."""
     limit = descriptor_limit()
     return number >= limit - _reserve(limit) // 2
 

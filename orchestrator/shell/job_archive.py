@@ -31,7 +31,7 @@ from orchestrator.core.model.state import Job, State
 from orchestrator.core.model.status import job_state
 from orchestrator.core.views.display import job_summary
 from orchestrator.journal import archive
-from orchestrator.journal.archive import Archived, Asked
+from orchestrator.journal.archive import Archived, ArchiveQuery
 from orchestrator.journal.errors import CorruptJournalError
 from orchestrator.journal.writer import JournalWriter
 
@@ -46,7 +46,7 @@ _LAST_FIELD: Final = f',"{JobSummary.__struct_encode_fields__[-1]}":'.encode()
 _decode_summary: Final = msgspec.json.Decoder(JobSummary).decode
 
 
-class Line(NamedTuple):
+class SummaryLine(NamedTuple):
     """A job's summary in the form it is sent: archived JSON is passed on without decoding it."""
 
     id: int
@@ -66,7 +66,7 @@ class Page:
     If `floor` is 0, no further jobs follow.
     """
 
-    jobs: list[Line]
+    jobs: list[SummaryLine]
     floor: int
 
 
@@ -94,7 +94,7 @@ class JobArchive:
         self._found: OrderedDict[JobId, Job] = OrderedDict()
         self._reading: dict[JobId, asyncio.Future[Job | None]] = {}
 
-    def took_in(self, facts: Sequence[f.Fact]) -> None:
+    def observe(self, facts: Sequence[f.Fact]) -> None:
         for fact in facts:
             match fact:
                 case f.JobEnded(job) | nf.WebhookSettled(job):
@@ -211,7 +211,7 @@ class JobArchive:
         if ended is not None and len(ended) == len(ENDED_STATES):
             ended = None
         return await self._journal.read(
-            partial(_page, Asked(before, limit, ended, user, name, pool))
+            partial(_page, ArchiveQuery(before, limit, ended, user, name, pool))
         )
 
     async def answer(
@@ -234,7 +234,7 @@ class JobArchive:
 
 
 def _may_go(job: Job) -> bool:
-    """Whether a job has ended and none of its webhooks is pending."""
+    """True if a job has ended and none of its webhooks is pending."""
     return job.phase is JobPhase.ENDED and not job.queued_webhooks
 
 
@@ -272,16 +272,16 @@ def _retraced(name: JobId, database: sqlite3.Connection) -> Job | None:
         ) from error
 
 
-def _page(asked: Asked, database: sqlite3.Connection) -> Page:
+def _page(asked: ArchiveQuery, database: sqlite3.Connection) -> Page:
     found = archive.search(database, asked)
     return Page([line_of(row) for row in found.jobs], found.floor)
 
 
-def line_of(row: Archived) -> Line:
+def line_of(row: Archived) -> SummaryLine:
     """Return the line of a row.
 
     Rows of an older release lack fields, so they are decoded to get the defaults.
     """
     if row.summary.rfind(_LAST_FIELD) >= 0:
-        return Line(row.job, row.user, msgspec.Raw(row.summary))
-    return Line(row.job, row.user, _decode_summary(row.summary))
+        return SummaryLine(row.job, row.user, msgspec.Raw(row.summary))
+    return SummaryLine(row.job, row.user, _decode_summary(row.summary))

@@ -32,7 +32,7 @@ class JobIndex:
             if job.phase is JobPhase.ENDED:
                 self._end(job)
 
-    def took_in(self, state: State, facts: Sequence[f.Fact]) -> None:
+    def observe(self, state: State, facts: Sequence[f.Fact]) -> None:
         """Index facts that are already applied to `state`."""
         for fact in facts:
             match fact:

@@ -33,7 +33,7 @@ class NewWebhooks:
         ]
         self._dropped: list[Delivery] = []
 
-    def took_in(self, state: State, facts: Sequence[f.Fact]) -> None:
+    def observe(self, state: State, facts: Sequence[f.Fact]) -> None:
         """Add the deliveries of facts that are already applied to `state`, and log the dropped."""
         dropped: Counter[tuple[JobId, str]] = Counter()
         for fact in facts:

@@ -40,7 +40,7 @@ class Stats:
         self.webhooks_dropped = 0
         self.loop_lag = Histogram(FAST_S)
 
-    def took_in(self, facts: Sequence[f.Fact]) -> None:
+    def observe(self, facts: Sequence[f.Fact]) -> None:
         """Count facts that were decided."""
         for fact in facts:
             match fact:

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
-from muster.spec.errors import RefusedError
+from muster.spec.errors import InvalidValueError
 from muster.spec.field_readers import webhook
 
 _PORTS: Final = {"http": 80, "https": 443}
 NONE_ALLOWED: Final = "no webhook is allowed: the coordinator's configuration has no webhooks.allow"
 
 
-class Place(NamedTuple):
+class AllowedPlace(NamedTuple):
     """Addresses of one server at this path or below it."""
 
     scheme: str
@@ -36,13 +36,13 @@ class Place(NamedTuple):
         return f"{self.scheme}://{host}{port}{self.path}"
 
 
-def read_allowed(entries: Sequence[str]) -> tuple[Place, ...]:
+def read_allowed(entries: Sequence[str]) -> tuple[AllowedPlace, ...]:
     """Parse the operator's list: each entry allows all addresses below it. Raises ValueError."""
     made = []
     for entry in entries:
         try:
             parts = urlsplit(webhook(entry))
-        except RefusedError as error:
+        except InvalidValueError as error:
             raise ValueError(f"webhooks.allow: {entry!r} {error.message}; {error.hint}") from error
         if parts.query:
             raise ValueError(f"webhooks.allow: {entry!r} has a query; leave it out")
@@ -50,7 +50,7 @@ def read_allowed(entries: Sequence[str]) -> tuple[Place, ...]:
     return tuple(made)
 
 
-def refused(url: str, allowed: Iterable[Place]) -> str | None:
+def refused(url: str, allowed: Iterable[AllowedPlace]) -> str | None:
     """Return why an address is not allowed, or None."""
     places = list(allowed)
     if any(place.has(url) for place in places):
@@ -66,6 +66,6 @@ def server_of(url: str) -> tuple[str, str, int]:
     return place.scheme, place.host, place.port
 
 
-def _place(parts: SplitResult) -> Place:
+def _place(parts: SplitResult) -> AllowedPlace:
     port = parts.port or _PORTS[parts.scheme]
-    return Place(parts.scheme, (parts.hostname or "").lower(), port, parts.path or "/")
+    return AllowedPlace(parts.scheme, (parts.hostname or "").lower(), port, parts.path or "/")

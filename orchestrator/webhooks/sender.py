@@ -29,7 +29,7 @@ from orchestrator.core.engine.decide import VERSION
 from orchestrator.core.facts.inputs import WebhookAttempted
 from orchestrator.shell.coordinator import Coordinator, events_key
 from orchestrator.shell.new_webhooks import Delivery
-from orchestrator.webhooks.allowlist import Place, refused, server_of
+from orchestrator.webhooks.allowlist import AllowedPlace, refused, server_of
 from orchestrator.webhooks.payload import headers, message
 from orchestrator.webhooks.turns import PAUSE_MAX_S, Turns, UnusedTurnError
 
@@ -45,7 +45,7 @@ class DeliveryError(Exception):
     """The delivery failed for now; another try may succeed."""
 
 
-class RefusedError(Exception):
+class DeliveryRefusedError(Exception):
     """The receiver will never accept this delivery."""
 
 
@@ -64,7 +64,7 @@ class WebhookSender:
         self,
         coordinator: Coordinator,
         owner: TaskOwner,
-        allowed: Sequence[Place],
+        allowed: Sequence[AllowedPlace],
         secret: bytes,
         *,
         pause_s: float = 1.0,
@@ -85,7 +85,7 @@ class WebhookSender:
         async with self._session() as http:
             while True:
                 seen = {key: changes.count(key)}
-                state = await self._coordinator.settled()
+                state = await self._coordinator.durable_state()
                 for place in self._coordinator.webhooks.take():
                     job = state.jobs.get(place.job)
                     if job is not None:
@@ -135,7 +135,7 @@ class WebhookSender:
         if problem is not None:
             return problem
         name, number, hook = place
-        state = await self._coordinator.settled()
+        state = await self._coordinator.durable_state()
         job = state.jobs.get(name)
         webhook = None if job is None else job.queued_webhooks.get((number, hook))
         if job is None or webhook is None:
@@ -152,7 +152,7 @@ class WebhookSender:
                     await self._once(http, url, place)
         except RetryError as error:
             return str(error.last_attempt.exception())
-        except RefusedError as error:
+        except DeliveryRefusedError as error:
             return str(error)
         return ""
 
@@ -173,16 +173,16 @@ class WebhookSender:
                 return
             problem = f"it answered {status}"
             if 300 <= status < 400:
-                raise RefusedError(f"{problem}, and redirections are not followed")
+                raise DeliveryRefusedError(f"{problem}, and redirections are not followed")
             if status < 500 and status not in _TRY_AGAIN:
-                raise RefusedError(problem)
+                raise DeliveryRefusedError(problem)
         await self._coordinator.put(WebhookAttempted(*place, problem, over=False))
         raise DeliveryError(problem)
 
     async def _post(self, http: aiohttp.ClientSession, url: str, place: Delivery) -> int:
         """Return the status of the answer. Raises UnusedTurnError if the notice was dropped."""
         name, number, hook = place
-        state = await self._coordinator.settled()
+        state = await self._coordinator.durable_state()
         job = state.jobs.get(name)
         webhook = None if job is None else job.queued_webhooks.get((number, hook))
         if job is None or webhook is None:

@@ -41,5 +41,5 @@ def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def is_within(module: str, packages: tuple[str, ...]) -> bool:
-    """Whether a dotted name is one of the packages or below one."""
+    """True if a dotted name is one of the packages or below one."""
     return any(module == package or module.startswith(package + ".") for package in packages)

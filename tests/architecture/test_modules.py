@@ -1,14 +1,17 @@
 """Every module of the product: named for its subject, documented, of a readable size, and whole."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from orchestrator.core.engine.decide import VERSION
 from tests.architecture.sources import TREE, module_name, parse, source_files
 
 LINES_MAX = 500
@@ -121,3 +124,18 @@ def test_an_import_cycle_would_be_found(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "first: ImportError" in done.stdout
     assert "fine:" not in done.stdout
+
+
+def test_no_planted_bug_of_the_simulator_names_a_private_function() -> None:
+    """Each is put behind a public name, so that a change inside a module needs no new mutant."""
+    named = [
+        f"{file.name}: {match[0]}"
+        for file in sorted((TREE / "tests/simulation/mutants").glob("*.py"))
+        for match in re.finditer(r'"_[a-z]\w*"|\b(?!self\b)[a-z]\w*\._[a-z]\w*', file.read_text())
+    ]
+    assert named == []
+
+
+def test_the_version_of_the_daemons_is_that_of_the_package() -> None:
+    project = tomllib.loads((TREE / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["version"] == VERSION

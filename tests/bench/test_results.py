@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.bench.results import (
-    About,
-    Line,
+    PassLine,
     Row,
+    RunInfo,
     factors,
     pass_line,
     rates_of,
@@ -15,8 +15,8 @@ from muster.bench.results import (
 )
 from muster.http.fabric import NodeFabricView, PlannedPort, PlanView
 
-NCCL = About(ranks=16, nodes=2, backend="nccl", device="H100", torch="2.9", nccl="2.27.5")
-GLOO = About(ranks=2, nodes=2, backend="gloo", device="CPU", torch="2.9", why="no GPU")
+NCCL = RunInfo(ranks=16, nodes=2, backend="nccl", device="H100", torch="2.9", nccl="2.27.5")
+GLOO = RunInfo(ranks=2, nodes=2, backend="gloo", device="CPU", torch="2.9", why="no GPU")
 
 
 def row(size: int, busbw: float, wrong: int = 0) -> Row:
@@ -32,7 +32,7 @@ def test_a_row_is_read() -> None:
 
 def test_what_it_is_about_is_read() -> None:
     line = '# {"ranks": 2, "nodes": 2, "backend": "gloo", "device": "CPU", "torch": "2.9", "x": 1}'
-    assert read_line(line) == About(2, 2, "gloo", "CPU", "2.9")
+    assert read_line(line) == RunInfo(2, 2, "gloo", "CPU", "2.9")
 
 
 @given(st.text(max_size=60).flatmap(lambda t: st.sampled_from([t, f"# {{{t}", f"{t} " * 11])))
@@ -101,16 +101,16 @@ def test_tcp_never_passes() -> None:
         (GLOO, [row(4, 1.0)], EIGHT_400G, "gloo over TCP (no GPU), no HCA is used"),
         (NCCL, [row(4, 1.0)], {}, "no HCAs whose rates are known"),
         (NCCL, [row(4, 1.0)], {"a": 3200.0, "b": 0.0}, "no HCAs whose rates are known"),
-        (About(8, 1, "nccl", "H100", "2.9"), [row(4, 1.0)], EIGHT_400G, "one node"),
+        (RunInfo(8, 1, "nccl", "H100", "2.9"), [row(4, 1.0)], EIGHT_400G, "one node"),
         (NCCL, [], EIGHT_400G, "nothing was measured"),
         (None, [], {}, "nothing was measured"),
     ],
 )
 def test_no_line_is_claimed_where_nothing_can_be_asked(
-    about: About | None, rows: list[Row], rates: dict[str, float], said: str
+    about: RunInfo | None, rows: list[Row], rates: dict[str, float], said: str
 ) -> None:
     line = pass_line(about, rows, rates)
-    assert line == Line(None, None, line.text)
+    assert line == PassLine(None, None, line.text)
     assert said in line.text
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from muster.check.parse_output import Output
+from muster.check.parse_output import CheckOutput
 from muster.check.program import driver, name_lookup, peer
 
 NET = "127.0.0.0/8"
@@ -30,7 +30,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run(folder: Path, wanted: dict[str, Any], count: int) -> Output:
+def run(folder: Path, wanted: dict[str, Any], count: int) -> CheckOutput:
     """A gang of `count` processes; what rank 0 has told."""
     file = folder / "plan.json"
     file.write_text(json.dumps(wanted))
@@ -51,7 +51,7 @@ def run(folder: Path, wanted: dict[str, Any], count: int) -> Output:
     ]
     said, _ = ranks[0].communicate(timeout=60)
     assert [rank.wait(60) for rank in ranks] == [0] * count
-    output = Output()
+    output = CheckOutput()
     for line in said.decode().splitlines():
         output.take(line)
     assert output.end
@@ -84,16 +84,16 @@ def test_a_single_node_reports_itself(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[peer.Node, peer.Node]]:
+def ends() -> Iterator[tuple[peer.Peer, peer.Peer]]:
     """A sender and a receiver."""
     both = ["n0", "n1"]
-    sender, receiver = (peer.Node(plan(2), both, rank) for rank in (0, 1))
+    sender, receiver = (peer.Peer(plan(2), both, rank) for rank in (0, 1))
     sender._ports = [0, receiver._listener.getsockname()[1]]
     with sender._listener, receiver._listener:
         yield sender, receiver
 
 
-def sent(ends: tuple[peer.Node, peer.Node]) -> tuple[float | None, str]:
+def sent(ends: tuple[peer.Peer, peer.Peer]) -> tuple[float | None, str]:
     """What the sender makes of one sending, which the receiver answers."""
     sender, receiver = ends
 
@@ -108,23 +108,23 @@ def sent(ends: tuple[peer.Node, peer.Node]) -> tuple[float | None, str]:
         answering.join()
 
 
-def test_bytes_that_change_on_the_way_are_found(ends: tuple[peer.Node, peer.Node]) -> None:
+def test_bytes_that_change_on_the_way_are_found(ends: tuple[peer.Peer, peer.Peer]) -> None:
     assert sent(ends)[1] == ""
     ends[0]._crc ^= 1
     assert sent(ends) == (None, "the bytes that arrive are not those that were sent")
 
 
-def test_another_node_at_the_address_is_named(ends: tuple[peer.Node, peer.Node]) -> None:
+def test_another_node_at_the_address_is_named(ends: tuple[peer.Peer, peer.Peer]) -> None:
     ends[1]._names = ["n0", "other"]
     assert sent(ends) == (None, "other answers there")
 
 
-def test_a_stranger_at_the_address_is_reported(ends: tuple[peer.Node, peer.Node]) -> None:
+def test_a_stranger_at_the_address_is_reported(ends: tuple[peer.Peer, peer.Peer]) -> None:
     ends[1]._plan["key"] = "another"
     assert sent(ends) == (None, "another program answers there")
 
 
-def test_a_port_at_which_nobody_listens(ends: tuple[peer.Node, peer.Node]) -> None:
+def test_a_port_at_which_nobody_listens(ends: tuple[peer.Peer, peer.Peer]) -> None:
     sender, receiver = ends
     receiver._listener.close()
     speed, why = sender._send(1, "127.0.0.1", "127.0.0.2")

@@ -2,12 +2,12 @@
 
 import pytest
 
-from muster.check.parse_output import Names, NodeReport, Output, Pair
+from muster.check.parse_output import CheckOutput, NameLookups, NodeReport, Transfer
 from muster.check.report import (
     PAIRS_MAX,
+    CheckReport,
     Finding,
-    Report,
-    Severity,
+    FindingSeverity,
     between,
     differences,
     fabric,
@@ -27,11 +27,11 @@ NAMES = ("a", "b", "c", "d")
 
 def full(
     bad: dict[tuple[str, str], str] | None = None, names: tuple[str, ...] = NAMES
-) -> list[Pair]:
+) -> list[Transfer]:
     """All ways between `names`, but for those that fail."""
     bad = bad or {}
     return [
-        Pair(one, other, NET, None if (one, other) in bad else 1.0, bad.get((one, other), ""))
+        Transfer(one, other, NET, None if (one, other) in bad else 1.0, bad.get((one, other), ""))
         for one in names
         for other in names
         if one != other
@@ -66,7 +66,7 @@ def test_a_node_that_reaches_nobody_is_named_once() -> None:
     bad = {(x, y): "no answer" for x in NAMES for y in NAMES if x != y and "d" in (x, y)}
     (finding,) = between(full(bad))
     assert finding == Finding(
-        Severity.FAULT, "tcp", ("d",), f"d reaches nobody on {NET}: no answer"
+        FindingSeverity.FAULT, "tcp", ("d",), f"d reaches nobody on {NET}: no answer"
     )
 
 
@@ -98,18 +98,22 @@ def test_a_great_many_pairs_are_counted() -> None:
 
 def test_a_slow_pair_is_a_warning() -> None:
     pairs = [
-        p if p.sender != "b" or p.receiver != "d" else Pair("b", "d", NET, 0.2) for p in full()
+        p if p.sender != "b" or p.receiver != "d" else Transfer("b", "d", NET, 0.2) for p in full()
     ]
     (finding,) = between(pairs)
     assert (finding.severity, finding.kind, finding.nodes) == (
-        Severity.WARNING,
+        FindingSeverity.WARNING,
         "slow",
         ("b", "d"),
     )
 
 
 def test_the_worst_pair_of_each_network() -> None:
-    pairs = [Pair("a", "b", "x", 2.0), Pair("b", "a", "x", 1.0), Pair("a", "b", "y", None, "cut")]
+    pairs = [
+        Transfer("a", "b", "x", 2.0),
+        Transfer("b", "a", "x", 1.0),
+        Transfer("a", "b", "y", None, "cut"),
+    ]
     one, other = networks_found(pairs)
     assert (one.pairs, one.failed, one.median_gb_s, one.worst) == (1, 0, 1.5, pairs[1])
     assert (other.pairs, other.failed, other.median_gb_s, other.worst) == (1, 1, None, pairs[2])
@@ -118,20 +122,30 @@ def test_the_worst_pair_of_each_network() -> None:
 @pytest.mark.parametrize(
     ("values", "severity", "text", "odd"),
     [
-        (("1", "1", "2"), Severity.WARNING, "kernel: c has 2; the other 2 have 1", ("c",)),
-        (("1", "2", "2", "2"), Severity.WARNING, "kernel: a has 1; the other 3 have 2", ("a",)),
-        (("1", "2"), Severity.WARNING, "kernel: a has 1; b has 2", ("a", "b")),
+        (("1", "1", "2"), FindingSeverity.WARNING, "kernel: c has 2; the other 2 have 1", ("c",)),
+        (
+            ("1", "2", "2", "2"),
+            FindingSeverity.WARNING,
+            "kernel: a has 1; the other 3 have 2",
+            ("a",),
+        ),
+        (("1", "2"), FindingSeverity.WARNING, "kernel: a has 1; b has 2", ("a", "b")),
         (
             ("1", "1", "2", "2"),
-            Severity.WARNING,
+            FindingSeverity.WARNING,
             "kernel: a and b have 1; c and d have 2",
             ("a", "b", "c", "d"),
         ),
-        (("1", "1", None), Severity.WARNING, "kernel: c has none; the other 2 have 1", ("c",)),
+        (
+            ("1", "1", None),
+            FindingSeverity.WARNING,
+            "kernel: c has none; the other 2 have 1",
+            ("c",),
+        ),
     ],
 )
 def test_the_odd_ones_are_named(
-    values: tuple[str | None, ...], severity: Severity, text: str, odd: tuple[str, ...]
+    values: tuple[str | None, ...], severity: FindingSeverity, text: str, odd: tuple[str, ...]
 ) -> None:
     reports = {n: {"kernel": v} if v else {} for n, v in zip(NAMES, values, strict=False)}
     assert differences(reports) == [Finding(severity, "differs", odd, text)]
@@ -140,7 +154,7 @@ def test_the_odd_ones_are_named(
 def test_torch_and_nccl_must_agree() -> None:
     reports = {"a": {"NCCL": "2.27.5"}, "b": {"NCCL": "2.27.5"}, "c": {"NCCL": "2.21.5"}}
     (finding,) = differences(reports)
-    assert finding.severity is Severity.FAULT
+    assert finding.severity is FindingSeverity.FAULT
 
 
 def test_nodes_that_agree() -> None:
@@ -149,9 +163,9 @@ def test_nodes_that_agree() -> None:
 
 def test_names_and_clocks() -> None:
     reports = {
-        "a": NodeReport("a", {}, Names(wrong=("the name b leads to 1.2.3.4 here",))),
-        "b": NodeReport("b", {}, Names(late=3)),
-        "c": NodeReport("c", {}, Names(unknown=("a",)), clock_s=-60.0),
+        "a": NodeReport("a", {}, NameLookups(wrong=("the name b leads to 1.2.3.4 here",))),
+        "b": NodeReport("b", {}, NameLookups(late=3)),
+        "c": NodeReport("c", {}, NameLookups(unknown=("a",)), clock_s=-60.0),
     }
     assert texts(names_and_clocks(reports)) == [
         "fault: a: the name b leads to 1.2.3.4 here",
@@ -181,19 +195,19 @@ def test_what_the_fabric_plan_says() -> None:
     ("severities", "code"),
     [
         ([], 0),
-        ([Severity.NOTE], 0),
-        ([Severity.NOTE, Severity.WARNING], 1),
-        ([Severity.WARNING, Severity.FAULT], 2),
+        ([FindingSeverity.NOTE], 0),
+        ([FindingSeverity.NOTE, FindingSeverity.WARNING], 1),
+        ([FindingSeverity.WARNING, FindingSeverity.FAULT], 2),
     ],
 )
-def test_the_exit_code_is_that_of_the_worst(severities: list[Severity], code: int) -> None:
+def test_the_exit_code_is_that_of_the_worst(severities: list[FindingSeverity], code: int) -> None:
     findings = worst_first(Finding(severity, "x", (), "") for severity in severities)
-    assert [f.severity for f in findings] == sorted(severities, key=list(Severity).index)
-    assert Report((), {}, (), findings, (), {}, ()).exit_code == code
+    assert [f.severity for f in findings] == sorted(severities, key=list(FindingSeverity).index)
+    assert CheckReport((), {}, (), findings, (), {}, ()).exit_code == code
 
 
 def test_output_is_read_and_the_better_of_two_tries_counts() -> None:
-    output = Output()
+    output = CheckOutput()
     for line in (
         '# {"nodes":["a","b"],"networks":["10.0.0.0/24"]}',
         '# {"node":"a","facts":{"kernel":"6"},"names":{"wrong":[],"unknown":[],"late":0}}',
@@ -207,6 +221,9 @@ def test_output_is_read_and_the_better_of_two_tries_counts() -> None:
         assert not output.end
         output.take(line)
     assert output.nodes["a"].facts == {"kernel": "6"}
-    assert output.pairs == (Pair("a", "b", NET, 0.5), Pair("b", "a", NET, None, "no answer"))
+    assert output.pairs == (
+        Transfer("a", "b", NET, 0.5),
+        Transfer("b", "a", NET, None, "no answer"),
+    )
     output.take('# {"end":true}')
     assert output.end

@@ -51,7 +51,7 @@ class Member:
 
     @property
     def runs(self) -> bool:
-        """Whether its task has begun."""
+        """True if its task has begun."""
         return self.task is not None and self.task.state is TaskState.STARTED
 
     async def converse(self, websocket: Websocket) -> str:

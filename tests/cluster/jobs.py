@@ -62,7 +62,7 @@ def log_of(cluster: LocalCluster, job: str, *options: str) -> str:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that is dead and not yet reaped does not."""
+    """True if a process runs; one that is dead and not yet reaped does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:  # it may end between the opening and the reading

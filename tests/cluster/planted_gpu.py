@@ -64,7 +64,7 @@ class PlantedGpu:
         self._say("use", str(percent))
 
     def looked(self) -> bool:
-        """Whether somebody has seen memory in use."""
+        """True if somebody has seen memory in use."""
         return (self.driver / "looked").exists()
 
     def _say(self, what: str, text: str) -> None:

@@ -63,6 +63,6 @@ class ProxiedCluster(LocalCluster):
 
 
 def whole(printed: str, folder: Path, rank: int) -> bool:
-    """Whether a log has every line that COUNT wrote on a node, once and in order."""
+    """True if a log has every line that COUNT wrote on a node, once and in order."""
     count = int((folder / f"count.{rank}").read_text())
     return printed == "".join(f"line {n} of {rank}\n" for n in range(1, count + 1))

@@ -63,7 +63,7 @@ def test_the_copy_is_refused_and_both_are_named(
     cluster.nodes["node-2"].stop()
     client = cluster.client()
     if away:
-        # It may be running something until its lease has expired, and is not replaced before.
+        # It may be running something until it is declared lost, and is not replaced before.
         first.cut(inbound=True, outbound=True)
         until(lambda: client.node("node-1").link == "suspect", "node-1 is cut off")
     copy = copy_of(cluster, "away" if away else "here")

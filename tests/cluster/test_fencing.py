@@ -146,9 +146,9 @@ def test_a_coordinator_that_is_stopped_changes_nothing(
 
 @pytest.fixture
 def short(tmp_path: Path) -> Iterator[LocalCluster]:
-    """Two nodes with leases that end soon."""
-    lease = {"MUSTER_COORDINATOR_HEARTBEAT_S": "1", "MUSTER_COORDINATOR_LEASE_S": "4"}
-    made = LocalCluster(tmp_path / "cluster", agents=2, env={**PORTS, **lease})
+    """Two nodes that are found silent soon."""
+    beats = {"MUSTER_COORDINATOR_HEARTBEAT_S": "1"}
+    made = LocalCluster(tmp_path / "cluster", agents=2, env={**PORTS, **beats})
     with made:
         yield made
     until(lambda: made.leftovers() == [], "no process of the cluster is left")
@@ -160,7 +160,7 @@ def test_a_node_that_slept_beyond_its_lease_is_fenced_first(
     short: LocalCluster, tmp_path: Path
 ) -> None:
     """The whole node stops, as a machine that is suspended does: agent, shim and ranks."""
-    job = submit(short, tmp_path, run=RUN)
+    job = submit(short, tmp_path, run=RUN, lease="15s")
     pid = int(await_file(tmp_path / "ran.1"))
     node = short.client().job(int(job)).attempts[0].tasks[0].node
     agent = short.nodes[node]

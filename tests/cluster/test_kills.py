@@ -28,7 +28,7 @@ from tests.cluster.conftest import PORTS
 from tests.cluster.jobs import until
 
 NODES = ("node-1", "node-2")
-WHO = ("coordinator", "agents", "shims", "templates", "all")
+WHO = ("coordinator", "agents", "shims", "fork servers", "all")
 
 # Set-up waits where it is told to. Rank 0 of the gang is the launcher, on whichever node.
 SETUP = """
@@ -226,8 +226,8 @@ def kill(story: Story, who: str) -> list[Daemon]:
         daemon.kill()
     by_name = {
         "shims": ("muster-shim",),
-        "templates": ("muster-template",),
-        "all": ("muster-shim", "muster-template"),
+        "fork servers": ("muster-forksrv",),
+        "all": ("muster-shim", "muster-forksrv"),
     }
     for name in by_name.get(who, ()):
         for pid in processes_named(cluster, name):

@@ -115,10 +115,10 @@ def test_no_second_attempt_begins_before_the_first_has_ended(
 ) -> None:
     if why := missing():
         pytest.skip(why)
-    env = {"MUSTER_COORDINATOR_HEARTBEAT_S": "1", "MUSTER_COORDINATOR_LEASE_S": "4"}
+    env = {"MUSTER_COORDINATOR_HEARTBEAT_S": "1"}
     cluster = NamespaceCluster(tmp_path / "cluster", agents=2, env=env)
     with cluster:
-        job = submit(cluster, tmp_path, nodes=1, run=RUNS)
+        job = submit(cluster, tmp_path, nodes=1, run=RUNS, lease="15s")
         await_file(tmp_path / "runs")
         ((task,),) = [a.tasks for a in cluster.client().job(int(job)).attempts]
         began = time.monotonic()

@@ -68,7 +68,7 @@ def decoded(value: Any) -> Any:
 
 
 def says(recorded: Any, now: Any) -> bool:
-    """Whether `now` says all that was recorded; it may say more in fields that are new."""
+    """True if `now` says all that was recorded; it may say more in fields that are new."""
     if isinstance(recorded, dict) and isinstance(now, dict):
         return all(name in now and says(part, now[name]) for name, part in recorded.items())
     if isinstance(recorded, list) and isinstance(now, list):

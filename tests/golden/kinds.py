@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from agent.core.shim_protocol import ShimCommand, ShimStatus, encode
-from agent.monitors.traffic.sampler import Watched
+from agent.monitors.traffic.sampler import WatchedTraffic
 from agent.shim import commands, exit_record, status
 from agent.shims.shim_files import ShimIdentity
 from agent.taskdirs.taskdirs import Manifest
@@ -164,7 +164,7 @@ def _kinds() -> list[Kind]:
             msgspec.json.Decoder(ShimIdentity).decode,
         ),
         _file("agent-task", Manifest),
-        _file("agent-traffic", Watched),
+        _file("agent-traffic", WatchedTraffic),
         _file("coordinator-logs-removed", Removed),
         _file("coordinator-tokens", TokensFile, strict=True),
         # A column of the journal's archive.

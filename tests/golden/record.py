@@ -33,7 +33,7 @@ def path_of(kind: Kind, root: Path = RECORDED) -> Path:
 
 
 def record(kind: Kind, root: Path = RECORDED) -> bool:
-    """Whether there was something to record."""
+    """True if there was something to record."""
     path = path_of(kind, root)
     if path.exists():
         return False

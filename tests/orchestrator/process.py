@@ -30,6 +30,7 @@ def token_file(path: Path) -> dict[TokenClass, str]:
                 "sha256": digest(secret),
                 "user": f"{class_.value}-user",
                 "created": "2026-01-01T00:00:00Z",
+                **({"role": "admin"} if class_ is TokenClass.ADMIN else {}),
             }
         )
     path.write_text(json.dumps({"tokens": records}))

@@ -14,7 +14,7 @@ from agent.core import apply as agent_evolve
 from agent.core import facts as agent_facts
 from agent.core import state as agent_state
 from agent.core.inputs import LinkDown
-from agent.link.inbox import Inbox as AgentInbox
+from agent.link.inbox import InputQueue
 from agent.logs.offsets import WINDOW_BYTES, LogOffsets, Stream
 from muster.daemon.clock import SystemClock
 from muster.daemon.timers import Timers
@@ -28,12 +28,12 @@ from orchestrator.api.http import rate_limit
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs
 from orchestrator.core.facts import service as sf
-from orchestrator.core.model.history import LINES_KEPT, Lines
+from orchestrator.core.model.history import LINES_KEPT, BoundedLines
 from orchestrator.core.model.state import Node, State
 from orchestrator.core.nodes import service_state
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.inbox import Inbox
-from orchestrator.shell.logs.connection import Connection
+from orchestrator.shell.logs.connection import LogConnection
 from orchestrator.shell.logs.reader import Live, Piece
 from orchestrator.shell.logs.stream_file import StreamKey
 from tests.planted import Bug, put
@@ -64,7 +64,7 @@ def a_peer_that_floods_an_agent_waits(_: Path) -> None:
     """Its owner is busy with something else all the while."""
 
     async def story() -> None:
-        inbox, taken = AgentInbox(), 0
+        inbox, taken = InputQueue(), 0
 
         async def flood() -> None:
             nonlocal taken
@@ -100,7 +100,7 @@ def bytes_on_their_way_have_a_bound(_: Path) -> None:
 
 def an_agent_keeps_the_last_events_of_its_hardware(_: Path) -> None:
     state = agent_state.State(
-        agent_state.Identity(NodeName("n1"), "id", "boot", "0.1.0"),
+        agent_state.AgentIdentity(NodeName("n1"), "id", "boot", "0.1.0"),
         NodeObservations(Inventory("10.0.0.1", "m1")),
     )
     for number in range(MANY):
@@ -130,7 +130,7 @@ def agents_that_flood_the_coordinator_wait(_: Path) -> None:
 
 def what_an_agent_that_reads_nothing_is_to_hear_has_a_bound(_: Path) -> None:
     async def story() -> None:
-        connection = Connection(None, NodeName("n1"))  # type: ignore[arg-type]
+        connection = LogConnection(None, NodeName("n1"))  # type: ignore[arg-type]
         for number in range(MANY):
             connection.acknowledge(OUT, number)
             connection.ask(OUT, 17)
@@ -190,7 +190,7 @@ def who_waits_in_vain_leaves_nothing(_: Path) -> None:
 
 
 def what_is_kept_of_a_job_has_a_bound(_: Path) -> None:
-    lines = Lines()
+    lines = BoundedLines()
     for number in range(MANY):
         lines.add(float(number), "held by ada")
     count = len(lines.entries())
@@ -213,7 +213,7 @@ def the_faults_of_a_node_have_a_bound(_: Path) -> None:
 # --- the bugs ---------------------------------------------------------------------------------
 
 
-async def _room_for_all(_: AgentInbox) -> None:
+async def _room_for_all(_: InputQueue) -> None:
     return
 
 
@@ -221,11 +221,11 @@ async def _puts_now(self: Inbox, received: inputs.Input) -> None:
     self.put_now(received)
 
 
-def _says_each(self: Connection, stream: StreamId, offset: int) -> None:
+def _says_each(self: LogConnection, stream: StreamId, offset: int) -> None:
     self.acks[StreamId(stream.task, stream.kind, offset)] = offset
 
 
-def _asks_each(self: Connection, stream: StreamId, offset: int) -> None:
+def _asks_each(self: LogConnection, stream: StreamId, offset: int) -> None:
     self.say(StreamAt(stream, offset))
 
 
@@ -244,7 +244,7 @@ async def _never_let_go(
     await asyncio.sleep(timeout_s or 0.0)
 
 
-def _adds(self: Lines, at: float, text: str) -> None:
+def _adds(self: BoundedLines, at: float, text: str) -> None:
     self.kept.append((at, text))
 
 
@@ -259,7 +259,7 @@ BUGS = (
     Bug(
         "an agent stores whatever it is sent",
         "I8",
-        put(AgentInbox, "room", _room_for_all),
+        put(InputQueue, "room", _room_for_all),
         a_peer_that_floods_an_agent_waits,
     ),
     Bug(
@@ -283,13 +283,13 @@ BUGS = (
     Bug(
         "each acknowledgement waits for its agent",
         "I8",
-        put(Connection, "acknowledge", _says_each),
+        put(LogConnection, "acknowledge", _says_each),
         what_an_agent_that_reads_nothing_is_to_hear_has_a_bound,
     ),
     Bug(
         "the same bytes are asked for again and again",
         "I8",
-        put(Connection, "ask", _asks_each),
+        put(LogConnection, "ask", _asks_each),
         what_an_agent_that_reads_nothing_is_to_hear_has_a_bound,
     ),
     Bug(
@@ -319,7 +319,7 @@ BUGS = (
     Bug(
         "all that users do to a job is kept",
         "I8",
-        put(Lines, "add", _adds),
+        put(BoundedLines, "add", _adds),
         what_is_kept_of_a_job_has_a_bound,
     ),
     Bug(

@@ -22,7 +22,7 @@ from orchestrator.core.model.state import Node, State
 from orchestrator.journal import loss, mark, schema
 from orchestrator.journal.errors import JournalError
 from orchestrator.journal.journal import Journal
-from orchestrator.journal.wal import Log
+from orchestrator.journal.wal import WriteAheadLog
 from orchestrator.shell import coordinator
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.retention import Keep, Retention
@@ -127,13 +127,13 @@ BUGS = (
     Bug(
         "a damaged log is read as far as it goes",
         "I6",
-        put(loss, "_examined", lambda _: Log()),
+        put(loss, "_examined", lambda _: WriteAheadLog()),
         a_bit_of_the_log_that_flips_loses_no_job_in_silence,
     ),
     Bug(
         "nobody notes what was committed",
         "I6",
-        put(mark.Mark, "committed", lambda *_: None),
+        put(mark.JournalMark, "committed", lambda *_: None),
         a_log_that_is_cut_loses_no_job_in_silence,
     ),
     Bug(

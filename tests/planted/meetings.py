@@ -7,11 +7,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.engine import apply
+from muster.spec.model import JobSpec
+from orchestrator.core.engine import apply, turn
 from orchestrator.core.facts import service as sf
 from orchestrator.core.model.limits import Limits, Quarantine
-from orchestrator.core.model.state import Node, State, Task
-from orchestrator.core.nodes import liveness
+from orchestrator.core.model.state import State
 from tests.orchestrator.core.playbook import Cluster, spec, task
 from tests.planted import Bug, put, wrap
 
@@ -37,7 +37,7 @@ def no_more_than_a_share_of_a_pool_is_quarantined(_: Path) -> None:
 
 def a_job_goes_on_for_as_long_as_it_has_said(_: Path) -> None:
     """On a node that is cut off for longer than others may be."""
-    cluster = Cluster(limits=Limits(lease_s=30.0, lease_margin_s=10.0, mass_outage_s=0.0))
+    cluster = Cluster(limits=Limits(lease_s=30.0))
     cluster.join("a", "b")
     cluster.submit(spec(lease_s=200.0))
     cluster.run_gang(1)
@@ -48,9 +48,9 @@ def a_job_goes_on_for_as_long_as_it_has_said(_: Path) -> None:
     assert cluster.job(1).attempts[0].cause is not None, "it cannot run there, and is waited for"
 
 
-def _the_nodes_lease(state: State, node: Node, task: Task, limits: Limits) -> float:
+def _the_common_lease(spec: JobSpec, limits: Limits) -> float:
     """Whatever the job has said."""
-    return node.lease_until
+    return limits.lease_s
 
 
 def _spared_for_good(real: Any) -> Any:
@@ -68,7 +68,7 @@ BUGS = (
     Bug(
         "a job's own lease is nothing to the coordinator",
         "I3",
-        put(liveness, "gone_at", _the_nodes_lease),
+        put(turn, "lease_of", _the_common_lease),
         a_job_goes_on_for_as_long_as_it_has_said,
     ),
     Bug(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from muster.http.views import JobSummary, Step
 from muster.protocol.timestamp import maybe_timestamp, moment, timestamp
-from muster.spec.errors import RefusedError
+from muster.spec.errors import InvalidValueError
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,6 @@ def test_a_moment_is_a_time_or_a_span_before_now() -> None:
     "text", ["", "10", "2023-11-14", "2023-11-14T22:13:20", "yesterday", "25:00", "T", "-5m"]
 )
 def test_what_is_no_moment_is_refused_with_how_to_write_it(text: str) -> None:
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(InvalidValueError) as refused:
         moment(text, 0.0)
     assert "write `" in refused.value.hint

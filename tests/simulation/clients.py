@@ -54,7 +54,7 @@ class Client:
 
     @property
     def content(self) -> bool:
-        """Whether everything that was asked has been answered."""
+        """True if everything that was asked has been answered."""
         if self.job is None:
             return self.declined
         return self.cancel_heard or not self.wants_cancel

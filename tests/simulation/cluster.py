@@ -10,6 +10,7 @@ from muster.spec.model import JobSpec
 from orchestrator.core.gangs.log_delivery import tasks_with_pending_logs
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.plan import PoolPolicy
 from orchestrator.core.model.state import Job
 from tests.simulation.cards import Cards, with_cards
 from tests.simulation.checkers import Checkers
@@ -21,12 +22,12 @@ from tests.simulation.draining import FIRST_DRAINED, Draining, quarantine_of
 from tests.simulation.faults import Swarm
 from tests.simulation.jobs import draw_temper, make_job
 from tests.simulation.judging import Judging
-from tests.simulation.leases import mass_outage_of
 from tests.simulation.machine import Machine
 from tests.simulation.mishaps import Mishaps
 from tests.simulation.network import Cut, Network
 from tests.simulation.node import Node
 from tests.simulation.onlookers import Onlookers
+from tests.simulation.operator import Operator
 from tests.simulation.programs import Programs
 from tests.simulation.restores import Restores
 from tests.simulation.shim import HELD_S
@@ -56,6 +57,7 @@ class Cluster:
         verbose: bool = False,
         trouble_s: float = TROUBLE_S,
         crashes: Crashes | None = None,
+        backfill: PoolPolicy | None = None,
     ) -> None:
         self.world = World(seed, wall_jumps=wall_jumps, verbose=verbose)
         self.world.crashes = crashes
@@ -66,12 +68,10 @@ class Cluster:
         lease_s = rng.choice((30.0, 60.0, 120.0))
         self.limits = Limits(
             lease_s=lease_s,
-            lease_margin_s=30.0,
             prepare_timeout_s=120.0,
             arrange_timeout_s=30.0,
             start_timeout_s=60.0,
             quarantine=quarantine_of(seed),
-            mass_outage_s=mass_outage_of(seed),
         )
         self.disk = Disk()
         self.checkers = Checkers(self.world, self.disk)
@@ -84,6 +84,8 @@ class Cluster:
         self._peace_at = 0.0
         self.gone: Node | None = None
         pools = self._make_nodes()
+        if backfill is not None:
+            self.coordinator.pools = dict.fromkeys(pools, backfill)
         self.clients = self._make_clients(pools)
         steered = seed >= FIRST_STEERED
         self.steering = (
@@ -92,6 +94,7 @@ class Cluster:
         self.swarm = Swarm(self)
         self.mishaps = Mishaps(self)
         self.restores = Restores(self)
+        self.operator = Operator(self)
         names = [node.name for node in self.nodes]
         self.draining = (
             Draining(self.world, self.coordinator, self.checkers, names, trouble_s)

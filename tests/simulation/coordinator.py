@@ -22,6 +22,7 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.base import Durability
 from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.plan import PoolPolicy
 from orchestrator.core.model.state import State
 from tests.simulation.checkers import Checkers
 from tests.simulation.crashes import Deed, Point, When, Who
@@ -72,6 +73,7 @@ class Coordinator:
         self.slow_disk = 0.0
         self.epochs = 0  # known to a restore
         self.first_job = 0
+        self.pools: dict[str, PoolPolicy] = {}  # those with backfill
         self.crashed: Callable[[], None] = lambda: None
         self._life = 0
         self._clock_offset = 0.0
@@ -110,7 +112,7 @@ class Coordinator:
         epoch = max(self.epochs, self.state.epoch) + 1
         self.world.log(f"coordinator starts, epoch {epoch}")
         self.checkers.restarted(self.state)
-        self.put(s.CoordinatorStarted(epoch, "sim", first_job=self.first_job))
+        self.put(s.CoordinatorStarted(epoch, "sim", (), self.first_job, self.pools))
 
     def crash(self, *, power: bool = False) -> None:
         if not self.up:
@@ -288,10 +290,10 @@ class Coordinator:
             doom = None
         self._waits = effects
         if takes_s > self.limits.heartbeat_s / 4 and self.world.seed in HEARS_ON:
-            self._later(self.limits.heartbeat_s / 4, partial(self._hear_on, effects))
+            self._later(self.limits.heartbeat_s / 4, partial(self._answer_heartbeats, effects))
         self._later(takes_s, partial(self._committed, effects, doom))
 
-    def _hear_on(self, effects: list[a.Effect]) -> None:
+    def _answer_heartbeats(self, effects: list[a.Effect]) -> None:
         """The commit lasts: answer heartbeats, as the real shell does."""
         if self._waits is not effects:
             return
@@ -308,7 +310,7 @@ class Coordinator:
         effects[:] = [action for action in effects if not is_answer(action)]
         self.world.met["answered_while_slow"] += len(answers)
         if self._perform_all(answers):
-            self._later(self.limits.heartbeat_s / 4, partial(self._hear_on, effects))
+            self._later(self.limits.heartbeat_s / 4, partial(self._answer_heartbeats, effects))
 
     def _committed(self, effects: list[a.Effect], doom: Doom | None) -> None:
         self._waits = None

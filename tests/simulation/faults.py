@@ -144,7 +144,7 @@ class Swarm:
     def _strike(self, kind: str) -> None:
         if not self.active:
             return
-        strike: Callable[[], bool] = getattr(self, f"_{kind}")
+        strike: Callable[[], bool] = getattr(self, kind)
         if strike():
             self.world.met[kind] += 1
             self.world.log(f"FAULT {kind}")
@@ -153,7 +153,7 @@ class Swarm:
     def _anyone(self) -> Node:
         return self.world.rng.choice(self.cluster.nodes)
 
-    def _busy(self) -> Node:
+    def busy(self) -> Node:
         """A node that has something to lose, if one can be found at once."""
         node = self._anyone()
         return node if node.machine.folders else self._anyone()
@@ -167,10 +167,10 @@ class Swarm:
 
     # --- the coordinator ------------------------------------------------------------------
 
-    def _coordinator_crash(self) -> bool:
+    def coordinator_crash(self) -> bool:
         return self._crash(power=False)
 
-    def _coordinator_power(self) -> bool:
+    def coordinator_power(self) -> bool:
         return self._crash(power=True)
 
     def _crash(self, *, power: bool) -> bool:
@@ -179,7 +179,7 @@ class Swarm:
         self.cluster.coordinator.crash(power=power)
         return True
 
-    def _coordinator_doom(self) -> bool:
+    def coordinator_doom(self) -> bool:
         rng = self.world.rng
         power = rng.random() < 0.2
         windows = WINDOWS if self.cluster.steering is None else WINDOWS + MORE_WINDOWS
@@ -187,7 +187,7 @@ class Swarm:
         self.cluster.coordinator.doom = Doom(rng.choice(windows), rng.choice(list(Moment)), power)
         return self.cluster.coordinator.up
 
-    def _coordinator_freeze(self) -> bool:
+    def coordinator_freeze(self) -> bool:
         coordinator = self.cluster.coordinator
         if not coordinator.listening:
             return False
@@ -197,7 +197,7 @@ class Swarm:
 
     # --- the nodes ------------------------------------------------------------------------
 
-    def _agent_crash(self) -> bool:
+    def agent_crash(self) -> bool:
         node = self._anyone()
         if not node.up:
             return False
@@ -206,7 +206,7 @@ class Swarm:
         self.world.at(rng.choice((rng.uniform(0.05, 2.0), self._lasting())), node.start)
         return True
 
-    def _agent_freeze(self) -> bool:
+    def agent_freeze(self) -> bool:
         node = self._anyone()
         if not node.up or node.frozen:
             return False
@@ -214,7 +214,7 @@ class Swarm:
         self.world.at(self._lasting(), node.thaw)
         return True
 
-    def _agent_doom(self) -> bool:
+    def agent_doom(self) -> bool:
         """Stop or die in the middle of something."""
         rng = self.world.rng
         node = self._anyone()
@@ -224,33 +224,35 @@ class Swarm:
         node.doom = NodeDoom(rng.choice(STEPS), freeze_s)
         return True
 
-    def _agent_stumble(self) -> bool:
+    def agent_stumble(self) -> bool:
         """Stopped for less than a lease, and cut off as soon as it goes on."""
-        node = self._busy()
+        node = self.busy()
         if not node.up or node.frozen:
             return False
         lease_s = self.cluster.limits.lease_s
         node.freeze()
-        self.world.at(lease_s * self.world.rng.uniform(0.3, 0.9), partial(self._cut_off, node))
+        self.world.at(lease_s * self.world.rng.uniform(0.3, 0.9), partial(self.cut_off, node))
         return True
 
-    def _cut_off(self, node: Node) -> None:
+    def cut_off(self, node: Node) -> None:
         node.thaw()
         if self.active:
             self.cluster.network.cut(node.name, self.cluster.limits.lease_s * 2, up=True, down=True)
 
-    def _node_reboot(self) -> bool:
-        return self._power(self._busy(), self.world.rng.uniform(2.0, 60.0))
+    def node_reboot(self) -> bool:
+        return self._power(self.busy(), self.world.rng.uniform(2.0, 60.0))
 
-    def _node_power(self) -> bool:
+    def node_power(self) -> bool:
         """Off for so long that the others have to go on without it."""
-        return self._power(self._busy(), self.cluster.limits.lease_s * 3)
+        return self._power(self.busy(), self.cluster.limits.lease_s * 3)
 
-    def _folder_loss(self) -> bool:
+    def folder_loss(self) -> bool:
         """The node comes back with an empty disk."""
-        node = self._busy()
+        node = self.busy()
         if not self._power(node, self.world.rng.uniform(2.0, 90.0)):
             return False
+        # Their logs are gone, too.
+        self.cluster.checkers.ground.ran.difference_update(node.machine.folders)
         node.machine.folders.clear()
         return True
 
@@ -262,7 +264,7 @@ class Swarm:
         self.world.at(off_s, partial(self.cluster.power_on, node))
         return True
 
-    def _shim_kill(self) -> bool:
+    def shim_kill(self) -> bool:
         node = self._anyone()
         alive = [t for t, x in node.machine.folders.items() if x.shim and not x.shim.dead]
         if not alive:
@@ -270,7 +272,7 @@ class Swarm:
         node.machine.kill_shim(self.world.rng.choice(alive))
         return True
 
-    def _impostor(self) -> bool:
+    def impostor(self) -> bool:
         """Best while the true agent is away."""
         cluster = self.cluster
         if not cluster.coordinator.listening:
@@ -285,14 +287,14 @@ class Swarm:
 
     # --- the network ----------------------------------------------------------------------
 
-    def _reset(self) -> bool:
+    def reset(self) -> bool:
         connections = list(self.cluster.network.connections)
         if not connections:
             return False
         self.world.rng.choice(connections).reset()
         return True
 
-    def _half_open(self) -> bool:
+    def half_open(self) -> bool:
         connections = list(self.cluster.network.connections)
         if not connections:
             return False
@@ -303,19 +305,19 @@ class Swarm:
         connection.down.silent |= both or not way
         return True
 
-    def _partition(self) -> bool:
-        self.cluster.network.cut(self._busy().name, self._lasting(), up=True, down=True)
+    def partition(self) -> bool:
+        self.cluster.network.cut(self.busy().name, self._lasting(), up=True, down=True)
         return True
 
-    def _partition_up(self) -> bool:
-        self.cluster.network.cut(self._busy().name, self._lasting(), up=True, down=False)
+    def partition_up(self) -> bool:
+        self.cluster.network.cut(self.busy().name, self._lasting(), up=True, down=False)
         return True
 
-    def _partition_down(self) -> bool:
-        self.cluster.network.cut(self._busy().name, self._lasting(), up=False, down=True)
+    def partition_down(self) -> bool:
+        self.cluster.network.cut(self.busy().name, self._lasting(), up=False, down=True)
         return True
 
-    def _partition_all(self) -> bool:
+    def partition_all(self) -> bool:
         for_s = self._lasting()
         for node in self.cluster.nodes:
             self.cluster.network.cut(node.name, for_s, up=True, down=True)

@@ -50,7 +50,7 @@ class Ground:
         return self.disk.shadow
 
     def of_before(self, job: JobId, attempt: int) -> bool:
-        """Whether it was made before a restore, so that the journal may lack some of it."""
+        """True if it was made before a restore, so that the journal may lack some of it."""
         known = self.durable.jobs.get(job)
         return self.restores and (known is None or known.is_restored(attempt))
 

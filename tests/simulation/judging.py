@@ -9,10 +9,8 @@ from muster.protocol.observations.hardware_events import Grade, HardwareEvent
 from muster.protocol.outcome import Cause, CauseCode
 from orchestrator.core.facts import hangs as hf
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.facts import links as lf
 from orchestrator.core.facts import service as sf
 from orchestrator.core.model.attempt import AttemptPhase
-from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import State
 from orchestrator.core.model.task import OVER
 
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from tests.simulation.checkers import Checkers
     from tests.simulation.coordinator import Coordinator
 
-_MOST: Final = 0.55
-_ROUNDS: Final = 2
 _TRIES: Final = 3
 
 
@@ -36,8 +32,8 @@ class Judging:
     def _turned(self, state: State, facts: list[f.Fact]) -> None:
         for fact in facts:
             match fact:
-                case lf.NodeLeaseExpired(node):
-                    self._check_mass_outage(state, node)
+                case f.TaskLost():
+                    self._check_over(state, fact)
                 case f.StopRequested(job, number, cause) if cause.code is CauseCode.HARDWARE:
                     self._check_blamed(state, job, number, cause)
                 case hf.HangJudged():
@@ -51,22 +47,14 @@ class Judging:
                 case _:
                     pass
 
-    def _check_mass_outage(self, state: State, name: NodeName) -> None:
-        """Nothing is lost while most agents are away that fell silent at once."""
-        limits, mass_outage = self.coordinator.limits, state.mass_outage
-        if not limits.mass_outage_s:
-            return
-        if mass_outage is not None:
-            if self.coordinator.mono < mass_outage.at + mass_outage.lasts_s - 1.0:
-                self.checkers.fail(f"mass outage: {name} is called lost while it is on")
-            return
-        node = state.nodes[name]
-        away = [n for n in state.nodes.values() if n.link is LinkState.SUSPECT or n is node]
-        window_s = _ROUNDS * limits.silence_s
-        gone = sum(abs(other.heard_at - node.heard_at) <= window_s for other in away)
-        there = len(away) + sum(n.link is LinkState.CONNECTED for n in state.nodes.values())
-        if gone > 1 and gone > _MOST * there:
-            self.checkers.fail(f"mass outage: {name} is called lost with {gone} of {there}")
+    def _check_over(self, state: State, lost: f.TaskLost) -> None:
+        """A task counts as over only once nothing of it can compute any more."""
+        proof = "no proof" if lost.proof is None else lost.proof.value
+        self.checkers.world.met[f"over_{proof}"] += 1
+        task = state.jobs[lost.job].attempt(lost.attempt).tasks[lost.rank]
+        shim = self.checkers.ground.on_node.get(task.node, {}).get(task.id)
+        if shim is not None and shim.running and not shim.doomed:
+            self.checkers.fail(f"I3: {task.id} counts as over by {proof}, and runs on {task.node}")
 
     def _check_progress(self, state: State, name: JobId) -> None:
         """A job that says where its checkpoints are, and writes none, is not tried for ever."""

@@ -1,4 +1,4 @@
-"""How jobs outlive trouble: leases of their own, checkpoints, and how long a mass outage lasts."""
+"""How jobs outlive trouble: leases of their own, and checkpoints."""
 
 from __future__ import annotations
 
@@ -12,13 +12,6 @@ from tests.simulation.world import World
 
 FIRST_LEASED: Final = 420
 """From this seed on. Those before stay the runs that they were."""
-
-
-def mass_outage_of(seed: int) -> float:
-    """For how long nothing is called lost in this run once most agents are gone."""
-    if seed < FIRST_LEASED:
-        return 0.0
-    return random.Random(f"brake {seed}").choice((0.0, 120.0, 900.0))
 
 
 def with_checkpoints(world: World, number: int, spec: JobSpec) -> JobSpec:

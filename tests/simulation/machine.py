@@ -95,7 +95,7 @@ class Machine:
         )
 
     def had(self, address: str, since: float) -> bool:
-        """Whether the address was this machine's at that moment or after it."""
+        """True if the address was this machine's at that moment or after it."""
         ends = [begin for begin, _ in self.wired[1:]] + [float("inf")]
         return any(
             mine == address and end >= since

@@ -28,7 +28,7 @@ _TRIES: Final = 12
 
 
 def deserting(seed: int) -> bool:
-    """Whether in this run agents leave tasks that prepare; in the others small things fail."""
+    """True if in this run agents leave tasks that prepare; in the others small things fail."""
     return seed in CLUMSY and seed % 2 == 0
 
 

@@ -205,7 +205,7 @@ class Network:
         return cut.down > 0 or self.frozen.get(node, False)
 
     def reachable(self, node: NodeName) -> bool:
-        """Whether a new connection could be made."""
+        """True if a new connection could be made."""
         return not self.blocked(node, up=True) and not self.blocked(node, up=False)
 
     def connect(self, node: NodeName) -> Connection:

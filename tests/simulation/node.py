@@ -14,7 +14,7 @@ from agent.core.decide import decide
 from agent.core.react import react
 from agent.core.record import TaskRecord
 from agent.core.shim_protocol import ShimCommand, ShimHostfile, ShimLease, ShimPhase, ShimStatus
-from agent.core.state import Identity, State
+from agent.core.state import AgentIdentity, State
 from agent.core.turn import turn
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
@@ -98,7 +98,7 @@ class Node:
         self.names.forget()
         machine = self.machine
         self.state = State(
-            Identity(
+            AgentIdentity(
                 self.name,
                 f"id-{self.name}",
                 machine.boot_id,
@@ -160,7 +160,7 @@ class Node:
         for action in turn(self.state, received, self._now()):
             if self.doom is not None and isinstance(action, self.doom.action) and self._meet():
                 return
-            self._perform(action)
+            self.perform(action)
         self._store_records()
 
     def _feed_to_die(self, state: State, received: s.Input) -> None:
@@ -182,7 +182,7 @@ class Node:
                 return
             if self.state is not state:
                 return
-            self._perform(action)
+            self.perform(action)
             if sent is not None and self.dies(Deed.SENDS, sent, When.AFTER):
                 return
         self._store_records()
@@ -239,7 +239,7 @@ class Node:
 
     # --- actions --------------------------------------------------------------------------
 
-    def _perform(self, action: a.Effect) -> None:
+    def perform(self, action: a.Effect) -> None:
         match action:
             case a.SendReport(report):
                 if self.connection is not None:
@@ -253,6 +253,8 @@ class Node:
                 self.dies(Deed.WRITES, "KeepCluster", When.AFTER)
             case a.CreateTask(task, prepare):
                 self.later(self.pause(0.02), partial(self._make_folder, task, prepare))
+            case a.AskMembers():
+                pass  # no plan of this coordinator has a key
             case a.StoreRecord(task, record):
                 self._records[task] = record
             case a.SendToShim(task, command):

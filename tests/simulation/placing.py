@@ -11,7 +11,7 @@ from orchestrator.core.model.state import Node, State
 
 
 def fits(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
-    """Whether a whole gang could be."""
+    """True if a whole gang could be."""
     if state.awaited - state.answered:
         return False
     able = [

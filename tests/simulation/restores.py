@@ -1,4 +1,4 @@
-"""Restores of older backups, and an operator who knows which machines are off.
+"""Restores of older backups.
 
 Users lose what came after the backup. What must hold all the same: no two attempts of a job run at
 once, no node has two owners, and all comes to an end. The seeds below 0 are for this; the others
@@ -8,11 +8,8 @@ stay the runs that they were.
 from __future__ import annotations
 
 import random
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.facts import effects as a
-from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts.restored import JournalRestored
 from orchestrator.core.model.job import JobPhase
 from orchestrator.journal.left_out import first_attempt
@@ -25,7 +22,6 @@ LEFT_OUT: Final = 1000
 JOBS_LEFT_OUT: Final = 1000
 _BACKUP_EVERY_S: Final = 120.0
 _RESTORE_EVERY_S: Final = 240.0
-_LOOK_EVERY_S: Final = 25.0
 
 
 class Restores:
@@ -40,7 +36,6 @@ class Restores:
         self.peace = False
         if cluster.world.seed in RESTORED:
             self._later()
-            self.world.at(_LOOK_EVERY_S, self._declare)
 
     def make_peace(self) -> None:
         self.peace = True
@@ -99,16 +94,3 @@ class Restores:
                 client.wants_cancel = False
             elif known.cancel is None and known.phase is not JobPhase.ENDED:
                 client.wants_cancel = client.cancel_heard = False
-
-    def _declare(self) -> None:
-        """Only of a machine that is off it is known that nothing runs there."""
-        self.world.at(_LOOK_EVERY_S, self._declare)
-        state = self.cluster.coordinator.state
-        for node in self.cluster.nodes:
-            if node.name in state.awaited - state.answered and not node.machine.powered:
-                given = partial(s.LostReceived, node=node.name, user="ana")
-                self.cluster.coordinator.ask(given, self._answered)
-
-    def _answered(self, result: a.Result) -> None:
-        if isinstance(result, a.NodeServiceChanged):
-            self.world.met["declared_lost"] += 1

@@ -36,7 +36,7 @@ _MUTE = 3
 
 
 def writes_nothing(world: World, task: TaskId) -> bool:
-    """Whether the logs of a task stay without a byte."""
+    """True if the logs of a task stay without a byte."""
     return world.seed >= FIRST_MUTE and parse_task_id(task)[0] % _MUTE == 0
 
 
@@ -92,7 +92,7 @@ class Shim:
 
     @property
     def running(self) -> bool:
-        """Whether the program's processes exist and may still do something."""
+        """True if the program's processes exist and may still do something."""
         return self.occupied and self.started_at is not None and not self.wedged
 
     def document(self) -> s.ShimStatus:
@@ -105,6 +105,7 @@ class Shim:
             phase=self.phase,
             refusal=self._refusal,
             fingerprint=s.ShimFingerprint("3.11.7", "2.13.0") if self._torchrun else None,
+            start_method=s.ShimStartMethod("fork") if self._torchrun and self.started_at else None,
             log_dir="/logs",
             listening=self.listening,
             ranks=tuple(self._ranks),
@@ -439,12 +440,12 @@ class Shim:
             self._end_ranks(s.ShimExit(signal=9))
         if self._start_seen and self._exit is None:
             self._exit = s.ShimExit(signal=9)
-        self._close_books()
+        self._write_exit_record()
 
     def _die(self, after_s: float) -> None:
-        self.world.at(after_s, self._close_books)
+        self.world.at(after_s, self._write_exit_record)
 
-    def _close_books(self) -> None:
+    def _write_exit_record(self) -> None:
         """The record is on disk before anyone hears of the end."""
         if self._over():
             return

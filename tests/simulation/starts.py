@@ -93,7 +93,7 @@ class Starts:
     def _note(self, state: State, fact: f.Fact) -> None:
         now = self.world.now
         match fact:
-            case lf.NodeLeaseExpired(node) | sf.NodeRemoved(node):
+            case lf.NodeGivenUp(node) | sf.NodeRemoved(node):
                 self.happened[M.NODE_LOST, node] = now
             case lf.NodeDisconnected(node):
                 self.happened[M.UNREACHABLE, node] = now

@@ -115,7 +115,7 @@ class Steering:
         """Asked at any moment, it has an answer."""
         state = self.coordinator.state
         if job in state.jobs:
-            explain(state, state.jobs[job], self.coordinator.now(), self.coordinator.limits)
+            explain(state, state.jobs[job], self.coordinator.now())
             self.world.met["explained"] += 1
 
     def _release_at_last(self, client: Client) -> None:

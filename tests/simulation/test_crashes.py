@@ -12,6 +12,7 @@ import pytest
 from agent.core import facts as agent_facts
 from muster.protocol.link import control_channel
 from orchestrator.core.facts import jobs
+from orchestrator.core.facts.cluster import InputFailed
 from orchestrator.core.facts.restored import JournalRestored
 from tests.simulation.cluster import Cluster
 from tests.simulation.crashes import Crashes, Deed, Point, Who, every, members
@@ -74,7 +75,7 @@ def test_every_point_is_passed_in_some_course() -> None:
 
 def test_the_list_has_every_durable_fact_and_every_message() -> None:
     listed = {(point.who, point.deed, point.what) for point in every()}
-    for kind in set(jobs.DURABLE) - {JournalRestored}:
+    for kind in set(jobs.DURABLE) - {JournalRestored, InputFailed}:
         assert (Who.COORDINATOR, Deed.WRITES, kind.__name__) in listed
     for kind in members(control_channel.Command):
         assert (Who.COORDINATOR, Deed.SENDS, kind.__name__) in listed

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.spec.command import name_of, read_run, sanitised_name
-from muster.spec.errors import RefusedError, SpecError
+from muster.spec.errors import InvalidValueError, SpecError
 from muster.spec.from_command import from_command
 from muster.spec.model import Argv, Launcher, Shell
 from muster.spec.parse import parse_mapping
@@ -38,7 +38,7 @@ def test_split(text: str, words: list[str]) -> None:
     "text", ["a 'b", 'a "b', "a\\", "a\nb", "a | b", "a && b", "a > b", "a; b", "a # b"]
 )
 def test_split_refuses(text: str) -> None:
-    with pytest.raises(RefusedError):
+    with pytest.raises(InvalidValueError):
         split_words(text)
 
 
@@ -102,7 +102,7 @@ def test_torchrun_takes(run: object, argv: tuple[str, ...]) -> None:
     ],
 )
 def test_torchrun_refuses_with_the_correction(run: object, hint: str) -> None:
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(InvalidValueError) as caught:
         read_run(run, Launcher.TORCHRUN)
     assert hint in f"{caught.value.message} {caught.value.hint}"
 
@@ -132,14 +132,14 @@ def test_accelerate_takes_its_options_before_the_script(run: object, words: list
     ],
 )
 def test_accelerate_refuses_what_is_for_muster_to_say(run: object, hint: str) -> None:
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(InvalidValueError) as caught:
         read_run(run, Launcher.ACCELERATE)
     assert hint in f"{caught.value.message} {caught.value.hint}"
 
 
 def test_deepspeed_takes_what_torchrun_takes() -> None:
     assert read_run("python x.py -a", Launcher.DEEPSPEED) == Argv(("x.py", "-a"))
-    with pytest.raises(RefusedError, match="instead"):
+    with pytest.raises(InvalidValueError, match="instead"):
         read_run("deepspeed x.py", Launcher.DEEPSPEED)
 
 
@@ -148,14 +148,14 @@ def test_none_takes_scripts_and_argv_verbatim() -> None:
     assert read_run(script, Launcher.NONE) == Shell(script)
     assert read_run(["torchrun", "x.py"], Launcher.NONE) == Argv(("torchrun", "x.py"))
     for empty in (" \n", [], [""]):
-        with pytest.raises(RefusedError):
+        with pytest.raises(InvalidValueError):
             read_run(empty, Launcher.NONE)
 
 
 def test_no_string_longer_than_linux_takes() -> None:
     longest = "x" * (128 * 1024 - 1)
     assert read_run(longest, Launcher.NONE) == Shell(longest)
-    with pytest.raises(RefusedError, match="128 KiB"):
+    with pytest.raises(InvalidValueError, match="128 KiB"):
         read_run(longest + "x", Launcher.NONE)
 
 

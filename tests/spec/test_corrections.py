@@ -21,7 +21,7 @@ import pytest
 import muster.spec
 from muster.cli.input.job_input import looks_like_a_file, meant_for_a_shell
 from muster.spec import unsupported
-from muster.spec.errors import Problem, SpecError
+from muster.spec.errors import SpecError, SpecProblem
 from muster.spec.model import Argv
 from muster.spec.overrides import apply_overrides
 from muster.spec.parse import parse_mapping
@@ -141,6 +141,10 @@ MISTAKES: tuple[Job, ...] = (
     {"resources": {"numa_binding": "sockets"}},
     {"resources": {"numa_binding": "zzz"}},
     {"preflight": "full"},
+    {"start_method": "spawn"},
+    {"preload": ["transformers"]},
+    {"start_method": "fork", "preload": ["./train.py"]},
+    {"start_method": "fork", "preload": [f"m{number}" for number in range(17)]},
     {"schema_version": "2"},
     {"nccl_debug": "yes"},
     {"retry": {"user": 1, "never_on": ["OMM"]}},
@@ -187,7 +191,7 @@ FORMS = frozenset(
 WRITES = re.compile(r"(?:write|use|add|keep|begin with|did you mean|keep) `|such as `|bounds: `")
 
 
-def problems_of(job: Job | None) -> tuple[Problem, ...]:
+def problems_of(job: Job | None) -> tuple[SpecProblem, ...]:
     try:
         parse_mapping(job)
     except SpecError as refused:
@@ -195,14 +199,14 @@ def problems_of(job: Job | None) -> tuple[Problem, ...]:
     return ()
 
 
-def refused(mistake: Job) -> tuple[Job, tuple[Problem, ...]]:
+def refused(mistake: Job) -> tuple[Job, tuple[SpecProblem, ...]]:
     job = {"run": "x.py"} | mistake
     problems = problems_of(job)
     assert problems, f"{job} is accepted"
     return job, problems
 
 
-def corrected(job: Job, problem: Problem) -> Iterator[Job]:
+def corrected(job: Job, problem: SpecProblem) -> Iterator[Job]:
     """The job after each of the corrections that the hint offers."""
     fragments = re.findall(r"`((?:\\`|[^`])*)`", problem.hint)
     if problem.hint.startswith("leave it out") and problem.field != "run":
@@ -221,7 +225,7 @@ def corrected(job: Job, problem: Problem) -> Iterator[Job]:
             yield left
 
 
-def put(job: Job, problem: Problem, text: str) -> Job:
+def put(job: Job, problem: SpecProblem, text: str) -> Job:
     """Do what the hint says with one text in backticks."""
     field = problem.field
     if text in ("\\'", '\\"', "\\\\"):
@@ -277,7 +281,7 @@ def strip_variables(run: str | list[str]) -> str | list[str]:
     return rest if isinstance(run, list) else shlex.join(rest)
 
 
-def leave_out(job: Job, problem: Problem) -> Job | None:
+def leave_out(job: Job, problem: SpecProblem) -> Job | None:
     """The job without the field, where the hint says to leave that out."""
     if "leave it out" not in problem.hint and "leave the key out" not in problem.hint:
         return None

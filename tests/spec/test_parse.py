@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.protocol.failure_kinds import FailureKind
-from muster.spec.errors import Kind, Problem, SpecError
+from muster.spec.errors import ProblemKind, SpecError, SpecProblem
 from muster.spec.model import (
     Argv,
     JobSpec,
@@ -31,7 +31,7 @@ from muster.spec.serialize import to_mapping
 from muster.spec.unsupported import LATER_KEYS
 
 
-def problems_of(text: str, caller: dict[str, str] | None = None) -> tuple[Problem, ...]:
+def problems_of(text: str, caller: dict[str, str] | None = None) -> tuple[SpecProblem, ...]:
     with pytest.raises(SpecError) as caught:
         parse_job(text, caller)
     return caught.value.problems
@@ -135,7 +135,7 @@ def test_two_names_of_one_thing(text: str, field: str) -> None:
 def test_later_keys_are_refused_in_words(path: str, key: str) -> None:
     line = f"{path}: {{{key}: x}}" if path else f"{key}: x"
     (problem,) = problems_of(with_key(line))
-    assert problem.kind is Kind.LATER
+    assert problem.kind is ProblemKind.LATER
     assert problem.field == (f"{path}.{key}" if path else key)
     assert f"`{problem.field}` is not supported yet by this release" in problem.message
     assert problem.hint
@@ -155,7 +155,7 @@ def test_later_keys_are_refused_in_words(path: str, key: str) -> None:
 )
 def test_later_values_are_refused_in_words(text: str, field: str) -> None:
     (problem,) = problems_of(with_key(text))
-    assert (problem.kind, problem.field) == (Kind.LATER, field)
+    assert (problem.kind, problem.field) == (ProblemKind.LATER, field)
     assert "not supported yet by this release" in problem.message
     assert problem.hint
 
@@ -178,7 +178,7 @@ after: [41]
 """
     found = problems_of(text)
     assert [p.field for p in found] == ["workdir", "secrets", "after"]
-    assert all(p.kind is Kind.LATER and p.line and p.hint for p in found)
+    assert all(p.kind is ProblemKind.LATER and p.line and p.hint for p in found)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ after: [41]
 )
 def test_unknown_keys(text: str, field: str, hint: str) -> None:
     (problem,) = problems_of(with_key(text))
-    assert (problem.kind, problem.field) == (Kind.UNKNOWN, field)
+    assert (problem.kind, problem.field) == (ProblemKind.UNKNOWN, field)
     assert hint.replace("known keys: env", "known keys: ") in problem.hint
 
 
@@ -302,7 +302,7 @@ def test_unknown_keys(text: str, field: str, hint: str) -> None:
 )
 def test_bad_values(text: str, field: str, value: str | None) -> None:
     (problem,) = problems_of(with_key(text))
-    assert (problem.kind, problem.field, problem.value) == (Kind.INVALID, field, value)
+    assert (problem.kind, problem.field, problem.value) == (ProblemKind.INVALID, field, value)
     assert problem.message
     assert problem.hint
     assert (problem.line or 0) >= 2
@@ -404,7 +404,7 @@ def test_a_hostile_file_makes_few_problems() -> None:
 @pytest.mark.parametrize("text", ["", "# nothing\n", "- run", "run", "[]"])
 def test_no_job(text: str) -> None:
     (problem,) = problems_of(text)
-    assert problem.kind is Kind.SYNTAX
+    assert problem.kind is ProblemKind.SYNTAX
 
 
 def test_real_json_types() -> None:
@@ -545,7 +545,7 @@ def test_any_tree_is_read_or_refused(tree: dict[str, object]) -> None:
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     for parse in (parse_job, parse_json):
-        problems: tuple[Problem, ...] | None = None
+        problems: tuple[SpecProblem, ...] | None = None
         try:
             parse(text)
         except SpecError as error:

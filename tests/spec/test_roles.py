@@ -6,7 +6,7 @@ import pytest
 
 from muster.cli.input.job_input import Typed, read_job
 from muster.spec.command import needs_interpreter
-from muster.spec.errors import Kind, Problem, SpecError
+from muster.spec.errors import ProblemKind, SpecError, SpecProblem
 from muster.spec.model import (
     Argv,
     JobSpec,
@@ -26,7 +26,7 @@ def job(text: str) -> JobSpec:
     return parse_job("run: x.py\nnodes: 2\n" + text)
 
 
-def problems_of(text: str) -> tuple[Problem, ...]:
+def problems_of(text: str) -> tuple[SpecProblem, ...]:
     with pytest.raises(SpecError) as caught:
         parse_job(text)
     return caught.value.problems
@@ -113,7 +113,7 @@ roles:
         "roles.worker.env.RANK",
     }
     assert found["roles.master"].hint == "did you mean `launcher`?"
-    assert found["roles.worker.setup"].kind is Kind.UNKNOWN
+    assert found["roles.worker.setup"].kind is ProblemKind.UNKNOWN
     assert found["roles.worker.nproc_per_node"].message.startswith("is given in `nproc_per_node")
     assert all(problem.line is not None for problem in found.values())
 

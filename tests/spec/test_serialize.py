@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from muster.protocol.failure_kinds import FailureKind
 from muster.spec import units
 from muster.spec.env import check_name
-from muster.spec.errors import RefusedError
+from muster.spec.errors import InvalidValueError
 from muster.spec.model import (
     Argv,
     JobSpec,
@@ -34,7 +34,7 @@ from muster.spec.serialize import to_mapping
 def may_be_set(name: str) -> bool:
     try:
         check_name(name)
-    except RefusedError:
+    except InvalidValueError:
         return False
     return True
 

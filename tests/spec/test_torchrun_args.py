@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from muster.spec.errors import RefusedError, SpecError
+from muster.spec.errors import InvalidValueError, SpecError
 from muster.spec.parse import parse_mapping
 from muster.spec.serialize import to_mapping
 from muster.spec.torchrun_args import _SET_BY_MUSTER, ALLOWED, read_torchrun_args
@@ -23,7 +23,7 @@ def test_a_value_is_joined_to_its_option() -> None:
 @pytest.mark.parametrize("option", sorted(_SET_BY_MUSTER))
 def test_what_muster_sets_is_refused_with_the_reason(option: str) -> None:
     for word in (option, f"{option}=x", option[:2] + option[2:].replace("-", "_")):
-        with pytest.raises(RefusedError, match="is set by Muster") as caught:
+        with pytest.raises(InvalidValueError, match="is set by Muster") as caught:
             read_torchrun_args([word, "x"])
         assert caught.value.hint == _SET_BY_MUSTER[option]
 
@@ -39,7 +39,7 @@ def test_what_muster_sets_is_refused_with_the_reason(option: str) -> None:
     ],
 )
 def test_a_word_that_could_become_the_program_is_refused(words: list[str], said: str) -> None:
-    with pytest.raises(RefusedError, match=said):
+    with pytest.raises(InvalidValueError, match=said):
         read_torchrun_args(words)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 import pytest
 
-from muster.spec.errors import Problem, SpecError
+from muster.spec.errors import SpecError, SpecProblem
 from muster.spec.model import JobSpec
 from muster.spec.parse import MAX_LAUNCH_BYTES, parse_job, parse_json
 
@@ -32,7 +32,7 @@ SPELLED = {
 WRONG: dict[str, Any] = {"a list": [[["x"]]], "a deep map": {"x": {"y": {"z": []}}}, "null": None}
 
 
-def refused(text: str) -> tuple[Problem, ...]:
+def refused(text: str) -> tuple[SpecProblem, ...]:
     with pytest.raises(SpecError) as caught:
         parse_job(text)
     return caught.value.problems

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.spec import units
-from muster.spec.errors import RefusedError
+from muster.spec.errors import InvalidValueError
 
 DURATIONS = {
     "24h": 86400,
@@ -53,7 +53,7 @@ def test_durations(text: str, seconds: float) -> None:
     ],
 )
 def test_bad_durations(text: str, hint: str) -> None:
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(InvalidValueError) as caught:
         units.duration(text)
     assert hint in caught.value.hint
 
@@ -74,7 +74,7 @@ def test_sizes(text: str, count: int) -> None:
 
 @pytest.mark.parametrize("text", ["200", "200G", "GB", "-1GB", "1iB", "1gb", ""])
 def test_bad_sizes(text: str) -> None:
-    with pytest.raises(RefusedError):
+    with pytest.raises(InvalidValueError):
         units.size(text)
 
 
@@ -94,7 +94,7 @@ def test_signals(text: str, name: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "SIG", "0", "99", "015", "SIGFOO", "TERM INT"])
 def test_bad_signals(text: str) -> None:
-    with pytest.raises(RefusedError):
+    with pytest.raises(InvalidValueError):
         units.signal_name(text)
 
 
@@ -134,14 +134,14 @@ def test_gpu(text: str, read: tuple[int, str | None]) -> None:
     ],
 )
 def test_bad_gpu(text: str, hint: str) -> None:
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(InvalidValueError) as caught:
         units.gpu(text)
     assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["010", "1_000", "4.0", "1e3", "٤", "", "+4", "0x8", "9" * 5000])
 def test_bad_integers(text: str) -> None:
-    with pytest.raises(RefusedError):
+    with pytest.raises(InvalidValueError):
         units.integer(text)
 
 
@@ -153,6 +153,6 @@ def test_any_text_is_read_or_refused(text: str, reader: Callable[[str], object])
     said = "read"
     try:
         reader(text)
-    except RefusedError as refused:
+    except InvalidValueError as refused:
         said = refused.message
     assert said

@@ -120,7 +120,7 @@ class Deeds:
     # --- what daemons have started ----------------------------------------------------------------
 
     def kill_shim(self) -> str | None:
-        return self._signal(("muster-shim", "muster-template"), signal.SIGKILL)
+        return self._signal(("muster-shim", "muster-forksrv"), signal.SIGKILL)
 
     def kill_rank(self) -> str | None:
         return self._signal((), signal.SIGKILL)
@@ -239,7 +239,7 @@ class Deeds:
         self.ended[target] = time.monotonic()
 
     def excused(self, name: str) -> bool:
-        """Whether something is being done to this daemon or to its way to the others, or was
+        """True if something is being done to this daemon or to its way to the others, or was
         until a short while ago."""
         head = {self.cluster.coordinator.name, self.cluster.head.name}
         involved = {name, f"proxy {name}", *head}

@@ -21,7 +21,6 @@ CHANNEL_FD = 60
 PACKET_BYTES_MAX = 65536
 ASKED_MAX = 8192
 """More ranks than any shim, coordinator or job has; two streams each."""
-ROUND = 1000
 REFUSED_MAX = 64
 """After so many refusals in a row nothing more is to be had."""
 
@@ -66,12 +65,12 @@ class Liar:
 
 
 def endless(liar: Liar) -> None:
-    """Asks for the files of ranks for as long as it gets some, in rounds: each numbers its ranks
-    anew, so that they are never too many at once."""
+    """Asks for the files of ranks for as long as it gets some. Each is the first of a new round, so
+    that they are never too many at once."""
     liar.begin()
     given = refused = last = 0
     for rank in range(ASKED_MAX):
-        if liar.ask(rank, rank % ROUND):
+        if liar.ask(rank, 0):
             given, refused, last = given + 1, 0, rank
         else:
             refused += 1

@@ -192,6 +192,7 @@ def test_a_launcher_that_lies_harms_its_own_job_alone(scene: Scene, kind: str) -
         scene.whole(scene.honest())
         if kind == "endless":
             (given,) = lies.notes(folder)
+            assert given.startswith("given 1,"), f"its plan has one rank: {given}"
             line = f"a line of rank {given.rpartition(' ')[2]}\n"
             until(lambda: line in scene.log(job), f"what was written arrives: {given}", STORED_S)
         until(lambda: burning(scene.cluster) == [], "no daemon is busy with a lie", REST_WITHIN_S)

@@ -13,7 +13,7 @@ import pytest
 from agent.shims import systemd
 from agent.single_agent import RUNTIME
 from examples.local_cluster import MUSTER
-from muster.cli.cluster.init import Cluster, Listen, cluster_files
+from muster.cli.cluster.init import Cluster, ListenAt, cluster_files
 
 SYSTEMD = Path(__file__).resolve().parents[2] / "systemd"
 UNITS = ("muster-coordinator", "muster-agent")
@@ -149,7 +149,7 @@ def test_the_drop_in_for_forked_shims_takes_the_whole_sandbox_away() -> None:
         LOOSE
     )
     assert {name: loose[name] for name in LOOSE} == LOOSE
-    assert loose["Environment"] == ["MUSTER_AGENT_SHIMS=template"]
+    assert loose["Environment"] == ["MUSTER_AGENT_SHIMS=forked"]
 
 
 @pytest.mark.parametrize("name", BROKEN_BY)
@@ -170,7 +170,13 @@ def test_forked_jobs_keep_what_nvidia_modprobe_and_namespaces_need() -> None:
 def test_they_run_what_muster_init_writes(unit: str, tmp_path: Path) -> None:
     etc, state = Path("/etc/muster"), Path("/var/lib/muster")
     cluster = Cluster(
-        etc, state, Listen("127.0.0.1", 7077), "http://127.0.0.1:7077", None, "ada", tmp_path / "c"
+        etc,
+        state,
+        ListenAt("127.0.0.1", 7077),
+        "http://127.0.0.1:7077",
+        None,
+        "ada",
+        tmp_path / "c",
     )
     files = {file.path: file for file in cluster_files(cluster)}
     verb = unit.removeprefix("muster-")

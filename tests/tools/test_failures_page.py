@@ -9,7 +9,7 @@ import pytest
 from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.outcome import ExitStatus
 from orchestrator.core.failures.classify import judge
-from orchestrator.core.failures.taxonomy import RULES, Rule
+from orchestrator.core.failures.taxonomy import RULES, FailureRule
 from tools.docs.failures_page import advice_of, page
 
 PAGE = Path(__file__).parents[2] / "docs/reference/failures.md"
@@ -26,7 +26,7 @@ def test_every_class_is_reported() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.sign[:40])
-def test_what_a_row_shows_is_judged_by_that_row(rule: Rule) -> None:
+def test_what_a_row_shows_is_judged_by_that_row(rule: FailureRule) -> None:
     verdict = judge(ExitStatus(1), f"{rule.sign}\n")
     found = (verdict.kind, verdict.said, verdict.advice, verdict.infra)
     assert found == (rule.kind, rule.sign, advice_of(rule), rule.infra)

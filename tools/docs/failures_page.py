@@ -10,39 +10,45 @@ from typing import Final
 from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.observations.xids import HARMLESS
 from orchestrator.core.failures.classify import BY_SIGNAL, CONSEQUENCES, OUT_OF_MEMORY
-from orchestrator.core.failures.taxonomy import RULES, Rule
+from orchestrator.core.failures.taxonomy import RULES, FailureRule
 
 _HEAD: Final = """\
-# What a job can fail of
+# Causes of failed jobs
 
-Made by `python -m tools.docs.failures_page > docs/reference/failures.md` from the table of
-verdicts.
+For users who look for the meaning of a failure class, and for its remedy. Generated from the table
+of verdicts by `python -m tools.docs.failures_page > docs/reference/failures.md`.
 
-`muster show` says which rank failed first, on which node, how it ended, what it said last, and what
-to do. The class is a stable word: `kind` in `--json`, and what `retry.never_on` takes. What a
-node's kernel wrote goes before what the program wrote; of that its traceback counts, or its last
-lines where there is none, and what is particular goes before what is general.
+`muster show` names the rank that failed first, its node, its exit status, its last lines, and a
+remedy. The class is stable: it is `kind` in `--json`, and a value for `retry.never_on`. The log of
+the kernel takes precedence over the program's output. Of the output, the traceback counts, or else
+its last lines; a specific rule takes precedence over a general one.
 
-Whose it is decides who pays. **node**: `retry.infra` pays, and another node is tried. **program**:
-`retry.user` pays. **peer**: ranks die of this when another one has failed, so the first failure is
-looked for elsewhere; where none is found, it is the program's.
+The owner of a failure determines which retry budget is charged. **node**: `retry.infra`, and the
+next attempt is placed on another node. **program**: `retry.user`. **peer**: ranks die of this if
+another rank has failed, so the first failure is searched for elsewhere; if there is none, the
+program is the owner.
 """
 _KERNEL: Final = """\
 ## By the kernel's log
 
-A process that was killed for memory is `oom_killed`, and it is told how much it had; where a child
-of the rank was killed, `host_out_of_memory`. An error of a GPU that the driver wrote down (Xid) is
-`gpu_failed` and the node's, but for these, which a program can cause or which need nothing done:
+A rank that was killed for memory is `oom_killed`, with the size of its memory. If a child of the
+rank was killed, the failure is `host_out_of_memory`. A GPU error that the driver reported (Xid) is
+`gpu_failed`, a failure of the node, except for these, which a program can cause or which need no
+action:
 
 | Xid | meaning |
 |---|---|
 """
 _OTHERS: Final = (
-    (FailureKind.OOM_KILLED, "killed, and its cgroup or the kernel counts it", OUT_OF_MEMORY),
-    (FailureKind.EXCEPTION, "an exception that is none of the above", ""),
+    (
+        FailureKind.OOM_KILLED,
+        "killed, and the cgroup or the kernel reports it",
+        OUT_OF_MEMORY,
+    ),
+    (FailureKind.EXCEPTION, "any other exception", ""),
     (FailureKind.EXITED, "any other exit code", ""),
 )
-_ASK: Final = "only its author can know: its last words are shown, `muster logs` has the rest"
+_ASK: Final = "specific to the program: its last lines are shown, `muster logs` has the rest"
 
 
 def page() -> str:
@@ -51,18 +57,18 @@ def page() -> str:
 
 
 def _by_words() -> Iterator[str]:
-    yield "## By what it wrote last"
+    yield "## By the last output"
     yield ""
-    yield "| class | for example | whose | what to do |"
+    yield "| class | example | owner | remedy |"
     yield "|---|---|---|---|"
     for rule in sorted(RULES, key=lambda rule: list(FailureKind).index(rule.kind)):
         yield _row(rule.kind, _code(rule.sign), rule.infra, advice_of(rule))
 
 
 def _by_end() -> Iterator[str]:
-    yield "## By how it ended"
+    yield "## By the exit status"
     yield ""
-    yield "| class | how | whose | what to do |"
+    yield "| class | exit | owner | remedy |"
     yield "|---|---|---|---|"
     for number, verdict in BY_SIGNAL.items():
         yield _row(verdict.kind, f"signal {number}", verdict.infra, verdict.advice)
@@ -75,7 +81,7 @@ def _xids() -> Iterator[str]:
         yield f"| {number} | {meaning} |"
 
 
-def advice_of(rule: Rule) -> str:
+def advice_of(rule: FailureRule) -> str:
     """Return the hint for the rule's own sign."""
     found = rule.search(rule.sign)
     return rule.advice.format(*found.groups("?") if found else ())

@@ -44,6 +44,7 @@ _SUBJECTS: Final = (
     ("Nodes", "/v1/nodes"),
     ("Events", "/v1/events"),
     ("The coordinator", "/v1/version"),
+    ("Audit", "/v1/audit"),
     ("Health and metrics", "/"),
 )
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-from muster.spec.key_docs import KEYS, About
+from muster.spec.key_docs import KEYS, KeyDoc
 from muster.spec.schema import flat_keys
 from muster.spec.unsupported import LATER_KEYS
 
@@ -29,7 +29,7 @@ def reference() -> str:
     return _HEAD + "\n".join(rows) + "\n\n" + "\n".join(_later()) + "\n"
 
 
-def _row(key: str, about: About, schema: dict[str, Any]) -> str:
+def _row(key: str, about: KeyDoc, schema: dict[str, Any]) -> str:
     names = f"`{key}`"
     if about.aliases:
         names += f" (also {', '.join(f'`{alias}`' for alias in about.aliases)})"
@@ -37,7 +37,7 @@ def _row(key: str, about: About, schema: dict[str, Any]) -> str:
     return "| " + " | ".join([*cells, f"`{about.example}`"]) + " |"
 
 
-def _value(about: About, schema: dict[str, Any]) -> str:
+def _value(about: KeyDoc, schema: dict[str, Any]) -> str:
     if about.value:
         return about.value
     if "enum" in schema:
@@ -45,7 +45,7 @@ def _value(about: About, schema: dict[str, Any]) -> str:
     return f"{schema['minimum']} to {schema['maximum']}"
 
 
-def _default(about: About, schema: dict[str, Any]) -> str:
+def _default(about: KeyDoc, schema: dict[str, Any]) -> str:
     return about.default or f"`{_text(schema['default'])}`"
 
 

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from agent.shim.system.job_files import RefusedFileError, open_checked
-from agent.taskdirs.taskdirs import NCCL, User
+from agent.taskdirs.taskdirs import NCCL, TaskUser
 from muster.protocol.observations.hangs import RecordedRank
 
 PIPE: Final = "frp_"
@@ -36,7 +36,7 @@ _DUMP_BYTES_MAX: Final = 64 << 20
 _PROGRAM: Final = str(Path(__file__).parent / "read_flight_recorder.py")
 
 
-class Asked(NamedTuple):
+class DumpTarget(NamedTuple):
     """A rank that has a pipe. `before` is the time of its last dump, 0 for never. `problem` is why
     the dump could not be triggered."""
 
@@ -45,20 +45,22 @@ class Asked(NamedTuple):
     problem: str = ""
 
 
-async def ask(folder: Path, user: User, ranks: Iterable[int]) -> list[Asked]:
+async def ask(folder: Path, user: TaskUser, ranks: Iterable[int]) -> list[DumpTarget]:
     """Trigger the dumps of these ranks. Returns [] if there are no recorders, as without NCCL.
     `folder` is the task's directory, `user` its user."""
     return await asyncio.to_thread(_triggered, folder / NCCL, user, ranks)
 
 
-async def recorded(folder: Path, user: User, asked: Sequence[Asked]) -> tuple[RecordedRank, ...]:
+async def recorded(
+    folder: Path, user: TaskUser, asked: Sequence[DumpTarget]
+) -> tuple[RecordedRank, ...]:
     """Wait for the dumps and read them."""
     until = asyncio.get_running_loop().time() + WAIT_S
     found = (_one(folder / NCCL, user, one, until) for one in asked)
     return tuple(await asyncio.gather(*found))
 
 
-async def written(folder: Path, user: User, asked: Sequence[Asked]) -> None:
+async def written(folder: Path, user: TaskUser, asked: Sequence[DumpTarget]) -> None:
     """Wait up to LATE_S until all triggered ranks have written. A later write counts as the rank's
     own activity."""
     until = asyncio.get_running_loop().time() + LATE_S
@@ -68,9 +70,9 @@ async def written(folder: Path, user: User, asked: Sequence[Asked]) -> None:
                 await _written(folder / NCCL, user, one, until, _LATE_EVERY_S)
 
 
-def _triggered(folder: Path, user: User, ranks: Iterable[int]) -> list[Asked]:
+def _triggered(folder: Path, user: TaskUser, ranks: Iterable[int]) -> list[DumpTarget]:
     """Trigger the dumps; runs in a thread."""
-    found: list[Asked] = []
+    found: list[DumpTarget] = []
     try:
         where = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -80,13 +82,13 @@ def _triggered(folder: Path, user: User, ranks: Iterable[int]) -> list[Asked]:
             try:
                 before = _changed_at(where, f"{DUMP}{rank}")
                 trigger(where, f"{PIPE}{rank}.pipe", user.uid)
-                found.append(Asked(rank, before))
+                found.append(DumpTarget(rank, before))
             except FileNotFoundError:
                 continue
             except OSError as error:
-                found.append(Asked(rank, problem=error.strerror or str(error)))
+                found.append(DumpTarget(rank, problem=error.strerror or str(error)))
             except RefusedFileError as error:
-                found.append(Asked(rank, problem=str(error)))
+                found.append(DumpTarget(rank, problem=str(error)))
     finally:
         os.close(where)
     return found
@@ -108,7 +110,7 @@ def _changed_at(folder: int, name: str) -> float:
         return 0.0
 
 
-async def _one(folder: Path, user: User, asked: Asked, until: float) -> RecordedRank:
+async def _one(folder: Path, user: TaskUser, asked: DumpTarget, until: float) -> RecordedRank:
     if asked.problem:
         return RecordedRank(asked.rank, problem=asked.problem)
     try:
@@ -119,7 +121,7 @@ async def _one(folder: Path, user: User, asked: Asked, until: float) -> Recorded
 
 
 async def _written(
-    folder: Path, user: User, asked: Asked, until: float, every_s: float = _EVERY_S
+    folder: Path, user: TaskUser, asked: DumpTarget, until: float, every_s: float = _EVERY_S
 ) -> Path:
     """The path of the rank's new dump. Raises TimeoutError."""
     path = folder / f"{DUMP}{asked.rank}"
@@ -129,8 +131,8 @@ async def _written(
     return path
 
 
-def _whole(path: Path, user: User, before: float) -> bool:
-    """Whether the dump is new and complete: its last byte is the end of a pickle."""
+def _whole(path: Path, user: TaskUser, before: float) -> bool:
+    """True if the dump is new and complete: its last byte is the end of a pickle."""
     try:
         file = open_checked(str(path), user.uid)
     except (OSError, RefusedFileError):
@@ -144,7 +146,7 @@ def _whole(path: Path, user: User, before: float) -> bool:
         os.close(file)
 
 
-async def read(path: Path, rank: int, user: User, until: float) -> RecordedRank:
+async def read(path: Path, rank: int, user: TaskUser, until: float) -> RecordedRank:
     """Read a dump in a process of the task's user that can do nothing else. `until` is a time of
     the event loop's clock."""
     change: dict[str, object] = {}

@@ -21,11 +21,11 @@ from agent.core.activity_baseline import LOUD_LOOKS, ActivityBaseline, ActivityS
 from agent.core.inputs import Input, TaskChanges, TaskObserved
 from agent.core.shim_protocol import ShimPhase, ShimRank, ShimStatus
 from agent.monitors.hangs.procfs import Processes
-from agent.monitors.hangs.sock_diag import Connection, connections
+from agent.monitors.hangs.sock_diag import TcpConnection, connections
 from agent.monitors.monitor import Monitor
 from agent.monitors.traffic.counters import names_of_ports
 from agent.probe.fabric import sysfs_formats
-from agent.probe.fabric.fs_root import Tree, Unread
+from agent.probe.fabric.fs_root import FsRoot, Unread
 from agent.probe.fabric.rdma_devices import CLASS
 from agent.shims.members import ENDED, Process, check
 from muster.daemon.clock import Clock
@@ -300,7 +300,7 @@ class HangMonitor(Monitor):
         )
 
     def _network(
-        self, rank: _Rank, members: list[int], connected: dict[int, Connection] | None
+        self, rank: _Rank, members: list[int], connected: dict[int, TcpConnection] | None
     ) -> int | None:
         inodes = None if connected is None else self._processes.sockets(members)
         if connected is None or inodes is None:
@@ -318,7 +318,7 @@ class HangMonitor(Monitor):
 
     def _hcas(self) -> dict[str, int]:
         """Bytes of each port, in both directions."""
-        tree = Tree(self._root)
+        tree = FsRoot(self._root)
         found = {}
         for name, port in names_of_ports(tree):
             words = 0

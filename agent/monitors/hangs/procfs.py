@@ -12,6 +12,9 @@ from muster.protocol.observations.hangs import Doing
 
 _TICK_S: Final = 1.0 / os.sysconf("SC_CLK_TCK")
 _THREADS_MAX: Final = 2000
+DESCRIPTORS_MAX: Final = 4096
+"""Descriptors of a rank's processes that one look reads. A job may have a million of them, and the
+hang watch of all jobs of the node would wait for them."""
 _MEMBERS_MAX: Final = 256
 _BYTES_MAX: Final = 1 << 20
 _DOING: Final = {
@@ -198,23 +201,29 @@ class Processes:
         return "" if text == "0" else text[:64]
 
     def sockets(self, pids: Iterable[int]) -> frozenset[int] | None:
-        """Inodes of the open sockets of the processes. Returns None if they may not be read."""
+        """Inodes of the open sockets of the processes.
+
+        Returns None if they may not be read, or have more than DESCRIPTORS_MAX descriptors.
+        """
         found: set[int] = set()
-        seen = False
+        seen, left = False, DESCRIPTORS_MAX
         for pid in pids:
-            folder = f"{self.root}/{pid}/fd"
             try:
-                names = os.listdir(folder)
+                entries = os.scandir(f"{self.root}/{pid}/fd")
             except OSError:
                 continue
             seen = True
-            for name in names:
-                try:
-                    target = os.readlink(f"{folder}/{name}")
-                except OSError:
-                    continue
-                if target.startswith("socket:["):
-                    found.add(int(target[8:-1]))
+            with entries:
+                for entry in entries:
+                    left -= 1
+                    if left < 0:
+                        return None
+                    try:
+                        target = os.readlink(entry.path)
+                    except OSError:
+                        continue
+                    if target.startswith("socket:["):
+                        found.add(int(target[8:-1]))
         return frozenset(found) if seen else None
 
     def environment(self, pid: int, *names: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ import msgspec
 
 from agent.probe import py_spy_check
 from agent.shims.members import ENDED, Process
-from agent.taskdirs.taskdirs import User
+from agent.taskdirs.taskdirs import TaskUser
 from muster.protocol.observations.hangs import FRAMES_MAX, Frame, RankStacks, ThreadStack
 
 _WORDS: Final = ("--nonblocking", "--json")
@@ -53,7 +53,7 @@ class _Said:
 
 
 async def stacks_of(
-    ranks: Mapping[int, Process], user: User, *, threads: bool
+    ranks: Mapping[int, Process], user: TaskUser, *, threads: bool
 ) -> tuple[RankStacks, ...]:
     """The stacks of these processes of a task of `user`, by rank; with `threads`, of all their
     threads. The answer for a rank contains its problem, if any."""
@@ -77,7 +77,7 @@ async def stacks_of(
 
 
 async def _one(
-    program: str, rank: int, process: Process, user: User, *, threads: bool
+    program: str, rank: int, process: Process, user: TaskUser, *, threads: bool
 ) -> RankStacks:
     pid = process.pid
     if not process.same:
@@ -98,7 +98,7 @@ async def _one(
     return RankStacks(rank, pid, _main_first(found, pid, threads=threads))
 
 
-def _as_user(user: User) -> list[str]:
+def _as_user(user: TaskUser) -> list[str]:
     """The command prefix that switches to `user`. If the kernel restricts ptrace to child
     processes, the prefix keeps CAP_SYS_PTRACE."""
     if os.geteuid() != 0 or user.uid == 0:

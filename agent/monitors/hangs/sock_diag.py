@@ -35,17 +35,17 @@ _log = structlog.get_logger("agent.hangs")
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class TcpConnection:
     """`bytes`: acknowledged by the peer plus received, since the connection was opened."""
 
     ports: tuple[int, int]
     bytes: int
 
 
-def connections() -> dict[int, Connection] | None:
+def connections() -> dict[int, TcpConnection] | None:
     """All TCP connections by the inode of their socket. Returns None if the kernel does not report
     them."""
-    found: dict[int, Connection] = {}
+    found: dict[int, TcpConnection] = {}
     try:
         kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
         with socket.socket(socket.AF_NETLINK, kind, _SOCK_DIAG) as link:
@@ -78,7 +78,7 @@ def _answers(link: socket.socket) -> Iterator[bytes]:
             at += (length + 3) & ~3
 
 
-def _take(message: bytes, found: dict[int, Connection]) -> None:
+def _take(message: bytes, found: dict[int, TcpConnection]) -> None:
     if len(message) < _MESSAGE_BYTES:
         return
     at = _MESSAGE_BYTES
@@ -90,5 +90,5 @@ def _take(message: bytes, found: dict[int, Connection]) -> None:
             acked, received = _COUNTS.unpack_from(message, at + _ATTRIBUTE.size + _COUNTS_AT)
             (inode,) = _INODE.unpack_from(message, _INODE_AT)
             near, far = _PORTS.unpack_from(message, 4)
-            found[inode] = Connection((near, far), acked + received)
+            found[inode] = TcpConnection((near, far), acked + received)
         at += (length + 3) & ~3

@@ -16,7 +16,7 @@ from agent.monitors.hangs import py_spy as spy
 from agent.monitors.hangs.monitor import HangMonitor
 from agent.probe import py_spy_check
 from agent.shims.members import check
-from agent.taskdirs.taskdirs import TaskDirs, User, user_of
+from agent.taskdirs.taskdirs import TaskDirs, TaskUser, user_of
 from muster.daemon.clock import Clock
 from muster.daemon.task_owner import TaskOwner
 from muster.protocol.ids import TaskId
@@ -90,7 +90,11 @@ class StackDumper:
         )
 
     async def _late(
-        self, task: TaskId, folder: Path, user: User, asked: Sequence[flight_recorder.Asked]
+        self,
+        task: TaskId,
+        folder: Path,
+        user: TaskUser,
+        asked: Sequence[flight_recorder.DumpTarget],
     ) -> None:
         """Wait for ranks that write their dump only after the coordinator got its answer."""
         with self._watch.asking(task):

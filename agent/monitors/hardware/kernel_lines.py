@@ -17,14 +17,14 @@ _KERNEL: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of /dev/kmsg. `seq` grows without gaps within one boot."""
+    """A record of /dev/kmsg. `seq` grows without gaps within one boot."""
 
     seq: int
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class KernelEvent:
     """Meaning of a line. `task` is the cgroup name of a task, as the kernel spells it."""
 
     code: str
@@ -56,7 +56,7 @@ class Reader:
     def __init__(self) -> None:
         self._cgroups: dict[int, str] = {}
 
-    def read(self, text: str) -> Seen | None:
+    def read(self, text: str) -> KernelEvent | None:
         """Return the hardware or memory event of a line, or None."""
         if found := _OOM_CGROUP.match(text):
             if len(self._cgroups) >= _PENDING_MAX:
@@ -73,14 +73,16 @@ class Reader:
                 found = _LINK.search(text)
                 return _link(found) if found else None
 
-    def _killed(self, killed: Killed) -> Seen:
+    def _killed(self, killed: Killed) -> KernelEvent:
         task = _TASK.search(self._cgroups.pop(killed.pid, ""))
         where = "of its cgroup" if killed.of_cgroup else "of the node"
         had = killed.resident_bytes / (1 << 30)
         held = f", which had {had:.1f} GiB" if had else ""
         who = f"{killed.name} (process {killed.pid})"
         text = f"the memory {where} ran out: the kernel killed {who}{held}"
-        return Seen(OOM, Grade.SHOWN, _cut(text), task=task[1] if task else "", pid=killed.pid)
+        return KernelEvent(
+            OOM, Grade.SHOWN, _cut(text), task=task[1] if task else "", pid=killed.pid
+        )
 
 
 _PENDING_MAX: Final = 256
@@ -94,26 +96,26 @@ them.
 _TASK: Final = re.compile(r"/muster/(\d+\.\d+\.\d+)(?:/|$)")
 
 
-def _failed(error: GpuError) -> Seen:
+def _failed(error: GpuError) -> KernelEvent:
     pci = function_of(error.address)
     if not error.xid:
         # Xid 79 reports the same event, if the driver still can.
-        return Seen("xid 79", Grade.CRITICAL, f"GPU {pci}: {error.said}", pci)
+        return KernelEvent("xid 79", Grade.CRITICAL, f"GPU {pci}: {error.said}", pci)
     name = name_of(error.xid)
     what = f"Xid {error.xid}" + (f", {name}" if name else "")
     # Process and channel help few readers, and text that repeats the name helps nobody.
     rest = _NO_NEWS.sub("", error.said)
     detail = f" ({rest})" if rest and rest.lower() not in name.lower() else ""
     grade = grade_of(error.xid, error.said)
-    return Seen(f"xid {error.xid}", grade, _cut(f"GPU {pci}: {what}{detail}"), pci)
+    return KernelEvent(f"xid {error.xid}", grade, _cut(f"GPU {pci}: {what}{detail}"), pci)
 
 
-def _link(found: re.Match[str]) -> Seen:
+def _link(found: re.Match[str]) -> KernelEvent:
     pci, way = function_of(found["pci"]), found["way"].lower()
     who = f" ({found['name']})" if found["name"] else ""
     grade = Grade.NOTE if way == "down" else Grade.SHOWN
     text = f"card {pci}{who}: its link is {way}"
-    return Seen(f"link {found['name'] or ''} {way}", grade, text, pci)
+    return KernelEvent(f"link {found['name'] or ''} {way}", grade, text, pci)
 
 
 _NO_NEWS: Final = re.compile(r"\b(?:pid='?[^,']*'?|name='?[^,']*'?),? ?|[. ]+$")

@@ -15,7 +15,7 @@ import structlog
 
 from agent.core.inputs import Input, NodeObserved
 from agent.monitors.hardware import seen_events as ledgers
-from agent.monitors.hardware.kernel_lines import Reader, Seen, record
+from agent.monitors.hardware.kernel_lines import KernelEvent, Reader, record
 from agent.monitors.hardware.seen_events import SeenEvents
 from agent.monitors.monitor import Monitor
 from agent.probe.fabric.gpus import counted
@@ -194,7 +194,7 @@ class HardwareMonitor(Monitor):
             if self._is_reportable(seen):
                 self._ledger = self._ledger.with_event(self._event(seen))
 
-    def _is_reportable(self, seen: Seen) -> bool:
+    def _is_reportable(self, seen: KernelEvent) -> bool:
         now = self._clock.now().mono
         key = (seen.code, seen.pci, seen.pid)
         last = self._reported_at.get(key)
@@ -210,7 +210,7 @@ class HardwareMonitor(Monitor):
         self._reported_at[key] = now
         return True
 
-    def _event(self, seen: Seen) -> HardwareEvent:
+    def _event(self, seen: KernelEvent) -> HardwareEvent:
         task = None
         with contextlib.suppress(BadId):
             if seen.task:
@@ -240,7 +240,7 @@ class HardwareMonitor(Monitor):
         for (uuid, kind), gpu in found.items():
             if (uuid, kind) not in known:
                 text = f"GPU {gpu.pci} {gpu.fault}"
-                seen = Seen(f"{COUNTED}{kind}", Grade.CRITICAL, text, gpu.pci)
+                seen = KernelEvent(f"{COUNTED}{kind}", Grade.CRITICAL, text, gpu.pci)
                 event = msgspec.structs.replace(self._event(seen), uuid=uuid)
                 self._ledger = self._ledger.with_event(event)
         ailing = {one for one in known if one[0] not in there} | set(found)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.probe.fabric import sysfs_formats
-from agent.probe.fabric.fs_root import Read, Tree, Unread
+from agent.probe.fabric.fs_root import FsRoot, Read, Unread
 from agent.probe.fabric.interfaces import NET
 from agent.probe.fabric.rdma_devices import CLASS, ipoib_of
 from muster.fabric.counters import (
@@ -50,7 +50,7 @@ class CounterReader:
 
     def reading(self, netdevs: Sequence[str], at: float) -> Reading:
         """Read all ports, these interfaces, and those of the ports."""
-        tree = Tree(self._root, self._read)
+        tree = FsRoot(self._root, self._read)
         ports = [self._port(tree, name, port) for name, port in names_of_ports(tree)]
         ipoib = (netdev for port in ports for netdev in port.ipoib)
         sockets = {}
@@ -60,7 +60,7 @@ class CounterReader:
                 sockets[name] = pair
         return Reading(at, tuple(ports), sockets)
 
-    def _port(self, tree: Tree, name: str, port: str) -> PortReading:
+    def _port(self, tree: FsRoot, name: str, port: str) -> PortReading:
         key, device = f"{name}:{port}", f"{CLASS}/{name}"
         known = self._ports.get(key)
         if known is None:
@@ -98,7 +98,7 @@ class _Port:
     were first found, because those of another directory do not continue them.
     """
 
-    def __init__(self, tree: Tree, name: str, port: str) -> None:
+    def __init__(self, tree: FsRoot, name: str, port: str) -> None:
         folder = f"{CLASS}/{name}/ports/{port}"
         link = tree.text(f"{folder}/link_layer")
         self.folders: dict[str, str] = {}
@@ -110,7 +110,7 @@ class _Port:
 class _Folder:
     """The counters of one directory. Opens only the named ones."""
 
-    def __init__(self, tree: Tree, path: str) -> None:
+    def __init__(self, tree: FsRoot, path: str) -> None:
         self._tree, self._path = tree, path
         names = tree.names(path)
         self._why = names.why if isinstance(names, Unread) else "no such file"
@@ -127,7 +127,7 @@ class _Folder:
         return "no counter" if value is None else value
 
 
-def names_of_ports(tree: Tree) -> list[tuple[str, str]]:
+def names_of_ports(tree: FsRoot) -> list[tuple[str, str]]:
     """Return all devices with their port numbers."""
     names = tree.names(CLASS)
     found: list[tuple[str, str]] = []
@@ -139,7 +139,7 @@ def names_of_ports(tree: Tree) -> list[tuple[str, str]]:
     return found[:_PORTS_MAX]
 
 
-def _bytes_of(tree: Tree, netdev: str) -> tuple[int, int] | None:
+def _bytes_of(tree: FsRoot, netdev: str) -> tuple[int, int] | None:
     pair = []
     for name in ("tx_bytes", "rx_bytes"):
         text = tree.text(f"{NET}/{netdev}/statistics/{name}")
@@ -152,7 +152,7 @@ def _bytes_of(tree: Tree, netdev: str) -> tuple[int, int] | None:
 
 def interfaces(root: Path) -> tuple[str, ...]:
     """Return all interfaces that leave the machine, for a task whose plan names none."""
-    tree = Tree(root)
+    tree = FsRoot(root)
     names = tree.names(NET)
     if isinstance(names, Unread):
         return ()

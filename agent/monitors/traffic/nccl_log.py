@@ -103,7 +103,7 @@ class NcclLines:
 
     @property
     def any(self) -> bool:
-        """Whether there is a line."""
+        """True if there is a line."""
         return bool(self._written)
 
     def close(self) -> None:

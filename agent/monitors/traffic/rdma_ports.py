@@ -19,7 +19,7 @@ from agent.core.inputs import Input, NodeObserved
 from agent.monitors.monitor import Monitor
 from agent.monitors.traffic.counters import names_of_ports
 from agent.probe.fabric import sysfs_formats
-from agent.probe.fabric.fs_root import Read, Tree, Unread
+from agent.probe.fabric.fs_root import FsRoot, Read, Unread
 from agent.probe.fabric.rdma_devices import CLASS
 from muster.daemon.clock import Clock
 from muster.fabric.counters import LINK_DOWNED
@@ -60,7 +60,7 @@ class RdmaPorts:
 
     def look(self, now: float) -> tuple[PortHealth, ...]:
         """Return the abnormal ports at `now` (monotonic seconds). May block in a driver."""
-        tree = Tree(self._root, self._read)
+        tree = FsRoot(self._root, self._read)
         seen = {f"{name}:{port}": (name, port) for name, port in names_of_ports(tree)}
         found = []
         for key, (name, port) in seen.items():
@@ -126,7 +126,7 @@ class RdmaPortMonitor(Monitor):
             self._changed()
 
 
-def _state(tree: Tree, folder: str) -> tuple[str, str] | None:
+def _state(tree: FsRoot, folder: str) -> tuple[str, str] | None:
     text, phys = tree.text(f"{folder}/state"), tree.text(f"{folder}/phys_state")
     state = None if isinstance(text, Unread) else sysfs_formats.port_state(text)
     if state is None:
@@ -134,6 +134,6 @@ def _state(tree: Tree, folder: str) -> tuple[str, str] | None:
     return state, "" if isinstance(phys, Unread) else sysfs_formats.phys_state(phys) or ""
 
 
-def _downed(tree: Tree, folder: str) -> int | None:
+def _downed(tree: FsRoot, folder: str) -> int | None:
     text = tree.text(f"{folder}/counters/{LINK_DOWNED}")
     return None if isinstance(text, Unread) else sysfs_formats.counter(text)

@@ -44,7 +44,7 @@ _STATE_BYTES_MAX: Final = 4 << 20
 _log = structlog.get_logger("agent.proof")
 
 
-class Watched(msgspec.Struct, omit_defaults=True):
+class WatchedTraffic(msgspec.Struct, omit_defaults=True):
     """Known traffic of a task, and how it is observed."""
 
     netdevs: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Sampler(Monitor):
         task: TaskId,
         folder: Path,
         reader: CounterReader,
-        watched: Watched,
+        watched: WatchedTraffic,
         clock: Clock,
         post: Callable[[Input], None],
         lines_came: Callable[[], None],
@@ -162,12 +162,12 @@ class Sampler(Monitor):
             os.replace(temporary, path)
 
 
-def kept(folder: Path) -> Watched | None:
+def kept(folder: Path) -> WatchedTraffic | None:
     """Return the saved state of a task. None if an earlier agent process saved none that can be
     read.
     """
     try:
         with open(folder / STATE, "rb") as file:
-            return msgspec.json.decode(file.read(_STATE_BYTES_MAX), type=Watched)
+            return msgspec.json.decode(file.read(_STATE_BYTES_MAX), type=WatchedTraffic)
     except (OSError, msgspec.DecodeError):
         return None

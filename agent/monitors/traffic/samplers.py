@@ -14,7 +14,7 @@ from agent.core.shim_protocol import ShimStream
 from agent.logs.shipper import LogShipper
 from agent.monitors.traffic.counters import CounterReader, interfaces
 from agent.monitors.traffic.nccl_log import LOG
-from agent.monitors.traffic.sampler import Sampler, Watched, kept
+from agent.monitors.traffic.sampler import Sampler, WatchedTraffic, kept
 from agent.probe.fabric.rdma_devices import CLASS
 from agent.taskdirs.taskdirs import NCCL, TaskDirs
 from muster.daemon.clock import Clock
@@ -57,7 +57,7 @@ class TrafficSamplers:
         self._post = post
         self._owner = owner
         self._running: dict[TaskId, tuple[Sampler, asyncio.Task[None]]] = {}
-        self._kept: dict[TaskId, Watched] = {}
+        self._kept: dict[TaskId, WatchedTraffic] = {}
 
     def begin(self, plan: ArrangeTask) -> None:
         """The start gate of this task opens."""
@@ -67,7 +67,7 @@ class TrafficSamplers:
         unheard = _unheard(plan, self._folders.path(plan.task))
         if unheard is not None and not (self._root / CLASS).is_dir():
             return
-        watched = Watched(
+        watched = WatchedTraffic(
             netdevs=fabric.netdevs or interfaces(self._root),
             unheard=unheard or "",
             totals=Totals(planned=fabric.hcas),
@@ -107,7 +107,7 @@ class TrafficSamplers:
         except Exception:  # noqa: BLE001  a task's end is reported even without its figures
             _log.exception("traffic_not_read", task=task)
 
-    def _watch(self, task: TaskId, watched: Watched) -> None:
+    def _watch(self, task: TaskId, watched: WatchedTraffic) -> None:
         sampler = self._sampler(task, watched)
         running = self._owner.spawn(sampler.run(), name=f"proof.{task}")
         self._running[task] = (sampler, running)
@@ -115,7 +115,7 @@ class TrafficSamplers:
             for other, _ in self._running.values():
                 other.share()
 
-    def _sampler(self, task: TaskId, watched: Watched) -> Sampler:
+    def _sampler(self, task: TaskId, watched: WatchedTraffic) -> Sampler:
         folder = self._folders.path(task)
 
         def lines_came() -> None:

@@ -14,9 +14,9 @@ from typing import Final, NoReturn
 import msgspec
 
 from agent.config import PREFIX, AgentConfig, load
-from agent.probe.fabric.probe import Asked, probe
+from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.report import doctor_text, exit_code, probe_text
-from agent.probe.fabric.user_access import User, user_named
+from agent.probe.fabric.user_access import JobUser, user_named
 from muster.daemon.errors import ConfigError
 from muster.fabric.nccl_version import version_of
 from muster.fabric.schema import probe_schema
@@ -56,10 +56,10 @@ def main(verb: str, arguments: Sequence[str]) -> int:
 
 def asked_by(
     config: AgentConfig, *, live: bool = True, nccl: str | None = None, agent: bool = False
-) -> Asked:
+) -> ProbeOptions:
     """Options of a probe from this node's configuration. `agent`: the agent itself probes."""
     user = user_named(config.run_as) if live and config.run_as is not None else None
-    return Asked(
+    return ProbeOptions(
         rules=config.fabric,
         settings=config.fabric.variables,
         nccl=nccl,
@@ -74,7 +74,7 @@ def asked_by(
     )
 
 
-def _asked(root: Path, file: Path | None, nccl: str | None) -> Asked:
+def _asked(root: Path, file: Path | None, nccl: str | None) -> ProbeOptions:
     """Options for a tree. This machine's configuration applies to another tree only if it is
     named.
     """
@@ -83,10 +83,10 @@ def _asked(root: Path, file: Path | None, nccl: str | None) -> Asked:
     if live and file is None and not configured:
         file = next((place for place in _places() if os.access(place, os.R_OK)), None)
     if not live and file is None:
-        return Asked(nccl=nccl)
+        return ProbeOptions(nccl=nccl)
     if file is None and not configured:
         # No agent is installed here: an invalid default setting must not prevent the probe.
-        return Asked(nccl=nccl, python=shutil.which("python3"), home=_home(None))
+        return ProbeOptions(nccl=nccl, python=shutil.which("python3"), home=_home(None))
     return asked_by(load(file=file, environ=os.environ if live else {}), live=live, nccl=nccl)
 
 
@@ -96,7 +96,7 @@ def _places() -> tuple[Path, ...]:
     return CONFIG, Path(own) / "muster" / CONFIG.name
 
 
-def _home(user: User | None) -> str:
+def _home(user: JobUser | None) -> str:
     return user.home if user is not None else os.path.expanduser("~")
 
 

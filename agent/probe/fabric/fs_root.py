@@ -64,7 +64,7 @@ def unread(error: OSError) -> Unread:
     return _REASONS.get(error.errno or 0) or Unread(error.strerror or str(error))
 
 
-class Tree:
+class FsRoot:
     """The files below `root`. Tests pass `read` to replace the kernel's answers.
 
     It caches resolved directories, so use it for one probe only.
@@ -116,7 +116,7 @@ class Tree:
         return found if found.isprintable() else NO_TEXT
 
     def exists(self, path: str) -> bool:
-        """Whether the path exists, readable or not."""
+        """True if the path exists, readable or not."""
         return not isinstance(self.locate(path), Unread)
 
     def locate(self, path: str) -> str | Unread:

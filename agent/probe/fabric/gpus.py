@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
 from agent.probe.fabric.foreign_gpu_processes import strangers, used_by
-from agent.probe.fabric.fs_root import Tree, Unread
+from agent.probe.fabric.fs_root import FsRoot, Unread
 from agent.probe.fabric.pci import (
     DEVICES,
     NVIDIA,
@@ -44,7 +44,7 @@ _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class GpuProperties:
     """Properties of a GPU from NVIDIA's driver; None is unknown. `fault` is as in GpuDevice;
     `users` are the processes that compute there.
     """
@@ -56,12 +56,12 @@ class Seen:
     users: tuple[int, ...] = ()
 
 
-def gpus_of(tree: Tree, functions: Sequence[Function]) -> tuple[Gpu, ...]:
+def gpus_of(tree: FsRoot, functions: Sequence[Function]) -> tuple[Gpu, ...]:
     """Return all GPUs in PCI order. Jobs cannot use those that NVML does not show."""
     seen, by_nvml = _seen(tree)
     by_address = {function.address: function for function in functions}
     named = {
-        function.address: Seen()
+        function.address: GpuProperties()
         for function in functions
         if is_accelerator(function) and not (by_nvml and function.vendor == NVIDIA)
     }
@@ -72,7 +72,7 @@ def gpus_of(tree: Tree, functions: Sequence[Function]) -> tuple[Gpu, ...]:
     )
 
 
-def devices_of(tree: Tree) -> tuple[GpuDevice, ...]:
+def devices_of(tree: FsRoot) -> tuple[GpuDevice, ...]:
     """Return NVIDIA's GPUs in PCI order, as jobs may get them; excluded ones have the reason."""
     seen, by_nvml = _seen(tree)
     by_address = {
@@ -80,7 +80,7 @@ def devices_of(tree: Tree) -> tuple[GpuDevice, ...]:
         for function in functions(tree)
         if function.vendor == NVIDIA and is_accelerator(function)
     }
-    absent = Seen(fault=UNSEEN if by_nvml else NO_DRIVER)
+    absent = GpuProperties(fault=UNSEEN if by_nvml else NO_DRIVER)
     found = []
     for address in sorted(by_address.keys() | seen.keys(), key=function_order):
         card = seen.get(address, absent)
@@ -101,8 +101,8 @@ def devices_of(tree: Tree) -> tuple[GpuDevice, ...]:
     return tuple(found)
 
 
-def lacks_nvml(tree: Tree, functions: Sequence[Function]) -> bool:
-    """Whether this machine has NVIDIA GPUs but no Python module for NVML. A driver that does not
+def lacks_nvml(tree: FsRoot, functions: Sequence[Function]) -> bool:
+    """True if this machine has NVIDIA GPUs but no Python module for NVML. A driver that does not
     answer is reported for its GPUs.
     """
     cards = (one for one in functions if one.vendor == NVIDIA and is_accelerator(one))
@@ -122,7 +122,7 @@ def hold_nvml() -> bool:
     return _nvml() is not None
 
 
-def use_of(tree: Tree) -> dict[str, int]:
+def use_of(tree: FsRoot) -> dict[str, int]:
     """Return the recent utilization of each GPU in percent, by UUID. GPUs that NVML does not report
     are left out.
     """
@@ -138,7 +138,7 @@ class MemoryUse(NamedTuple):
     pids: tuple[int, ...]
 
 
-def memory_of(tree: Tree) -> dict[str, MemoryUse]:
+def memory_of(tree: FsRoot) -> dict[str, MemoryUse]:
     """Return the used memory of each GPU by UUID. GPUs that NVML does not report are left out."""
 
     def ask(nvml: Any, handle: Any) -> MemoryUse:
@@ -149,7 +149,7 @@ def memory_of(tree: Tree) -> dict[str, MemoryUse]:
     return _asked_of_each(tree, ask)
 
 
-def _asked_of_each(tree: Tree, ask: Callable[[Any, Any], _Value]) -> dict[str, _Value]:
+def _asked_of_each(tree: FsRoot, ask: Callable[[Any, Any], _Value]) -> dict[str, _Value]:
     """Call `ask` with NVML and the handle of each GPU; return the results by UUID."""
     found: dict[str, _Value] = {}
     nvml = _nvml() if tree.live else None
@@ -182,7 +182,7 @@ def _used_bytes(nvml: Any, handle: Any) -> int:
     return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
 
 
-def _seen(tree: Tree) -> tuple[dict[str, Seen], bool]:
+def _seen(tree: FsRoot) -> tuple[dict[str, GpuProperties], bool]:
     """Return GPUs by address, and whether NVML reported them: jobs cannot use other GPUs."""
     nvml = _nvml() if tree.live else None
     if nvml is None:
@@ -195,7 +195,9 @@ def _seen(tree: Tree) -> tuple[dict[str, Seen], bool]:
         nvml.nvmlShutdown()
 
 
-def _gpu(tree: Tree, index: int, address: str, card: Seen, function: Function | None) -> Gpu:
+def _gpu(
+    tree: FsRoot, index: int, address: str, card: GpuProperties, function: Function | None
+) -> Gpu:
     if function is None:
         where = tree.real(f"{DEVICES}/{address}")
         numa = numa_node(tree, f"{DEVICES}/{address}")
@@ -216,12 +218,12 @@ def _gpu(tree: Tree, index: int, address: str, card: Seen, function: Function | 
     )
 
 
-def _driver(tree: Tree) -> dict[str, Seen]:
+def _driver(tree: FsRoot) -> dict[str, GpuProperties]:
     """Return model and UUID by address from NVIDIA's driver. A GPU that was never initialized has a
     UUID of question marks.
     """
     names = tree.names(DRIVER)
-    found: dict[str, Seen] = {}
+    found: dict[str, GpuProperties] = {}
     for name in () if isinstance(names, Unread) else names:
         if is_function(name.lower()):
             text = tree.text(f"{DRIVER}/{name}/information")
@@ -229,12 +231,14 @@ def _driver(tree: Tree) -> dict[str, Seen]:
             fault = EXCLUDED if fields.get("GPU Excluded") == "Yes" else ""
             if not fault and _divided(tree, fields.get("Device Minor", "")):
                 fault = MIG
-            found[name.lower()] = Seen(fields.get("Model"), fields.get("GPU UUID"), None, fault)
+            found[name.lower()] = GpuProperties(
+                fields.get("Model"), fields.get("GPU UUID"), None, fault
+            )
     return found
 
 
-def _divided(tree: Tree, minor: str) -> bool:
-    """Whether MIG has split the GPU with this minor number."""
+def _divided(tree: FsRoot, minor: str) -> bool:
+    """True if MIG has split the GPU with this minor number."""
     names = tree.names(f"{_MIG}/gpu{minor}/mig") if minor.isdecimal() else ()
     return not isinstance(names, Unread) and any(name.startswith("gi") for name in names)
 
@@ -250,7 +254,7 @@ def _nvml() -> Any:
     return nvml
 
 
-def _shown(nvml: Any) -> Iterator[tuple[str, Seen]]:
+def _shown(nvml: Any) -> Iterator[tuple[str, GpuProperties]]:
     """Yield each GPU with its address; a lost GPU has none."""
     for at in range(nvml.nvmlDeviceGetCount()):
         try:
@@ -261,7 +265,7 @@ def _shown(nvml: Any) -> Iterator[tuple[str, Seen]]:
         yield address, _card(nvml, handle)
 
 
-def _card(nvml: Any, handle: Any) -> Seen:
+def _card(nvml: Any, handle: Any) -> GpuProperties:
     def asked(call: Callable[[Any], _Value]) -> _Value | None:
         try:
             return call(handle)
@@ -278,7 +282,7 @@ def _card(nvml: Any, handle: Any) -> Seen:
         uuid = _text(nvml.nvmlDeviceGetUUID(handle))
     except nvml.NVMLError as error:
         fault = f"does not answer: {error}"
-    return Seen(
+    return GpuProperties(
         None if name is None else _text(name),
         uuid,
         None if memory is None else int(memory.total),

@@ -10,16 +10,16 @@ from typing import Final
 from agent.leftovers import units
 from agent.leftovers.processes import LeftoverProcess, describe
 from agent.leftovers.units import LeftUnit
-from agent.probe.fabric.fs_root import Tree, Unread
+from agent.probe.fabric.fs_root import FsRoot, Unread
 from agent.probe.fabric.problems import info, listed, stop, warning
 from muster.fabric.model import (
     ETHERNET,
     Affinity,
     AffinityClass,
+    FabricProblem,
     Gpu,
     Hca,
-    Limits,
-    Problem,
+    ProcessLimits,
     Software,
 )
 
@@ -65,7 +65,7 @@ _CONTROLLERS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class HostFacts:
     """Input of the checks. `local_name` is the loopback address that the hosts file gives to the
     own host name. `settings` are the operator's for NCCL; `absent` means that the topology file
     they name is missing. `redirecting` are bridges between a GPU and its HCA that send traffic to
@@ -79,7 +79,7 @@ class Node:
     env: Mapping[str, str]
     settings: Mapping[str, str]
     absent: bool
-    limits: Limits
+    limits: ProcessLimits
     software: Software
     flat: bool
     local_name: str | None
@@ -87,7 +87,7 @@ class Node:
     bridges_unread: Sequence[str]
 
 
-def of_earlier_lives(found: tuple[LeftoverProcess, ...]) -> Iterator[Problem]:
+def of_earlier_lives(found: tuple[LeftoverProcess, ...]) -> Iterator[FabricProblem]:
     """Processes of jobs without a shim."""
     if found:
         yield warning(
@@ -97,7 +97,7 @@ def of_earlier_lives(found: tuple[LeftoverProcess, ...]) -> Iterator[Problem]:
         )
 
 
-def of_left_units(found: tuple[LeftUnit, ...]) -> Iterator[Problem]:
+def of_left_units(found: tuple[LeftUnit, ...]) -> Iterator[FabricProblem]:
     """Tasks in systemd units that no agent knows."""
     if found:
         yield warning(
@@ -107,7 +107,7 @@ def of_left_units(found: tuple[LeftUnit, ...]) -> Iterator[Problem]:
         )
 
 
-def of_traces(found: Sequence[str]) -> Iterator[Problem]:
+def of_traces(found: Sequence[str]) -> Iterator[FabricProblem]:
     """Leftovers besides processes."""
     for what in found:
         yield warning(
@@ -116,7 +116,7 @@ def of_traces(found: Sequence[str]) -> Iterator[Problem]:
         )
 
 
-def of_processes(tree: Tree, processes_max: int | None) -> Iterator[Problem]:
+def of_processes(tree: FsRoot, processes_max: int | None) -> Iterator[FabricProblem]:
     """Ineffective limits on a job's processes; `processes_max` is the operator's own limit."""
     if not tree.live and not tree.exists("sys/fs/cgroup"):
         return
@@ -133,13 +133,13 @@ def of_processes(tree: Tree, processes_max: int | None) -> Iterator[Problem]:
     )
 
 
-def of_node(node: Node) -> Iterator[Problem]:
+def of_node(node: HostFacts) -> Iterator[FabricProblem]:
     """Problems of everything except the ports."""
     for check in (_libraries, _limits, _gpudirect, _topology, _nccl_conf, _nccl, _name):
         yield from check(node)
 
 
-def local_name(tree: Tree, hostname: str) -> str | None:
+def local_name(tree: FsRoot, hostname: str) -> str | None:
     """Return the loopback address that the hosts file gives to this machine's own name."""
     text = tree.text("etc/hosts")
     if isinstance(text, Unread) or not hostname:
@@ -151,7 +151,7 @@ def local_name(tree: Tree, hostname: str) -> str | None:
     return None
 
 
-def _libraries(node: Node) -> Iterator[Problem]:
+def _libraries(node: HostFacts) -> Iterator[FabricProblem]:
     if not node.hcas:
         return
     packages = _PACKAGES[_FAMILIES.get(node.software.os or "", "debian")]
@@ -173,7 +173,7 @@ def _libraries(node: Node) -> Iterator[Problem]:
             yield info(f"{name} is not installed; UCX and plugins of NCCL need it", packages[name])
 
 
-def _limits(node: Node) -> Iterator[Problem]:
+def _limits(node: HostFacts) -> Iterator[FabricProblem]:
     limits = node.limits
     memlock = limits.memlock
     if node.used and isinstance(memlock, int):
@@ -201,7 +201,7 @@ def _limits(node: Node) -> Iterator[Problem]:
         )
 
 
-def _gpudirect(node: Node) -> Iterator[Problem]:
+def _gpudirect(node: HostFacts) -> Iterator[FabricProblem]:
     nvidia = any(gpu.pci_id.startswith(_NVIDIA) or gpu.uuid for gpu in node.gpus)
     if not node.used or not nvidia:
         return
@@ -228,7 +228,7 @@ def _gpudirect(node: Node) -> Iterator[Problem]:
         )
 
 
-def _topology(node: Node) -> Iterator[Problem]:
+def _topology(node: HostFacts) -> Iterator[FabricProblem]:
     if node.absent:
         yield warning(
             f"fabric.settings names the topology file {node.settings['NCCL_TOPO_FILE']}, which is "
@@ -252,7 +252,7 @@ def _topology(node: Node) -> Iterator[Problem]:
         )
 
 
-def _nccl_conf(node: Node) -> Iterator[Problem]:
+def _nccl_conf(node: HostFacts) -> Iterator[FabricProblem]:
     for name, setting in node.software.nccl_conf.items():
         value, _, end = setting.rpartition(" (from ")
         file = end.removesuffix(")")
@@ -289,7 +289,7 @@ def _indexes(used: Sequence[Hca]) -> list[str]:
     return sorted({str(hca.gid_index) for hca in ports})
 
 
-def _nccl(node: Node) -> Iterator[Problem]:
+def _nccl(node: HostFacts) -> Iterator[FabricProblem]:
     if node.software.nccl is None and _indexes(node.used):
         yield info(
             "the version of the jobs' NCCL is not known; 2.26 or newer is assumed, which finds the "
@@ -298,7 +298,7 @@ def _nccl(node: Node) -> Iterator[Problem]:
         )
 
 
-def _name(node: Node) -> Iterator[Problem]:
+def _name(node: HostFacts) -> Iterator[FabricProblem]:
     if node.local_name is None:
         return
     what = (

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from agent.probe import netlink
 from agent.probe.fabric import sysfs_formats
-from agent.probe.fabric.fs_root import Tree, Unread
-from agent.probe.netlink import Link, LinkAddress
+from agent.probe.fabric.fs_root import FsRoot, Unread
+from agent.probe.netlink import LinkAddress, NetworkLink
 from agent.probe.network import kind_of, speed_at
-from muster.fabric.model import ETHERNET, INFINIBAND, Hca, Network
+from muster.fabric.model import ETHERNET, INFINIBAND, Hca, NetworkInterface
 from muster.fabric.natural_sort import natural
 from muster.fabric.topology import is_function
 from muster.protocol.observations.interfaces import (
@@ -41,11 +41,11 @@ class Networks:
     an address has none.
     """
 
-    networks: tuple[Network, ...]
+    networks: tuple[NetworkInterface, ...]
     addressed: bool
 
 
-def networks_of(tree: Tree, hcas: Sequence[Hca]) -> Networks:
+def networks_of(tree: FsRoot, hcas: Sequence[Hca]) -> Networks:
     """Return all interfaces that lead off the machine, with the HCAs behind them."""
     found, addressed = _kernel(tree) if tree.live else _copied(tree)
     links = {link.index: link for link in found.links}
@@ -69,13 +69,15 @@ def networks_of(tree: Tree, hcas: Sequence[Hca]) -> Networks:
     for name, own in of_gids.items():
         if name not in known:
             # A GID names it, although sysfs does not show it.
-            hidden = Network(name=name, kind="ethernet", addresses=own, hcas=behind.get(name, ()))
+            hidden = NetworkInterface(
+                name=name, kind="ethernet", addresses=own, hcas=behind.get(name, ())
+            )
             made.append(hidden)
     made.sort(key=lambda network: natural(network.name))
     return Networks(tuple(made), addressed)
 
 
-def with_addresses(hcas: Iterable[Hca], networks: Iterable[Network]) -> list[Hca]:
+def with_addresses(hcas: Iterable[Hca], networks: Iterable[NetworkInterface]) -> list[Hca]:
     """Return the HCAs with the addresses of their interfaces, those of their GIDs first."""
     by_name = {network.name: network for network in networks}
     made = []
@@ -113,24 +115,28 @@ def sockets(networks: Networks, hcas: Sequence[Hca], pinned: str | None = None) 
     return () if best is None else (best.name,)
 
 
-def _order(network: Network, rdma: set[str]) -> tuple[NetworkRank, int, object]:
+def _order(network: NetworkInterface, rdma: set[str]) -> tuple[NetworkRank, int, object]:
     return _rank(network, rdma), -(network.speed_mbps or 0), natural(network.name)
 
 
-def _rank(network: Network, rdma: set[str]) -> NetworkRank:
+def _rank(network: NetworkInterface, rdma: set[str]) -> NetworkRank:
     return rank_of(InterfaceKind(network.kind), rdma=bool(rdma.intersection(network.hcas)))
 
 
 def _network(
-    tree: Tree, link: Link, kind: InterfaceKind, addresses: tuple[str, ...], hcas: tuple[str, ...]
-) -> Network:
+    tree: FsRoot,
+    link: NetworkLink,
+    kind: InterfaceKind,
+    addresses: tuple[str, ...],
+    hcas: tuple[str, ...],
+) -> NetworkInterface:
     folder = f"{NET}/{link.name}"
     device = tree.real(f"{folder}/device")
     function = "" if isinstance(device, Unread) else device.rpartition("/")[2]
     if not is_function(function):
         event = sysfs_formats.uevent_of(tree.text(f"{folder}/device/uevent"))
         function = event.get("PCI_SLOT_NAME", "").lower()
-    return Network(
+    return NetworkInterface(
         name=link.name,
         kind=kind.value,
         addresses=addresses,
@@ -142,7 +148,7 @@ def _network(
     )
 
 
-def _running(tree: Tree, link: Link) -> bool | None:
+def _running(tree: FsRoot, link: NetworkLink) -> bool | None:
     if tree.live:
         return link.flags & (_UP | _RUNNING) == _UP | _RUNNING
     state = tree.text(f"{NET}/{link.name}/operstate")
@@ -153,14 +159,14 @@ def _running(tree: Tree, link: Link) -> bool | None:
     return state == "up"
 
 
-def _kernel(tree: Tree) -> tuple[netlink.Network, bool]:
+def _kernel(tree: FsRoot) -> tuple[netlink.NetworkSnapshot, bool]:
     try:
         return netlink.read(netlink.ask()), True
     except OSError:
         return _copied(tree)
 
 
-def _copied(tree: Tree) -> tuple[netlink.Network, bool]:
+def _copied(tree: FsRoot) -> tuple[netlink.NetworkSnapshot, bool]:
     names = tree.names(NET)
     links = []
     if not isinstance(names, Unread):
@@ -168,22 +174,22 @@ def _copied(tree: Tree) -> tuple[netlink.Network, bool]:
         indexes = {name: _index(tree, name) for name in ordered}
         links = [_link(tree, name, indexes) for name in ordered if tree.exists(f"{NET}/{name}")]
     addresses, known = _addresses(tree, {link.name: link.index for link in links})
-    return netlink.Network(tuple(links), tuple(addresses)), known
+    return netlink.NetworkSnapshot(tuple(links), tuple(addresses)), known
 
 
-def _index(tree: Tree, name: str) -> int:
+def _index(tree: FsRoot, name: str) -> int:
     """Return the index of the interface, or an unused number."""
     number = _number(tree, f"{NET}/{name}/ifindex")
     return number or -1 - sum(name.encode())
 
 
-def _link(tree: Tree, name: str, indexes: Mapping[str, int]) -> Link:
+def _link(tree: FsRoot, name: str, indexes: Mapping[str, int]) -> NetworkLink:
     folder = f"{NET}/{name}"
     flags = tree.text(f"{folder}/flags")
     lower = _number(tree, f"{folder}/iflink") or 0
     master = tree.link(f"{folder}/master")
     index = indexes[name]
-    return Link(
+    return NetworkLink(
         index=index,
         name=name,
         hardware_type=_number(tree, f"{folder}/type") or 1,
@@ -197,7 +203,7 @@ def _link(tree: Tree, name: str, indexes: Mapping[str, int]) -> Link:
     )
 
 
-def _kind(tree: Tree, name: str, *, stacked: bool) -> str:
+def _kind(tree: FsRoot, name: str, *, stacked: bool) -> str:
     """Return the netlink kind, derived from sysfs."""
     folder = f"{NET}/{name}"
     event = sysfs_formats.uevent_of(tree.text(f"{folder}/uevent"))
@@ -214,13 +220,13 @@ def _kind(tree: Tree, name: str, *, stacked: bool) -> str:
     return "veth" if stacked else "virtual"
 
 
-def _number(tree: Tree, path: str) -> int | None:
+def _number(tree: FsRoot, path: str) -> int | None:
     text = tree.text(path)
     number = None if isinstance(text, Unread) else sysfs_formats.decimal(text)
     return number if number is not None and abs(number) < 1 << 31 else None
 
 
-def _addresses(tree: Tree, indexes: Mapping[str, int]) -> tuple[list[LinkAddress], bool]:
+def _addresses(tree: FsRoot, indexes: Mapping[str, int]) -> tuple[list[LinkAddress], bool]:
     """Return the addresses of all interfaces from proc, and whether IPv4 is known."""
     found: list[LinkAddress] = []
     known = False

@@ -7,8 +7,8 @@ import re
 import resource
 from typing import Final
 
-from agent.probe.fabric.fs_root import Tree, Unread
-from muster.fabric.model import UNLIMITED, Limits
+from agent.probe.fabric.fs_root import FsRoot, Unread
+from muster.fabric.model import UNLIMITED, ProcessLimits
 
 UNIT: Final = "muster-agent.service"
 _CGROUPS: Final = (
@@ -24,7 +24,7 @@ _SYSTEMD_MEMLOCK: Final = 8 << 20
 _SYSTEMD_NOFILE: Final = 524_288
 
 
-def limits_of(tree: Tree, *, own: bool = False) -> Limits:
+def limits_of(tree: FsRoot, *, own: bool = False) -> ProcessLimits:
     """`own`: this process is the agent. Jobs get the hard limits, and unlimited locked memory if
     the agent may raise it.
     """
@@ -35,14 +35,14 @@ def limits_of(tree: Tree, *, own: bool = False) -> Limits:
         return found
     if tree.live:
         return _own("this process: no agent runs here as a service", tree)
-    return _of_process(tree, "self", "proc/self/limits") or Limits(source="unknown")
+    return _of_process(tree, "self", "proc/self/limits") or ProcessLimits(source="unknown")
 
 
-def _own(source: str, tree: Tree) -> Limits:
+def _own(source: str, tree: FsRoot) -> ProcessLimits:
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     unbound = memlock == resource.RLIM_INFINITY or os.geteuid() == 0
-    return Limits(
+    return ProcessLimits(
         source=source,
         memlock=UNLIMITED if unbound else memlock,
         nofile=UNLIMITED if nofile == resource.RLIM_INFINITY else nofile,
@@ -50,7 +50,7 @@ def _own(source: str, tree: Tree) -> Limits:
     )
 
 
-def _of_service(tree: Tree) -> Limits | None:
+def _of_service(tree: FsRoot) -> ProcessLimits | None:
     for path in _CGROUPS:
         pids = tree.text(path)
         if not isinstance(pids, Unread):
@@ -60,14 +60,14 @@ def _of_service(tree: Tree) -> Limits | None:
     return None
 
 
-def _of_process(tree: Tree, pid: str, source: str) -> Limits | None:
+def _of_process(tree: FsRoot, pid: str, source: str) -> ProcessLimits | None:
     text = tree.text(f"proc/{pid}/limits")
     if isinstance(text, Unread):
         return None
     hard = {name: maximum for name, _, maximum in _LINE.findall(text)}
     status = tree.text(f"proc/{pid}/status")
     root = not isinstance(status, Unread) and re.search(r"^Uid:\s+\d+\s+0\b", status, re.MULTILINE)
-    return Limits(
+    return ProcessLimits(
         source=source,
         memlock=UNLIMITED if root else _number(hard.get("Max locked memory")),
         nofile=_number(hard.get("Max open files")),
@@ -75,7 +75,7 @@ def _of_process(tree: Tree, pid: str, source: str) -> Limits | None:
     )
 
 
-def _of_unit(tree: Tree) -> Limits | None:
+def _of_unit(tree: FsRoot) -> ProcessLimits | None:
     """Limits of an installed service that does not run. A drop-in overrides the unit."""
     files = []
     for folder in _FOLDERS:
@@ -93,7 +93,7 @@ def _of_unit(tree: Tree) -> Limits | None:
         text = tree.text(file)
         if not isinstance(text, Unread):
             said |= dict(_SETTING.findall(text))
-    return Limits(
+    return ProcessLimits(
         source=f"the unit file /{files[0]}",
         memlock=_systemd(said.get("MEMLOCK"), _SYSTEMD_MEMLOCK),
         nofile=_systemd(said.get("NOFILE"), _SYSTEMD_NOFILE),
@@ -118,7 +118,7 @@ def _systemd(text: str | None, default: int) -> int | str | None:
     return int(found[1]) * _UNITS[found[2]] if found else None
 
 
-def _shm(tree: Tree) -> int | None:
+def _shm(tree: FsRoot) -> int | None:
     if not tree.live:
         return None
     try:

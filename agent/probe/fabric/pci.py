@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from agent.probe.fabric import sysfs_formats
-from agent.probe.fabric.fs_root import Tree, Unread
+from agent.probe.fabric.fs_root import FsRoot, Unread
 from muster.fabric.topology import Path, is_function, path_of
 
 DEVICES: Final = "sys/bus/pci/devices"
@@ -55,7 +55,7 @@ class Function:
         return f"{self.vendor:04x}:{self.device:04x}"
 
 
-def functions(tree: Tree) -> tuple[Function, ...]:
+def functions(tree: FsRoot) -> tuple[Function, ...]:
     """Return possible HCAs, GPUs and other accelerators in PCI order."""
     found = _functions(tree)
     if any(function.path for function in found):
@@ -65,7 +65,7 @@ def functions(tree: Tree) -> tuple[Function, ...]:
     return tuple(replace(it, path=paths.get(it.address, ())) for it in found)
 
 
-def _paths(tree: Tree) -> dict[str, Path]:
+def _paths(tree: FsRoot) -> dict[str, Path]:
     """Return every function below /sys/devices with its path."""
     found: dict[str, Path] = {}
     roots = tree.names(_ROOT)
@@ -85,7 +85,7 @@ def _of(names: tuple[str, ...] | Unread) -> tuple[str, ...]:
     return () if isinstance(names, Unread) else names
 
 
-def _functions(tree: Tree) -> tuple[Function, ...]:
+def _functions(tree: FsRoot) -> tuple[Function, ...]:
     names = tree.names(DEVICES)
     if isinstance(names, Unread):
         return ()
@@ -104,7 +104,7 @@ def _functions(tree: Tree) -> tuple[Function, ...]:
 
 
 def is_accelerator(function: Function) -> bool:
-    """Whether it is a GPU or a similar accelerator."""
+    """True if it is a GPU or a similar accelerator."""
     kinds = _GPU_CLASSES.get(function.vendor or 0, ())
     if function.kind in kinds or function.kind == _ACCELERATOR:
         return True
@@ -116,7 +116,7 @@ def is_accelerator(function: Function) -> bool:
 
 
 def is_hca(function: Function) -> bool:
-    """Whether an RDMA driver could serve the card, by its class or vendor."""
+    """True if an RDMA driver could serve the card, by its class or vendor."""
     if function.kind == INFINIBAND_CLASS:
         return True
     return function.vendor == MELLANOX and function.kind in (
@@ -126,7 +126,7 @@ def is_hca(function: Function) -> bool:
     )
 
 
-def redirecting(tree: Tree, paths: Iterable[Path]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def redirecting(tree: FsRoot, paths: Iterable[Path]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the bridges on these paths that redirect peer-to-peer traffic to the CPU (ACS), and
     those for which this is unknown.
     """
@@ -138,7 +138,7 @@ def redirecting(tree: Tree, paths: Iterable[Path]) -> tuple[tuple[str, ...], tup
     )
 
 
-def numa_node(tree: Tree, folder: str) -> int | Unread | None:
+def numa_node(tree: FsRoot, folder: str) -> int | Unread | None:
     """Return the NUMA node; -1 if the kernel does not know it."""
     text = tree.text(f"{folder}/numa_node")
     if isinstance(text, Unread):
@@ -147,7 +147,7 @@ def numa_node(tree: Tree, folder: str) -> int | Unread | None:
     return number if number is not None and -1 <= number < 1 << 16 else None
 
 
-def _function(tree: Tree, name: str, kind: int) -> Function:
+def _function(tree: FsRoot, name: str, kind: int) -> Function:
     folder = f"{DEVICES}/{name}"
     where = tree.real(folder)
     numa = numa_node(tree, folder)
@@ -163,7 +163,7 @@ def _function(tree: Tree, name: str, kind: int) -> Function:
     )
 
 
-def _hex(tree: Tree, path: str) -> int | None:
+def _hex(tree: FsRoot, path: str) -> int | None:
     text = tree.text(path)
     return None if isinstance(text, Unread) else sysfs_formats.hexadecimal(text)
 
@@ -172,8 +172,8 @@ def _order(address: str) -> tuple[int, ...]:
     return tuple(int(part, 16) for part in re.split(r"[:.]", address))
 
 
-def _acs(tree: Tree, path: str) -> bool | None:
-    """Whether ACS redirects. Reads four bytes at a time, because reading the whole configuration
+def _acs(tree: FsRoot, path: str) -> bool | None:
+    """True if ACS redirects. Reads four bytes at a time, because reading the whole configuration
     space takes milliseconds. None if unreadable, or if only its head is, as without root.
     """
     if not tree.window(path, _HEAD, 1):

@@ -16,7 +16,7 @@ from agent.leftovers.processes import leftover_processes
 from agent.leftovers.units import left_units
 from agent.probe import py_spy_check
 from agent.probe.fabric import host_problems, problems
-from agent.probe.fabric.fs_root import Read, Tree, Unread
+from agent.probe.fabric.fs_root import FsRoot, Read, Unread
 from agent.probe.fabric.gpus import INSTALL_NVML, NO_NVML, gpus_of, lacks_nvml
 from agent.probe.fabric.interfaces import networks_of, sockets, with_addresses
 from agent.probe.fabric.limits import limits_of
@@ -30,7 +30,7 @@ from agent.probe.fabric.pci import (
 )
 from agent.probe.fabric.rdma_devices import Devices
 from agent.probe.fabric.software import software_of
-from agent.probe.fabric.user_access import User
+from agent.probe.fabric.user_access import JobUser
 from muster.daemon.clock import SystemClock
 from muster.fabric import topology
 from muster.fabric.hca_selection import choose
@@ -43,7 +43,7 @@ _ON_ITS_WAY_S: Final = 60.0
 """Seconds that a running agent may take to create or remove a directory."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a probe besides its root. `settings` are the operator's for NCCL; `user` runs the
     jobs and `python` is their interpreter; `nccl` is a version; `network` is a pinned interface or
     address; `agent`: this process is the agent itself, whose directory is `state_dir`.
@@ -53,7 +53,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = {}
     nccl: str | None = None
     python: str | None = None
-    user: User | None = None
+    user: JobUser | None = None
     home: str | None = None
     network: str | None = None
     agent: bool = False
@@ -62,13 +62,15 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     processes_max: int | None = None
 
 
-def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None = None) -> Probe:
+def probe(
+    root: Path = Path("/"), asked: ProbeOptions | None = None, read: Read | None = None
+) -> Probe:
     """Read the tree below `root` and judge it. Never raises because of its content.
 
     With another root than /, this machine is not queried.
     """
-    asked = asked or Asked()
-    tree = Tree(root, read)
+    asked = asked or ProbeOptions()
+    tree = FsRoot(root, read)
     pci = functions(tree)
     devices = Devices(tree, asked.user if tree.live else None, pci)
     gpus = gpus_of(tree, pci)
@@ -86,7 +88,7 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
     choice = replace(choice, hcas=tuple(hcas))
     limits = limits_of(tree, own=asked.agent)
     hostname = _hostname(tree)
-    ports = problems.Ports(
+    ports = problems.PortFacts(
         choice=choice,
         environment=env,
         networks=networks.networks,
@@ -101,7 +103,7 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         arp_separate=_arp_separate(tree),
     )
     redirects, unread = redirecting(tree, _near_paths(gpus, choice.used, pairs))
-    node = host_problems.Node(
+    node = host_problems.HostFacts(
         used=choice.used,
         hcas=hcas,
         gpus=gpus,
@@ -148,10 +150,10 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
 
 
 def lacks_driver(root: Path) -> bool:
-    """Whether there are RDMA-capable cards but no RDMA device: InfiniBand cards, or cards for RoCE
+    """True if there are RDMA-capable cards but no RDMA device: InfiniBand cards, or cards for RoCE
     beside GPUs.
     """
-    pci = functions(Tree(root))
+    pci = functions(FsRoot(root))
     bare = _bare(pci, ())
     return any(card.kind == INFINIBAND_CLASS for card in bare) or (
         bool(bare) and any(is_accelerator(function) for function in pci)
@@ -199,23 +201,23 @@ def _forced(hca: Hca, index: int | None) -> Hca:
     return replace(hca, gid_index=index)
 
 
-def _is_virtual(tree: Tree) -> bool | None:
-    """Whether this is a virtual machine; None if the processor does not tell."""
+def _is_virtual(tree: FsRoot) -> bool | None:
+    """True if this is a virtual machine; None if the processor does not tell."""
     text = tree.text("proc/cpuinfo")
     if isinstance(text, Unread):
         return None
     return any(line.startswith("flags") and " hypervisor" in line for line in text.splitlines())
 
 
-def _absent(tree: Tree, path: str | None) -> bool:
-    """Whether a named file is missing. A copy may just not include it."""
+def _absent(tree: FsRoot, path: str | None) -> bool:
+    """True if a named file is missing. A copy may just not include it."""
     if path is None or not tree.live:
         return False
     found = tree.locate(path.lstrip("/"))
     return isinstance(found, Unread) and found.absent
 
 
-def _hostname(tree: Tree) -> str:
+def _hostname(tree: FsRoot) -> str:
     if tree.live:
         return socket.gethostname()
     for path in ("etc/hostname", "proc/sys/kernel/hostname"):
@@ -225,8 +227,8 @@ def _hostname(tree: Tree) -> str:
     return ""
 
 
-def _arp_separate(tree: Tree) -> bool:
-    """Whether each interface answers only for its own addresses."""
+def _arp_separate(tree: FsRoot) -> bool:
+    """True if each interface answers only for its own addresses."""
     folder = "proc/sys/net/ipv4/conf/all"
     ignore, announce = tree.text(f"{folder}/arp_ignore"), tree.text(f"{folder}/arp_announce")
     return ignore in ("1", "2") and announce == "2"

@@ -14,7 +14,15 @@ from typing import Final, TypeVar
 from agent.probe.fabric.pci import INFINIBAND_CLASS, Function
 from muster.fabric.gids import fit_index, nccl_index, routable, strays, version_of
 from muster.fabric.hca_selection import Choice, has_no_address, own_addresses
-from muster.fabric.model import ACTIVE, ETHERNET, INFINIBAND, Hca, Network, Problem, Severity
+from muster.fabric.model import (
+    ACTIVE,
+    ETHERNET,
+    INFINIBAND,
+    FabricProblem,
+    Hca,
+    NetworkInterface,
+    Severity,
+)
 from muster.fabric.nccl_env import Environment
 from muster.fabric.nccl_version import ROBUST, Version, devices_max
 from muster.fabric.operator_rules import single_range
@@ -34,11 +42,11 @@ _PLUGINS: Final = {
 _T = TypeVar("_T")
 _K = TypeVar("_K")
 
-Found = Iterator[Problem]
+Found = Iterator[FabricProblem]
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class PortFacts:
     """Input of the port checks. `bare`: PCI functions without a visible RDMA driver. `hidden`:
     devices that may each be one of them. `unread`: why no device is known. `gpus`: the node has
     some. `live`: this machine, not a copy.
@@ -46,7 +54,7 @@ class Ports:
 
     choice: Choice
     environment: Environment
-    networks: Sequence[Network]
+    networks: Sequence[NetworkInterface]
     version: Version | None
     bare: Sequence[Function]
     skipped: dict[str, str]
@@ -58,30 +66,30 @@ class Ports:
     arp_separate: bool = False
 
 
-def of_ports(ports: Ports) -> Found:
+def of_ports(ports: PortFacts) -> Found:
     """Problems of HCAs, their links and addresses."""
     for check in (_hindered, _links, _devices, _addresses, _choice, _drivers):
         yield from check(ports)
 
 
-def error(what: str, fix: str) -> Problem:
+def error(what: str, fix: str) -> FabricProblem:
     """RDMA does not work as it should."""
-    return Problem(Severity.ERROR, what, fix)
+    return FabricProblem(Severity.ERROR, what, fix)
 
 
-def stop(what: str, fix: str) -> Problem:
+def stop(what: str, fix: str) -> FabricProblem:
     """RDMA does not work at all."""
-    return Problem(Severity.ERROR, what, fix, stops=True)
+    return FabricProblem(Severity.ERROR, what, fix, stops=True)
 
 
-def warning(what: str, fix: str) -> Problem:
+def warning(what: str, fix: str) -> FabricProblem:
     """RDMA may fail or be slow."""
-    return Problem(Severity.WARNING, what, fix)
+    return FabricProblem(Severity.WARNING, what, fix)
 
 
-def info(what: str, fix: str) -> Problem:
+def info(what: str, fix: str) -> FabricProblem:
     """Information without a problem."""
-    return Problem(Severity.INFO, what, fix)
+    return FabricProblem(Severity.INFO, what, fix)
 
 
 def listed(names: Iterable[str]) -> str:
@@ -92,7 +100,7 @@ def listed(names: Iterable[str]) -> str:
     )
 
 
-def _hindered(ports: Ports) -> Found:
+def _hindered(ports: PortFacts) -> Found:
     """Ports of the compute class that cannot be used."""
     choice = ports.choice
     missing = [hca for hca in choice.hcas if hca.expected and not hca.use]
@@ -181,7 +189,7 @@ def _leave_out(fix: str, group: Sequence[Hca]) -> str:
     return f"{fix}; or, if they are meant to be empty, fabric.exclude: [{names}]"
 
 
-def _links(ports: Ports) -> Found:
+def _links(ports: PortFacts) -> Found:
     used = ports.choice.used
     fastest: dict[str, float] = {}
     for hca in used:
@@ -231,7 +239,7 @@ def _links(ports: Ports) -> Found:
         )
 
 
-def _devices(ports: Ports) -> Found:
+def _devices(ports: PortFacts) -> Found:
     hcas = ports.choice.hcas
     if any(special(hca) == EFA for hca in hcas):
         names = listed(dict.fromkeys(hca.name for hca in hcas if special(hca) == EFA))
@@ -266,7 +274,7 @@ def _devices(ports: Ports) -> Found:
         )
 
 
-def _others(ports: Ports) -> Found:
+def _others(ports: PortFacts) -> Found:
     """Problems of a node whose only devices do not suit NCCL's own transport."""
     for kind, group in _grouped(ports.choice.hcas, special):
         fix = _PLUGINS.get(kind or "")
@@ -279,7 +287,7 @@ def _others(ports: Ports) -> Found:
         yield (info if kind == IWARP and not ports.gpus else warning)(what, fix)
 
 
-def _addresses(ports: Ports) -> Found:
+def _addresses(ports: PortFacts) -> Found:
     roce = [hca for hca in ports.choice.used if hca.link_layer == ETHERNET]
     for hca in roce:
         if has_no_address(hca):
@@ -339,7 +347,7 @@ def _astray(hca: Hca, choice: Choice) -> Found:
     )
 
 
-def _one_subnet(roce: Sequence[Hca], networks: Sequence[Network]) -> Found:
+def _one_subnet(roce: Sequence[Hca], networks: Sequence[NetworkInterface]) -> Found:
     lengths = {
         address.partition("/")[0]: int(address.partition("/")[2])
         for network in networks
@@ -367,7 +375,7 @@ def _subnet(address: str, lengths: dict[str, int]) -> str:
     return str(ipaddress.ip_network(f"{address}/{prefix}", strict=False))
 
 
-def _choice(ports: Ports) -> Found:
+def _choice(ports: PortFacts) -> Found:
     choice = ports.choice
     for entry in choice.unmatched:
         yield warning(
@@ -381,7 +389,7 @@ def _choice(ports: Ports) -> Found:
         yield warning(what, fix) if choice.close else info(what, fix)
 
 
-def _drivers(ports: Ports) -> Found:
+def _drivers(ports: PortFacts) -> Found:
     for kind, group in _grouped(ports.bare, lambda function: (function.id, function.kind)):
         name, number = kind
         # A device with a hidden function may be any of them.
@@ -393,7 +401,7 @@ def _drivers(ports: Ports) -> Found:
         where = listed(function.address for function in group)
         none = not ports.choice.hcas
         if number == INFINIBAND_CLASS:
-            yield Problem(
+            yield FabricProblem(
                 Severity.WARNING,
                 f"{count} ({name}) without an RDMA device: driver mlx5_ib/ib_uverbs not loaded? "
                 f"({where})",
@@ -402,7 +410,7 @@ def _drivers(ports: Ports) -> Found:
                 stops=none,
             )
         else:
-            yield Problem(
+            yield FabricProblem(
                 Severity.INFO,
                 f"{without}{of} network function{'s' if len(group) > 1 else ''} ({name}) that "
                 f"could do RoCE without an RDMA device ({where})",

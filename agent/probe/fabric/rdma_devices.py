@@ -10,9 +10,9 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from agent.probe.fabric import sysfs_formats
-from agent.probe.fabric.fs_root import Tree, Unread, unread
+from agent.probe.fabric.fs_root import FsRoot, Unread, unread
 from agent.probe.fabric.pci import DEVICES, Function, numa_node
-from agent.probe.fabric.user_access import User
+from agent.probe.fabric.user_access import JobUser
 from muster.fabric.gids import (
     EMPTY,
     address_of,
@@ -45,7 +45,7 @@ class Devices:
     """
 
     def __init__(
-        self, tree: Tree, user: User | None = None, functions: Sequence[Function] = ()
+        self, tree: FsRoot, user: JobUser | None = None, functions: Sequence[Function] = ()
     ) -> None:
         self._tree = tree
         self._user = user
@@ -336,7 +336,7 @@ class Devices:
         )
 
 
-def ipoib_of(tree: Tree, name: str, port: int) -> tuple[str, ...]:
+def ipoib_of(tree: FsRoot, name: str, port: int) -> tuple[str, ...]:
     """Return the IPoIB interfaces of an InfiniBand port, by its GUID, else by its number.
     Interfaces of the card's other ports, possibly Ethernet, are in the same directory. An interface
     without either belongs to this port.
@@ -354,17 +354,17 @@ def ipoib_of(tree: Tree, name: str, port: int) -> tuple[str, ...]:
     return tuple(dev for dev in devices if _number(tree, f"{folder}/{dev}") in (port - 1, None))
 
 
-def _may_be_ipoib(tree: Tree, folder: str) -> bool:
+def _may_be_ipoib(tree: FsRoot, folder: str) -> bool:
     text = tree.text(f"{folder}/type")
     return isinstance(text, Unread) or sysfs_formats.decimal(text) in (_ARPHRD_INFINIBAND, None)
 
 
-def _guid(tree: Tree, folder: str) -> str | None:
+def _guid(tree: FsRoot, folder: str) -> str | None:
     text = tree.text(f"{folder}/address")
     return None if isinstance(text, Unread) else sysfs_formats.ipoib_port_guid(text)
 
 
-def _number(tree: Tree, folder: str) -> int | None:
+def _number(tree: FsRoot, folder: str) -> int | None:
     """Return the port number of an interface on its card, from 0. Older kernels use dev_id."""
     port = tree.text(f"{folder}/dev_port")
     number = None if isinstance(port, Unread) else sysfs_formats.decimal(port)
@@ -377,7 +377,7 @@ def _number(tree: Tree, folder: str) -> int | None:
 class _Said:
     """Reads fields of a directory and records why unknown ones are unknown."""
 
-    def __init__(self, tree: Tree, folder: str, unknown: dict[str, str] | None = None) -> None:
+    def __init__(self, tree: FsRoot, folder: str, unknown: dict[str, str] | None = None) -> None:
         self._tree = tree
         self._folder = folder
         self.unknown = {} if unknown is None else unknown

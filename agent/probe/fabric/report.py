@@ -6,7 +6,15 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from muster.fabric.model import Affinity, AffinityClass, Hca, Network, Probe, Problem, Severity
+from muster.fabric.model import (
+    Affinity,
+    AffinityClass,
+    FabricProblem,
+    Hca,
+    NetworkInterface,
+    Probe,
+    Severity,
+)
 
 _WIDTH: Final = 80
 _WORDS: Final = {
@@ -49,7 +57,7 @@ def exit_code(probe: Probe) -> int:
 
 
 def summary(probe: Probe) -> str:
-    """One line: the number of problems, and what jobs will use."""
+    """A line: the number of problems, and what jobs will use."""
     errors, warnings = (
         sum(problem.severity is severity for problem in probe.problems)
         for severity in (Severity.ERROR, Severity.WARNING)
@@ -134,12 +142,12 @@ def _nearest(pairs: Sequence[Affinity]) -> str:
     return f"{names} {first.distance.value}"
 
 
-def _networks(networks: Sequence[Network]) -> Iterator[str]:
+def _networks(networks: Sequence[NetworkInterface]) -> Iterator[str]:
     heading = ("INTERFACE", "KIND", "UP", "MTU", "Mb/s", "ADDRESSES")
     yield from _table([heading, *map(_network, networks)])
 
 
-def _network(network: Network) -> tuple[str, ...]:
+def _network(network: NetworkInterface) -> tuple[str, ...]:
     return (
         network.name,
         network.kind,
@@ -156,7 +164,7 @@ def _env(env: dict[str, str]) -> Iterator[str]:
     yield from (f"{name}={value}" for name, value in env.items())
 
 
-def _problems(problems: Iterable[Problem]) -> Iterator[str]:
+def _problems(problems: Iterable[FabricProblem]) -> Iterator[str]:
     for problem in problems:
         yield _wrapped(f"{_WORDS[problem.severity]}: {problem.what}", indent="", rest="    ")
         if problem.fix != "nothing":

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from agent.probe.fabric.fs_root import Tree, Unread
+from agent.probe.fabric.fs_root import FsRoot, Unread
 from muster.fabric.model import Software
 
 _MODULES: Final = (
@@ -55,7 +55,7 @@ _SETTING: Final = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]{0,63})\s*=\s*(.{0,1024}
 
 
 def software_of(
-    tree: Tree, *, python: str | None = None, home: str | None = None, nccl: str | None = None
+    tree: FsRoot, *, python: str | None = None, home: str | None = None, nccl: str | None = None
 ) -> Software:
     """`python` is the interpreter of jobs, `home` their user's home (None: any user's). `nccl` is a
     given version, which is then not looked for.
@@ -82,7 +82,7 @@ def software_of(
     )
 
 
-def libraries(tree: Tree, names: Iterable[str]) -> dict[str, str | None]:
+def libraries(tree: FsRoot, names: Iterable[str]) -> dict[str, str | None]:
     """Return the path of each library; empty if no library directory is visible."""
     folders = [folder for folder in _LIBRARIES if tree.exists(folder)]
     folders += [folder for folder in _configured(tree) if folder not in folders]
@@ -95,7 +95,7 @@ def libraries(tree: Tree, names: Iterable[str]) -> dict[str, str | None]:
     return found
 
 
-def nccl_conf(tree: Tree, home: str | None) -> dict[str, str]:
+def nccl_conf(tree: FsRoot, home: str | None) -> dict[str, str]:
     """Return the settings that NCCL reads itself, `NAME` -> `value (from file)`: the environment
     overrides the user's file, which overrides the machine's.
     """
@@ -112,7 +112,7 @@ def nccl_conf(tree: Tree, home: str | None) -> dict[str, str]:
     return found
 
 
-def _homes(tree: Tree, home: str | None) -> list[str]:
+def _homes(tree: FsRoot, home: str | None) -> list[str]:
     if home is not None:
         return [home.strip("/")]
     names = tree.names("home")
@@ -120,7 +120,7 @@ def _homes(tree: Tree, home: str | None) -> list[str]:
     return ["root", *(f"home/{name}" for name in sorted(users))]
 
 
-def _modules(tree: Tree) -> dict[str, str]:
+def _modules(tree: FsRoot) -> dict[str, str]:
     """Return the loaded modules, with their versions if known."""
     found = {}
     for name in _MODULES:
@@ -129,7 +129,7 @@ def _modules(tree: Tree) -> dict[str, str]:
     return found
 
 
-def _gpudirect(tree: Tree, kernel: str | None, driver: str) -> str | None:
+def _gpudirect(tree: FsRoot, kernel: str | None, driver: str) -> str | None:
     """Return the GPUDirect support. Necessary, not sufficient: only NCCL's `GDRDMA` lines prove
     it.
     """
@@ -142,7 +142,7 @@ def _gpudirect(tree: Tree, kernel: str | None, driver: str) -> str | None:
     return "dmabuf" if recent and "Open Kernel Module" in driver else "none"
 
 
-def _nccl(tree: Tree, python: str | None) -> tuple[str | None, str]:
+def _nccl(tree: FsRoot, python: str | None) -> tuple[str | None, str]:
     """Return the NCCL beside the jobs' interpreter, else the machine's. torch is not started."""
     if python is not None:
         for folder in _site_packages(tree, python):
@@ -159,7 +159,7 @@ def _nccl(tree: Tree, python: str | None) -> tuple[str | None, str]:
     return None, "not found"
 
 
-def _ucx(tree: Tree, python: str | None) -> str | None:
+def _ucx(tree: FsRoot, python: str | None) -> str | None:
     """Return the UCX of the package beside the jobs' interpreter, else the machine's."""
     for folder in () if python is None else _site_packages(tree, python):
         names = tree.names(folder)
@@ -174,7 +174,7 @@ def _ucx(tree: Tree, python: str | None) -> str | None:
     return None
 
 
-def _site_packages(tree: Tree, python: str) -> Iterable[str]:
+def _site_packages(tree: FsRoot, python: str) -> Iterable[str]:
     """Return the site-packages of a virtual environment or installation, by its path alone."""
     prefix = python.strip("/").rpartition("/bin/")[0]
     for library in ("lib", "lib64"):
@@ -185,7 +185,7 @@ def _site_packages(tree: Tree, python: str) -> Iterable[str]:
                     yield f"{prefix}/{library}/{name}/{last}".lstrip("/")
 
 
-def _configured(tree: Tree) -> Iterable[str]:
+def _configured(tree: FsRoot) -> Iterable[str]:
     """Return the directories that the administrator configured for the dynamic linker."""
     names = tree.names("etc/ld.so.conf.d")
     for name in () if isinstance(names, Unread) else sorted(names):
@@ -196,7 +196,7 @@ def _configured(tree: Tree) -> Iterable[str]:
                 yield folder[1:]
 
 
-def _os(tree: Tree) -> str | None:
+def _os(tree: FsRoot) -> str | None:
     text = tree.text("etc/os-release")
     if isinstance(text, Unread):
         return None
@@ -204,6 +204,6 @@ def _os(tree: Tree) -> str | None:
     return fields.get("ID", "").strip('"') or None
 
 
-def _text(tree: Tree, path: str) -> str | None:
+def _text(tree: FsRoot, path: str) -> str | None:
     text = tree.text(path)
     return None if isinstance(text, Unread) else text

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class JobUser:
     """A user of this machine with all of its groups."""
 
     name: str
@@ -38,11 +38,11 @@ class User:
         return f"mode {stat.filemode(found.st_mode)} shuts out {self.name}, who runs the jobs"
 
 
-def user_named(name: str) -> User | None:
+def user_named(name: str) -> JobUser | None:
     """Return a user of this machine, or None."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
         return None
     groups = frozenset(os.getgrouplist(name, entry.pw_gid))
-    return User(name, entry.pw_uid, groups, entry.pw_dir)
+    return JobUser(name, entry.pw_uid, groups, entry.pw_dir)

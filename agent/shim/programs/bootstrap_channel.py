@@ -5,8 +5,9 @@ compares pids with the process tree before any signal.
 
 Messages (one JSON document a packet), from the bootstrap: hello {versions}, failed {code, text},
 running, open {rank, local_rank} (answered by "files" with two descriptors), rank {rank, pid}, exit
-{rank, code, signal, error}, closing {}. From the shim: start (argv and environment in a memory
-file, its descriptor attached), files.
+{rank, code, signal, error}, closing {}, start_method {method, why, import_s, preload_s, check_s,
+fork_s}. From the shim: start (argv and environment in a memory file, its descriptor attached),
+files.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ EXIT_TOO_OLD = 93
 # Python's.
 PRELUDE = (
     f"import sys; sys.path[:1] = []; sys.version_info >= (3, 9) or sys.exit({EXIT_TOO_OLD}); "
-    f"exec(compile(open({SOURCE_FD}, 'rb').read(), 'muster-bootstrap', 'exec'))"
+    f"import json; PARTS = json.load(open({SOURCE_FD})); "
+    "exec(compile(PARTS['main'], 'muster-bootstrap', 'exec'))"
 )
 PACKET_BYTES_MAX = 65536
 # Limit per turn of the loop, so that a bootstrap that sends without end does not block it.
@@ -39,7 +41,7 @@ LAST_PACKETS = 4 * RANKS_MAX
 
 
 class Gate:
-    """One bootstrap's channel. `on_message` gets every document; malformed ones are dropped."""
+    """A bootstrap's channel. `on_message` gets every document; malformed ones are dropped."""
 
     def __init__(self, loop: Loop, source: bytes, log_folder_fd: int) -> None:
         self._loop = loop

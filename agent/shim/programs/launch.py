@@ -12,7 +12,13 @@ from agent.shim.messages import ShimExit, ShimRefusal, ShimStart
 from agent.shim.programs.bootstrap_channel import LOG_FOLDER, LOG_FOLDER_FD
 from agent.shim.programs.preparation import Preparation
 from agent.shim.programs.ranks import Ranks, error_file
-from agent.shim.programs.runner import EXIT_CANNOT_RUN, EXIT_NOT_FOUND, Failure, Program, Report
+from agent.shim.programs.runner import (
+    EXIT_CANNOT_RUN,
+    EXIT_NOT_FOUND,
+    Failure,
+    Program,
+    RunnerReport,
+)
 from agent.shim.status import Status
 
 
@@ -60,7 +66,7 @@ class Programs:
     def _start(
         self, command: ShimStart, rank: int, local_rank: int, env: dict[str, str]
     ) -> int | None:
-        def became(report: Report) -> None:
+        def became(report: RunnerReport) -> None:
             if report.failure is None:
                 self._listener.program_runs()
             else:
@@ -80,7 +86,7 @@ class Programs:
             self._not_started(rank, Failure.of(error, "log", f"The log of rank {rank}"))
             return None
         try:
-            child = self._preparation.one_more(became)
+            child = self._preparation.additional_child(became)
         except OSError as error:
             _close(fds)
             self._not_started(rank, Failure.of(error, "fork", "fork"))
@@ -107,7 +113,7 @@ class Programs:
     def _program(self, command: ShimStart, env: dict[str, str], fds: dict[int, int]) -> Program:
         candidates, arguments = command.argv[:1], command.argv[1:]
         if command.interpreter:
-            candidates, arguments = self._preparation.interpreters(), command.argv
+            candidates, arguments = self._preparation.interpreter_candidates(), command.argv
         return self._preparation.program(candidates, arguments, env, fds)
 
     def _not_started(self, rank: int, failure: Failure, *, interpreter: bool = False) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from agent.shim.exit_record import TORCHRUN_LOGS, Logs
 from agent.shim.messages import PROCESSES, TORCHRUN, ShimExit, ShimPrepare
 from agent.shim.programs.bootstrap_channel import EXIT_TOO_OLD, LAST_PACKETS, PRELUDE, Gate
-from agent.shim.programs.runner import Failure, Program, Report, describe
+from agent.shim.programs.runner import Failure, Program, RunnerReport, describe
 from agent.shim.programs.runners import OnReport, RunnerProcess, Runners
-from agent.shim.system.credentials import Identity, base_environment
+from agent.shim.system.credentials import Credentials, base_environment
 from agent.shim.system.event_loop import Loop, now
 from muster.protocol.refusal_codes import RefusalCode
 
@@ -41,13 +41,13 @@ class PreparationListener:
 
 
 class Preparation:
-    """One task's preparation up to the gate. After `abandon` it reports only the launcher's end."""
+    """A task's preparation up to the gate. After `abandon` it reports only the launcher's end."""
 
     def __init__(
         self,
         marks: dict[str, str],
         command: ShimPrepare,
-        own: Identity,
+        own: Credentials,
         loop: Loop,
         children: Runners,
         logs: Logs,
@@ -78,10 +78,10 @@ class Preparation:
             self._as_user(self._own, child)
             return
 
-        def looked_up(report: Report) -> None:
+        def looked_up(report: RunnerReport) -> None:
             found = report.result
             if isinstance(found, dict):
-                self._as_user(Identity(**found), child)
+                self._as_user(Credentials(**found), child)
             else:
                 self._refuse(
                     RefusalCode.USER_UNKNOWN,
@@ -128,7 +128,7 @@ class Preparation:
         tools = python if os.path.isabs(python) and not own_path else ""
         return Program(candidates, arguments, env, fds, tools)
 
-    def one_more(self, on_failure: OnReport) -> RunnerProcess:
+    def additional_child(self, on_failure: OnReport) -> RunnerProcess:
         """A child behind the gate: first the one that waits there, then new ones like it.
 
         `on_failure` receives the report of a new child that could not get there. Raises OSError.
@@ -137,14 +137,14 @@ class Preparation:
         if child is None:
             child = self._children.take()
 
-            def entered(report: Report) -> None:
+            def entered(report: RunnerReport) -> None:
                 if report.failure is not None:
                     on_failure(report)
 
             self._enter(child, entered)
         return child
 
-    def interpreters(self) -> list[str]:
+    def interpreter_candidates(self) -> list[str]:
         """The possible paths of the job's Python; the first that can be executed is used."""
         return _interpreters(self._command.python)
 
@@ -212,7 +212,7 @@ class Preparation:
         def late() -> None:
             self._refuse(RefusalCode.SPAWN_FAILED, f"{what} within {limit:g} s; {hint}")
 
-        def answered(report: Report) -> None:
+        def answered(report: RunnerReport) -> None:
             self._loop.cancel(_ANSWER)
             on_report(report)
 
@@ -220,7 +220,7 @@ class Preparation:
             self._loop.at(_ANSWER, now() + limit, late)
         return answered
 
-    def _as_user(self, identity: Identity, child: RunnerProcess) -> None:
+    def _as_user(self, identity: Credentials, child: RunnerProcess) -> None:
         if identity.uid == 0 and not self._command.allow_root:
             self._refuse(
                 RefusalCode.ROOT_REFUSED,
@@ -250,14 +250,14 @@ class Preparation:
             self._start_bootstrap(child)
             return
 
-        def entered(report: Report) -> None:
+        def entered(report: RunnerReport) -> None:
             self._interpreter_reported(report)
             self._done()
 
         path = self.environment({})["PATH"]
         wanted = self._command.launcher == PROCESSES and self._command.python is not None
         # A longer PATH has no room in an order. Then the start finds out.
-        known = self.interpreters() if wanted and len(path) <= _PATH_MAX else []
+        known = self.interpreter_candidates() if wanted and len(path) <= _PATH_MAX else []
         self._enter(child, entered, known, path if known else "")
 
     def _open_log(self, name: str) -> int | None:
@@ -280,7 +280,7 @@ class Preparation:
         program = self.program(argv[:1], argv[1:], self.environment({}), {1: log, 2: log})
         limit = self._command.setup_timeout_s
 
-        def reported(report: Report) -> None:
+        def reported(report: RunnerReport) -> None:
             self._refused_early(report, RefusalCode.SETUP_FAILED)
 
         def ended(how: ShimExit) -> None:
@@ -325,7 +325,8 @@ class Preparation:
         child.ended = self._bootstrap_ended
         self._enter(child, self._interpreter_reported)
         child.become(
-            self.program(self.interpreters(), ["-c", PRELUDE], env, fds), self._interpreter_reported
+            self.program(self.interpreter_candidates(), ["-u", "-c", PRELUDE], env, fds),
+            self._interpreter_reported,
         )
         gate.opened()
         os.close(log)
@@ -341,7 +342,7 @@ class Preparation:
         if not self._over:
             self._loop.at(_DEADLINE, now() + limit, late)
 
-    def _interpreter_reported(self, report: Report) -> None:
+    def _interpreter_reported(self, report: RunnerReport) -> None:
         failure = report.failure
         if failure is not None and failure.stage == "program":
             self._refuse(RefusalCode.NO_PYTHON, self.why_not(failure, interpreter=True))
@@ -375,8 +376,8 @@ class Preparation:
             self._refuse(RefusalCode.BOOTSTRAP_FAILED, self._with_tail(text, LAUNCHER_LOG))
         self._listener.launcher_ended(how)
 
-    def _refused_early(self, report: Report, code: RefusalCode) -> bool:
-        """Whether the child never became its program. If so, refuse the task with the reason."""
+    def _refused_early(self, report: RunnerReport, code: RefusalCode) -> bool:
+        """True if the child never became its program. If so, refuse the task with the reason."""
         if report.failure is None:
             return False
         by_stage = {"folder": RefusalCode.NO_FOLDER, "user": RefusalCode.USER_UNKNOWN}

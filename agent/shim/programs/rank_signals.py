@@ -11,7 +11,7 @@ from agent.shim.messages import ShimPhase, ShimRank, ShimSignal
 from agent.shim.programs.ranks import Ranks
 from agent.shim.status import Status
 from agent.shim.system.event_loop import Loop, now
-from agent.shim.system.process_tree import Tree
+from agent.shim.system.process_tree import ProcessTree
 from agent.shim.system.syscalls import heeds
 
 LOOK_S = 0.25
@@ -26,7 +26,12 @@ class RankSignals:
     """
 
     def __init__(
-        self, loop: Loop, tree: Tree, status: Status, ranks: Ranks, changed: Callable[[], None]
+        self,
+        loop: Loop,
+        tree: ProcessTree,
+        status: Status,
+        ranks: Ranks,
+        changed: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._tree = tree
@@ -72,7 +77,7 @@ class RankSignals:
         elif ready and not command.late:
             self._last = None
 
-    def look_soon(self) -> None:
+    def poll_soon(self) -> None:
         """Schedule `look` once for this turn, because a launcher may report many ranks in one."""
         self._loop.at(_TIMER, now(), self.look)
 

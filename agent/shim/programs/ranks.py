@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from agent.shim.commands import RANKS_MAX
 from agent.shim.exit_record import ERRORS, LOGS, Logs
-from agent.shim.messages import ShimExit, ShimRank, ShimStream
+from agent.shim.messages import ShimExit, ShimRank, ShimStartMethod, ShimStream
 from agent.shim.status import Status
 from agent.shim.system.event_loop import now
 from agent.shim.system.syscalls import environment_of, values_of
@@ -23,6 +23,8 @@ PID_MAX = 1 << 22
 CODE_MAX = 255
 SIGNAL_MAX = 64
 ERROR_BYTES_MAX = 4096
+_SECONDS_MAX = 1e9
+_WHY_CHARS_MAX = 512
 _RECOGNISE_S = 0.1
 # torchrun sets RANK behind what its own environment has.
 _ENVIRONMENT_BYTES_MAX = 1 << 20
@@ -178,8 +180,28 @@ class Ranks:
         self._status.oom_kills = count
         return (count or 0) > before
 
-    def end_reported(self, message: dict[str, object]) -> None:
-        """Note the bootstrap's report of a rank's end, if it is valid."""
+    def reported(self, message: dict[str, object]) -> None:
+        """Note the bootstrap's report of a start method or of a rank's end, if it is valid."""
+        if message.get("t") == "start_method":
+            self._start_method(message)
+        else:
+            self._end_reported(message)
+
+    def _start_method(self, message: dict[str, object]) -> None:
+        """Note the first method, and the change from fork to exec: a liar might send many."""
+        known, method = self._status.start_method, message.get("method")
+        if method not in ("fork", "exec") or (known and (known.method, method) != ("fork", "exec")):
+            return
+        seconds = {}
+        for name in ("import_s", "preload_s", "check_s", "fork_s"):
+            value = message.get(name)
+            if not isinstance(value, float) or not 0 <= value < _SECONDS_MAX:
+                return
+            seconds[name] = round(value, 4)
+        why = str(message.get("why", ""))[:_WHY_CHARS_MAX]
+        self._status.start_method = ShimStartMethod(str(method), why, **seconds)
+
+    def _end_reported(self, message: dict[str, object]) -> None:
         rank, code, number = message.get("rank"), message.get("code"), message.get("signal")
         error = message.get("error")
         if not isinstance(rank, int):
@@ -212,7 +234,7 @@ _CHILD_FAILED = "ChildFailedError"
 
 
 def _within(number: object, least: int, most: int) -> TypeGuard[int]:
-    """Whether `number` is an integer between `least` and `most`."""
+    """True if `number` is an integer between `least` and `most`."""
     if not isinstance(number, int) or isinstance(number, bool):
         return False
     return least <= number <= most

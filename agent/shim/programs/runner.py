@@ -28,7 +28,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from agent.shim.messages import ShimHosts
 from agent.shim.system import syscalls
 from agent.shim.system.cgroup import Cgroup
-from agent.shim.system.credentials import Identity, look_up, take_on
+from agent.shim.system.credentials import Credentials, look_up, take_on
 from agent.shim.system.event_loop import close_quietly
 from muster.protocol.refusal_codes import RefusalCode
 
@@ -106,7 +106,7 @@ class Failure:
         return RefusalCode.NO_SPACE if full else RefusalCode.SPAWN_FAILED
 
 
-class Report:
+class RunnerReport:
     """The answer of a runner."""
 
     __slots__ = ("failure", "result")
@@ -116,7 +116,7 @@ class Report:
         self.result = result
 
     @classmethod
-    def parse(cls, data: bytes) -> Report:
+    def parse(cls, data: bytes) -> RunnerReport:
         if not data:
             return cls(None, None)
         document = json.loads(data)
@@ -140,7 +140,7 @@ class Runner:
 
     def enter(
         self,
-        identity: Identity,
+        identity: Credentials,
         cwd: str,
         no_new_privileges: bool,
         hosts: ShimHosts | None = None,
@@ -151,7 +151,7 @@ class Runner:
         `programs`, if there are any, has to be executable there; bare names are looked up in
         `path`.
         """
-        fields = {name: getattr(identity, name) for name in Identity.__slots__}
+        fields = {name: getattr(identity, name) for name in Credentials.__slots__}
         order: dict[str, object] = {
             "identity": fields,
             "cwd": cwd,
@@ -293,10 +293,10 @@ class _Orders:
     def _look_up(self, name: str) -> None:
         self._stage, self._path = "look_up", name
         found = look_up(name)
-        self._answer({field: getattr(found, field) for field in Identity.__slots__})
+        self._answer({field: getattr(found, field) for field in Credentials.__slots__})
 
     def _enter(self, order: dict[str, object]) -> None:
-        identity = Identity(**order["identity"])  # type: ignore[arg-type]
+        identity = Credentials(**order["identity"])  # type: ignore[arg-type]
         hosts = order["hosts"]
         if isinstance(hosts, list):
             self._stage, self._path = "hosts", hosts[1]

@@ -8,19 +8,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from agent.shim.messages import ShimExit, ShimHosts
-from agent.shim.programs.runner import PACKET_BYTES_MAX, Program, Report, Runner, fork_runner
+from agent.shim.programs.runner import PACKET_BYTES_MAX, Program, Runner, RunnerReport, fork_runner
 from agent.shim.status import exit_of
 from agent.shim.system.cgroup import Cgroup
-from agent.shim.system.credentials import Identity
+from agent.shim.system.credentials import Credentials
 from agent.shim.system.event_loop import Loop
 
-OnReport = Callable[[Report], None]
+OnReport = Callable[[RunnerReport], None]
 OnEnd = Callable[[ShimExit], None]
 REAPED_MAX = 256
 
 
 class RunnerProcess:
-    """One runner or the program it has become. Reports the result of each order once.
+    """A runner or the program it has become. Reports the result of each order once.
 
     `become` reports success and failure of the exec. `ended` is called last, and may be changed. If
     the process dies before an order is answered, only `ended` is called.
@@ -43,7 +43,7 @@ class RunnerProcess:
 
     def enter(
         self,
-        identity: Identity,
+        identity: Credentials,
         cwd: str,
         no_new_privileges: bool,
         hosts: ShimHosts | None,
@@ -74,9 +74,9 @@ class RunnerProcess:
                 data = b""
             if not data:
                 self.close()
-            self._report(Report.parse(data), last=not data)
+            self._report(RunnerReport.parse(data), last=not data)
 
-    def _report(self, report: Report, last: bool) -> None:
+    def _report(self, report: RunnerReport, last: bool) -> None:
         becomes = self._becomes
         if report.failure is not None or last:
             # It carries out no further order.

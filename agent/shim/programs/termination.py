@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 
 from agent.shim.system.event_loop import Loop, now
-from agent.shim.system.process_tree import Tree
+from agent.shim.system.process_tree import ProcessTree
 
 # Leftovers of a program that ended by itself: time to flush, no more.
 LEFTOVER_GRACE_S = 2.0
@@ -29,7 +29,7 @@ class Termination:
     def __init__(
         self,
         loop: Loop,
-        tree: Tree,
+        tree: ProcessTree,
         unkillable_s: float,
         check: Callable[[], None],
         stuck: Callable[[list[int], bool], None],

@@ -1,4 +1,4 @@
-"""One cgroup (v2) per task, if the shim can write there. A job's processes cannot leave it."""
+"""A cgroup (v2) per task, if the shim can write there. A job's processes cannot leave it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _mounted() -> tuple[str, str] | None:
 
 
 class Cgroup:
-    """One task's cgroup. A folder that is gone counts as empty, because only an empty one can be
+    """A task's cgroup. A folder that is gone counts as empty, because only an empty one can be
     removed.
     """
 
@@ -106,7 +106,7 @@ class Cgroup:
         return os.path.join(self.path, "cgroup.procs")
 
     def populated(self) -> bool:
-        """Whether a living process is in it or below."""
+        """True if a living process is in it or below."""
         text = _read(os.path.join(self.path, "cgroup.events"))
         return "populated 1" in text
 

@@ -9,7 +9,7 @@ import pwd
 from agent.shim.system import syscalls
 
 
-class Identity:
+class Credentials:
     """An account. `become`: a child has to change to it."""
 
     __slots__ = ("become", "gid", "groups", "home", "name", "shell", "uid")
@@ -26,7 +26,7 @@ class Identity:
         self.become = become
 
 
-def own_identity() -> Identity:
+def own_identity() -> Credentials:
     """The account of this process. Without an entry in the user database, the name is made of the
     uid.
     """
@@ -36,14 +36,14 @@ def own_identity() -> Identity:
         name, home, shell = entry.pw_name, entry.pw_dir, entry.pw_shell
     except KeyError:
         name, home, shell = f"uid{uid}", "/", "/bin/sh"
-    return Identity(name, uid, gid, os.getgroups(), home, shell or "/bin/sh", become=False)
+    return Credentials(name, uid, gid, os.getgroups(), home, shell or "/bin/sh", become=False)
 
 
-def look_up(name: str) -> Identity:
+def look_up(name: str) -> Credentials:
     """The account of that name on this node. Raises KeyError. May wait for a directory server."""
     entry = pwd.getpwnam(name)
     groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
-    return Identity(
+    return Credentials(
         entry.pw_name,
         entry.pw_uid,
         entry.pw_gid,
@@ -54,7 +54,7 @@ def look_up(name: str) -> Identity:
     )
 
 
-def take_on(identity: Identity, no_new_privileges: bool) -> None:
+def take_on(identity: Credentials, no_new_privileges: bool) -> None:
     """Become `identity` for ever. Raises OSError, also if the kernel did not change everything."""
     if identity.become:
         os.setgroups(identity.groups)
@@ -65,7 +65,7 @@ def take_on(identity: Identity, no_new_privileges: bool) -> None:
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
 
 
-def _verify(identity: Identity) -> None:
+def _verify(identity: Credentials) -> None:
     if os.getresuid() != (identity.uid,) * 3 or os.getresgid() != (identity.gid,) * 3:
         raise PermissionError(1, f"the process did not become {identity.name}")
     if set(os.getgroups()) != set(identity.groups):
@@ -80,7 +80,7 @@ def _verify(identity: Identity) -> None:
         )
 
 
-def base_environment(identity: Identity) -> dict[str, str]:
+def base_environment(identity: Credentials) -> dict[str, str]:
     """The environment that every job has, independent of the agent's own."""
     return {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",

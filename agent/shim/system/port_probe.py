@@ -14,7 +14,7 @@ TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 
 
 def listening(port: int) -> bool:
-    """Whether a socket in LISTEN has this port, under IPv4 or IPv6."""
+    """True if a socket in LISTEN has this port, under IPv4 or IPv6."""
     wanted = b":%04X" % port
     for table in TABLES:
         try:

@@ -14,7 +14,7 @@ from agent.shim.system.cgroup import Cgroup
 from agent.shim.system.syscalls import descendants, doomed, stat_of
 
 
-class Tree:
+class ProcessTree:
     """The processes below this one and, if there is a cgroup, those in it."""
 
     def __init__(self, cgroup: Cgroup | None, shim: int | None = None) -> None:
@@ -40,7 +40,7 @@ class Tree:
         return [pid for pid in self.members() if _group_of(pid) == leader]
 
     def empty(self, childless: bool) -> bool:
-        """Whether no process is left. `childless`: waitpid has found no child."""
+        """True if no process is left. `childless`: waitpid has found no child."""
         return childless and not (self.cgroup is not None and self.cgroup.populated())
 
     def signal(self, pids: list[int], number: int) -> list[int]:
@@ -69,7 +69,7 @@ class Tree:
         return sorted(members)
 
     def doomed(self) -> bool:
-        """Whether no process of the task will run its program again, even if the kernel still holds
+        """True if no process of the task will run its program again, even if the kernel still holds
         some.
 
         A process that could still fork may have a child that is not listed yet. Therefore the

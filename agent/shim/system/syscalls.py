@@ -170,7 +170,7 @@ def stat_of(pid: int) -> tuple[str, int, int] | None:
 
 
 def exiting(pid: int, start: int) -> bool:
-    """Whether that process is gone or exiting, and so runs no more of its program."""
+    """True if that process is gone or exiting, and so runs no more of its program."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             line = file.read()
@@ -183,7 +183,7 @@ def exiting(pid: int, start: int) -> bool:
 
 
 def doomed(pid: int) -> bool:
-    """Whether no thread of the process will ever run its program again.
+    """True if no thread of the process will ever run its program again.
 
     Each thread is gone, exiting, or has a SIGKILL pending.
     """
@@ -255,7 +255,7 @@ def uids_of(pid: int) -> tuple[int, ...]:
 
 
 def heeds(pid: int, number: int) -> bool:
-    """Whether a process blocks, ignores or catches a signal instead of dying of it at once."""
+    """True if a process blocks, ignores or catches a signal instead of dying of it at once."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             lines = dict(line.split(b":", 1) for line in file if line.startswith(b"Sig"))

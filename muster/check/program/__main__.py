@@ -7,7 +7,7 @@ import os
 import sys
 
 from muster.check.program.driver import Hub
-from muster.check.program.peer import Node
+from muster.check.program.peer import Peer
 from muster.check.program.sockets import listen
 
 
@@ -21,7 +21,7 @@ def main() -> int:
     if rank == 0:
         hub = Hub(plan, names, listen(*rendezvous))
         hub.start()
-    Node(plan, names, rank).serve(rendezvous)
+    Peer(plan, names, rank).serve(rendezvous)
     if hub is not None:
         hub.join()
         return 1 if hub.failed else 0

@@ -31,7 +31,7 @@ CHUNK = 1 << 18
 TRANSFER_S = 60.0
 
 
-class Node:
+class Peer:
     """A node's part in a check: answers peers, and follows the hub's orders."""
 
     def __init__(self, plan: Message, names: List[str], rank: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from muster.bench.job import DEFAULT_RDMA, allreduce_job
-from muster.bench.results import About, Row, Run, pass_line, rates_of, read_line
+from muster.bench.results import Row, Run, RunInfo, pass_line, rates_of, read_line
 from muster.bench.sizes import SizesError, read_sizes
 from muster.cli.client_options import connect, connection_options
 from muster.cli.errors import EXIT_WARNED, DetachedError
@@ -48,7 +48,7 @@ class Sizes(click.ParamType["tuple[int, ...]"]):
             self.fail(str(error), param, ctx)
 
 
-class Names(click.ParamType["tuple[str, ...]"]):
+class NodeNames(click.ParamType["tuple[str, ...]"]):
     """Node names, separated by commas."""
 
     name = "names"
@@ -74,7 +74,7 @@ def command() -> None:
     "--nodes", type=click.IntRange(1, MAX_NODES), metavar="N", help="Number of nodes (default 2)."
 )
 @click.option(
-    "--nodes-named", "named", type=Names(), metavar="A,B", help="Use exactly these nodes."
+    "--nodes-named", "named", type=NodeNames(), metavar="A,B", help="Use exactly these nodes."
 )
 @click.option(
     "--sizes",
@@ -237,9 +237,9 @@ class _Bench:
             if view.state is JobState.QUEUED:
                 note(f"job {job} waits: {safe(view.reason.text)}")
 
-    def _read(self, job: int) -> tuple[About | None, list[Row]]:
+    def _read(self, job: int) -> tuple[RunInfo | None, list[Row]]:
         """Read the last attempt's results, printing them as they arrive."""
-        about: About | None = None
+        about: RunInfo | None = None
         rows: list[Row] = []
         attempt, rest = 0, b""
         show = row_printer(silent=self.as_json)
@@ -253,7 +253,7 @@ class _Bench:
             *lines, rest = (rest + record_bytes(entry)).split(b"\n")
             for text in lines:
                 found = read_line(text.decode(errors="replace"))
-                if isinstance(found, About):
+                if isinstance(found, RunInfo):
                     about = found
                     show(found)
                 elif isinstance(found, Row):

@@ -14,11 +14,11 @@ import click
 
 from muster.check.job import check_job
 from muster.check.networks import doubled, networks_of
-from muster.check.parse_output import NodeReport, Output, Pair
+from muster.check.parse_output import CheckOutput, NodeReport, Transfer
 from muster.check.report import (
+    CheckReport,
     Finding,
-    Report,
-    Severity,
+    FindingSeverity,
     between,
     differences,
     fabric,
@@ -127,7 +127,7 @@ class _Check:
     findings: list[Finding] = field(default_factory=list)
     jobs: list[int] = field(default_factory=list)
     reports: dict[str, NodeReport] = field(default_factory=dict)
-    pairs: list[Pair] = field(default_factory=list)
+    pairs: list[Transfer] = field(default_factory=list)
 
     def leave_out(self, chosen: Sequence[NodeView]) -> None:
         """Skip nodes that cannot be checked now, and record faults that need no job to find."""
@@ -136,10 +136,10 @@ class _Check:
                 self.skipped[node.name] = node.state.text
             elif node.link != "connected":
                 text = f"{node.name} is not connected: {node.state.text}"
-                self._find(Severity.FAULT, "link", (node.name,), text)
+                self._find(FindingSeverity.FAULT, "link", (node.name,), text)
             elif node.state.code in ("refuses_jobs", "disk"):
                 self._find(
-                    Severity.FAULT, "refused", (node.name,), f"{node.name} {node.state.text}"
+                    FindingSeverity.FAULT, "refused", (node.name,), f"{node.name} {node.state.text}"
                 )
             elif node.state.code == "free" or self.waits:
                 self.ready.append(node)
@@ -147,7 +147,7 @@ class _Check:
                 self.skipped[node.name] = node.state.text
         for address, owners in doubled(chosen).items():
             text = f"{named(owners)} both have the address {address}"
-            self._find(Severity.FAULT, "address", tuple(owners), text)
+            self._find(FindingSeverity.FAULT, "address", tuple(owners), text)
 
     def run(self, pool: str, nodes: list[NodeView]) -> None:
         """Check the nodes of one pool. After a refusal, retry without the node that refused."""
@@ -159,9 +159,9 @@ class _Check:
                 return
             nodes = [node for node in nodes if node.name not in gone]
         text = f"pool {pool}: {_GONE_MAX} jobs have failed one after the other, so the check ends"
-        self._find(Severity.FAULT, "refused", (), text)
+        self._find(FindingSeverity.FAULT, "refused", (), text)
 
-    def report(self) -> Report:
+    def report(self) -> CheckReport:
         facts = {node: its.facts for node, its in sorted(self.reports.items())}
         versions = {node.name: {"muster": node.version} for node in self.ready}
         compared = {node: {**versions.get(node, {}), **mine} for node, mine in facts.items()}
@@ -172,8 +172,10 @@ class _Check:
             *differences(compared),
         ]
         if not self.reports and not found:
-            found.append(Finding(Severity.WARNING, "skipped", (), "no node could be checked"))
-        return Report(
+            found.append(
+                Finding(FindingSeverity.WARNING, "skipped", (), "no node could be checked")
+            )
+        return CheckReport(
             tuple(compared),
             self.skipped,
             tuple(self.jobs),
@@ -183,7 +185,9 @@ class _Check:
             tuple(self.pairs),
         )
 
-    def _find(self, severity: Severity, kind: str, nodes: tuple[str, ...], text: str) -> None:
+    def _find(
+        self, severity: FindingSeverity, kind: str, nodes: tuple[str, ...], text: str
+    ) -> None:
         self.findings.append(Finding(severity, kind, nodes, text))
 
     def _try(self, pool: str, nodes: Sequence[NodeView]) -> set[str]:
@@ -215,7 +219,7 @@ class _Check:
     def _followed(self, job: int) -> set[str]:
         if taken := self._not_started(job):
             return taken
-        output = Output()
+        output = CheckOutput()
         progress = _progress()
         rest = b""
         query = LogQuery(follow=True, rank=0, stream="stdout")
@@ -262,12 +266,12 @@ class _Check:
         self.client.cancel(job, reason="its nodes are not free")
         if not taken:
             text = f"no job can start on these nodes together: {view.reason.text}"
-            self._find(Severity.FAULT, "refused", tuple(sorted(wanted)), text)
+            self._find(FindingSeverity.FAULT, "refused", tuple(sorted(wanted)), text)
             return wanted
         self.skipped |= taken
         return set(taken)
 
-    def _failed(self, view: JobView, output: Output) -> set[str]:
+    def _failed(self, view: JobView, output: CheckOutput) -> set[str]:
         """Record why a job failed. Returns the node to leave out of the next try."""
         attempt = view.attempts[-1] if view.attempts else None
         cause = attempt.cause if attempt is not None else None
@@ -279,7 +283,7 @@ class _Check:
         refusal = cause.refusal or ""
         kind = "names" if refusal.startswith(_NAMES) else "refused"
         kind = "tcp" if refusal == RefusalCode.UNREACHABLE else kind
-        self._find(Severity.FAULT, kind, (cause.node,), cause.text)
+        self._find(FindingSeverity.FAULT, kind, (cause.node,), cause.text)
         if output.nodes and not refusal:
             # Because the job had started, what it reported before the failure is still valid.
             self.reports |= output.nodes
@@ -289,7 +293,7 @@ class _Check:
     def _warnings(self, attempt: AttemptView) -> None:
         for task in attempt.tasks:
             for text in task.warnings:
-                self._find(Severity.WARNING, "names", (task.node,), f"{task.node}: {text}")
+                self._find(FindingSeverity.WARNING, "names", (task.node,), f"{task.node}: {text}")
 
 
 def _progress() -> Callable[[str], None]:

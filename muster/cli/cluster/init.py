@@ -32,14 +32,14 @@ _PUBLIC: Final = 0o644
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
 
 
-class Listen(NamedTuple):
+class ListenAt(NamedTuple):
     """The coordinator's listen address."""
 
     host: str
     port: int
 
 
-class Tls(NamedTuple):
+class TlsFiles(NamedTuple):
     """PEM files. `ca` is the CA for agents and clients; None uses the system's trust store."""
 
     cert: Path
@@ -52,14 +52,14 @@ class Cluster(NamedTuple):
 
     folder: Path
     state: Path
-    listen: Listen
+    listen: ListenAt
     url: str
-    tls: Tls | None
+    tls: TlsFiles | None
     user: str
     client_file: Path
 
 
-class Written(msgspec.Struct, frozen=True):
+class InitOutput(msgspec.Struct, frozen=True):
     """The output of `muster init --json`. Contains no tokens, only the files that hold them."""
 
     url: str
@@ -67,7 +67,7 @@ class Written(msgspec.Struct, frozen=True):
     files: tuple[str, ...]
 
 
-class File(NamedTuple):
+class NewFile(NamedTuple):
     """A file to write; `mode` holds its permission bits."""
 
     path: Path
@@ -75,13 +75,13 @@ class File(NamedTuple):
     mode: int
 
 
-def _read_listen(_context: click.Context, _parameter: click.Parameter, text: str) -> Listen:
+def _read_listen(_context: click.Context, _parameter: click.Parameter, text: str) -> ListenAt:
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     usable = colon and _HOST.fullmatch(host) and port.isdecimal() and 0 < int(port) < 65536
     if not usable:
         raise click.BadParameter(f"{text!r} is not HOST:PORT, such as 127.0.0.1:7077")
-    return Listen(host, int(port))
+    return ListenAt(host, int(port))
 
 
 _PEM = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path)
@@ -112,7 +112,7 @@ _PEM = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path
 def command(
     *,
     folder: Path | None,
-    listen: Listen,
+    listen: ListenAt,
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_ca: Path | None,
@@ -148,17 +148,17 @@ def command(
     _print_next(cluster, files, as_json=as_json)
 
 
-def cluster_files(cluster: Cluster) -> list[File]:
+def cluster_files(cluster: Cluster) -> list[NewFile]:
     """Return the files of a new cluster, with fresh tokens in them."""
     admin, admin_record = new_token(TokenClass.USER, cluster.user, role=Role.ADMIN)
     join, join_record = new_token(TokenClass.JOIN, cluster.user)
     ca = cluster.tls.ca if cluster.tls else None
     return [
-        File(cluster.folder / "coordinator.yaml", _coordinator_yaml(cluster), _PUBLIC),
-        File(cluster.folder / "agent.yaml", _agent_yaml(cluster), _PUBLIC),
-        File(_tokens_path(cluster), tokens_text([admin_record, join_record]), PRIVATE),
-        File(_join_path(cluster), f"{join}\n", PRIVATE),
-        File(
+        NewFile(cluster.folder / "coordinator.yaml", _coordinator_yaml(cluster), _PUBLIC),
+        NewFile(cluster.folder / "agent.yaml", _agent_yaml(cluster), _PUBLIC),
+        NewFile(_tokens_path(cluster), tokens_text([admin_record, join_record]), PRIVATE),
+        NewFile(_join_path(cluster), f"{join}\n", PRIVATE),
+        NewFile(
             cluster.client_file,
             _yaml({"url": cluster.url, "token": admin} | ({"ca": str(ca)} if ca else {})),
             PRIVATE,
@@ -228,11 +228,11 @@ def _scalar(text: str) -> str:
     return json.dumps(text)
 
 
-def _tls(listen: Listen, cert: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
+def _tls(listen: ListenAt, cert: Path | None, key: Path | None, ca: Path | None) -> TlsFiles | None:
     if (cert is None) != (key is None):
         raise click.UsageError("--tls-cert and --tls-key must be used together")
     if cert is not None and key is not None:
-        return Tls(cert, key, ca)
+        return TlsFiles(cert, key, ca)
     if not is_loopback(listen.host):
         raise click.UsageError(
             f"{listen.host} is reachable from the network, where tokens need TLS: add --tls-cert "
@@ -241,7 +241,7 @@ def _tls(listen: Listen, cert: Path | None, key: Path | None, ca: Path | None) -
     return None
 
 
-def _url_of(listen: Listen, tls: Tls | None) -> str:
+def _url_of(listen: ListenAt, tls: TlsFiles | None) -> str:
     host = socket.gethostname() if listen.host in _WILDCARDS else listen.host
     shown = f"[{host}]" if ":" in host else host
     return f"{'https' if tls else 'http'}://{shown}:{listen.port}"
@@ -265,7 +265,7 @@ def user_named(text: str) -> str:
     return text
 
 
-def _refuse_existing(files: list[File]) -> None:
+def _refuse_existing(files: list[NewFile]) -> None:
     existing = [file.path for file in files if os.path.lexists(file.path)]
     if existing:
         raise RefusedError(
@@ -276,7 +276,7 @@ def _refuse_existing(files: list[File]) -> None:
 
 
 def _is_of(cluster: Cluster) -> bool:
-    """Whether the existing client's file holds a token of the cluster that is being replaced."""
+    """True if the existing client's file holds a token of the cluster that is being replaced."""
     try:
         text = cluster.client_file.read_text("utf-8")
         known = read_tokens(_tokens_path(cluster))
@@ -300,20 +300,20 @@ def _keep_copy(file: Path) -> Path:
     return copy
 
 
-def _write(files: list[File]) -> None:
+def _write(files: list[NewFile]) -> None:
     for file in files:
         file.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(file.path, file.text.encode(), file.mode)
 
 
-def _print_next(cluster: Cluster, files: list[File], *, as_json: bool) -> None:
+def _print_next(cluster: Cluster, files: list[NewFile], *, as_json: bool) -> None:
     for file in files:
         note(f"wrote {safe(str(file.path))}")
     if cluster.user == "root":
         note("jobs of root are refused by agents unless allow_root_jobs is set; see --user")
     if as_json:
         paths = tuple(str(file.path) for file in files)
-        print_json(Written(cluster.url, cluster.user, paths))
+        print_json(InitOutput(cluster.url, cluster.user, paths))
         return
     folder = safe(str(cluster.folder))
     config = "" if _is_default(cluster.client_file) else f"MUSTER_CONFIG={cluster.client_file} "

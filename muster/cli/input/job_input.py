@@ -41,7 +41,7 @@ class Typed(NamedTuple):
     nccl_debug: bool = False
 
 
-class Job(NamedTuple):
+class JobInput(NamedTuple):
     """A job to submit: `mapping` is sent to the coordinator, `notes` are for the user.
 
     Values that were not given stay out of `mapping`, so that the coordinator chooses the defaults.
@@ -52,7 +52,7 @@ class Job(NamedTuple):
     notes: tuple[str, ...]
 
 
-def read_job(typed: Typed, environ: Mapping[str, str]) -> Job:
+def read_job(typed: Typed, environ: Mapping[str, str]) -> JobInput:
     """Read the job, apply overrides and check it. Raises SpecError with every problem, and
     UsageError for the file."""
     notes: list[str] = []
@@ -64,7 +64,7 @@ def read_job(typed: Typed, environ: Mapping[str, str]) -> Job:
         raise SpecError(refused.problems, notes if typed.sbatch else ()) from None
 
 
-def _read(typed: Typed, environ: Mapping[str, str], notes: list[str]) -> Job:
+def _read(typed: Typed, environ: Mapping[str, str], notes: list[str]) -> JobInput:
     document = _document(typed, notes)
     tree, document = override_document(document, typed.sets, typed.env, options=typed.options)
     if typed.command:
@@ -78,7 +78,7 @@ def _read(typed: Typed, environ: Mapping[str, str], notes: list[str]) -> Job:
         tree, document = override_document(document, ["nccl_debug=true"], env)
         spec = parse_document(document, environ)
     notes += _script_not_here(spec)
-    return Job(spec, _filled(tree, spec), tuple(notes))
+    return JobInput(spec, _filled(tree, spec), tuple(notes))
 
 
 def _script_not_here(spec: JobSpec) -> list[str]:
@@ -180,7 +180,7 @@ def _text(file: str) -> str:
 
 
 def looks_like_a_file(command: tuple[str, ...]) -> bool:
-    """Whether `muster submit job.yaml` was meant to be `muster submit -f job.yaml`."""
+    """True if `muster submit job.yaml` was meant to be `muster submit -f job.yaml`."""
     return (
         len(command) == 1 and command[0].endswith((".yaml", ".yml")) and os.path.exists(command[0])
     )

@@ -17,12 +17,12 @@ class Duration(click.ParamType[float]):
     ) -> float:
         if isinstance(value, float):
             return value
-        from muster.spec.errors import RefusedError
+        from muster.spec.errors import InvalidValueError
         from muster.spec.units import duration
 
         try:
             return duration(str(value))
-        except RefusedError as refused:
+        except InvalidValueError as refused:
             self.fail(f"{value!r} {refused.message}; {refused.hint}", param, ctx)
 
 

@@ -22,7 +22,7 @@ _NOTHING: Final = "-"
 _ITS_FOLDER: Final = "/TASK/"
 
 
-class Difference(msgspec.Struct, frozen=True):
+class JobDifference(msgspec.Struct, frozen=True):
     """`what` is a key of the job file or of the run, joined by dots; "" means that the value is
     missing."""
 
@@ -35,7 +35,7 @@ class Differences(msgspec.Struct, frozen=True):
     """The output of `muster diff --json`."""
 
     jobs: tuple[int, int]
-    differences: tuple[Difference, ...]
+    differences: tuple[JobDifference, ...]
 
 
 @click.command("diff")
@@ -73,16 +73,16 @@ def command(*, first: str, second: str, as_json: bool) -> None:
     print_table(columns, [[d.what, d.first or _NOTHING, d.second or _NOTHING] for d in found])
 
 
-def _differences(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[Difference]:
+def _differences(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[JobDifference]:
     for what in dict.fromkeys([*first, *second]):
         here, there = first.get(what, ""), second.get(what, "")
         if here != there:
-            yield Difference(what, here, there)
+            yield JobDifference(what, here, there)
 
 
 def _of_environments(
     views: Sequence[EnvironmentView], specs: Sequence[Mapping[str, str]]
-) -> Iterator[Difference]:
+) -> Iterator[JobDifference]:
     """Compare environments only if both jobs had one; otherwise every variable would differ."""
     if all(view.nodes and view.nodes[0].env for view in views):
         pairs = zip(views, specs, strict=True)

@@ -28,7 +28,7 @@ _LOG_BYTES_MAX: Final = 8 << 20
 _MODE: Final = 0o600
 
 
-class Written(msgspec.Struct, frozen=True):
+class EvidenceOutput(msgspec.Struct, frozen=True):
     """The output of `muster evidence --json`."""
 
     path: str
@@ -154,7 +154,7 @@ def _json(value: object) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
 
 
-def _write(path: Path, name: str, files: dict[str, bytes], *, force: bool) -> Written:
+def _write(path: Path, name: str, files: dict[str, bytes], *, force: bool) -> EvidenceOutput:
     """Write the archive atomically. Raises OSError, and RefusedError if the file exists."""
     if not force and os.path.lexists(path):
         raise RefusedError(f"{safe(str(path))} exists: name another file, or use --force")
@@ -180,4 +180,4 @@ def _write(path: Path, name: str, files: dict[str, bytes], *, force: bool) -> Wr
                 raise RefusedError(said) from None
     finally:
         temporary.unlink(missing_ok=True)
-    return Written(str(path), tuple(files), len(data))
+    return EvidenceOutput(str(path), tuple(files), len(data))

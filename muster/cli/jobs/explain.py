@@ -146,7 +146,7 @@ def _print_when(found: Explanation, now: datetime | None) -> None:
     elif found.starts_by is not None:
         when = _by(found.starts_by, now)
         print()
-        _line(f"starts by {when} at the latest: {found.forecast}", "")
+        _line(f"starts by {when} at the latest, {found.forecast}", "")
     elif found.forecast:
         print()
         _line(f"starts: {found.forecast}", "")

@@ -26,7 +26,7 @@ from muster.client import Client, LogQuery
 from muster.http.views import ATTEMPT_MAX, RANK_MAX, TAIL_MAX, JobView, LogRecord, LogTrailer
 from muster.protocol.states import ENDED_STATES, JobState
 from muster.protocol.timestamp import moment
-from muster.spec.errors import RefusedError as SpanError
+from muster.spec.errors import InvalidValueError as SpanError
 
 TAIL_WHEN_FOLLOWING: Final = 10
 _TAIL_OF_ERRORS: Final = 30
@@ -368,7 +368,7 @@ def _where(record: LogRecord) -> str:
 
 
 def _one_rank(view: JobView) -> bool:
-    """Whether only one rank can have written, so that lines need no prefix."""
+    """True if only one rank can have written, so that lines need no prefix."""
     if (view.max_nodes or view.nodes) > 1:
         return False
     ranks = [len(task.ranks) for attempt in view.attempts for task in attempt.tasks]

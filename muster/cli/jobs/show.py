@@ -195,9 +195,23 @@ def _print_attempt(attempt: AttemptView, launcher: str, printed: set[str]) -> No
         rows = [_task_row(task, launcher, printed, ended=ended) for task in attempt.tasks]
         columns = _TASKS if any(row[-1] for row in rows) else _TASKS[:-1]
         print_table(columns, [row[: len(columns)] for row in rows], indent="  ")
+    _print_starts(attempt.tasks)
     for task in attempt.tasks:
         for warning in task.warnings:
             _line(f"{task.node}: {warning}", "warning: ")
+
+
+def _print_starts(tasks: tuple[TaskView, ...]) -> None:
+    """Print how the ranks of each node were started, of a job that requested forks."""
+    for task in tasks:
+        start = task.start
+        if start is None:
+            continue
+        parts = {"import of torch": start.import_s, "preload": start.preload_s}
+        parts |= {"check": start.check_s, "fork": start.fork_s}
+        took = ", ".join(f"{name} {value:.2f} s" for name, value in parts.items() if value)
+        how = "forked" if start.method == "fork" else f"not forked, because {start.why}"
+        _line(f"{task.node}: {how} ({took})", "ranks: ")
 
 
 def _print_tail(cause: Cause) -> None:

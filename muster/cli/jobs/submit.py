@@ -12,7 +12,13 @@ import click
 
 from muster.cli.client_options import connect, connection_options, detaching
 from muster.cli.errors import DetachedError
-from muster.cli.input.job_input import Job, Typed, looks_like_a_file, meant_for_a_shell, read_job
+from muster.cli.input.job_input import (
+    JobInput,
+    Typed,
+    looks_like_a_file,
+    meant_for_a_shell,
+    read_job,
+)
 from muster.cli.input.param_types import IDEMPOTENCY_KEY
 from muster.cli.jobs.wait import code_though_unread, wait_for_all
 from muster.cli.output.format import note, safe
@@ -233,7 +239,7 @@ def _check_usage(file: str | None, sbatch: str | None, command: tuple[str, ...])
         raise click.UsageError(f"the command begins with an option: {command[0]}")
 
 
-def _check_only(job: Job, *, as_json: bool) -> int:
+def _check_only(job: JobInput, *, as_json: bool) -> int:
     """Check the job here and, if it answers, by the coordinator; print it with its defaults."""
     try:
         found = connect().validate(job.mapping)
@@ -258,7 +264,7 @@ def _check_only(job: Job, *, as_json: bool) -> int:
     return 0
 
 
-def _hand_over(client: Client, job: Job, key: str | None) -> JobSummary:
+def _hand_over(client: Client, job: JobInput, key: str | None) -> JobSummary:
     try:
         return client.submit(job.mapping, key or os.urandom(16).hex())
     except KeyboardInterrupt:

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from muster.bench.results import About, Row, Run, factors
+from muster.bench.results import Row, Run, RunInfo, factors
 from muster.bench.sizes import size_text
 from muster.cli.output.format import painted, safe
 from muster.cli.output.table import Cell, Column, print_table, table_lines
@@ -32,13 +32,13 @@ _LABEL: Final = 11
 _NUMBER: Final = 9
 
 
-def row_printer(*, silent: bool) -> Callable[[About | Row], None]:
+def row_printer(*, silent: bool) -> Callable[[RunInfo | Row], None]:
     """Return a function that prints results as they arrive: a description, the titles, each row."""
 
-    def show(found: About | Row) -> None:
+    def show(found: RunInfo | Row) -> None:
         if silent:
             return
-        if isinstance(found, About):
+        if isinstance(found, RunInfo):
             print(paragraph(safe(_about(found))))
         lines = table_lines(
             _COLUMNS,
@@ -152,7 +152,7 @@ def _short(run: Run, runs: Sequence[Run]) -> str:
     return "off" if run.rdma == "off" else "rdma"
 
 
-def _about(about: About) -> str:
+def _about(about: RunInfo) -> str:
     ranks = f"{about.ranks} rank{'' if about.ranks == 1 else 's'}"
     nodes = f"{about.nodes} node{'' if about.nodes == 1 else 's'}"
     nccl = f" {about.nccl}" if about.nccl else ""

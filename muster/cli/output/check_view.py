@@ -6,8 +6,8 @@ from typing import Final
 
 import click
 
-from muster.check.parse_output import Pair
-from muster.check.report import NetworkFound, Report, Severity
+from muster.check.parse_output import Transfer
+from muster.check.report import CheckReport, FindingSeverity, NetworkFound
 from muster.cli.output.format import safe
 from muster.cli.output.table import Column, print_table
 from muster.cli.output.text_width import paragraph, use_colour
@@ -19,10 +19,14 @@ _COLUMNS: Final = (
     Column("MEDIAN GB/s", right=True, drop=1),
     Column("WORST PAIR", elastic=True, wraps=True),
 )
-_COLOURS: Final = {Severity.FAULT: "red", Severity.WARNING: "yellow", Severity.NOTE: None}
+_COLOURS: Final = {
+    FindingSeverity.FAULT: "red",
+    FindingSeverity.WARNING: "yellow",
+    FindingSeverity.NOTE: None,
+}
 
 
-def print_report(report: Report) -> None:
+def print_report(report: CheckReport) -> None:
     for finding in report.findings:
         word = finding.severity.value
         text = paragraph(safe(finding.text), first=f"{word:<9}")
@@ -50,18 +54,18 @@ def _row(found: NetworkFound) -> list[str]:
     ]
 
 
-def _pair(pair: Pair) -> str:
+def _pair(pair: Transfer) -> str:
     how = pair.why if pair.gb_s is None else f"{pair.gb_s:.2f} GB/s"
     return f"{pair.sender} to {pair.receiver}: {how}"
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: CheckReport) -> str:
     count = len(report.nodes)
     checked = f"{count} node{'' if count == 1 else 's'} checked"
     if len(report.skipped):
         checked += f", {len(report.skipped)} left out"
-    faults = sum(finding.severity is Severity.FAULT for finding in report.findings)
-    warnings = sum(finding.severity is Severity.WARNING for finding in report.findings)
+    faults = sum(finding.severity is FindingSeverity.FAULT for finding in report.findings)
+    warnings = sum(finding.severity is FindingSeverity.WARNING for finding in report.findings)
     if not faults and not warnings:
         return f"{checked}: they agree and reach each other" if count > 1 else checked
     parts = [

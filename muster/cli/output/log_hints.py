@@ -23,7 +23,7 @@ def refuse_rank(view: JobView, rank: int | None) -> None:
 
 
 def has_more_ranks(view: JobView) -> bool:
-    """Whether ranks other than 0 may have written. False if the job has not ended and the number
+    """True if ranks other than 0 may have written. False if the job has not ended and the number
     depends on the GPUs of its only node."""
     if view.state in ENDED_STATES and view.started_at is None:
         return False

@@ -35,7 +35,7 @@ class LogStyle:
 
     @property
     def by_line(self) -> bool:
-        """Whether the output must be split into lines even for a single rank."""
+        """True if the output must be split into lines even for a single rank."""
         return self.timestamps or self.grep is not None
 
 

@@ -19,7 +19,7 @@ def on_terminal() -> bool:
 
 
 def use_colour() -> bool:
-    """Whether output may be coloured: stdout is a terminal, and the user has not disabled
+    """True if output may be coloured: stdout is a terminal, and the user has not disabled
     colours."""
     context = click.get_current_context(silent=True)
     refused = context is not None and context.meta.get(NO_COLOUR, False)

@@ -1,12 +1,10 @@
 """Messages between the coordinator and an agent over the control link.
 
 Reports go up, commands go down. Every message about a task carries the task's id, which includes
-the attempt. Reports are cumulative (each contains everything known of its task), and commands state
-the desired result. So a repeated or late message does no harm, and a new connection begins by
-sending everything again.
+the attempt. Reports are cumulative, and commands state the desired result. So a repeated or late
+message does no harm, and a new connection begins by sending everything again.
 
-Evolution: fields are added with defaults, tags are never renamed or reused, unknown fields are
-ignored.
+Fields are added with defaults, tags are never renamed or reused, unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -22,15 +20,15 @@ from muster.protocol.observations.gpus import GpuDevice, IdleGpus, usable
 from muster.protocol.observations.hangs import RankActivity, RankStacks, RecordedRank
 from muster.protocol.observations.hardware_events import EVENTS_MAX, HardwareEvent
 from muster.protocol.observations.interfaces import Interface
+from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.observations.traffic import FabricReport, PortHealth
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 
+# The protocols that this release speaks; both sides agree on the newest. A new number is needed
+# only for a message or field that an older peer would misunderstand.
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
-"""The window of protocols that this release speaks. Coordinator and agent agree on the newest that
-both speak. A new number is needed only for a message or field that an older peer would
-misunderstand."""
 
 
 class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -121,14 +119,11 @@ def merge(old: NodeObservations, changes: NodeChanges) -> NodeObservations:
 
 def merge_inventory(old: Inventory, changes: NodeChanges) -> Inventory:
     """Return the inventory after the changes; `old` itself if they do not concern it."""
-    merged = old
     if changes.interfaces is not None:
-        merged = replace(merged, interfaces=changes.interfaces)
+        old = replace(old, interfaces=changes.interfaces)
     if changes.devices is not None:
-        merged = with_devices(merged, changes.devices)
-    if changes.rdma is not None:
-        merged = replace(merged, rdma=changes.rdma)
-    return merged
+        old = with_devices(old, changes.devices)
+    return old if changes.rdma is None else replace(old, rdma=changes.rdma)
 
 
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -240,11 +235,13 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     shim_lost. `launcher_said` is the end of the log of a failed launcher. `warnings` are sentences
     about findings while the gang was arranged. `survivors` are processes that SIGKILL does not end:
     the task is not clean until the kernel releases them. `doomed`: their SIGKILL is pending, so
-    none of them will ever run its program again. `no_output`: the task has ended without writing
+    none of them will ever run its program again; without survivors, no process is left, but no exit
+    record can be written. `no_output`: the task has ended without writing
     anything. `terms` is the number of the newest terms that are on the node's disk, 0 if none are.
     `stop_stored`: a stop of the task is on the node's disk, or nothing of the task is left there.
     From then on, the node vouches for no task of the attempt. `warned_s` is when the node warned
-    its ranks of the time limit, in seconds of `running_s`.
+    its ranks of the time limit, in seconds of `running_s`. `start` is None until the first rank of
+    a job with `start_method: fork`.
     """
 
     task: TaskId
@@ -266,6 +263,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     terms: int = 0
     stop_stored: bool = False
     warned_s: float | None = None
+    start: RanksStart | None = None
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):

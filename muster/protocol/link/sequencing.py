@@ -25,7 +25,7 @@ class Link:
         return self.sent
 
     def accept(self, seq: int) -> bool:
-        """Whether the frame numbered `seq` is new. Raises ProtocolError if frames are missing."""
+        """True if the frame numbered `seq` is new. Raises ProtocolError if frames are missing."""
         if seq <= self.received:
             return False
         if seq != self.received + 1:

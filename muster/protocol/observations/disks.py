@@ -43,7 +43,7 @@ def room(disk: DiskHealth) -> str:
 
 
 def sound(disk: DiskHealth) -> bool:
-    """Whether a coordinator can show it."""
+    """True if a coordinator can show it."""
     texts = disk.folder, disk.error
     return all(len(text) <= _TEXT_MAX and text.isprintable() for text in texts)
 

@@ -47,13 +47,13 @@ def usable(devices: Sequence[GpuDevice]) -> tuple[GpuDevice, ...]:
 
 
 def divides(devices: Sequence[GpuDevice]) -> bool:
-    """Whether several jobs could share them: each usable GPU has a UUID."""
+    """True if several jobs could share them: each usable GPU has a UUID."""
     given = usable(devices)
     return bool(given) and all(device.uuid for device in given)
 
 
 def is_uuid(text: str) -> bool:
-    """Whether CUDA accepts the text as a GPU."""
+    """True if CUDA accepts the text as a GPU."""
     return _UUID.fullmatch(text) is not None
 
 
@@ -77,7 +77,7 @@ def problem(devices: Sequence[GpuDevice]) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def is_model(wanted: str, name: str) -> bool:
-    """Whether a model as typed (H100, A100-80GB, rtx4090) matches NVIDIA's `name` (NVIDIA
+    """True if a model as typed (H100, A100-80GB, rtx4090) matches NVIDIA's `name` (NVIDIA
     A100-SXM4-80GB): it must consist of whole words of the name, in order. So A10 does not match
     A100, nor L4 L40S.
     """

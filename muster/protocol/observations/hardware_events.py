@@ -53,7 +53,7 @@ class HardwareEvent(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def sound(event: HardwareEvent) -> bool:
-    """Whether a coordinator can store and show it."""
+    """True if a coordinator can store and show it."""
     texts = (event.boot, event.code, event.text, event.uuid)
     return (
         event.number >= 0

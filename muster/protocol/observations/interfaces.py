@@ -102,12 +102,12 @@ def problem(interfaces: tuple[Interface, ...]) -> str | None:
 
 
 def usable_name(name: str) -> bool:
-    """Whether the text may name an interface in an environment variable."""
+    """True if the text may name an interface in an environment variable."""
     return _NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
 def usable_address(text: str) -> bool:
-    """Whether the text is an address with a prefix length that a peer could connect to."""
+    """True if the text is an address with a prefix length that a peer could connect to."""
     try:
         found = ipaddress.ip_interface(text)
     except ValueError:

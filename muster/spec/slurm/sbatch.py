@@ -18,7 +18,7 @@ import msgspec
 from muster.spec.checks.gpus import VISIBLE
 from muster.spec.command import sanitised_name
 from muster.spec.env import check_name
-from muster.spec.errors import Problem, RefusedError, SpecError, printable
+from muster.spec.errors import InvalidValueError, SpecError, SpecProblem, printable
 from muster.spec.slurm.shell_words import base_name, script_words
 from muster.spec.slurm.srun import Start, read_start
 
@@ -90,7 +90,7 @@ def from_sbatch(text: str) -> FromSbatch:
         elif line.strip() and not line.lstrip().startswith("#"):
             body.append(line.strip())
     if not body:
-        raise SpecError([Problem("run", None, "the batch script has no command", "add one")])
+        raise SpecError([SpecProblem("run", None, "the batch script has no command", "add one")])
     reader.body(body, text)
     return FromSbatch(reader.mapping, tuple(reader.notes))
 
@@ -118,7 +118,7 @@ def _refuse_interpreter(text: str) -> None:
         program = base_name(words[0])
         said = f"is a script of {printable(program)}, and Muster runs scripts with bash"
         hint = f"submit the program itself: muster submit --nodes 2 -- {printable(program)} FILE"
-        raise SpecError([Problem("run", None, said, hint)])
+        raise SpecError([SpecProblem("run", None, said, hint)])
 
 
 class _Reader:
@@ -281,7 +281,7 @@ class _Reader:
         for name, value in given.items():
             try:
                 check_name(name)
-            except RefusedError as refused:
+            except InvalidValueError as refused:
                 why = refused.message.removeprefix(f"`{name}` ")
                 self.notes.append(f"{name} is ignored: it {why}")
                 continue
@@ -357,12 +357,12 @@ def _words(line: str) -> list[str]:
     """Return the words of a plain command; none if it needs a shell."""
     try:
         return script_words(line)
-    except RefusedError:
+    except InvalidValueError:
         return []
 
 
 def _expands(words: Sequence[str]) -> bool:
-    """Whether a shell would expand a word."""
+    """True if a shell would expand a word."""
     return any(set(word) & set("$`*?~") for word in words)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from muster.spec.errors import RefusedError, raise_refused
+from muster.spec.errors import InvalidValueError, raise_refused
 
 _BLANK: Final = " \t\r"
 _OPERATORS: Final = ";&|<>"
@@ -19,8 +19,8 @@ _CLOSES: Final = {"(": ")", "{": "}", "`": "`", "'": "'", '"': '"'}
 
 
 def split_words(text: str) -> list[str]:
-    """Split `text`; `$NAME`, `*` and `~` stay as they are. Raises `RefusedError`."""
-    refused: list[RefusedError] = []
+    """Split `text`; `$NAME`, `*` and `~` stay as they are. Raises `InvalidValueError`."""
+    refused: list[InvalidValueError] = []
     words = first_words(text, refused)
     raise_refused(refused[:1])
     return words
@@ -28,15 +28,15 @@ def split_words(text: str) -> list[str]:
 
 def script_words(text: str) -> list[str]:
     """Split a line of a shell script. A command substitution stays unchanged as a part of its word.
-    Raises `RefusedError`.
+    Raises `InvalidValueError`.
     """
-    refused: list[RefusedError] = []
+    refused: list[InvalidValueError] = []
     words = _Splitter(text.strip(_BLANK + "\n"), refused, substitutes=True).words()
     raise_refused(refused[:1])
     return words
 
 
-def first_words(text: str, refused: list[RefusedError]) -> list[str]:
+def first_words(text: str, refused: list[InvalidValueError]) -> list[str]:
     """Return the words before the first construct that needs a shell. Each such construct is added
     to `refused` once.
     """
@@ -45,7 +45,7 @@ def first_words(text: str, refused: list[RefusedError]) -> list[str]:
 
 class _Splitter:
     def __init__(
-        self, text: str, refused: list[RefusedError], *, substitutes: bool = False
+        self, text: str, refused: list[InvalidValueError], *, substitutes: bool = False
     ) -> None:
         """With `substitutes`, blanks inside `$(...)`, `${...}` and backticks do not end a word."""
         self._refused = refused
@@ -60,7 +60,7 @@ class _Splitter:
         while self._at < len(self._text):
             try:
                 self._step(self._text[self._at])
-            except RefusedError as unreadable:  # an unclosed quote: nothing is left
+            except InvalidValueError as unreadable:  # an unclosed quote: nothing is left
                 self._refused.append(unreadable)
                 break
         self._end_word()
@@ -72,7 +72,7 @@ class _Splitter:
         if self._plain is None:
             self._plain = len(self._made)
         if all(known.message != message for known in self._refused):
-            self._refused.append(RefusedError(message, hint))
+            self._refused.append(InvalidValueError(message, hint))
         self._at += 1
 
     def _step(self, char: str) -> None:
@@ -116,7 +116,7 @@ class _Splitter:
     def _add_escaped(self) -> None:
         following = self._text[self._at + 1 : self._at + 2]
         if not following:
-            raise RefusedError("ends with a backslash", "remove it, or write `\\\\`")
+            raise InvalidValueError("ends with a backslash", "remove it, or write `\\\\`")
         if following != "\n":
             self._add(following)
         self._at += 2
@@ -128,7 +128,9 @@ class _Splitter:
     def _until_single_quote(self) -> str:
         end = self._text.find("'", self._at + 1)
         if end < 0:
-            raise RefusedError("has a quote ' that is never closed", "close it, or write `\\'`")
+            raise InvalidValueError(
+                "has a quote ' that is never closed", "close it, or write `\\'`"
+            )
         part = self._text[self._at + 1 : end]
         self._at = end + 1
         return part
@@ -154,14 +156,14 @@ class _Splitter:
             else:
                 part.append(char)
                 at += 1
-        raise RefusedError('has a quote " that is never closed', 'close it, or write `\\"`')
+        raise InvalidValueError('has a quote " that is never closed', 'close it, or write `\\"`')
 
 
 def _substitution_end(text: str, at: int) -> int:
     """Return the index after the `$(...)`, `${...}` or backticks that begin at `at`; `at` if none
     does.
 
-    Parentheses, braces, quotes and further substitutions nest. Raises `RefusedError` for an
+    Parentheses, braces, quotes and further substitutions nest. Raises `InvalidValueError` for an
     unclosed one.
     """
     closes: list[str] = []
@@ -187,7 +189,7 @@ def _substitution_end(text: str, at: int) -> int:
             return at
     if not closes:
         return begin
-    raise RefusedError("has a command substitution that is never closed", "close it")
+    raise InvalidValueError("has a command substitution that is never closed", "close it")
 
 
 def base_name(word: str) -> str:

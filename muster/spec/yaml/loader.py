@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from muster.spec.errors import Kind, Problem, RefusedError, SpecError, printable
+from muster.spec.errors import InvalidValueError, ProblemKind, SpecError, SpecProblem, printable
 
 MAX_BYTES: Final = 1024 * 1024
 MAX_DEPTH: Final = 20
@@ -41,7 +41,7 @@ class Document(msgspec.Struct, frozen=True):
 
     tree: object
     lines: dict[str, int] = {}
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[SpecProblem, ...] = ()
     options: dict[str, str] = {}
 
 
@@ -56,7 +56,7 @@ def read_yaml(text: str) -> Document:
 def read_json(text: str) -> Document:
     """Load a JSON text of at most 1 MiB. Numbers stay as typed; `true` and `null` are real."""
     text = checked_text(text, control_characters=True)
-    repeated: list[Problem] = []
+    repeated: list[SpecProblem] = []
 
     def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
         made: dict[str, object] = {}
@@ -99,7 +99,7 @@ def check_tree(tree: object) -> None:
         if wrong:
             message, hint = wrong
             where = printable(path, len(path))  # the path itself may be unprintable
-            raise SpecError([Problem(where, None, message, hint, Kind.SYNTAX)])
+            raise SpecError([SpecProblem(where, None, message, hint, ProblemKind.SYNTAX)])
         if isinstance(value, dict):
             for key, item in value.items():
                 waiting.append((join(path, key), key, depth + 1))
@@ -152,22 +152,22 @@ def checked_text(text: str, *, control_characters: bool = False) -> str:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise SpecError([Problem("", name, "is not a finite number", "", Kind.SYNTAX)])
+    raise SpecError([SpecProblem("", name, "is not a finite number", "", ProblemKind.SYNTAX)])
 
 
-def duplicate(path: str, key: str, line: int | None, first: int | None) -> Problem:
+def duplicate(path: str, key: str, line: int | None, first: int | None) -> SpecProblem:
     seen = f", first on line {first}" if first is not None else ""
-    return Problem(
-        path, None, f"`{printable(key)}` is given twice{seen}", "keep one", Kind.SYNTAX, line
+    return SpecProblem(
+        path, None, f"`{printable(key)}` is given twice{seen}", "keep one", ProblemKind.SYNTAX, line
     )
 
 
 def fail(line: int | None, message: str, hint: str = "") -> NoReturn:
-    raise SpecError([Problem("", None, message, hint, Kind.SYNTAX, line)])
+    raise SpecError([SpecProblem("", None, message, hint, ProblemKind.SYNTAX, line)])
 
 
 def scalar_text(value: object) -> str:
-    """Return a scalar as typed, booleans as in JSON. Raises `RefusedError` for anything else."""
+    """Return a scalar as typed, booleans as in JSON. Raises `InvalidValueError` for others."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -178,6 +178,6 @@ def scalar_text(value: object) -> str:
         case float():
             return repr(value)
         case None:
-            raise RefusedError("is empty", "give a value, or leave the key out")
+            raise InvalidValueError("is empty", "give a value, or leave the key out")
         case _:
-            raise RefusedError("must be text, not a list or a map", "write one value")
+            raise InvalidValueError("must be text, not a list or a map", "write one value")

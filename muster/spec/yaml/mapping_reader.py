@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
 from muster.spec import units, unsupported
-from muster.spec.errors import Kind, Problems, RefusedError, printable, shown
+from muster.spec.errors import InvalidValueError, ProblemKind, Problems, printable, shown
 from muster.spec.suggestions import replacement, suggestion
 from muster.spec.yaml.loader import join, scalar_text
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 _HIDDEN: Final = ("env", "secrets")
 
 
-class Found(NamedTuple):
+class GivenValue(NamedTuple):
     """A given value: the path with the spelling used, and the value, never None."""
 
     path: str
@@ -36,7 +36,7 @@ class Section:
         self._known: set[str] = set()
         self._names: set[str] = set()  # without aliases
 
-    def take(self, key: str, *aliases: str) -> Found | None:
+    def take(self, key: str, *aliases: str) -> GivenValue | None:
         """Return the value of `key` or of one alias; None if not given or invalid (reported)."""
         spellings = (key, *aliases)
         self._known.update(spellings)
@@ -57,18 +57,18 @@ class Section:
         if value is None:
             self.problems.add(path, None, "is empty", "give a value, or leave the key out")
             return None
-        return Found(path, value)
+        return GivenValue(path, value)
 
     def read(self, key: str, reader: Callable[[str], T], default: T, *aliases: str) -> T:
-        """Return `key` as text through a pure `reader` that raises `RefusedError`."""
+        """Return `key` as text through a pure `reader` that raises `InvalidValueError`."""
         found = self.take(key, *aliases)
         return default if found is None else self.typed(found, reader, default)
 
-    def typed(self, found: Found, reader: Callable[[str], T], default: T) -> T:
+    def typed(self, found: GivenValue, reader: Callable[[str], T], default: T) -> T:
         """Return a taken value as text through `reader`."""
         try:
             return reader(scalar_text(found.value))
-        except RefusedError as refused:
+        except InvalidValueError as refused:
             self.problems.refuse(found.path, shown(found.value), refused)
             return default
 
@@ -85,7 +85,7 @@ class Section:
             path = f"{found.path}[{index}]"
             try:
                 value = reader(scalar_text(item))
-            except RefusedError as refused:
+            except InvalidValueError as refused:
                 self.problems.refuse(path, shown(item), refused)
                 continue
             if value in made:
@@ -107,7 +107,7 @@ class Section:
                     self._shown(key),
                     unsupported.not_yet(f"`{path}`"),
                     promised[key],
-                    Kind.LATER,
+                    ProblemKind.LATER,
                 )
             elif self.problems.full:
                 self.problems.add(path, None, "unknown key")
@@ -127,7 +127,11 @@ class Section:
             hint = f"known keys{place}: {', '.join(sorted(self._names))}"
         # Do not repeat the value: a misspelled `secrets` or `env` contains secrets.
         self.problems.add(
-            printable(path), None, f"there is no key `{printable(key)}`{place}", hint, Kind.UNKNOWN
+            printable(path),
+            None,
+            f"there is no key `{printable(key)}`{place}",
+            hint,
+            ProblemKind.UNKNOWN,
         )
 
     def _shown(self, key: str) -> str | None:
@@ -140,7 +144,7 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         number = units.integer(text)
         if not low <= number <= high:
-            raise RefusedError(
+            raise InvalidValueError(
                 f"is not between {low} and {high}", f"write a number from {low} to {high}"
             )
         return number
@@ -154,7 +158,7 @@ def seconds(low: float, high: float) -> Callable[[str], float]:
     def read(text: str) -> float:
         length = units.duration(text)
         if not low <= length <= high:
-            raise RefusedError(
+            raise InvalidValueError(
                 f"is not between {units.duration_text(low)} and {units.duration_text(high)}",
                 "give a length within these bounds",
             )

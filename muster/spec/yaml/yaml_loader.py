@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 
 import yaml
 
-from muster.spec.errors import Problem, printable
+from muster.spec.errors import SpecProblem, printable
 from muster.spec.yaml.loader import MAX_DEPTH, MAX_VALUES, TOO_MANY, Document, duplicate, fail, join
 
 # The C parser is some thirty times faster, and a large file must not block a coordinator.
@@ -48,7 +48,7 @@ class _Composer:
     def __init__(self) -> None:
         self.root: object = None
         self.lines: dict[str, int] = {}
-        self.problems: list[Problem] = []
+        self.problems: list[SpecProblem] = []
         self._stack: list[_Frame] = []
         self._documents = 0
         self._values = 0

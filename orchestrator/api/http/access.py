@@ -25,6 +25,8 @@ from orchestrator.core.rights.rules import RULES, Action, least_role, may, may_w
 from orchestrator.shell.coordinator import FORGOTTEN_HINT, forgotten_text
 
 TOKEN: Final = web.RequestKey("token", TokenRecord)
+FOREIGN: Final = web.RequestKey("foreign", str)
+"""Owner of the job that a request is about, if it is another user's."""
 _JOB: Final = web.RequestKey("job", JobId)
 
 
@@ -100,14 +102,16 @@ class AccessTable:
             raise no_such_job(name)
         who = self.principal(request[TOKEN])
         if not self._allows(who, route.action, owner):
-            # Only those who may see that there is such a job are told that it is another's.
+            # Only those who may see that there is such a job learn that it is another's.
             if self._allows(who, Action.SEE_JOB, owner):
                 raise _not_yours(name, owner, who, route.action)
             raise no_such_job(name)
         request[_JOB] = name
+        if owner != who.name and route.action is not Action.SEE_JOB:
+            request[FOREIGN] = owner
 
     async def still_allowed(self, request: web.Request, route: Route) -> bool:
-        """Whether the principal of an open request may still do what it began with."""
+        """True if the principal of an open request may still do what it began with."""
         who = self.principal(request[TOKEN])
         name = request.get(_JOB)
         if name is None:
@@ -123,7 +127,7 @@ class AccessTable:
         return Principal(Kind.USER, known.user, known.user_role, frozenset(known.teams))
 
     def allows(self, request: web.Request, action: Action, owner: str) -> bool:
-        """Whether the author of a request may do this with a job of `owner`."""
+        """True if the author of a request may do this with a job of `owner`."""
         return self._allows(self.principal(request[TOKEN]), action, owner)
 
     def shown_users(self, request: web.Request) -> frozenset[str] | None:

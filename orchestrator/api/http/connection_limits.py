@@ -5,7 +5,8 @@ connection (or of its first byte on a kept connection), and the client must read
 WRITE_S. A connection without a valid token yet is pending. If there are too many, the oldest is
 dropped: legitimate clients authenticate well within this limit. If descriptors are scarce, user
 streams are refused, and a user's connection is closed after its answer. Connections that would take
-the last descriptors are dropped.
+the last descriptors are dropped. Answers that wait for slow readers are limited in bytes, by token
+and in total: the connection that has waited longest is closed.
 """
 
 import asyncio
@@ -33,6 +34,8 @@ HEADERS_MAX: Final = 64
 LINE_BYTES_MAX: Final = 8190
 HEAD_BYTES_MAX: Final = 32 << 10
 """Of a whole head; `muster` sends less than 1 KiB. An incomplete one is kept in memory."""
+ANSWERS_PER_TOKEN_BYTES_MAX: Final = 16 << 20
+ANSWERS_BYTES_MAX: Final = 128 << 20
 _LOG_EVERY_S: Final = 60.0
 _log = structlog.get_logger("muster.http")
 
@@ -48,9 +51,10 @@ class ConnectionLimits:
         self._per_token_max = per_token_max
         self._pending: dict[str, dict[GuardedConnection, None]] = {}  # by address, oldest first
         self._by_token: dict[str, dict[GuardedConnection, None]] = {}
+        self._untaken: dict[GuardedConnection, int] = {}  # bytes of answers, oldest first
         self._logged_short_at = float("-inf")
 
-    def came(self, connection: "GuardedConnection") -> None:
+    def opened(self, connection: "GuardedConnection") -> None:
         pending = self._pending.setdefault(connection.address, {})
         pending[connection] = None
         if len(pending) > self._pending_max:
@@ -68,13 +72,13 @@ class ConnectionLimits:
             self._logged_short_at = now
             _log.error("descriptors_short", why=shortage(), hint=HINT)
 
-    def identified(self, connection: "GuardedConnection", token: TokenRecord) -> bool:
+    def authenticated(self, connection: "GuardedConnection", token: TokenRecord) -> bool:
         """Record the owner of a connection. Returns False if the owner has too many connections.
         Agents share a token, so they are counted in their sessions instead.
         """
         if connection.token == token.id:
             return True
-        self.gone(connection)
+        self.closed(connection)
         held = self._by_token.get(token.id, {})
         if token.class_ is not TokenClass.JOIN and len(held) >= self._per_token_max:
             return False
@@ -82,7 +86,28 @@ class ConnectionLimits:
         connection.token = token.id
         return True
 
-    def gone(self, connection: "GuardedConnection") -> None:
+    def waits(self, connection: "GuardedConnection", size: int) -> None:
+        """Record that `size` bytes of an answer wait for their reader."""
+        self._untaken.setdefault(connection, size)
+        of_token = [one for one in self._untaken if one.token == connection.token]
+        self._shed(of_token, ANSWERS_PER_TOKEN_BYTES_MAX)
+        self._shed(list(self._untaken), ANSWERS_BYTES_MAX)
+
+    def _shed(self, waiting: "list[GuardedConnection]", most: int) -> None:
+        held = sum(self._untaken[one] for one in waiting)
+        for oldest in waiting[:-1]:
+            if held <= most:
+                return
+            held -= self._untaken[oldest]
+            _log.info("answer_not_taken", remote=oldest.address, bytes=self._untaken[oldest])
+            oldest.drop()
+            self.taken(oldest)
+
+    def taken(self, connection: "GuardedConnection") -> None:
+        """Record that the answer has been read, or that its reader has gone."""
+        self._untaken.pop(connection, None)
+
+    def closed(self, connection: "GuardedConnection") -> None:
         _discard(self._pending, connection.address, connection)
         _discard(self._by_token, connection.token, connection)
 
@@ -108,7 +133,7 @@ def no_descriptors() -> ApiError:
 
 
 class GuardedConnection(web.RequestHandler):
-    """One connection of a client. The middleware reports the start and the end of each request."""
+    """A connection of a client. The middleware reports the start and the end of each request."""
 
     __slots__ = (
         "_busy",
@@ -159,11 +184,12 @@ class GuardedConnection(web.RequestHandler):
         self.number = -1 if sock is None else sock.fileno()
         self.short = is_short(self.number)
         self._arm(self._connections.head_s, self._head_is_late)
-        self._connections.came(self)
+        self._connections.opened(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._disarm()
-        self._connections.gone(self)
+        self._connections.closed(self)
+        self._connections.taken(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -185,9 +211,12 @@ class GuardedConnection(web.RequestHandler):
         super().pause_writing()
         if not self.patient:
             self._arm(WRITE_S, self._answer_is_not_taken)
+            if isinstance(self.transport, asyncio.WriteTransport):
+                self._connections.waits(self, self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._connections.taken(self)
         self._disarm()
 
     def request_began(self) -> None:
@@ -198,9 +227,9 @@ class GuardedConnection(web.RequestHandler):
     def request_ended(self) -> None:
         self._busy = False
 
-    def identified(self, token: TokenRecord) -> None:
+    def authenticated(self, token: TokenRecord) -> None:
         """Record the owner. Raises ApiError (429) if the owner has too many connections."""
-        if not self._connections.identified(self, token):
+        if not self._connections.authenticated(self, token):
             raise ApiError(
                 429,
                 "too_many_connections",

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from aiohttp import web
 
 from muster.http.views import FieldProblem
-from muster.spec.errors import Kind, SpecError
+from muster.spec.errors import ProblemKind, SpecError
 from muster.spec.model import JobSpec
 from muster.spec.parse import parse_document
 from muster.spec.pool_defaults import fill_in
@@ -66,7 +66,6 @@ async def spec_body(request: web.Request, rules: SubmitRules, parsers: BulkReads
         made = parse() if len(text) <= _INLINE_BYTES else await _in_turn(request, parsers, parse)
     except SpecError as error:
         raise spec_problem(error) from error
-    rules.check(made.spec)
     return made
 
 
@@ -102,6 +101,6 @@ def spec_problem(error: SpecError) -> ApiError:
         )
         for p in error.problems
     ]
-    if any(problem.kind is Kind.SYNTAX for problem in error.problems):
+    if any(problem.kind is ProblemKind.SYNTAX for problem in error.problems):
         return ApiError(400, "bad_syntax", str(error), problems=fields)
     return ApiError(422, "bad_job", str(error), problems=fields)

@@ -21,7 +21,7 @@ class JobOwners:
         """Return the owners of those jobs that exist. Raises CoordinatorStoppedError and
         JournalError.
         """
-        state = await self._coordinator.settled()
+        state = await self._coordinator.durable_state()
         found = {name: state.jobs[name].user for name in jobs if name in state.jobs}
         missing = {name for name in jobs if name not in found and not self.forgot(name)}
         found |= {name: self._kept[name] for name in missing if name in self._kept}

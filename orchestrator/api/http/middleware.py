@@ -83,12 +83,13 @@ async def _answer(
     try:
         _check_size(request)
         origins.check(request)
-        access.check(request)
-        if connection is not None and TOKEN in request:
-            connection.identified(request[TOKEN])
         route = access.route(request)
         if route is not None:
             request[ROUTE] = route
+        access.check(request)
+        if connection is not None and TOKEN in request:
+            connection.authenticated(request[TOKEN])
+        if route is not None:
             request[QUERY] = parse_query(request, route.query)
             await access.check_job(request, route)
             if connection is not None and lasts(request):

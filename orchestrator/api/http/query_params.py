@@ -79,6 +79,19 @@ class WaitQuery(msgspec.Struct, frozen=True, kw_only=True):
     ] = WAIT_S_DEFAULT
 
 
+class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/audit: the newest entries that match all given filters."""
+
+    user: Annotated[_Word | None, Meta(description="of this user")] = None
+    action: Annotated[_Word | None, Meta(description="of this action")] = None
+    subject: Annotated[_Word | None, Meta(description="about this job or node")] = None
+    since: Annotated[
+        _Word | None, Meta(description="from this time on (RFC 3339), or for this long (`10m`)")
+    ] = None
+    refused: Annotated[bool, Meta(description="only refused requests")] = False
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="maximum number")] = 100
+
+
 class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /v1/events and /v1/jobs/{id}/events."""
 

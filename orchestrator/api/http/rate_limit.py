@@ -15,7 +15,7 @@ class _Bucket:
 
 
 class RateLimit:
-    """One bucket per caller. Full buckets are dropped once there are many."""
+    """A bucket per caller. Full buckets are dropped once there are many."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s

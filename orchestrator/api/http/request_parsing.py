@@ -12,7 +12,7 @@ from msgspec import inspect
 from muster.http.views import FieldProblem
 from muster.protocol.ids import JobId
 from muster.protocol.timestamp import moment
-from muster.spec.errors import RefusedError, printable
+from muster.spec.errors import InvalidValueError, printable
 from muster.spec.suggestions import nearest
 from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.route import QUERY, ROUTE
@@ -48,7 +48,7 @@ def read_moment(name: str, text: str, now: float) -> float:
     try:
         # An unquoted plus sign has become a space.
         return moment(text.replace(" ", "+"), now)
-    except RefusedError as error:
+    except InvalidValueError as error:
         raise wrong_parameter(name, text, error.message, error.hint) from error
 
 

@@ -12,7 +12,7 @@ _HINT = "close streams that nobody reads (logs -f, events -f), or raise {} in th
 
 
 def lasts(request: web.Request) -> bool:
-    """Whether the user asks for a stream that stays open."""
+    """True if the user asks for a stream that stays open."""
     route = request.get(ROUTE)
     if route is None or not route.items:
         return False

@@ -8,7 +8,7 @@ from muster.http.views import FieldProblem
 from muster.spec.model import JobSpec
 from muster.spec.pool_defaults import PoolDefaults
 from orchestrator.api.http.problems import ApiError
-from orchestrator.webhooks.allowlist import Place, refused
+from orchestrator.webhooks.allowlist import AllowedPlace, refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class SubmitRules:
     """The `defaults` of each pool, and the `webhooks` that jobs may name."""
 
     defaults: PoolDefaults = field(default_factory=dict)
-    webhooks: tuple[Place, ...] = ()
+    webhooks: tuple[AllowedPlace, ...] = ()
 
     def check(self, spec: JobSpec) -> None:
         """Check a job. Raises ApiError (422)."""

@@ -63,7 +63,7 @@ class TokenStore:
         return found
 
     def knows(self, record: TokenRecord) -> bool:
-        """Whether the token is in the file, valid or not."""
+        """True if the token is in the file, valid or not."""
         known = self._tokens.get(record.id)
         return known is not None and known.sha256 == record.sha256
 
@@ -110,7 +110,7 @@ class TokenStore:
         if named:
             _log.warning(
                 "tokens_without_role",
-                tokens=named,
+                entries=named,
                 why="an entry of class admin without a role may do everything, as before there "
                 "were roles; write `role: user` (viewer, operator, admin) into each",
             )

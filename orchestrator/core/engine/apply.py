@@ -23,6 +23,7 @@ from orchestrator.core.facts.webhooks import WebhookFact
 from orchestrator.core.model.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.state import Attempt, Job, Signal, State, Task, Unreachable, make_tasks
 from orchestrator.core.model.task import OVER, TASK_TRANSITIONS, reached
 from orchestrator.core.monitoring.checkpoints import apply_checkpoint
@@ -80,7 +81,9 @@ def _apply_attempt(state: State, fact: f.OfAttempt, at: float) -> None:
         dequeue(state, job)
         job_to(job, JobPhase.ACTIVE)
         tasks = make_tasks(job.id, fact.attempt, fact.nodes, fact.gpus)
-        job.attempts.append(Attempt(job.id, fact.attempt, tasks, at, why_there=fact.why))
+        job.attempts.append(
+            Attempt(job.id, fact.attempt, tasks, at, why_there=fact.why, lease_s=fact.lease_s)
+        )
         for task in tasks:
             _take(state, job, task)
         return
@@ -110,8 +113,6 @@ def _apply_attempt(state: State, fact: f.OfAttempt, at: float) -> None:
         case f.AttemptClosed():
             _attempt_to(attempt, AttemptPhase.CLOSED)
             attempt.closed_at = at
-            for task in attempt.tasks:
-                _free(state, task)
             state.ports.get(attempt.machine_id, set()).discard(attempt.master_port)
         case f.AttemptWarned() | f.SignalRequested():
             _apply_signal(job, attempt, fact, at)
@@ -150,6 +151,8 @@ def _apply_task(state: State, fact: f.OfTask, at: float) -> None:
             _task_to(task, TaskState.STARTED)
             if not task.joined and all(reached(t.state, TaskState.STARTED) for t in attempt.tasks):
                 attempt.started_at = at
+        case f.RanksStarted(_, _, _, start):
+            task.start = start
         case f.TaskExited(_, _, _, exit_status, ranks, stopped_by, traffic):
             _task_to(task, TaskState.EXITED)
             task.traffic = traffic
@@ -157,8 +160,8 @@ def _apply_task(state: State, fact: f.OfTask, at: float) -> None:
         case f.TaskCleaned(_, _, _, no_output):
             _task_to(task, TaskState.CLEANED)
             task.no_output = no_output
-        case f.TaskLost():
-            _task_to(task, TaskState.LOST)
+        case f.TaskLost(_, _, _, _, proof):
+            _task_lost(task, proof)
         case f.TaskUnreachable():
             task.cut_at = at
             attempt.cuts.append(Unreachable(at, task.node))
@@ -168,18 +171,22 @@ def _apply_task(state: State, fact: f.OfTask, at: float) -> None:
             task.cut_at = None
         case f.TaskCheckpointed():
             apply_checkpoint(attempt, task, fact, at)
-        case f.TaskLeft(_, _, _, reason, force):
-            task.left, task.left_force = reason, force
-            here = len(attempt.present)
-            nodes = "1 node goes" if here == 1 else f"{here} nodes go"
-            attempt.changes.add(at, f"{reason}; {nodes} on")
+        case f.TaskLeft():
+            _leave(attempt, task, fact, at)
         case _:
             assert_never(fact)
     del attempt.cuts[:-CUTS_KEPT]
     if task.state in OVER and task.exit is None:
         task.traffic = None
-    if task.left is not None and task.state in OVER:
-        _free(state, task)
+    if task.state in OVER:
+        _release(state, attempt, task)
+
+
+def _leave(attempt: Attempt, task: Task, fact: f.TaskLeft, at: float) -> None:
+    task.left, task.left_force = fact.reason, fact.force
+    here = len(attempt.present)
+    nodes = "1 node goes" if here == 1 else f"{here} nodes go"
+    attempt.changes.add(at, f"{fact.reason}; {nodes} on")
 
 
 def _join(state: State, job: Job, attempt: Attempt, fact: f.TaskJoined, at: float) -> None:
@@ -201,6 +208,8 @@ def _stop(state: State, job: Job, attempt: Attempt, cause: Cause, at: float) -> 
     attempt.grace_s = job.spec.stop.grace_s if asked is None else asked
     for task in attempt.tasks:
         state.suspects.pop(task.id, None)
+        if task.state in OVER:
+            _release(state, attempt, task)
     state.watches.pop((job.id, attempt.number), None)
 
 
@@ -238,20 +247,13 @@ def _take(state: State, job: Job, task: Task) -> None:
     state.nodes[task.node].holders[task.job, task.attempt] = share
 
 
-def _free(state: State, task: Task) -> None:
-    """Release the node, unless the attempt has another task on it."""
+def _release(state: State, attempt: Attempt, task: Task) -> None:
+    """Release the task's node, unless the attempt needs it for this task or for another one."""
+    if any(attempt.holds(other) for other in attempt.tasks if other.node == task.node):
+        return
     node = state.nodes.get(task.node)  # may have been removed since the task left
-    if node is not None and not _holds_another(state, task):
+    if node is not None:
         node.holders.pop((task.job, task.attempt), None)
-
-
-def _holds_another(state: State, task: Task) -> bool:
-    """Whether the node has rejoined the gang with another task."""
-    attempt = state.jobs[task.job].attempt(task.attempt)
-    return any(
-        other is not task and other.node == task.node and other.state not in OVER
-        for other in attempt.tasks
-    )
 
 
 def _attempt_to(attempt: Attempt, phase: AttemptPhase) -> None:
@@ -260,6 +262,11 @@ def _attempt_to(attempt: Attempt, phase: AttemptPhase) -> None:
             f"attempt {attempt.job}.{attempt.number}: {attempt.phase.value} to {phase.value}"
         )
     attempt.phase = phase
+
+
+def _task_lost(task: Task, proof: TaskProof | None) -> None:
+    _task_to(task, TaskState.LOST)
+    task.proof = proof
 
 
 def _task_to(task: Task, new: TaskState) -> None:

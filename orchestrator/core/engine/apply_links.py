@@ -11,8 +11,8 @@ from orchestrator.core.facts.links import OfLink
 from orchestrator.core.facts.queue import QueuesDue, QueuesPlanned
 from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.hardware_rate import hardware_due
-from orchestrator.core.model.node import LINK_TRANSITIONS, LinkState, MassOutage
-from orchestrator.core.model.plan import MoveCause, QueueEvent, QueuePlan
+from orchestrator.core.model.node import LINK_TRANSITIONS, LinkState
+from orchestrator.core.model.plan import MoveCause, PoolPolicy, QueueEvent, QueuePlan
 from orchestrator.core.model.registrations import (
     NewNodes,
     connection_due,
@@ -30,9 +30,7 @@ def apply_cluster(state: State, fact: cf.OfCluster | QueuesPlanned | QueuesDue) 
             state.disk_full = problem
         case cf.EpochStarted(epoch, cluster, networks, first_job, pools):
             state.cluster, state.networks = cluster, networks
-            changed = bool(state.epoch) and pools != state.pools
-            first = MoveCause.POOL if changed else MoveCause.RESTART
-            state.pools, state.plan = pools, QueuePlan(events=(QueueEvent(first),))
+            _change_pools(state, pools)
             state.epoch = epoch
             state.next_job = max(state.next_job, first_job)
             state.disk_full = ""
@@ -45,7 +43,7 @@ def apply_cluster(state: State, fact: cf.OfCluster | QueuesPlanned | QueuesDue) 
             state.look_number = 0
             for node in state.nodes.values():
                 _reset(node)
-            state.judged_from, state.mass_outage, state.new_nodes = 0.0, None, NewNodes()
+            state.judged_from, state.new_nodes = 0.0, NewNodes()
             state.answered.clear()
             state.unknown.clear()
         case cf.NodeRegistered(name, agent_id, boot_id, version, inventory):
@@ -64,18 +62,24 @@ def apply_cluster(state: State, fact: cf.OfCluster | QueuesPlanned | QueuesDue) 
             pass
         case QueuesPlanned(plan):
             state.plan = plan
-        case cf.MassOutageDeclared():
-            state.mass_outage = MassOutage(fact.at, fact.lasts_s, fact.gone, fact.of)
-        case cf.MassOutageCleared(until):
-            state.judged_from, state.mass_outage = until, None
         case _:
             assert_never(fact)
+
+
+def _change_pools(state: State, pools: dict[str, PoolPolicy]) -> None:
+    changed = bool(state.epoch) and pools != state.pools
+    first = MoveCause.POOL if changed else MoveCause.RESTART
+    state.pools, state.plan = pools, QueuePlan(events=(QueueEvent(first),))
+    for pool, queue in state.queues.items():
+        if pool not in pools:
+            for _, name in queue:
+                state.jobs[name].starts_by = None
 
 
 def _reset(node: Node) -> None:
     """Forget what an earlier process knew of a node's agent."""
     node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
-    node.heard_at = node.lease_until = node.ahead_s = 0.0
+    node.heard_at = node.answered_at = node.ahead_s = 0.0
     node.instance, node.lives, node.claimed, node.ports = "", (), None, ()
     node.disks, node.refuses_jobs = (), ""
     node.unrecorded, node.record_due, node.connect_due = False, 0.0, 0.0
@@ -113,20 +117,19 @@ def apply_link(state: State, fact: OfLink) -> None:
             apply_unknown(state, fact)
         case lf.FailureSuspected(_, task, cause, ended_at):
             state.suspects[task] = Suspect(cause, ended_at)
-        case lf.NodeHeard(_, heard_at, lease_until, ahead_s):
+        case lf.NodeHeard(_, heard_at, ahead_s):
             # A plain heartbeat may overtake an earlier one with news (see fast_path).
-            node.heard_at = max(node.heard_at, heard_at)
-            node.lease_until = max(node.lease_until, lease_until)
+            node.heard_at = node.answered_at = max(node.heard_at, heard_at)
             node.ahead_s = ahead_s
         case lf.NodeDisconnected(_, session):
             state.sessions.pop(session, None)
             if node.session == session:
                 _link_to(node, LinkState.SUSPECT)
                 node.session = None
-        case lf.LeaseExtended(_, lease_until):
+        case lf.NodeAwaited(_, answered_at):
             _link_to(node, LinkState.SUSPECT)
-            node.lease_until = lease_until
-        case lf.NodeLeaseExpired():
+            node.answered_at = answered_at
+        case lf.NodeGivenUp():
             _link_to(node, LinkState.LOST)
         case _:
             assert_never(fact)
@@ -137,7 +140,7 @@ def _connect(state: State, node: Node, fact: lf.NodeConnected) -> None:
         state.sessions.pop(node.session, None)
     _link_to(node, LinkState.CONNECTED)
     node.session, node.peer, node.protocol = fact.session, fact.peer, fact.protocol
-    node.heard_at, node.lease_until = fact.heard_at, fact.lease_until
+    node.heard_at = node.answered_at = fact.heard_at
     if another_life(node, fact.instance):
         node.lives = (*node.lives, fact.heard_at)[-LIVES_KEPT:]
     node.ahead_s, node.instance = fact.ahead_s, fact.instance

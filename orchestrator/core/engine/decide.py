@@ -32,13 +32,20 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.failures.causes import ended_before_s, from_report, is_consequence
-from orchestrator.core.failures.stops import affects_gang, stop, stop_or_leave, was_killed
+from orchestrator.core.failures.stops import (
+    affects_gang,
+    lost,
+    stop,
+    stop_or_leave,
+    was_killed,
+)
 from orchestrator.core.gangs.commands import commands_for_reported_task, tasks_on
 from orchestrator.core.gangs.task_reports import new_facts_from_report
 from orchestrator.core.gangs.workdir_hint import add_workdir_hint
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.state import State, Task
 from orchestrator.core.model.task import OVER
 from orchestrator.core.monitoring import stack_dumps, traffic
@@ -113,7 +120,7 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
 
 
 def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: Limits) -> Decision:
-    """Start an epoch: no connection is known, and every lease gets a full term."""
+    """Start an epoch: no connection is known, and every lease counts from now."""
     cluster = state.cluster or started.cluster
     decision = Decision(
         [
@@ -122,10 +129,9 @@ def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: 
             )
         ]
     )
-    until = now.mono + limits.lease_s + limits.lease_margin_s
     for node in state.nodes.values():
         if node.holders:
-            decision.facts.append(lf.LeaseExtended(node.name, until))
+            decision.facts.append(lf.NodeAwaited(node.name, now.mono))
             decision.effects.append(
                 a.SetTimer(a.Timer(a.TimerKind.NODE, node=node.name), now.mono + limits.silence_s)
             )
@@ -226,12 +232,11 @@ def _hello(
     decision = Decision(registered(state, hello, now))
     if node is not None and node.session is not None:
         decision.effects.append(a.CloseSession(node.session, "the agent has connected again"))
-    lease_until = now.mono + limits.lease_s + limits.lease_margin_s
     protocol = min(hello.protocol_max, PROTOCOL_MAX)
     ahead_s = clock_ahead_s(hello.wall_s, now)
     life = hello.instance
     decision.facts.append(
-        lf.NodeConnected(hello.node, session, peer, now.mono, lease_until, protocol, ahead_s, life)
+        lf.NodeConnected(hello.node, session, peer, now.mono, protocol, ahead_s, life)
     )
     decision.facts += restarted(state, hello.node, life, now.mono, limits)
     # Before the tasks, because a full or hung disk may have ended a rank.
@@ -252,7 +257,7 @@ def _hello(
             continue
         if rebooted and _may_have_run(task, report):
             # No process survives a reboot, no matter what the agent finds.
-            decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, REBOOTED))
+            decision.facts.append(_gone(task, rebooted=True))
             continue
         keep.append(task)
         decision.facts += _take_report(state, task, report, now)
@@ -265,10 +270,9 @@ def _hello(
         # It may have run and ended in the part of the journal that a restored one lacks.
         restored = state.jobs[task.job].is_restored(task.attempt)
         if restored or task.state is not TaskState.ASSIGNED:
-            reason = REBOOTED if rebooted else "its agent does not have it any more"
             if restored:
                 decision.facts += gone_since_backup(state, task)
-            decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, reason))
+            decision.facts.append(_gone(task, rebooted=rebooted))
     # After the tasks, so that a task which its own report ends is not ended again.
     decision.facts += hardware_facts(state, hello.node, hello.observed.hardware, now)
     decision.facts += drained
@@ -289,8 +293,14 @@ def _hello(
     return decision
 
 
+def _gone(task: Task, *, rebooted: bool) -> f.Fact:
+    """Return the end of a task that its node has not got any more."""
+    proof = TaskProof.REBOOTED if rebooted else TaskProof.REPORTED
+    return lost(task, REBOOTED if rebooted else "its agent does not have it any more", proof)
+
+
 def _may_have_run(task: Task, report: TaskReport) -> bool:
-    """Whether the task may have run when its node went down, with no exit record on the node."""
+    """True if the task may have run when its node went down, with no exit record on the node."""
     return report.exit is None and report.refusal is None and task.state is not TaskState.ASSIGNED
 
 
@@ -319,8 +329,7 @@ def _report(
         return Decision([], [a.CloseSession(session, "this connection has been replaced")])
     match report:
         case Heartbeat(sent_s, wall_s, changes):
-            until = now.mono + limits.lease_s + limits.lease_margin_s
-            heard = lf.NodeHeard(name, now.mono, until, clock_ahead_s(wall_s, now))
+            heard = lf.NodeHeard(name, now.mono, clock_ahead_s(wall_s, now))
             changed = change_facts(state, name, changes, now)
             return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
         case StacksReport():

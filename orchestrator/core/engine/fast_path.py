@@ -14,7 +14,7 @@ from orchestrator.core.model.state import State
 
 
 def is_plain_heartbeat(state: State, received: s.Input) -> bool:
-    """Whether the input is a heartbeat without news, on a current connection.
+    """True if the input is a heartbeat without news, on a current connection.
 
     A heartbeat of a node whose description waits for the journal may make a durable fact.
     """
@@ -30,5 +30,5 @@ def is_plain_heartbeat(state: State, received: s.Input) -> bool:
 
 
 def is_answer(action: a.Effect) -> bool:
-    """Whether the effect only acknowledges a heartbeat."""
+    """True if the effect only acknowledges a heartbeat."""
     return isinstance(action, a.Send) and isinstance(action.command, HeartbeatAck)

@@ -29,7 +29,7 @@ def _jobs(state: State) -> Iterator[str]:
             yield f"job {job.id} is kept as {number}, and the next one will be {state.next_job}"
         yield from _job(job)
     if state.webhook_jobs != {number for number, job in state.jobs.items() if job.queued_webhooks}:
-        yield f"webhooks are to be told of {sorted(state.webhook_jobs)}, and others have notices"
+        yield f"webhooks are queued for {sorted(state.webhook_jobs)}, and others have notices"
     waiting: dict[str, UserWebhooks] = {}
     for job in state.jobs.values():
         if job.queued_webhooks:
@@ -93,7 +93,7 @@ def _attempt(attempt: Attempt, *, restored: bool) -> Iterator[str]:
     stopping = attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)
     if stopping != (attempt.cause is not None):
         yield f"{name} is {attempt.phase.value} and its cause is {attempt.cause}"
-    here = [task.node for task in attempt.tasks if not _gone(task)]
+    here = [task.node for task in attempt.tasks if task.present or task.state not in OVER]
     if len(set(here)) != len(here):
         yield f"{name} has a node twice"
     if attempt.tasks[0].left is not None:
@@ -153,7 +153,7 @@ def _nodes(state: State) -> Iterator[str]:
         if attempt is None:
             continue
         for task in attempt.tasks:
-            if _gone(task):
+            if not attempt.holds(task):
                 continue
             here = owners.setdefault(task.node, {})
             here[job.id, attempt.number] = share_of(job.spec, task.gpus)
@@ -237,11 +237,6 @@ def _sessions(state: State) -> Iterator[str]:
     for name, node in state.nodes.items():
         if (node.link is LinkState.CONNECTED) != (node.session is not None):
             yield f"{name} is {node.link.value} and its session is {node.session}"
-
-
-def _gone(task: Task) -> bool:
-    """Whether the task has left its gang and its node."""
-    return not task.present and task.state in OVER
 
 
 def _number(attempt: Attempt | None) -> int | None:

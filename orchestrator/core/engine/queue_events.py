@@ -24,7 +24,7 @@ def queue_events(state: State, facts: Iterable[f.Fact]) -> list[QueueEvent]:
 
 def _event(fact: f.Fact) -> QueueEvent | None:
     match fact:
-        case lf.NodeLeaseExpired(node) | sf.NodeRemoved(node):
+        case lf.NodeGivenUp(node) | sf.NodeRemoved(node):
             return QueueEvent(MoveCause.NODE_LOST, node=node)
         case lf.NodeDisconnected(node):
             return QueueEvent(MoveCause.UNREACHABLE, node=node)

@@ -44,18 +44,14 @@ from orchestrator.core.monitoring import stack_dumps
 from orchestrator.core.monitoring.idle_gpus import react_to_idle, schedule_idle_check
 from orchestrator.core.nodes.drains import leaves_after_checkpoint, react_to_drain
 from orchestrator.core.nodes.hardware import react_to_hardware
-from orchestrator.core.nodes.liveness import released, silent_timer, timers_of_the_silent
+from orchestrator.core.nodes.liveness import silent_timer, timers_of_the_silent
 from orchestrator.core.nodes.peer_reports import (
     apply_peer_reports,
     on_peers_unreachable,
     word_timer,
 )
 from orchestrator.core.nodes.quarantine import judged, quarantined, ready_elsewhere
-from orchestrator.core.nodes.restored import (
-    react_to_declared_lost,
-    settled,
-    unknown_tasks_expired,
-)
+from orchestrator.core.nodes.restored import react_to_declared_lost, settled
 from orchestrator.core.nodes.unkillable import not_retried
 from orchestrator.core.scheduling.placement import can_do_without
 from orchestrator.core.webhooks.outbox import queue_webhooks
@@ -117,18 +113,12 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             facts += apply_peer_reports(state, name, now, limits)
             return Decision(facts, silent_timer(state, state.nodes[name], now, limits))
         case lf.NodeConnected(name):
-            return Decision(released(state, now, limits), word_timer(state, name))
-        case lf.NodeLeaseExpired(name):
-            # Fewer nodes are silent now, so the mass outage may be over.
-            over = unknown_tasks_expired(state, name, limits)
-            return Decision([*over, *released(state, now, limits)])
-        case sf.NodeRemoved():
-            return Decision(released(state, now, limits))
+            return Decision([], word_timer(state, name))
         case rf.NodeDeclaredLost():
-            return react_to_declared_lost(state, fact, now, limits)
+            return Decision(react_to_declared_lost(state, fact))
         case lf.UnknownTasksHeld(name) | lf.UnknownTaskOver(name):
             return Decision(settled(state, name))
-        case cf.MassOutageCleared():
+        case cf.LivenessPaused():
             return Decision([], timers_of_the_silent(state))
         case f.RetryScheduled(job_id, _, delay_s, _):
             timer = a.Timer(a.TimerKind.RETRY, job=job_id)

@@ -110,7 +110,7 @@ def _warns_after_s(job: Job, attempt: Attempt) -> float | None:
 
 
 def _due(state: State, job: JobId, seconds: float, now: Instant) -> bool:
-    """Whether the job has run for `seconds`. A timer that was moved may fire at its old time."""
+    """True if the job has run for `seconds`. A timer that was moved may fire at its old time."""
     since = state.running.get(job)
     return since is None or now.mono >= since + seconds - ROUNDING_S
 

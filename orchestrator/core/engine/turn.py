@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec.structs import replace
+
 from muster.protocol.instant import Instant
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.decide import decide
@@ -26,12 +28,13 @@ from orchestrator.core.facts.jobs import (
 from orchestrator.core.facts.queue import QueuesDue
 from orchestrator.core.facts.service import HardwareReported, NodeDrained
 from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.leases import lease_of, margin_s
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import ITSELF
 from orchestrator.core.model.state import State
 from orchestrator.core.scheduling.backfill import schedule
 from orchestrator.core.scheduling.elastic import may_join, next_join
-from orchestrator.core.scheduling.scheduler import may_place
+from orchestrator.core.scheduling.scheduler import frees_capacity, next_placement
 
 
 @dataclass(slots=True)
@@ -55,32 +58,46 @@ def advance(state: State, decision: Decision, now: Instant, limits: Limits) -> T
     done = Turn()
     _apply_with_reactions(state, decision.facts, now, limits, done)
     done.effects[:0] = decision.effects
-    _look_at_queues(state, now, limits, done)
+    # Skip placement for facts that cannot free capacity, such as heartbeats and progress reports.
+    if any(frees_capacity(state, fact) for fact in done.facts):
+        while (placed := next_placement(state)) is not None:
+            lease_s = lease_of(state.jobs[placed.job].spec, limits)
+            placed = replace(placed, lease_s=lease_s)
+            _apply_with_reactions(state, [placed], now, limits, done)
+    if state.pools:
+        _backfill(state, now, limits, done)
     if state.elastic and any(may_join(state, fact) for fact in done.facts):
         while (joined := next_join(state)) is not None:
             _apply_with_reactions(state, [joined], now, limits, done)
     return done
 
 
-def _look_at_queues(state: State, now: Instant, limits: Limits, done: Turn) -> None:
-    """Start waiting jobs and plan the starts of the others, if an event may have changed them.
+def _backfill(state: State, now: Instant, limits: Limits, done: Turn) -> None:
+    """Look at the queues of pools with backfill, if an event may have changed the plan.
 
     Facts that cannot free capacity, such as heartbeats and progress reports, are no reason.
     """
     events = queue_events(state, done.facts)
     # The planned end of an attempt that stops is counted from now.
-    due = any(may_place(state, it) or isinstance(it, StopRequested) for it in done.facts)
+    due = any(frees_capacity(state, it) or isinstance(it, StopRequested) for it in done.facts)
     if not (events or due):
         return
     freed = any(not isinstance(fact, JobSubmitted) for fact in done.facts)
     resume = state.plan.next_job is not None and all(type(it) is QueuesDue for it in done.facts)
-    found = schedule(state, events, now, limits, freed=freed, resume=resume)
-    _apply_with_reactions(state, found, now, limits, done)
+    lease_s = limits.lease_s + margin_s(limits.lease_s)
+    found = schedule(state, events, now, lease_s, freed=freed, resume=resume)
     again = found
-    while any(isinstance(fact, AttemptPlaced) for fact in again):
+    while again:
+        leased = [
+            replace(fact, lease_s=lease_of(state.jobs[fact.job].spec, limits))
+            if isinstance(fact, AttemptPlaced)
+            else fact
+            for fact in again
+        ]
+        _apply_with_reactions(state, leased, now, limits, done)
         # A gang that started elsewhere than planned may have left room for others.
-        again = schedule(state, [], now, limits)
-        _apply_with_reactions(state, again, now, limits, done)
+        placed = any(isinstance(fact, AttemptPlaced) for fact in again)
+        again = schedule(state, [], now, lease_s) if placed else []
     if (at := state.plan.wakes_at) is not None and found:
         done.effects.append(SetTimer(Timer(TimerKind.QUEUE), at))
 
@@ -111,12 +128,12 @@ def _apply_with_reactions(
 
 
 def _is_drained(state: State, fact: NodeDrained) -> bool:
-    """Whether the coordinator would drain a node again, for the second of two reasons in a turn."""
+    """True if the coordinator would drain a node again, for the second of two reasons in a turn."""
     return fact.user == ITSELF and not state.nodes[fact.node].in_service
 
 
 def _is_void(state: State, fact: AttemptStarted | StopRequested) -> bool:
-    """Whether the attempt is past the fact already: started twice, stopping, or closed.
+    """True if the attempt is past the fact already: started twice, stopping, or closed.
 
     A gang that becomes ready and loses its node in the same turn does not start. If an attempt gets
     two causes in one turn, the first one counts. A node of a gang of one may report a start

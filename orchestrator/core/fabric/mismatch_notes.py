@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from orchestrator.core.fabric.port_slots import Member, is_part
+from orchestrator.core.fabric.port_slots import FabricMember, is_part
 from orchestrator.core.fabric.rails import Rails
 
 _OF_ONE_NODE: Final = "NCCL_TOPO_FILE"
 """A setting that legitimately differs: each kind of machine has its own file."""
 
 
-def mismatch_notes(rails: Rails, agreed: Sequence[int], members: Sequence[Member]) -> list[str]:
+def mismatch_notes(
+    rails: Rails, agreed: Sequence[int], members: Sequence[FabricMember]
+) -> list[str]:
     """Notes on whole nodes whose GPUs are near other rails than on the first kind of node.
 
     NCCL sends by the nearest port, so their traffic crosses from rail to rail.
     """
-    first: tuple[Member, Mapping[int, frozenset[int]]] | None = None
+    first: tuple[FabricMember, Mapping[int, frozenset[int]]] | None = None
     notes = []
     for kind, nodes in _by_kind(rails, members).items():
         if is_part(nodes[0]):
@@ -42,7 +44,7 @@ def mismatch_notes(rails: Rails, agreed: Sequence[int], members: Sequence[Member
     return notes
 
 
-def settings_notes(members: Sequence[Member]) -> list[str]:
+def settings_notes(members: Sequence[FabricMember]) -> list[str]:
     """Notes on site settings that differ between the nodes."""
     notes = []
     names = dict.fromkeys(name for it in members for name in it.fabric.settings)
@@ -59,8 +61,8 @@ def settings_notes(members: Sequence[Member]) -> list[str]:
     return notes
 
 
-def _by_kind(rails: Rails, members: Sequence[Member]) -> dict[int, list[Member]]:
-    found: dict[int, list[Member]] = {}
+def _by_kind(rails: Rails, members: Sequence[FabricMember]) -> dict[int, list[FabricMember]]:
+    found: dict[int, list[FabricMember]] = {}
     for kind, member in zip(rails.kinds, members, strict=True):
         found.setdefault(kind, []).append(member)
     return found

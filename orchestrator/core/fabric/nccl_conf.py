@@ -11,7 +11,7 @@ from typing import Final
 from muster.fabric.gids import Family
 from muster.fabric.nccl_env import Port
 from muster.fabric.nccl_version import DYNAMIC, Version
-from orchestrator.core.fabric.port_slots import Member
+from orchestrator.core.fabric.port_slots import FabricMember
 from orchestrator.core.model.fabric_plan import NodePlan
 
 _INDEX: Final = "NCCL_IB_GID_INDEX"
@@ -41,7 +41,9 @@ def overruling(
     return made
 
 
-def file_notes(members: Sequence[Member], made: Sequence[NodePlan], *, roce: bool) -> list[str]:
+def file_notes(
+    members: Sequence[FabricMember], made: Sequence[NodePlan], *, roce: bool
+) -> list[str]:
     """Notes on conflicts between files and the plan; nodes with the same note are merged."""
     found: dict[str, list[str]] = {}
     for member, plan in zip(members, made, strict=True):

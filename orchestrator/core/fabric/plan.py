@@ -24,9 +24,9 @@ from muster.spec.model import Rdma
 from orchestrator.core.fabric.mismatch_notes import mismatch_notes, settings_notes
 from orchestrator.core.fabric.nccl_conf import file_notes, overruling
 from orchestrator.core.fabric.port_diff import described, gids, lacks_gid, no_address, unlike
-from orchestrator.core.fabric.port_slots import Member, Place, align, places_of
-from orchestrator.core.fabric.rails import Difference, Rails, first_by_node, rails_of
-from orchestrator.core.model.fabric_plan import FabricPlan, NodePlan, Rail, Transport
+from orchestrator.core.fabric.port_slots import FabricMember, PortPlace, align, places_of
+from orchestrator.core.fabric.rails import PortDifference, Rails, first_by_node, rails_of
+from orchestrator.core.model.fabric_plan import FabricPlan, FabricTransport, NodePlan, Rail
 
 NO_IB: Final = {"NCCL_IB_DISABLE": "1"}
 ONLY_IB: Final = {"NCCL_NET": "IB", "NCCL_NET_PLUGIN": "none"}
@@ -37,13 +37,13 @@ _NOTES_MAX: Final = 8
 _ALONE: Final = "one node: there is no traffic between nodes"
 
 
-class Refused(msgspec.Struct, frozen=True):
+class PlanRefused(msgspec.Struct, frozen=True):
     """The gang does not get the RDMA that it requires.
 
     `differences` has the fault of each node, the most important first.
     """
 
-    differences: tuple[Difference, ...]
+    differences: tuple[PortDifference, ...]
 
     @property
     def text(self) -> str:
@@ -72,8 +72,8 @@ class FabricRequest(msgspec.Struct, frozen=True):
 
 
 def plan(
-    members: Sequence[Member], wish: FabricRequest, witnesses: Sequence[Member] = ()
-) -> FabricPlan | Refused | None:
+    members: Sequence[FabricMember], wish: FabricRequest, witnesses: Sequence[FabricMember] = ()
+) -> FabricPlan | PlanRefused | None:
     """Plan the fabric of a gang; `members` are its nodes in rank order.
 
     `witnesses` are other nodes of the job's earlier attempts. Returns None if no node has RDMA
@@ -85,24 +85,24 @@ def plan(
         return _tcp(f"TCP: the job's own {wish.sockets} turns RDMA off")
     required = wish.rdma is Rdma.REQUIRED
     without = [
-        Difference(it.node, f"{it.node} {why}") for it in members if (why := rdma_problem(it))
+        PortDifference(it.node, f"{it.node} {why}") for it in members if (why := rdma_problem(it))
     ]
     if without and required and wish.plugin and not wish.alone:
         # Muster cannot check what the plugin finds there: the traffic evidence decides.
-        return FabricPlan(Transport.OPEN, f"left to the plugin {wish.plugin}")
+        return FabricPlan(FabricTransport.OPEN, f"left to the plugin {wish.plugin}")
     if without and required and not wish.alone:
-        return Refused(tuple(without))
+        return PlanRefused(tuple(without))
     if without:
         return _without(members, without, wish)
     rails = rails_of(members, [it for it in witnesses if not rdma_problem(it)])
     versions = _unlike_versions(members)
     if required and not wish.alone and (rails.differences or versions):
         found = first_by_node([*rails.differences, *versions])
-        return Refused(tuple(found.values()))
+        return PlanRefused(tuple(found.values()))
     return _over(rails, members, wish, [it.text for it in versions])
 
 
-def rdma_problem(member: Member) -> str | None:
+def rdma_problem(member: FabricMember) -> str | None:
     """Why a node cannot use RDMA, in words that follow its name; None if it may be able to."""
     fabric = member.fabric
     if fabric.unseen:
@@ -114,11 +114,11 @@ def rdma_problem(member: Member) -> str | None:
     return no_port_reason(fabric)
 
 
-def join(plan: FabricPlan | None, member: Member, wish: FabricRequest) -> NodePlan | str:
+def join(plan: FabricPlan | None, member: FabricMember, wish: FabricRequest) -> NodePlan | str:
     """The plan for a node that joins a running gang, or a sentence why the node does not fit."""
     why = rdma_problem(member)
-    if plan is None or plan.transport is not Transport.RDMA:
-        touched = plan is not None and plan.transport is Transport.TCP
+    if plan is None or plan.transport is not FabricTransport.RDMA:
+        touched = plan is not None and plan.transport is FabricTransport.TCP
         return NodePlan(env=dict(NO_IB) if touched or _has_any(member.fabric) else {})
     if why is not None:
         return f"{member.node} {why}, and its gang uses RDMA"
@@ -130,7 +130,7 @@ def join(plan: FabricPlan | None, member: Member, wish: FabricRequest) -> NodePl
     return made
 
 
-def _fitted(plan: FabricPlan, member: Member, wish: FabricRequest) -> NodePlan | str:
+def _fitted(plan: FabricPlan, member: FabricMember, wish: FabricRequest) -> NodePlan | str:
     family: Family = "AF_INET6" if plan.family == "AF_INET6" else "AF_INET"
     ports = _joining(plan, member)
     used: list[FabricPort] = []
@@ -148,10 +148,10 @@ def _fitted(plan: FabricPlan, member: Member, wish: FabricRequest) -> NodePlan |
     return made if apart is None else f"{member.node}: {apart}"
 
 
-def _joining(plan: FabricPlan, member: Member) -> list[FabricPort | None]:
+def _joining(plan: FabricPlan, member: FabricMember) -> list[FabricPort | None]:
     """The node's port for each rail of a running gang."""
     mine = places_of(member)
-    layout = [Place((rail.pci, 0), "", _as_port(rail)) for rail in plan.rails]
+    layout = [PortPlace((rail.pci, 0), "", _as_port(rail)) for rail in plan.rails]
     own = {place.slot[0]: place.port for place in mine}
     if len(own) == len(mine) and all(rail.pci and rail.pci in own for rail in plan.rails):
         return [own[rail.pci] for rail in plan.rails]
@@ -177,18 +177,18 @@ def _as_port(rail: Rail) -> FabricPort:
 
 
 def _has_any(fabric: NodeFabric) -> bool:
-    """Whether NCCL might find RDMA hardware on the node by itself."""
+    """True if NCCL might find RDMA hardware on the node by itself."""
     return bool(fabric.ports or fabric.missing or fabric.unused or fabric.stops or fabric.unseen)
 
 
 def _without(
-    members: Sequence[Member], without: Sequence[Difference], wish: FabricRequest
+    members: Sequence[FabricMember], without: Sequence[PortDifference], wish: FabricRequest
 ) -> FabricPlan | None:
     """The plan of a gang of which some nodes cannot use RDMA and which may run without it."""
     if not any(_has_any(member.fabric) for member in members):
         if wish.rdma is Rdma.PREFERRED:
             return None
-        return FabricPlan(Transport.OPEN, _ALONE)
+        return FabricPlan(FabricTransport.OPEN, _ALONE)
     if wish.alone:
         # Because NCCL would still initialize its network, and fail on the broken parts.
         return _tcp(f"{_ALONE}; {without[0].text}")
@@ -199,17 +199,19 @@ def _without(
 
 
 def _tcp(text: str, notes: Sequence[str] = ()) -> FabricPlan:
-    return FabricPlan(Transport.TCP, text, kinds=(NodePlan(env=dict(NO_IB)),), notes=tuple(notes))
+    return FabricPlan(
+        FabricTransport.TCP, text, kinds=(NodePlan(env=dict(NO_IB)),), notes=tuple(notes)
+    )
 
 
-def _unlike_versions(members: Sequence[Member]) -> list[Difference]:
+def _unlike_versions(members: Sequence[FabricMember]) -> list[PortDifference]:
     """Nodes with another NCCL version than most; the versions could not talk to each other."""
     counted = Counter(member.nccl for member in members if member.nccl is not None)
     if len(counted) < 2:
         return []
     (usual, count), *_ = counted.most_common()
     return [
-        Difference(
+        PortDifference(
             member.node,
             f"{member.node} has NCCL {_text(member.nccl)}, {count} other"
             f"{'s' if count > 1 else ''} {_text(usual)}",
@@ -220,8 +222,8 @@ def _unlike_versions(members: Sequence[Member]) -> list[Difference]:
 
 
 def _over(
-    rails: Rails, members: Sequence[Member], wish: FabricRequest, beside: Sequence[str]
-) -> FabricPlan | Refused:
+    rails: Rails, members: Sequence[FabricMember], wish: FabricRequest, beside: Sequence[str]
+) -> FabricPlan | PlanRefused:
     """The plan over the rails that all nodes share. `beside`: notes that are not about rails."""
     required = wish.rdma is Rdma.REQUIRED and not wish.alone
     notes = [*(difference.text for difference in rails.differences), *rails.notes]
@@ -241,13 +243,13 @@ def _over(
             mine, why = described[key]
             made.append(mine)
             if why is not None:
-                apart.append(Difference(member.node, f"{member.node}: {why}"))
+                apart.append(PortDifference(member.node, f"{member.node}: {why}"))
         if not apart:
             if wish.conf:
                 beside = [*beside, f"the job's NCCL_CONF_FILE={wish.conf} may differ"]
             return _planned(rails, agreed, members, made, notes, beside)
         if required:
-            return Refused(tuple(apart))
+            return PlanRefused(tuple(apart))
         notes.append(apart[0].text)
         agreed = _of_one_index(rails, agreed)
     first = notes[0] if notes else "its nodes have no rail in common"
@@ -257,7 +259,7 @@ def _over(
 def _planned(
     rails: Rails,
     agreed: Sequence[int],
-    members: Sequence[Member],
+    members: Sequence[FabricMember],
     made: Sequence[NodePlan],
     notes: Sequence[str],
     beside: Sequence[str],
@@ -280,7 +282,7 @@ def _planned(
         replace(rails.common[rail], place=-1 if rails.paired else rail) for rail in agreed
     )
     return FabricPlan(
-        Transport.RDMA,
+        FabricTransport.RDMA,
         _in_words(rails, agreed, notes),
         rails=common,
         kinds=tuple(kinds),
@@ -319,14 +321,14 @@ def _bounded(notes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _made(
-    rails: Rails, agreed: Sequence[int], kind: int, member: Member, wish: FabricRequest
+    rails: Rails, agreed: Sequence[int], kind: int, member: FabricMember, wish: FabricRequest
 ) -> tuple[NodePlan, str | None]:
     ports = [port for rail in agreed if (port := rails.ports[rail][kind]) is not None]
     return _node_plan(member, ports, rails.family, wish)
 
 
 def _node_plan(
-    member: Member, ports: Sequence[FabricPort], family: Family, wish: FabricRequest
+    member: FabricMember, ports: Sequence[FabricPort], family: Family, wish: FabricRequest
 ) -> tuple[NodePlan, str | None]:
     """The plan of one node over these ports, and the reason if no environment fits them."""
     used = [_for_environment(port, family) for port in ports]

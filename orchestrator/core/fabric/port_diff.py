@@ -32,7 +32,7 @@ def gids(port: FabricPort, family: Family) -> PortGids | None:
 
 
 def lacks_gid(port: FabricPort, family: Family) -> bool:
-    """Whether NCCL would certainly find no address of the family on the port."""
+    """True if NCCL would certainly find no address of the family on the port."""
     return port.link_layer == ETHERNET and port.table and gids(port, family) is None
 
 

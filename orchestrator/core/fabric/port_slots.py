@@ -16,7 +16,7 @@ from muster.protocol.observations.fabric import FabricPort, MissingPort, NodeFab
 from orchestrator.core.fabric.port_diff import unlike
 
 
-class Member(msgspec.Struct, frozen=True):
+class FabricMember(msgspec.Struct, frozen=True):
     """A node of a gang: its fresh probe, its ports near the job's GPUs, the job's GPU count and
     NCCL.
     """
@@ -28,7 +28,7 @@ class Member(msgspec.Struct, frozen=True):
     nccl: Version | None = None
 
 
-class Place(msgspec.Struct, frozen=True):
+class PortPlace(msgspec.Struct, frozen=True):
     """A node's place for a job port.
 
     `slot`: the PCI address (empty if unknown) and the port number. `port` is set if the job can use
@@ -41,25 +41,27 @@ class Place(msgspec.Struct, frozen=True):
     missing: MissingPort | None = None
 
 
-Layout = Sequence[Place]
+Layout = Sequence[PortPlace]
 
 
-def is_part(member: Member) -> bool:
-    """Whether the job has only some of the node's GPUs, and so only the ports near these."""
+def is_part(member: FabricMember) -> bool:
+    """True if the job has only some of the node's GPUs, and so only the ports near these."""
     return len(member.ports) < len(member.fabric.ports)
 
 
-def places_of(member: Member) -> Layout:
+def places_of(member: FabricMember) -> Layout:
     """All places of a node's job ports, by PCI address; by name if an address is unknown."""
     part = is_part(member)
     found = [
-        Place((port.pci, port.port), port.name, port if not part or port in member.ports else None)
+        PortPlace(
+            (port.pci, port.port), port.name, port if not part or port in member.ports else None
+        )
         for port in member.fabric.ports
     ]
     for missing in member.fabric.missing:
         name, _, number = missing.key.rpartition(":")
         slot = missing.pci, int(number[:9]) if number.isdecimal() else 0
-        found.append(Place(slot, name, None, missing))
+        found.append(PortPlace(slot, name, None, missing))
     known = all(place.slot[0] for place in found)
     return sorted(
         found,
@@ -71,7 +73,7 @@ def places_of(member: Member) -> Layout:
     )
 
 
-def align(mine: Layout, layout: Layout) -> list[Place | None]:
+def align(mine: Layout, layout: Layout) -> list[PortPlace | None]:
     """The node's place for each place of `layout`; None if the node has none."""
     own = {place.slot: place for place in mine}
     slots = {place.slot for place in layout}
@@ -82,7 +84,7 @@ def align(mine: Layout, layout: Layout) -> list[Place | None]:
         return list(mine)
     if len(mine) > len(layout):
         return [mine[at] for at in _like(layout, mine)]
-    made: list[Place | None] = [None] * len(layout)
+    made: list[PortPlace | None] = [None] * len(layout)
     for place, at in zip(mine, _like(mine, layout), strict=True):
         made[at] = place
     return made

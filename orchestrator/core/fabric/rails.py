@@ -19,13 +19,20 @@ from muster.fabric.gids import Family
 from muster.fabric.model import ETHERNET, INFINIBAND
 from muster.protocol.observations.fabric import FabricPort
 from orchestrator.core.fabric.port_diff import COMPARED, described, lacks_gid, no_address
-from orchestrator.core.fabric.port_slots import Layout, Member, Place, align, is_part, places_of
+from orchestrator.core.fabric.port_slots import (
+    FabricMember,
+    Layout,
+    PortPlace,
+    align,
+    is_part,
+    places_of,
+)
 from orchestrator.core.model.fabric_plan import Rail
 
 _UNEVEN: Final = "the GPUs of its tasks are near different ports of their nodes"
 
 
-class Difference(msgspec.Struct, frozen=True):
+class PortDifference(msgspec.Struct, frozen=True):
     """A sentence that names the node and the difference; `port` is set if it is about one port."""
 
     node: str
@@ -48,7 +55,7 @@ class Rails:
     ports: list[list[FabricPort | None]]
     agreed: list[int]
     family: Family
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[PortDifference] = field(default_factory=list)
     fewer: bool = False
     count: int = 0
     dark: str = ""
@@ -61,12 +68,12 @@ class Rails:
 class _Kind:
     """Nodes that are alike: the first of them, their number, and the members of the gang."""
 
-    first: Member
+    first: FabricMember
     count: int = 0
-    members: list[Member] = field(default_factory=list)
+    members: list[FabricMember] = field(default_factory=list)
 
 
-def rails_of(members: Sequence[Member], witnesses: Sequence[Member] = ()) -> Rails:
+def rails_of(members: Sequence[FabricMember], witnesses: Sequence[FabricMember] = ()) -> Rails:
     """Match the ports of `members`, each of which has at least one.
 
     `witnesses` are nodes of the job's earlier attempts: if two members differ, they show which one
@@ -91,13 +98,13 @@ def rails_of(members: Sequence[Member], witnesses: Sequence[Member] = ()) -> Rai
     return found
 
 
-def _alone(member: Member) -> Member:
+def _alone(member: FabricMember) -> FabricMember:
     """The member reduced to the ports near its GPUs."""
     return replace(member, fabric=replace(member.fabric, ports=member.ports, missing=()))
 
 
-def _in_one_subnet(members: Sequence[Member]) -> bool:
-    """Whether all ports certainly reach each other: those of one InfiniBand subnet do."""
+def _in_one_subnet(members: Sequence[FabricMember]) -> bool:
+    """True if all ports certainly reach each other: those of one InfiniBand subnet do."""
     ports = [port for member in members for port in member.ports]
     subnets = {(port.sm_lid, port.prefix) for port in ports}
     infiniband = all(
@@ -106,7 +113,7 @@ def _in_one_subnet(members: Sequence[Member]) -> bool:
     return infiniband and len(subnets) == 1
 
 
-def _matched(members: Sequence[Member], witnesses: Sequence[Member]) -> Rails:
+def _matched(members: Sequence[FabricMember], witnesses: Sequence[FabricMember]) -> Rails:
     places: dict[object, int] = {}
     kinds: list[_Kind] = []
     of_members = []
@@ -188,7 +195,7 @@ _PORT: Final = attrgetter(
 )
 
 
-def _signature(member: Member) -> object:
+def _signature(member: FabricMember) -> object:
     """A key for nodes that get the same decision."""
     fabric = member.fabric
     return (
@@ -205,8 +212,8 @@ def _signature(member: Member) -> object:
     )
 
 
-def _is_far(place: Place | None) -> bool:
-    """Whether a node's part lacks this place although the place has no fault."""
+def _is_far(place: PortPlace | None) -> bool:
+    """True if a node's part lacks this place although the place has no fault."""
     return place is None or (place.port is None and place.missing is None)
 
 
@@ -234,11 +241,11 @@ def _family(kinds: Sequence[_Kind]) -> Family:
 
 def _compared(
     rail: int, kinds: Sequence[_Kind], ports: Sequence[FabricPort | None], family: Family
-) -> tuple[Rail, list[Difference]]:
+) -> tuple[Rail, list[PortDifference]]:
     """The common values of a rail's ports, and the members that differ."""
     here = [(at, port) for at, port in enumerate(ports) if port is not None]
     common: dict[str, object] = {}
-    differing: dict[int, list[Difference]] = {}
+    differing: dict[int, list[PortDifference]] = {}
     for name in COMPARED:
         known = [
             (at, value)
@@ -265,7 +272,7 @@ def _compared(
         if at not in differing and lacks_gid(port, family):
             text = f"{no_address(port, family)}, as the others have"
             differing[at] = [
-                Difference(member.node, f"{member.node}: {text}", port.key)
+                PortDifference(member.node, f"{member.node}: {text}", port.key)
                 for member in kinds[at].members
             ]
     slots = {port.pci for _, port in here}
@@ -292,13 +299,13 @@ def _usual(name: str, counted: Counter[object], first: object) -> object:
 
 def _difference(
     rail: int,
-    member: Member,
+    member: FabricMember,
     at: int,
     kinds: Sequence[_Kind],
     ports: Sequence[FabricPort | None],
     name: str,
     right: object,
-) -> Difference:
+) -> PortDifference:
     port = ports[at]
     assert port is not None
     mine = f"{port.key} {described(name, getattr(port, name))}"
@@ -318,17 +325,17 @@ def _difference(
             verb = f"{many}{verb.removeprefix(one)}" if verb.startswith(one) else verb
         theirs = f"those of {whose} {verb}"
     where = "" if len(member.ports) == 1 else f" (rail {rail})"
-    return Difference(member.node, f"{member.node}: {mine}{where}, {theirs}", port.key)
+    return PortDifference(member.node, f"{member.node}: {mine}{where}, {theirs}", port.key)
 
 
 def _lacking(
-    member: Member,
-    members: Sequence[Member],
+    member: FabricMember,
+    members: Sequence[FabricMember],
     layout: Layout,
-    mine: Sequence[Place | None],
+    mine: Sequence[PortPlace | None],
     lacking: Sequence[int],
     gpus: int,
-) -> Difference | None:
+) -> PortDifference | None:
     """Why a node has no port for these rails; None for a smaller node without a fault."""
     places = [mine[rail] for rail in lacking]
     missing = [it.missing for it in places if it is not None and it.missing is not None]
@@ -337,7 +344,7 @@ def _lacking(
         first = missing[0]
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         text = f"{member.node}: {first.key} cannot be used: {first.why}{more}; {_has(have, of)}"
-        return Difference(member.node, text, first.key)
+        return PortDifference(member.node, text, first.key)
     if member.gpus < gpus:
         return None
     rail = lacking[0]
@@ -348,21 +355,21 @@ def _lacking(
         f"{member.node} has {have} port{'s' if have != 1 else ''} of {group} and no port{slot} for "
         f"rail {rail}, {_others(member, members, of)}"
     )
-    return Difference(member.node, text, pci)
+    return PortDifference(member.node, text, pci)
 
 
 def _has(have: int, of: int) -> str:
     return f"it has {have} of {of} ports"
 
 
-def _others(member: Member, members: Sequence[Member], of: int) -> str:
+def _others(member: FabricMember, members: Sequence[FabricMember], of: int) -> str:
     having = [other.node for other in members if other is not member and len(other.ports) == of]
     return f"{having[0]} has {of}" if len(having) == 1 else f"others have {of}"
 
 
-def first_by_node(differences: Sequence[Difference]) -> dict[str, Difference]:
+def first_by_node(differences: Sequence[PortDifference]) -> dict[str, PortDifference]:
     """The first difference of each node."""
-    found: dict[str, Difference] = {}
+    found: dict[str, PortDifference] = {}
     for difference in differences:
         found.setdefault(difference.node, difference)
     return found

@@ -64,38 +64,10 @@ class SpaceChanged(ClusterFact, Inert, durability=EPHEMERAL, reschedules=True, m
     problem: str
 
 
-class LivenessPaused(ClusterFact, Inert, durability=EPHEMERAL, reschedules=False, milestone=False):
+class LivenessPaused(ClusterFact, durability=EPHEMERAL, reschedules=False, milestone=False):
     """This process was not running for a while: it judges no silent node before `until`."""
 
     until: float
 
 
-class MassOutageDeclared(
-    ClusterFact, Inert, durability=EPHEMERAL, reschedules=False, milestone=False
-):
-    """Most agents fell silent at once, `gone` of `of`.
-
-    From `at` on, the coordinator declares nothing lost for `lasts_s`.
-    """
-
-    at: float
-    lasts_s: float
-    gone: int
-    of: int
-
-
-class MassOutageCleared(ClusterFact, durability=EPHEMERAL, reschedules=False, milestone=False):
-    """Enough agents are back: the coordinator judges the silent ones from `until` on."""
-
-    until: float
-
-
-OfCluster = (
-    EpochStarted
-    | NodeRegistered
-    | InputFailed
-    | SpaceChanged
-    | LivenessPaused
-    | MassOutageDeclared
-    | MassOutageCleared
-)
+OfCluster = EpochStarted | NodeRegistered | InputFailed | SpaceChanged | LivenessPaused

@@ -15,6 +15,7 @@ from muster.fabric.traffic_verdict import Proof
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.link.control_channel import Prepared, RankReport, Refusal
 from muster.protocol.observations.interfaces import Endpoint, host_port
+from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.observations.traffic import FabricReport
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.refusal_codes import headline
@@ -41,6 +42,7 @@ from orchestrator.core.facts.base import (
 from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.facts.service import HardwareNoted, OfService
 from orchestrator.core.model.fabric_plan import FabricPlan
+from orchestrator.core.model.proof import TaskProof
 
 SCHEMA: Final = 1
 
@@ -125,12 +127,14 @@ class AttemptPlaced(AttemptFact, durability=SYNC, reschedules=True, milestone=Tr
     """The gang: `nodes` in node-rank order, the launcher first. They are taken from here on.
 
     `why` explains the choice in words. `gpus` has, for each node, the UUIDs of the gang's GPUs, or
-    () for the whole node. If `gpus` is empty, the gang has every node as a whole.
+    () for the whole node. If `gpus` is empty, the gang has every node as a whole. `lease_s` is the
+    lease of its tasks in seconds, None if they have none.
     """
 
     nodes: tuple[NodeName, ...]
     why: str = ""
     gpus: tuple[tuple[str, ...], ...] = ()
+    lease_s: float | None = None
 
     def describe(self) -> str:
         return f"placed on {', '.join(self.nodes)}"
@@ -200,6 +204,17 @@ class TaskStarted(TaskFact, durability=LAZY, reschedules=False):
 
     def describe(self) -> str:
         return "started"
+
+
+class RanksStarted(TaskFact, Inert, durability=LAZY, reschedules=False):
+    """The first rank of a job with `start_method: fork` started on the node, or the first one that
+    was not forked.
+    """
+
+    start: RanksStart
+
+    def describe(self) -> str:
+        return f"ranks start by {self.start.method}{self.start.why and ': '}{self.start.why}"
 
 
 class AttemptWarned(AttemptFact, durability=SYNC, reschedules=False, milestone=False):
@@ -278,9 +293,13 @@ class TaskCleaned(TaskFact, durability=PATIENT, reschedules=True):
 
 
 class TaskLost(TaskFact, durability=SYNC, reschedules=True):
-    """The node can no longer be running the task, and will not report how it ended."""
+    """The node can no longer be running the task, and will not report how it ended.
+
+    `proof` is None in records of before proofs were recorded.
+    """
 
     reason: str
+    proof: TaskProof | None = None
 
     def describe(self) -> str:
         return f"lost: {self.reason}"
@@ -435,6 +454,7 @@ OfTask = (
     | TaskArranged
     | TaskListening
     | TaskStarted
+    | RanksStarted
     | TaskExited
     | TaskCleaned
     | TaskLost

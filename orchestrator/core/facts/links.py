@@ -23,7 +23,7 @@ class LinkFact(BaseFact, family=True, durability=EPHEMERAL, revises=False):
 
 
 class NodeConnected(LinkFact, reschedules=True, milestone=True):
-    """`lease_until` and `heard_at` are monotonic seconds of this process.
+    """`heard_at` is in monotonic seconds of this process.
 
     `ahead_s` is how far the agent's wall clock is ahead of ours, 0 if that is little or unknown.
     `instance` identifies the agent's process.
@@ -32,7 +32,6 @@ class NodeConnected(LinkFact, reschedules=True, milestone=True):
     session: SessionId
     peer: str
     heard_at: float
-    lease_until: float
     protocol: int = 1
     ahead_s: float = 0.0
     instance: str = ""
@@ -133,7 +132,6 @@ class HardwareCounted(LinkFact, Inert, reschedules=False, milestone=False):
 
 class NodeHeard(LinkFact, Inert, reschedules=False, milestone=False):
     heard_at: float
-    lease_until: float
     ahead_s: float = 0.0
 
 
@@ -141,14 +139,18 @@ class NodeDisconnected(LinkFact, reschedules=True, milestone=True):
     session: SessionId
 
 
-class LeaseExtended(LinkFact, Inert, reschedules=True, milestone=False):
-    """A new coordinator gives each node that may run something a full lease before any verdict."""
+class NodeAwaited(LinkFact, Inert, reschedules=True, milestone=False):
+    """A new coordinator waits for a node that may run something.
 
-    lease_until: float
+    The last coordinator may have answered the node until `answered_at` (monotonic seconds of this
+    process), so that every lease counts from there.
+    """
+
+    answered_at: float
 
 
-class NodeLeaseExpired(LinkFact, reschedules=True, milestone=True):
-    """The node has been silent for too long: it is lost."""
+class NodeGivenUp(LinkFact, Inert, reschedules=True, milestone=True):
+    """The node has been silent for so long that no job waits for it. Its tasks may run on."""
 
 
 OfLink = (
@@ -165,6 +167,6 @@ OfLink = (
     | HardwareSeen
     | HardwareCounted
     | NodeDisconnected
-    | LeaseExtended
-    | NodeLeaseExpired
+    | NodeAwaited
+    | NodeGivenUp
 )

@@ -56,7 +56,7 @@ class DrainTimed(ServiceFact, durability=LAZY, reschedules=False):
         return f"is drained: running jobs have {duration_text(self.left_s)} left"
 
 
-class NodeRemoved(ServiceFact, durability=SYNC, reschedules=True):
+class NodeRemoved(ServiceFact, Inert, durability=SYNC, reschedules=True):
     """A node is forgotten. A node of that name may join later, without any history."""
 
     user: str

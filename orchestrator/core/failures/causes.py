@@ -11,7 +11,7 @@ from muster.protocol.hosts_file import BadHost, check_address
 from muster.protocol.link.control_channel import RankReport, Refusal, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.refusal_codes import RefusalCode
-from orchestrator.core.failures.classify import CONSEQUENCES, Verdict, judge, says_in_use
+from orchestrator.core.failures.classify import CONSEQUENCES, FailureVerdict, judge, says_in_use
 from orchestrator.core.model.state import Task
 
 TEXT_CHARS_MAX: Final = 800
@@ -20,7 +20,7 @@ _EXIT_NOT_FOUND: Final = 127
 _TEXTS_MAX: Final = 8
 
 
-def first_failed(report: TaskReport) -> tuple[RankReport, Verdict] | None:
+def first_failed(report: TaskReport) -> tuple[RankReport, FailureVerdict] | None:
     """The rank of this task that failed first by itself, with its verdict; None if none failed.
 
     A rank that failed as a consequence of another rank's failure may have ended earlier.
@@ -51,7 +51,7 @@ def _without_texts(rank: RankReport) -> RankReport:
     return replace(rank, error="", kernel="", oom_said="")
 
 
-def _judged(rank: RankReport, how: ExitStatus) -> Verdict:
+def _judged(rank: RankReport, how: ExitStatus) -> FailureVerdict:
     return judge(how, rank.error, oom=rank.oom, kernel=rank.kernel, oom_said=rank.oom_said)
 
 
@@ -75,9 +75,8 @@ def from_report(task: Task, report: TaskReport, leased: int = 0) -> Cause | None
         return Cause(
             CauseCode.LEASE_EXPIRED,
             Outcome.INFRA,
-            f"{task.node} was cut off for longer than its lease and stopped its ranks",
+            f"{task.node} had no answer for longer than the lease and stopped its ranks",
             node=task.node,
-            node_fault=True,
         )
     if report.stopped_by == "shim_lost":
         return Cause(
@@ -110,7 +109,7 @@ def from_record(task: Task) -> Cause | None:
 
 
 def is_consequence(cause: Cause) -> bool:
-    """Whether the kind of the cause usually follows from another rank's failure."""
+    """True if the kind of the cause usually follows from another rank's failure."""
     return cause.kind in CONSEQUENCES
 
 
@@ -135,7 +134,7 @@ def _start_failed(task: Task, refusal: Refusal, how: ExitStatus) -> Cause:
     )
 
 
-def _rank_failed(task: Task, rank: RankReport, verdict: Verdict, leased: int) -> Cause:
+def _rank_failed(task: Task, rank: RankReport, verdict: FailureVerdict, leased: int) -> Cause:
     how = rank.exit or ExitStatus()
     in_use = verdict.kind is FailureKind.PORT_IN_USE and rank.rank == 0
     taken = in_use and leased > 0 and says_in_use(rank.error, leased)
@@ -186,7 +185,7 @@ def _launcher_failed(task: Task, how: ExitStatus, said: str) -> Cause:
     )
 
 
-def _sentence(what: str, verdict: Verdict) -> str:
+def _sentence(what: str, verdict: FailureVerdict) -> str:
     said = f": {verdict.said}" if verdict.said else ""
     advice = f"; {verdict.advice}" if verdict.advice else ""
     return shortened(f"{what}{said}{advice}")

@@ -37,7 +37,7 @@ CONSEQUENCES: Final = frozenset(
 """Kinds of failure that usually follow from another rank's failure."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class FailureVerdict(msgspec.Struct, frozen=True):
     """The class of a failure.
 
     `said` is the most informative line of the process's output, or empty. `advice` is empty if only
@@ -52,7 +52,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def judge(
     how: ExitStatus, written: str, *, oom: bool = False, kernel: str = "", oom_said: str = ""
-) -> Verdict:
+) -> FailureVerdict:
     """Classify a failure.
 
     `written` is the end of the process's output, or the traceback that torch recorded. `oom`: the
@@ -61,27 +61,27 @@ def judge(
     """
     seen = read(kernel)
     if isinstance(seen, Xid):
-        return Verdict(FailureKind.GPU_FAILED, seen.text, seen.advice, seen.infra)
+        return FailureVerdict(FailureKind.GPU_FAILED, seen.text, seen.advice, seen.infra)
     said, rest, raised = _last_words(written)
     if oom or (isinstance(seen, OutOfMemory) and how.signal == _SIGKILL):
         what = _cut(oom_said) if seen is None else seen.text
-        return Verdict(FailureKind.OOM_KILLED, what, OUT_OF_MEMORY)
+        return FailureVerdict(FailureKind.OOM_KILLED, what, OUT_OF_MEMORY)
     if isinstance(seen, OutOfMemory):
         # The kernel killed a child process, usually a data loader worker.
-        return Verdict(FailureKind.HOST_OUT_OF_MEMORY, seen.text, OUT_OF_MEMORY)
+        return FailureVerdict(FailureKind.HOST_OUT_OF_MEMORY, seen.text, OUT_OF_MEMORY)
     if how.signal in BY_SIGNAL and how.signal != _SIGABRT:
         return replace(BY_SIGNAL[how.signal], said=said if raised else "")
     for rule in RULES:
         if found := rule.search(rest):
             advice = rule.advice.format(*found.groups("?"))
-            return Verdict(rule.kind, said, advice, rule.infra)
+            return FailureVerdict(rule.kind, said, advice, rule.infra)
     if how.signal == _SIGABRT:
         return replace(BY_SIGNAL[_SIGABRT], said=said)
-    return Verdict(FailureKind.EXCEPTION if raised else FailureKind.EXITED, said, "")
+    return FailureVerdict(FailureKind.EXCEPTION if raised else FailureKind.EXITED, said, "")
 
 
 def says_in_use(written: str, port: int) -> bool:
-    """Whether a process's last output says that another process uses this port."""
+    """True if a process's last output says that another process uses this port."""
     _, rest, _ = _last_words(written)
     this_one = re.compile(rf"(?<!\d){port}(?!\d)")
     return any(IN_USE.search(line) and this_one.search(line) for line in rest.splitlines())
@@ -94,34 +94,34 @@ OUT_OF_MEMORY: Final = (
 _SIGKILL: Final = 9
 _SIGABRT: Final = 6
 BY_SIGNAL: Final = {
-    4: Verdict(
+    4: FailureVerdict(
         FailureKind.ILLEGAL_INSTRUCTION,
         "",
         "a library was built for another kind of processor than that node has",
     ),
-    _SIGABRT: Verdict(
+    _SIGABRT: FailureVerdict(
         FailureKind.ABORTED,
         "",
         "a library gave up; NCCL's own words come with env NCCL_DEBUG=INFO",
     ),
-    7: Verdict(
+    7: FailureVerdict(
         FailureKind.SHARED_MEMORY,
         "",
         "most often /dev/shm of the node is full: use fewer data loader workers, or make it larger",
     ),
-    9: Verdict(
+    9: FailureVerdict(
         FailureKind.KILLED,
         "",
         "signal 9 came from outside, most often from the kernel's out-of-memory killer: check the "
         "memory of that node (dmesg -T says what was killed)",
     ),
-    11: Verdict(
+    11: FailureVerdict(
         FailureKind.SEGFAULT,
         "",
         "a library crashed: env PYTHONFAULTHANDLER=1 shows where; suspect an extension that was "
         "built against another torch",
     ),
-    15: Verdict(
+    15: FailureVerdict(
         FailureKind.TERMINATED, "", "somebody on that node ended it; it was not stopped by Muster"
     ),
 }

@@ -10,8 +10,9 @@ from __future__ import annotations
 from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
-from orchestrator.core.facts.jobs import StopRequested, TaskLeft
+from orchestrator.core.facts.jobs import StopRequested, TaskLeft, TaskLost
 from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.state import Attempt, Job, Task
 from orchestrator.core.model.task import reached
 
@@ -19,6 +20,11 @@ from orchestrator.core.model.task import reached
 def stop(attempt: Attempt, cause: Cause) -> StopRequested:
     """Stop the attempt. If it gets two causes in one turn, the first one counts."""
     return StopRequested(attempt.job, attempt.number, cause)
+
+
+def lost(task: Task, reason: str, proof: TaskProof) -> TaskLost:
+    """The end of a task of which no record will come."""
+    return TaskLost(task.job, task.attempt, task.rank, reason, proof)
 
 
 def stop_or_leave(
@@ -43,7 +49,7 @@ def stop_or_leave(
 
 
 def affects_gang(job: Job, report: TaskReport, cause: Cause) -> bool:
-    """Whether a cause concerns the whole gang.
+    """True if a cause concerns the whole gang.
 
     In an elastic gang, torchrun restarts failed ranks.
     """
@@ -55,7 +61,7 @@ def affects_gang(job: Job, report: TaskReport, cause: Cause) -> bool:
 def survives_without(
     job: Job, attempt: Attempt, task: Task, cause: Cause, *, killed: bool = False
 ) -> bool:
-    """Whether the gang can continue after this task ended for this cause.
+    """True if the gang can continue after this task ended for this cause.
 
     A lost node or a `killed` torchrun leaves. A torchrun that gives up has closed the rendezvous
     for all.

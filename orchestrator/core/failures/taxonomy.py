@@ -15,7 +15,7 @@ import msgspec
 from muster.protocol.failure_kinds import FailureKind
 
 
-class Rule(msgspec.Struct, frozen=True):
+class FailureRule(msgspec.Struct, frozen=True):
     """A rule of the taxonomy.
 
     `sign` is an example of the output, for readers. `advice` may refer to the groups of `pattern`
@@ -38,8 +38,10 @@ class Rule(msgspec.Struct, frozen=True):
         return re.search(self.pattern, text, re.IGNORECASE)
 
 
-def _rule(kind: FailureKind, sign: str, pattern: str, advice: str, *, infra: bool = False) -> Rule:
-    return Rule(kind, sign, pattern, advice, infra)
+def _rule(
+    kind: FailureKind, sign: str, pattern: str, advice: str, *, infra: bool = False
+) -> FailureRule:
+    return FailureRule(kind, sign, pattern, advice, infra)
 
 
 IN_USE: Final = re.compile(r"EADDRINUSE|address already in use|\[Errno 98\]", re.IGNORECASE)

@@ -151,7 +151,7 @@ def fence(name: TaskId) -> StopTask:
 
 
 def may_start(job: Job, attempt: Attempt, task: Task) -> bool:
-    """Whether the task may pass its gate.
+    """True if the task may pass its gate.
 
     Under torchrun, workers wait until the launcher's port listens.
     """

@@ -12,8 +12,8 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from muster.spec.checks.rdma import named_plugin, rdma_off
 from muster.spec.model import Rdma, env_on_node, gpus_on_node
-from orchestrator.core.fabric.plan import PLUGIN, FabricRequest, Refused, join, nccl_of, plan
-from orchestrator.core.fabric.port_slots import Member
+from orchestrator.core.fabric.plan import PLUGIN, FabricRequest, PlanRefused, join, nccl_of, plan
+from orchestrator.core.fabric.port_slots import FabricMember
 from orchestrator.core.facts.jobs import Fact, TaskRefused
 from orchestrator.core.failures.causes import shortened
 from orchestrator.core.failures.stops import stop
@@ -25,7 +25,7 @@ _NOTHING: Final = NodeFabric()
 _UNTOLD: Final = NodeFabric(unseen="its agent does not report it")
 
 
-def plan_for(job: Job, attempt: Attempt) -> FabricPlan | Refused | None:
+def plan_for(job: Job, attempt: Attempt) -> FabricPlan | PlanRefused | None:
     """The fabric plan of a gang whose nodes are all prepared.
 
     Returns None if no node has a fabric and RDMA is only preferred.
@@ -37,7 +37,7 @@ def plan_for(job: Job, attempt: Attempt) -> FabricPlan | Refused | None:
     return plan([member_of(job, task) for task in attempt.tasks], wish_of(job, attempt), _met(job))
 
 
-def roll_back(attempt: Attempt, refused: Refused) -> list[Fact]:
+def roll_back(attempt: Attempt, refused: PlanRefused) -> list[Fact]:
     """Record a refusal for each node at fault, and stop the attempt so that it is retried
     elsewhere.
     """
@@ -80,13 +80,13 @@ def node_plan(job: Job, attempt: Attempt, task: Task) -> NodePlan:
     return NodePlan() if attempt.fabric is None else attempt.fabric.of(task.rank)
 
 
-def member_of(job: Job, task: Task) -> Member:
+def member_of(job: Job, task: Task) -> FabricMember:
     """A member of the gang, as its node reported itself when it was prepared."""
     prepared = task.prepared
     if prepared is None:
         raise AssertionError(f"the fabric of {task.id} is planned before it is prepared")
     fabric = _UNTOLD if prepared.fabric is None else prepared.fabric
-    return Member(
+    return FabricMember(
         task.node,
         fabric,
         near_ports(fabric, task.gpus),
@@ -128,10 +128,10 @@ def wish_of(job: Job, attempt: Attempt) -> FabricRequest:
     )
 
 
-def _met(job: Job) -> list[Member]:
+def _met(job: Job) -> list[FabricMember]:
     """Other nodes of this job's earlier attempts, as they were reported then."""
     here = {task.node for task in job.attempts[-1].tasks}
-    found: dict[str, Member] = {}
+    found: dict[str, FabricMember] = {}
     for task in _earlier(job):
         if task.node not in here and task.prepared is not None:
             found[task.node] = member_of(job, task)

@@ -19,6 +19,7 @@ from muster.spec.model import (
     Launcher,
     Rendezvous,
     Shell,
+    StartMethod,
     env_on_node,
     gpus_on_node,
     nproc_on_node,
@@ -27,10 +28,9 @@ from muster.spec.model import (
 )
 from orchestrator.core.gangs.fabric import node_plan
 from orchestrator.core.gangs.host_names import elsewhere, host_table
-from orchestrator.core.gangs.leases import own_lease_s
 from orchestrator.core.gangs.torchrun import torchrun_arguments
 from orchestrator.core.model.attempt import AttemptPhase
-from orchestrator.core.model.fabric_plan import Transport
+from orchestrator.core.model.fabric_plan import FabricTransport
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.members import gang_members, gpus_of, require_prepared, seat
 from orchestrator.core.model.state import Attempt, Job, Task
@@ -76,7 +76,7 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         ports=PORTS_OFFERED if task.rank == 0 else 0,
         gpus=task.gpus,
         preflight=spec.preflight is not None,
-        lease_s=own_lease_s(job, limits),
+        lease_s=job.attempt(task.attempt).lease_s,
         checkpoint_dir=spec.checkpoint_dir,
         idle=asked_of_nodes(spec),
     )
@@ -301,7 +301,7 @@ def fabric_environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]
     interface = endpoint(attempt, task).interface
     made = {**node_plan(job, attempt, task).env, **_sockets(interface)}
     plan = attempt.fabric
-    if plan is not None and plan.transport is Transport.TCP and interface:
+    if plan is not None and plan.transport is FabricTransport.TCP and interface:
         # UCX has to leave RDMA alone, too.
         made["UCX_NET_DEVICES"] = interface
     return made
@@ -335,14 +335,19 @@ def _identity(job: Job, task: Task) -> dict[str, str]:
         "MUSTER_ATTEMPT": str(task.attempt),
         "MUSTER_TASK": task.id,
         "MUSTER_NODE_RANK": str(task.rank),
-        **_beyond_torchrun(job.spec.launcher),
+        **_of_bootstrap(job.spec),
     }
 
 
-def _beyond_torchrun(launcher: Launcher) -> dict[str, str]:
-    """Variables for the bootstrap: the launcher that it runs in addition to torchrun, before its
-    gate.
+def _of_bootstrap(spec: JobSpec) -> dict[str, str]:
+    """Variables for the bootstrap, which reads them before its gate: the launcher that it runs in
+    addition to torchrun, and the start method of the ranks.
     """
-    if launcher in (Launcher.ACCELERATE, Launcher.DEEPSPEED):
-        return {"MUSTER_LAUNCHER": launcher.value}
-    return {}
+    made = {}
+    if spec.launcher in (Launcher.ACCELERATE, Launcher.DEEPSPEED):
+        made["MUSTER_LAUNCHER"] = spec.launcher.value
+    if spec.launcher.torchruns and spec.start_method is StartMethod.FORK:
+        made["MUSTER_START_METHOD"] = spec.start_method.value
+        if spec.preload:
+            made["MUSTER_PRELOAD"] = " ".join(spec.preload)
+    return made

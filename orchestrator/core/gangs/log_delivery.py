@@ -38,7 +38,7 @@ def tasks_with_pending_logs(job: Job, stored: Container[tuple[int, int]]) -> lis
 
 
 def _may_have_log(job: Job, task: Task) -> bool:
-    """Whether the task may have written a log that the node can still deliver.
+    """True if the task may have written a log that the node can still deliver.
 
     Not if the node is lost, never had the task (a cancel came first) or reported no output. Before
     a task is prepared, only the job's `setup` has run.

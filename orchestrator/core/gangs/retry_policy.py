@@ -76,7 +76,7 @@ def settled(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> Cause:
 
 
 def _is_the_jobs_own(job: Job, cause: Cause, *, spare: bool) -> bool:
-    """Whether the job itself caused the refusal.
+    """True if the job itself caused the refusal.
 
     Only if no node ever was prepared, and either two nodes refused alike or no other node is left
     to try. A failing `setup` of a one-node job is always the job's fault.

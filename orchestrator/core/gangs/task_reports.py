@@ -47,6 +47,9 @@ def _run(task: Task, report: TaskReport) -> list[f.Fact]:
         found.append(f.TaskListening(*key))
     if began and not reached(task.state, TaskState.STARTED):
         found.append(f.TaskStarted(*key))
+    start, known = report.start, task.start
+    if start is not None and (known is None or (known.method, start.method) == ("fork", "exec")):
+        found.append(f.RanksStarted(*key, start))
     ended = report.exit is not None or (began and report.state is TaskState.CLEANED)
     if ended and task.exit is None:
         # If its shim was killed, only the end of a task is known, without an exit status.

@@ -15,7 +15,7 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 from muster.protocol.text import named
-from orchestrator.core.fabric.plan import Refused
+from orchestrator.core.fabric.plan import PlanRefused
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import webhooks as nf
@@ -114,7 +114,7 @@ def _prepared(state: State, job: Job, attempt: Attempt) -> Decision:
     if isinstance(arranged, Cause):
         return Decision([stop(attempt, arranged)])
     fabric = plan_for(job, attempt)
-    if isinstance(fabric, Refused):
+    if isinstance(fabric, PlanRefused):
         return Decision(roll_back(attempt, fabric))
     return Decision([structs.replace(arranged, fabric=fabric)])
 
@@ -147,7 +147,7 @@ def _refused(job: Job, attempt: Attempt, task: Task, now: Instant, limits: Limit
 
 
 def _settles(attempt: Attempt, task: Task) -> bool:
-    """Whether the fault of a refusal is clear at once."""
+    """True if the fault of a refusal is clear at once."""
     if task.refusal is None or attempt.phase is AttemptPhase.PREPARING:
         return task.refusal is not None and task.refusal.node_fault
     return task.refusal.code != RefusalCode.UNREACHABLE

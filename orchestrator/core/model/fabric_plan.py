@@ -10,7 +10,7 @@ import enum
 import msgspec
 
 
-class Transport(enum.Enum):
+class FabricTransport(enum.Enum):
     """The transport of the traffic between nodes.
 
     TCP: NCCL is set to ignore RDMA. OPEN: NCCL gets no setting, as it has nothing to choose from.
@@ -59,7 +59,7 @@ class FabricPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     old plans.
     """
 
-    transport: Transport
+    transport: FabricTransport
     text: str
     rails: tuple[Rail, ...] = ()
     kinds: tuple[NodePlan, ...] = ()

@@ -26,12 +26,12 @@ def grace_now_s(attempt: Attempt) -> float:
 
 
 def is_forced(job: Job, attempt: Attempt) -> bool:
-    """Whether the ranks are killed without a grace period."""
+    """True if the ranks are killed without a grace period."""
     return attempt.forced or (job.cancel is not None and job.cancel[3])
 
 
 def ends_by_itself(attempt: Attempt) -> bool:
-    """Whether the attempt has completed, so that no rank needs to be stopped."""
+    """True if the attempt has completed, so that no rank needs to be stopped."""
     return (
         attempt.cause is not None
         and attempt.cause.code is CauseCode.COMPLETED

@@ -9,7 +9,7 @@ LINES_KEPT: Final = 100
 
 
 @dataclass(slots=True)
-class Lines:
+class BoundedLines:
     """Any number of lines may be added: the oldest are dropped. Times are UTC seconds."""
 
     kept: list[tuple[float, str]] = field(default_factory=list)

@@ -47,9 +47,8 @@ class HangLimits(msgspec.Struct, frozen=True):
 class Limits(msgspec.Struct, frozen=True):
     """Limits of leases, phases and verdicts.
 
-    `lease_margin_s` is what the coordinator waits beyond an agent's lease before it calls a node
-    lost. It covers the time in which a shim ends its task after the lease, and the drift of two
-    clocks during a lease.
+    `lease_s` is the lease of gangs that set none. The margin beyond a lease is no setting: see
+    `orchestrator.core.model.leases`.
 
     `refusal_wait_s` is how long the coordinator waits for more refusals after the first one of a
     gang.
@@ -59,9 +58,6 @@ class Limits(msgspec.Struct, frozen=True):
 
     `traffic_wait_s` is how long a gang that requires RDMA continues on TCP. All of its nodes may
     report meanwhile, as one of them alone may be to blame.
-
-    `mass_outage_s` is how long nothing is called lost in a mass outage, when most agents fall
-    silent at once (0: no special case).
 
     `spec_bytes_max` is the most bytes that the specifications of all jobs that have not ended may
     have together, because they are in memory, and `user_spec_bytes_max` those of one user's jobs.
@@ -74,8 +70,6 @@ class Limits(msgspec.Struct, frozen=True):
     """
 
     lease_s: float = 300.0
-    lease_margin_s: float = 30.0
-    mass_outage_s: float = 1800.0
     heartbeat_s: float = 5.0
     silence_s: float = 10.0
     prepare_timeout_s: float = 300.0

@@ -19,7 +19,8 @@ ITSELF: Final = "muster"
 
 
 class LinkState(enum.Enum):
-    """OFFLINE: not connected in this epoch. SUSPECT: silent, lease still runs. LOST: lease over."""
+    """OFFLINE: not connected in this epoch. SUSPECT: silent. LOST: silent for so long that no job
+    waits for it, or declared lost. None of these says that its tasks are over."""
 
     OFFLINE = "offline"
     CONNECTED = "connected"
@@ -33,6 +34,9 @@ LINK_TRANSITIONS: Final[dict[LinkState, frozenset[LinkState]]] = {
     LinkState.SUSPECT: frozenset({LinkState.CONNECTED, LinkState.LOST}),
     LinkState.LOST: frozenset({LinkState.CONNECTED}),
 }
+
+
+SILENT: Final = frozenset({LinkState.SUSPECT, LinkState.LOST})
 
 
 class AdminState(enum.Enum):
@@ -63,18 +67,6 @@ class Drain(msgspec.Struct, frozen=True):
     jobs: tuple[JobId, ...] = ()
     after_checkpoint: bool = False
     left_by: tuple[JobId, str] | None = None
-
-
-class MassOutage(msgspec.Struct, frozen=True):
-    """Most agents fell silent at once, `gone` of the `of` that were connected.
-
-    From `at` (monotonic) on, the coordinator declares nothing lost for `lasts_s`.
-    """
-
-    at: float
-    lasts_s: float
-    gone: int
-    of: int
 
 
 class Fault(msgspec.Struct, frozen=True):

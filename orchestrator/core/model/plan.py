@@ -14,16 +14,19 @@ from muster.protocol.ids import JobId, NodeName
 
 
 class Backfill(enum.Enum):
-    """The jobs that may start before jobs ahead of them: those that delay no promise, those that do
-    not delay the first job, or none."""
+    """The jobs that may start before jobs ahead of them: those that delay no promise, or those that
+    do not delay the first job.
+    """
 
     CONSERVATIVE = "conservative"
     EASY = "easy"
-    OFF = "off"
 
 
 class PoolPolicy(msgspec.Struct, frozen=True):
-    """The order of a pool's queue. `promises` counts jobs at its head."""
+    """The backfill of a pool's queue. `promises` counts jobs at its head.
+
+    A pool without a policy has a strict queue.
+    """
 
     backfill: Backfill = Backfill.CONSERVATIVE
     promises: int = 100
@@ -130,7 +133,8 @@ class QueuePlan(msgspec.Struct, frozen=True):
     `began` is the time of the first pass of this process. `events` may still move promises, because
     no pass has looked at all bookings since. `restored` are jobs whose promise is from an earlier
     process. `next_job` is where a pass that has used up its budget goes on. `wakes_at` is the time
-    of the next pass without any other reason.
+    of the next pass without any other reason. `lease_s` is the time after which a silent node is
+    given up.
     """
 
     bookings: dict[JobId, Booking] = {}
@@ -141,3 +145,4 @@ class QueuePlan(msgspec.Struct, frozen=True):
     restored: tuple[JobId, ...] = ()
     next_job: JobId | None = None
     wakes_at: float | None = None
+    lease_s: float = 0.0

@@ -25,17 +25,20 @@ from muster.protocol.observations.disks import DiskHealth
 from muster.protocol.observations.hangs import HangVerdict, RankActivity, RankStacks
 from muster.protocol.observations.hardware_events import HardwareEvent
 from muster.protocol.observations.interfaces import Endpoint
+from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.observations.traffic import FabricReport, PortHealth
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.model import JobSpec
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.fabric_plan import FabricPlan
-from orchestrator.core.model.history import Lines
+from orchestrator.core.model.history import BoundedLines
 from orchestrator.core.model.job import JobPhase
-from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState, MassOutage
+from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState
 from orchestrator.core.model.plan import PoolPolicy, QueuePlan
+from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.registrations import NewNodes
+from orchestrator.core.model.task import OVER
 from orchestrator.core.model.user_webhooks import UserWebhooks
 
 
@@ -80,7 +83,7 @@ class Node:
     peer: str = ""
     connected_at: float = 0.0
     heard_at: float = 0.0
-    lease_until: float = 0.0
+    answered_at: float = 0.0  # when it was last answered; of the process start if before that
     ahead_s: float = 0.0  # of the agent's wall clock
     instance: str = ""
     lives: tuple[float, ...] = ()  # newest times of agent restarts
@@ -93,7 +96,7 @@ class Node:
 
     @property
     def in_service(self) -> bool:
-        """Whether the node may get jobs, if it is connected and free."""
+        """True if the node may get jobs, if it is connected and free."""
         return self.drain is None
 
     @property
@@ -115,6 +118,7 @@ class Task:
     refusal: Refusal | None = None
     warnings: tuple[str, ...] = ()
     listening: bool = False
+    start: RanksStart | None = None
     exit: ExitStatus | None = None
     ranks: tuple[RankReport, ...] = ()
     stopped_by: str = ""
@@ -131,6 +135,7 @@ class Task:
     cut_at: float | None = None  # when its node became unreachable
     left: str | None = None  # why the elastic gang continues without it
     left_force: bool = False  # killed without a grace period
+    proof: TaskProof | None = None  # of a LOST task
     gpus: tuple[str, ...] = ()  # by UUID; () is the whole node
 
     @property
@@ -217,6 +222,7 @@ class Attempt:
     network: str = ""  # its name, and why it was chosen
     fabric: FabricPlan | None = None
     why_there: str = ""  # in words, from the placement
+    lease_s: float | None = None  # of its tasks; None: they run however long they are cut off
     cause: Cause | None = None
     forced: bool = False
     warned_at: float | None = None  # time of the time limit's warning
@@ -227,7 +233,7 @@ class Attempt:
     grace_s: float = 0.0  # of the current stop
     shortened: tuple[float, float] | None = None  # when, and the new grace from then
     closed_at: float | None = None
-    changes: Lines = field(default_factory=Lines)  # history of the run
+    changes: BoundedLines = field(default_factory=BoundedLines)  # history of the run
     cuts: list[Unreachable] = field(default_factory=list)  # the newest
     signals: list[Signal] = field(default_factory=list)  # the newest
     warned_limit_s: float | None = None  # time limit of that warning
@@ -242,6 +248,12 @@ class Attempt:
     def present(self) -> list[Task]:
         """The tasks that have not left the gang. Only elastic gangs lose some."""
         return [task for task in self.tasks if task.present]
+
+    def holds(self, task: Task) -> bool:
+        """True if the task's node is kept for this attempt: until the task is over, or, in a gang
+        that has not ended, until it has left as well."""
+        ending = self.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)
+        return task.state not in OVER or (task.present and not ending)
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -285,7 +297,7 @@ class Job:
     released: bool = False  # a user released it from a hold
     asked: JobSpec | None = None  # as submitted, if changed since
     rerun_of: JobId | None = None
-    notes: Lines = field(default_factory=Lines)  # history of user requests
+    notes: BoundedLines = field(default_factory=BoundedLines)  # history of user requests
     ended_at: float | None = None
     revision: int = 0  # count of facts that changed it
     requests: int = 0  # those of users: changes, holds, releases and signals
@@ -313,7 +325,7 @@ class Job:
         return max(self.last_attempt, self.left_out_to) + 1
 
     def is_restored(self, attempt: int) -> bool:
-        """Whether the attempt was made before the journal was restored."""
+        """True if the attempt was made before the journal was restored."""
         return attempt <= self.left_out_to
 
     def find_attempt(self, number: int) -> Attempt | None:
@@ -383,7 +395,6 @@ class State:
     look_number: int = 0  # volatile; of the last stack dump
     disk_full: str = ""  # volatile; why nothing new starts
     judged_from: float = 0.0  # volatile; no liveness verdict before, monotonic
-    mass_outage: MassOutage | None = None  # volatile; current mass outage
     plan: QueuePlan = field(default_factory=QueuePlan)  # volatile; of the last pass over the queues
     forgotten: int = 0  # volatile; count of archived jobs
 

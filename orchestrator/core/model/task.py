@@ -20,7 +20,7 @@ ORDER: Final = (S.ASSIGNED, S.PREPARED, S.ARRANGED, S.STARTED, S.EXITED, S.CLEAN
 """The states of an undisturbed task. Reports may skip states but never go back."""
 
 OVER: Final = frozenset({S.CLEANED, S.LOST})
-"""States in which nothing of the task can be running on its node."""
+"""States in which the task is proved over: nothing of it can be running on its node."""
 
 
 _BEHIND: Final = {
@@ -30,5 +30,5 @@ _BEHIND: Final = {
 
 
 def reached(state: S, wanted: S) -> bool:
-    """Whether a task in `state` has got as far as `wanted`. A lost task has reached nothing."""
+    """True if a task in `state` has got as far as `wanted`. A lost task has reached nothing."""
     return wanted in _BEHIND[state]

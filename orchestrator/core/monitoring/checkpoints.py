@@ -53,7 +53,7 @@ def apply_checkpoint(attempt: Attempt, task: Task, fact: f.TaskCheckpointed, at:
 
 
 def without_progress(job: Job) -> bool:
-    """Whether the job's last attempts all ran and left no checkpoint.
+    """True if the job's last attempts all ran and left no checkpoint.
 
     Attempts that a drain ended do not count.
     """

@@ -41,7 +41,7 @@ _GROUPS_KEPT: Final = 8
 _THREADS_KEPT: Final = 16
 
 
-class Rule(enum.Enum):
+class HangRule(enum.Enum):
     """IDLE: no rank does anything. STILL: no bytes move, but some ranks compute. ODD: a few ranks
     do nothing while the others go on.
     """
@@ -54,7 +54,7 @@ class Rule(enum.Enum):
 class Suspicion(NamedTuple):
     """`ranks` do nothing for `quiet_s` seconds; the limit of the rule is `limit_s`."""
 
-    rule: Rule
+    rule: HangRule
     ranks: frozenset[int]
     quiet_s: float
     limit_s: float
@@ -89,13 +89,13 @@ def _dues(ranks: Sequence[RankActivity], limits: HangLimits) -> list[Suspicion]:
     if len(idle) == len(alive):
         # A gap of the gang is a gap of every rank, so the shortest one bounds it.
         limit_s = limits.of_gap(min(rank.idle_gap_s for rank in alive))
-        found.append(Suspicion(Rule.IDLE, names, min(r.idle_s or 0.0 for r in idle), limit_s))
+        found.append(Suspicion(HangRule.IDLE, names, min(r.idle_s or 0.0 for r in idle), limit_s))
     elif len(still) == len(alive):
         limit_s = limits.of_gap(min(rank.still_gap_s for rank in alive))
-        found.append(Suspicion(Rule.STILL, names, min(still), limit_s))
+        found.append(Suspicion(HangRule.STILL, names, min(still), limit_s))
     elif idle and 2 * len(idle) < len(alive):
         limit_s = limits.of_gap(max(rank.idle_gap_s for rank in idle))
-        found.append(Suspicion(Rule.ODD, names, min(r.idle_s or 0.0 for r in idle), limit_s))
+        found.append(Suspicion(HangRule.ODD, names, min(r.idle_s or 0.0 for r in idle), limit_s))
     return found
 
 
@@ -114,7 +114,7 @@ def _left_behind(
         return None
     quiet_s = min(seconds for seconds in quiet if seconds is not None)
     names = frozenset(rank.rank for rank in alive)
-    return Suspicion(Rule.IDLE, names, quiet_s, limits.of_gap(limits.quiet_s))
+    return Suspicion(HangRule.IDLE, names, quiet_s, limits.of_gap(limits.quiet_s))
 
 
 AT_ITS_END: Final = (
@@ -173,11 +173,11 @@ def opinion(
         return Opinion.SLOW
     idle = [rank for rank in alive if rank.rank in suspected.ranks]
     if moved:
-        return Opinion.SLOW if suspected.rule is Rule.STILL else Opinion.DISMISSED
+        return Opinion.SLOW if suspected.rule is HangRule.STILL else Opinion.DISMISSED
     match suspected.rule:
-        case Rule.IDLE:
+        case HangRule.IDLE:
             return Opinion.HUNG
-        case Rule.STILL:
+        case HangRule.STILL:
             # A GPU driver spins while it waits. The stack then shows a waiting call, or a line of
             # the job's own code in a rank that waits for an idle one.
             busy = [rank for rank in alive if rank.rank not in suspected.ranks]
@@ -186,14 +186,14 @@ def opinion(
             held = stay and 0 < 2 * len(idle) < len(alive) and _stuck(idle, stood)
             stopped = any(rank.doing is Doing.STOPPED for rank in alive)
             return Opinion.HUNG if spins or held or stopped else Opinion.SLOW
-        case Rule.ODD:
+        case HangRule.ODD:
             return Opinion.HUNG if _stuck(idle, stood) else Opinion.DISMISSED
         case _:
             assert_never(suspected.rule)
 
 
 def _stuck(idle: Sequence[RankActivity], stood: Mapping[int, Sequence[Frame]]) -> bool:
-    """Whether these ranks do nothing, although they wait for no other rank."""
+    """True if these ranks do nothing, although they wait for no other rank."""
     return all(
         rank.doing is Doing.STOPPED or (rank.rank in stood and not waits(stood[rank.rank]))
         for rank in idle
@@ -221,7 +221,7 @@ def verdict(
     else:
         where = _everywhere(alive, groups)
     ended = ended_text(ranks)
-    at_its_end = bool(ended) and kind is HangKind.HUNG and suspected.rule is Rule.IDLE
+    at_its_end = bool(ended) and kind is HangKind.HUNG and suspected.rule is HangRule.IDLE
     notes = (*notes, AT_ITS_END) if at_its_end and not stopped else notes
     order = sorted(alive, key=lambda one: (one.rank not in odd, one.rank))
     known = [stacks[one.rank] for one in order if one.rank in stacks]
@@ -251,7 +251,7 @@ def _odd(
     stopped = tuple(rank.rank for rank in alive if rank.doing is Doing.STOPPED)
     if stopped and len(stopped) < len(alive):
         return stopped
-    if suspected.rule is Rule.ODD:
+    if suspected.rule is HangRule.ODD:
         return tuple(sorted(suspected.ranks))
     slow = tuple(
         rank.rank

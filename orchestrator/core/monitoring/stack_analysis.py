@@ -33,7 +33,7 @@ _LIBRARY: Final = re.compile(
 
 
 def waits(frames: Sequence[Frame]) -> bool:
-    """Whether the rank is in a call that waits for other ranks or their data."""
+    """True if the rank is in a call that waits for other ranks or their data."""
     for frame in frames[:_DEPTH]:
         name = frame.name.rpartition(".")[2]
         if name in _WORKS:
@@ -45,7 +45,7 @@ def waits(frames: Sequence[Frame]) -> bool:
 
 
 def reads_or_writes(frames: Sequence[Frame]) -> bool:
-    """Whether the rank is in a library that moves files, or talks to a file server."""
+    """True if the rank is in a library that moves files, or talks to a file server."""
     return not waits(frames) and any(_FILES.search(frame.file) for frame in frames[:_DEPTH])
 
 

@@ -189,7 +189,7 @@ def _ended(
 
 
 def _final(job: Job, found: HangVerdict) -> bool:
-    """Whether another dump could not change the verdict.
+    """True if another dump could not change the verdict.
 
     A slow gang may still come to hang, and a restart requires certainty.
     """

@@ -22,7 +22,7 @@ VERDICTS_MAX: Final = 100
 
 
 def watched(attempt: Attempt) -> bool:
-    """Whether the gang has several nodes and any of them has RDMA hardware or GPUs."""
+    """True if the gang has several nodes and any of them has RDMA hardware or GPUs."""
     return len(attempt.present) > 1 and any(_has_any(task) for task in attempt.present)
 
 

@@ -14,7 +14,7 @@ from muster.protocol.observations.interfaces import problem
 from muster.protocol.states import TaskState
 from muster.protocol.text import count
 from muster.spec.roles import MAX_NPROC
-from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.node import SILENT, LinkState
 from orchestrator.core.model.state import Node, State, Task
 from orchestrator.core.model.task import OVER
 from orchestrator.core.nodes.crash_loops import another_life
@@ -150,10 +150,11 @@ def _refuse_second(node: Node, hello: Hello, peer: str) -> Refused | None:
     be lost.
     """
     connected = node.link is LinkState.CONNECTED
+    gone = "" if connected else f"; if the first is gone for good: muster node lost {node.name}"
     both = f"by an agent at {node.peer}; this one is at {peer}"
     if node.agent_id != hello.agent_id:
         if _name_taken(node):
-            text = f"the name {hello.node} is in use {both}: give each agent its own `node`"
+            text = f"the name {hello.node} is in use {both}: give each agent its own `node`{gone}"
             return Refused("duplicate_name", text)
         return None
     elsewhere = node.inventory.machine_id != hello.inventory.machine_id
@@ -161,7 +162,7 @@ def _refuse_second(node: Node, hello: Hello, peer: str) -> Refused | None:
         return Refused(
             "duplicate_identity",
             f"the identity of {hello.node} is in use {both}: a state folder has been copied; "
-            "remove the copy, and give each agent its own `node`",
+            f"remove the copy, and give each agent its own `node`{gone}",
         )
     if connected and another_life(node, hello.instance):
         # A restarted agent may reconnect before the coordinator notices the end of its last
@@ -187,7 +188,7 @@ def _refuse_renamed(state: State, hello: Hello) -> Refused | None:
                 "renamed",
                 f"this agent was {was.name} and still has task {task.id}, which it would lose as "
                 f"{hello.node}: set `node: {was.name}` in its configuration until its jobs have "
-                "ended; the end of its lease ends them, too",
+                f"ended; or end them with: muster node lost {was.name}",
             )
     return None
 
@@ -226,13 +227,11 @@ def _refuse_beside(state: State, hello: Hello, peer: str) -> Refused | None:
 
 
 def _name_taken(node: Node) -> bool:
-    """Whether the node's agent still holds its name.
+    """True if the node's agent still holds its name.
 
-    An agent that is cut off may be running something until its lease has expired.
+    An agent that is cut off may be running something, until its tasks are proved over.
     """
-    if node.link is LinkState.CONNECTED:
-        return True
-    return node.link is LinkState.SUSPECT and bool(node.holders)
+    return node.link is LinkState.CONNECTED or (node.link in SILENT and bool(node.holders))
 
 
 def clock_ahead_s(wall_s: float | None, now: Instant) -> float:

@@ -21,7 +21,7 @@ LIVES_KEPT: Final = 32
 
 
 def another_life(node: Node, instance: str) -> bool:
-    """Whether the agent was restarted."""
+    """True if the agent was restarted."""
     return bool(node.instance) and node.instance != instance
 
 

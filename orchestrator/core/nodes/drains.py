@@ -98,7 +98,19 @@ def remove(state: State, asked: s.RemoveReceived) -> Decision:
         declined = a.Declined(
             "node_busy",
             f"{node.name} cannot be reached, and may still run {held}",
-            "wait until its lease has expired (muster nodes says when), or start its agent",
+            f"start its agent; if it is gone for good, first: muster node lost {node.name}",
+        )
+        return _answer(asked.request, declined)
+    ending = [
+        (job.id, job.current.number)
+        for job in state.jobs.values()
+        if job.current is not None and any(it.node == node.name for it in job.current.present)
+    ]
+    if ending:
+        declined = a.Declined(
+            "node_busy",
+            f"{node.name} belongs to {jobs_named(ending)}, which has not ended on another node",
+            "wait until the job has ended: muster show says what it waits for",
         )
         return _answer(asked.request, declined)
     if node.name in state.awaited or any(name == node.name for name, _ in state.unknown):

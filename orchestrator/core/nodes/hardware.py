@@ -39,7 +39,7 @@ _MAY_BE: Final = frozenset({FailureKind.GPU_FAILED, FailureKind.CUDA_ERROR})
 
 
 def may_be_hardware(cause: Cause) -> bool:
-    """Whether the node's kernel may be about to report the hardware failure behind this cause."""
+    """True if the node's kernel may be about to report the hardware failure behind this cause."""
     return cause.kind in _MAY_BE
 
 
@@ -192,7 +192,7 @@ def _whose_memory(node: Node, event: HardwareEvent) -> tuple[tuple[JobId, int], 
 
 
 def _has(node: Node, share: Share, event: HardwareEvent) -> bool:
-    """Whether the GPU is part of the share.
+    """True if the GPU is part of the share.
 
     If the GPU cannot be identified, any share with a missing GPU may have it.
     """

@@ -1,8 +1,9 @@
 """Reports of peers on a silent node: is it gone, or only cut off from the coordinator?
 
-A node that is cut off may go on training, so its lease decides. If its neighbours in a gang report
-that its machine no longer answers them either, it is gone as far as the gang is concerned. That
-ends the attempt at once. The node is free only after its lease, or when it comes back.
+A node that is cut off may go on training, so its silence ends nothing. If its neighbours in a gang
+report that its machine no longer answers them either, it is gone as far as the gang is concerned.
+That ends the attempt at once. It does not prove that node's task over: see
+`orchestrator.core.model.proof`.
 
 A neighbour that was cut off itself had no answers meanwhile. Its reports count once it has polled
 its peers again.
@@ -24,7 +25,7 @@ from orchestrator.core.failures.stops import stop_or_leave
 from orchestrator.core.gangs.commands import tasks_on
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits
-from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.node import SILENT, LinkState
 from orchestrator.core.model.state import Attempt, Node, State, Task
 
 
@@ -44,7 +45,7 @@ def unknown_at(node: Node, limits: Limits) -> float:
     If a new coordinator process has received nothing from the node yet, the silence counts from the
     start of the process.
     """
-    return node.lease_until - limits.lease_s - limits.lease_margin_s + limits.silence_s
+    return node.answered_at + limits.silence_s
 
 
 def on_peers_unreachable(state: State, task: Task, now: Instant, limits: Limits) -> list[f.Fact]:
@@ -100,11 +101,11 @@ def silent_one(state: State, attempt: Attempt, cause: Cause, now: Instant, limit
 
 
 def is_silent(state: State, task: Task, now: Instant, limits: Limits) -> bool:
-    """Whether the task's node has been silent for so long that it is unknown."""
+    """True if the task's node has been silent for so long that it is unknown."""
     node = state.nodes[task.node]
-    if now.mono < state.judged_from or state.mass_outage is not None:
+    if now.mono < state.judged_from:
         return False
-    return node.link is LinkState.SUSPECT and now.mono >= unknown_at(node, limits)
+    return node.link in SILENT and now.mono >= unknown_at(node, limits)
 
 
 def _gone(state: State, attempt: Attempt, task: Task, now: Instant, limits: Limits) -> list[f.Fact]:

@@ -107,12 +107,12 @@ def out_of_pool(state: State, node: Node, limits: Limits) -> tuple[int, int]:
 
 
 def pool_bears(out: int, size: int, limits: Limits) -> bool:
-    """Whether one more node may be taken out of a pool of `size`, of which `out` nodes are."""
+    """True if one more node may be taken out of a pool of `size`, of which `out` nodes are."""
     return out + 1 <= limits.quarantine.pool_share * size
 
 
 def _is_out(node: Node, limits: Limits) -> bool:
-    """Whether the coordinator has taken the node out of service or is about to.
+    """True if the coordinator has taken the node out of service or is about to.
 
     Nodes that one attempt blames are quarantined one after another.
     """
@@ -127,7 +127,7 @@ def _number(node: Node) -> int:
 
 
 def _proved(attempt: Attempt, cause: Cause) -> bool:
-    """Whether the node is at fault and the job cannot be.
+    """True if the node is at fault and the job cannot be.
 
     For a refusal, that is certain if the refusal itself blames the node, or if others of the gang
     were ready.
@@ -139,7 +139,7 @@ def _proved(attempt: Attempt, cause: Cause) -> bool:
 
 
 def _seen(attempt: Attempt, cause: Cause) -> bool:
-    """Whether the kernel saw the fault for which the rank failed. The rank's own output is no
+    """True if the kernel saw the fault for which the rank failed. The rank's own output is no
     evidence, because every program can write it, and neither is a full disk, because every program
     can fill it.
     """

@@ -1,16 +1,15 @@
 """Nodes after a restore: their hello settles them, or an operator declares them lost.
 
 Tasks of attempts that the restored journal lacks are fenced like any unknown task. Here is the
-proof that they are over: the agent's report, its next hello without them, a reboot, the lease, or
-an operator's word.
+proof that they are over: the agent's report, its next hello without them, a reboot, or an
+operator's word. No lease is one, as nobody knows which they have.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from muster.protocol.ids import BadId, NodeName, parse_task_id
-from muster.protocol.instant import Instant
+from muster.protocol.ids import BadId, NodeName
 from muster.protocol.link.control_channel import Hello, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
@@ -20,15 +19,13 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts import restored as rf
 from orchestrator.core.facts.decision import Decision
-from orchestrator.core.failures.stops import stop, stop_or_leave
+from orchestrator.core.failures.stops import lost, stop, stop_or_leave
 from orchestrator.core.gangs.commands import tasks_on
-from orchestrator.core.gangs.leases import own_lease_s
 from orchestrator.core.model.attempt import AttemptPhase
-from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.state import Attempt, Job, State, Task
 from orchestrator.core.nodes.drains import unknown_node
-from orchestrator.core.nodes.liveness import released
 
 _BY_REQUEST: Final = frozenset({"stop", "kill"})
 _STARTING: Final = frozenset({AttemptPhase.PREPARING, AttemptPhase.ARRANGING})
@@ -52,19 +49,6 @@ def unknown_task_over(state: State, node: NodeName, report: TaskReport) -> list[
     if report.state is not TaskState.CLEANED or (node, report.task) not in state.unknown:
         return []
     return [lf.UnknownTaskOver(node, report.task)]
-
-
-def unknown_tasks_expired(state: State, node: NodeName, limits: Limits) -> list[f.Fact]:
-    """Return the unknown tasks that have ended on a node whose lease has expired.
-
-    A job's own lease may be longer than that of its node.
-    """
-    found: list[f.Fact] = []
-    for name, task in sorted(state.unknown):
-        job = state.jobs.get(parse_task_id(task)[0])
-        if name == node and (job is None or own_lease_s(job, limits) <= limits.lease_s):
-            found.append(lf.UnknownTaskOver(node, task))
-    return found
 
 
 def settled(state: State, node: NodeName) -> list[f.Fact]:
@@ -140,19 +124,14 @@ def declare_lost(state: State, asked: s.LostReceived) -> Decision:
     return Decision(facts, [a.Answer(asked.request, a.NodeServiceChanged(name, matters))])
 
 
-def react_to_declared_lost(
-    state: State, fact: rf.NodeDeclaredLost, now: Instant, limits: Limits
-) -> Decision:
+def react_to_declared_lost(state: State, fact: rf.NodeDeclaredLost) -> list[f.Fact]:
     """Return the end of every task on the node."""
-    lost = [
-        f.TaskLost(task.job, task.attempt, task.rank, f"{fact.user} declared {fact.node} lost")
-        for task in tasks_on(state, fact.node)
-    ]
-    return Decision([*lost, *released(state, now, limits)])
+    reason = f"{fact.user} declared {fact.node} lost"
+    return [lost(task, reason, TaskProof.DECLARED) for task in tasks_on(state, fact.node)]
 
 
 def _is_unknown(state: State, node: NodeName, report: TaskReport) -> bool:
-    """Whether a node has a task that the journal lacks, or has on another node."""
+    """True if a node has a task that the journal lacks, or has on another node."""
     if report.state is TaskState.CLEANED:
         return False
     try:

@@ -18,7 +18,9 @@ from muster.protocol.text import named
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts import service as sf
+from orchestrator.core.failures.stops import lost
 from orchestrator.core.model.node import ITSELF
+from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.state import Job, Node, State, Task
 
 NAMED: Final = 8
@@ -109,12 +111,14 @@ def declare_task_lost(task: Task, report: TaskReport) -> list[f.Fact]:
     """Declare a task lost if none of its processes will ever run its program again.
 
     Its gang would wait for nothing. A task that only resists SIGKILL may still run, and is not
-    lost.
+    lost. If no process is left at all, the node cannot write the task's exit record.
     """
-    if not report.survivors or not report.doomed or report.state is TaskState.CLEANED:
+    if not report.doomed or report.state is TaskState.CLEANED:
         return []
-    reason = f"SIGKILL does not end {_pids(report.survivors)} there"
-    return [f.TaskLost(task.job, task.attempt, task.rank, reason)]
+    reason = "the exit record of the task cannot be written on its disk"
+    if report.survivors:
+        reason = f"SIGKILL does not end {_pids(report.survivors)} there"
+    return [lost(task, reason, TaskProof.REPORTED)]
 
 
 def survivor_problems(node: Node) -> tuple[str, ...]:

@@ -35,5 +35,5 @@ _ALLOWED: Final = frozenset(
 
 
 def node_may_send(kind: type) -> bool:
-    """Whether a node may send messages of this type."""
+    """True if a node may send messages of this type."""
     return kind in _ALLOWED

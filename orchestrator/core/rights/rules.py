@@ -27,6 +27,7 @@ class Action(enum.Enum):
     READ_JOB = "job.read"
     CHANGE_JOB = "job.change"
     RERUN_JOB = "job.rerun"
+    READ_AUDIT = "audit.read"
 
 
 class Rule(NamedTuple):
@@ -43,7 +44,7 @@ class Rule(NamedTuple):
 
     @property
     def of_job(self) -> bool:
-        """Whether the action has a job as its object."""
+        """True if the action has a job as its object."""
         return self.own is not None
 
 
@@ -80,11 +81,12 @@ RULES: Final[Mapping[Action, Rule]] = {
         Role.ADMIN,
         own=Role.USER,
     ),
+    Action.READ_AUDIT: Rule("read the audit log", Role.ADMIN),
 }
 
 
 def may(who: Principal, action: Action, job: Owned | None, policy: Policy) -> bool:
-    """Whether `who` may do this. `job` is the object of an action that has one."""
+    """True if `who` may do this. `job` is the object of an action that has one."""
     rule = RULES.get(action)
     if rule is None or who.kind not in rule.kinds:
         return False
@@ -100,7 +102,7 @@ def may(who: Principal, action: Action, job: Owned | None, policy: Policy) -> bo
 
 
 def may_with_some(who: Principal, action: Action) -> bool:
-    """Whether there can be an object with which `who` may do this."""
+    """True if there can be an object with which `who` may do this."""
     everything = Policy(visibility=Visibility.PUBLIC)
     return may(who, action, Owned(who.name), everything)
 

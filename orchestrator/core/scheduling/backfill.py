@@ -16,15 +16,12 @@ from muster.protocol.ids import JobId, NodeName
 from muster.protocol.instant import Instant
 from orchestrator.core.facts.jobs import AttemptPlaced, Fact, JobHeld
 from orchestrator.core.facts.queue import QueuesPlanned, StartMoved, StartPromised
-from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import ITSELF, LinkState
 from orchestrator.core.model.plan import (
-    Backfill,
     Booking,
     MoveCause,
     PlannedEnd,
     PlannedShare,
-    PoolPolicy,
     QueueEvent,
     QueuePlan,
 )
@@ -51,7 +48,6 @@ LATER_S: Final = 1.0
 """A start that is later by less is the same promise."""
 EVENTS_KEPT: Final = 64
 _ERROR_CHARS: Final = 200
-DEFAULT: Final = PoolPolicy()
 _OF_THE_ORDER: Final = (MoveCause.PRIORITY, MoveCause.RELEASE, MoveCause.RETRY, MoveCause.SET)
 
 
@@ -59,7 +55,7 @@ def schedule(
     state: State,
     events: Sequence[QueueEvent],
     now: Instant,
-    limits: Limits,
+    lease_s: float,
     *,
     freed: bool = True,
     resume: bool = False,
@@ -67,29 +63,31 @@ def schedule(
 ) -> list[Fact]:
     """Return the gangs that start now, the promises made or moved, and the new plan.
 
+    Only pools with backfill take part. `lease_s` is the time after which a silent node is given up.
     `freed`: capacity may have become free since the last pass. `resume`: go on where that pass has
     stopped; nothing has happened since.
     """
     if state.disk_full or is_held(state):
         return []
-    if not any(state.queues.values()) and not state.plan.bookings and not state.plan.promises:
+    plan = state.plan
+    if not any(_queues(state).values()) and not plan.bookings and not plan.promises:
         return []
-    return _Pass(state, events, now, limits, looks_max, freed=freed).run(resume=resume)
+    return _Pass(state, events, now, lease_s, looks_max, freed=freed).run(resume=resume)
 
 
 def may_grow(state: State, job: Job) -> bool:
-    """Whether a running gang may get more nodes, because each waiting job of its pool either has
+    """True if a running gang may get more nodes, because each waiting job of its pool either has
     booked the nodes that it will get, or cannot start at all.
     """
-    policy = state.pools.get(job.spec.pool, DEFAULT)
+    policy = state.pools.get(job.spec.pool)
     waiting = len(state.queues.get(job.spec.pool, ()))
-    if policy.backfill is Backfill.OFF:
+    if policy is None:
         return not waiting
     return waiting <= policy.horizon and state.plan.next_job is None
 
 
 def is_booked(state: State, job: Job, node: NodeName) -> bool:
-    """Whether a waiting job needs the node before the running job has ended."""
+    """True if a waiting job needs the node before the running job has ended."""
     planned = state.plan.ends.get(job.id)
     ends = math.inf if planned is None else planned.at
     return any(
@@ -98,26 +96,31 @@ def is_booked(state: State, job: Job, node: NodeName) -> bool:
     )
 
 
+def _queues(state: State) -> dict[str, list[tuple[int, JobId]]]:
+    """The queues of pools with backfill."""
+    return {pool: queue for pool, queue in state.queues.items() if pool in state.pools}
+
+
 class _Pass:
     def __init__(
         self,
         state: State,
         events: Sequence[QueueEvent],
         now: Instant,
-        limits: Limits,
+        lease_s: float,
         looks_max: int,
         *,
         freed: bool,
     ) -> None:
         plan = state.plan
-        self.state, self.now, self.limits = state, now, limits
+        self.state, self.now, self.lease_s = state, now, lease_s
         self.looks_max = looks_max
         self.began = now.mono if plan.began is None else plan.began
-        self.returns_at = self.began + limits.lease_s + limits.lease_margin_s
+        self.returns_at = self.began + lease_s
         self.events = [*plan.events, *events]
         self.freed = freed
         self.ends = self._ends(plan.ends)
-        queued = {name for queue in state.queues.values() for _, name in queue}
+        queued = {name for queue in _queues(state).values() for _, name in queue}
         # A job that a user has changed is planned anew at its new place.
         changed = {event.job for event in self.events if event.cause is MoveCause.SET}
         kept = queued - changed
@@ -133,7 +136,7 @@ class _Pass:
         self._note_late(plan.ends, expected)
         # The wall clock decides nothing, so promises of an earlier process are made anew.
         self.restored = set(self.promises if plan.began is None else plan.restored) & queued
-        self.profile = Profile(state, expected, bookings, now, self.returns_at)
+        self.profile = Profile(state, expected, bookings, now, self.returns_at, lease_s)
         self.unsettled = set(bookings)
         self.facts: list[Fact] = []
         self.stopped_at: JobId | None = None
@@ -151,7 +154,7 @@ class _Pass:
         """Add an event for each attempt that ends later than planned before."""
         for name, at in expected.items():
             old = before.get(name)
-            if old is None or old.at >= at - LATER_S or at == math.inf:
+            if old is None or old.at >= at - LATER_S:
                 continue
             job = self.state.jobs[name]
             tasks = job.current.present if job.current is not None else []
@@ -167,22 +170,19 @@ class _Pass:
             if event not in self.events:
                 self.events.append(event)
         for node in self.state.nodes.values():
-            if node.link is LinkState.SUSPECT and node.lease_until <= self.now.mono:
+            if node.link is LinkState.SUSPECT and node.answered_at + self.lease_s <= self.now.mono:
                 self.events.append(QueueEvent(MoveCause.UNREACHABLE, node=node.name))
 
     def _is_cancelled_later(self, job: Job, old: PlannedEnd) -> bool:
-        """Whether a cancellation gave the attempt a longer grace period than its job has."""
+        """True if a cancellation gave the attempt a longer grace period than its job has."""
         end = self.ends[job.id]
         return end.stage == "stop" and job.cancel is not None and end.grace_s > old.grace_s
 
     def run(self, *, resume: bool) -> list[Fact]:
         resume_at = self.state.plan.next_job if resume else None
-        for pool, queue in self.state.queues.items():
+        for pool, queue in _queues(self.state).items():
             jobs = [self.state.jobs[name] for _, name in queue]
-            policy = self.state.pools.get(pool, DEFAULT)
-            if policy.backfill is Backfill.OFF:
-                self._strict(jobs)
-                continue
+            policy = self.state.pools[pool]
             planned = 0
             for job in jobs:
                 if self.profile.looks >= self.looks_max:
@@ -216,15 +216,6 @@ class _Pass:
                 JobHeld(job.id, ITSELF, f"its placement failed, a bug of muster: {text}")
             )
         return False
-
-    def _strict(self, jobs: Iterable[Job]) -> None:
-        """Start jobs in their order, as long as the first one can start."""
-        for job in jobs:
-            self._unbook(job)
-            placed = len(self.facts)
-            self._guarded(job, near=False)
-            if len(self.facts) == placed:
-                return
 
     def _plan(self, job: Job) -> bool:
         """Start a job, or plan its start; returns whether it waits with a booking."""
@@ -260,7 +251,7 @@ class _Pass:
         return {name for name, it in self.profile.bookings.items() if it.start == math.inf}
 
     def _is_new(self, job: Job) -> bool:
-        """Whether the job has come to its place in the queue since the last pass."""
+        """True if the job has come to its place in the queue since the last pass."""
         return any(it.job == job.id and it.cause in _OF_THE_ORDER for it in self.events)
 
     def _behind(self, job: Job, *, promised: bool) -> set[JobId]:
@@ -278,7 +269,7 @@ class _Pass:
         }
 
     def _waits_for_unknown(self, job: Job, ignored: set[JobId]) -> bool:
-        """Whether a job ahead may need the same nodes, and nobody knows when.
+        """True if a job ahead may need the same nodes, and nobody knows when.
 
         Then no start is planned: otherwise promises to the jobs behind would hold up that job.
         """
@@ -293,7 +284,7 @@ class _Pass:
         return any(not fitting.isdisjoint(nodes) for nodes in endless)
 
     def _holds(self, job: Job, booking: Booking) -> bool:
-        """Whether the job can still start at its planned start on its booked nodes."""
+        """True if the job can still start at its planned start on its booked nodes."""
         if booking.start == math.inf:
             names = self._fitting(job)
             return names == set(booking.nodes)
@@ -382,6 +373,7 @@ class _Pass:
             tuple(sorted(self.restored)),
             self.stopped_at,
             self._wakes_at(),
+            self.lease_s,
         )
         if made != plan:
             self.facts.append(QueuesPlanned(made))

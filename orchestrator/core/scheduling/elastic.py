@@ -13,7 +13,7 @@ from orchestrator.core.scheduling.gpus import given
 from orchestrator.core.scheduling.placement import busy, preference, unfit
 from orchestrator.core.scheduling.rendezvous import who_could_join
 from orchestrator.core.scheduling.restore_hold import is_held, unknown_tasks
-from orchestrator.core.scheduling.scheduler import may_place
+from orchestrator.core.scheduling.scheduler import frees_capacity
 from orchestrator.core.scheduling.topology import same
 
 COMES_BACK: Final = 2
@@ -21,8 +21,10 @@ COMES_BACK: Final = 2
 
 
 def may_join(state: State, fact: Fact) -> bool:
-    """Whether this fact may let a node join a gang that no node could join before."""
-    return may_place(state, fact) or (isinstance(fact, TaskStarted) and fact.job in state.elastic)
+    """True if this fact may let a node join a gang that no node could join before."""
+    return frees_capacity(state, fact) or (
+        isinstance(fact, TaskStarted) and fact.job in state.elastic
+    )
 
 
 def next_join(state: State) -> TaskJoined | None:

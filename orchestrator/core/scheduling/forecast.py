@@ -1,28 +1,28 @@
-"""Forecast: the latest start of a waiting job by the plan of the queues, and what it waits for."""
+"""Forecast: the latest start of a waiting job, if every job before it uses its whole time limit.
+
+Runs the scheduler's own placement on a copy of the nodes, and releases jobs as their limits end.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
 
 import msgspec
 
-from muster.fabric.natural_sort import natural
-from muster.protocol.ids import JobId, NodeName
 from muster.protocol.instant import Instant
 from muster.protocol.text import count, named
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.grace import stop_grace_s
-from orchestrator.core.model.plan import Backfill, Booking, QueuePlan
 from orchestrator.core.model.state import Attempt, Job, State
-from orchestrator.core.scheduling.backfill import DEFAULT
-from orchestrator.core.scheduling.gpus import used_by_strangers
-from orchestrator.core.scheduling.outlook import Outlook
-from orchestrator.core.scheduling.placement import starts_nothing, unfit
-from orchestrator.core.scheduling.profile import CLEAN_S, START_S
-from orchestrator.core.scheduling.reasons import jobs_named
+from orchestrator.core.scheduling.gpus import given, share_of, used_by_strangers
+from orchestrator.core.scheduling.placement import Waiting, place, starts_nothing, unfit
 
-NAMED_MAX = 4
+VERDICTS_MAX: Final = 30_000
+"""Maximum of node verdicts for one forecast, about a tenth of a second.
+
+In a larger cluster the forecast reaches less far.
+"""
 
 
 class Forecast(msgspec.Struct, frozen=True):
@@ -32,15 +32,43 @@ class Forecast(msgspec.Struct, frozen=True):
     text: str
 
 
-def forecast(state: State, job: Job, it: Outlook, now: Instant) -> Forecast:
-    """The forecast for a job that does not start now."""
-    booking = it.booking
-    if booking is None:
-        return Forecast(None, _unplanned(state, job))
-    if booking.start == math.inf:
-        return Forecast(None, _endless(state, job, it.plan))
-    start = max(booking.start, it.plan.promises.get(job.id, 0.0))
-    return Forecast(max(0.0, start - now.mono), _ends_before(state, job, booking, it.plan))
+def forecast(state: State, job: Job, line: list[Job], now: Instant) -> Forecast:
+    """The forecast for a job that waits behind those of `line`, in their order."""
+    pool = [it for it in state.nodes.values() if it.inventory.pool == job.spec.pool]
+    nodes = {it.name: replace(it, holders=dict(it.holders)) for it in pool}
+    trial = State(networks=state.networks, nodes=nodes)
+    trial.jobs = state.jobs
+    ends = {
+        name: ends_in_s(state, state.jobs[name], now)
+        for name in {name for it in pool for name, _ in it.holders}
+    }
+    at, looked = 0.0, 0
+    for next_one in [*line, job]:
+        looked += len(trial.nodes)
+        while isinstance(gang := place(trial, next_one), Waiting):
+            looked += len(trial.nodes)
+            known = [(end, name) for name, end in ends.items() if end is not None]
+            if not known:
+                return Forecast(None, _unknown(trial, next_one, job))
+            end, ended = min(known)
+            at = max(at, end)
+            del ends[ended]
+            for node in trial.nodes.values():
+                for holder in [it for it in node.holders if it[0] == ended]:
+                    del node.holders[holder]
+            if looked > VERDICTS_MAX:
+                break
+        if isinstance(gang, Waiting) or looked > VERDICTS_MAX:
+            return Forecast(None, "unknown: too many jobs are before it")
+        if next_one is job:
+            break
+        holder = (next_one.id, next_one.next_attempt)
+        for name in gang:
+            share = share_of(next_one.spec, given(trial, next_one.spec, name))
+            trial.nodes[name].holders[holder] = share
+        limit_s = next_one.spec.time_limit_s
+        ends[next_one.id] = None if limit_s is None else at + limit_s + next_one.spec.stop.grace_s
+    return Forecast(at, "by the time limits of the jobs before it")
 
 
 def ends_in_s(state: State, job: Job, now: Instant) -> float | None:
@@ -54,8 +82,8 @@ def ends_in_s(state: State, job: Job, now: Instant) -> float | None:
     if limit_s is None:
         return None
     since = state.running.get(job.id)
-    left_s = START_S + limit_s if since is None else max(0.0, since + limit_s - now.mono)
-    return left_s + job.spec.stop.grace_s + CLEAN_S
+    left_s = limit_s if since is None else max(0.0, since + limit_s - now.mono)
+    return left_s + job.spec.stop.grace_s
 
 
 def _stopped_in_s(job: Job, attempt: Attempt, now: Instant) -> float:
@@ -66,74 +94,27 @@ def _stopped_in_s(job: Job, attempt: Attempt, now: Instant) -> float:
     return min(max(0.0, attempt.stopping_at + grace_s - now.wall), grace_s)
 
 
-def _ends_before(state: State, job: Job, booking: Booking, plan: QueuePlan) -> str:
-    """The jobs that hold the booked nodes until the job starts."""
-    holders: dict[JobId, list[NodeName]] = {}
-    for name in booking.nodes:
-        for holder, _ in state.nodes[name].holders:
-            if holder in plan.ends and plan.ends[holder].at > booking.start:
-                continue  # it keeps another part of the node
-            holders.setdefault(holder, []).append(name)
-    parts = [
-        f"job {holder} ends on {_some(nodes)} by then" for holder, nodes in sorted(holders.items())
-    ]
-    before = [
-        name
-        for name, other in plan.bookings.items()
-        if name != job.id and other.end <= booking.start and set(other.nodes) & set(booking.nodes)
-    ]
-    parts += [f"job {name} starts there before, and ends by then" for name in sorted(before)]
-    away = [name for name in booking.nodes if state.nodes[name].session is None]
-    if away:
-        parts.append(f"{_some(away)} may be back by then")
-    more = f", and {len(parts) - NAMED_MAX} more" if len(parts) > NAMED_MAX else ""
-    return ", ".join(parts[:NAMED_MAX]) + more
-
-
-def _endless(state: State, job: Job, plan: QueuePlan) -> str:
-    """The jobs without a time limit for whose end the job waits."""
-    fitting = [it for it in state.nodes.values() if unfit(job.spec, it) is None and it.in_service]
-    holders = {name for it in fitting for name, _ in it.holders}
-    mine = (-job.spec.priority, job.id)
-    holders |= {
-        name
-        for name in plan.bookings
-        if name != job.id and (-state.jobs[name].spec.priority, name) < mine
-    }
-    endless = [name for name in sorted(holders) if state.jobs[name].spec.time_limit_s is None]
-    away = len([node for node in fitting if node.session is None])
-    if len(fitting) - away < job.spec.nodes:
-        return f"unknown: waits for {count(away, 'node')} to come back"
-    if not endless:
-        return "unknown: the starts of jobs before it are unknown"
-    have = "has" if len(endless) == 1 else "have"
-    return f"unknown: {jobs_named((name, 0) for name in endless)} {have} no time limit"
-
-
-def _unplanned(state: State, job: Job) -> str:
-    policy = state.pools.get(job.spec.pool, DEFAULT)
-    fitting = [it for it in state.nodes.values() if unfit(job.spec, it) is None]
+def _unknown(trial: State, waiting: Job, job: Job) -> str:
+    """Why `waiting`, which is `job` or a job before it, cannot be placed at any time."""
+    fitting = [node for node in trial.nodes.values() if unfit(waiting.spec, node) is None]
+    used = [node for node in fitting if node.in_service]
+    holders = sorted({name for node in used for name, _ in node.holders})
+    who = "" if waiting is job else f"job {waiting.id}, which is before it, "
+    if holders:
+        names = named([str(name) for name in holders])
+        jobs = f"job {names} has" if len(holders) == 1 else f"jobs {names} have"
+        return f"unknown: {who and who + 'waits, and '}{jobs} no time limit"
     drained = [f"{it.name} ({it.drain.user})" for it in fitting if it.drain is not None]
-    usable = [it for it in fitting if it.in_service and it.session is not None]
-    if len(usable) >= job.spec.nodes:
-        refusing = [it.name for it in fitting if starts_nothing(it) is not None]
-        if refusing:
-            return f"unknown: waits until {named(refusing)} can start tasks (muster nodes)"
-        strange = [it.name for it in fitting if used_by_strangers(it)]
-        if strange:
-            return f"unknown: waits for GPUs that foreign processes use, on {named(strange)}"
-        if policy.backfill is Backfill.OFF:
-            return f"unknown: pool {job.spec.pool} starts jobs strictly in their order"
-        return (
-            f"unknown: only the first {policy.horizon} waiting jobs of a pool have a planned start"
-        )
     if drained:
-        return f"unknown: waits for a drained node to be resumed: {named(drained)}"
+        return f"unknown: {who}waits for a drained node to be resumed: {named(drained)}"
     away = len([node for node in fitting if node.session is None])
     if away:
-        return f"unknown: waits for {count(away, 'node')} to come back"
-    return "never: it does not fit the known nodes"
-
-
-def _some(nodes: Iterable[NodeName]) -> str:
-    return named(sorted(nodes, key=natural), NAMED_MAX)
+        return f"unknown: {who}waits for {count(away, 'node')} to come back"
+    refusing = [it.name for it in fitting if starts_nothing(it) is not None]
+    if refusing:
+        return f"unknown: {who}waits until {named(refusing)} can start tasks (muster nodes)"
+    strange = [it.name for it in fitting if used_by_strangers(it)]
+    if strange:
+        where = f"on {named(strange)}"
+        return f"unknown: {who}waits for GPUs that foreign processes use, {where}"
+    return f"never: {who or 'it '}does not fit the known nodes"

@@ -19,6 +19,6 @@ def lacks_gpus(spec: JobSpec, gang: tuple[NodeName, ...], nodes: Mapping[NodeNam
 
 
 def is_short(spec: JobSpec, node_rank: int, node: Node) -> bool:
-    """Whether the node would get more ranks than GPUs, if the job does not request a GPU count."""
+    """True if the node would get more ranks than GPUs, if the job does not request a GPU count."""
     wanted = nproc_wanted(spec, node_rank, node.name) or 0
     return spec.resources.gpu is None and node.inventory.gpus < wanted

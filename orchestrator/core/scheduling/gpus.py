@@ -27,7 +27,7 @@ def matching(inventory: Inventory, wanted: Resources) -> int:
 
 
 def shares(spec: JobSpec, inventory: Inventory) -> bool:
-    """Whether the job gets GPUs of such a node, possibly all of them, and not the whole node."""
+    """True if the job gets GPUs of such a node, possibly all of them, and not the whole node."""
     return bool(spec.resources.gpu) and divides(inventory.devices)
 
 
@@ -57,8 +57,19 @@ def room(state: State, spec: JobSpec, node: Node) -> int:
     return len(free if model is None else _of_model(free, model))
 
 
+def may_have_room(spec: JobSpec, node: Node) -> bool:
+    """True if a node with holders could have room, as a quick check: False is certain."""
+    shares = node.holders.values()
+    if not spec.resources.gpu or any(share.whole for share in shares):
+        return False
+    # The list of devices decides: a GPU that a job holds may have vanished from the node.
+    held = {uuid for share in shares for uuid in share.gpus}
+    left = sum(device.uuid not in held for device in node.inventory.devices)
+    return left >= spec.resources.gpu
+
+
 def may_share(spec: JobSpec, node: Node, others: Sequence[Share]) -> bool:
-    """Whether the node may have room beside the shares of others: False is certain."""
+    """True if the node may have room beside the shares of others: False is certain."""
     if not shares(spec, node.inventory) or any(share.whole for share in others):
         return False
     held = {uuid for share in others for uuid in share.gpus}

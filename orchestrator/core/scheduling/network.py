@@ -235,7 +235,7 @@ def endpoint_on(ground: Ground, node: Node) -> Endpoint | None:
 
 
 def agree(nodes: Sequence[Node], networks: Sequence[str] = ()) -> bool:
-    """Whether these nodes share a network, as far as is known."""
+    """True if these nodes share a network, as far as is known."""
     if any(not node.inventory.interfaces for node in nodes):
         return True
     return _common(nodes, networks, set()) is not None
@@ -290,7 +290,7 @@ def _of(node: Node) -> tuple[_Place, ...]:
 
 
 def _pinned(node: Node) -> bool:
-    """Whether the node pins an interface, even one that has no address any more."""
+    """True if the node pins an interface, even one that has no address any more."""
     return any(interface.pinned for interface in node.inventory.interfaces)
 
 
@@ -365,7 +365,7 @@ def _gang_order(gang: Sequence[_Place]) -> tuple[int, int, int, int, str, str]:
 
 
 def _doubled(nodes: Sequence[Node], gang: Sequence[_Place], doubled: set[str]) -> bool:
-    """Whether two machines report the same address, which rules the network out."""
+    """True if two machines report the same address, which rules the network out."""
     owners: dict[str, Node] = {}
     for node, place in zip(nodes, gang, strict=True):
         other = owners.setdefault(place.address, node)

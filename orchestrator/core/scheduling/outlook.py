@@ -12,14 +12,13 @@ from muster.protocol.instant import Instant
 from orchestrator.core.facts.jobs import AttemptPlaced
 from orchestrator.core.facts.queue import QueuesPlanned
 from orchestrator.core.model.job import JobPhase
-from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.plan import Booking, QueuePlan
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.scheduling.backfill import schedule
 
 
 class Outlook(msgspec.Struct, frozen=True):
-    """Whether the job starts now, else its booking, in the plan of all queues.
+    """A possible start now, else the booking of the job in the plan of all queues.
 
     `first` has the nodes of other jobs that start now.
     """
@@ -30,7 +29,7 @@ class Outlook(msgspec.Struct, frozen=True):
     plan: QueuePlan
 
 
-def outlook(state: State, job: Job, now: Instant, limits: Limits) -> Outlook:
+def outlook(state: State, job: Job, now: Instant) -> Outlook:
     """Judge a waiting job; one that is held or backed off as if it were in its queue."""
     if job.phase is not JobPhase.QUEUED:
         job = replace(job, phase=JobPhase.QUEUED)
@@ -41,7 +40,7 @@ def outlook(state: State, job: Job, now: Instant, limits: Limits) -> Outlook:
             jobs={**state.jobs, job.id: job},
             queues={**state.queues, job.spec.pool: queue},
         )
-    facts = schedule(state, [], now, limits)
+    facts = schedule(state, [], now, state.plan.lease_s)
     placed = [it for it in facts if isinstance(it, AttemptPlaced)]
     first = {node: it.job for it in placed if it.job != job.id for node in it.nodes}
     starts = any(it.job == job.id for it in placed)

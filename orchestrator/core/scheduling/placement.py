@@ -33,7 +33,7 @@ from orchestrator.core.scheduling.restore_hold import unknown_on
 from orchestrator.core.scheduling.topology import enough, groups, largest, value_of
 
 
-class Verdict(NamedTuple):
+class PlacementVerdict(NamedTuple):
     """The verdict on one node for one job now; without `rejection` the node can be taken."""
 
     node: Node
@@ -70,7 +70,7 @@ class Waiting(msgspec.Struct, frozen=True):
 class Considered(msgspec.Struct, frozen=True):
     """A verdict on every known node, and the resulting gang in node-rank order (empty if none)."""
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[PlacementVerdict, ...]
     gang: tuple[NodeName, ...]
 
 
@@ -220,7 +220,7 @@ def consider(state: State, job: Job) -> Considered:
     left_out = {n.name for n in fitting} - {n.name for n in kept} if kept is not fitting else set()
     verdicts = tuple(
         [
-            Verdict(
+            PlacementVerdict(
                 node,
                 rejection
                 or (
@@ -248,18 +248,21 @@ def consider(state: State, job: Job) -> Considered:
     if len(apart) < len(free):
         names = {node.name for node in apart}
         verdicts = tuple(
-            v if v.rejection or v.node.name in names else Verdict(v.node, _SAME_GPUS)
+            v if v.rejection or v.node.name in names else PlacementVerdict(v.node, _SAME_GPUS)
             for v in verdicts
         )
     if gang is not None or len(apart) < spec.nodes:
         return Considered(verdicts, gang or ())
     if not kinds:
         return Considered(
-            tuple(v if v.rejection else Verdict(v.node, _UNLIKE) for v in verdicts), ()
+            tuple(v if v.rejection else PlacementVerdict(v.node, _UNLIKE) for v in verdicts), ()
         )
     sizes = {node.name: len(group) for group in groups(spec, apart) for node in group}
     return Considered(
-        tuple(v if v.rejection else Verdict(v.node, _apart(spec, v.node, sizes)) for v in verdicts),
+        tuple(
+            v if v.rejection else PlacementVerdict(v.node, _apart(spec, v.node, sizes))
+            for v in verdicts
+        ),
         (),
     )
 
@@ -387,7 +390,7 @@ def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
 
 
 def can_do_without(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
-    """Whether a whole gang could be placed, now or later, without the nodes in `avoid`."""
+    """True if a whole gang could be placed, now or later, without the nodes in `avoid`."""
     fitting = [node for node in state.nodes.values() if unfit(spec, node) is None]
     kept = _unspoilt(fitting, avoid)
     return enough(spec, kept, state.networks, share_network=bool(avoid))

@@ -18,6 +18,7 @@ from muster.protocol.instant import Instant
 from muster.spec.model import JobSpec
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.grace import stop_grace_s
+from orchestrator.core.model.leases import over_at
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.plan import Booking, PlannedEnd, PlannedShare
 from orchestrator.core.model.state import Attempt, Job, Node, Share, State
@@ -101,11 +102,13 @@ def expected_end(state: State, job: Job, planned: PlannedEnd, now: Instant) -> f
     """The time at which the attempt is expected to have released its nodes; later than now."""
     at = planned.at
     attempt = job.current
-    for task in attempt.present if attempt is not None else ():
+    assert attempt is not None
+    for task in attempt.present:
         node = state.nodes[task.node]
         if node.link is not LinkState.CONNECTED:
-            # Its agent ends the task at the end of the lease, if it gets no command before.
-            at = max(at, node.lease_until + CLEAN_S)
+            # Its agent ends the task at the end of the lease, if it has one.
+            over = over_at(state, attempt, task)
+            at = math.inf if over is None else max(at, over + CLEAN_S)
     return slipped(at, now.mono)
 
 
@@ -129,12 +132,13 @@ class Profile:
         bookings: dict[JobId, Booking],
         now: Instant,
         returns_at: float,
+        lease_s: float,
     ) -> None:
         self.state, self.now = state, now.mono
         self.bookings = bookings
         self.looks = 0
         self._ends = ends
-        self._returns_at = returns_at
+        self._returns_at, self._lease_s = returns_at, lease_s
         self._booked: dict[NodeName, dict[JobId, Held]] = {}
         self._held: dict[NodeName, dict[JobId, Held]] = {}
         self._copies: dict[NodeName, Node] = {}
@@ -168,7 +172,7 @@ class Profile:
             case LinkState.CONNECTED:
                 return self.now
             case LinkState.SUSPECT:
-                return slipped(node.lease_until, self.now)
+                return slipped(node.answered_at + self._lease_s, self.now)
             case LinkState.OFFLINE:
                 return self._returns_at if self._returns_at > self.now else math.inf
             case LinkState.LOST:
@@ -236,7 +240,7 @@ class Profile:
         ]
 
     def may_start(self, spec: JobSpec, free: list[Node], ignored: Container[JobId]) -> bool:
-        """Whether enough of the nodes in `free` may suit a job that starts now.
+        """True if enough of the nodes in `free` may suit a job that starts now.
 
         A quick check: False is certain.
         """

@@ -60,7 +60,7 @@ def node_gpus(nodes: Sequence[Node]) -> int:
 
 
 def _enough_of_one_kind(spec: JobSpec, nodes: Sequence[Node]) -> bool:
-    """Whether enough of the nodes are of one RDMA kind."""
+    """True if enough of the nodes are of one RDMA kind."""
     counted: dict[str, int] = {}
     for node in nodes:
         kind = kind_of(node)
@@ -70,7 +70,7 @@ def _enough_of_one_kind(spec: JobSpec, nodes: Sequence[Node]) -> bool:
 
 
 def _needs(spec: JobSpec) -> bool:
-    """Whether the job requires NCCL's own RDMA; Muster cannot check a plugin's."""
+    """True if the job requires NCCL's own RDMA; Muster cannot check a plugin's."""
     return spec.rdma is Rdma.REQUIRED and _uses_rdma(spec)
 
 

@@ -22,7 +22,7 @@ def silent_nodes(state: State) -> list[NodeName]:
 
 
 def is_held(state: State) -> bool:
-    """Whether nothing may be placed."""
+    """True if nothing may be placed."""
     return bool(state.awaited) and not state.awaited <= state.answered
 
 

@@ -29,7 +29,7 @@ def groups(spec: JobSpec, nodes: Iterable[Node]) -> list[list[Node]]:
 def enough(
     spec: JobSpec, nodes: Sequence[Node], networks: tuple[str, ...], *, share_network: bool = True
 ) -> bool:
-    """Whether these nodes could hold a whole gang if they were free.
+    """True if these nodes could hold a whole gang if they were free.
 
     With `share_network`, they must also share a network.
     """
@@ -46,7 +46,7 @@ def largest(spec: JobSpec, nodes: Sequence[Node]) -> list[Node]:
 
 
 def same(spec: JobSpec, node: Node, other: Node) -> bool:
-    """Whether both nodes may be in one gang."""
+    """True if both nodes may be in one gang."""
     label = spec.placement.shared_label
     if label is None:
         return True

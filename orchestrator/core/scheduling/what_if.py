@@ -1,4 +1,4 @@
-"""What-if: a copy of the state with a changed job or drained nodes.
+"""A what-if: a copy of the state with a changed job or drained nodes.
 
 The same code judges the copy and the state itself.
 """

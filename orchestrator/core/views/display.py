@@ -24,7 +24,7 @@ from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.clocks import clock_warning
 from orchestrator.core.model.grace import stop_grace_s
 from orchestrator.core.model.job import JobPhase
-from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.leases import wait_text
 from orchestrator.core.model.node import Drain, LinkState, drained_by
 from orchestrator.core.model.state import Attempt, Job, Node, State, Task
 from orchestrator.core.model.status import job_state
@@ -33,7 +33,6 @@ from orchestrator.core.monitoring.checkpoints import checkpoint_text
 from orchestrator.core.monitoring.ended_ranks import ended_line, hint
 from orchestrator.core.monitoring.traffic import proof_line
 from orchestrator.core.nodes.liveness import keeps_until as lasts
-from orchestrator.core.nodes.liveness import mass_outage_text
 from orchestrator.core.nodes.service_state import deadline_text
 from orchestrator.core.nodes.warnings import node_warnings
 from orchestrator.core.scheduling.gpus import gpus_used
@@ -94,23 +93,21 @@ def job_view(state: State, job: Job, now: Instant) -> h.JobView:
     )
 
 
-def node_seen(state: State, node: Node, now: Instant, limits: Limits) -> h.NodeView:
+def node_seen(state: State, node: Node, now: Instant) -> h.NodeView:
     """Return one node, including what only the whole state shows."""
-    restored = restore_warnings(state, node.name)
-    return node_view(node, now, mass_outage_text(state), lasts(state, node, limits), restored)
+    return node_view(node, now, lasts(state, node), restore_warnings(state, node.name))
 
 
 def node_view(
     node: Node,
     now: Instant,
-    mass_outage: str = "",
     keeps_until: float | None = None,
     restored: tuple[str, ...] = (),
 ) -> h.NodeView:
     """Return one node, from its link, its inventory and its jobs.
 
-    For an unreachable node: `mass_outage` is the text of a mass outage, and `keeps_until` is when
-    the node's tasks have ended at the latest. `restored` says why the node holds back placing.
+    `keeps_until` is when the tasks of an unreachable node have ended at the latest, None if that is
+    open. `restored` says why the node holds back placing.
     """
     holders = sorted(node.holders)
     job, attempt = holders[0] if holders else (None, None)
@@ -119,7 +116,7 @@ def node_view(
     return h.NodeView(
         name=node.name,
         link=node.link.value,
-        state=_warned(node_state(node, now, mass_outage, keeps_until), warnings),
+        state=_warned(node_state(node, now, keeps_until), warnings),
         address=node.inventory.address,
         pool=node.inventory.pool,
         gpus=node.inventory.gpus,
@@ -250,8 +247,8 @@ def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
     away = [t for t in attempt.present if state.nodes[t.node].link is not LinkState.CONNECTED]
     if away:
         presumed = ", job presumed running" if attempt.phase is AttemptPhase.RUNNING else ""
-        text = f"{_away(state, away, now)}{presumed}{_and(mass_outage_text(state))}"
-        return h.Reason("unreachable", text)
+        waits = wait_text(state, attempt, away, now)
+        return h.Reason("unreachable", f"{_away(state, away, now)}{presumed}; {waits}")
     match attempt.phase:
         case AttemptPhase.PREPARING:
             if any(t.refusal is not None for t in attempt.tasks):
@@ -288,8 +285,8 @@ def _stopping_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
     ]
     if not away:
         return h.Reason("stopping", text)
-    waits = f"{_away(state, away, now)}, waited for until its lease expires"
-    return h.Reason("unreachable", f"{text}; {waits}{_and(mass_outage_text(state))}")
+    waits = wait_text(state, attempt, away, now)
+    return h.Reason("unreachable", f"{text}; {_away(state, away, now)}; {waits}")
 
 
 def _away(state: State, tasks: Sequence[Task], now: Instant) -> str:
@@ -386,6 +383,7 @@ def _task_view(
             *(said for said in (odd, clock, _overlooked(task), advice) if said),
         ),
         gpus=task.gpus or None,
+        start=task.start,
     )
 
 
@@ -403,11 +401,9 @@ def _and(text: str) -> str:
     return f"; {text}" if text else ""
 
 
-def node_state(
-    node: Node, now: Instant, mass_outage: str = "", keeps_until: float | None = None
-) -> h.Reason:
+def node_state(node: Node, now: Instant, keeps_until: float | None = None) -> h.Reason:
     """Return what a node is doing, or why it is unreachable or out of service."""
-    linked, drain = _link_state(node, now, mass_outage, keeps_until), node.drain
+    linked, drain = _link_state(node, now, keeps_until), node.drain
     if drain is None:
         return linked
     if node.link is LinkState.CONNECTED and not node.holders:
@@ -418,7 +414,7 @@ def node_state(
     return h.Reason(code, "; ".join(text for text in texts if text))
 
 
-def _link_state(node: Node, now: Instant, mass_outage: str, keeps_until: float | None) -> h.Reason:
+def _link_state(node: Node, now: Instant, keeps_until: float | None) -> h.Reason:
     match node.link:
         case LinkState.CONNECTED:
             if not node.holders and (why := starts_nothing(node)) is not None:
@@ -433,11 +429,10 @@ def _link_state(node: Node, now: Instant, mass_outage: str, keeps_until: float |
             return h.Reason("shared" if free else "busy", text)
         case LinkState.OFFLINE:
             return h.Reason("offline", "no message since the coordinator started")
-        case LinkState.SUSPECT:
+        case LinkState.SUSPECT | LinkState.LOST:
+            what = "lost" if node.link is LinkState.LOST else "unreachable"
             left = "" if keeps_until is None else f" for {max(0.0, keeps_until - now.mono):.0f} s"
-            what = f"; its jobs may continue{left}" if node.holders else ""
-            return h.Reason("unreachable", f"unreachable{what}{_and(mass_outage)}")
-        case LinkState.LOST:
-            return h.Reason("lost", "silent beyond its lease")
+            more = f"; its jobs may continue{left}" if node.holders else ""
+            return h.Reason(what, f"{what}{more}")
         case _:
             assert_never(node.link)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Final, assert_never
 
 import msgspec
-from msgspec import structs
 
 from muster.fabric.natural_sort import natural
 from muster.http import views as h
@@ -16,7 +15,6 @@ from muster.protocol.text import count
 from muster.protocol.timestamp import Timestamp, timestamp
 from orchestrator.core.model.blame import blame
 from orchestrator.core.model.job import JobPhase
-from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState, drained_by, rounded_down
 from orchestrator.core.model.state import Attempt, Job, Node, State
 from orchestrator.core.model.status import job_state
@@ -28,11 +26,12 @@ from orchestrator.core.scheduling.outlook import Outlook, outlook
 from orchestrator.core.scheduling.placement import (
     SPREAD,
     Considered,
-    Verdict,
+    PlacementVerdict,
     busy,
     consider,
     never_fits,
 )
+from orchestrator.core.scheduling.planned import planned_forecast
 from orchestrator.core.scheduling.profile import duration_s
 from orchestrator.core.scheduling.reasons import Rejection, jobs_named
 from orchestrator.core.scheduling.restore_hold import why_held, why_job_held
@@ -46,18 +45,18 @@ AHEAD_MAX: Final = 20
 
 
 class Chance(msgspec.Struct, frozen=True):
-    """The prospects of a waiting job: the jobs ahead of it, and the verdict on each node."""
+    """The prospects of a waiting job: the jobs ahead of it, and the verdict on each node.
+
+    `outlook` is None without backfill.
+    """
 
     line: list[Job]
     found: Considered
-    outlook: Outlook
-
-    @property
-    def starts_now(self) -> bool:
-        return self.outlook.starts_now
+    starts_now: bool
+    outlook: Outlook | None
 
 
-def chance(state: State, job: Job, now: Instant, limits: Limits) -> Chance:
+def chance(state: State, job: Job, now: Instant) -> Chance:
     """Return the scheduler's present verdict on a waiting job.
 
     A held or backed-off job is judged as if it were in its queue.
@@ -66,18 +65,21 @@ def chance(state: State, job: Job, now: Instant, limits: Limits) -> Chance:
     queue = state.queues.get(job.spec.pool, [])
     line = [state.jobs[name] for rank, name in queue if (rank, name) < mine]
     found = consider(state, job)
-    seen = outlook(state, job, now, limits)
-    if job.phase is not JobPhase.QUEUED:
-        seen = structs.replace(seen, starts_now=False)
-    return Chance(line, found, seen)
+    queued = job.phase is JobPhase.QUEUED
+    if job.spec.pool in state.pools:
+        seen = outlook(state, job, now)
+        return Chance(line, found, queued and seen.starts_now, seen)
+    held = state.disk_full or why_held(state) or why_job_held(state, job)
+    starts = queued and not line and bool(found.gang) and not held
+    return Chance(line, found, starts, None)
 
 
-def explain(state: State, job: Job, now: Instant, limits: Limits) -> h.Explanation:
+def explain(state: State, job: Job, now: Instant) -> h.Explanation:
     summary = job_summary(state, job, now)
     stories = tuple(_story(job, attempt) for attempt in job.attempts)
     match job.phase:
         case JobPhase.QUEUED | JobPhase.HELD | JobPhase.BACKOFF:
-            return _waiting(state, job, summary, stories, now, limits)
+            return _waiting(state, job, summary, stories, now)
         case JobPhase.ACTIVE | JobPhase.ENDED:
             text = f"{summary.state.value}: {summary.reason.text}"
             return h.Explanation(summary, text, attempts=stories)
@@ -91,12 +93,11 @@ def _waiting(
     summary: h.JobSummary,
     stories: tuple[h.AttemptStory, ...],
     now: Instant,
-    limits: Limits,
 ) -> h.Explanation:
-    it = chance(state, job, now, limits)
+    it = chance(state, job, now)
     rejections = [_rejection_in_line(job, verdict, it, now) for verdict in it.found.verdicts]
     verdicts = [
-        _verdict(state, job, verdict, rejection, now, limits)
+        _verdict(state, job, verdict, rejection, now)
         for verdict, rejection in zip(it.found.verdicts, rejections, strict=True)
     ]
     impossible = never_fits(state, job.spec)
@@ -121,24 +122,33 @@ def _waiting(
     )
 
 
-def _rejection_in_line(job: Job, verdict: Verdict, it: Chance, now: Instant) -> Rejection | None:
-    """Return why the job cannot take the node, which may be kept for another job."""
-    if verdict.rejection is not None or it.starts_now:
-        return verdict.rejection
-    if verdict.node.name in it.outlook.first:
-        ahead = it.outlook.first[verdict.node.name]
-        return Rejection("queue", f"is free, but job {ahead} is before it in the queue")
+def _rejection_in_line(
+    job: Job, verdict: PlacementVerdict, it: Chance, now: Instant
+) -> Rejection | None:
+    """Return why the job cannot take the node. The first job in the queue gets a free node."""
+    if it.outlook is not None:
+        return verdict.rejection or _kept_for(job, verdict.node, it, it.outlook, now)
+    if verdict.rejection is None and it.line:
+        return Rejection("queue", f"is free, but job {it.line[0].id} is before it in the queue")
+    return verdict.rejection
+
+
+def _kept_for(job: Job, node: Node, it: Chance, seen: Outlook, now: Instant) -> Rejection | None:
+    """Return the other job for which a free node is kept, in words."""
+    if it.starts_now:
+        return None
+    if node.name in seen.first:
+        return Rejection("queue", f"is free, but job {seen.first[node.name]} starts there now")
     ends = now.mono + duration_s(job.spec)
-    for name, booking in sorted(it.outlook.plan.bookings.items(), key=lambda pair: pair[1].start):
+    for name, booking in sorted(seen.plan.bookings.items(), key=lambda pair: pair[1].start):
         needed = booking.start < ends or ends == math.inf
-        if name != job.id and needed and verdict.node.name in booking.nodes:
-            if booking.start == math.inf:
-                return Rejection(
-                    "promised", f"is free, and kept for job {name}, which is before it"
-                )
-            in_text = rounded_down(booking.start - now.mono)
-            return Rejection("promised", f"is free, and job {name} needs it in {in_text}")
-    if it.line and it.outlook.booking is None:
+        if name == job.id or not needed or node.name not in booking.nodes:
+            continue
+        if booking.start == math.inf:
+            return Rejection("promised", f"is free, and kept for job {name}, which is before it")
+        in_text = rounded_down(booking.start - now.mono)
+        return Rejection("promised", f"is free, and job {name} needs it in {in_text}")
+    if it.line and seen.booking is None:
         return Rejection("queue", f"is free, but job {it.line[0].id} is before it in the queue")
     return None
 
@@ -146,17 +156,16 @@ def _rejection_in_line(job: Job, verdict: Verdict, it: Chance, now: Instant) -> 
 def _verdict(
     state: State,
     job: Job,
-    verdict: Verdict,
+    verdict: PlacementVerdict,
     rejection: Rejection | None,
     now: Instant,
-    limits: Limits,
 ) -> h.NodeVerdict:
     node = verdict.node
     if rejection is None:
         return h.NodeVerdict(node.name, True, h.Reason("free", _free_text(state, job, node)))
     text = rejection.text
     if rejection.code == "not_connected":
-        text = f"{text}{_since_when(state, node, now, limits)}"
+        text = f"{text}{_since_when(state, node, now)}"
     elif node.drain is not None and rejection.code == "drained":
         text = f"is {drained_by(node.drain, now)}"
     if not rejection.holders:
@@ -204,10 +213,10 @@ def _last_needed(
     return state.jobs[needed[1]], needed[0]
 
 
-def _since_when(state: State, node: Node, now: Instant, limits: Limits) -> str:
+def _since_when(state: State, node: Node, now: Instant) -> str:
     heard = f", last message {now.mono - node.heard_at:.0f} s ago" if node.heard_at > 0.0 else ""
     holder = f", has {jobs_named(node.holders)}" if node.holders else ""
-    said = node_state(node, now, keeps_until=keeps_until(state, node, limits))
+    said = node_state(node, now, keeps_until(state, node))
     return f": {said.text}{heard}{holder}"
 
 
@@ -218,7 +227,10 @@ def _when(state: State, job: Job, it: Chance, now: Instant) -> tuple[str, Timest
         return f"unknown: no job is started: {state.disk_full}", None
     if held := why_held(state) or why_job_held(state, job):
         return f"unknown: {held}", None
-    found = forecast(state, job, it.outlook, now)
+    if it.outlook is None:
+        found = forecast(state, job, it.line, now)
+    else:
+        found = planned_forecast(state, job, it.outlook, now)
     if found.in_s is None:
         return found.text, None
     match job.phase:

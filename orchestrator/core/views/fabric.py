@@ -7,7 +7,14 @@ from typing import Final
 from muster.fabric.gids import Family
 from muster.fabric.model import ETHERNET
 from muster.fabric.nccl_version import DYNAMIC, ROBUST, version_of
-from muster.http.fabric import FabricView, NodeFabricView, PlannedPort, PlanView, RailView, Setting
+from muster.http.fabric import (
+    FabricView,
+    NodeFabricView,
+    PlannedPort,
+    PlanView,
+    RailView,
+    VariableView,
+)
 from muster.protocol.observations.fabric import FabricPort, NodeFabric
 from muster.protocol.refusal_codes import RefusalCode
 from muster.spec.model import Rdma, env_on_node
@@ -16,14 +23,16 @@ from orchestrator.core.fabric.port_diff import gids
 from orchestrator.core.gangs.fabric import node_plan
 from orchestrator.core.gangs.launch import fabric_environment
 from orchestrator.core.model.attempt import AttemptPhase
-from orchestrator.core.model.fabric_plan import FabricPlan, NodePlan, Transport
+from orchestrator.core.model.fabric_plan import FabricPlan, FabricTransport, NodePlan
 from orchestrator.core.model.state import Attempt, Job, Task
 from orchestrator.core.monitoring.traffic import nccl_lines, proof_view, watched
 from orchestrator.core.scheduling.rendezvous import endpoint
 
 _OURS: Final = ("NCCL_", "GLOO_", "UCX_")
 _OF_A_FILE: Final = "a file of NCCL on the node overrides it"
-_NOTHING: Final = FabricPlan(Transport.OPEN, "TCP: no node has an RDMA device that jobs can use")
+_NOTHING: Final = FabricPlan(
+    FabricTransport.OPEN, "TCP: no node has an RDMA device that jobs can use"
+)
 
 
 def fabric_view(job: Job) -> FabricView:
@@ -41,7 +50,7 @@ def fabric_view(job: Job) -> FabricView:
 
 
 def was_refused(attempt: Attempt) -> bool:
-    """Whether the gang's nodes do not match, so that it never had a plan."""
+    """True if the gang's nodes do not match, so that it never had a plan."""
     cause = attempt.cause
     differ = cause is not None and cause.refusal == RefusalCode.FABRIC_DIFFERS
     return differ and plan_of(attempt) is None
@@ -127,7 +136,7 @@ def _ports(fabric: NodeFabric, mine: NodePlan, family: Family) -> tuple[PlannedP
 
 def _settings(
     job: Job, attempt: Attempt, plan: FabricPlan, task: Task, mine: NodePlan
-) -> tuple[Setting, ...]:
+) -> tuple[VariableView, ...]:
     lines = nccl_lines(job.spec, task, watched(attempt))
     # Its path differs on each node.
     lines.pop("NCCL_DEBUG_FILE", None)
@@ -137,12 +146,12 @@ def _settings(
     for name, value in planned.items():
         given = own.get(name, value)
         if given == value:
-            made.append(Setting(name, value, _why(name, value, job, attempt, plan, mine)))
+            made.append(VariableView(name, value, _why(name, value, job, attempt, plan, mine)))
         else:
             why = "the job's own env overrides it"
-            made.append(Setting(name, given, why, planned=value))
+            made.append(VariableView(name, given, why, planned=value))
     made += [
-        Setting(name, value, "set in the job's own env")
+        VariableView(name, value, "set in the job's own env")
         for name, value in own.items()
         if name.startswith(_OURS) and name not in planned
     ]

@@ -16,7 +16,7 @@ UNSAID_MAX: Final = 1024  # pending answers before the agent is read no further
 
 
 @dataclass(slots=True)
-class Connection:
+class LogConnection:
     """Pending messages to one agent. A newer acknowledgement of a stream replaces an older one.
 
     `asked`, `held` and `holds` belong to the store's writer, everything else to the loop.

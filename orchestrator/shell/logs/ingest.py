@@ -38,7 +38,7 @@ from muster.protocol.link.log_channel import (
 )
 from orchestrator.core.rights.link import node_may_send
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.logs.connection import Connection
+from orchestrator.shell.logs.connection import LogConnection
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream_file import LogStoreError, NotWantedError
 
@@ -105,7 +105,7 @@ class LogIngest:
         writer: asyncio.Task[None] | None = None
         try:
             hello = await self._hello(socket)
-            connection = Connection(socket, hello.node)
+            connection = LogConnection(socket, hello.node)
             connection.post = self._store.writer.post
             connection.synced = partial(self._synced, connection)
             writer = self._owner.spawn(self._write(connection), name=f"logs-{hello.node}")
@@ -115,7 +115,7 @@ class LogIngest:
                 while (data := await _frame(socket)) is not None:
                     self.received_bytes += len(data)
                     if len(data) >= MUCH_BYTES:
-                        await self._coordinator.give_way()
+                        await self._coordinator.yield_to_scheduling()
                     elif loop.time() >= until:
                         # Frames that have arrived are read without waiting, however many there are,
                         # and the first byte of each stream creates two files. So yield to others.
@@ -136,7 +136,7 @@ class LogIngest:
                 writer.cancel()
         return socket
 
-    async def _write(self, connection: Connection) -> None:
+    async def _write(self, connection: LogConnection) -> None:
         try:
             while True:
                 await connection.filled.wait()
@@ -154,7 +154,7 @@ class LogIngest:
             connection.broken = True
             connection.emptied.set()
 
-    async def _send(self, connection: Connection, command: LogCommand) -> None:
+    async def _send(self, connection: LogConnection, command: LogCommand) -> None:
         text = encode_text(command)
         self.sent_bytes += len(text)
         await connection.socket.send_str(text)
@@ -189,7 +189,7 @@ class LogIngest:
                 f"no hello of a registered agent within {HELLO_TIMEOUT_S:g} s"
             ) from None
 
-    async def _take(self, connection: Connection, data: str | bytes) -> None:
+    async def _take(self, connection: LogConnection, data: str | bytes) -> None:
         if isinstance(data, bytes):
             chunk, payload = decode_chunk(data)
             if await self._is_ours(connection, chunk.stream.task):
@@ -226,7 +226,7 @@ class LogIngest:
                 assert_never(message)
 
     async def _queue(
-        self, connection: Connection, stream: StreamId, work: Callable[[], None], size: int = 0
+        self, connection: LogConnection, stream: StreamId, work: Callable[[], None], size: int = 0
     ) -> None:
         """Queue work of a frame of `size` bytes, or drop the frame if the disk does not answer."""
         while not self._store.writer.is_stalled:
@@ -249,7 +249,7 @@ class LogIngest:
                 self._store.hold(stream)
         self._try_later(connection)
 
-    def _worked(self, connection: Connection, size: int, error: BaseException | None) -> None:
+    def _worked(self, connection: LogConnection, size: int, error: BaseException | None) -> None:
         connection.queued -= 1
         connection.queued_bytes -= size
         self._queued_bytes -= size
@@ -262,11 +262,11 @@ class LogIngest:
             async with asyncio.timeout(LOAD_S):
                 await self._store.load(parse_task_id(task)[0])
 
-    def _open(self, connection: Connection, stream: StreamId) -> None:
+    def _open(self, connection: LogConnection, stream: StreamId) -> None:
         connection.asked.pop(stream, None)
         self._ask(connection, stream)
 
-    def _take_chunk(self, connection: Connection, chunk: Chunk, payload: memoryview) -> None:
+    def _take_chunk(self, connection: LogConnection, chunk: Chunk, payload: memoryview) -> None:
         stream = chunk.stream
         if stream in connection.held:
             return
@@ -280,7 +280,7 @@ class LogIngest:
         else:
             connection.asked.pop(stream, None)
 
-    def _take_hole(self, connection: Connection, hole: Hole) -> None:
+    def _take_hole(self, connection: LogConnection, hole: Hole) -> None:
         stream = hole.stream
         if stream in connection.held:
             return
@@ -294,7 +294,7 @@ class LogIngest:
         else:
             connection.asked.pop(stream, None)
 
-    def _end_stream(self, connection: Connection, stream: StreamId, length: int) -> None:
+    def _end_stream(self, connection: LogConnection, stream: StreamId, length: int) -> None:
         if stream in connection.held:
             return
         try:
@@ -303,7 +303,7 @@ class LogIngest:
         except LogStoreError as error:
             self._hold(connection, stream, error)
 
-    def _begin_end(self, connection: Connection, task: TaskId, streams: int) -> None:
+    def _begin_end(self, connection: LogConnection, task: TaskId, streams: int) -> None:
         """Put the end of a task on disk, while further frames are read."""
         if task in connection.ending:
             return
@@ -314,7 +314,7 @@ class LogIngest:
         connection.ending.add(task)
         self._owner.spawn(self._end_task(connection, task, streams), name=f"logs-end-{task}")
 
-    async def _end_task(self, connection: Connection, task: TaskId, streams: int) -> None:
+    async def _end_task(self, connection: LogConnection, task: TaskId, streams: int) -> None:
         try:
             # After the frames before it.
             held = await self._store.writer.call(lambda: connection.holds[task] > 0)
@@ -332,13 +332,13 @@ class LogIngest:
         else:
             _log.warning("task_logs_incomplete", task=task, node=connection.node)
 
-    def _ask(self, connection: Connection, stream: StreamId) -> None:
+    def _ask(self, connection: LogConnection, stream: StreamId) -> None:
         try:
             connection.ask(stream, self._store.size(stream))
         except LogStoreError as error:
             self._hold(connection, stream, error)
 
-    def _synced(self, connection: Connection, stream: StreamId, offset: int | None) -> None:
+    def _synced(self, connection: LogConnection, stream: StreamId, offset: int | None) -> None:
         """Acknowledge bytes that are on disk. If the disk has failed, the writer calls this, to ask
         for them again, later.
         """
@@ -347,25 +347,25 @@ class LogIngest:
         elif not connection.broken:
             self._hold_back(connection, stream)
 
-    def _hold(self, connection: Connection, stream: StreamId, why: LogStoreError) -> None:
+    def _hold(self, connection: LogConnection, stream: StreamId, why: LogStoreError) -> None:
         """Stop storing a stream: for good if it is not wanted, else until a retry."""
         if isinstance(why, NotWantedError):
             connection.post(connection.say, NotWanted(stream, str(why)))
         else:
             self._hold_back(connection, stream)
 
-    def _hold_back(self, connection: Connection, stream: StreamId) -> None:
+    def _hold_back(self, connection: LogConnection, stream: StreamId) -> None:
         if stream not in connection.held:
             connection.held[stream] = None
             connection.holds[stream.task] += 1
         connection.post(self._try_later, connection)
 
-    def _try_later(self, connection: Connection) -> None:
+    def _try_later(self, connection: LogConnection) -> None:
         if connection.again is None and not connection.broken:
             loop = asyncio.get_running_loop()
             connection.again = loop.call_later(AGAIN_S, self._try_again, connection)
 
-    def _try_again(self, connection: Connection) -> None:
+    def _try_again(self, connection: LogConnection) -> None:
         """Ask again for the streams that wait, if the disk answers, and end the tasks that wait."""
         connection.again = None
         if self._store.writer.is_stalled:
@@ -377,10 +377,10 @@ class LogIngest:
         for task in list(itertools.islice(connection.held_ends, AGAIN_MAX)):
             self._begin_end(connection, task, connection.held_ends.pop(task))
 
-    def _asked_again(self, connection: Connection, error: BaseException | None) -> None:
+    def _asked_again(self, connection: LogConnection, error: BaseException | None) -> None:
         connection.error = connection.error or error
 
-    def _ask_again(self, connection: Connection, missed: Iterable[StreamId] = ()) -> None:
+    def _ask_again(self, connection: LogConnection, missed: Iterable[StreamId] = ()) -> None:
         """Ask for the streams held longest. Those still without room are held again."""
         for stream in missed:
             self._hold_back(connection, stream)
@@ -401,8 +401,8 @@ class LogIngest:
         except LogStoreError:
             return False
 
-    async def _is_ours(self, connection: Connection, name: TaskId) -> bool:
-        """Whether the task runs or ran on this node. Otherwise its logs stay on the node."""
+    async def _is_ours(self, connection: LogConnection, name: TaskId) -> bool:
+        """True if the task runs or ran on this node. Otherwise its logs stay on the node."""
         task = self._coordinator.state.task(name)
         if (task is not None and task.node == connection.node) or name in connection.late:
             return True

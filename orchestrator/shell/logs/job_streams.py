@@ -67,6 +67,11 @@ class JobStreams:
         self.of_task.setdefault(stream.key[:2], []).append(stream)
         self.of_attempt[stream.key.attempt] += 1
 
+    @property
+    def files(self) -> int:
+        """Number of files: each stream has its data and its index."""
+        return 2 * len(self.streams)
+
     def in_other_attempts(self, attempt: int) -> int:
         """Return the number of streams of all attempts but this one."""
         return len(self.streams) - self.of_attempt[attempt]

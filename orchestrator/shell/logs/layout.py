@@ -114,3 +114,8 @@ def bytes_below(folder: Path) -> int:
         for name in files
         if not is_mark(name) and name != SILENT_NAME
     )
+
+
+def files_below(folder: Path) -> int:
+    """Return the number of files and folders below a folder."""
+    return sum(len(folders) + len(files) for _, folders, files in os.walk(folder))

@@ -12,14 +12,16 @@ from orchestrator.core.model.job import JobPhase
 from orchestrator.core.storage.log_space import JobUse, low_mark, plan
 from orchestrator.journal.errors import JournalError
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.logs.layout import bytes_below, present_jobs
-from orchestrator.shell.logs.space import Space
+from orchestrator.shell.logs.layout import bytes_below, files_below, present_jobs
+from orchestrator.shell.logs.space import FILES_MIN, Space
 from orchestrator.shell.logs.stream_file import LogStoreError
+from orchestrator.shell.wall_clock_age import WallClockAge
 
 _EVERY_S: Final = 1.0
 _WALKS_APART: Final = 10  # pause after a walk of all folders, as a multiple of its duration
 _SIZE_KNOWN_S: Final = 3600.0
 _LARGEST: Final = 5
+_LOOK_S: Final = 60.0
 
 _log = structlog.get_logger("muster.logs")
 
@@ -37,6 +39,7 @@ class MakeRoom:
         # Sizes of logs that no longer change.
         self._sizes: dict[JobId, int] = {}
         self._logged: frozenset[JobId] | None = None
+        self._ages = WallClockAge(coordinator.now())
         self._stuck: set[JobId] = set()  # their logs could not be removed
         self._failure = ""
 
@@ -44,7 +47,12 @@ class MakeRoom:
         """Free space whenever the store is short, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            await self._space.short.wait()
+            self._ages.look(self._coordinator.now())
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    await self._space.short.wait()
+            except TimeoutError:
+                continue
             began = loop.time()
             try:
                 await self.make()
@@ -58,32 +66,38 @@ class MakeRoom:
     async def make(self) -> None:
         """Decide once. Raises LogStoreError, JournalError and OSError."""
         space = self._space
-        free = await asyncio.to_thread(space.free)
+        free, by_files = await asyncio.to_thread(space.room)
         if free >= low_mark(space.free_min):
             self._recovered(free)
             return
         space.is_short = True
-        jobs = await self._uses()
+        jobs = await self._uses(by_files=by_files)
         decided = plan(jobs, free, space.free_min)
         if decided.share is not None:
             space.share = decided.share
         space.waiting = frozenset(
             use.job for use in jobs if use.ended_at is None and use.used > space.share
         )
-        self._report(free, jobs)
+        self._report(free, jobs, by_files=by_files)
         while decided.remove:
-            removed = await self._remove_logs(jobs, decided.remove)
+            removed = await self._remove_logs(jobs, decided.remove, by_files=by_files)
             if len(removed) == len(decided.remove):
                 break
             # Those that could not be removed free nothing, so others have to go instead.
             jobs = [use for use in jobs if use.job not in decided.remove]
-            decided = plan(jobs, await asyncio.to_thread(space.free), space.free_min)
+            free, _ = await asyncio.to_thread(space.room)
+            decided = plan(jobs, free, space.free_min)
 
-    async def _remove_logs(self, jobs: list[JobUse], names: tuple[JobId, ...]) -> list[JobId]:
+    async def _remove_logs(
+        self, jobs: list[JobUse], names: tuple[JobId, ...], *, by_files: bool
+    ) -> list[JobId]:
         """Remove the logs of these jobs. Return the ones that could be removed."""
         sizes = {use.job: use.used for use in jobs}
+        low = f"{low_mark(self._space.free_min)} bytes"
+        if by_files:
+            low = f"{2 * FILES_MIN} inodes"
         why = (
-            f"less than {low_mark(self._space.free_min)} bytes were free on the disk of the logs, "
+            f"less than {low} were free on the disk of the logs, "
             "and of the jobs that have ended, this one ended first (job_logs.free_bytes_min)"
         )
         removed = []
@@ -109,7 +123,7 @@ class MakeRoom:
             self._logged = None
             _log.info("log_store_has_room", free_bytes=free)
 
-    def _report(self, free: int, jobs: list[JobUse]) -> None:
+    def _report(self, free: int, jobs: list[JobUse], *, by_files: bool) -> None:
         """Log the largest jobs when the store runs short, and when the waiting jobs change."""
         if self._space.waiting == self._logged:
             return
@@ -117,6 +131,7 @@ class MakeRoom:
         largest = sorted(jobs, key=lambda use: -use.used)[:_LARGEST]
         _log.error(
             "log_store_short",
+            lacks="inodes" if by_files else "bytes",
             free_bytes=free,
             low_bytes=low_mark(self._space.free_min),
             share_bytes=self._space.share,
@@ -127,7 +142,7 @@ class MakeRoom:
             ],
         )
 
-    async def _uses(self) -> list[JobUse]:
+    async def _uses(self, *, by_files: bool) -> list[JobUse]:
         """Return the usage of jobs that have logs. Folders of unknown jobs are ignored."""
         present = await asyncio.to_thread(present_jobs, self._root)
         jobs = self._coordinator.state.jobs
@@ -137,14 +152,23 @@ class MakeRoom:
             job = jobs.get(name)
             if job is not None:
                 ended[name] = job.ended_at if job.phase is JobPhase.ENDED else None
+        now = self._coordinator.now()
+        self._ages.look(now)
+        # A date of a wrong clock would make the newest logs the oldest.
+        ended = {n: None if at is None else now.wall - self._ages.of(at) for n, at in ended.items()}
+        if by_files:
+            counts = await asyncio.to_thread(self._count, list(ended))
+            return [JobUse(n, counts[n] * self._space.file_bytes, at) for n, at in ended.items()]
         unsized = [name for name in ended if name not in self._sizes]
         sizes = await asyncio.to_thread(self._measure, unsized)
-        now = self._coordinator.now().wall
         for name, size in sizes.items():
             at = ended[name]
-            if at is not None and now - at > _SIZE_KNOWN_S:
+            if at is not None and now.wall - at > _SIZE_KNOWN_S:
                 self._sizes[name] = size
         return [JobUse(n, sizes.get(n, self._sizes.get(n, 0)), at) for n, at in ended.items()]
 
     def _measure(self, jobs: Iterable[JobId]) -> dict[JobId, int]:
         return {name: bytes_below(self._root / str(name)) for name in jobs}
+
+    def _count(self, jobs: Iterable[JobId]) -> dict[JobId, int]:
+        return {name: files_below(self._root / str(name)) for name in jobs}

@@ -5,9 +5,13 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from muster.protocol.ids import JobId
 from orchestrator.core.storage.log_space import low_mark
+
+FILES_MIN: Final = 1024
+"""Inodes of the log disk that are kept free, as `free_min` bytes are."""
 
 
 @dataclass(slots=True)
@@ -50,17 +54,41 @@ class Space:
         disk = os.statvfs(self._root)
         return disk.f_bavail * disk.f_frsize
 
-    def refusal(self, used: int, count: int) -> str | None:
-        """Return why `count` more bytes of a job with `used` bytes are refused now, or None."""
+    @property
+    def file_bytes(self) -> int:
+        """Bytes that a file counts for while inodes are scarcer than bytes."""
+        return max(self.free_min, 1 << 20) // FILES_MIN
+
+    def room(self) -> tuple[int, bool]:
+        """Return the free bytes, and whether they stand for inodes, of which less is left.
+
+        So inodes are shared and freed like bytes. Raises OSError.
+        """
+        disk = os.statvfs(self._root)
+        free, files = self.free(), disk.f_favail * self.file_bytes
+        scarce = disk.f_files > 0 and files < free
+        return (files if scarce else free), scarce
+
+    def refusal(self, used: int, files: int, count: int) -> str | None:
+        """Return why `count` more bytes are refused, or None.
+
+        The job has `used` bytes in `files` files already.
+        """
         if not self.free_min:
             return None
         try:
-            free = self.free()
+            free, by_files = self.room()
         except OSError as error:
             return f"{self._root}: {error.strerror}"
         if free >= low_mark(self.free_min):
             return None
         self.short.set()
+        if by_files:
+            if free < self.free_min:
+                return f"less than {FILES_MIN} inodes would be left on the log disk"
+            if files * self.file_bytes > self.share:
+                return f"the log disk is short of inodes, and this job has {files} files on it"
+            return None
         if free < self.free_min + count:
             return f"less than {self.free_min >> 20} MiB would be left of the log disk"
         if used > self.share:

@@ -35,10 +35,10 @@ from orchestrator.shell.logs.space import Space
 from orchestrator.shell.logs.stream_file import (
     Late,
     LogStoreError,
-    Mark,
     NotWantedError,
     StreamFile,
     StreamKey,
+    StreamMark,
 )
 from orchestrator.shell.logs.sync_rounds import Synced, SyncRounds
 from orchestrator.shell.logs.tombstone import Removed, write_removed
@@ -135,7 +135,7 @@ class LogStore:
         """
         await self._rounds.sync()
 
-    def _on_disk(self, stream: StreamFile, name: StreamId, mark: Mark) -> None:
+    def _on_disk(self, stream: StreamFile, name: StreamId, mark: StreamMark) -> None:
         suspect = stream.is_suspect
         stream.keep(mark)
         job = self._jobs.known(job_of(name))
@@ -282,9 +282,11 @@ class LogStore:
         return taken
 
     def has_room(self, name: StreamId) -> bool:
-        """Whether the next bytes of a stream would be stored. Raises BadId and LogStoreError."""
+        """True if the next bytes of a stream would be stored. Raises BadId and LogStoreError."""
         job, _ = self._place(name)
-        return job.removed is not None or self.space.refusal(job.usage.job, CHUNK_BYTES_MAX) is None
+        if job.removed is not None:
+            return True
+        return self.space.refusal(job.usage.job, job.files, CHUNK_BYTES_MAX) is None
 
     def end(self, name: StreamId, length: int, synced: Synced) -> bool:
         """Mark the stream as ended at `length` bytes. Returns False if some are missing.
@@ -432,7 +434,7 @@ class LogStore:
 
     def _check_room(self, job: JobStreams, stream: StreamFile, count: int) -> None:
         """Raise LogStoreError if these bytes would use the space reserved for others."""
-        why = self.space.refusal(job.usage.job, count)
+        why = self.space.refusal(job.usage.job, job.files, count)
         if why is None:
             return
         self._late(job, stream.key, stream.size, why)

@@ -50,7 +50,7 @@ class Late(NamedTuple):
 
 
 class StreamKey(NamedTuple):
-    """One stream of a job. Its order also breaks ties between bytes of the same time."""
+    """A stream of a job. Its order also breaks ties between bytes of the same time."""
 
     attempt: int
     node_rank: int
@@ -62,7 +62,7 @@ class StreamKey(NamedTuple):
         return self.kind if self.rank < 0 else f"{self.kind}.{self.rank}"
 
 
-class Mark(NamedTuple):
+class StreamMark(NamedTuple):
     """State of a stream at one instant, to return to."""
 
     size: int
@@ -115,7 +115,7 @@ class StreamFile:
         self._fds: tuple[int, int] | None = None
         self.was_synced = False
         self.is_suspect = False  # an fsync failed, and none has succeeded since
-        self._kept: Mark | None = None  # on disk; before the first write, all that was found
+        self._kept: StreamMark | None = None  # on disk; before the first write, all that was found
         self._is_uncut = False  # the files are longer than `_kept`
         self._load(IndexFile(path))
 
@@ -271,9 +271,9 @@ class StreamFile:
             raise LogStoreError(f"{self.path} cannot be written: {error.strerror}") from error
         self.ended = True
 
-    def mark(self) -> Mark:
+    def mark(self) -> StreamMark:
         """Return the present state. Raises OSError."""
-        return Mark(
+        return StreamMark(
             self.size,
             self.stored,
             self.gap,
@@ -286,7 +286,7 @@ class StreamFile:
             _size(index_path(self.path)),
         )
 
-    def keep(self, mark: Mark) -> None:
+    def keep(self, mark: StreamMark) -> None:
         """Record that the state of `mark` is on disk."""
         self._kept = mark
         self.was_synced = True
@@ -417,14 +417,14 @@ def _without_zeros(index: IndexFile) -> int:
 
 
 def _is_too_long(error: OSError) -> bool:
-    """Whether no file can be so long. A limit of this process can be raised, so it is met like a
+    """True if no file can be so long. A limit of this process can be raised, so it is met like a
     full disk."""
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return error.errno in _TOO_LONG and limit == resource.RLIM_INFINITY
 
 
 def _has_bytes(path: Path, start: int) -> bool:
-    """Whether a file has nonzero bytes from `start` on. Reads a bounded amount."""
+    """True if a file has nonzero bytes from `start` on. Reads a bounded amount."""
     with path.open("rb", buffering=0) as file:
         for _ in range(_LOOKS_MAX):
             try:

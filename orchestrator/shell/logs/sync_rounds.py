@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from muster.protocol.link.log_channel import StreamId
 from orchestrator.shell.logs.layout import sync_files
-from orchestrator.shell.logs.stream_file import Mark, StreamFile
+from orchestrator.shell.logs.stream_file import StreamFile, StreamMark
 from orchestrator.shell.logs.writer import Writer
 
 SYNC_EVERY_S: Final = 0.2
@@ -38,7 +38,7 @@ class _Written(NamedTuple):
 class _Round(NamedTuple):
     """Streams that are synced together, each with its state, and new folders."""
 
-    marks: dict[StreamFile, Mark]
+    marks: dict[StreamFile, StreamMark]
     unreadable: dict[Path, str]  # why, by path
     folders: set[Path]
 
@@ -53,7 +53,7 @@ class SyncRounds:
     def __init__(
         self,
         writer: Writer,
-        done: Callable[[StreamFile, StreamId, Mark], None],
+        done: Callable[[StreamFile, StreamId, StreamMark], None],
         failed: Callable[[StreamFile, StreamId, str], None],
     ) -> None:
         self._writer = writer
@@ -95,7 +95,7 @@ class SyncRounds:
             self._writer.post(self._hurry.set)
 
     def is_pending(self, stream: StreamFile) -> bool:
-        """Whether the stream has bytes that may not be on disk."""
+        """True if the stream has bytes that may not be on disk."""
         return stream in self._written or stream in self._in_flight
 
     def drop(self, stream: StreamFile) -> None:
@@ -153,7 +153,7 @@ class SyncRounds:
         self._in_flight = self._written
         self._written = {}
         folders, self._new_folders = self._new_folders, set()
-        marks: dict[StreamFile, Mark] = {}
+        marks: dict[StreamFile, StreamMark] = {}
         unreadable: dict[Path, str] = {}
         for stream in list(self._in_flight):
             try:
@@ -167,7 +167,7 @@ class SyncRounds:
         self._written = self._in_flight | self._written
         self._in_flight = {}
 
-    def _finish(self, marks: dict[StreamFile, Mark], failures: dict[Path, str]) -> None:
+    def _finish(self, marks: dict[StreamFile, StreamMark], failures: dict[Path, str]) -> None:
         for stream in list(self._in_flight):
             pending = self._in_flight.pop(stream, None)
             if pending is None:

@@ -8,7 +8,7 @@ from typing import Any
 from agent.core import effects as a
 from agent.core import inputs as s
 from agent.core.shim_protocol import ShimPhase, ShimStatus
-from agent.core.state import Identity, State
+from agent.core.state import AgentIdentity, State
 from agent.core.turn import turn
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.instant import Instant
@@ -18,7 +18,7 @@ TASK = TaskId("1.1.0")
 PATHS = s.TaskPaths("/w", "/t/scratch", "/o", "/t/hostfile")
 PREPARE = m.PrepareTask(TASK, "torchrun", "/w", None, (), {"A": "1"}, 300.0, 8, lease_s=300.0)
 ARRANGE = m.ArrangeTask(TASK, ("--nnodes", "1"), {"B": "2"}, (), "n1 slots=1\n", 20001)
-IDENTITY = Identity(NodeName("n1"), "id", "boot", "0.1.0")
+IDENTITY = AgentIdentity(NodeName("n1"), "id", "boot", "0.1.0")
 INVENTORY = m.Inventory("10.0.0.1", "machine")
 OBSERVED = m.NodeObservations(INVENTORY)
 

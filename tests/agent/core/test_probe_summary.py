@@ -12,12 +12,12 @@ from muster.fabric.model import (
     Affinity,
     AffinityClass,
     Fabric,
+    FabricProblem,
     Gid,
     Gpu,
     Hca,
-    Network,
+    NetworkInterface,
     Probe,
-    Problem,
     Severity,
     Software,
 )
@@ -66,7 +66,7 @@ def test_ports_go_by_pci_address_whatever_their_names() -> None:
     probe = Probe(
         hostname="n1",
         hcas=(infiniband("mlx5_0", "0000:9c:00.0"), infiniband("mlx5_10", "0000:1a:00.0")),
-        networks=(Network(name="ibp26s0", kind="infiniband", mtu=4092),),
+        networks=(NetworkInterface(name="ibp26s0", kind="infiniband", mtu=4092),),
     )
     assert [port.key for port in node_fabric(probe).ports] == ["mlx5_10:1", "mlx5_0:1"]
     assert node_fabric(probe).ports[0] == FabricPort(
@@ -103,7 +103,9 @@ def test_of_a_roce_port_both_families_are_reported() -> None:
         sm_lid=0,
     )
     probe = Probe(
-        hostname="n1", hcas=(hca,), networks=(Network(name="bond0", kind="bond", mtu=9000),)
+        hostname="n1",
+        hcas=(hca,),
+        networks=(NetworkInterface(name="bond0", kind="bond", mtu=9000),),
     )
     (port,) = node_fabric(probe).ports
     assert (port.netdev, port.mtu, port.sm_lid, port.prefix) == ("bond0", 9000, None, "")
@@ -157,8 +159,8 @@ def test_what_is_missing_and_what_stops_all_of_it() -> None:
         hcas=(infiniband("mlx5_0", "0000:1a:00.0"), down, storage),
         fabric=Fabric(name="InfiniBand MT4129", used=1, expected=2),
         problems=(
-            Problem(Severity.ERROR, "mlx5_1:1 is DOWN", "look"),
-            Problem(Severity.ERROR, "x" * 300, "mend", stops=True),
+            FabricProblem(Severity.ERROR, "mlx5_1:1 is DOWN", "look"),
+            FabricProblem(Severity.ERROR, "x" * 300, "mend", stops=True),
         ),
         software=Software(
             kernel="6.8.0",
@@ -230,7 +232,9 @@ def test_it_travels_and_grows_at_its_ends() -> None:
     assert msgspec.convert(longer, NodeFabric, strict=False).ports == (port,)
 
 
-def rdma_of(*hcas: Hca, problems: tuple[Problem, ...] = (), unread: str = "") -> NodeRdma | None:
+def rdma_of(
+    *hcas: Hca, problems: tuple[FabricProblem, ...] = (), unread: str = ""
+) -> NodeRdma | None:
     used, expected = (sum(getattr(hca, name) for hca in hcas) for name in ("use", "expected"))
     name = "InfiniBand MT4129" if hcas else None
     fabric = Fabric(name=name, used=used, expected=expected, unread=unread)
@@ -281,7 +285,9 @@ def test_a_port_that_is_down_keeps_its_place_in_the_kind() -> None:
 
 
 def test_what_stops_all_of_it_leaves_no_port() -> None:
-    stop = Problem(Severity.ERROR, "libibverbs.so.1 is not installed", "install it", stops=True)
+    stop = FabricProblem(
+        Severity.ERROR, "libibverbs.so.1 is not installed", "install it", stops=True
+    )
     found = rdma_of(*TWO, problems=(stop,))
     assert found is not None
     assert (found.ports, found.expected) == (0, 2)

@@ -33,7 +33,7 @@ from muster.protocol.link.codec import FRAME_BYTES_MAX, ReportFrame, encode
 from muster.protocol.observations.fabric import NodeFabric
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
-from orchestrator.core.model.limits import Limits
+from orchestrator.core.model import leases
 from tests.agent.core.playbook import (
     ARRANGE,
     IDENTITY,
@@ -267,7 +267,7 @@ def test_a_lease_says_how_long_the_job_has_when_it_is_over() -> None:
     """The coordinator counts on it."""
     sent = msgspec.json.decode(shim_protocol.encode(ShimLease(300.0)))
     assert sent == {"cmd": "lease", "ttl_s": 300.0, "grace_s": LEASE_GRACE_S}
-    assert Limits().lease_margin_s > LEASE_GRACE_S
+    assert leases.KILL_S == LEASE_GRACE_S
 
 
 def test_whose_tasks_it_runs_is_written_down_before_there_are_any() -> None:

@@ -10,14 +10,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.config import AgentConfig
-from agent.config import Fabric as Settings
+from agent.config import FabricSettings as Settings
 from agent.core.inputs import Input, NodeObserved
 from agent.monitors.fabric import FabricMonitor
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import NodeChanges
 from muster.protocol.observations.fabric import NodeFabric, NodeRdma
 from orchestrator.core.fabric.plan import rdma_problem
-from orchestrator.core.fabric.port_slots import Member
+from orchestrator.core.fabric.port_slots import FabricMember
 from tests.agent.probe.fabric.trees import Node
 
 TASK = TaskId("7.1.0")
@@ -96,7 +96,7 @@ def test_cards_without_their_driver_are_reported_to_the_plan(
         return
     (why,) = seen.stops
     assert why.startswith(what)
-    assert rdma_problem(Member("n1", seen, seen.ports)) == f"cannot use RDMA: {why}"
+    assert rdma_problem(FabricMember("n1", seen, seen.ports)) == f"cannot use RDMA: {why}"
     # The driver comes: the next launch sees its devices.
     node.hca("mlx5_0")
     node.port("mlx5_0", link="InfiniBand")

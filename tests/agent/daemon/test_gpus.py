@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agent.config import AgentConfig, Fabric
+from agent.config import AgentConfig, FabricSettings
 from agent.core.inputs import Input, NodeObserved
 from agent.monitors.gpus import CLEAN_BYTES, GpuDirtyError, GpuGoneError, GpuMonitor
 from muster.protocol.ids import TaskId
@@ -34,7 +34,9 @@ def prepare(*gpus: str) -> PrepareTask:
 
 def check(root: Path, *gpus: str, offered: int | None = None) -> list[Input]:
     posted: list[Input] = []
-    config = AgentConfig(gpus="auto" if offered is None else offered, fabric=Fabric(root=root))
+    config = AgentConfig(
+        gpus="auto" if offered is None else offered, fabric=FabricSettings(root=root)
+    )
     asyncio.run(GpuMonitor(config, posted.append).check(prepare(*gpus)))
     return posted
 

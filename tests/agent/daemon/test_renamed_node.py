@@ -6,6 +6,8 @@ import asyncio
 import json
 from pathlib import Path
 
+from agent.config import AgentConfig
+from agent.identity import node_name
 from tests.agent.daemon.test_one_task import until
 from tests.agent.process_of_agent import AgentProcess, write_config
 from tests.orchestrator.process import CoordinatorProcess
@@ -23,6 +25,18 @@ async def welcomed(agent: AgentProcess) -> str:
     await until(lambda: '"welcomed"' in agent.log.read_text())
     lines = [json.loads(line) for line in agent.log.read_text().splitlines()]
     return str(next(line["node"] for line in lines if line["event"] == "serving"))
+
+
+def test_a_reboot_changes_no_name_while_exit_codes_are_still_here(tmp_path: Path) -> None:
+    """Under another name, the coordinator would throw the exit code away and run the job again."""
+    state = tmp_path / "state"
+    (state / "tasks" / "7.1.0").mkdir(parents=True)
+    (state / "node").write_text("n1 an-earlier-boot\n")
+    config = AgentConfig(node="n2", state_dir=state)
+    assert node_name(config) == "n1"
+    (state / "tasks" / "7.1.0").rmdir()
+    assert node_name(config) == "n2"
+    assert node_name(config) == "n2"
 
 
 def test_it_keeps_its_name_for_as_long_as_it_has_tasks(tmp_path: Path) -> None:

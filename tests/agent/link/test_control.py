@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from agent.core.inputs import CommandReceived, Input, LinkDown, LinkUp
 from agent.link.control import ControlLink
 from agent.link.dialer import ConnectionLostError, Dialer
-from agent.link.inbox import Inbox
+from agent.link.inbox import InputQueue
 from muster.daemon.errors import ConfigError
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.link.control_channel import (
@@ -38,7 +38,7 @@ class Node:
     """A link and the queue it fills, without an owner who decides."""
 
     def __init__(self, dialer: Dialer) -> None:
-        self.inbox = Inbox()
+        self.inbox = InputQueue()
         self.link = ControlLink(dialer, self.inbox)
         self.heard: asyncio.Queue[Input] = asyncio.Queue()
         self.listening: asyncio.Task[None] | None = None

@@ -15,9 +15,9 @@ from agent.core.inputs import Input, TaskChanges, TaskObserved
 from agent.monitors import checkpoints
 from agent.monitors.checkpoints import (
     LOG_LOOKS,
+    CheckpointFile,
     CheckpointMonitor,
-    File,
-    Watch,
+    CheckpointWatch,
     become,
     changed,
     printable,
@@ -40,8 +40,8 @@ def test_files_are_found_wherever_they_are(tmp_path: Path) -> None:
     write(tmp_path / "a", at=100)
     write(tmp_path / "step-2" / "model.pt", "weights", at=300)
     write(tmp_path / "b", at=200)
-    assert max(changed(str(tmp_path))) == File(300 * 10**9, "step-2/model.pt", 7)
-    assert {f.name for f in changed(str(tmp_path), File(100 * 10**9, "a", 1))} == {
+    assert max(changed(str(tmp_path))) == CheckpointFile(300 * 10**9, "step-2/model.pt", 7)
+    assert {f.name for f in changed(str(tmp_path), CheckpointFile(100 * 10**9, "a", 1))} == {
         "b",
         "step-2/model.pt",
     }
@@ -78,7 +78,7 @@ def test_it_looks_at_so_many_entries_and_no_more(
 def test_what_is_written_still_counts_once_it_is_settled(tmp_path: Path) -> None:
     write(tmp_path / "old", at=100)
     seen: list[str] = []
-    watch = Watch(str(tmp_path), seen.append)
+    watch = CheckpointWatch(str(tmp_path), seen.append)
     watch.look()
     assert seen == []
     write(tmp_path / "new", "half", at=200)
@@ -97,7 +97,7 @@ def test_what_is_written_still_counts_once_it_is_settled(tmp_path: Path) -> None
 
 def test_a_checkpoint_of_many_files_counts_once_all_are_settled(tmp_path: Path) -> None:
     seen: list[str] = []
-    watch = Watch(str(tmp_path), seen.append)
+    watch = CheckpointWatch(str(tmp_path), seen.append)
     for shard in range(4):
         write(tmp_path / "step-1" / f"{shard}.pt", at=100 + shard)
         watch.look()
@@ -109,7 +109,7 @@ def test_a_checkpoint_of_many_files_counts_once_all_are_settled(tmp_path: Path) 
 def test_what_is_always_written_elsewhere_hides_no_checkpoint(tmp_path: Path) -> None:
     """As trainers do that keep their curves beside their checkpoints."""
     seen: list[str] = []
-    watch = Watch(str(tmp_path), seen.append)
+    watch = CheckpointWatch(str(tmp_path), seen.append)
     for number in range(3):
         write(tmp_path / "runs" / "events", at=200 + number)
         write(tmp_path / "step-1" / "model.pt", at=100)
@@ -119,7 +119,7 @@ def test_what_is_always_written_elsewhere_hides_no_checkpoint(tmp_path: Path) ->
 
 def test_a_log_beside_a_checkpoint_hides_it_for_a_while(tmp_path: Path) -> None:
     seen: list[str] = []
-    watch = Watch(str(tmp_path), seen.append)
+    watch = CheckpointWatch(str(tmp_path), seen.append)
     for number in range(LOG_LOOKS):
         assert seen == []
         write(tmp_path / "train.log", at=1000 + number)
@@ -130,7 +130,7 @@ def test_a_log_beside_a_checkpoint_hides_it_for_a_while(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_made_later_is_watched(tmp_path: Path) -> None:
     seen: list[str] = []
-    watch = Watch(str(tmp_path / "later"), seen.append)
+    watch = CheckpointWatch(str(tmp_path / "later"), seen.append)
     watch.look()
     write(tmp_path / "later" / "step-1")
     watch.look()
@@ -148,14 +148,14 @@ def test_a_thread_of_its_own_notifies_the_agent(
 ) -> None:
     begun = threading.Event()
 
-    class Begun(Watch):
+    class Begun(CheckpointWatch):
         """What is there before it is made is no news."""
 
         def __init__(self, folder: str, seen: Callable[[str], None]) -> None:
             super().__init__(folder, seen)
             begun.set()
 
-    monkeypatch.setattr(checkpoints, "Watch", Begun)
+    monkeypatch.setattr(checkpoints, "CheckpointWatch", Begun)
 
     async def main() -> list[Input]:
         posted: asyncio.Queue[Input] = asyncio.Queue()

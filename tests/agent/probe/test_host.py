@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.config import AgentConfig, Fabric
+from agent.config import AgentConfig, FabricSettings
 from agent.probe import host
 from agent.probe.network import NetworkProbe
 from muster.daemon.errors import ConfigError
@@ -30,7 +30,7 @@ def root(tmp_path: Path) -> Path:
 
 def config(root: Path = Path("/"), **more: Any) -> AgentConfig:
     fixed = {"coordinator": "http://127.0.0.1:7077", "python": Path("/py")}
-    return AgentConfig(**{**fixed, "fabric": Fabric(root=root), **more})
+    return AgentConfig(**{**fixed, "fabric": FabricSettings(root=root), **more})
 
 
 def add_gpu(root: Path, address: str, model: str) -> None:

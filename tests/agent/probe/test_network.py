@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.probe.netlink import Link, LinkAddress, Network
+from agent.probe.netlink import LinkAddress, NetworkLink, NetworkSnapshot
 from agent.probe.network import NetworkProbe, interfaces_of, pin
 from examples.rig.rig import missing
 from muster.protocol.observations.interfaces import (
@@ -29,12 +29,12 @@ def needs_namespaces() -> None:
         pytest.skip(why)
 
 
-LO = Link(1, "lo", 772, UP, mtu=65536)
-ETH = Link(2, "eth0", 1, UP, mtu=1500)
+LO = NetworkLink(1, "lo", 772, UP, mtu=65536)
+ETH = NetworkLink(2, "eth0", 1, UP, mtu=1500)
 
 
 def found(
-    *links: Link, root: Path = Path("/nowhere"), **addresses: str | tuple[str, ...]
+    *links: NetworkLink, root: Path = Path("/nowhere"), **addresses: str | tuple[str, ...]
 ) -> dict[str, Interface]:
     """The interfaces by name; `addresses` are those of each link."""
     index = {link.name.replace("-", "_"): link.index for link in links}
@@ -43,10 +43,10 @@ def found(
         for name, some in addresses.items()
         for address in ((some,) if isinstance(some, str) else some)
     ]
-    return {i.name: i for i in interfaces_of(Network(links, tuple(events)), root)}
+    return {i.name: i for i in interfaces_of(NetworkSnapshot(links, tuple(events)), root)}
 
 
-def sysfs(root: Path, link: Link, *, rdma: bool = False, **files: str) -> None:
+def sysfs(root: Path, link: NetworkLink, *, rdma: bool = False, **files: str) -> None:
     folder = root / "sys/class/net" / link.name
     folder.mkdir(parents=True)
     for name, text in {"ifindex": f"{link.index}\n", **files}.items():
@@ -75,15 +75,15 @@ def test_a_driver_that_knows_no_speed(tmp_path: Path, speed: str) -> None:
 
 
 def test_rdma_behind_a_card_a_vlan_and_a_bond(tmp_path: Path) -> None:
-    plain = Link(3, "eth1", 1, UP)
-    cards = [Link(4, "ens1", 1, UP, master=6), Link(5, "ens2", 1, UP, master=6)]
-    bond = Link(6, "bond0", 1, UP, "bond")
-    vlan = Link(7, "bond0.7", 1, UP, "vlan", lower=6)
+    plain = NetworkLink(3, "eth1", 1, UP)
+    cards = [NetworkLink(4, "ens1", 1, UP, master=6), NetworkLink(5, "ens2", 1, UP, master=6)]
+    bond = NetworkLink(6, "bond0", 1, UP, "bond")
+    vlan = NetworkLink(7, "bond0.7", 1, UP, "vlan", lower=6)
     sysfs(tmp_path, plain)
     for card in cards:
         sysfs(tmp_path, card, rdma=True)
     everything = interfaces_of(
-        Network(
+        NetworkSnapshot(
             (plain, *cards, bond, vlan),
             tuple(LinkAddress(i, f"10.{i}.0.1/16") for i in (3, 6, 7)),
         ),
@@ -97,18 +97,18 @@ def test_rdma_behind_a_card_a_vlan_and_a_bond(tmp_path: Path) -> None:
 
 
 def test_ipoib_is_known_by_its_type() -> None:
-    ib = Link(9, "ibs192", 32, UP, "ipoib")
+    ib = NetworkLink(9, "ibs192", 32, UP, "ipoib")
     assert found(ib, ibs192="10.1.0.1/24")["ibs192"].kind is InterfaceKind.INFINIBAND
     assert found(ib, ibs192="10.1.0.1/24")["ibs192"].rdma
 
 
 def test_a_bridge_is_a_network_only_where_a_card_is_its_port() -> None:
-    docker = Link(10, "docker0", 1, UP, "bridge")
-    to_container = Link(11, "vethab", 1, UP, "veth", lower=3, master=10)
-    to_machine = Link(12, "vnet0", 1, UP, "tun", master=10)
-    host = Link(13, "br0", 1, UP, "bridge")
-    card = Link(14, "eno1", 1, UP, master=13)
-    guest = Link(15, "vnet1", 1, UP, "tun", master=13)
+    docker = NetworkLink(10, "docker0", 1, UP, "bridge")
+    to_container = NetworkLink(11, "vethab", 1, UP, "veth", lower=3, master=10)
+    to_machine = NetworkLink(12, "vnet0", 1, UP, "tun", master=10)
+    host = NetworkLink(13, "br0", 1, UP, "bridge")
+    card = NetworkLink(14, "eno1", 1, UP, master=13)
+    guest = NetworkLink(15, "vnet1", 1, UP, "tun", master=13)
     kinds = found(
         docker,
         to_container,
@@ -139,18 +139,18 @@ def test_a_bridge_is_a_network_only_where_a_card_is_its_port() -> None:
     ],
 )
 def test_what_else_there_is(hardware_type: int, kind: str, expected: InterfaceKind) -> None:
-    link = Link(5, "x0", hardware_type, UP, kind)
+    link = NetworkLink(5, "x0", hardware_type, UP, kind)
     assert found(link, x0="10.0.0.1/24")["x0"].kind is expected
 
 
 def test_another_namespaces_sysfs_is_not_believed(tmp_path: Path) -> None:
-    sysfs(tmp_path, Link(77, "eth0", 1, UP), rdma=True, speed="1000\n")
+    sysfs(tmp_path, NetworkLink(77, "eth0", 1, UP), rdma=True, speed="1000\n")
     mine = found(ETH, root=tmp_path, eth0="10.0.0.5/16")["eth0"]
     assert (mine.rdma, mine.speed_mbps) == (False, 0)
 
 
 def test_primary_addresses_come_first_and_link_local_ones_not_at_all() -> None:
-    network = Network(
+    network = NetworkSnapshot(
         (ETH,),
         (
             LinkAddress(2, "10.0.0.9/24", secondary=True),
@@ -165,21 +165,21 @@ def test_primary_addresses_come_first_and_link_local_ones_not_at_all() -> None:
 
 
 def test_an_interface_without_an_address_or_a_usable_name_is_left_out() -> None:
-    odd = Link(3, "a,b", 1, UP)
-    network = Network((ETH, odd), (LinkAddress(3, "10.0.0.1/24"),))
+    odd = NetworkLink(3, "a,b", 1, UP)
+    network = NetworkSnapshot((ETH, odd), (LinkAddress(3, "10.0.0.1/24"),))
     assert interfaces_of(network) == ()
 
 
 def test_one_that_is_down_says_so() -> None:
-    down = Link(2, "eth0", 1, 0x1)
+    down = NetworkLink(2, "eth0", 1, 0x1)
     assert not found(down, eth0="10.0.0.5/24")["eth0"].running
 
 
 def test_a_report_stays_small_and_leaves_out_what_ends_here_first() -> None:
-    links = [Link(i, f"v{i}", 1, UP, "dummy") for i in range(1, 200)]
+    links = [NetworkLink(i, f"v{i}", 1, UP, "dummy") for i in range(1, 200)]
     addresses = [LinkAddress(link.index, f"10.0.{link.index}.1/24") for link in links]
     addresses += [LinkAddress(500, f"10.9.0.{i}/24") for i in range(1, 50)]
-    network = Network((*links, Link(500, "eth0", 1, UP)), tuple(addresses))
+    network = NetworkSnapshot((*links, NetworkLink(500, "eth0", 1, UP)), tuple(addresses))
     reported = interfaces_of(network)
     assert len(reported) == INTERFACES_MAX
     assert len(next(i for i in reported if i.name == "eth0").addresses) == ADDRESSES_MAX
@@ -200,7 +200,7 @@ def test_a_pinned_address_stands_alone_on_its_interface(
     address: str, name: str, written: str
 ) -> None:
     everything = interfaces_of(
-        Network(
+        NetworkSnapshot(
             (LO, ETH),
             (
                 LinkAddress(1, "127.0.0.1/8"),
@@ -217,7 +217,7 @@ def test_a_pinned_address_stands_alone_on_its_interface(
 
 def test_a_pinned_interface() -> None:
     both = tuple(
-        found(ETH, Link(3, "eth1", 1, UP), eth0="10.0.0.5/16", eth1="10.1.0.5/16").values()
+        found(ETH, NetworkLink(3, "eth1", 1, UP), eth0="10.0.0.5/16", eth1="10.1.0.5/16").values()
     )
     assert [i.name for i in pin(both, None, "eth1") if i.pinned] == ["eth1"]
     assert pin(both, None, None) == both

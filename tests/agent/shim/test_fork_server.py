@@ -1,4 +1,4 @@
-"""What a template does whose agent is killed at any moment of its life."""
+"""What a fork server does whose agent is killed at any moment of its life."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from agent.shim.programs.termination import Termination
 from agent.shim.system import syscalls
 from agent.shim.system.event_loop import Loop
-from agent.shim.system.process_tree import Tree
+from agent.shim.system.process_tree import ProcessTree
 
 
 def test_a_signal_to_many_is_no_more_looks_at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +28,7 @@ def test_a_signal_to_many_is_no_more_looks_at_the_machine(monkeypatch: pytest.Mo
         # One that is stopped sees its signal, too.
         children[0].send_signal(signal.SIGSTOP)
         with Loop() as loop:
-            ending = Termination(loop, Tree(None), 60.0, lambda: None, lambda *_: None)
+            ending = Termination(loop, ProcessTree(None), 60.0, lambda: None, lambda *_: None)
             ending.signal([child.pid for child in children], signal.SIGTERM)
         assert [child.wait(30.0) for child in children] == [-signal.SIGTERM] * 8
         assert len(looks) == 2

@@ -14,7 +14,7 @@ import pytest
 from agent.shim.system import syscalls
 from agent.shim.system.cgroup import Cgroup, own_cgroup
 from agent.shim.system.port_probe import listening
-from agent.shim.system.process_tree import Tree, signal_exactly
+from agent.shim.system.process_tree import ProcessTree, signal_exactly
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -107,9 +107,12 @@ def test_a_signal_reaches_no_process_outside_of_the_task() -> None:
     """A job names the pids: its shim is here a child of this process, without any of its own."""
     with subprocess.Popen(["sleep", "600"]) as shim, subprocess.Popen(["sleep", "600"]) as other:
         try:
-            assert Tree(None, shim.pid).signal([other.pid, os.getpid(), 1], signal.SIGKILL) == []
+            assert (
+                ProcessTree(None, shim.pid).signal([other.pid, os.getpid(), 1], signal.SIGKILL)
+                == []
+            )
             assert other.poll() is None
-            assert Tree(None).signal([other.pid], signal.SIGKILL) == [other.pid]
+            assert ProcessTree(None).signal([other.pid], signal.SIGKILL) == [other.pid]
         finally:
             shim.kill()
             other.kill()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.shim.system import syscalls
-from agent.shim.system.process_tree import Tree
+from agent.shim.system.process_tree import ProcessTree
 from tests.cluster.jobs import until
 
 # Its first thread ends; another one lives on.
@@ -56,7 +56,7 @@ def test_who_lives_and_was_not_killed_may_run_on() -> None:
     with subprocess.Popen(["sleep", "10000"]) as child:
         os.kill(child.pid, signal.SIGSTOP)
         assert not syscalls.doomed(child.pid)
-        assert not Tree(None).doomed()
+        assert not ProcessTree(None).doomed()
         child.kill()
     assert syscalls.doomed(child.pid)
 

@@ -1,4 +1,4 @@
-"""Real shims of real templates, and the proof after each test that no process of it is left."""
+"""Real shims of a real fork server, and the proof after each test that no process of it is left."""
 
 from __future__ import annotations
 
@@ -119,24 +119,24 @@ class Spoken:
 
 
 class Node:
-    """A state folder and a template."""
+    """A state folder and a fork_server."""
 
-    def __init__(self, state_dir: Path, template: ForkServer) -> None:
+    def __init__(self, state_dir: Path, fork_server: ForkServer) -> None:
         self.state_dir = state_dir
-        self.template = template
+        self.fork_server = fork_server
         self.dialogues: list[Dialogue] = []
         (state_dir / "tasks").mkdir()
 
     async def task(self, name: str = "7.1.0") -> Spoken:
         folder = self.state_dir / "tasks" / name
-        return await self.speak(folder, await self.template.spawn(folder))
+        return await self.speak(folder, await self.fork_server.spawn(folder))
 
     async def given(self, name: str = "7.1.0") -> Spoken:
         """A task whose shim gets its first connection with it, as an agent does it."""
         folder = self.state_dir / "tasks" / name
         ours, theirs = socket.socketpair()
         with theirs:
-            pid = await self.template.spawn(folder, theirs)
+            pid = await self.fork_server.spawn(folder, theirs)
         return await self.speak(folder, pid, ours)
 
     async def speak(self, folder: Path, pid: int, given: socket.socket | None = None) -> Spoken:
@@ -170,14 +170,14 @@ class Stage:
 
     @asynccontextmanager
     async def _node(self, options: ShimOptions) -> AsyncIterator[Node]:
-        template = ForkServer(options)
-        node = Node(self.folder, template)
+        fork_server = ForkServer(options)
+        node = Node(self.folder, fork_server)
         try:
             yield node
         finally:
             for dialogue in node.dialogues:
                 dialogue.connection.close()
-            await template.close()
+            await fork_server.close()
 
 
 def found_in(state_dir: Path) -> list[FoundTask]:

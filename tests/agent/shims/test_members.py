@@ -22,7 +22,7 @@ from agent.monitors.hangs.stack_dumps import StackDumper
 from agent.probe import py_spy_check
 from agent.shim.system import syscalls
 from agent.shims.members import ENDED, Process, check
-from agent.taskdirs.taskdirs import SCRATCH, TaskDirs, User
+from agent.taskdirs.taskdirs import SCRATCH, TaskDirs, TaskUser
 from muster.daemon.task_owner import TaskOwner
 from muster.protocol.link.control_channel import DumpStacks
 from muster.protocol.observations.hangs import Doing
@@ -204,9 +204,9 @@ def test_py_spy_runs_as_the_user_of_the_task_whomever_the_process_is_of(tmp_path
         stat = syscalls.stat_of(process.pid)
         assert stat is not None
         ranks = {0: Process(process.pid, stat[2])}
-        (mine,) = asyncio.run(spy.stacks_of(ranks, User(0, 0), threads=True))
+        (mine,) = asyncio.run(spy.stacks_of(ranks, TaskUser(0, 0), threads=True))
         assert mine.main
-        (theirs,) = asyncio.run(spy.stacks_of(ranks, User(NOBODY, NOBODY), threads=True))
+        (theirs,) = asyncio.run(spy.stacks_of(ranks, TaskUser(NOBODY, NOBODY), threads=True))
     assert theirs.main == ()
     assert theirs.problem
 

@@ -30,12 +30,12 @@ def living() -> set[int]:
 
 
 async def spare_of(node: Node) -> int:
-    """The shim that the template has ready."""
-    await node.template.start()
-    assert node.template.pid is not None
-    template = node.template.pid
-    await until(lambda: children_of(template), "a spare shim")
-    (spare,) = children_of(template)
+    """The shim that the fork_server has ready."""
+    await node.fork_server.start()
+    assert node.fork_server.pid is not None
+    fork_server = node.fork_server.pid
+    await until(lambda: children_of(fork_server), "a spare shim")
+    (spare,) = children_of(fork_server)
     await until(lambda: children_of(spare), "its runner")
     return spare
 
@@ -112,7 +112,7 @@ def test_the_spare_goes_with_its_template_and_leaves_no_cgroup(any_stage: Stage)
         spare = await spare_of(node)
         (runner,) = children_of(spare)
         folder = _cgroup_of(runner)
-        await node.template.close()
+        await node.fork_server.close()
         await until(lambda: not {spare, runner} & syscalls.processes().keys(), "gone")
         assert folder is None or not folder.exists()
 
@@ -163,7 +163,7 @@ def test_a_shim_without_template_ends_with_its_task(any_stage: Stage) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
         await task.run("true")
-        await node.template.close()
+        await node.fork_server.close()
         await task.ended()
         await task.send(ShimRelease())
         await task.gone()
@@ -174,9 +174,9 @@ def test_a_shim_without_template_ends_with_its_task(any_stage: Stage) -> None:
 
 def test_of_a_burst_few_shims_are_kept(any_stage: Stage) -> None:
     async def story(node: Node) -> None:
-        await node.template.start()
-        template = node.template.pid
-        assert template is not None
+        await node.fork_server.start()
+        fork_server = node.fork_server.pid
+        assert fork_server is not None
         tasks = [await node.task(f"{number}.1.0") for number in range(1, 6)]
         for task in tasks:
             await task.run("true")
@@ -184,7 +184,7 @@ def test_of_a_burst_few_shims_are_kept(any_stage: Stage) -> None:
         for task in tasks:
             await task.send(ShimRelease())
             await task.gone()
-        await until(lambda: len(children_of(template)) == IDLE_MAX, "the others have ended")
+        await until(lambda: len(children_of(fork_server)) == IDLE_MAX, "the others have ended")
 
     any_stage.play(story)
 

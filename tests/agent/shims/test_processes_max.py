@@ -67,7 +67,7 @@ def counted() -> Iterator[Path]:
 
 
 def _removed(made: Path) -> bool:
-    """Shims that wait for a task end a moment after their template."""
+    """Shims that wait for a task end a moment after their fork server."""
     try:
         for folder in (made / FOLDER, made):
             if folder.exists():

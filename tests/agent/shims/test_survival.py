@@ -40,15 +40,15 @@ from agent.core.shim_protocol import ShimPhase, ShimPrepare, ShimStart
 from agent.shims.forked import ForkServer
 
 async def main(folder):
-    template = ForkServer()
-    await template.spawn(folder)
+    fork_server = ForkServer()
+    await fork_server.spawn(folder)
 
     def heard(status):
         if status.phase is ShimPhase.PREPARED:
             script = "echo begun; sleep 1; echo done; exit 4"
             connection.send(ShimStart(argv=["sh", "-c", script]))
         if status.phase is ShimPhase.RUNNING:
-            print("running", template.pid, flush=True)
+            print("running", fork_server.pid, flush=True)
 
     connection = await connect(folder, heard)
     connection.send(ShimPrepare(allow_root=True, cwd="/"))
@@ -87,8 +87,8 @@ def test_a_killed_template_costs_nobody_anything(any_stage: Stage) -> None:
         first = await node.task("7.1.0")
         await first.run("sleep", "10000")
         await first.phase(ShimPhase.RUNNING)
-        assert node.template.pid is not None
-        os.kill(node.template.pid, signal.SIGKILL)
+        assert node.fork_server.pid is not None
+        os.kill(node.fork_server.pid, signal.SIGKILL)
         second = await node.task("8.1.0")
         await second.run("true")
         assert (await second.ended()).exit == ShimExit(code=0)
@@ -157,14 +157,14 @@ def test_a_torn_record_is_none(any_stage: Stage) -> None:
 
 def test_an_answer_that_nobody_waited_for_is_not_the_next_ones(any_stage: Stage) -> None:
     async def story(node: Node) -> None:
-        await node.template.start()
+        await node.fork_server.start()
         tasks = node.state_dir / "tasks"
-        first = asyncio.create_task(node.template.spawn(tasks / "7.1.0"), name="first")
+        first = asyncio.create_task(node.fork_server.spawn(tasks / "7.1.0"), name="first")
         # One turn of the loop sends the request, the next would await the answer.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         first.cancel()
-        pid = await node.template.spawn(tasks / "8.1.0")
+        pid = await node.fork_server.spawn(tasks / "8.1.0")
         task = await node.speak(tasks / "8.1.0", pid)
         await task.run("true")
         status = await task.ended()
@@ -186,7 +186,7 @@ def test_a_first_word_that_comes_before_we_hear_of_the_launch_is_heard(
 
     async def story(node: Node) -> None:
         monkeypatch.setattr(forked, "_launch", slow)
-        await node.template.start()
+        await node.fork_server.start()
         assert (await (await node.task()).prepared()).phase is ShimPhase.PREPARED
 
     any_stage.play(story, orphan_s=0.1)
@@ -201,7 +201,7 @@ def test_a_node_that_can_start_no_template_says_so(
     async def story(node: Node) -> None:
         monkeypatch.setattr(forked, "_launch", cannot)
         with pytest.raises(DaemonError, match="did not start: Too many open files"):
-            await node.template.start()
+            await node.fork_server.start()
         with pytest.raises(SpawnError, match="did not start: Too many open files"):
             await node.task()
 
@@ -212,7 +212,7 @@ def test_one_folder_has_one_shim(any_stage: Stage) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
         with pytest.raises(SpawnError, match="still alive"):
-            await node.template.spawn(task.dir)
+            await node.fork_server.spawn(task.dir)
         await task.run("true")
         await task.ended()
 
@@ -223,7 +223,7 @@ def test_a_folder_whose_path_is_longer_than_a_sockets(any_stage: Stage) -> None:
     async def story(node: Node) -> None:
         deep = node.state_dir / ("d" * 120)
         deep.mkdir()
-        pid = await node.template.spawn(deep / "7.1.0")
+        pid = await node.fork_server.spawn(deep / "7.1.0")
         task = await node.speak(deep / "7.1.0", pid)
         await task.run("true")
         assert (await task.ended()).exit == ShimExit(code=0)

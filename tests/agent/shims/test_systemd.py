@@ -131,7 +131,7 @@ def config(**given: object) -> AgentConfig:
 def test_an_agent_in_a_unit_makes_units(in_unit: dict[str, str]) -> None:
     assert by_units(config(), in_unit)
     assert by_units(config(shims="systemd"), in_unit)
-    assert not by_units(config(shims="template"), in_unit)
+    assert not by_units(config(shims="forked"), in_unit)
 
 
 def test_an_agent_that_was_started_by_hand_forks(
@@ -404,7 +404,7 @@ def memory_of(pid: int) -> int:
 
 
 def test_a_shim_is_small(tmp_path: Path, any_stage: Stage) -> None:
-    """A backend that forks shares with its template, a unit shares with nobody."""
+    """A backend that forks shares with its fork server, a unit shares with nobody."""
     folder = tmp_path / "8.1.0"
     with alone(folder, ShimOptions(cgroup=False)) as process:
         assert memory_of(process.pid) < SHIM_BYTES_MAX

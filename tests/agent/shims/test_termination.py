@@ -20,6 +20,7 @@ from agent.core.shim_protocol import (
     ShimStop,
     StoppedBy,
 )
+from agent.shim import exit_record
 from tests.agent.shims.conftest import PATIENCE_S, Node, Spoken, Stage
 
 PYTHON = sys.executable
@@ -311,5 +312,27 @@ def test_what_the_kernel_holds_is_reported_and_ended_when_it_lets_go(
         assert (status.survivors, status.doomed) == ((), False)
         assert status.phase is ShimPhase.CLEANED
         assert status.exit is not None
+
+    stage.play(story, unkillable_s=0.2)
+
+
+def test_a_task_whose_exit_record_cannot_be_written_says_that_nothing_of_it_is_left(
+    stage: Stage,
+) -> None:
+    """As on a disk that has become read-only. Otherwise its gang would wait for the disk."""
+
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.prepared()
+        blocked = task.dir / f".{exit_record.EXIT}.new"
+        blocked.unlink(missing_ok=True)
+        blocked.mkdir()
+        await task.send(ShimStart(argv=["sh", "-c", "exit 3"]))
+        status = await task.until(lambda it: it.doomed, "nothing of it is left")
+        assert status.survivors == ()
+        assert status.exit is not None
+        assert "The exit record cannot be written" in (status.complaint or "")
+        blocked.rmdir()
+        assert (await task.ended()).doomed is False
 
     stage.play(story, unkillable_s=0.2)

@@ -32,6 +32,12 @@ PYTHON = sys.executable
 ENV = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
 
 
+@pytest.fixture(params=["exec", "fork"], autouse=True)
+def start_method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks behave the same however they are started."""
+    monkeypatch.setitem(ENV, "MUSTER_START_METHOD", request.param)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -316,7 +322,7 @@ def test_a_launcher_that_dies_takes_its_ranks_along(stage: Stage, tmp_path: Path
 def test_a_launcher_that_dies_at_the_gate_is_refused(any_stage: Stage, tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         task = await behind_gate(node, tmp_path)
-        [launcher] = carriers(task)
+        launcher = min(carriers(task))
         os.kill(launcher, signal.SIGKILL)
         status = await task.ended()
         assert status.phase is ShimPhase.REFUSED

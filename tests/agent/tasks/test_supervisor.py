@@ -18,7 +18,7 @@ from agent.core.inputs import Input, ShimReported, TaskFound, TaskPaths, TaskRem
 from agent.core.shim_protocol import ShimExit, ShimPhase, ShimStatus
 from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.traffic.nccl_log import LOG
-from agent.monitors.traffic.sampler import STATE, Watched
+from agent.monitors.traffic.sampler import STATE, WatchedTraffic
 from agent.monitors.traffic.samplers import TrafficSamplers
 from agent.taskdirs.taskdirs import NCCL, TaskDirs
 from agent.tasks import supervisor as module
@@ -92,7 +92,7 @@ async def test_nccls_lines_of_a_task_that_ended_without_us_are_sent_before_its_l
     async with keeping(tmp_path, adopted=True) as bench:
         (bench.folder / LOG).write_bytes(earlier)
         (bench.folder / NCCL / "h.1").write_bytes(SINCE)
-        (bench.folder / STATE).write_bytes(msgspec.json.encode(Watched()))
+        (bench.folder / STATE).write_bytes(msgspec.json.encode(WatchedTraffic()))
         bench.proofs.adopt(TASK)
         bench.hears(ENDED)
         async with asyncio.timeout(DEADLINE_S):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.bench.results import About, Line, Row, Run
+from muster.bench.results import PassLine, Row, Run, RunInfo
 from muster.cli.output import bench_view
 from muster.cli.output.bench_view import (
     bandwidth_text,
@@ -15,15 +15,15 @@ from muster.cli.output.bench_view import (
 )
 from muster.protocol.observations.traffic import Carrier
 
-ABOUT = About(16, 2, "nccl", "NVIDIA H100 80GB HBM3", "2.9.0", nccl="2.27.5")
-NO_LINE = Line(None, None, "no pass line: nothing was measured")
+ABOUT = RunInfo(16, 2, "nccl", "NVIDIA H100 80GB HBM3", "2.9.0", nccl="2.27.5")
+NO_LINE = PassLine(None, None, "no pass line: nothing was measured")
 
 
 def row(size: int, busbw: float, wrong: int = 0) -> Row:
     return Row(size, size // 4, 20, 123456.7, 123456.7, 99999.9, busbw / 1.875, busbw, wrong)
 
 
-def run(rdma: str, *rows: Row, line: Line = NO_LINE) -> Run:
+def run(rdma: str, *rows: Row, line: PassLine = NO_LINE) -> Run:
     return Run(
         7, rdma, ("a", "b"), ABOUT, rows, "RDMA over 8 HCAs", Carrier.UNKNOWN, "unknown", line
     )
@@ -45,7 +45,9 @@ def test_everything_fits(width: int, capsys: pytest.CaptureFixture[str]) -> None
     show(ABOUT)
     for found in rows:
         show(found)
-    fast = run("preferred", *rows, line=Line(320.0, True, "389.1 GB/s, and 320.0 GB/s is the line"))
+    fast = run(
+        "preferred", *rows, line=PassLine(320.0, True, "389.1 GB/s, and 320.0 GB/s is the line")
+    )
     slow = run("off", *(row(one.size, one.busbw_gb_s / 4) for one in rows))
     print_run(fast)
     print_comparison(fast, slow)
@@ -78,7 +80,7 @@ def test_silent_for_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_is_below_the_line_or_wrong_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    print_run(run("preferred", row(4, 1.0, wrong=3), line=Line(9.0, False, "1.0 GB/s")))
+    print_run(run("preferred", row(4, 1.0, wrong=3), line=PassLine(9.0, False, "1.0 GB/s")))
     said = capsys.readouterr().out
     assert "BELOW THE LINE: 1.0 GB/s" in said
     assert "WRONG: 3 elements" in said

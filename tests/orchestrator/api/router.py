@@ -10,13 +10,14 @@ from orchestrator.api.app import make_app
 from orchestrator.api.http.cross_origin import Origins
 from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.http.tokens import TokenStore
-from orchestrator.config import Limits as HttpLimits
+from orchestrator.config import RequestLimits as HttpLimits
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State
 from orchestrator.core.rights.principals import Policy
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.agent_sessions import AgentSessions
+from orchestrator.shell.audit import AuditLog
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.ingest import LogIngest
@@ -53,6 +54,7 @@ def routes() -> list[tuple[str, str]]:
                 limits=HttpLimits(),
                 rules=SubmitRules(),
                 policy=Policy(),
+                audit_log=AuditLog(root),
             )
             writer.close()
             return [(r.method, r.resource.canonical) for r in app.router.routes() if r.resource]

@@ -20,7 +20,7 @@ from orchestrator.core.engine.apply import apply
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.state import State
 from orchestrator.core.views.display import job_summary
-from orchestrator.shell.job_archive import Line, Page, line_of, row_of
+from orchestrator.shell.job_archive import Page, SummaryLine, line_of, row_of
 from orchestrator.shell.job_index import JobIndex
 from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import CoordinatorProcess
@@ -196,7 +196,7 @@ def test_a_page_that_has_looked_far_enough_ends_with_a_cursor(
         index = JobIndex(state)
         archive = Nothing()
 
-        async def settled(self) -> State:
+        async def durable_state(self) -> State:
             return state
 
         def now(self) -> Instant:
@@ -245,7 +245,7 @@ def test_a_job_on_its_way_to_the_archive_is_listed_once() -> None:
 
     class Archive:
         async def page(self, before: int, limit: int, **_: object) -> Page:
-            found = [Line(job.id, job.user, job) for job in there if job.id < before][
+            found = [SummaryLine(job.id, job.user, job) for job in there if job.id < before][
                 : min(limit, 4)
             ]
             return Page(found, found[-1].id if len(found) == min(limit, 4) else 0)
@@ -254,7 +254,7 @@ def test_a_job_on_its_way_to_the_archive_is_listed_once() -> None:
         index = JobIndex(state)
         archive = Archive()
 
-        async def settled(self) -> State:
+        async def durable_state(self) -> State:
             return state
 
         def now(self) -> Instant:

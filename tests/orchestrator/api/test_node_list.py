@@ -4,6 +4,11 @@ import asyncio
 import contextlib
 from typing import Any
 
+from msgspec.structs import replace
+
+from muster.http.views import DrainView, FaultView, NodeView, Reason
+from muster.protocol.timestamp import timestamp
+from orchestrator.api.nodes import without_others_words
 from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import CoordinatorProcess
 from tests.orchestrator.user import User, user_of
@@ -72,3 +77,22 @@ async def test_what_is_no_page_is_refused(coordinator: CoordinatorProcess) -> No
         # The last one is of the list of jobs: `jobs<5`.
         for cursor in ("x", "%21", "bm9kZXM8", "am9iczw1"):
             assert await refused(user, f"cursor={cursor}") == "bad_cursor"
+
+
+def test_what_a_fault_quotes_is_its_jobs_own() -> None:
+    reason = "at fault in 2 jobs (3, 5); the last: x"
+    drain = DrainView("muster", reason, timestamp(0.0), jobs=(3, 5))
+    faults = (FaultView(3, 1, "of ann", 0), FaultView(5, 1, "of bob", 0))
+    state = Reason("drained", f"drained by muster: {reason}")
+    view = NodeView(
+        "n1", "connected", state, "", "", 0, "", 0, 0, {}, None, None, None, "",
+        drain=drain, faults=faults,
+    )  # fmt: skip
+    bobs = without_others_words(view, {5})
+    assert [fault.text for fault in bobs.faults] == ["", "of bob"]
+    assert bobs.drain is not None
+    assert bobs.drain.reason == "at fault in 2 jobs"
+    assert bobs.state.text == "drained by muster: at fault in 2 jobs"
+    assert without_others_words(view, {3, 5}) == view
+    by_hand = replace(view, drain=replace(drain, reason="a bad DIMM", jobs=()), faults=())
+    assert without_others_words(by_hand, ()) == by_hand

@@ -147,6 +147,15 @@ async def test_an_operator_works_without_being_an_admin(coordinator: Coordinator
         assert (await asked(olga, "POST", "/v1/nodes/n1/resume", {"check": False}))[0] == 200
 
 
+def test_entries_without_a_role_are_named(tmp_path: Path) -> None:
+    """They are admins', as before there were roles."""
+    with CoordinatorProcess(tmp_path).start() as process:
+        add_token(tmp_path / "tokens", "ann")
+    (warning,) = process.events("tokens_without_role")
+    assert warning["entries"] == ["admin1 (admin-user)"]
+    assert "`role: user`" in warning["why"]
+
+
 async def test_a_viewer_scrapes_and_submits_nothing(coordinator: CoordinatorProcess) -> None:
     async with person(coordinator, "prometheus", "viewer") as viewer:
         assert (await asked(viewer, "GET", "/metrics"))[0] == 200

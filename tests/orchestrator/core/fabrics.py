@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from muster.fabric.nccl_version import Version
 from muster.protocol.observations.fabric import FabricPort, MissingPort, NodeFabric, PortGids
 from muster.spec.model import Rdma
-from orchestrator.core.fabric.plan import FabricRequest, Refused, plan
-from orchestrator.core.fabric.port_slots import Member
+from orchestrator.core.fabric.plan import FabricRequest, PlanRefused, plan
+from orchestrator.core.fabric.port_slots import FabricMember
 from orchestrator.core.model.fabric_plan import FabricPlan
 
 SLOTS = ("1a", "3c", "4d", "5e", "9c", "bc", "cc", "dc")
@@ -38,23 +38,23 @@ def roce(number: int, index: int = 3, **more: Any) -> FabricPort:
     return replace(port, **more)
 
 
-def node(name: str, *ports: FabricPort, nccl: Version | None = NEW, **more: Any) -> Member:
+def node(name: str, *ports: FabricPort, nccl: Version | None = NEW, **more: Any) -> FabricMember:
     gpus = more.pop("gpus", 8)
-    return Member(name, NodeFabric(ports=ports, **more), ports, gpus, nccl)
+    return FabricMember(name, NodeFabric(ports=ports, **more), ports, gpus, nccl)
 
 
-def full(name: str, count: int = 8, **more: Any) -> Member:
+def full(name: str, count: int = 8, **more: Any) -> FabricMember:
     return node(name, *(ib(number) for number in range(count)), **more)
 
 
-def without(name: str, number: int, **more: Any) -> Member:
+def without(name: str, number: int, **more: Any) -> FabricMember:
     """One whose port of that number is down."""
     missing = MissingPort(f"mlx5_{number}:1", ib(number).pci, "port DOWN, Polling")
     ports = (ib(other) for other in range(8) if other != number)
     return node(name, *ports, missing=(missing,), **more)
 
 
-def changed(name: str, number: int, make: Any = ib, count: int = 8, **values: Any) -> Member:
+def changed(name: str, number: int, make: Any = ib, count: int = 8, **values: Any) -> FabricMember:
     """One of whose ports one is unlike."""
     ports = [make(other) for other in range(count)]
     ports[number] = replace(ports[number], **values)
@@ -62,14 +62,14 @@ def changed(name: str, number: int, make: Any = ib, count: int = 8, **values: An
 
 
 def planned(
-    gang: list[Member], wish: FabricRequest = PREFERRED, met: list[Member] | None = None
+    gang: list[FabricMember], wish: FabricRequest = PREFERRED, met: list[FabricMember] | None = None
 ) -> FabricPlan:
     found = plan(gang, wish, met or ())
     assert isinstance(found, FabricPlan), found
     return found
 
 
-def refused(gang: list[Member], met: list[Member] | None = None) -> Refused:
+def refused(gang: list[FabricMember], met: list[FabricMember] | None = None) -> PlanRefused:
     found = plan(gang, REQUIRED, met or ())
-    assert isinstance(found, Refused), found
+    assert isinstance(found, PlanRefused), found
     return found

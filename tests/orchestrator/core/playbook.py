@@ -32,11 +32,11 @@ from orchestrator.core.engine.turn import Turn, turn
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts.base import Durability
-from orchestrator.core.facts.jobs import AttemptPlaced, Fact
+from orchestrator.core.facts.jobs import Fact
 from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.plan import PoolPolicy
 from orchestrator.core.model.state import Job, Node, State
 from orchestrator.core.model.status import job_state
-from orchestrator.core.scheduling.backfill import schedule
 
 INVENTORY = Inventory(address="10.0.0.1", machine_id="m1", python="python3", cpus=4)
 OBSERVED = NodeObservations(INVENTORY)
@@ -60,6 +60,7 @@ class Cluster:
     state: State = field(default_factory=State)
     limits: Limits = field(default_factory=Limits)
     mono: float = 100.0
+    pools: dict[str, PoolPolicy] = field(default_factory=dict)
     sent: dict[NodeName, list[Command]] = field(default_factory=dict)
     answers: dict[int, a.Result] = field(default_factory=dict)
     timers: dict[a.Timer, float] = field(default_factory=dict)
@@ -70,7 +71,7 @@ class Cluster:
     sessions: int = 0
 
     def __post_init__(self) -> None:
-        self.turn(s.CoordinatorStarted(self.state.epoch + 1, "here"))
+        self.turn(s.CoordinatorStarted(self.state.epoch + 1, "here", pools=self.pools))
 
     @property
     def now(self) -> Instant:
@@ -172,6 +173,12 @@ class Cluster:
         self.turn(s.RemoveReceived(request, NodeName(node), "ana"))
         return self.answers[request]
 
+    def declare_lost(self, node: str) -> a.Result:
+        self.requests += 1
+        request = a.RequestId(self.requests)
+        self.turn(s.LostReceived(request, NodeName(node), "ana"))
+        return self.answers[request]
+
     def node(self, name: str) -> Node:
         return self.state.nodes[NodeName(name)]
 
@@ -243,12 +250,6 @@ class Cluster:
 
     def commands(self, name: str, kind: type[Command]) -> list[Command]:
         return [c for c in self.sent.get(NodeName(name), []) if isinstance(c, kind)]
-
-
-def placed_now(state: State, now: Instant) -> dict[JobId, AttemptPlaced]:
-    """The gangs that a pass over the queues would start."""
-    facts = schedule(state, [], now, Limits())
-    return {fact.job: fact for fact in facts if isinstance(fact, AttemptPlaced)}
 
 
 def prepared(**more: Any) -> Prepared:

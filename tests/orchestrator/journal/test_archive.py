@@ -17,7 +17,7 @@ from muster.spec.model import JobSpec, Shell
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
 from orchestrator.journal import archive, schema
-from orchestrator.journal.archive import Archived, Asked, Found
+from orchestrator.journal.archive import Archived, ArchiveQuery, QueryResult
 from orchestrator.journal.backup import back_up, examined, examined_copy, restore
 from orchestrator.journal.errors import CorruptJournalError, JournalWriteError
 from orchestrator.journal.journal import Journal, events
@@ -180,7 +180,7 @@ def test_what_a_list_reads_is_checked(folder: Path) -> None:
     with closing(sqlite3.connect(folder / FILE_NAME)) as database:
         database.execute("UPDATE archived SET name = 'another' WHERE job = 3")
         with pytest.raises(CorruptJournalError, match="job 3"):
-            archive.search(database, Asked(10, 10))
+            archive.search(database, ArchiveQuery(10, 10))
 
 
 def test_a_backup_of_an_older_layout_is_read_and_taken_over(
@@ -273,7 +273,9 @@ def test_page_after_page_has_each_job_once(
         found: list[int] = []
         before = 10**6
         for _ in range(200):
-            page: Found = archive.search(database, Asked(before, limit, states, user, name, pool))
+            page: QueryResult = archive.search(
+                database, ArchiveQuery(before, limit, states, user, name, pool)
+            )
             assert len(page.jobs) <= limit
             assert all(page.floor <= row.job < before for row in page.jobs)
             found += [row.job for row in page.jobs]
@@ -290,7 +292,8 @@ def test_a_list_reads_its_indexes_and_no_other_page(folder: Path) -> None:
         seen: list[str] = []
         database.set_trace_callback(seen.append)
         archive.search(
-            database, Asked(99, 9, {"LOST", "FAILED"}, user="ann", name="demo", pool="default")
+            database,
+            ArchiveQuery(99, 9, {"LOST", "FAILED"}, user="ann", name="demo", pool="default"),
         )
         database.set_trace_callback(None)
         plans = [str(database.execute(f"EXPLAIN QUERY PLAN {text}").fetchall()) for text in seen]

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from muster.protocol.ids import JobId
 from muster.spec.model import JobSpec, Shell
 from orchestrator.core.facts import jobs as f
-from orchestrator.journal.disk_reserve import FILE_NAME
+from orchestrator.journal.disk_reserve import FILE_NAME, is_full
 from orchestrator.journal.errors import JournalError, JournalWriteError
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.reader_pool import read_only
@@ -219,3 +220,35 @@ def test_a_full_disk_at_the_start_has_the_reserve_of_the_last_life(disk: Path) -
     assert [r.seq for r in again.replay()] == [1, 2]
     again.close()
     assert os.listdir(state)
+
+
+@pytest.mark.root
+def test_a_disk_without_inodes_is_full(tmp_path: Path) -> None:
+    """Its write-ahead log is a new file at each start."""
+    with small_disk(tmp_path / "disk", 64 << 20, inodes=600) as disk:
+        journal = Journal.open(disk / "state", RESERVE)
+        journal.begin_epoch()
+        assert journal.problem() == ""
+        files = [disk / str(number) for number in range(400)]
+        for file in files:
+            file.touch()
+        assert "inodes for new files" in journal.problem()
+        for file in files:
+            file.unlink()
+        assert journal.problem() == ""
+        journal.close()
+
+
+@pytest.mark.root
+def test_a_disk_that_refuses_writes_is_not_called_full(tmp_path: Path) -> None:
+    """Its advice would be to make room, and the reserve would be given away for nothing."""
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        assert is_full(error, disk)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        assert not is_full(error, disk)
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        fill(disk)
+        assert is_full(error, disk)
+        assert [file.name for file in disk.iterdir()] == ["filler"]

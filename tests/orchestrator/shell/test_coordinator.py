@@ -37,7 +37,7 @@ def test_nothing_is_done_before_it_is_on_disk(tmp_path: Path) -> None:
         submitting = await rig.deciding()
         assert rig.coordinator.state.jobs, "decided already"
         assert not submitting.done()
-        reader = asyncio.create_task(rig.coordinator.settled())
+        reader = asyncio.create_task(rig.coordinator.durable_state())
         await asyncio.sleep(0)
         assert not reader.done(), "nobody reads what is not on disk"
         assert rig.happened == ["commit begins"]
@@ -51,10 +51,10 @@ def test_nothing_is_done_before_it_is_on_disk(tmp_path: Path) -> None:
 
 def test_a_beat_is_a_turn_of_the_owner(tmp_path: Path) -> None:
     async def main(rig: Rig) -> None:
-        await rig.coordinator.beat()  # with nothing to do
+        await rig.coordinator.next_turn()  # with nothing to do
         await rig.join()
         submitting = await rig.deciding()
-        beat = asyncio.create_task(rig.coordinator.beat())
+        beat = asyncio.create_task(rig.coordinator.next_turn())
         for _ in range(10):
             await asyncio.sleep(0)
         assert not beat.done(), "an owner that hangs has no pulse"
@@ -64,7 +64,7 @@ def test_a_beat_is_a_turn_of_the_owner(tmp_path: Path) -> None:
 
     rig = with_owner(tmp_path, main)
     with pytest.raises(CoordinatorStoppedError):
-        asyncio.run(rig.coordinator.beat())
+        asyncio.run(rig.coordinator.next_turn())
 
 
 def test_what_is_only_about_connections_is_never_written(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_slow_disk_keeps_no_agent_waiting_for_its_answer(tmp_path: Path) -> No
             await rig.coordinator.put(ReportReceived(S1, Heartbeat(float(number))))
             await rig.happened.until("HeartbeatAck", 1 + number)
             assert node.heard_at >= before, "no timer will find it silent"
-            assert node.lease_until >= before + QUICK.lease_s + QUICK.lease_margin_s
+            assert node.answered_at >= before
         assert "commit ends" not in rig.happened
         assert "PrepareTask" not in rig.happened
         assert not submitting.done()
@@ -121,13 +121,13 @@ def test_what_needs_the_disk_waits_for_it_and_nothing_is_forgotten(tmp_path: Pat
         await rig.coordinator.put(ReportReceived(S1, Heartbeat(2.0)))
         await rig.happened.until("HeartbeatAck")
         node = rig.coordinator.state.nodes[NodeName("n1")]
-        heard_at, lease_until = node.heard_at, node.lease_until
+        heard_at, answered_at = node.heard_at, node.answered_at
         assert node.disks == ()
         rig.journal.gate.set()
         await submitting
         await rig.happened.until("HeartbeatAck", 2)
         assert node.disks == news.changes.disks
-        assert (node.heard_at, node.lease_until) == (heard_at, lease_until)
+        assert (node.heard_at, node.answered_at) == (heard_at, answered_at)
 
     with_owner(tmp_path, main, QUICK)
 
@@ -146,7 +146,7 @@ async def test_after_a_failed_commit_nothing_is_acted_on_and_nobody_is_answered(
     with pytest.raises(JournalWriteError):
         await owner
     with pytest.raises(CoordinatorStoppedError):
-        await rig.coordinator.settled()
+        await rig.coordinator.durable_state()
     with pytest.raises(CoordinatorStoppedError):
         await rig.submit()
     assert "PrepareTask" not in rig.happened
@@ -236,7 +236,7 @@ def test_a_job_goes_to_the_archive_with_all_that_was_decided_of_it(
         await owner.put(WebhookAttempted(goes, owner.state.jobs[goes].webhooks_made, 0, ""))
         archiving = asyncio.create_task(owner.archive_ended())
         while goes in owner.state.jobs:
-            await owner.beat()
+            await owner.next_turn()
         archiving.cancel()
 
     with_owner(tmp_path, story)
@@ -255,7 +255,7 @@ def test_what_gives_way_waits_for_what_is_decided(
     async def main(rig: Rig) -> None:
         await rig.join()
         submitting = await rig.deciding()
-        way = asyncio.create_task(rig.coordinator.give_way())
+        way = asyncio.create_task(rig.coordinator.yield_to_scheduling())
         way.add_done_callback(lambda _: rig.happened.append("gave way"))
         rig.journal.gate.set()
         await asyncio.gather(way, submitting)
@@ -271,7 +271,7 @@ def test_what_gives_way_does_not_starve(tmp_path: Path, monkeypatch: pytest.Monk
     async def main(rig: Rig) -> None:
         await rig.join()
         submitting = await rig.deciding()
-        await rig.coordinator.give_way()
+        await rig.coordinator.yield_to_scheduling()
         assert not submitting.done()
         rig.journal.gate.set()
         await submitting

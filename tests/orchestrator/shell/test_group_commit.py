@@ -71,7 +71,7 @@ def test_ends_that_trickle_in_share_the_commit_of_the_last(
             for rank in range(8):
                 await say(rank, state, prepared=prepared())
         await rig.happened.until("StartTask", 8)
-        await rig.coordinator.beat()
+        await rig.coordinator.next_turn()
         rig.journal.commits.clear()
         rig.happened.clear()
         for rank in range(7):

@@ -55,7 +55,7 @@ def test_nothing_is_missing_and_live_is_as_replayed(
     live = JobIndex(state)
     for fact in facts:
         apply(state, fact, 0.0)
-        live.took_in(state, [fact])
+        live.observe(state, [fact])
     wanted = {
         job.id
         for job in state.jobs.values()
@@ -90,7 +90,7 @@ def test_what_is_rare_is_found_among_few() -> None:
             facts.pop()
         for fact in facts:
             apply(state, fact, 0.0)
-        index.took_in(state, facts)
+        index.observe(state, facts)
     assert list(index.candidates(user="rare")) == [7]
     assert list(index.candidates(states=[JobState.QUEUED, JobState.RUNNING])) == [500]
     assert list(index.candidates(states=[JobState.FAILED], user="often")) == [9]

@@ -111,13 +111,13 @@ def test_who_reads_much_waits_and_who_reads_a_line_does_not(
         await link.hear_until(LogAck(ERR, 7))
         deciding = await logs.rig.deciding()
         asked = logs.rig.happened
-        give_way = logs.rig.coordinator.give_way
+        yield_to_scheduling = logs.rig.coordinator.yield_to_scheduling
 
         async def noted() -> None:
             asked.append("gives way")
-            await give_way()
+            await yield_to_scheduling()
 
-        monkeypatch.setattr(logs.rig.coordinator, "give_way", noted)
+        monkeypatch.setattr(logs.rig.coordinator, "yield_to_scheduling", noted)
         assert await logs.read("stderr") == b"step 1\n"
         assert asked == ["commit begins"]
         much = asyncio.create_task(logs.read("stdout"))

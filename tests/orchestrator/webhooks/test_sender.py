@@ -88,7 +88,7 @@ def test_a_commit_does_not_walk_what_was_taken_before(tmp_path: Path, receiver: 
             name = await ended(rig, f"{NOBODY}/x")
             job = rig.coordinator.state.jobs[name]
             while not any(webhook.problem for webhook in job.queued_webhooks.values()):
-                await rig.coordinator.beat()
+                await rig.coordinator.next_turn()
             job.queued_webhooks = queued_webhooks = Counted(job.queued_webhooks)
             await ended(rig, f"{receiver.url}/x")
             await asyncio.to_thread(receiver.await_deliveries, 1)
@@ -134,7 +134,7 @@ def test_servers_that_hang_leave_room_for_the_others(
             for url in urls:
                 await ended(rig, *(f"{url}/{hook}" for hook in range(2)))
             while sum(hung.requests for hung in all_hung) < SLOW_AT_ONCE:
-                await rig.coordinator.beat()
+                await rig.coordinator.next_turn()
             await ended(rig, f"{receiver.url}/x")
             await asyncio.to_thread(receiver.await_deliveries, 1)
             assert sum(hung.requests for hung in all_hung) == SLOW_AT_ONCE
@@ -160,7 +160,7 @@ def test_what_was_dropped_is_not_sent_and_logged(
             await ended(rig, f"{receiver.url}/x")
             await asyncio.to_thread(receiver.await_deliveries, 1)
             while len(rig.coordinator.state.webhook_jobs) > 1:
-                await rig.coordinator.beat()
+                await rig.coordinator.next_turn()
             assert rig.coordinator.state.webhook_jobs == {jobs[-1]}
             assert list(made._lines[f"{hung.url}/x"].waiting) == [(jobs[-1], 1, 0)]
             assert rig.coordinator.meters.webhooks_dropped == 4

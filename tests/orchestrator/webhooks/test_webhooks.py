@@ -218,3 +218,25 @@ def test_a_configuration_that_could_not_notify_is_refused(
     file.write_text(settings.replace("SECRET", str(secret)))
     with pytest.raises(ConfigError, match=re.escape(said)):
         webhook_secret(load(file=file, environ={}))
+
+
+async def test_a_submit_that_was_accepted_is_answered_so_after_the_rules_have_changed(
+    tmp_path: Path,
+) -> None:
+    """A client that repeats it over a restart would else run the job twice, under another key."""
+    place = "http://127.0.0.1:9/team"
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 32)
+    secret.chmod(0o600)
+    webhooks = {"allow": [place], "secret_file": str(secret)}
+    coordinator = CoordinatorProcess(tmp_path, webhooks=webhooks)
+    with coordinator.start():
+        async with user_of(coordinator) as user, connect(coordinator, "n1") as agent:
+            await agent.hello()
+            job = await user.submit(key="k", notify=[place])
+    coordinator.settings["webhooks"] = {**webhooks, "allow": ["http://127.0.0.1:9/other"]}
+    with coordinator.start():
+        async with user_of(coordinator) as user:
+            assert await user.submit(key="k", notify=[place]) == job
+            with pytest.raises(AssertionError, match="is not allowed"):
+                await user.submit(key="other", notify=[place])

@@ -15,6 +15,8 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.model import JobSpec
 from orchestrator.core.engine import apply_jobs, decide, react
 from orchestrator.core.engine import turn as turns
+from orchestrator.core.engine.apply import apply
+from orchestrator.core.engine.turn import Turn, turn
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
@@ -22,19 +24,18 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.base import Durability
 from orchestrator.core.failures import stops
-from orchestrator.core.failures.causes import from_report
 from orchestrator.core.gangs import commands, transitions
 from orchestrator.core.gangs.retry_policy import after_attempt
-from orchestrator.core.gangs.task_reports import new_facts_from_report
 from orchestrator.core.model.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
+from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import Attempt, Job, Node, State, Task
 from orchestrator.core.model.task import OVER
 from orchestrator.core.scheduling import placement, rendezvous
-from orchestrator.core.scheduling.placement import busy
+from orchestrator.core.scheduling.placement import Waiting, busy, place
 from orchestrator.core.scheduling.reasons import Rejection
 from tests.simulation import checkers
 from tests.simulation.mutants import Mutant, Patch
-from tests.simulation.mutants.planting import COORDINATOR
+from tests.simulation.mutants.planting import COORDINATOR, everywhere
 
 
 def _durable(kind: type[f.Fact], durability: Durability) -> Patch:
@@ -77,17 +78,23 @@ def _cause_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     stopping = AttemptPhase.STOPPING
     again = frozenset({stopping, AttemptPhase.CLOSED})
     monkeypatch.setitem(ATTEMPT_TRANSITIONS, stopping, again)
+    everywhere(turn, _stops_again)(monkeypatch)
 
-    def take(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
-        found = new_facts_from_report(task, report)
-        cause = from_report(task, report)
-        attempt = state.jobs[task.job].attempt(task.attempt)
-        if cause is None or task.state in OVER or attempt.phase is AttemptPhase.CLOSED:
-            return found
-        return [f.StopRequested(task.job, task.attempt, cause), *found]
 
-    monkeypatch.setattr(decide, "_take_report", take)
-    monkeypatch.setattr(turns, "_is_void", lambda *_: False)
+def _stops_again(real: Any) -> Any:
+    """A rank that ends gives the attempt another cause."""
+
+    def turn(state: State, received: s.Input, now: Instant, limits: Limits) -> Turn:
+        done: Turn = real(state, received, now, limits)
+        for fact in [one for one in done.facts if isinstance(one, f.TaskExited)]:
+            attempt = state.jobs[fact.job].attempt(fact.attempt)
+            if attempt.phase is AttemptPhase.STOPPING and attempt.cause is not None:
+                cause = msgspec.structs.replace(attempt.cause, text=f"rank {fact.rank} ended")
+                done.facts.append(f.StopRequested(fact.job, fact.attempt, cause))
+                apply(state, done.facts[-1], now.wall)
+        return done
+
+    return turn
 
 
 def _cancel_forgotten(job: Job, attempt: Attempt, *, spare: bool) -> f.JobEnded | f.RetryScheduled:
@@ -100,12 +107,14 @@ def _freed_early(state: State, fact: f.Fact) -> None:
             state.nodes[task.node].holders.clear()
 
 
-def _skips_the_head(real: Any) -> Any:
-    def schedule(state: State, *more: Any, **how: Any) -> Any:
-        queues = {pool: queue[::-1] for pool, queue in state.queues.items()}
-        return real(replace(state, queues=queues), *more, **how)
-
-    return schedule
+def _skips_the_head(state: State) -> f.AttemptPlaced | None:
+    for queue in state.queues.values():
+        for _, name in reversed(queue):
+            job = state.jobs[name]
+            nodes = place(state, job)
+            if not isinstance(nodes, Waiting):
+                return f.AttemptPlaced(job.id, len(job.attempts) + 1, nodes)
+    return None
 
 
 def _blind_to_returns(real: Any) -> Any:
@@ -119,11 +128,11 @@ def _blind_to_ends(real: Any) -> Any:
 
 
 def _ignores_the_retried(real: Any) -> Any:
-    def schedule(*given: Any, **how: Any) -> list[f.Fact]:
-        found: list[f.Fact] = real(*given, **how)
-        return [it for it in found if not isinstance(it, f.AttemptPlaced) or it.attempt == 1]
+    def next_placement(state: State) -> f.AttemptPlaced | None:
+        placed: f.AttemptPlaced | None = real(state)
+        return None if placed is not None and placed.attempt > 1 else placed
 
-    return schedule
+    return next_placement
 
 
 def _appends(state: State, job: Job) -> None:
@@ -307,13 +316,13 @@ MUTANTS = (
     ),
     Mutant(
         "the last of the queue comes first",
-        _wrap(turns, "schedule", _skips_the_head),
-        ("queue", "promise"),
+        _put(turns, "next_placement", _skips_the_head),
+        ("queue",),
         seed=1,
     ),
     Mutant(
         "nobody looks who waits when a node is back",
-        _wrap(turns, "may_place", _blind_to_returns),
+        _wrap(turns, "frees_capacity", _blind_to_returns),
         ("queue",),
         seed=6,
     ),
@@ -326,7 +335,7 @@ MUTANTS = (
     Mutant("priorities are ignored", _put(apply_jobs, "enqueue", _appends), ("books",), seed=1),
     Mutant(
         "a job's second attempt is never placed",
-        _wrap(turns, "schedule", _ignores_the_retried),
+        _wrap(turns, "next_placement", _ignores_the_retried),
         ("queue",),
         seed=1,
     ),
@@ -351,7 +360,7 @@ MUTANTS = (
     Mutant(
         "nodes are free when the stop is requested, and the books are not read",
         _unseen(COORDINATOR.state(_freed_early)),
-        ("I5",),
+        ("I5", "queue"),
         seed=18,
     ),
     Mutant(

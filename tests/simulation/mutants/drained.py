@@ -17,7 +17,6 @@ from orchestrator.core.gangs.retry_policy import after_attempt
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits, Quarantine
 from orchestrator.core.model.state import Attempt, Job, Node, State
-from orchestrator.core.nodes import quarantine as q
 from orchestrator.core.scheduling import elastic, placement
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _both, _durable, _put, _wrap
@@ -70,7 +69,10 @@ def _no_mass_outage(real: Any) -> Any:
 def _blames_for_programs(real: Any) -> Any:
     def judged(state: State, job: Job, attempt: Any, limits: Limits, *, spare: bool) -> Any:
         if attempt.cause is not None and attempt.cause.outcome is Outcome.USER:
-            return q._blamed(state, job, attempt, {attempt.tasks[0].node: "failed"})
+            name = attempt.tasks[0].node
+            if all(fault.job != job.id for fault in state.nodes[name].faults):
+                return [sf.NodeFaultRecorded(name, job.id, attempt.number, "failed")]
+            return []
         return real(state, job, attempt, limits, spare=spare)
 
     return judged

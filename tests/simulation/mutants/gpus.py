@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.core import decide as agent
+from agent.core.decide import decide as agent_decide
+from agent.core.state import State as AgentState
 from muster.protocol.observations.gpus import GpuDevice, usable
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.state import Node, State
 from orchestrator.core.scheduling import gpus, network, placement
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _both, _put, _unseen
-from tests.simulation.mutants.planting import COORDINATOR
+from tests.simulation.mutants.planting import COORDINATOR, everywhere
 
 
 def _all_of_them(_: State, node: Node) -> tuple[GpuDevice, ...]:
@@ -24,8 +25,26 @@ def _frees_the_node(state: State, fact: f.Fact) -> None:
             state.nodes[task.node].holders.clear()
 
 
-def _first_come(*_: Any) -> None:
+def _first_come(real: Any) -> Any:
     """An agent that believes whatever it is told."""
+
+    def decide(state: AgentState, received: Any, *more: Any) -> Any:
+        held = [(task, task.gpus) for task in state.tasks.values()]
+        for task, _ in held:
+            task.gpus = ()
+        decision = real(state, received, *more)
+        for task, uuids in held:
+            task.gpus = uuids
+        return decision
+
+    return decide
+
+
+def _of_this_agent_alone(_: State, node: Node) -> tuple[GpuDevice, ...]:
+    taken = {uuid for share in node.holders.values() for uuid in share.gpus}
+    whole = any(share.whole for share in node.holders.values())
+    there = () if whole else usable(node.inventory.devices)
+    return tuple(gpu for gpu in there if gpu.uuid not in taken and not gpu.busy)
 
 
 MUTANTS = (
@@ -39,14 +58,14 @@ MUTANTS = (
         "a GPU that somebody has counts as free, and nobody looks",
         _both(
             _unseen(_put(gpus, "free_gpus", _all_of_them)),
-            _put(agent, "_gpus_taken", _first_come),
+            everywhere(agent_decide, _first_come),
         ),
         ("gpus",),
         seed=303,
     ),
     Mutant(
         "a GPU is given out by each agent of its machine",
-        _put(gpus, "_of_siblings", lambda *_: set()),
+        _put(gpus, "free_gpus", _of_this_agent_alone),
         ("books", "gpus"),
         seed=303,
     ),

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from agent.core import effects as a
 from agent.core import facts as agent_facts
-from agent.core import task as agent_task
 from agent.core.network_phase import NetworkPhase
 from agent.core.state import HeldTask, State
+from agent.core.task import task_state
 from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.states import TaskState
 from tests.simulation.mutants import Mutant
-from tests.simulation.mutants.books import _put
-from tests.simulation.mutants.planting import AGENT
+from tests.simulation.mutants.planting import AGENT, everywhere
 
 
 def _clean_with_names(state: State, effect: a.Effect) -> list[a.Effect]:
@@ -34,8 +35,13 @@ def _left_there(_: State, effect: a.Effect) -> list[a.Effect]:
     return [] if isinstance(effect, a.RestoreNetwork) else [effect]
 
 
-def _arranged_unproved(held: HeldTask) -> bool:
-    return held.arrange is not None
+def _arranged_unproved(real: Any) -> Any:
+    def task_state(held: HeldTask) -> TaskState:
+        found: TaskState = real(held)
+        planned = found is TaskState.PREPARED and held.arrange is not None
+        return TaskState.ARRANGED if planned else found
+
+    return task_state
 
 
 MUTANTS = (
@@ -59,7 +65,7 @@ MUTANTS = (
     ),
     Mutant(
         "a plan is enough to start",
-        _put(agent_task, "_arranged", _arranged_unproved),
+        everywhere(task_state, _arranged_unproved),
         ("hosts",),
         seed=170,
     ),

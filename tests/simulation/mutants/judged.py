@@ -7,42 +7,30 @@ from typing import Any
 import msgspec
 
 from muster.protocol.ids import NodeName
-from muster.protocol.instant import Instant
-from muster.protocol.link.control_channel import Hello, Refused
-from orchestrator.core.engine import decide, react, timers
+from muster.protocol.link.control_channel import Hello, PrepareTask, Refused
+from muster.protocol.observations.hardware_events import OOM
+from orchestrator.core.engine import decide, react
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.facts.service import HardwareReported
 from orchestrator.core.gangs import launch, retry_policy
-from orchestrator.core.model.limits import Limits
+from orchestrator.core.model import leases
 from orchestrator.core.model.node import LinkState
-from orchestrator.core.model.state import Job, Node, State, Task
-from orchestrator.core.nodes import admission, hardware, liveness
+from orchestrator.core.model.state import Job, State
+from orchestrator.core.nodes.admission import refuse
 from tests.simulation.mutants import Mutant
-from tests.simulation.mutants.books import _put, _wrap
+from tests.simulation.mutants.books import _both, _put, _wrap
+from tests.simulation.mutants.planting import ALL_LEASED, COORDINATOR, everywhere
 
 
-def _never_together(*_: Any) -> None:
-    """One after the other is lost, however many there are."""
+def _not_told(real: Any) -> Any:
+    """Nodes think that their tasks have no lease."""
 
+    def prepare_command(*given: Any) -> PrepareTask:
+        prepare: PrepareTask = real(*given)
+        return msgspec.structs.replace(prepare, lease_s=None)
 
-def _let_go_by_itself(real: Any) -> Any:
-    """Whoever is looked at next is lost."""
-
-    def fired(state: State, name: NodeName, now: Instant, limits: Limits) -> Decision:
-        mass_outage = state.mass_outage
-        if mass_outage is not None:
-            state.mass_outage = msgspec.structs.replace(mass_outage, at=-mass_outage.lasts_s)
-        decision: Decision = real(state, name, now, limits)
-        state.mass_outage = mass_outage
-        return decision
-
-    return fired
-
-
-def _its_own_from_nowhere(state: State, node: Node, task: Task, limits: Limits) -> float:
-    """Its length is counted, and not from when."""
-    asked_s = state.jobs[task.job].spec.lease_s
-    return node.lease_until if asked_s is None else node.heard_at + asked_s
+    return prepare_command
 
 
 def _boots_alike(real: Any) -> Any:
@@ -60,10 +48,12 @@ def _boots_alike(real: Any) -> Any:
 def _one_boot_for_good(real: Any) -> Any:
     """A node that has rebooted is taken for a copy of itself."""
 
-    def refuse(node: Node, hello: Hello, peer: str) -> Refused | None:
-        if node.link is not LinkState.OFFLINE and node.boot_id != hello.boot_id:
+    def refuse(state: State, hello: Hello, *more: Any) -> Refused | None:
+        node = state.nodes.get(hello.node)
+        rebooted = node is not None and node.boot_id != hello.boot_id
+        if node is not None and node.link is not LinkState.OFFLINE and rebooted:
             return Refused("duplicate_identity", "it is there already", soon=True)
-        found: Refused | None = real(node, hello, peer)
+        found: Refused | None = real(state, hello, *more)
         return found
 
     return refuse
@@ -75,6 +65,19 @@ def _tried_for_ever(_: Job) -> bool:
 
 def _nobody_is_drained(*_: Any) -> Decision:
     return Decision()
+
+
+def _of_nobody(_: State, fact: f.Fact) -> list[f.Fact]:
+    if isinstance(fact, HardwareReported) and fact.event.code != OOM:
+        return [msgspec.structs.replace(fact, attempts=())]
+    return [fact]
+
+
+def _of_everybody(state: State, fact: f.Fact) -> list[f.Fact]:
+    if isinstance(fact, HardwareReported) and fact.event.code != OOM:
+        holders = tuple(sorted(state.nodes[fact.node].holders))
+        return [msgspec.structs.replace(fact, attempts=holders)]
+    return [fact]
 
 
 def _every_event_is_news(real: Any) -> Any:
@@ -90,38 +93,26 @@ def _every_event_is_news(real: Any) -> Any:
 
 MUTANTS = (
     Mutant(
-        "there is no mass outage",
-        _put(liveness, "_fell_silent_together", _never_together),
-        ("mass outage",),
-        seed=458,
-    ),
-    Mutant(
-        "a mass outage does not last",
-        _wrap(timers, "node_timer_fired", _let_go_by_itself),
-        ("mass outage",),
-        seed=458,
-    ),
-    Mutant(
-        "a job's own lease counts without a margin",
-        _put(liveness, "gone_at", _its_own_from_nowhere),
+        "the margin is too small for the ranks to end",
+        everywhere(leases.margin_s, lambda _: lambda lease_s: 3.0),
         ("I3", "I4", "I5"),
         seed=490,
     ),
     Mutant(
         "agents are not told of the leases of jobs",
-        _put(launch, "own_lease_s", lambda *_: None),
+        everywhere(launch.prepare_command, _not_told),
         ("I3", "I4", "I5"),
-        seed=445,
+        seed=430,
     ),
     Mutant(
         "a node that has rebooted may not come back",
-        _wrap(admission, "_refuse_second", _one_boot_for_good),
+        everywhere(refuse, _one_boot_for_good),
         ("I10", "I4"),
         seed=1,
     ),
     Mutant(
         "a job that writes no checkpoints is tried for ever",
-        _put(retry_policy, "without_progress", _tried_for_ever),
+        _both(ALL_LEASED, _put(retry_policy, "without_progress", _tried_for_ever)),
         ("progress",),
         seed=501,
     ),
@@ -133,13 +124,13 @@ MUTANTS = (
     ),
     Mutant(
         "a GPU that has failed is nobody's",
-        _put(hardware, "_has", lambda *_: False),
+        COORDINATOR.facts(_of_nobody),
         ("hardware",),
         seed=863,
     ),
     Mutant(
         "a GPU that has failed is everybody's",
-        _put(hardware, "_has", lambda *_: True),
+        COORDINATOR.facts(_of_everybody),
         ("hardware",),
         seed=920,
     ),

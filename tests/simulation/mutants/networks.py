@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent.core import decide as agent_decide
-from agent.core.decision import Decision
+from msgspec import structs
+
+from agent.core import inputs as agent_inputs
+from agent.core.state import State as AgentState
+from muster.protocol.link.control_channel import Heartbeat, NodeChanges
 from muster.protocol.observations.interfaces import Endpoint
-from orchestrator.core.model.state import Node
-from orchestrator.core.nodes import observations
+from orchestrator.core.facts.inputs import Input, ReportReceived
+from orchestrator.core.model.state import Node, State
 from orchestrator.core.scheduling import rendezvous
 from orchestrator.core.scheduling.network import SharedNetwork
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _put
+from tests.simulation.mutants.planting import AGENT, COORDINATOR
 
 
 def _each_its_own(nodes: Sequence[Node], _: Sequence[str]) -> SharedNetwork:
@@ -24,6 +28,24 @@ def _each_its_own(nodes: Sequence[Node], _: Sequence[str]) -> SharedNetwork:
     )
 
 
+def _unheard(_: State, received: Input) -> Input:
+    report = received.report if isinstance(received, ReportReceived) else None
+    if isinstance(report, Heartbeat):
+        beat = structs.replace(report, changes=structs.replace(report.changes, interfaces=None))
+        return structs.replace(received, report=beat)
+    return received
+
+
+def _unseen(_: AgentState, received: agent_inputs.Input) -> agent_inputs.Input:
+    match received:
+        case agent_inputs.NodeObserved():
+            return agent_inputs.NodeObserved(NodeChanges())
+        case agent_inputs.TaskPlaced():
+            return structs.replace(received, interfaces=None)
+        case _:
+            return received
+
+
 MUTANTS = (
     Mutant(
         "each node of a gang has its own network",
@@ -33,13 +55,13 @@ MUTANTS = (
     ),
     Mutant(
         "the coordinator does not hear that a network has changed",
-        _put(observations, "_inventory_facts", lambda *_: []),
+        COORDINATOR.inputs(_unheard),
         ("network", "I10"),
         seed=4,
     ),
     Mutant(
         "an agent keeps to itself that its network has changed",
-        _put(agent_decide, "_node_observed", lambda *_: Decision()),
+        AGENT.inputs(_unseen),
         ("network", "I10"),
         seed=1,
     ),

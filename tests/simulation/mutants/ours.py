@@ -7,35 +7,39 @@ from typing import Any
 import pytest
 
 from agent.core import effects as agent_actions
-from agent.core import react as agent_follow
 from agent.core import task as agent_task
+from agent.core.react import react as agent_react
 from agent.core.shim_protocol import ShimLease, ShimPhase
 from muster.protocol.link.control_channel import Hello, Refused
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
+from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
-from orchestrator.core.gangs import transitions
+from orchestrator.core.gangs.transitions import task_moved
 from orchestrator.core.model.node import LinkState
-from orchestrator.core.model.state import Attempt, Job, Node, State
+from orchestrator.core.model.state import Job, State
 from orchestrator.core.model.task import reached
-from orchestrator.core.nodes import admission
+from orchestrator.core.nodes.admission import refuse
 from orchestrator.core.scheduling import placement, scheduler
 from orchestrator.core.scheduling.placement import Waiting
 from orchestrator.core.scheduling.rendezvous import choose_rendezvous
 from tests.simulation.mutants import Mutant
-from tests.simulation.mutants.books import _wrap
-from tests.simulation.mutants.planting import AGENT
+from tests.simulation.mutants.books import _both
+from tests.simulation.mutants.planting import AGENT, ALL_LEASED, everywhere
 
 
 def _arranges_holes(real: Any) -> Any:
-    def prepared(state: State, job: Job, attempt: Attempt) -> Decision:
-        if all(reached(task.state, TaskState.PREPARED) for task in attempt.tasks):
+    def moved(state: State, fact: f.OfTask, *more: Any) -> Decision:
+        attempt = state.jobs[fact.job].attempt(fact.attempt)
+        task = attempt.tasks[fact.rank]
+        waits = isinstance(fact, f.TaskPrepared) and task.refusal is None and not task.joined
+        if waits and all(reached(one.state, TaskState.PREPARED) for one in attempt.tasks):
             arranged = choose_rendezvous(state, attempt)
             return Decision() if isinstance(arranged, Cause) else Decision([arranged])
-        decision: Decision = real(state, job, attempt)
+        decision: Decision = real(state, fact, *more)
         return decision
 
-    return prepared
+    return moved
 
 
 def _deaf_to_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,16 +58,16 @@ def _long_grace(_: Any, effect: agent_actions.Effect) -> list[agent_actions.Effe
 def _begins_late(real: Any) -> Any:
     """Prepare a new shim whatever has become of the lease."""
 
-    def drive(state: Any, held: Any, now: Any) -> Any:
-        answered = state.acknowledged_at
-        if answered is None or held.lease_until(answered) > now.mono:
-            return real(state, held, now)
+    def react(state: Any, fact: Any, now: Any) -> Any:
+        answered, held = state.acknowledged_at, state.tasks.get(getattr(fact, "task", None))
+        if answered is None or held is None or held.lease_until(answered) > now.mono:
+            return real(state, fact, now)
         state.acknowledged_at = now.mono
-        effects = real(state, held, now)
+        effects = real(state, fact, now)
         state.acknowledged_at = answered
         return effects
 
-    return drive
+    return react
 
 
 def _waits_for_the_lost(real: Any) -> Any:
@@ -81,10 +85,12 @@ def _waits_for_the_lost(real: Any) -> Any:
 
 
 def _only_connected(real: Any) -> Any:
-    def refuse(node: Node, hello: Hello, peer: str) -> Refused | None:
-        there = node.link is LinkState.CONNECTED
-        found: Refused | None = real(node, hello, peer) if there else None
-        return found
+    def refuse(state: State, hello: Hello, *more: Any) -> Refused | None:
+        found: Refused | None = real(state, hello, *more)
+        node = state.nodes.get(hello.node)
+        away = node is not None and node.link is not LinkState.CONNECTED
+        second = found is not None and found.code in ("duplicate_name", "duplicate_identity")
+        return None if away and second else found
 
     return refuse
 
@@ -98,7 +104,7 @@ def _plant_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 MUTANTS = (
     Mutant(
         "a gang is arranged around one that refused",
-        _wrap(transitions, "_prepared", _arranges_holes),
+        everywhere(task_moved, _arranges_holes),
         ("task", "books", "raised: InvalidTransition"),
         seed=8,
     ),
@@ -112,17 +118,17 @@ MUTANTS = (
         "what outlives its lease has all of the margin to do so",
         AGENT.effects(_long_grace),
         ("I3", "I4", "I5"),
-        seed=46,
+        seed=437,
     ),
     Mutant(
         "a task is begun on a lease that is over",
-        _wrap(agent_follow, "_advance_shim", _begins_late),
+        _both(ALL_LEASED, everywhere(agent_react, _begins_late)),
         ("I3", "I4", "I5"),
-        seed=47,
+        seed=112,
     ),
     Mutant(
         "a clone takes the name of an agent that is cut off",
-        _wrap(admission, "_refuse_second", _only_connected),
+        everywhere(refuse, _only_connected),
         ("I3", "I4", "I5"),
         seed=9,
     ),

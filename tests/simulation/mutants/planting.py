@@ -8,15 +8,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from agent.core.apply import apply as agent_apply
 from agent.core.decide import decide as agent_decide
 from agent.core.react import react as agent_react
+from muster.spec.model import JobSpec
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.decide import decide
 from orchestrator.core.engine.react import react
+from tests.simulation.leases import with_lease
 from tests.simulation.mutants import Patch
+from tests.simulation.world import World
 
 _OURS: Final = ("agent.", "orchestrator.", "tests.simulation.")
 
@@ -96,6 +100,13 @@ class Core:
 
         return patch
 
+
+def _leased(_: World, __: int, spec: JobSpec) -> JobSpec:
+    return msgspec.structs.replace(spec, lease_s=60.0)
+
+
+ALL_LEASED: Final = everywhere(with_lease, lambda _: _leased)
+"""Every job has a lease. That is no bug; by chance alone most of one node have none."""
 
 COORDINATOR: Final = Core(decide, apply, react)
 AGENT: Final = Core(agent_decide, agent_apply, agent_react)

@@ -10,7 +10,7 @@ from orchestrator.core.facts.base import Durability
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.state import Job, State
-from orchestrator.core.scheduling.placement import Considered, Verdict
+from orchestrator.core.scheduling.placement import Considered, PlacementVerdict
 from orchestrator.core.views import explain
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _durable, _unseen, _wrap
@@ -22,7 +22,7 @@ def _overlooks_holders(real: Any) -> Any:
     def consider(state: State, job: Job) -> Considered:
         found: Considered = real(state, job)
         lacks = (
-            Verdict(v.node) if v.rejection and v.rejection.code == "busy" else v
+            PlacementVerdict(v.node) if v.rejection and v.rejection.code == "busy" else v
             for v in found.verdicts
         )
         verdicts = tuple(lacks)

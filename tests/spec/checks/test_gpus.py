@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from muster.spec.errors import Problem, SpecError
+from muster.spec.errors import SpecError, SpecProblem
 from muster.spec.model import NumaBinding
 from muster.spec.parse import parse_job
 from muster.spec.serialize import to_mapping
 
 
-def problems_of(text: str) -> list[Problem]:
+def problems_of(text: str) -> list[SpecProblem]:
     with pytest.raises(SpecError) as caught:
         parse_job(f"run: train.py\n{text}")
     return list(caught.value.problems)

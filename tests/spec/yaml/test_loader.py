@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.spec.errors import Problem, SpecError
+from muster.spec.errors import SpecError, SpecProblem
 from muster.spec.yaml.loader import MAX_BYTES, MAX_DEPTH, check_tree, read_json, read_yaml
 
 
@@ -140,7 +140,7 @@ def test_trees_no_job_can_hold(tree: object) -> None:
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     for read in (read_yaml, read_json):
-        problems: tuple[Problem, ...] | None = None
+        problems: tuple[SpecProblem, ...] | None = None
         try:
             read(text)
         except SpecError as error:

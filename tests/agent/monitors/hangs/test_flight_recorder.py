@@ -18,11 +18,11 @@ from agent.monitors.hangs import flight_recorder
 from agent.monitors.hangs.flight_recorder import ask, read, recorded, trigger
 from agent.monitors.hangs.py_spy import WAIT_S as STACKS_S
 from agent.shim.system.job_files import RefusedFileError
-from agent.taskdirs.taskdirs import User
+from agent.taskdirs.taskdirs import TaskUser
 from muster.protocol.observations.hangs import RecordedRank
 from orchestrator.core.model.limits import HangLimits
 
-OWN = User(os.geteuid(), os.getegid())
+OWN = TaskUser(os.geteuid(), os.getegid())
 ENTRIES = {
     "version": "2.9",
     "entries": [
@@ -155,7 +155,7 @@ def test_ranks_are_waited_for_together(tmp_path: Path, monkeypatch: pytest.Monke
         pipes.append(os.open(folder / f"frp_{rank}.pipe", os.O_RDONLY | os.O_NONBLOCK))
     together = threading.Barrier(3, timeout=30.0)
 
-    def whole(path: Path, user: User, before: float) -> bool:
+    def whole(path: Path, user: TaskUser, before: float) -> bool:
         together.wait()
         path.write_bytes(pickle.dumps(ENTRIES))
         return True
@@ -183,7 +183,7 @@ def test_a_dump_of_another_user_is_not_read_and_one_of_the_job_as_its_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nobody = pwd.getpwnam("nobody").pw_uid
-    user = User(nobody, nobody)
+    user = TaskUser(nobody, nobody)
     dump = tmp_path / "fr_0"
     dump.write_bytes(pickle.dumps(ENTRIES))
     dump.chmod(0o600)

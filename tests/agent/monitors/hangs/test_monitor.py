@@ -25,7 +25,7 @@ from agent.monitors.hangs.py_spy import stacks_of
 from agent.monitors.hangs.sock_diag import connections
 from agent.probe import py_spy_check
 from agent.shims.members import ENDED, Process
-from agent.taskdirs.taskdirs import User
+from agent.taskdirs.taskdirs import TaskUser
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.observations.hangs import Doing, RankActivity, Sign
@@ -349,7 +349,7 @@ def test_stacks_of_a_process_and_of_one_that_is_none() -> None:
             5: Process(2**22 + 1, problem=ENDED),
             6: Process(process.pid, known(process.pid).began + 1),
         }
-        user = User(os.geteuid(), os.getegid())
+        user = TaskUser(os.geteuid(), os.getegid())
         good, no_python, gone, reused = asyncio.run(stacks_of(ranks, user, threads=True))
         other.kill()
     assert good.main[0].name == "wait_here"

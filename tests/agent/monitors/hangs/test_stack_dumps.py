@@ -100,6 +100,6 @@ async def story(folders: TaskDirs, folder: Path, out: Path, text: str) -> None:
         assert "wrote nothing" in answer.report.recorded[0].problem
         assert await look() == pytest.approx(15.0)
         (folder / NCCL / "go").touch()
-        await flight_recorder.written(folder, user_of(folder), [flight_recorder.Asked(0)])
+        await flight_recorder.written(folder, user_of(folder), [flight_recorder.DumpTarget(0)])
         assert await look() == pytest.approx(15.0)
     await owner.close()

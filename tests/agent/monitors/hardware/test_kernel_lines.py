@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.monitors.hardware.kernel_lines import Reader, Record, Seen, record
+from agent.monitors.hardware.kernel_lines import KernelEvent, Reader, Record, record
 from muster.protocol.observations.hardware_events import Grade
 from muster.protocol.observations.xids import NOTES, SHOWN, grade_of
 
@@ -114,7 +114,7 @@ FORGED = [
 ]
 
 
-def read(text: str) -> Seen | None:
+def read(text: str) -> KernelEvent | None:
     return Reader().read(text)
 
 
@@ -162,7 +162,7 @@ def test_a_kill_for_memory_has_its_task_and_its_numbers() -> None:
         "anon-rss:10485760kB, file-rss:524288kB, shmem-rss:0kB, UID:9 pgtables:64kB oom_score_adj:0"
     )
     assert reader.read(first) is None
-    assert reader.read(then) == Seen(
+    assert reader.read(then) == KernelEvent(
         "oom",
         Grade.SHOWN,
         "the memory of its cgroup ran out: the kernel killed pt data (x) (process 4321), which had "

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.config import AgentConfig
-from agent.config import Fabric as Settings
+from agent.config import FabricSettings as Settings
 from agent.core.inputs import Input, NodeObserved
 from agent.monitors.fabric import FabricMonitor
 from agent.monitors.traffic.rdma_ports import SHOWN_S, RdmaPortMonitor, RdmaPorts

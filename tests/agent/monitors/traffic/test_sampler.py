@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from agent.monitors.traffic import nccl_log
 from agent.monitors.traffic import sampler as module
 from agent.monitors.traffic.counters import CounterReader
 from agent.monitors.traffic.nccl_log import FILES_MAX, NcclLines
-from agent.monitors.traffic.sampler import STATE, Sampler, Watched, kept
+from agent.monitors.traffic.sampler import STATE, Sampler, WatchedTraffic, kept
 from muster.fabric.counters import RECEIVED, SENT, Totals
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
@@ -53,6 +54,7 @@ class Bench:
         self.clock = Clock()
         self.heard: list[FabricReport] = []
         self.followed = 0
+        self.lives: list[Sampler] = []
         self.count(0)
 
     def count(self, words: int) -> None:
@@ -63,7 +65,7 @@ class Bench:
         with open(self.folder / "nccl" / "gpu-07.1", "a") as file:
             file.write(text)
 
-    def life(self, watched: Watched | None = None) -> Sampler:
+    def life(self, watched: WatchedTraffic | None = None) -> Sampler:
         def post(received: Input) -> None:
             assert isinstance(received, TaskObserved)
             assert received.changes.traffic is not None
@@ -72,9 +74,11 @@ class Bench:
         def follow() -> None:
             self.followed += 1
 
-        watched = watched or Watched(totals=Totals(planned=("mlx5_0:1",)))
+        watched = watched or WatchedTraffic(totals=Totals(planned=("mlx5_0:1",)))
         reader = CounterReader(self.node.root)
-        return Sampler(TASK, self.folder, reader, watched, self.clock, post, follow)
+        made = Sampler(TASK, self.folder, reader, watched, self.clock, post, follow)
+        self.lives.append(made)
+        return made
 
     def look(self, sampler: Sampler, after_s: float = 2.0) -> None:
         self.clock.mono += after_s
@@ -82,8 +86,12 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    for life in made.lives:
+        # The last look closes the files.
+        asyncio.run(life.look(last=True, counters=False))
 
 
 def test_only_what_changes_the_verdict_is_said_at_once(bench: Bench) -> None:
@@ -239,7 +247,7 @@ def test_the_last_look_reads_more_than_one_pass_does(
 
 def test_whose_lines_go_elsewhere_are_not_looked_for(bench: Bench) -> None:
     bench.say(lines.SOCKET_2_18)
-    bench.look(bench.life(Watched(unheard="they go elsewhere")))
+    bench.look(bench.life(WatchedTraffic(unheard="they go elsewhere")))
     assert bench.heard[-1].nccl.processes == 0
     assert bench.heard[-1].unheard == "they go elsewhere"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.probe.fabric.probe import Asked, probe
+from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.report import exit_code, summary
 from muster.fabric.model import AffinityClass, Probe, Severity
 from tests.agent.probe.fabric.trees import by_key, problems_of, refused_of, refusing, used, words
@@ -18,7 +18,7 @@ Case = Callable[[str], Path]
 
 def probed(case: Case, name: str, nccl: str | None = None) -> Probe:
     root = case(name)
-    return probe(root, Asked(nccl=nccl), refusing(root, refused_of(name)))
+    return probe(root, ProbeOptions(nccl=nccl), refusing(root, refused_of(name)))
 
 
 def ports(*numbers: int) -> list[str]:
@@ -182,7 +182,7 @@ def darkened(case: Case, name: str, tmp_path: Path, dark: Sequence[str]) -> Prob
         (folder / "state").write_text("1: DOWN\n")
         (folder / "phys_state").write_text("2: Polling\n")
         (folder / "rate").write_text("40 Gb/sec (4X QDR)\n")
-    return probe(root, Asked(), refusing(root, refused_of(name)))
+    return probe(root, ProbeOptions(), refusing(root, refused_of(name)))
 
 
 @pytest.mark.parametrize("lit", [0, 1, 2])

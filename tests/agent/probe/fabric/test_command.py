@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from agent.probe.fabric import command
-from agent.probe.fabric.fs_root import Tree
-from agent.probe.fabric.user_access import User
+from agent.probe.fabric.fs_root import FsRoot
+from agent.probe.fabric.user_access import JobUser
 from muster.fabric.schema import probe_schema
 from tests.agent.probe.fabric.trees import CASES, Node, classical, unpack
 
@@ -224,13 +224,13 @@ def test_device_files_are_judged_for_the_user_of_jobs(tmp_path: Path) -> None:
     device = tmp_path / "uverbs0"
     device.touch(0o660)
     found = device.stat()
-    stranger = User("trainer", found.st_uid + 1, frozenset({found.st_gid + 1}), "/")
+    stranger = JobUser("trainer", found.st_uid + 1, frozenset({found.st_gid + 1}), "/")
     assert "shuts out trainer" in (stranger.cannot_open(str(device)) or "")
     device.chmod(0o666)
     assert stranger.cannot_open(str(device)) is None
     device.chmod(0o060)
-    member = User("trainer", found.st_uid + 1, frozenset({found.st_gid}), "/")
+    member = JobUser("trainer", found.st_uid + 1, frozenset({found.st_gid}), "/")
     assert member.cannot_open(str(device)) is None
-    assert User("root", 0, frozenset(), "/root").cannot_open(str(device)) is None
+    assert JobUser("root", 0, frozenset(), "/root").cannot_open(str(device)) is None
     assert "no such file" in (stranger.cannot_open(str(tmp_path / "none")) or "")
-    assert Tree(tmp_path).exists("uverbs0")
+    assert FsRoot(tmp_path).exists("uverbs0")

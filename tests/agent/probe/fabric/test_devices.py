@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent.probe.fabric import gpus as read
-from agent.probe.fabric.fs_root import Tree
+from agent.probe.fabric.fs_root import FsRoot
 from agent.probe.fabric.pci import functions
 from muster.protocol.observations.gpus import GpuDevice
 from tests.agent.probe.fabric.trees import Node
@@ -51,7 +51,7 @@ def test_what_the_driver_serves_is_given_and_the_rest_named(node: Node) -> None:
     driver(node, 2, **{"GPU Excluded": "Yes"})
     driver(node, 3)
     node.file("proc/driver/nvidia/capabilities/gpu3/mig/gi1/access", "")
-    found = read.devices_of(Tree(node.root))
+    found = read.devices_of(FsRoot(node.root))
     assert [it.fault for it in found] == ["", read.EXCLUDED, read.MIG, read.NO_DRIVER]
     assert found[0] == GpuDevice(
         pci=address(1),
@@ -65,25 +65,25 @@ def test_what_the_driver_serves_is_given_and_the_rest_named(node: Node) -> None:
 
 def test_a_gpu_that_the_driver_has_not_woken_has_no_uuid(node: Node) -> None:
     driver(node, 1, **{"GPU UUID": "GPU-????????-????-????-????-????????????"})
-    (found, *_) = read.devices_of(Tree(node.root))
+    (found, *_) = read.devices_of(FsRoot(node.root))
     assert (found.uuid, found.fault) == ("", "")
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"Model\n", b"GPU UUID: a,b\n" * 9])
 def test_whatever_the_driver_writes(node: Node, content: bytes) -> None:
     node.file(f"proc/driver/nvidia/gpus/{address(1)}/information", content)
-    (found, *_) = read.devices_of(Tree(node.root))
+    (found, *_) = read.devices_of(FsRoot(node.root))
     assert (found.pci, found.uuid) == (address(1), "")
 
 
 def test_a_node_without_gpus_has_none(tmp_path: Path) -> None:
-    assert read.devices_of(Tree(tmp_path)) == ()
+    assert read.devices_of(FsRoot(tmp_path)) == ()
 
 
 def test_an_accelerator_of_another_maker_is_not_given(tmp_path: Path) -> None:
     made = Node(tmp_path)
     made.pci(f"{BRIDGE}/{address(1)}", "0x030200", "1002", "740f")
-    assert read.devices_of(Tree(made.root)) == ()
+    assert read.devices_of(FsRoot(made.root)) == ()
 
 
 class NVMLError(Exception):
@@ -129,7 +129,7 @@ def fake_nvml(cards: list[Card]) -> Any:
     )
 
 
-class Live(Tree):
+class Live(FsRoot):
     """A tree that is taken for this machine's, where NVML is asked."""
 
     def __init__(self, root: Path) -> None:
@@ -196,7 +196,7 @@ def test_where_nvml_fails_the_driver_is_asked(node: Node, monkeypatch: pytest.Mo
     [
         (None, Live, 1, True),
         (fake_nvml([]), Live, 1, False),
-        (None, Tree, 1, False),
+        (None, FsRoot, 1, False),
         (None, Live, 0, False),
     ],
 )
@@ -204,19 +204,19 @@ def test_gpus_without_the_module_that_asks_their_driver(
     node: Node,
     monkeypatch: pytest.MonkeyPatch,
     module: Any,
-    tree: type[Tree],
+    tree: type[FsRoot],
     cards: int,
     lacks: bool,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    found = functions(Tree(node.root))[:cards]
+    found = functions(FsRoot(node.root))[:cards]
     assert read.lacks_nvml(tree(node.root), found) is lacks
 
 
 def test_a_copied_tree_is_never_asked_of_nvml(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     driver(node, 1)
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml([Card(2)]))
-    assert read.devices_of(Tree(node.root))[0].uuid == uuid(1)
+    assert read.devices_of(FsRoot(node.root))[0].uuid == uuid(1)
     assert read.hold_nvml()
 
 
@@ -259,4 +259,4 @@ def test_how_much_each_gpu_is_used(node: Node, monkeypatch: pytest.MonkeyPatch) 
     assert read.use_of(Live(node.root)) == {}
     nvml.nvmlDeviceGetCount = lambda: answered(NVMLError("Driver/library version mismatch"))
     assert read.use_of(Live(node.root)) == {}
-    assert read.use_of(Tree(node.root)) == {}
+    assert read.use_of(FsRoot(node.root)) == {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.probe.fabric.fs_root import BYTES_MAX, EMPTY, NO_TEXT, TOO_LONG, Tree, Unread
+from agent.probe.fabric.fs_root import BYTES_MAX, EMPTY, NO_TEXT, TOO_LONG, FsRoot, Unread
 from tests.agent.probe.fabric.trees import Node, refusing
 
 
@@ -20,7 +20,7 @@ def why(value: object) -> str:
 
 def test_text_is_stripped(node: Node) -> None:
     node.file("sys/a", "  4: ACTIVE \n\n")
-    assert Tree(node.root).text("sys/a") == "4: ACTIVE"
+    assert FsRoot(node.root).text("sys/a") == "4: ACTIVE"
 
 
 def test_each_reason(node: Node) -> None:
@@ -31,7 +31,7 @@ def test_each_reason(node: Node) -> None:
     node.link("sys/dangling", "nowhere")
     node.link("sys/circle", "circle")
     os.mkfifo(node.root / "sys/fifo")
-    tree = Tree(node.root)
+    tree = FsRoot(node.root)
     assert tree.text("sys/empty") is EMPTY
     assert tree.text("sys/binary") is NO_TEXT
     assert tree.text("sys/long") is TOO_LONG
@@ -59,7 +59,7 @@ def test_each_reason(node: Node) -> None:
 )
 def test_what_a_kernel_answers(node: Node, number: int, word: str, empty: bool) -> None:
     node.file("sys/file", "x")
-    found = Tree(node.root, refusing(node.root, ["sys/file"], number)).text("sys/file")
+    found = FsRoot(node.root, refusing(node.root, ["sys/file"], number)).text("sys/file")
     assert word in why(found)
     assert isinstance(found, Unread)
     assert found.empty is empty
@@ -68,7 +68,7 @@ def test_what_a_kernel_answers(node: Node, number: int, word: str, empty: bool) 
 def test_a_long_file_comes_in_pieces(node: Node) -> None:
     text = "word " * 5000
     node.file("proc/long", text)
-    assert Tree(node.root).text("proc/long") == text.strip()
+    assert FsRoot(node.root).text("proc/long") == text.strip()
 
 
 @pytest.mark.parametrize(
@@ -78,36 +78,36 @@ def test_no_link_leads_out(node: Node, tmp_path: Path, target: str) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/secret").write_text("of this machine")
     node.link("sys/deep/link", target)
-    tree = Tree(node.root)
+    tree = FsRoot(node.root)
     assert "no such file" in why(tree.text("sys/deep/link"))
     # What stands there below the root is what is meant.
     node.file("etc/secret", "of that machine")
-    assert Tree(node.root).text("sys/deep/link") == "of that machine"
+    assert FsRoot(node.root).text("sys/deep/link") == "of that machine"
     node.link("sys/folder", "/etc")
-    assert Tree(node.root).text("sys/folder/secret") == "of that machine"
-    assert Tree(node.root).real("sys/folder") == "etc"
+    assert FsRoot(node.root).text("sys/folder/secret") == "of that machine"
+    assert FsRoot(node.root).real("sys/folder") == "etc"
 
 
 def test_a_root_that_is_a_link(node: Node, tmp_path: Path) -> None:
     node.file("sys/file", "x")
     (tmp_path / "link").symlink_to(node.root)
-    tree = Tree(tmp_path / "link")
+    tree = FsRoot(tmp_path / "link")
     assert tree.text("sys/file") == "x"
     assert tree.real("sys") == "sys"
     assert not tree.live
-    assert Tree(Path("/")).live
-    assert Tree(Path("/../.")).live
+    assert FsRoot(Path("/")).live
+    assert FsRoot(Path("/../.")).live
 
 
 def test_names_that_no_terminal_should_see_are_left_out(node: Node) -> None:
     folder = node.file("sys/ok", "x").parent
     os.close(os.open(os.fsencode(folder) + b"/\xff\x1b", os.O_CREAT | os.O_WRONLY))
-    assert Tree(node.root).names("sys") == ("ok",)
+    assert FsRoot(node.root).names("sys") == ("ok",)
 
 
 def test_a_part_of_a_binary_file(node: Node) -> None:
     node.file("config", bytes(range(256)))
-    tree = Tree(node.root)
+    tree = FsRoot(node.root)
     assert tree.window("config", 16, 2) == b"\x10\x11"
     assert tree.window("config", 300, 2) == b""
     assert tree.window("none", 0, 2) == b""
@@ -123,7 +123,7 @@ def test_of_a_user_only_their_own_plain_files_are_read(
     (home / "dotfile").symlink_to("file")
     (home / "device").symlink_to("/dev/null")
     os.mkfifo(home / "pipe")
-    tree = Tree(node.root)
+    tree = FsRoot(node.root)
     assert tree.text_of_user("home/ada/file") == "mine"
     assert tree.text_of_user("home/ada/dotfile") == "mine"
     for name in ("device", "pipe", "none"):

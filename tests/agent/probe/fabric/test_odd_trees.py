@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.probe.fabric.fs_root import Tree, Unread
+from agent.probe.fabric.fs_root import FsRoot, Unread
 from agent.probe.fabric.report import exit_code, summary
 from muster.fabric.model import AffinityClass, Hca, Severity
 from muster.fabric.port_classes import speed_of
@@ -139,7 +139,7 @@ def test_a_device_node_of_a_copied_tree_is_not_opened(node: Node) -> None:
     node.port("mlx5_0", link="InfiniBand")
     (hca,) = node.probe().hcas
     assert hca.unknown["fw_ver"] == "not a plain file"
-    assert Tree(node.root).window("sys/class/infiniband/mlx5_0/fw_ver", 0, 4) == b""
+    assert FsRoot(node.root).window("sys/class/infiniband/mlx5_0/fw_ver", 0, 4) == b""
     special = node.root / "dev/infiniband/uverbs0"
     special.parent.mkdir(parents=True)
     try:
@@ -149,7 +149,7 @@ def test_a_device_node_of_a_copied_tree_is_not_opened(node: Node) -> None:
     with_device = node.probe()
     assert with_device.hcas[0].uverbs_error is None
     assert used(with_device) == ["mlx5_0:1"]
-    text = Tree(node.root).text("dev/infiniband/uverbs0")
+    text = FsRoot(node.root).text("dev/infiniband/uverbs0")
     assert isinstance(text, Unread)
     assert text.why == "not a plain file"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.probe.fabric.fs_root import Tree
+from agent.probe.fabric.fs_root import FsRoot
 from agent.probe.fabric.host_problems import local_name
 from agent.probe.fabric.limits import limits_of
-from agent.probe.fabric.probe import Asked, probe
+from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.report import exit_code, summary
 from agent.probe.fabric.software import software_of
 from muster.fabric.model import UNLIMITED, Severity
@@ -244,7 +244,7 @@ def test_a_folder_that_the_administrator_gave_to_the_linker(node: Node) -> None:
     node.file("usr/lib/libc.so.6", "")
     node.file("etc/ld.so.conf.d/ofed.conf", "# OFED\n/opt/ofed/lib64\n")
     node.file("opt/ofed/lib64/libibverbs.so.1", "")
-    found = software_of(Tree(node.root)).libraries
+    found = software_of(FsRoot(node.root)).libraries
     assert found["libibverbs.so.1"] == "/opt/ofed/lib64/libibverbs.so.1"
 
 
@@ -276,16 +276,16 @@ def test_an_agent_that_is_root_lifts_the_limit_for_its_jobs(node: Node) -> None:
     node.file("sys/fs/cgroup/system.slice/muster-agent.service/cgroup.procs", "77\n")
     node.file("proc/77/limits", LIMITS.format(memlock="8388608", nofile="524288"))
     node.file("proc/77/status", "Uid:\t0\t0\t0\t0\n")
-    assert limits_of(Tree(node.root)).memlock == UNLIMITED
+    assert limits_of(FsRoot(node.root)).memlock == UNLIMITED
 
 
 def test_a_unit_that_does_not_run_is_judged_by_its_file(node: Node) -> None:
     unit = "etc/systemd/system/muster-agent.service"
     node.file(unit, "[Service]\nLimitNOFILE=64K\n")
-    limits = limits_of(Tree(node.root))
+    limits = limits_of(FsRoot(node.root))
     assert (limits.memlock, limits.nofile) == (8 << 20, 64 << 10)
     node.file(f"{unit}.d/10-rdma.conf", "[Service]\nLimitMEMLOCK=1G:infinity\n")
-    assert limits_of(Tree(node.root)).memlock == UNLIMITED
+    assert limits_of(FsRoot(node.root)).memlock == UNLIMITED
     node.file(f"{unit}.d/20-files.conf", "[Service]\nLimitNOFILE=1024\n")
     compute(node)
     assert "nofile of the unit file /etc/systemd" in words(problems_of(node.probe()))
@@ -386,14 +386,14 @@ def test_nccl_s_own_files(
 def test_anybody_s_file_where_the_user_is_not_known(node: Node) -> None:
     node.file("home/ada/.nccl.conf", "NCCL_IB_DISABLE=1\n")
     node.file("root/.nccl.conf", "NCCL_NET=Socket\n")
-    assert set(software_of(Tree(node.root)).nccl_conf) == {"NCCL_IB_DISABLE", "NCCL_NET"}
-    assert set(software_of(Tree(node.root), home="/root").nccl_conf) == {"NCCL_NET"}
+    assert set(software_of(FsRoot(node.root)).nccl_conf) == {"NCCL_IB_DISABLE", "NCCL_NET"}
+    assert set(software_of(FsRoot(node.root), home="/root").nccl_conf) == {"NCCL_NET"}
 
 
 def test_the_user_s_file_comes_before_the_machine_s(node: Node) -> None:
     node.file("etc/nccl.conf", "NCCL_IB_DISABLE=1\n")
     node.file("home/ada/.nccl.conf", "NCCL_IB_DISABLE=0\n")
-    conf = software_of(Tree(node.root), home="/home/ada").nccl_conf
+    conf = software_of(FsRoot(node.root), home="/home/ada").nccl_conf
     assert conf == {"NCCL_IB_DISABLE": "0 (from /home/ada/.nccl.conf)"}
 
 
@@ -412,7 +412,7 @@ def test_the_user_s_file_comes_before_the_machine_s(node: Node) -> None:
 def test_the_own_name(node: Node, hosts: str, found: str | None) -> None:
     node.file("etc/hosts", hosts)
     node.file("etc/hostname", "gpu-07\n")
-    assert local_name(Tree(node.root), "gpu-07") == found
+    assert local_name(FsRoot(node.root), "gpu-07") == found
     assert not problems_of(node.probe())
     compute(node)
     text = words(problems_of(node.probe()))
@@ -453,11 +453,11 @@ def test_the_nccl_of_the_jobs_interpreter_is_found_without_it(node: Node, tmp_pa
 def test_software_is_reported(node: Node) -> None:
     node.file("sys/module/mlx5_core/version", "24.10-1.1.4\n")
     node.file("sys/module/ib_uverbs/refcnt", "0\n")
-    found = software_of(Tree(node.root))
+    found = software_of(FsRoot(node.root))
     assert found.ofed == "24.10-1.1.4"
     assert found.modules == {"mlx5_core": "24.10-1.1.4", "ib_uverbs": ""}
     node.file("sys/module/mlx5_core/version", "5.0-0\n")
-    assert software_of(Tree(node.root)).ofed is None
+    assert software_of(FsRoot(node.root)).ofed is None
 
 
 def test_cards_without_a_driver_beside_one_with(node: Node) -> None:
@@ -492,6 +492,6 @@ def test_a_bound_on_processes_that_nobody_counts_is_reported(
 ) -> None:
     compute(node)
     node.file(f"sys/fs/cgroup/{file}", text)
-    found = probe(node.root, Asked(processes_max=processes_max)).problems
+    found = probe(node.root, ProbeOptions(processes_max=processes_max)).problems
     assert [problem.severity for problem in found] == ([] if severity is None else [severity])
     assert all("processes_max is not enforced here" in problem.what for problem in found)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import json
 
 from agent.probe import netlink
-from agent.probe.fabric.probe import Asked, probe
+from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.report import doctor_text, probe_text
 from muster.fabric.model import Probe, Severity
 from tests.agent.probe.fabric.trees import (
@@ -112,7 +112,7 @@ def test_each_file_missing_by_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EACCES, errno.ENODATA, errno.EIO])
 def test_no_file_readable(tmp_path: Path, number: int) -> None:
     whole(tmp_path)
-    found = probe(tmp_path, Asked(), refusing(tmp_path, files(tmp_path), number))
+    found = probe(tmp_path, ProbeOptions(), refusing(tmp_path, files(tmp_path), number))
     check(found)
     # Nothing speaks against the port.
     assert used(found) == ["mlx5_0:1"]
@@ -152,7 +152,7 @@ def test_any_bytes_in_any_file(known: Path, data: st.DataObject) -> None:
     def read(path: str) -> bytes:
         return odd[path] if path in odd else inner(path)
 
-    check(probe(known, Asked(), read))
+    check(probe(known, ProbeOptions(), read))
 
 
 ODD = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.config import Fabric as FabricConfig
-from agent.probe.fabric.probe import Asked, probe
+from agent.config import FabricSettings as FabricConfig
+from agent.probe.fabric.probe import ProbeOptions, probe
 from muster.fabric.operator_rules import Rules
 from tests.agent.probe.fabric.trees import Node, classical, problems_of, words
 
@@ -42,13 +42,13 @@ def test_settings_of_the_site(node: Node) -> None:
         node.hca(f"mlx5_{number}", path=path, numa=-1)
         node.port(f"mlx5_{number}", link="InfiniBand")
     assert "fabric.settings" in words(problems_of(node.probe()))
-    asked = Asked(settings={"NCCL_TOPO_FILE": "/opt/topo.xml", "NCCL_IB_TC": "41"})
+    asked = ProbeOptions(settings={"NCCL_TOPO_FILE": "/opt/topo.xml", "NCCL_IB_TC": "41"})
     found = probe(node.root, asked)
     assert not problems_of(found)
     assert (found.env["NCCL_TOPO_FILE"], found.env["NCCL_IB_TC"]) == ("/opt/topo.xml", "41")
     # Where there is nothing to use there is nothing to set.
     bare = probe(
-        node.root, Asked(rules=Rules(exclude=("mlx5_0", "mlx5_1")), settings=asked.settings)
+        node.root, ProbeOptions(rules=Rules(exclude=("mlx5_0", "mlx5_1")), settings=asked.settings)
     )
     assert "NCCL_IB_TC" not in bare.env
 

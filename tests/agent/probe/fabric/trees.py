@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.probe.fabric.fs_root import Read, Tree
-from agent.probe.fabric.probe import Asked, probe
-from muster.fabric.model import Hca, Probe, Problem, Severity
+from agent.probe.fabric.fs_root import FsRoot, Read
+from agent.probe.fabric.probe import ProbeOptions, probe
+from muster.fabric.model import FabricProblem, Hca, Probe, Severity
 from muster.fabric.operator_rules import Rules
 
 CASES = Path(__file__).parent / "cases"
@@ -29,7 +29,7 @@ def unpack(case: str, folder: Path) -> Path:
 
 def refusing(root: Path, refused: Collection[str], number: int = errno.EINVAL) -> Read:
     """A kernel that refuses to read these files."""
-    tree = Tree(root)
+    tree = FsRoot(root)
 
     def read(path: str) -> bytes:
         if path in refused:
@@ -165,7 +165,7 @@ class Node:
         network: str | None = None,
     ) -> Probe:
         """Probe it."""
-        asked = Asked(
+        asked = ProbeOptions(
             rules=Rules(tuple(include), tuple(exclude)),
             nccl=nccl,
             python=python,
@@ -185,12 +185,12 @@ def used(found: Probe) -> list[str]:
     return [hca.key for hca in found.hcas if hca.use]
 
 
-def problems_of(found: Probe, *severities: Severity) -> list[Problem]:
+def problems_of(found: Probe, *severities: Severity) -> list[FabricProblem]:
     """The problems of these severities; of all but INFO without any."""
     wanted = severities or (Severity.ERROR, Severity.WARNING)
     return [problem for problem in found.problems if problem.severity in wanted]
 
 
-def words(problems: Sequence[Problem]) -> str:
+def words(problems: Sequence[FabricProblem]) -> str:
     """All that they say."""
     return "\n".join(f"{problem.what} | {problem.fix}" for problem in problems)

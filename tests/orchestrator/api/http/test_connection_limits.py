@@ -42,7 +42,7 @@ async def serving(
             name = request.headers.get("X-Token")
             if name is not None:
                 class_ = TokenClass.JOIN if name == "join" else TokenClass.ADMIN
-                request.protocol.identified(token(name, class_))
+                request.protocol.authenticated(token(name, class_))
             return await handler(request)
         except ApiError as error:
             return web.Response(status=error.status)
@@ -251,3 +251,36 @@ async def test_an_answer_that_is_not_taken(monkeypatch: pytest.MonkeyPatch, stre
         data = await rest(reader)
         done.append("whole" if len(data) > size else "cut")
     assert done == ["whole" if stream else "cut"]
+
+
+@pytest.mark.parametrize("bound", ["ANSWERS_PER_TOKEN_BYTES_MAX", "ANSWERS_BYTES_MAX"])
+async def test_answers_that_nobody_reads_are_bounded_and_the_slowest_goes(
+    monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    size = 16 << 20
+    monkeypatch.setattr(connection_limits, bound, 2 * size)
+    answered = asyncio.Semaphore(0)
+
+    async def large(_request: web.Request) -> web.StreamResponse:
+        answered.release()
+        return web.Response(body=bytes(size))
+
+    async with serving(short(head_s=60.0), large) as dial:
+        readers = []
+        for number in range(4):
+            name = "one" if bound == "ANSWERS_PER_TOKEN_BYTES_MAX" else f"t{number}"
+            reader, writer = await dial()
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(REQUEST + f"X-Token: {name}\r\n\r\n".encode())
+            await answered.acquire()
+            readers.append((reader, writer))
+        sizes = []
+        for reader, writer in readers:
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            try:
+                await reader.readuntil(b"\r\n\r\n")
+                sizes.append(len(await reader.readexactly(size)))
+            except (asyncio.IncompleteReadError, ConnectionResetError):
+                sizes.append(0)
+        # The kernel has taken a part of each.
+        assert (sizes[0], sizes[-1]) == (0, size)

@@ -7,6 +7,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import CoordinatorProcess
 
 
@@ -40,6 +41,9 @@ def test_a_stream_too_many_is_refused_until_one_ends(
             async with http.get("/v1/events") as page:
                 assert page.status == 200, "a page is no stream"
             first.close()
+            # Its handler finds the connection closed when it has something to write.
+            async with connect(process, "n1") as agent:
+                await agent.hello()
             while (await follow()).status != 200:
                 pass
 

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from muster.protocol.observations.fabric import FabricPort, MissingPort, NodeFabric, PortGids
 from muster.spec.model import Rdma
-from orchestrator.core.fabric.plan import NO_IB, FabricRequest, Refused, join, plan
+from orchestrator.core.fabric.plan import NO_IB, FabricRequest, PlanRefused, join, plan
 from orchestrator.core.fabric.port_diff import unlike
-from orchestrator.core.fabric.port_slots import Member
-from orchestrator.core.model.fabric_plan import FabricPlan, NodePlan, Transport
+from orchestrator.core.fabric.port_slots import FabricMember
+from orchestrator.core.model.fabric_plan import FabricPlan, FabricTransport, NodePlan
 from tests.orchestrator.core.fabrics import SLOTS
 
 gids = st.none() | st.builds(
@@ -42,7 +42,7 @@ texts = st.sampled_from(["", "because"])
 
 
 @st.composite
-def members(draw: st.DrawFn, name: str) -> Member:
+def members(draw: st.DrawFn, name: str) -> FabricMember:
     own = tuple(draw(st.lists(ports, max_size=4)))
     missing = st.builds(MissingPort, st.just("mlx5_9:1"), st.sampled_from(["", "odd"]), texts)
     rarely = draw(st.integers(0, 7))
@@ -54,11 +54,11 @@ def members(draw: st.DrawFn, name: str) -> Member:
         range="10.0.0.0/8" if rarely == 2 else "",
     )
     version = draw(st.sampled_from([None, (2, 14), (2, 20), (2, 22), (2, 27)]))
-    return Member(name, fabric, own, draw(st.sampled_from([0, 4, 8])), version)
+    return FabricMember(name, fabric, own, draw(st.sampled_from([0, 4, 8])), version)
 
 
 @st.composite
-def gangs(draw: st.DrawFn) -> list[Member]:
+def gangs(draw: st.DrawFn) -> list[FabricMember]:
     """Alike but for a few: of wholly random ones no two would ever agree."""
     first = draw(members("n0"))
     gang = [first]
@@ -66,24 +66,24 @@ def gangs(draw: st.DrawFn) -> list[Member]:
         other = draw(st.sampled_from([None, None, "ports", "all"]))
         name = f"n{number}"
         if other is None:
-            gang.append(Member(name, first.fabric, first.ports, first.gpus, first.nccl))
+            gang.append(FabricMember(name, first.fabric, first.ports, first.gpus, first.nccl))
         elif other == "ports" and first.ports:
             at = draw(st.integers(0, len(first.ports) - 1))
             own = list(first.ports)
             own[at] = draw(ports)
             fabric = replace(first.fabric, ports=tuple(own))
-            gang.append(Member(name, fabric, tuple(own), first.gpus, first.nccl))
+            gang.append(FabricMember(name, fabric, tuple(own), first.gpus, first.nccl))
         else:
             gang.append(draw(members(name)))
     return gang
 
 
-def check(gang: list[Member], found: FabricPlan, wish: FabricRequest) -> None:
+def check(gang: list[FabricMember], found: FabricPlan, wish: FabricRequest) -> None:
     counts = {len(found.of(rank).hcas) for rank in range(len(gang))}
     assert counts == {len(found.rails)}
-    if found.transport is not Transport.RDMA:
+    if found.transport is not FabricTransport.RDMA:
         assert not found.rails
-        assert found.transport is Transport.OPEN or found.of(0).env == NO_IB
+        assert found.transport is FabricTransport.OPEN or found.of(0).env == NO_IB
         return
     assert found.rails
     assert "NCCL_IB_DISABLE" not in found.of(0).env
@@ -103,11 +103,11 @@ def check(gang: list[Member], found: FabricPlan, wish: FabricRequest) -> None:
 @given(gangs(), st.sampled_from(Rdma), st.booleans(), st.lists(members("met"), max_size=2))
 @settings(max_examples=150, deadline=None)
 def test_a_plan_or_a_refusal(
-    gang: list[Member], rdma: Rdma, alone: bool, met: list[Member]
+    gang: list[FabricMember], rdma: Rdma, alone: bool, met: list[FabricMember]
 ) -> None:
     wish = FabricRequest(rdma, alone=alone and len(gang) == 1)
     found = plan(gang, wish, met)
-    if isinstance(found, Refused):
+    if isinstance(found, PlanRefused):
         assert rdma is Rdma.REQUIRED
         names = {member.node for member in gang}
         assert found.differences
@@ -122,7 +122,7 @@ def test_a_plan_or_a_refusal(
         assert not any(member.ports for member in gang)
         return
     check(gang, found, wish)
-    joined = join(found, Member("n9", gang[0].fabric, gang[0].ports, 8, gang[0].nccl), wish)
+    joined = join(found, FabricMember("n9", gang[0].fabric, gang[0].ports, 8, gang[0].nccl), wish)
     if isinstance(joined, NodePlan):
         assert len(joined.hcas) == len(found.rails)
     else:
@@ -130,7 +130,7 @@ def test_a_plan_or_a_refusal(
 
 
 @st.composite
-def of_one_layout(draw: st.DrawFn) -> list[Member]:
+def of_one_layout(draw: st.DrawFn) -> list[FabricMember]:
     """Nodes with the same places, some of whose ports are down."""
     count = draw(st.integers(1, 12))
     gang = []
@@ -144,17 +144,17 @@ def of_one_layout(draw: st.DrawFn) -> list[Member]:
         used = tuple(port for port in own if port.numa_node not in down)
         missing = tuple(MissingPort(own[at].key, own[at].pci, "DOWN") for at in sorted(down))
         fabric = NodeFabric(ports=used, missing=missing)
-        gang.append(Member(f"n{number}", fabric, used, 8, (2, 27)))
+        gang.append(FabricMember(f"n{number}", fabric, used, 8, (2, 27)))
     return gang
 
 
 @given(of_one_layout(), st.sampled_from([Rdma.REQUIRED, Rdma.PREFERRED]))
 @settings(max_examples=150, deadline=None)
-def test_no_rail_pairs_two_places_of_one_layout(gang: list[Member], rdma: Rdma) -> None:
+def test_no_rail_pairs_two_places_of_one_layout(gang: list[FabricMember], rdma: Rdma) -> None:
     *gang, late = gang
     found = plan(gang, FabricRequest(rdma))
     shared = set.intersection(*({port.key for port in member.ports} for member in gang))
-    if isinstance(found, Refused):
+    if isinstance(found, PlanRefused):
         blamed = {it.node for it in found.differences}
         assert blamed <= {member.node for member in gang if member.fabric.missing}
         return

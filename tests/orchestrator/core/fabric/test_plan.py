@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from muster.protocol.observations.fabric import MissingPort, PortGids
 from muster.spec.model import Rdma
 from orchestrator.core.fabric.plan import NO_IB, ONLY_IB, FabricRequest, join, plan
-from orchestrator.core.fabric.port_slots import Member
-from orchestrator.core.model.fabric_plan import FabricPlan, NodePlan, Transport
+from orchestrator.core.fabric.port_slots import FabricMember
+from orchestrator.core.model.fabric_plan import FabricPlan, FabricTransport, NodePlan
 from tests.orchestrator.core.fabrics import (
     OFF,
     PREFERRED,
@@ -28,13 +28,13 @@ from tests.orchestrator.core.fabrics import (
 ALL = ",".join(f"mlx5_{number}:1" for number in range(8))
 
 
-def roces(name: str, *indexes: int) -> Member:
+def roces(name: str, *indexes: int) -> FabricMember:
     return node(name, *(roce(number, index) for number, index in enumerate(indexes)))
 
 
 def test_a_gang_of_one_kind_uses_all_rails() -> None:
     found = planned([full(f"n{number}") for number in range(4)])
-    assert found.transport is Transport.RDMA
+    assert found.transport is FabricTransport.RDMA
     assert found.text == "RDMA over 8 rails of InfiniBand MT4129, 400 Gb/s each"
     assert (len(found.rails), found.notes, found.family) == (8, (), "")
     assert found.of(3).hcas == tuple(ALL.split(","))
@@ -58,7 +58,10 @@ def test_where_it_is_required_nccl_may_not_fall_back() -> None:
 
 def test_off_is_honest() -> None:
     found = planned([full("n1"), full("n2")], OFF)
-    assert (found.transport, found.text) == (Transport.TCP, "TCP, as set in the job (rdma: off)")
+    assert (found.transport, found.text) == (
+        FabricTransport.TCP,
+        "TCP, as set in the job (rdma: off)",
+    )
     assert found.of(1) == NodePlan(env=NO_IB)
     assert planned([node("n1"), node("n2")], OFF).of(0).env == NO_IB
 
@@ -115,14 +118,14 @@ def test_names_do_not_matter_slots_do() -> None:
         ),
     ],
 )
-def test_one_that_differs_on_a_rail(odd: Member, text: str) -> None:
+def test_one_that_differs_on_a_rail(odd: FabricMember, text: str) -> None:
     gang = [full("n1"), full("n2"), odd, full("n4")]
     no = refused(gang)
     assert [it.node for it in no.differences] == ["n3"]
     assert no.text == f"rdma: required, but {text}"
     assert no.differences[0].port in ("mlx5_3:1", "0000:5e:00.0")
     found = planned(gang)
-    assert found.transport is Transport.RDMA
+    assert found.transport is FabricTransport.RDMA
     rest = tuple(f"mlx5_{number}:1" for number in range(8) if number != 3)
     assert {found.of(rank).hcas for rank in range(4)} == {rest}
     assert found.text == (f"RDMA over 7 of 8 rails of InfiniBand MT4129, 400 Gb/s each; {text}")
@@ -169,7 +172,7 @@ def test_each_node_that_is_to_blame_is_named_once() -> None:
     assert no.text.endswith("(and 1 more node)")
 
 
-def replace_ports(member: Member, number: int, **values: object) -> Member:
+def replace_ports(member: FabricMember, number: int, **values: object) -> FabricMember:
     ports = list(member.ports)
     ports[number] = replace(ports[number], **values)
     return node(member.node, *ports)
@@ -201,12 +204,12 @@ def replace_ports(member: Member, number: int, **values: object) -> Member:
         ),
     ],
 )
-def test_one_without_rdma(odd: Member, why: str) -> None:
+def test_one_without_rdma(odd: FabricMember, why: str) -> None:
     gang = [full("n1"), odd, full("n3")]
     assert refused(gang).text == f"rdma: required, but {why}"
     found = planned(gang)
     # Some with InfiniBand and some without would wait for each other for ever.
-    assert (found.transport, found.text) == (Transport.TCP, f"TCP: {why}")
+    assert (found.transport, found.text) == (FabricTransport.TCP, f"TCP: {why}")
     assert found.of(0).env == NO_IB
 
 
@@ -222,7 +225,7 @@ def test_none_with_rdma() -> None:
 def test_one_node_needs_no_others() -> None:
     alone = FabricRequest(Rdma.REQUIRED, alone=True)
     assert plan([node("n1")], FabricRequest(alone=True)) is None
-    assert planned([node("n1")], alone).transport is Transport.OPEN
+    assert planned([node("n1")], alone).transport is FabricTransport.OPEN
     found = planned([without("n1", 3)], alone)
     assert len(found.of(0).hcas) == 7
     assert not found.of(0).env.keys() & ONLY_IB.keys()
@@ -294,7 +297,7 @@ def test_what_nobody_has_is_no_difference() -> None:
 
 def test_no_rail_in_common_is_tcp() -> None:
     found = planned([full("n1"), node("n2", *(roce(at) for at in range(8)))])
-    assert found.transport is Transport.TCP
+    assert found.transport is FabricTransport.TCP
     assert found.text.startswith("TCP: n2: mlx5_0:1 is Ethernet (rail 0), mlx5_0:1 of n1 is Inf")
     assert len(found.notes) == 7
 
@@ -320,8 +323,8 @@ def test_the_gid_index_is_for_old_versions_only(
     }
 
 
-def replace_version(member: Member, version: tuple[int, int] | None) -> Member:
-    return Member(member.node, member.fabric, member.ports, member.gpus, version)
+def replace_version(member: FabricMember, version: tuple[int, int] | None) -> FabricMember:
+    return FabricMember(member.node, member.fabric, member.ports, member.gpus, version)
 
 
 def test_each_node_has_its_own_gid_index() -> None:
@@ -348,7 +351,7 @@ def test_where_one_index_does_not_fit_all_ports() -> None:
     # Nothing is to be had where the index of none is known.
     unknown = [replace(roce(at), fourth=None, table=False) for at in range(2)]
     gang = [replace_version(node(name, *unknown), (2, 18)) for name in ("n1", "n2")]
-    assert planned(gang).transport is Transport.TCP
+    assert planned(gang).transport is FabricTransport.TCP
 
 
 def test_one_family_of_addresses_for_all() -> None:
@@ -433,7 +436,7 @@ def test_a_file_of_the_job_s_own_for_nccl_is_named() -> None:
 def test_another_nccl_is_refused_where_rdma_is_required() -> None:
     gang = [full("n1"), replace_version(full("n2"), (2, 21)), full("n3")]
     assert refused(gang).text == "rdma: required, but n2 has NCCL 2.21, 2 others 2.27"
-    assert planned(gang).transport is Transport.RDMA
+    assert planned(gang).transport is FabricTransport.RDMA
     # What is not known does not differ.
     planned([full("n1"), replace_version(full("n2"), None)], REQUIRED)
 
@@ -484,7 +487,7 @@ def test_devices_for_a_plugin_are_named_and_left_to_it() -> None:
     text = f"n1 has no RDMA device that NCCL can use without a plugin: {EFA}"
     assert refused(gang).text.startswith(f"rdma: required, but {text}")
     found = planned(gang, FabricRequest(Rdma.REQUIRED, plugin="NCCL_NET_PLUGIN=ofi"))
-    assert found == FabricPlan(Transport.OPEN, "left to the plugin NCCL_NET_PLUGIN=ofi")
+    assert found == FabricPlan(FabricTransport.OPEN, "left to the plugin NCCL_NET_PLUGIN=ofi")
     assert plan(gang, PREFERRED) is None
 
 

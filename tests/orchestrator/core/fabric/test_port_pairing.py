@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from muster.protocol.observations.fabric import FabricPort, MissingPort, NodeFabric
 from orchestrator.core.fabric.plan import join
-from orchestrator.core.fabric.port_slots import Member
+from orchestrator.core.fabric.port_slots import FabricMember
 from orchestrator.core.model.fabric_plan import NodePlan
 from tests.orchestrator.core.fabrics import (
     OFF,
@@ -28,7 +28,7 @@ from tests.orchestrator.core.fabrics import (
 ALL = tuple(f"mlx5_{number}:1" for number in range(8))
 
 
-def unplaced(name: str, count: int, *down: int, pci: str = "") -> Member:
+def unplaced(name: str, count: int, *down: int, pci: str = "") -> FabricMember:
     """Of `count` ports these are down; `pci` is of the kind 0000:{}1:00.0."""
 
     def slot(number: int) -> str:
@@ -89,13 +89,13 @@ def test_both_ports_of_one_function_are_rails() -> None:
     assert planned([node("n1", *pair), node("n2", *pair)]).of(1).hcas == ("mlx4_0:1", "mlx4_0:2")
 
 
-def part(name: str, *near: int, make: Any = ib, down: tuple[int, ...] = ()) -> Member:
+def part(name: str, *near: int, make: Any = ib, down: tuple[int, ...] = ()) -> FabricMember:
     """A node of which the job has the GPUs near some ports."""
     ports = [make(at) for at in range(8) if at not in down]
     missing = tuple(MissingPort(f"mlx5_{at}:1", ib(at).pci, "port DOWN, Polling") for at in down)
     fabric = NodeFabric(ports=tuple(ports), missing=missing)
     names = {f"mlx5_{at}" for at in near}
-    return Member(name, fabric, tuple(it for it in ports if it.name in names), 4, (2, 27))
+    return FabricMember(name, fabric, tuple(it for it in ports if it.name in names), 4, (2, 27))
 
 
 def ib_apart(number: int) -> FabricPort:
@@ -162,7 +162,7 @@ def test_the_article_is_that_of_the_word(model: str, text: str) -> None:
     assert f"n2: mlx5_0:1 {text} (rail 0)" in no.text
 
 
-def near(name: str, *gpus: tuple[int, ...], **more: Any) -> Member:
+def near(name: str, *gpus: tuple[int, ...], **more: Any) -> FabricMember:
     """Its n-th port has these GPUs nearest to it."""
     ports = [ib(at, near=own) for at, own in enumerate(gpus)]
     return node(name, *ports, **more)
@@ -191,7 +191,7 @@ def test_what_is_not_known_of_nearness_is_no_difference() -> None:
     assert planned([near("n1", (0,), (1,), gpus=2), near("n2", (0, 2), (1,), gpus=3)]).notes == ()
 
 
-def with_settings(name: str, **settings: str) -> Member:
+def with_settings(name: str, **settings: str) -> FabricMember:
     member = full(name, 2)
     return replace(member, fabric=replace(member.fabric, settings=settings))
 
@@ -213,7 +213,7 @@ def test_settings_of_the_site_are_reported_to_each_node() -> None:
 
 
 def test_an_old_ucx_gets_the_entry() -> None:
-    def old(name: str, index: int, ucx: str) -> Member:
+    def old(name: str, index: int, ucx: str) -> FabricMember:
         member = node(name, roce(0, index), roce(1, index))
         return replace(member, fabric=replace(member.fabric, ucx=ucx))
 

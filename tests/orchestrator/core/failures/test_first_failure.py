@@ -14,6 +14,7 @@ from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import timestamp
 from muster.spec.model import Launcher, Retry
 from orchestrator.core.failures.causes import TEXT_CHARS_MAX
+from orchestrator.core.model.leases import margin_s
 from orchestrator.core.views.display import job_summary, job_view
 from tests.orchestrator.core.playbook import Cluster, prepared, spec
 
@@ -183,8 +184,8 @@ def test_a_lost_connection_to_a_node_that_is_lost_is_the_node_s_fault() -> None:
     cluster.end(tasks[0], ExitStatus(signal=15), stopped_by="stop")
     cluster.clean(tasks[0])
     assert cluster.shown(1) is JobState.STOPPING
-    limits = cluster.limits
-    cluster.beat(limits.lease_s + limits.lease_margin_s + 1)
+    lease_s = cluster.limits.lease_s
+    cluster.beat(lease_s + margin_s(lease_s) + 1)
     cause = cluster.cause(1)
     assert (cause.code, cause.outcome, cause.node) == (CauseCode.NODE_LOST, Outcome.INFRA, "n1")
     assert "rank 0 on n0" in cause.text

@@ -16,7 +16,7 @@ from muster.spec.model import Rdma, Retry, Role, Roles
 from orchestrator.core.facts.jobs import AttemptArranged
 from orchestrator.core.gangs.fabric import near_ports
 from orchestrator.core.gangs.launch import environments
-from orchestrator.core.model.fabric_plan import Transport
+from orchestrator.core.model.fabric_plan import FabricTransport
 from tests.orchestrator.core.fabrics import changed, full, node, without
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
@@ -125,7 +125,7 @@ def test_a_gang_that_differs_is_refused_and_gets_other_nodes() -> None:
     assert [it.node for it in second.tasks] == ["n0", "n2", "n3"]
     prepare(cluster, TWO, TWO, TWO, attempt=2)
     assert second.fabric is not None
-    assert second.fabric.transport is Transport.RDMA
+    assert second.fabric.transport is FabricTransport.RDMA
 
 
 def test_all_that_are_to_blame_are_left_out_at_once() -> None:

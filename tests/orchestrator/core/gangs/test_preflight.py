@@ -66,7 +66,7 @@ def test_what_is_wrong_is_reported_and_another_node_is_taken(
     prepare_all(cluster, 2)
     assert cluster.job(1).attempts[1].cause is None
     assert check(cluster.state) == []
-    found = explain(cluster.state, cluster.job(1), cluster.now, cluster.limits)
+    found = explain(cluster.state, cluster.job(1), cluster.now)
     assert said in found.attempts[0].ended
 
 

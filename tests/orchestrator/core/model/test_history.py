@@ -5,7 +5,7 @@ from __future__ import annotations
 from muster.protocol.ids import JobId
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.facts import hangs as hf
-from orchestrator.core.model.history import LINES_KEPT, Lines
+from orchestrator.core.model.history import LINES_KEPT, BoundedLines
 from orchestrator.core.views.display import job_view
 from orchestrator.core.views.evidence import evidence_of
 from tests.orchestrator.core.playbook import Cluster, spec
@@ -17,7 +17,7 @@ def shown(cluster: Cluster) -> list[str]:
 
 
 def test_the_oldest_lines_go_and_are_counted() -> None:
-    lines = Lines()
+    lines = BoundedLines()
     for number in range(LINES_KEPT):
         lines.add(float(number), f"line {number}")
     assert lines.entries() == [(float(number), f"line {number}") for number in range(LINES_KEPT)]

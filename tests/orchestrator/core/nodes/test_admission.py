@@ -87,7 +87,7 @@ def test_a_second_agent_is_refused_and_the_first_keeps_its_job(copy: dict[str, o
     assert shown(cluster) == ()
 
 
-def test_a_copy_on_another_machine_waits_for_the_end_of_the_lease() -> None:
+def test_a_copy_on_another_machine_waits_until_the_first_is_declared_lost() -> None:
     cluster = running()
     cluster.leave("n0")
     elsewhere = msgspec.structs.replace(node_of(cluster).inventory, machine_id="m9")
@@ -95,7 +95,10 @@ def test_a_copy_on_another_machine_waits_for_the_end_of_the_lease() -> None:
     refused = answer(cluster, copy)
     assert refused is not None
     assert refused.code == "duplicate_identity"
-    cluster.pass_time(cluster.limits.lease_s + cluster.limits.lease_margin_s + 1)
+    assert refused.text.endswith("if the first is gone for good: muster node lost n0")
+    cluster.pass_time(86_400.0)
+    assert answer(cluster, copy) is not None
+    cluster.declare_lost("n0")
     assert answer(cluster, copy) is None
 
 
@@ -160,8 +163,10 @@ def test_an_agent_that_was_given_another_name_does_not_end_what_it_runs() -> Non
     assert answer(cluster, before) is None
     assert cluster.shown(1) is JobState.RUNNING
     cluster.leave("n0")
-    cluster.pass_time(cluster.limits.lease_s + cluster.limits.lease_margin_s + 1)
-    assert answer(cluster, renamed) is None, "its lease is over, and the task is stopped"
+    cluster.pass_time(86_400.0)
+    assert answer(cluster, renamed) is not None
+    cluster.declare_lost("n0")
+    assert answer(cluster, renamed) is None, "its task is over, and is stopped"
     assert cluster.commands("gpu-01", StopTask)
 
 

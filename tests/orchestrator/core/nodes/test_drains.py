@@ -206,7 +206,7 @@ def test_who_and_since_when_and_why_is_shown(cluster: Cluster) -> None:
     assert busy.drain is not None
     assert busy.drain.ends_at is not None
     assert not busy.drain.quarantine
-    explained = explain(cluster.state, cluster.job(2), cluster.now, cluster.limits)
+    explained = explain(cluster.state, cluster.job(2), cluster.now)
     assert {v.reason.text for v in explained.nodes} == {"is drained by ana since 2h: bad DIMM"}
     assert explained.text == (
         "needs 2 nodes, 0 free: a is drained by ana: bad DIMM; b is drained by ana: bad DIMM"

@@ -1,4 +1,4 @@
-"""Silent nodes: leases of jobs, a coordinator that was stopped, most agents gone at once."""
+"""Silent nodes: leases of jobs, a coordinator that was stopped, all agents gone at once."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ from muster.spec.model import Retry
 from orchestrator.core.engine.invariants import check
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.model.leases import margin_s
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState
-from orchestrator.core.nodes.liveness import mass_outage_text
-from orchestrator.core.views.display import job_view, node_seen, node_view
+from orchestrator.core.model.proof import TaskProof
+from orchestrator.core.views.display import job_view, node_seen
 from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec, task
 
 LIMITS = Limits()
-LEASE_S = LIMITS.lease_s + LIMITS.lease_margin_s
+WELL = ExitStatus(0)
+LEASE_S = LIMITS.lease_s + margin_s(LIMITS.lease_s)
 
 
 def of(count: int, **limits: float) -> Cluster:
@@ -65,31 +67,85 @@ def hello(cluster: Cluster, name: str, *tasks: TaskReport, boot: str = "") -> No
 # --- leases of jobs ---------------------------------------------------------------------------
 
 
-def test_a_job_says_how_long_it_goes_on_where_nobody_hears_it() -> None:
-    cluster = of(4)
-    placed(cluster, "n0", lease_s=60.0)
-    placed(cluster, "n1", lease_s=3600.0)
-    for name in ("n0", "n1"):
-        cluster.leave(name)
-    cluster.beat(60 + LIMITS.lease_margin_s - 1)
+def test_the_silence_of_a_node_never_ends_a_gang_of_one_without_a_lease() -> None:
+    cluster = of(2)
+    placed(cluster, "n0")
+    (told,) = cluster.commands("n0", PrepareTask)
+    assert isinstance(told, PrepareTask)
+    assert told.lease_s is None
+    cluster.leave("n0")
+    cluster.beat(86_400.0)
     assert cluster.shown(1) is JobState.RUNNING
-    seen = {
-        name: node_seen(cluster.state, cluster.node(name), cluster.now, LIMITS).state.text
-        for name in ("n0", "n1")
-    }
-    assert seen == {
-        "n0": "unreachable; its jobs may continue for 1 s",
-        "n1": "unreachable; its jobs may continue for 3541 s",
-    }
+    assert cluster.node("n0").link is LinkState.LOST
+    seen = node_seen(cluster.state, cluster.node("n0"), cluster.now).state.text
+    assert seen == "lost; its jobs may continue"
+    assert job_view(cluster.state, cluster.job(1), cluster.now).reason.text.endswith(
+        "n0 counts as ended once it is back, or after: muster node lost n0"
+    )
+    hello(cluster, "n0", TaskReport(task(1, 1, 0), TaskState.STARTED, prepared=prepared()))
+    assert cluster.shown(1) is JobState.RUNNING
+
+
+def test_an_operator_ends_it_and_only_then_the_next_attempt_begins() -> None:
+    cluster = of(2)
+    cluster.submit(spec(retry=Retry(infra=1)))
+    cluster.run_gang(1)
+    (first,) = (t.node for t in cluster.job(1).attempts[0].tasks)
+    cluster.leave(first)
+    cluster.beat(86_400.0)
+    assert cluster.job(1).last_attempt == 1
+    cluster.declare_lost(first)
+    (fact,) = (it for it in cluster.facts if isinstance(it, f.TaskLost))
+    assert fact.proof is TaskProof.DECLARED
+    assert cluster.node(first).link is LinkState.LOST
+    cluster.beat(60)
+    assert cluster.job(1).last_attempt == 2
+    assert check(cluster.state) == []
+
+
+@pytest.mark.parametrize(("lease_s", "wait_s"), [(60.0, 77.4), (3600.0, 3759.0)])
+def test_a_job_with_a_lease_ends_after_the_lease_and_the_margin(
+    lease_s: float, wait_s: float
+) -> None:
+    cluster = of(2)
+    placed(cluster, "n0", lease_s=lease_s)
+    cluster.leave("n0")
+    cluster.beat(wait_s - 1)
+    assert cluster.shown(1) is JobState.RUNNING
+    seen = node_seen(cluster.state, cluster.node("n0"), cluster.now).state.text
+    assert seen.endswith("; its jobs may continue for 1 s")
+    text = job_view(cluster.state, cluster.job(1), cluster.now).reason.text
+    assert f"in 1 s (lease {lease_s:g} s and margin {wait_s - lease_s:g} s" in text
+    assert text.endswith("or after: muster node lost n0")
     cluster.beat(2)
     assert cluster.shown(1) is JobState.LOST
-    assert cluster.node("n0").link is LinkState.SUSPECT
-    cluster.beat(LEASE_S)
-    assert cluster.node("n0").link is LinkState.LOST
-    assert cluster.shown(2) is JobState.RUNNING
-    cluster.beat(3600 - LEASE_S)
-    assert cluster.shown(2) is JobState.LOST
-    assert cluster.node("n1").link is LinkState.LOST
+    (fact,) = (it for it in cluster.facts if isinstance(it, f.TaskLost))
+    assert fact.proof is TaskProof.LEASE
+    assert check(cluster.state) == []
+
+
+def test_the_lease_is_that_of_the_placement_whatever_a_later_process_is_set_to() -> None:
+    before = of(3, lease_s=600.0)
+    placed(before, "n0", "n1")
+    cluster = Cluster(state=before.state, mono=5.0, limits=Limits(lease_s=15.0))
+    cluster.beat(600)
+    assert cluster.shown(1) is JobState.RUNNING
+    cluster.beat(60)
+    assert cluster.shown(1) is JobState.LOST
+
+
+def test_nodes_whose_tasks_are_over_are_free_while_another_is_waited_for() -> None:
+    cluster = of(3)
+    gang = placed(cluster, "n0", "n1")
+    cluster.leave("n1")
+    cluster.cancel(1)
+    cluster.end(gang[0], ExitStatus(None, 15), "cancel")
+    cluster.clean(gang[0])
+    assert cluster.shown(1) is JobState.STOPPING
+    assert not cluster.node("n0").holders
+    assert cluster.node("n1").holders
+    cluster.submit(spec(placement={"include": ["n0"]}))
+    assert [t.node for t in cluster.job(2).attempts[0].tasks] == ["n0"]
     assert check(cluster.state) == []
 
 
@@ -139,7 +195,7 @@ def test_a_coordinator_that_was_stopped_judges_nobody_before_a_full_round(
 
 def test_leases_that_ended_while_it_was_stopped_are_judged_a_round_later() -> None:
     cluster = of(3)
-    placed(cluster, "n0")
+    placed(cluster, "n0", lease_s=300.0)
     cluster.leave("n0")
     cluster.mono += LEASE_S + 100
     cluster.beat(LIMITS.silence_s - 1)
@@ -151,110 +207,35 @@ def test_leases_that_ended_while_it_was_stopped_are_judged_a_round_later() -> No
 # --- most agents gone at once -----------------------------------------------------------------
 
 
-def test_where_most_agents_vanish_at_once_nothing_is_called_lost() -> None:
+def test_where_all_agents_vanish_at_once_nothing_is_called_lost() -> None:
     cluster = of(4)
-    placed(cluster, "n0", "n1")
-    for name in ("n0", "n1", "n2"):
-        cluster.leave(name)
-    cluster.beat(LEASE_S + 600)
-    assert cluster.shown(1) is JobState.RUNNING
-    text = job_view(cluster.state, cluster.job(1), cluster.now).reason.text
-    assert "presumed running; 3 of 4 agents fell silent at once" in text
-    assert "the coordinator may be cut off" in text
-    view = node_view(cluster.node("n2"), cluster.now, mass_outage_text(cluster.state))
-    assert "none of them is declared lost before 30m" in view.state.text
+    placed(cluster, "n0")
+    placed(cluster, "n1")
+    for number in range(4):
+        cluster.leave(f"n{number}")
+    cluster.beat(86_400.0)
+    assert [cluster.shown(job) for job in (1, 2)] == [JobState.RUNNING] * 2
     assert not any(isinstance(fact, f.TaskLost) for fact in cluster.facts)
 
 
 def test_what_ended_well_meanwhile_has_ended_well() -> None:
     cluster = of(3)
-    gang = placed(cluster, "n0", "n1")
-    for name in ("n0", "n1", "n2"):
-        cluster.leave(name)
+    (one,) = placed(cluster, "n0")
+    for number in range(3):
+        cluster.leave(f"n{number}")
     cluster.pass_time(LEASE_S + 600)
-    for number, one in enumerate(gang):
-        well = TaskReport(
-            one, TaskState.CLEANED, prepared=prepared(), exit=ExitStatus(0), listening=True
-        )
-        hello(cluster, f"n{number}", well)
+    hello(
+        cluster, "n0", TaskReport(one, TaskState.CLEANED, prepared=prepared(), exit=ExitStatus(0))
+    )
     assert cluster.shown(1) is JobState.SUCCEEDED
-    assert cluster.state.mass_outage is None
 
 
-def test_it_judges_again_once_most_are_back_a_round_later() -> None:
-    cluster = of(4)
-    placed(cluster, "n0")
-    for name in ("n0", "n1", "n2"):
-        cluster.leave(name)
-    cluster.beat(LEASE_S + 60)
-    assert cluster.state.mass_outage is not None
-    hello(cluster, "n1")
-    hello(cluster, "n2")
-    assert cluster.state.mass_outage is None
-    cluster.beat(LIMITS.silence_s - 1)
-    assert cluster.shown(1) is JobState.RUNNING
-    cluster.beat(2)
-    assert cluster.shown(1) is JobState.LOST
-
-
-def test_a_mass_outage_does_not_last_for_ever() -> None:
-    cluster = of(3)
-    placed(cluster, "n0")
-    for name in ("n0", "n1", "n2"):
-        cluster.leave(name)
-    cluster.pass_time(LEASE_S + LIMITS.mass_outage_s - 1)
-    assert cluster.shown(1) is JobState.RUNNING
-    cluster.pass_time(2)
-    assert cluster.shown(1) is JobState.LOST
-    hello(cluster, "n1")
-    assert cluster.state.mass_outage is None
-
-
-def test_nodes_that_never_come_back_do_not_prolong_the_mass_outage() -> None:
-    """Nothing would be judged by the neighbours' word, and the next outage would have no brake."""
-    cluster = of(7)
-    for name in ("n0", "n1", "n2", "n3"):
-        cluster.leave(name)
-    cluster.beat(LEASE_S + LIMITS.mass_outage_s + 2 * LIMITS.silence_s)
-    assert [cluster.node(f"n{at}").link for at in range(4)] == [LinkState.LOST] * 4
-    assert cluster.state.mass_outage is None
-    assert mass_outage_text(cluster.state) == ""
-    placed(cluster, "n5", "n6")
-    cluster.leave("n5")
-    cluster.leave("n6")
-    cluster.beat(LEASE_S + 60)
-    assert cluster.state.mass_outage is not None
-    assert cluster.shown(1) is JobState.RUNNING
-
-
-def test_nodes_that_are_removed_do_not_prolong_the_mass_outage() -> None:
-    cluster = of(5)
-    for name in ("n0", "n1", "n2"):
-        cluster.leave(name)
-    cluster.beat(LEASE_S + 60)
-    assert cluster.state.mass_outage is not None
-    for name in ("n0", "n1"):
-        cluster.remove(name)
-    assert cluster.state.mass_outage is None
-
-
-def test_one_node_after_another_is_no_mass_outage() -> None:
-    cluster = of(3)
-    placed(cluster, "n0")
-    cluster.leave("n0")
-    cluster.beat(120)
-    cluster.leave("n1")
-    cluster.beat(LEASE_S)
-    assert cluster.shown(1) is JobState.LOST
-
-
-def test_an_outage_that_a_new_process_finds_is_one_too() -> None:
+def test_a_new_process_waits_for_the_nodes_of_the_last_one() -> None:
     before = of(3)
     for number in range(2):
         placed(before, f"n{number}")
     cluster = Cluster(state=before.state, mono=5.0)
-    cluster.pass_time(LEASE_S + 60)
-    assert cluster.state.mass_outage is not None
+    cluster.pass_time(86_400.0)
     assert [cluster.shown(job) for job in (1, 2)] == [JobState.RUNNING] * 2
 
 
@@ -301,7 +282,10 @@ def test_unknown_is_not_lost() -> None:
     view = job_view(cluster.state, cluster.job(1), cluster.now)
     assert view.state is JobState.RUNNING
     assert view.reason.code == "unreachable"
-    assert view.reason.text == "n0 unreachable for 40 s, job presumed running"
+    assert view.reason.text == (
+        "n0 unreachable for 40 s, job presumed running; n0 counts as ended once it is back, or "
+        "after: muster node lost n0"
+    )
     assert cluster.node("n0").link is LinkState.SUSPECT
 
 

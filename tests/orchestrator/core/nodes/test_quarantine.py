@@ -191,7 +191,7 @@ def test_never_more_than_a_share_of_the_pool(cluster: Cluster) -> None:
 
 
 def test_two_that_are_lost_at_once_are_not_both_quarantined() -> None:
-    cluster = Cluster(limits=Limits(quarantine=Quarantine(jobs=1, pool_share=0.5), mass_outage_s=0))
+    cluster = Cluster(limits=Limits(quarantine=Quarantine(jobs=1, pool_share=0.5)))
     cluster.join("a", "b")
     cluster.submit(spec(nodes=2))
     cluster.run_gang(1)

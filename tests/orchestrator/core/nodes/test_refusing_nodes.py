@@ -17,7 +17,7 @@ def test_it_gets_no_job_until_it_takes_them() -> None:
     assert (state.code, state.text) == ("refuses_jobs", f"refuses every job: {WHY}")
     cluster.submit(spec())
     assert cluster.job(1).attempts == []
-    (verdict,) = explain(cluster.state, cluster.job(1), cluster.now, cluster.limits).nodes
+    (verdict,) = explain(cluster.state, cluster.job(1), cluster.now).nodes
     assert (verdict.can, verdict.reason.code) == (False, "refuses_jobs")
     assert WHY in verdict.reason.text
     cluster.observe("a", refuses_jobs="")

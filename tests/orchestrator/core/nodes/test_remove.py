@@ -60,6 +60,29 @@ def test_one_that_is_connected_or_may_still_run_something_is_refused() -> None:
     assert "may still run job 1" in refused.text
     cluster.beat(400)
     assert cluster.node("a").link is LinkState.LOST
+    refused = cluster.remove("a")
+    assert isinstance(refused, a.Declined)
+    assert refused.hint.endswith("if it is gone for good, first: muster node lost a")
+    cluster.declare_lost("a")
+    assert code(cluster.remove("a")) == "removed"
+
+
+def test_one_that_is_free_stays_until_the_rest_of_its_gang_has_ended() -> None:
+    cluster = Cluster()
+    cluster.join("a", "b")
+    cluster.submit(spec(nodes=2, retry={"infra": 0}))
+    launcher, worker = cluster.run_gang(1)
+    cluster.leave("b")
+    cluster.cancel(1)
+    cluster.end(launcher, ExitStatus(None, 15), "cancel")
+    cluster.clean(launcher)
+    cluster.leave("a")
+    assert not cluster.node("a").holders
+    refused = cluster.remove("a")
+    assert isinstance(refused, a.Declined)
+    assert "belongs to job 1" in refused.text
+    cluster.declare_lost("b")
+    assert cluster.state.task(worker) is not None
     assert code(cluster.remove("a")) == "removed"
 
 
@@ -93,6 +116,7 @@ def test_a_timer_of_a_job_that_has_ended_fires_for_nobody() -> None:
     cluster.submit(spec(idle=idle, retry={"infra": 0}))
     cluster.run_gang(1)
     gone(cluster, "a")
+    cluster.declare_lost("a")
     assert code(cluster.remove("a")) == "removed"
     cluster.turn(s.TimerFired(a.Timer(a.TimerKind.IDLE, job=JobId(1), attempt=1)))
     assert cluster.job(1).phase is JobPhase.ENDED
@@ -244,7 +268,7 @@ def test_nothing_that_happens_ends_the_coordinator(seed: int) -> None:
         assert check(cluster.state) == []
         for job in cluster.state.jobs.values():
             job_view(cluster.state, job, cluster.now)
-            explain(cluster.state, job, cluster.now, cluster.limits)
+            explain(cluster.state, job, cluster.now)
         for node in cluster.state.nodes.values():
             node_view(node, cluster.now)
     assert set(chance.cluster.replayed().nodes) == set(chance.cluster.state.nodes)

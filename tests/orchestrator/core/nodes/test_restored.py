@@ -78,12 +78,12 @@ def test_nothing_is_placed_until_every_node_has_said_hello() -> None:
     cluster.join("n1")
     assert cluster.shown(1) is JobState.QUEUED
     assert "2 nodes known before the restore have not said hello: n2, n3" in said(cluster)
-    found = explain(cluster.state, cluster.job(1), cluster.now, cluster.limits)
+    found = explain(cluster.state, cluster.job(1), cluster.now)
     assert not found.starts_now
     assert "muster node lost" in found.forecast
     cluster.join("n3")
     assert cluster.shown(1) is JobState.QUEUED
-    node = node_seen(cluster.state, cluster.node("n2"), cluster.now, cluster.limits)
+    node = node_seen(cluster.state, cluster.node("n2"), cluster.now)
     assert "muster node lost n2" in node.state.text
     cluster.join("n2")
     assert cluster.job(1).last_attempt == 1000
@@ -111,7 +111,7 @@ def test_an_attempt_that_the_backup_lacks_is_over_before_its_job_is_placed() -> 
     assert not check(cluster.state)
 
 
-@pytest.mark.parametrize("proof", ["reboot", "its agent has it no more", "lease", "lost"])
+@pytest.mark.parametrize("proof", ["reboot", "its agent has it no more", "lost"])
 def test_other_proofs_that_an_unknown_attempt_is_over(proof: str) -> None:
     cluster = restored(waiting("n1", "n2"))
     cluster.join("n1", tasks=(has(),))
@@ -125,21 +125,19 @@ def test_other_proofs_that_an_unknown_attempt_is_over(proof: str) -> None:
             cluster.join("n1", tasks=(has(),))
         case "its agent has it no more":
             cluster.join("n1")
-        case "lease":
-            cluster.beat(cluster.limits.lease_s - 1)
-            assert cluster.shown(1) is JobState.QUEUED
-            cluster.beat(cluster.limits.lease_margin_s + 20)
         case _:
             lost(cluster, "n1")
     assert cluster.job(1).last_attempt == 1000
 
 
-def test_a_lease_of_the_job_that_is_longer_is_waited_for() -> None:
-    cluster = restored(waiting("n1", "n2", lease_s=7200.0))
+@pytest.mark.parametrize("spec", [{}, {"lease_s": 30.0}])
+def test_silence_is_no_proof_however_long(spec: dict[str, float]) -> None:
+    """Nobody knows with which lease an attempt began that the journal lacks."""
+    cluster = restored(waiting("n1", "n2", **spec))
     cluster.join("n1", tasks=(has(),))
     cluster.join("n2")
     cluster.leave("n1")
-    cluster.beat(600.0)
+    cluster.beat(86_400.0)
     assert cluster.shown(1) is JobState.QUEUED
     assert "task 1.1.0 on n1" in said(cluster)
 
@@ -206,7 +204,7 @@ def test_a_running_attempt_is_adopted_and_the_next_one_leaves_numbers_out() -> N
     assert cluster.shown(1) is JobState.FAILED, "the budget counts attempts, not numbers"
     assert cluster.job(1).user_used == 1
     assert not check(cluster.state)
-    story = explain(cluster.state, cluster.job(1), cluster.now, cluster.limits).attempts
+    story = explain(cluster.state, cluster.job(1), cluster.now).attempts
     assert story[0].then.startswith("retried: attempt 1001")
     assert "after 2 attempts" in story[1].then
     replay = cluster.replayed().jobs[cluster.job(1).id]
@@ -305,7 +303,7 @@ def test_a_node_is_not_used_while_it_has_a_task_of_an_unknown_job() -> None:
     later = TaskReport(task(7, 1, 0), TaskState.STARTED, prepared=prepared())
     cluster.join("n1", tasks=(later,))
     assert cluster.shown(1) is JobState.QUEUED
-    found = explain(cluster.state, cluster.job(1), cluster.now, cluster.limits)
+    found = explain(cluster.state, cluster.job(1), cluster.now)
     assert "task 7.1.0" in found.nodes[0].reason.text
     session = cluster.node("n1").session
     assert session is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from muster.protocol.ids import NodeName
 from muster.protocol.link.control_channel import ForgetTask, TaskReport
-from muster.protocol.outcome import CauseCode
+from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry
 from orchestrator.core.facts import effects as a
@@ -206,3 +206,17 @@ def test_the_jobs_of_one_user_drain_two_nodes_at_most() -> None:
     cluster.submit(spec(retry=Retry(infra=0)), user="ben")
     other = stick(cluster, 4)
     assert cluster.node(other).drain is not None
+
+
+def test_a_gang_does_not_wait_for_a_disk_that_takes_no_exit_record() -> None:
+    cluster = Cluster()
+    cluster.join("a", "b")
+    cluster.submit(spec(nodes=2))
+    held, other = cluster.run_gang(1)
+    how = ExitStatus(3)
+    cluster.report(held, TaskState.EXITED, prepared=prepared(), exit=how)
+    cluster.clean(other)
+    assert cluster.shown(1) is JobState.STOPPING
+    cluster.report(held, TaskState.EXITED, prepared=prepared(), exit=how, doomed=True)
+    assert cluster.shown(1) is JobState.FAILED
+    assert cluster.node("a").drain is None

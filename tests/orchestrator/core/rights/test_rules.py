@@ -40,6 +40,7 @@ EXPECTED: dict[Action, tuple[Role | None, Role | None]] = {
     Action.READ_JOB: (OPERATOR, VIEWER),
     Action.CHANGE_JOB: (OPERATOR, USER),
     Action.RERUN_JOB: (ADMIN, USER),
+    Action.READ_AUDIT: (ADMIN, ADMIN),
 }
 OF_NODES = {Action.CONNECT, Action.REPORT, Action.SHIP_LOGS, Action.CHECK_HEALTH}
 LAB = frozenset({"lab"})
@@ -73,7 +74,7 @@ def test_every_user_with_every_job() -> None:
         found = may(user(role), action, JOBS[whose], Policy(visibility=visibility))
         assert found is expected(action, role, whose, visibility), (action, role, whose, visibility)
         asked += 1
-    assert asked == 14 * 4 * 5 * 3
+    assert asked == 15 * 4 * 5 * 3
 
 
 def test_nodes_and_nobody() -> None:

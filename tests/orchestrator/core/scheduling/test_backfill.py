@@ -9,10 +9,11 @@ import pytest
 from muster.protocol.ids import JobId
 from muster.protocol.states import JobState
 from muster.spec.model import JobSpec, Rendezvous
-from orchestrator.core.facts import inputs as s
-from orchestrator.core.facts.queue import StartMoved, StartPromised
+from orchestrator.core.facts.effects import TimerKind
+from orchestrator.core.facts.queue import QueuesPlanned, StartMoved, StartPromised
 from orchestrator.core.model.plan import Backfill, MoveCause, PoolPolicy
 from orchestrator.core.scheduling.profile import CLEAN_S, START_S
+from orchestrator.core.views.explain import explain
 from tests.orchestrator.core.playbook import Cluster, spec
 from tests.orchestrator.core.scheduling.test_gpus import join as join_with_gpus
 from tests.orchestrator.core.scheduling.test_gpus import part
@@ -21,9 +22,7 @@ HOUR: float = 3600.0
 
 
 def cluster_of(nodes: int, mode: Backfill = Backfill.CONSERVATIVE, promises: int = 100) -> Cluster:
-    cluster = Cluster()
-    pools = {"default": PoolPolicy(mode, promises)}
-    cluster.turn(s.CoordinatorStarted(cluster.state.epoch + 1, "here", pools=pools))
+    cluster = Cluster(pools={"default": PoolPolicy(mode, promises)})
     cluster.join(*(f"n{number}" for number in range(nodes)))
     return cluster
 
@@ -88,7 +87,8 @@ def test_the_grace_of_a_stop_counts(gang_waits: Cluster) -> None:
 
 
 def test_without_backfill_the_queue_is_strict() -> None:
-    cluster = cluster_of(3, Backfill.OFF)
+    cluster = Cluster()
+    cluster.join("n0", "n1", "n2")
     cluster.submit(limited(HOUR))
     cluster.submit(limited(HOUR, nodes=3))
     cluster.submit(limited(60.0))
@@ -199,8 +199,8 @@ def test_a_promise_moves_by_a_named_event_and_only_then() -> None:
     cluster.drain("n2")
     assert moves(cluster, 2)[2:] == [MoveCause.DRAIN]
     assert cluster.job(2).starts_by is None
-    told = [text for _, text in cluster.job(2).notes.entries()]
-    assert told[-1] == "the promised start is unknown now, because n2 was drained"
+    notes = [text for _, text in cluster.job(2).notes.entries()]
+    assert notes[-1] == "the promised start is unknown now, because n2 was drained"
 
 
 def test_a_promise_survives_a_restart_of_the_coordinator() -> None:
@@ -210,7 +210,7 @@ def test_a_promise_survives_a_restart_of_the_coordinator() -> None:
     cluster.submit(limited(HOUR, nodes=2))
     promised = cluster.job(2).starts_by
     assert promised is not None
-    again = Cluster(cluster.replayed(), mono=cluster.mono)
+    again = Cluster(cluster.replayed(), mono=cluster.mono, pools=cluster.pools)
     assert again.job(2).starts_by == promised
     assert tasks
     assert not [it for it in again.facts if isinstance(it, StartMoved)]
@@ -236,3 +236,39 @@ def test_the_plan_is_a_function_of_the_facts() -> None:
     replayed = cluster.replayed()
     assert replayed.jobs[JobId(2)].starts_by == cluster.job(2).starts_by
     assert replayed.plan.bookings == {}
+
+
+def test_promises_end_with_the_backfill_of_the_pool() -> None:
+    cluster = cluster_of(2)
+    cluster.submit(limited(HOUR))
+    cluster.submit(limited(HOUR, nodes=2))
+    assert cluster.job(2).starts_by is not None
+    again = Cluster(cluster.replayed(), mono=cluster.mono)
+    assert again.job(2).starts_by is None
+    assert again.state.plan.bookings == {}
+
+
+def test_without_backfill_there_is_no_plan_and_no_timer() -> None:
+    cluster = Cluster()
+    cluster.join("n0")
+    for _ in range(3):
+        cluster.submit(limited(HOUR))
+    assert not [it for it in cluster.facts if isinstance(it, StartPromised | QueuesPlanned)]
+    assert not [it for it in cluster.timers if it.kind is TimerKind.QUEUE]
+
+
+def test_explain_says_for_which_job_a_free_node_is_kept(gang_waits: Cluster) -> None:
+    gang_waits.submit(limited(2 * HOUR))
+    found = explain(gang_waits.state, gang_waits.job(3), gang_waits.now)
+    kept = [it.reason.text for it in found.nodes if it.reason.code == "promised"]
+    assert kept == ["is free, and job 2 needs it in 1h"] * 2
+    assert found.hints == ()
+    first = explain(gang_waits.state, gang_waits.job(2), gang_waits.now)
+    assert first.forecast == "job 1 ends on n0 by then"
+    assert first.starts_by is not None
+    assert round(first.starts_by.timestamp() - gang_waits.now.wall) == HOUR + 30 + CLEAN_S
+
+
+def test_a_gang_that_goes_ahead_has_the_lease_of_its_job(gang_waits: Cluster) -> None:
+    gang_waits.submit(limited(60.0, nodes=2))
+    assert gang_waits.job(3).attempts[0].lease_s == gang_waits.limits.lease_s

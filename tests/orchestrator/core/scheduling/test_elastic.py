@@ -24,6 +24,7 @@ from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.invariants import check
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.model.blame import blame
+from orchestrator.core.model.leases import margin_s
 from orchestrator.core.model.state import State, Task
 from orchestrator.core.scheduling import network, rendezvous
 from orchestrator.core.views.display import job_summary, job_view
@@ -176,7 +177,8 @@ def test_a_lost_node_leaves_and_is_free_when_it_is_back() -> None:
     cluster = elastic(3, 2, 3)
     cluster.run_gang(1)
     cluster.leave("n2")
-    cluster.beat(cluster.limits.lease_s + cluster.limits.lease_margin_s + 1)
+    lease_s = cluster.limits.lease_s
+    cluster.beat(lease_s + margin_s(lease_s) + 1)
     assert cluster.shown(1) is JobState.RUNNING
     assert tasks(cluster)[2].state is TaskState.LOST
     assert cluster.state.nodes[NodeName("n2")].holders == {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from muster.protocol.states import JobState
-from orchestrator.core.model.limits import Limits
 from orchestrator.core.views.display import job_summary, node_view
 from orchestrator.core.views.explain import explain
 from tests.orchestrator.core.playbook import Cluster, spec
@@ -31,7 +30,7 @@ def test_a_job_waits_with_the_process_in_the_reason(gpus: int | None) -> None:
     assert cluster.shown(1) is JobState.QUEUED
     reason = job_summary(cluster.state, cluster.job(1), cluster.now).reason
     assert f"GPU {gpu(1).pci} {BUSY}" in reason.text
-    explained = explain(cluster.state, cluster.job(1), cluster.now, Limits())
+    explained = explain(cluster.state, cluster.job(1), cluster.now)
     assert explained.forecast == "unknown: waits for GPUs that foreign processes use, on a"
     assert explained.starts_by is None
     tell(cluster)

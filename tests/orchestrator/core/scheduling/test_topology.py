@@ -47,7 +47,7 @@ def test_it_waits_for_one_switch_though_enough_nodes_are_free() -> None:
     assert reason == (
         "needs 3 nodes that have the same switch, and of the 4 that are free no so many do"
     )
-    found = explain(cluster.state, cluster.job(2), cluster.now, cluster.limits)
+    found = explain(cluster.state, cluster.job(2), cluster.now)
     said = {verdict.node: verdict.reason.text for verdict in found.nodes}
     assert said["b"] == "is free, and only 2 free nodes have switch leaf1"
     assert any("would start now with nodes: 2" in hint for hint in found.hints)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from muster.http.fabric import FabricView, PlanView, Setting
+from muster.http.fabric import FabricView, PlanView, VariableView
 from muster.protocol.link.control_channel import Fingerprint
 from muster.protocol.observations.fabric import NodeFabric, PortGids
 from muster.spec.model import Rdma, Retry
@@ -40,7 +40,7 @@ def plan_of(cluster: Cluster) -> PlanView:
     return found
 
 
-def setting(cluster: Cluster, name: str, rank: int = 0) -> Setting:
+def setting(cluster: Cluster, name: str, rank: int = 0) -> VariableView:
     return next(it for it in plan_of(cluster).nodes[rank].settings if it.name == name)
 
 
@@ -74,7 +74,7 @@ def test_rails_ports_and_settings() -> None:
     assert "rdma: required" in setting(cluster, "NCCL_NET").why
     shown = job_view(cluster.state, cluster.job(1), cluster.now).attempts[0]
     assert shown.fabric == plan.text
-    (story,) = explain(cluster.state, cluster.job(1), cluster.now, cluster.limits).attempts
+    (story,) = explain(cluster.state, cluster.job(1), cluster.now).attempts
     assert story.fabric == plan.text
 
 
@@ -160,6 +160,6 @@ def test_a_gang_that_was_refused_says_so_and_nothing_of_traffic() -> None:
     assert view.refused == "rdma: required, but n1 has no RDMA device that jobs can use"
     shown = job_view(cluster.state, cluster.job(1), cluster.now).attempts[0]
     assert shown.proof is None
-    (story,) = explain(cluster.state, cluster.job(1), cluster.now, cluster.limits).attempts
+    (story,) = explain(cluster.state, cluster.job(1), cluster.now).attempts
     assert story.fabric == "no plan: the gang was refused"
     assert seen(gang(TWO, TWO)).refused is None

@@ -16,7 +16,7 @@ from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.logs.index import RECORD_BYTES, IndexFile
 from orchestrator.shell.logs.reader import Live, Source, live
 from orchestrator.shell.logs.store import LogStore, log_key
-from orchestrator.shell.logs.stream_file import LogStoreError, Mark, StreamFile
+from orchestrator.shell.logs.stream_file import LogStoreError, StreamFile, StreamMark
 
 OUT = StreamId(TaskId("7.1.0"), StreamKind.STDOUT, 0)
 ERR = StreamId(TaskId("7.1.0"), StreamKind.STDERR, 0)
@@ -201,7 +201,7 @@ def test_a_file_that_cannot_be_looked_at_holds_up_no_other(
         rig.put(0, b"abc", ERR)
         really = StreamFile.mark
 
-        def mark(stream: StreamFile) -> Mark:
+        def mark(stream: StreamFile) -> StreamMark:
             if stream.key.kind == "stdout":
                 raise OSError(117, "Structure needs cleaning")
             return really(stream)

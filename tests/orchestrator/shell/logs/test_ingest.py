@@ -27,7 +27,7 @@ from muster.protocol.states import TaskState
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs import ingest
-from orchestrator.shell.logs.connection import Connection
+from orchestrator.shell.logs.connection import LogConnection
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream_file import LogStoreError
 from tests.orchestrator.fake_agent import DEADLINE_S, connect, connect_logs, prepared
@@ -226,7 +226,7 @@ def test_what_is_held_back_is_asked_for_again_in_slices(
             cast("Coordinator", None),
             connections_max=1,
         )
-        agent = Connection(cast("web.WebSocketResponse", None), NodeName("n"))
+        agent = LogConnection(cast("web.WebSocketResponse", None), NodeName("n"))
         for name in held:
             it._ask(agent, name)
         for _ in range(5):
@@ -246,7 +246,7 @@ def test_bytes_whose_fsync_failed_are_asked_for_again(tmp_path: Path) -> None:
             TaskOwner("test"), store, cast("Coordinator", None), connections_max=1
         )
         agent, gone = (
-            Connection(cast("web.WebSocketResponse", None), NodeName(name)) for name in "ab"
+            LogConnection(cast("web.WebSocketResponse", None), NodeName(name)) for name in "ab"
         )
         gone.broken = True
         name = out(TaskId("1.1.0"))

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,8 +17,10 @@ from orchestrator.core.model.job import JobPhase
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.room import MakeRoom
+from orchestrator.shell.logs.space import FILES_MIN
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream_file import LogStoreError
+from tests.small_disk import small_disk
 
 MIB = 1 << 20
 DISK = 64 * MIB
@@ -28,16 +31,18 @@ NOW = 1e6
 class Rig:
     """A store on a disk whose free bytes are counted here; `others` is used by somebody else."""
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch | None) -> None:
         self.root = root
         self.others = 0
+        self.now = Instant(0.0, NOW)
         self.store = LogStore(root, ChangeCounters(), SystemClock(), free_bytes_min=FLOOR)
-        monkeypatch.setattr(type(self.store.space), "free", lambda _: self.free())
+        if monkeypatch is not None:
+            monkeypatch.setattr(type(self.store.space), "free", lambda _: self.free())
         self.jobs: dict[JobId, Any] = {}
         self.archived: dict[JobId, float] = {}
         self.gone: list[int] = []
         coordinator = SimpleNamespace(
-            now=lambda: Instant(0.0, NOW),
+            now=lambda: self.now,
             state=SimpleNamespace(jobs=self.jobs),
             archive=SimpleNamespace(ended_at=self._ended_at),
         )
@@ -82,10 +87,16 @@ class Rig:
         asyncio.run(self.room.make())
 
 
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    made = Rig(tmp_path, monkeypatch)
+    yield made
+    made.store.close()
+
+
 def test_a_greedy_job_waits_and_a_small_one_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rig: Rig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rig = Rig(tmp_path, monkeypatch)
     greedy, honest = rig.job(1), rig.job(2)
     assert rig.put(honest, 100)
     assert rig.fill(greedy) > DISK // 2
@@ -108,10 +119,7 @@ def test_a_greedy_job_waits_and_a_small_one_goes_on(
     assert "'job': 1" in said
 
 
-def test_when_the_greedy_job_has_ended_its_logs_go_and_all_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = Rig(tmp_path, monkeypatch)
+def test_when_the_greedy_job_has_ended_its_logs_go_and_all_goes_on(rig: Rig) -> None:
     old, young, greedy, honest = rig.job(1, NOW - 9), rig.job(2, NOW - 5), rig.job(3), rig.job(4)
     rig.put(old, MIB)
     rig.put(young, 9 * MIB)
@@ -137,10 +145,7 @@ def test_when_the_greedy_job_has_ended_its_logs_go_and_all_goes_on(
     assert rig.gone == [1, 2, 3], "what has gone is not taken for something to remove"
 
 
-def test_archived_jobs_are_removed_and_unknown_ones_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = Rig(tmp_path, monkeypatch)
+def test_archived_jobs_are_removed_and_unknown_ones_are_left_alone(rig: Rig) -> None:
     archived, unknown = rig.job(1, NOW), rig.job(2, NOW)
     rig.put(archived, MIB)
     rig.put(unknown, MIB)
@@ -152,9 +157,8 @@ def test_archived_jobs_are_removed_and_unknown_ones_are_left_alone(
 
 
 def test_a_job_whose_logs_cannot_be_removed_holds_up_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rig = Rig(tmp_path, monkeypatch)
     stuck, other, running = rig.job(1, NOW - 9), rig.job(2, NOW - 5), rig.job(3)
     rig.put(stuck, 4 * MIB)
     rig.put(other, 4 * MIB)
@@ -190,9 +194,8 @@ def test_a_job_whose_logs_cannot_be_removed_holds_up_no_other(
     assert not rig.store.space.is_short
 
 
-def test_it_waits_until_the_store_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_waits_until_the_store_is_short(rig: Rig) -> None:
     async def main() -> None:
-        rig = Rig(tmp_path, monkeypatch)
         ended, running = rig.job(1, NOW), rig.job(2)
         removed = asyncio.Event()
 
@@ -212,11 +215,46 @@ def test_it_waits_until_the_store_is_short(tmp_path: Path, monkeypatch: pytest.M
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-def test_without_a_reserve_nothing_is_shared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = Rig(tmp_path, monkeypatch)
+def test_without_a_reserve_nothing_is_shared(rig: Rig) -> None:
     rig.store.space.free_min = 0
     rig.others = DISK
     assert rig.put(rig.job(1), MIB)
     assert not rig.store.space.short.is_set()
+
+
+@pytest.mark.root
+def test_inodes_are_freed_and_shared_as_bytes_are(tmp_path: Path) -> None:
+    """Many small jobs use up the inodes of a disk long before its bytes."""
+    with small_disk(tmp_path / "disk", DISK, inodes=2 * FILES_MIN + 200) as disk:
+        rig = Rig(disk, None)
+        for number in range(1, 61):
+            assert rig.put(rig.job(number, ended_at=float(number)), 10)
+        greedy = [rig.job(100), rig.job(101)]
+        assert rig.store.space.room()[1]
+        asyncio.run(rig.room.make())
+        assert rig.gone[:3] == [1, 2, 3]
+        free, _ = rig.store.space.room()
+        assert free >= 2 * FLOOR
+        (disk / "of others").mkdir()
+        for number in range(2 * FILES_MIN):
+            try:
+                (disk / "of others" / str(number)).touch()
+            except OSError:
+                break
+        assert not rig.put(greedy[0], 10)
+        late = rig.store.job(JobId(100)).late
+        assert any("inodes would be left" in one.why for one in late.values())
+
+
+def test_logs_of_a_job_that_ended_before_the_clock_was_set_are_no_older(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, monkeypatch)
+    rig.now = Instant(1000.0, 100.0)
+    rig.room = MakeRoom(tmp_path, rig.store.space, rig.room._coordinator, rig.remove)
+    for number, at in ((1, NOW - 60.0), (2, 110.0)):
+        rig.fill(rig.job(number, ended_at=at), 28 * MIB)
+    rig.now = Instant(1020.0, NOW)
+    rig.others = rig.free() - FLOOR
+    asyncio.run(rig.room.make())
+    assert rig.gone == [1]

@@ -2,7 +2,7 @@
 
 The cluster's directory is shown as /shared; nothing else is changed.
 
-    .venv/bin/python examples/picture.py docs/terminal.svg
+    python -m tools.docs.terminal_picture docs/terminal.svg
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rich.text import Text
 from examples.local_cluster import LocalCluster
 
 COLUMNS = 100
-PI = Path(__file__).parent / "pi"
+PI = Path(__file__).parents[2] / "examples" / "pi"
 _FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 

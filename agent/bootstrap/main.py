@@ -3,13 +3,13 @@
 One stand-alone file for Python 3.9 or newer. It imports only the standard library and torch,
 because the job's interpreter has nothing of Muster's. The shim runs it from a descriptor and talks
 to it over another one. The other end, agent/shim/programs/bootstrap_channel.py, lists the messages.
-torch is imported before the gate opens, so the import does not delay the job's start.
+torch is imported before the gate opens, so the import does not delay the job's start. Under
+`start_method: fork` (MUSTER_START_METHOD) the ranks are forked from a process that has imported it.
 
 Under `launcher: accelerate` and `deepspeed` (MUSTER_LAUNCHER) it runs torchrun as well. accelerate
 prepares the environment, and DeepSpeed's ranks get what its own launcher would give them.
 
-It changes three things in torchrun, all in this process. Ranks are children with a clean
-interpreter.
+It changes three things in torchrun, all in this process. Ranks are its children.
   - Ranks write into files that the shim opened. The job's user can write but not replace them.
   - A thread waits for each rank and reports its end. torchrun itself reports no end before all
     sibling ranks are gone.
@@ -27,6 +27,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+import types
 from typing import Any
 
 CHANNEL_FD, SOURCE_FD, FLAG_FD, LOG_FOLDER_FD = 60, 61, 62, 63
@@ -40,8 +42,11 @@ LAST_WORDS_S = 2.0
 
 Message = dict[str, Any]
 
+# The texts of the other files of this folder, by name. The prelude of the shim sets it.
+PARTS: dict[str, str] = globals().get("PARTS", {})
 
-class Shim:
+
+class ShimChannel:
     """The channel to the shim."""
 
     def __init__(self, fd: int) -> None:
@@ -75,7 +80,7 @@ class Shim:
             return []
 
     def stopping(self) -> bool:
-        """Whether the shim has begun to stop the job. The shim sets the flag before its first
+        """True if the shim has begun to stop the job. The shim sets the flag before its first
         signal.
         """
         return os.pread(FLAG_FD, 1, 0) == b"1"
@@ -84,8 +89,9 @@ class Shim:
 def main() -> None:
     for fd in (CHANNEL_FD, FLAG_FD, LOG_FOLDER_FD):
         os.set_inheritable(fd, False)
-    shim = Shim(CHANNEL_FD)
+    shim = ShimChannel(CHANNEL_FD)
     launcher = os.environ.get("MUSTER_LAUNCHER", "torchrun")
+    forks = Forks() if os.environ.get("MUSTER_START_METHOD") == "fork" else None
     try:
         torchrun = importlib.import_module("torch.distributed.run")
         launch = _import_launcher(launcher)
@@ -97,10 +103,16 @@ def main() -> None:
         text = f"Importing torch into {sys.executable} failed: {type(error).__name__}: {error}"
         shim.send({"t": "failed", "code": "bootstrap_failed", "text": text})
         raise
+    if forks is not None:
+        program = forks.start(launcher)
+        if program is not None:
+            # This process is a rank.
+            forks.rank.run(program)
+            return
     shim.send({"t": "hello", "versions": versions})
     start = shim.await_start()
     _take_environment(start["env"])
-    watchers = _watch_ranks(shim, deepspeed=launcher == "deepspeed")
+    watchers = _watch_ranks(shim, forks, deepspeed=launcher == "deepspeed")
     _leave_signals_to(shim, watchers)
     # torchrun's parser takes the last of two equal options, so the job's own arguments win over
     # these.
@@ -120,6 +132,70 @@ def main() -> None:
     finally:
         for watcher in watchers:
             watcher.join(LAST_WORDS_S)
+        if forks is not None:
+            forks.server.end("the job has ended")
+
+
+class Forks:
+    """The start of ranks by fork, and the report on it."""
+
+    def __init__(self) -> None:
+        self._module, safety, self.rank = (
+            _part(name) for name in ("fork_server", "fork_safety", "forked_rank")
+        )
+        self._safety = safety
+        self._before = safety.snapshot()
+        self._began = time.monotonic()
+        self._reported = ""
+        self._import_s = 0.0
+        self.server: Any = None
+
+    def start(self, launcher: str) -> list[str] | None:
+        """Start the server. Returns None, and in each rank the words of its program."""
+        self._import_s = time.monotonic() - self._began
+        imported = "accelerate" if launcher == "accelerate" else "torch"
+        preload = os.environ.get("MUSTER_PRELOAD", "").split()
+        self.server, request = self._module.start(
+            self._safety, self.rank, self._before, imported, preload
+        )
+        return None if request is None else request["argv"]
+
+    def fork(self, shim: ShimChannel, process: Any, words: list[str], options: Message) -> bool:
+        """Make `process` a forked rank. Returns False if the rank has to start cold."""
+        server = self.server
+        server.await_proof()
+        began = time.monotonic()
+        why = server.why_cold(words, options)
+        if not why:
+            try:
+                pid = server.fork(words, options)
+            except self._module.Cold as error:
+                why = str(error)
+            else:
+                process.__class__ = self._module.ForkedProcess
+                process.become(pid, words)
+        method = "exec" if why else "fork"
+        if self._reported != method + why:
+            self._reported = method + why
+            shim.send(
+                {
+                    "t": "start_method",
+                    "method": method,
+                    "why": why,
+                    "import_s": self._import_s,
+                    "preload_s": server.preload_s,
+                    "check_s": server.check_s,
+                    "fork_s": time.monotonic() - began,
+                }
+            )
+        return not why
+
+
+def _part(name: str) -> Any:
+    """Load another file of this folder, which no program can import."""
+    module = types.ModuleType(name)
+    exec(compile(PARTS[name], f"muster-{name}", "exec"), module.__dict__)  # noqa: S102
+    return module
 
 
 def _take_environment(env: dict[str, str]) -> None:
@@ -207,7 +283,7 @@ def _no_torch(error: ImportError) -> str:
 
 
 def _says_in_use(error: BaseException | None) -> bool:
-    """Whether an exception in the chain reports EADDRINUSE. For a dynamic rendezvous, only an inner
+    """True if an exception in the chain reports EADDRINUSE. For a dynamic rendezvous, only an inner
     one does.
     """
     seen: list[BaseException] = []
@@ -230,7 +306,7 @@ def _port_taken(argv: list[str]) -> str:
     return f"port {port} was free, but another program has taken it since"
 
 
-def _watch_ranks(shim: Shim, *, deepspeed: bool = False) -> list[Watcher]:
+def _watch_ranks(shim: ShimChannel, forks: Forks | None, *, deepspeed: bool) -> list[Watcher]:
     """Patch Popen so that torchrun's ranks write into the shim's files and their ends are reported.
 
     Returns the list of watchers, which grows with each rank.
@@ -251,12 +327,16 @@ def _watch_ranks(shim: Shim, *, deepspeed: bool = False) -> list[Watcher]:
             args = _as_deepspeed(args, kwargs, env)
         # The path of the rank's error file leads through this descriptor.
         kwargs["pass_fds"] = (*(kwargs.get("pass_fds") or ()), LOG_FOLDER_FD)
+        words = list(kwargs.get("args", args[0] if args else ()))
         try:
-            original(self, *args, **kwargs)
+            if forks is None or not forks.fork(shim, self, words, kwargs):
+                original(self, *args, **kwargs)
         finally:
             for fd in fds:
                 os.close(fd)
         shim.send({"t": "rank", "rank": rank, "pid": self.pid})
+        if forks is not None:
+            forks.server.release()
         error_file = env.get("TORCHELASTIC_ERROR_FILE") or ""
         watcher = Watcher(shim, self, rank, error_file)
         watcher.start()
@@ -287,7 +367,7 @@ def _as_deepspeed(args: Any, kwargs: Any, env: dict[str, str]) -> Any:
 class Watcher(threading.Thread):
     """A thread that waits for one rank and reports its end."""
 
-    def __init__(self, shim: Shim, process: Any, rank: int, error_file: str) -> None:
+    def __init__(self, shim: ShimChannel, process: Any, rank: int, error_file: str) -> None:
         super().__init__(name=f"rank-{rank}", daemon=True)
         self.process = process
         self._end_arguments = (shim, process, rank, error_file)
@@ -296,7 +376,7 @@ class Watcher(threading.Thread):
         _await_end(*self._end_arguments)
 
 
-def _await_end(shim: Shim, process: Any, rank: int, error_file: str) -> None:
+def _await_end(shim: ShimChannel, process: Any, rank: int, error_file: str) -> None:
     """Wait for a rank without taking its exit status from torchrun, which polls for it too."""
     try:
         info = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -329,7 +409,7 @@ def _recorded_error(path: str) -> str | None:
     return message.strip()[-ERROR_CHARS_MAX:] if isinstance(message, str) else None
 
 
-def _leave_signals_to(shim: Shim, watchers: list[Watcher]) -> None:
+def _leave_signals_to(shim: ShimChannel, watchers: list[Watcher]) -> None:
     """Keep torchrun from signalling its ranks and killing them after its own timeout.
 
     Instead, ask the shim to stop them, and wait. Failures are reported before that request, because

@@ -1,0 +1,153 @@
+"""Proof that a process with loaded modules can be forked: nothing is lost, shared or locked.
+
+One stand-alone file for Python 3.9 or newer, run by the bootstrap in the job's interpreter.
+"""
+
+from __future__ import annotations
+
+import _imp
+import importlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+TRIAL_S = 5.0
+# A joined thread stays listed until the kernel has released it.
+_THREADS_S = 1.0
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+# Signals 32 and 33: the C library handles them from its first thread on.
+_OF_LIBC = 0b11 << 31
+_FAILED, _WRONG, _CANNOT_SHOW = 1, 2, 3
+
+
+class Unsafe(Exception):
+    """The reason why a process cannot be forked; it follows the name of a module."""
+
+
+def snapshot() -> dict[str, Any]:
+    """The state of this process that a module must not change. Keys are the words for a change."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    ignored, caught = (int(status[name], 16) & ~_OF_LIBC for name in ("SigIgn", "SigCgt"))
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    return {
+        "changed the umask": status.get("Umask"),
+        "changed the signal mask": status.get("SigBlk"),
+        "changed the handling of a signal": (ignored, caught, handlers),
+        "changed the environment": dict(os.environ),
+        "changed the working directory": _folder(),
+        "set a timer": [signal.getitimer(timer)[1] for timer in _TIMERS],
+        "replaced a stream of sys": [id(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)],
+        "uses CUDA": _uses_cuda(),
+        "left a file, socket or device open": _open_files(),
+        "left a child process": _has_children(),
+        "holds the import lock": _imp.lock_held(),
+    }
+
+
+def compare(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Raise Unsafe if a module changed something."""
+    for words, was in before.items():
+        if after[words] != was:
+            raise Unsafe(words)
+
+
+def check_threads() -> None:
+    """Raise Unsafe if a thread outlives a fork.
+
+    OpenBLAS ends its pool before a fork and starts it again when needed. No other pool does.
+    """
+    if _threads() > 1:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    check_single()
+
+
+def check_single() -> None:
+    """Raise Unsafe if this process, which has just forked, has more than one thread."""
+    until = time.monotonic() + _THREADS_S
+    while _threads() > 1:
+        if time.monotonic() > until:
+            raise Unsafe("started a thread")
+        time.sleep(0.001)
+
+
+def check_trial(rehearse: Callable[[], None]) -> None:
+    """Raise Unsafe if a forked child cannot `rehearse`, import, multiply and allocate."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(_trial(rehearse))
+    until = time.monotonic() + TRIAL_S
+    status = None
+    while status is None:
+        ended, how = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            status = how
+        elif time.monotonic() > until:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise Unsafe(f"make a forked process hang for {TRIAL_S:g} s")
+        else:
+            time.sleep(0.002)
+    if status == _CANNOT_SHOW << 8:
+        raise Unsafe("cannot be forked here: this kernel lets no process change its /proc/environ")
+    if status:
+        raise Unsafe(f"make a forked process fail (wait status {status})")
+
+
+def _trial(rehearse: Callable[[], None]) -> int:
+    try:
+        rehearse()
+    except OSError:
+        return _CANNOT_SHOW
+    try:
+        torch = sys.modules["torch"]
+        sys.modules.pop("colorsys", None)
+        importlib.import_module("colorsys")
+        # Large enough for a parallel region of OpenMP.
+        sums = torch.ones(1 << 17) + 1
+        product = torch.ones(64, 64) @ torch.ones(64, 64)
+        bytearray(1 << 22)
+        return 0 if sums.sum() == 1 << 18 and product[0, 0] == 64 else _WRONG
+    except BaseException:  # noqa: BLE001
+        return _FAILED
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def _open_files() -> dict[str, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[name] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            # The descriptor of the listing itself.
+            continue
+    return found
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _uses_cuda() -> bool:
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and bool(cuda.is_initialized())

@@ -1,0 +1,335 @@
+"""A fork server that gives torchrun its ranks: single-threaded, made before the gate opens.
+
+One stand-alone file for Python 3.9 or newer, run by the bootstrap in the job's interpreter. The
+ranks are re-parented to the bootstrap, so that it waits for them as for its own children.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+Message = dict[str, Any]
+
+PACKET_BYTES_MAX = 65536
+CHANNEL_FD, FLAG_FD = 60, 62
+_PR_SET_CHILD_SUBREAPER = 36
+_OUTPUTS = (("stdout", 1), ("stderr", 2))
+_KNOWN = {"args", "env", "stdout", "stderr", "start_new_session", "pass_fds"}
+# Libraries read these when they are loaded, and Python when it starts.
+_READ_EARLY = re.compile(
+    r"PYTHON|LD_|LC_|LANG|GLIBC_|MALLOC_|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|GOTO_|BLIS_|ATEN_|C10_"
+    r"|TORCH_(CPP|LOGS|SHOW|DISTRIBUTED_DEBUG|DEVICE)"
+)
+
+
+class Cold(Exception):
+    """The reason why a rank cannot be forked."""
+
+
+class RankForkServer:
+    """The bootstrap's end. `why_not`: the reason for cold starts, "" if ranks can be forked."""
+
+    def __init__(self, why_not: str = "") -> None:
+        self.why_not = why_not
+        self.preload_s = self.check_s = 0.0
+        self._pid = 0
+        self._proved = False
+        self._held: int | None = None
+        self._channel: socket.socket | None = None
+        # The environment in which the modules are loaded.
+        self._env = dict(os.environ)
+
+    def connect(self, channel: socket.socket, pid: int) -> None:
+        self._channel, self._pid = channel, pid
+
+    def await_loaded(self) -> None:
+        """Wait until the modules of `preload` are loaded."""
+        self.preload_s = self._receive().get("seconds", 0.0)
+
+    def await_proof(self) -> None:
+        """Wait for the end of the trial, once."""
+        if not self._proved:
+            self._proved = True
+            self.check_s = self._receive().get("seconds", 0.0)
+
+    def end(self, why: str) -> None:
+        """Start ranks cold from now on."""
+        self.why_not = why
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+    def why_cold(self, words: list[str], options: Message) -> str:
+        """The reason why this rank cannot be forked. Returns "" if it can."""
+        if self.why_not:
+            return self.why_not
+        if not options.keys() <= _KNOWN:
+            return "this version of torch starts ranks with other options"
+        if len(words) < 3 or words[:2] != [sys.executable, "-u"]:
+            return f"ranks run {words[0] if words else 'nothing'}, not a Python program"
+        module = words[2] == "-m"
+        if not module and not (words[2].endswith(".py") and os.path.isfile(words[2])):
+            return f"{words[2]} is not a Python file"
+        return self._changed(options["env"])
+
+    def _changed(self, env: dict[str, str]) -> str:
+        for name in sorted({*env, *self._env}):
+            value = env.get(name)
+            if value == self._env.get(name) or not _READ_EARLY.match(name):
+                continue
+            if name != "OMP_NUM_THREADS" or value is None or not value.isdecimal():
+                return f"{name} had another value when torch was imported"
+        return ""
+
+    def fork(self, words: list[str], options: Message) -> int:
+        """Start a rank and return its pid. It waits for `release`. Raises Cold."""
+        if self._channel is None:
+            raise Cold(self.why_not)
+        request = {
+            "argv": words,
+            "env": options["env"],
+            "session": bool(options.get("start_new_session")),
+        }
+        memory = os.memfd_create("muster-rank")
+        try:
+            with open(memory, "w", encoding="ascii", closefd=False) as file:
+                json.dump(request, file)
+            outputs = [_descriptor(options.get(name), own) for name, own in _OUTPUTS]
+            # Only while a rank changes its parent: other orphans belong to the shim.
+            _adopt_orphans(True)
+            go, self._held = os.pipe()
+            socket.send_fds(self._channel, [b"rank"], [memory, go, *outputs])
+            report = self._receive()
+        finally:
+            _adopt_orphans(False)
+            os.close(memory)
+        os.close(go)
+        if "pid" not in report:
+            self.release()
+            raise Cold(report.get("why_cold") or self.why_not)
+        return int(report["pid"])
+
+    def release(self) -> None:
+        """Let the last rank begin. The shim knows its pid by then, as that of a cold rank."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    def _receive(self) -> Message:
+        """The next report. If it is a refusal, the server is ended."""
+        if self._channel is None:
+            return {}
+        try:
+            data = self._channel.recv(PACKET_BYTES_MAX)
+        except OSError:
+            data = b""
+        report: Message = json.loads(data or b'{"why_not": "the fork server has died"}')
+        if "why_not" in report:
+            self.end(report["why_not"])
+        return report
+
+
+def _descriptor(given: Any, own: int) -> int:
+    if given is None:
+        return own
+    return given if isinstance(given, int) else int(given.fileno())
+
+
+def _adopt_orphans(on: bool) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(on), 0, 0, 0)
+
+
+class ForkedProcess(subprocess.Popen):  # type: ignore[type-arg]
+    """A Popen of a process that the fork server started."""
+
+    _child_created = False
+
+    def become(self, pid: int, words: list[str]) -> None:
+        self.pid, self.args = pid, words
+        self.returncode: int | None = None
+        self.stdin = self.stdout = self.stderr = None
+        self._collecting = threading.Lock()
+
+    def poll(self) -> int | None:
+        with self._collecting:
+            if self.returncode is None:
+                try:
+                    pid, status = os.waitpid(self.pid, os.WNOHANG)
+                except ChildProcessError:
+                    # As Popen does if another thread waited for all children.
+                    pid, status = self.pid, 0
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        until = time.monotonic() + timeout if timeout is not None else float("inf")
+        while True:
+            code = self.poll()
+            if code is not None:
+                return code
+            if time.monotonic() >= until:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            time.sleep(0.01)
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+
+def start(
+    safety: Any, rank: Any, before: Message, imported: str, preload: list[str]
+) -> tuple[RankForkServer, Message | None]:
+    """Start the fork server. Returns also in each rank, with its request.
+
+    `before` is the snapshot before the modules `imported` were loaded.
+    """
+    try:
+        safety.compare(before, safety.snapshot())
+    except safety.Unsafe as error:
+        return RankForkServer(f"{imported} {error}"), None
+    server = RankForkServer()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        for fd in (CHANNEL_FD, FLAG_FD):
+            os.close(fd)
+        return server, _serve(theirs, safety, rank, imported, preload)
+    theirs.close()
+    server.connect(ours, pid)
+    try:
+        safety.check_single()
+    except safety.Unsafe as error:
+        server.end(f"{imported} {error}")
+    server.await_loaded()
+    return server, None
+
+
+def _serve(
+    channel: socket.socket, safety: Any, rank: Any, imported: str, preload: list[str]
+) -> Message:
+    """Load modules, prove that forks are safe, and fork ranks. Returns in each rank."""
+    try:
+        began = time.monotonic()
+        _load(safety, preload)
+        _send(channel, {"seconds": time.monotonic() - began})
+        began = time.monotonic()
+        try:
+            safety.check_trial(rank.rehearse)
+        except safety.Unsafe as error:
+            raise safety.Unsafe(f"{', '.join([imported, *preload])} {error}") from None
+        _send(channel, {"seconds": time.monotonic() - began})
+        while True:
+            request = _next(channel, rank)
+            if request is not None:
+                return request
+    except safety.Unsafe as error:
+        _send(channel, {"why_not": str(error)})
+    except BaseException as error:  # noqa: BLE001
+        _send(channel, {"why_not": f"the fork server failed: {type(error).__name__}: {error}"})
+    os._exit(0)
+
+
+def _load(safety: Any, preload: list[str]) -> None:
+    before = safety.snapshot()
+    for name in preload:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            why = f"cannot be imported: {type(error).__name__}: {error}"
+            raise safety.Unsafe(f"{name} {why}") from error
+        try:
+            safety.check_threads()
+            safety.compare(before, safety.snapshot())
+        except safety.Unsafe as error:
+            raise safety.Unsafe(f"{name} {error}") from None
+
+
+def _next(channel: socket.socket, rank: Any) -> Message | None:
+    """Fork the next rank. Returns its request in the rank, and None in the server."""
+    data, fds, _, _ = socket.recv_fds(channel, PACKET_BYTES_MAX, 4)
+    if not data:
+        os._exit(0)
+    try:
+        with open(fds[0], encoding="ascii", closefd=False) as file:
+            file.seek(0)
+            request: Message = json.load(file)
+        hidden = _hidden(request["argv"])
+        if hidden:
+            _send(channel, {"why_cold": hidden})
+            return None
+        told, tell = os.pipe()
+        middle = os.fork()
+        if not middle:
+            given, fds = fds[1:], []
+            return _become(channel, rank, request, given, tell)
+        os.close(tell)
+        os.waitpid(middle, 0)
+        with open(told, "rb") as file:
+            _send(channel, {"pid": int(file.read())})
+        return None
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _become(
+    channel: socket.socket, rank: Any, request: Message, given: list[int], tell: int
+) -> Message:
+    """Fork the rank and end, so that it gets another parent. Returns in the rank."""
+    threads = request["env"].get("OMP_NUM_THREADS")
+    if threads is not None and threads != os.environ.get("OMP_NUM_THREADS"):
+        rank.set_threads(int(threads))
+    pid = os.fork()
+    if pid:
+        os.write(tell, b"%d" % pid)
+        os._exit(0)
+    try:
+        channel.detach()
+        rank.arrange(request, *given)
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc()
+        os._exit(1)
+    return request
+
+
+def _hidden(argv: list[str]) -> str:
+    """The first module beside the program that a cold rank would import instead of a loaded one."""
+    folder = os.getcwd() if argv[2] == "-m" else os.path.dirname(os.path.realpath(argv[2]))
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return ""
+    for name in names:
+        module = sys.modules.get(name.partition(".")[0])
+        loaded = getattr(module, "__file__", None)
+        path = os.path.join(folder, name)
+        package = os.path.join(path, "__init__.py")
+        if loaded is None or loaded in (path, package):
+            continue
+        if name.endswith((".py", ".so")) or os.path.isfile(package):
+            return f"{path} has the name of a loaded module"
+    return ""
+
+
+def _send(channel: socket.socket, message: Message) -> None:
+    try:
+        channel.send(json.dumps(message).encode())
+    except OSError:
+        # The bootstrap has ended, and so does this process.
+        os._exit(0)

@@ -1,0 +1,211 @@
+"""A forked process becomes a rank that a program cannot tell from a cold one.
+
+One stand-alone file for Python 3.9 or newer, run by the bootstrap in the job's interpreter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import io
+import mmap
+import os
+import runpy
+import sys
+from types import ModuleType, TracebackType
+from typing import Any
+
+LOG_FOLDER_FD = 63
+# <linux/prctl.h>
+_PR_SET_NAME, _PR_SET_MM, _PR_SET_MM_MAP = 15, 35, 14
+# With a pointer instead of a number, the names for Fortran end in `_` or `_64_`.
+_OPENBLAS = [
+    f"{prefix}openblas_set_num_threads{suffix}"
+    for prefix in ("", "scipy_")
+    for suffix in ("", "64_")
+]
+# The kernel shows the block of `show_as` for as long as the process lives.
+_kept: list[Any] = []
+
+
+class _Map(ctypes.Structure):
+    """struct prctl_mm_map: the places of a process's parts, as /proc shows them."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_uint64)
+            for name in (
+                *("start_code", "end_code", "start_data", "end_data", "start_brk", "brk"),
+                *("start_stack", "arg_start", "arg_end", "env_start", "env_end", "auxv"),
+            )
+        ),
+        ("auxv_size", ctypes.c_uint32),
+        ("exe_fd", ctypes.c_uint32),
+    ]
+
+
+# Positions in /proc/self/stat, counted from the state.
+_STAT = {
+    "start_code": 23,
+    "end_code": 24,
+    "start_stack": 25,
+    "start_data": 42,
+    "end_data": 43,
+    "start_brk": 44,
+}
+
+
+def show_as(argv: list[str], env: dict[str, str]) -> None:
+    """Make /proc/PID/cmdline and environ show these. Raises OSError if the kernel cannot.
+
+    ps, py-spy and Muster's own sweeps read them.
+    """
+    words = b"".join(os.fsencode(word) + b"\0" for word in argv)
+    texts = b"".join(os.fsencode(f"{name}={text}") + b"\0" for name, text in env.items())
+    # The kernel shows private memory only.
+    block = mmap.mmap(-1, len(words) + len(texts) + 1, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    block.write(words + texts)
+    start = ctypes.c_char.from_buffer(block)
+    _kept.append((block, start))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.sbrk.restype = ctypes.c_void_p
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    first = ctypes.addressof(start)
+    new = _Map(
+        **{name: int(fields[at]) for name, at in _STAT.items()},
+        brk=libc.sbrk(0),
+        arg_start=first,
+        arg_end=first + len(words),
+        env_start=first + len(words),
+        env_end=first + len(words) + len(texts),
+        exe_fd=0xFFFFFFFF,
+    )
+    size = ctypes.c_ulong(ctypes.sizeof(new))
+    if libc.prctl(_PR_SET_MM, ctypes.c_ulong(_PR_SET_MM_MAP), ctypes.byref(new), size, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    libc.prctl(_PR_SET_NAME, ctypes.c_char_p(os.path.basename(argv[0]).encode()[:15]), 0, 0, 0)
+
+
+def rehearse() -> None:
+    """Do what a rank does that may fail on this node. Raises OSError if the kernel cannot do it."""
+    show_as([sys.executable], dict(os.environ))
+    set_threads(sys.modules["torch"].get_num_threads())
+
+
+def arrange(request: dict[str, Any], go: int, stdout: int, stderr: int) -> None:
+    """Give this process the descriptors, session, environment and names of the rank.
+
+    Returns when the other end of `go` is closed.
+    """
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in (LOG_FOLDER_FD, go):
+            try:
+                os.close(int(name))
+            except OSError:
+                # The descriptor of the listing itself.
+                continue
+    os.set_inheritable(LOG_FOLDER_FD, True)
+    if request["session"]:
+        os.setsid()
+    argv, env = request["argv"], request["env"]
+    os.environ.clear()
+    os.environ.update(env)
+    show_as(argv, env)
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[:] = argv
+    _seed()
+    os.read(go, 1)
+    os.close(go)
+
+
+def run(argv: list[str]) -> None:
+    """Run the program of `argv`, which is the interpreter, -u, and a script or -m and a module.
+
+    Exceptions propagate, so that the interpreter ends as it does after any program: with its hooks,
+    exit code and signal. Tracebacks begin at the program.
+    """
+    sys.argv[:] = argv[2:]
+    module = argv[3] if argv[2] == "-m" else None
+    if not getattr(sys.flags, "safe_path", False):
+        script_folder = os.path.dirname(os.path.realpath(argv[2]))
+        sys.path.insert(0, script_folder if module is None else os.getcwd())
+    main = _fresh_main()
+    try:
+        if module is None:
+            _run_script(main, argv[2])
+        else:
+            del sys.argv[1]
+            # Its private name, because it is what `python -m` itself calls.
+            runpy._run_module_as_main(module)  # type: ignore[attr-defined]
+    except SystemExit:
+        raise
+    except BaseException as error:
+        hook, trace = sys.excepthook, _of_program(error.__traceback__)
+
+        def show(kind: Any, value: BaseException, _: Any) -> None:
+            sys.excepthook = hook
+            hook(kind, value.with_traceback(trace), trace)
+
+        sys.excepthook = show
+        raise
+
+
+def _run_script(main: ModuleType, path: str) -> None:
+    full = os.path.join(os.getcwd(), path)
+    main.__file__ = full
+    main.__dict__["__cached__"] = None
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", full)
+    with io.open_code(full) as file:
+        source = file.read()
+    exec(compile(source, full, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+
+
+def _fresh_main() -> ModuleType:
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
+    # The interpreter runs the old one until the end.
+    _kept.append(sys.modules["__main__"])
+    sys.modules["__main__"] = main
+    return main
+
+
+def _of_program(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_frame.f_globals is globals():
+        trace = trace.tb_next
+    return trace
+
+
+def _seed() -> None:
+    """Give this process random states of its own, as after a cold start.
+
+    os.fork seeds `random` itself.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.current_process().authkey = os.urandom(32)
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed(None)
+    sys.modules["torch"].default_generator.seed()
+
+
+def set_threads(number: int) -> None:
+    """Set the number of threads that the libraries would have read from OMP_NUM_THREADS.
+
+    OpenBLAS starts its pool for that, and ends it at the next fork.
+    """
+    sys.modules["torch"].set_num_threads(number)
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        paths = {line[line.index("/") :].strip() for line in file if "openblas" in line}
+    for path in paths:
+        library = ctypes.CDLL(path)
+        for name in _OPENBLAS:
+            function = getattr(library, name, None)
+            if function is not None:
+                function(ctypes.c_int(number))

@@ -1,0 +1,33 @@
+"""Entries of the audit log."""
+
+from __future__ import annotations
+
+import msgspec
+
+from muster.protocol.timestamp import Timestamp
+
+
+class AuditEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request that changed something, was refused, or read the job of another user: its author
+    (none for a failed login), the token's id, the address, and the HTTP status as the result.
+    `subject` is the job or the node, as the path names it. `count` is the number of failed logins
+    from the address within a minute.
+    """
+
+    at: Timestamp
+    address: str
+    action: str
+    status: int
+    user: str = ""
+    token: str = ""
+    method: str = ""
+    route: str = ""
+    subject: str = ""
+    request_id: str = ""
+    count: int = 1
+
+
+class AuditList(msgspec.Struct, frozen=True):
+    """The newest matching entries, newest first."""
+
+    entries: tuple[AuditEntry, ...]

@@ -1,0 +1,88 @@
+"""Audit of requests, and GET /v1/audit."""
+
+from collections import OrderedDict
+from typing import Final
+
+from aiohttp import web
+
+from muster.http.audit import AuditEntry, AuditList
+from muster.protocol.timestamp import timestamp
+from muster.protocol.tokens import TokenClass
+from orchestrator.api.http.access import FOREIGN, TOKEN
+from orchestrator.api.http.problems import request_id_of
+from orchestrator.api.http.query_params import AuditQuery
+from orchestrator.api.http.request_parsing import read_moment, read_query
+from orchestrator.api.http.responses import reply
+from orchestrator.api.http.route import ROUTE
+from orchestrator.shell.audit import AuditLog
+from orchestrator.shell.coordinator import Coordinator
+
+LOGIN: Final = "login"
+_WINDOW_S: Final = 60.0
+_ADDRESSES_MAX: Final = 1024
+_SUBJECT_CHARS_MAX: Final = 253
+
+
+class AuditApi:
+    """Writes and reads the audit log."""
+
+    def __init__(self, coordinator: Coordinator, log: AuditLog) -> None:
+        self._coordinator = coordinator
+        self._log = log
+        self._failed: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def observe(self, request: web.Request, status: int) -> None:
+        """Record a request, once it is answered, if it belongs in the log."""
+        token, route = request.get(TOKEN), request.get(ROUTE)
+        if token is None:
+            if status in (401, 429):
+                self._failed_login(request.remote or "", status)
+            return
+        reads = request.method in {"GET", "HEAD"}
+        if token.class_ is TokenClass.JOIN or (
+            reads and status not in (401, 403) and FOREIGN not in request
+        ):
+            return
+        self._log.add(
+            AuditEntry(
+                at=timestamp(self._coordinator.now().wall),
+                address=request.remote or "",
+                action="" if route is None else route.action.value,
+                status=status,
+                user=token.user,
+                token=token.id,
+                method=request.method,
+                route="" if route is None else route.path,
+                subject=request.match_info.get("id", "")[:_SUBJECT_CHARS_MAX],
+                request_id=request_id_of(request),
+            )
+        )
+
+    def _failed_login(self, address: str, status: int) -> None:
+        """Count failed logins by address. Of many, the first, second, fourth ... is recorded."""
+        now = self._coordinator.now()
+        since, count = self._failed.pop(address, (now.mono, 0))
+        if now.mono - since > _WINDOW_S:
+            since, count = now.mono, 0
+        count += 1
+        self._failed[address] = since, count
+        if len(self._failed) > _ADDRESSES_MAX:
+            self._failed.popitem(last=False)
+        if count & (count - 1) == 0:
+            self._log.add(AuditEntry(timestamp(now.wall), address, LOGIN, status, count=count))
+
+    async def show(self, request: web.Request) -> web.Response:
+        query = read_query(request, AuditQuery)
+        now = self._coordinator.now().wall
+        since = None if query.since is None else read_moment("since", query.since, now)
+
+        def matches(entry: AuditEntry) -> bool:
+            return (
+                (query.user is None or entry.user == query.user)
+                and (query.action is None or entry.action == query.action)
+                and (query.subject is None or entry.subject == query.subject)
+                and (since is None or entry.at.timestamp() >= since)
+                and (not query.refused or entry.status >= 400)
+            )
+
+        return reply(AuditList(await self._log.newest(matches, query.limit)))

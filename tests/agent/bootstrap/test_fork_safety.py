@@ -1,0 +1,124 @@
+"""Planted modules that make forks unsafe: each is refused by name, and the ranks start by exec."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+CHILD = """
+import os, time
+parent = os.getpid()
+if not os.fork():
+    while os.getppid() == parent:
+        time.sleep(0.05)
+    os._exit(0)
+"""
+
+# Text of a module, and the words of its refusal; "" if it is accepted.
+PLANTED = {
+    "harmless": ("VALUE = 1", ""),
+    "thread": (
+        "import threading as t, time\nt.Thread(target=time.sleep, args=(99,), daemon=True).start()",
+        "started a thread",
+    ),
+    "cuda": ("import torch\ntorch.cuda._initialized = True", "uses CUDA"),
+    "device": ("FILE = open('/dev/zero')", "left a file, socket or device open"),
+    "sockets": (
+        "import socket\nSOCKET = socket.socket()",
+        "left a file, socket or device open",
+    ),
+    "import_lock": ("import _imp\n_imp.acquire_lock()", "holds the import lock"),
+    "signal_mask": (
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])",
+        "changed the signal mask",
+    ),
+    "handler": (
+        "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: None)",
+        "changed the handling of a signal",
+    ),
+    "variable": ("import os\nos.environ['PLANTED'] = '1'", "changed the environment"),
+    "child": (CHILD, "left a child process"),
+    "folder": ("import os\nos.chdir('/')", "changed the working directory"),
+    "mask_of_files": ("import os\nos.umask(0o007)", "changed the umask"),
+    "stream": ("import io, sys\nsys.stdout = io.StringIO()", "replaced a stream of sys"),
+    "timer": ("import signal\nsignal.setitimer(signal.ITIMER_REAL, 99, 99)", "set a timer"),
+    "random_state": ("import random, torch\nrandom.seed(1)\ntorch.manual_seed(1)", ""),
+    "hangs_in_child": (
+        "import os, time\nos.register_at_fork(after_in_child=lambda: time.sleep(99))",
+        "make a forked process hang",
+    ),
+    "fails_in_child": (
+        "import os\nos.register_at_fork(after_in_child=lambda: os._exit(9))",
+        "make a forked process fail",
+    ),
+    "missing": ("import no_such_module_x", "cannot be imported: ModuleNotFoundError"),
+    "dies": ("import os\nos._exit(1)", "the fork server has died"),
+}
+
+# As the bootstrap does it, for each module in turn; torch is imported once.
+TRY_EACH = """
+import json, os, sys, types
+sys.path.insert(0, sys.argv[2])
+def part(name):
+    module = types.ModuleType(name)
+    exec(open(f"{sys.argv[1]}/{name}.py").read(), module.__dict__)
+    return module
+server, safety, rank = part("fork_server"), part("fork_safety"), part("forked_rank")
+import torch
+# The bootstrap has them, and its server closes them.
+for fd in (60, 62):
+    os.dup2(os.open("/dev/null", os.O_RDONLY), fd)
+found = {}
+for name in sys.argv[3:]:
+    safety.TRIAL_S = 1.0 if name == "planted_hangs_in_child" else 60.0
+    before = safety.snapshot()
+    started, _ = server.start(safety, rank, before, "torch", [name])
+    started.await_proof()
+    found[name] = started.why_not
+    started.end("")
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The refusal of each planted module."""
+    folder = tmp_path_factory.mktemp("planted")
+    for name, (text, _) in PLANTED.items():
+        (folder / f"planted_{name}.py").write_text(text + "\n")
+    parts = Path(__file__).parents[3] / "agent" / "bootstrap"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            TRY_EACH,
+            str(parts),
+            str(folder),
+            *(f"planted_{name}" for name in PLANTED),
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={"PATH": os.environ["PATH"]},
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_module_that_makes_forks_unsafe_is_refused(refused: dict[str, str], name: str) -> None:
+    words, found = PLANTED[name][1], refused[f"planted_{name}"]
+    if words:
+        assert words in found
+        assert f"planted_{name}" in found or name == "dies"
+    else:
+        assert not found

@@ -1,0 +1,101 @@
+"""Two users of one cluster of real daemons, and an operator who is no admin."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from examples.local_cluster import MUSTER, LocalCluster
+from tests.cluster.jobs import await_file, until
+
+Person = Callable[..., "subprocess.CompletedProcess[str]"]
+SECRET = "canary-3391"
+
+
+@pytest.fixture
+def person(cluster: LocalCluster) -> Callable[..., Person]:
+    """Make a user with a token of their own, who runs `muster` with it."""
+
+    def make(name: str, role: str = "user") -> Person:
+        made = cluster.muster(
+            "token", "create", "--user", name, "--role", role,
+            "--file", str(cluster.root / "config" / "tokens.yaml"),
+        )  # fmt: skip
+        env = cluster.base_env() | {
+            "MUSTER_TOKEN": made.stdout.strip(),
+            "MUSTER_URL": cluster.client().url,
+        }
+
+        def run(*words: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [MUSTER, *words],
+                env=env,
+                cwd=cluster.root,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+
+        return run
+
+    return make
+
+
+def test_bob_learns_and_changes_nothing_of_anns(
+    cluster: LocalCluster, person: Callable[..., Person], tmp_path: Path
+) -> None:
+    ann, bob, olga = person("ann"), person("bob"), person("olga", "operator")
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        f"run: echo {SECRET}; echo yes > ready; while [ ! -e go ]; do sleep 0.02; done\n"
+        f"name: anns\nlauncher: none\nnodes: 1\nworkdir: {tmp_path}\n"
+        f"env: {{WANDB_API_KEY: {SECRET}, PLAIN: {SECRET}}}\n"
+    )
+    submitted = ann("submit", "-f", str(file))
+    assert submitted.returncode == 0, submitted.stderr
+    job = submitted.stdout.strip()
+    await_file(tmp_path / "ready")
+    until(lambda: SECRET in ann("logs", job).stdout, "ann reads her own log")
+    for words in (
+        ("show", job),
+        ("show", job, "--json"),
+        ("logs", job),
+        ("logs", "-f", job),
+        ("attach", job),
+        ("events", job),
+        ("explain", job),
+        ("stacks", job),
+        ("evidence", job, "-o", str(tmp_path / "evidence")),
+        ("diff", job, job),
+        ("rerun", job, "--set", "run=env"),
+        ("cancel", job),
+        ("signal", job, "USR1"),
+        ("set", job, "name=bobs"),
+        ("hold", job),
+        ("node", "drain", "node-1", "--reason", "mine"),
+        ("audit",),
+    ):
+        done = bob(*words)
+        assert done.returncode != 0, (words, done.stdout)
+        assert SECRET not in done.stdout + done.stderr, words
+        assert "role" in done.stderr, (words, done.stderr)
+    line = next(each for each in bob("ps").stdout.splitlines() if f" {job} " in f" {each} ")
+    assert " ann " in line
+    assert SECRET not in bob("ps", "--json").stdout
+    # A name is looked for among one's own jobs.
+    assert bob("cancel", "anns").returncode != 0
+    assert '"state":"RUNNING"' in ann("show", job, "--json").stdout.replace(" ", "")
+
+    assert SECRET in olga("logs", job).stdout
+    assert olga("node", "drain", "node-1", "--reason", "a bad DIMM").returncode == 0
+    assert olga("node", "resume", "node-1", "--no-check").returncode == 0
+    assert olga("rerun", job, "--set", "run=env").returncode != 0
+    assert olga("cancel", "--wait", job).returncode == 0
+    audit = cluster.muster("audit").stdout
+    assert [each.split()[-1] for each in audit.splitlines() if " olga " in each][-1] == "202"
+    assert SECRET not in audit

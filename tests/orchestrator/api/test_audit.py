@@ -1,0 +1,96 @@
+"""The audit log: who did what to which job or node, and what came of it."""
+
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from muster.http.audit import AuditEntry
+from muster.protocol.timestamp import timestamp
+from orchestrator.shell.audit import FILE, FILES_MAX, AuditLog
+from tests.orchestrator.fake_agent import connect
+from tests.orchestrator.process import CoordinatorProcess, add_token
+from tests.orchestrator.user import User, user_of
+
+
+def entry(number: int) -> AuditEntry:
+    return AuditEntry(timestamp(float(number)), "::1", "job.submit", 201, subject=str(number))
+
+
+async def entries(user: User, query: str = "") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await user.get(f"/v1/audit?{query}"))["entries"]
+    return found
+
+
+async def test_what_people_do_is_recorded(tmp_path: Path) -> None:
+    with CoordinatorProcess(tmp_path).start() as process:
+        tokens = tmp_path / "tokens"
+        ann = process.headers(add_token(tokens, "ann"))
+        olga = process.headers(add_token(tokens, "olga", "operator"))
+        async with user_of(process) as admin, aiohttp.ClientSession(process.url) as http:
+            async with connect(process, "n1") as agent:
+                await agent.hello()
+            job = {"run": ["/bin/true"], "launcher": "none", "nodes": 1}
+            await http.post("/v1/jobs", json=job, headers=ann)
+            await http.get("/v1/jobs/1", headers=ann)
+            await http.get("/v1/jobs/1/logs", headers=olga)
+            await http.post("/v1/nodes/n1/drain", json={"reason": "x"}, headers=ann)
+            await http.post("/v1/nodes/n1/drain", json={"reason": "x"}, headers=olga)
+            for _ in range(5):
+                await http.get("/v1/jobs", headers={"Authorization": "Bearer muster_user_a_b"})
+            found = await entries(admin)
+            said = [
+                (each.get("user"), each["action"], each.get("subject"), each["status"])
+                for each in reversed(found)
+            ]
+            assert said == [
+                ("ann", "job.submit", None, 201),
+                ("olga", "job.read", "1", 200),
+                ("ann", "node.operate", "n1", 403),
+                ("olga", "node.operate", "n1", 200),
+                (None, "login", None, 401),
+                (None, "login", None, 401),
+                (None, "login", None, 401),
+            ]
+            assert [each.get("count", 1) for each in found[:3]] == [4, 2, 1]
+            assert [each["address"] for each in found] == ["127.0.0.1"] * 7
+            assert [each["user"] for each in await entries(admin, "user=olga&limit=1")] == ["olga"]
+            assert len(await entries(admin, "refused=true")) == 4
+            assert len(await entries(admin, "action=login&subject=n1")) == 0
+            assert len(await entries(admin, "since=1h")) == 7
+            for headers in (ann, olga):
+                async with http.get("/v1/audit", headers=headers) as answer:
+                    assert answer.status == 403
+        assert process.terminate() == 0
+    text = (tmp_path / "state" / FILE).read_text()
+    assert "muster_" not in text
+    assert ((tmp_path / "state" / FILE).stat().st_mode & 0o777) == 0o600
+    # It outlives the process, and holds the two refusals of reading it, too.
+    assert len(text.splitlines()) == 9
+
+
+async def test_it_is_bounded_and_the_newest_stay(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path, bytes_max=1)
+    for number in range(30):
+        log.add(entry(number))
+        await log.flush()
+    assert len(list(tmp_path.iterdir())) <= FILES_MAX
+    newest = await log.newest(lambda _: True, 5)
+    assert [each.subject for each in newest] == ["29", "28", "27", "26", "25"]
+
+
+async def test_a_line_that_a_crash_cut_off_hides_no_other(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path)
+    log.add(entry(1))
+    await log.flush()
+    with (tmp_path / FILE).open("a") as file:
+        file.write('{"at":"2026')
+    log.add(entry(2))
+    assert [each.subject for each in await log.newest(lambda _: True, 5)] == ["2", "1"]
+
+
+async def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "missing")
+    log.add(entry(1))
+    await log.flush()
+    assert await log.newest(lambda _: True, 5) == ()
