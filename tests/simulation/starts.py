@@ -13,6 +13,7 @@ from muster.protocol.instant import Instant
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
+from orchestrator.core.facts import restored as rf
 from orchestrator.core.facts import service as sf
 from orchestrator.core.facts.queue import StartMoved, StartPromised
 from orchestrator.core.model.grace import stop_grace_s
@@ -93,7 +94,7 @@ class Starts:
     def _note(self, state: State, fact: f.Fact) -> None:
         now = self.world.now
         match fact:
-            case lf.NodeGivenUp(node) | sf.NodeRemoved(node):
+            case lf.NodeGivenUp(node) | rf.NodeDeclaredLost(node) | sf.NodeRemoved(node):
                 self.happened[M.NODE_LOST, node] = now
             case lf.NodeDisconnected(node):
                 self.happened[M.UNREACHABLE, node] = now

@@ -9,6 +9,7 @@ from msgspec import UNSET
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
+from orchestrator.core.facts import restored as rf
 from orchestrator.core.facts import service as sf
 from orchestrator.core.model.node import ITSELF
 from orchestrator.core.model.plan import MoveCause, QueueEvent
@@ -24,7 +25,7 @@ def queue_events(state: State, facts: Iterable[f.Fact]) -> list[QueueEvent]:
 
 def _event(fact: f.Fact) -> QueueEvent | None:
     match fact:
-        case lf.NodeGivenUp(node) | sf.NodeRemoved(node):
+        case lf.NodeGivenUp(node) | rf.NodeDeclaredLost(node) | sf.NodeRemoved(node):
             return QueueEvent(MoveCause.NODE_LOST, node=node)
         case lf.NodeDisconnected(node):
             return QueueEvent(MoveCause.UNREACHABLE, node=node)

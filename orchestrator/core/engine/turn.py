@@ -61,9 +61,8 @@ def advance(state: State, decision: Decision, now: Instant, limits: Limits) -> T
     # Skip placement for facts that cannot free capacity, such as heartbeats and progress reports.
     if any(frees_capacity(state, fact) for fact in done.facts):
         while (placed := next_placement(state)) is not None:
-            lease_s = lease_of(state.jobs[placed.job].spec, limits)
-            placed = replace(placed, lease_s=lease_s)
-            _apply_with_reactions(state, [placed], now, limits, done)
+            leased = _with_lease(state, placed, limits)
+            _apply_with_reactions(state, [leased], now, limits, done)
     if state.pools:
         _backfill(state, now, limits, done)
     if state.elastic and any(may_join(state, fact) for fact in done.facts):
@@ -88,18 +87,20 @@ def _backfill(state: State, now: Instant, limits: Limits, done: Turn) -> None:
     found = schedule(state, events, now, lease_s, freed=freed, resume=resume)
     again = found
     while again:
-        leased = [
-            replace(fact, lease_s=lease_of(state.jobs[fact.job].spec, limits))
-            if isinstance(fact, AttemptPlaced)
-            else fact
-            for fact in again
-        ]
+        leased = [_with_lease(state, fact, limits) for fact in again]
         _apply_with_reactions(state, leased, now, limits, done)
         # A gang that started elsewhere than planned may have left room for others.
         placed = any(isinstance(fact, AttemptPlaced) for fact in again)
         again = schedule(state, [], now, lease_s) if placed else []
     if (at := state.plan.wakes_at) is not None and found:
         done.effects.append(SetTimer(Timer(TimerKind.QUEUE), at))
+
+
+def _with_lease(state: State, fact: Fact, limits: Limits) -> Fact:
+    """Set the lease of a new attempt; other facts stay as they are."""
+    if not isinstance(fact, AttemptPlaced):
+        return fact
+    return replace(fact, lease_s=lease_of(state.jobs[fact.job].spec, limits))
 
 
 def _apply_with_reactions(
