@@ -41,18 +41,21 @@ MUTANTS = (
         "a time limit is half of what it is",
         _wrap(backfill, "planned_end", _limit_misread),
         ("promise",),
+        seed=3,
         backfill=True,
     ),
     Mutant(
         "the grace period of a stop takes no time",
         _wrap(backfill, "planned_end", _grace_forgotten),
         ("promise",),
+        seed=14,
         backfill=True,
     ),
     Mutant(
         "a node is promised to two jobs at once",
         _put(profile.Profile, "book", _unbooked),
         ("promise", "queue"),
+        seed=18,
         backfill=True,
     ),
 )
