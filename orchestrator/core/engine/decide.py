@@ -311,7 +311,8 @@ def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -
         # For an ended task, `running_s` is the length of its whole run.
         return []
     since = now.mono - report.running_s
-    if since >= state.running.get(task.job, math.inf):
+    planned = state.jobs[task.job].spec.pool in state.pools
+    if planned and since >= state.running.get(task.job, math.inf):
         # The report was delayed: a run does not begin later than known.
         return []
     return [f.RunTimed(task.job, task.attempt, since)]
