@@ -3,7 +3,7 @@
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -21,6 +21,10 @@ from orchestrator.webhooks.allowlist import read_allowed, refused
 
 SECRET_BYTES_MIN: Final = 16
 PREFIX: Final = "MUSTER_COORDINATOR"
+_MOVED: Final = {
+    "pool_defaults": "is now part of `pools`; instead of pool_defaults: {lab: {time_limit: 24h}} "
+    "write pools: {lab: {defaults: {time_limit: 24h}}}"
+}
 Priority = Annotated[int, msgspec.Meta(ge=0, le=100)]
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 
@@ -98,6 +102,17 @@ class EndedJobs(msgspec.Struct, frozen=True, kw_only=True):
     keep_max: Count = 1_000_000
 
 
+class Pool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a pool: `defaults` of its jobs, in the words of a job file, and the order of its
+    queue. With `off`, no job goes ahead of another. With `conservative`, the first `promises`
+    waiting jobs get a latest start that later jobs may not delay, and with `easy` only the first.
+    """
+
+    defaults: dict[str, Any] = {}
+    backfill: Literal["conservative", "easy", "off"] = "off"
+    promises: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+
+
 class Hangs(msgspec.Struct, frozen=True, kw_only=True):
     """Thresholds of hang detection: a job hangs if it was silent for `quiet_s` and for `gaps` times
     its longest gap so far. Also the thresholds for reporting a job that still computes or waits for
@@ -150,7 +165,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     arrange_timeout_s: Seconds = 60
     start_timeout_s: Seconds = 120
     networks: tuple[str, ...] = ()
-    pool_defaults: dict[str, dict[str, Any]] = {}
+    pools: dict[str, Pool] = {}
     limits: RequestLimits = RequestLimits()
     quarantine: QuarantineSettings = QuarantineSettings()
     hangs: Hangs = Hangs()
@@ -167,8 +182,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         for entry in self.networks:
             _check_network(entry)
-        for pool, tree in self.pool_defaults.items():
-            _check_pool(pool, tree, self.webhooks)
+        for name, pool in self.pools.items():
+            _check_defaults(name, pool.defaults, self.webhooks)
 
     @property
     def policy(self) -> Policy:
@@ -182,6 +197,11 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.job_logs.dir or self.state_dir / "logs"
 
     @property
+    def pool_defaults(self) -> dict[str, dict[str, Any]]:
+        """The defaults of each pool's jobs."""
+        return {name: pool.defaults for name, pool in self.pools.items()}
+
+    @property
     def tokens_path(self) -> Path:
         """The tokens file. It must exist, because there is no anonymous mode."""
         return self.tokens_file or self.state_dir / "tokens"
@@ -191,7 +211,9 @@ def load(
     *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object] | None = None
 ) -> CoordinatorConfig:
     """Read the configuration and check that it is safe to start with. Raises ConfigError."""
-    config = load_config(CoordinatorConfig, prefix=PREFIX, file=file, environ=environ, flags=flags)
+    config = load_config(
+        CoordinatorConfig, prefix=PREFIX, file=file, environ=environ, flags=flags, moved=_MOVED
+    )
     check_listen(config)
     return config
 
@@ -208,19 +230,19 @@ def _check_network(entry: str) -> None:
         ) from error
 
 
-def _check_pool(pool: str, tree: dict[str, Any], webhooks: Webhooks) -> None:
+def _check_defaults(pool: str, tree: dict[str, Any], webhooks: Webhooks) -> None:
     try:
         spec = check_defaults(pool, tree)
     except SpecError as error:
         text = "; ".join(
-            f"pool_defaults.{pool}{f'.{p.field}' if p.field else ''}: "
+            f"pools.{pool}.defaults{f'.{p.field}' if p.field else ''}: "
             f"{f'{p.value!r} ' if p.value else ''}{p.message}{f' ({p.hint})' if p.hint else ''}"
             for p in error.problems
         )
         raise ValueError(text) from error
     for url in spec.notify:
         if why := refused(url, read_allowed(webhooks.allow)):
-            raise ValueError(f"pool_defaults.{pool}.notify: {url} {why}")
+            raise ValueError(f"pools.{pool}.defaults.notify: {url} {why}")
 
 
 def webhook_secret(config: CoordinatorConfig) -> bytes:

@@ -28,6 +28,7 @@ from orchestrator.api.http.tokens import TokenStore
 from orchestrator.config import CoordinatorConfig, webhook_secret
 from orchestrator.core.model.limits import HangLimits, Limits, Quarantine
 from orchestrator.core.model.members import streams_of
+from orchestrator.core.model.plan import Backfill, PoolPolicy
 from orchestrator.core.model.state import State
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
@@ -163,6 +164,7 @@ def _build(
         sessions=agents,
         changes=changes,
         networks=config.networks,
+        pools=_pools(config),
         first_job=known.first_job,
         archived=known.tally,
         forgotten_to=known.forgotten_to,
@@ -357,6 +359,15 @@ def _cannot_listen(host: str, port: int, error: OSError) -> str:
         case _:
             why = error.strerror or str(error)
             return f"{where} ({why}); set another listen.host or listen.port"
+
+
+def _pools(config: CoordinatorConfig) -> dict[str, PoolPolicy]:
+    """The policies of pools with backfill."""
+    return {
+        name: PoolPolicy(Backfill(pool.backfill), pool.promises)
+        for name, pool in config.pools.items()
+        if pool.backfill != "off"
+    }
 
 
 def _limits(config: CoordinatorConfig) -> Limits:

@@ -57,19 +57,21 @@ def load_config(
     file: Path | None = None,
     environ: Mapping[str, str],
     flags: Mapping[str, object] | None = None,
+    moved: Mapping[str, str] | None = None,
 ) -> _T:
     """Read a configuration of type `kind`.
 
     `prefix` is that of its environment variables: with MUSTER_AGENT, `ports.first` is
     MUSTER_AGENT_PORTS_FIRST. Maps are written k=v,k=v, lists a,b. `file` defaults to the variable
     <prefix>_CONFIG, then to no file. `flags` maps paths (`ports.first`) to values. None means that
-    the flag was not given; a string is parsed like the variable. Raises ConfigError.
+    the flag was not given; a string is parsed like the variable. `moved` says, for each setting of
+    an earlier release, what to write instead. Raises ConfigError.
     """
     if file is None and environ.get(f"{prefix}_{FILE_VARIABLE}"):
         file = Path(environ[f"{prefix}_{FILE_VARIABLE}"])
     tree: dict[str, Any] = {} if file is None else read_yaml(file, kind)
     origin = {"": "the defaults" if file is None else str(file)}
-    _refuse_unknown(kind, tree, file)
+    _refuse_unknown(kind, tree, file, moved or {})
     known = {setting.path: setting for setting in settings(kind, prefix)}
     for setting, text in _from_environ(known, prefix, environ):
         _put(tree, setting, _from_text(setting, text, setting.variable), setting.variable)
@@ -304,8 +306,13 @@ def _put(tree: dict[str, Any], setting: Setting, value: object, origin: str) -> 
     tree[last] = value
 
 
-def _refuse_unknown(kind: type[msgspec.Struct], tree: Mapping[str, Any], file: Path | None) -> None:
-    unknown = list(_unknown(kind, tree))
+def _refuse_unknown(
+    kind: type[msgspec.Struct],
+    tree: Mapping[str, Any],
+    file: Path | None,
+    moved: Mapping[str, str],
+) -> None:
+    unknown = [(path, moved.get(path, why)) for path, why in _unknown(kind, tree)]
     if unknown:
         texts = (f"{path}: {why} (from {_place(file, path)})" for path, why in unknown)
         raise ConfigError("; ".join(texts))

@@ -37,6 +37,7 @@ from orchestrator.core.facts.inputs import (
 )
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.plan import PoolPolicy
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.storage.removal import clock_doubt, may_remove_by_age
 from orchestrator.journal.records import Recorded
@@ -94,6 +95,7 @@ class Coordinator:
         sessions: Sessions,
         changes: ChangeCounters,
         networks: tuple[str, ...] = (),
+        pools: Mapping[str, PoolPolicy] | None = None,
         first_job: int = 0,
         archived: Mapping[str, int] | None = None,
         forgotten_to: int = 0,
@@ -113,6 +115,7 @@ class Coordinator:
         self._last_record = None if last_record_at is None else last_record_at - began.mono
         self.limits: Final = limits
         self._networks = networks
+        self._pools = dict(pools or {})
         self._first_job = first_job
         self._sessions = sessions
         self._inbox = Inbox(clock)
@@ -153,7 +156,9 @@ class Coordinator:
     async def run(self, epoch: int) -> None:
         """Own the state until cancelled. Any exception means that the process must exit."""
         name = secrets.token_hex(6)
-        self._inbox.put_now(CoordinatorStarted(epoch, name, self._networks, self._first_job))
+        self._inbox.put_now(
+            CoordinatorStarted(epoch, name, self._networks, self._first_job, self._pools)
+        )
         try:
             while True:
                 await self._step(await self._inbox.take())

@@ -183,9 +183,27 @@ def test_networks_are_names_and_cidrs() -> None:
 
 def test_pool_defaults_that_no_job_could_have_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "coordinator.yaml"
-    file.write_text("pool_defaults: {big: {time_limt: 24h}}\n")
-    with pytest.raises(ConfigError, match=r"pool_defaults.big.time_limt: .*did you mean"):
+    file.write_text("pools: {big: {defaults: {time_limt: 24h}}}\n")
+    with pytest.raises(ConfigError, match=r"pools.big.defaults.time_limt: .*did you mean"):
         orchestrator.config.load(file=file, environ={})
+
+
+def test_the_old_key_of_a_pool_s_defaults_says_what_to_write(tmp_path: Path) -> None:
+    file = tmp_path / "coordinator.yaml"
+    file.write_text("pool_defaults: {big: {time_limit: 24h}}\n")
+    with pytest.raises(ConfigError, match=r"write pools: \{lab: \{defaults: "):
+        orchestrator.config.load(file=file, environ={})
+
+
+def test_a_pool_s_order_is_a_word_and_its_keys_are_known(tmp_path: Path) -> None:
+    file = tmp_path / "coordinator.yaml"
+    file.write_text("pools: {big: {backfill: off, promises: 7}}\n")
+    pool = orchestrator.config.load(file=file, environ={}).pools["big"]
+    assert (pool.backfill, pool.promises, pool.defaults) == ("off", 7, {})
+    for wrong in ("{backfil: off}", "{backfill: greedy}", "{promises: 0}"):
+        file.write_text(f"pools: {{big: {wrong}}}\n")
+        with pytest.raises(ConfigError, match="pools"):
+            orchestrator.config.load(file=file, environ={})
 
 
 @pytest.mark.parametrize("mode", ["off", "auto"])
@@ -200,7 +218,7 @@ def test_pool_defaults_are_as_written_as_in_a_job_file(tmp_path: Path) -> None:
     """Of `1.10` and `010` a job would else get 1.1 and 8, and `off` would be no word at all."""
     words = "{rdma: off, priority: 60, env: {A: 010, B: 1.10, C: yes, D: 12:30:00, E: 2026-01-31}}"
     file = tmp_path / "coordinator.yaml"
-    file.write_text(f"pool_defaults: {{big: &all {words}, small: *all}}\n")
+    file.write_text(f"pools: {{big: {{defaults: &all {words}}}, small: {{defaults: *all}}}}\n")
     defaults = orchestrator.config.load(file=file, environ={}).pool_defaults
     assert defaults["small"] == defaults["big"]
     filled = fill_in(loader.read_yaml("{run: x.py, pool: big}"), defaults).document

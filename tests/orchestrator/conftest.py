@@ -10,9 +10,9 @@ from tests.orchestrator.process import CoordinatorProcess
 @pytest.fixture(scope="module")
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
     folder = tmp_path_factory.mktemp("coordinator")
-    defaults = {"lab": {"time_limit": "24h", "retry": {"infra": 9}}}
+    pools = {"lab": {"defaults": {"time_limit": "24h", "retry": {"infra": 9}}}}
     # Agents by hand send no heartbeats: a test on a busy machine is not silent too soon.
-    made = CoordinatorProcess(folder, heartbeat_s=20, lease_s=60, pool_defaults=defaults)
+    made = CoordinatorProcess(folder, heartbeat_s=20, lease_s=60, pools=pools)
     with made.start() as process:
         yield process
 

@@ -16,6 +16,7 @@ from typing import NoReturn, TypeVar
 
 from agent.core.shim_protocol import ShimPhase
 from muster.protocol.ids import JobId, parse_task_id
+from muster.protocol.instant import Instant
 from muster.protocol.observations.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode
 from orchestrator.core.engine.invariants import check
@@ -24,8 +25,11 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.base import Durability
 from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.leases import margin_s
+from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import ITSELF
 from orchestrator.core.model.state import Attempt, Job, State
+from orchestrator.core.scheduling.backfill import schedule
 from orchestrator.core.scheduling.elastic import next_join
 from orchestrator.core.scheduling.scheduler import next_placement
 from orchestrator.core.views.explain import chance
@@ -34,6 +38,7 @@ from tests.simulation.ground import Ground
 from tests.simulation.placing import fits
 from tests.simulation.promises import Promises
 from tests.simulation.replay import Replay
+from tests.simulation.starts import Starts
 from tests.simulation.world import Violation, World
 
 COMPARE_EVERY = 150  # commits
@@ -50,6 +55,7 @@ class Checkers:
     disk: Disk
     ground: Ground = field(init=False)
     promises: Promises = field(init=False)
+    starts: Starts = field(init=False)
     replay: Replay = field(default_factory=Replay)
     causes: dict[tuple[JobId, int], Cause] = field(default_factory=dict)
     ends: dict[JobId, Cause] = field(default_factory=dict)
@@ -63,6 +69,7 @@ class Checkers:
     def __post_init__(self) -> None:
         self.ground = Ground(self.world, self.disk)
         self.promises = Promises(self.disk)
+        self.starts = Starts(self.world)
 
     @property
     def durable(self) -> State:
@@ -71,7 +78,7 @@ class Checkers:
     def fail(self, text: str) -> NoReturn:
         raise Violation(text)
 
-    def turned(self, state: State, facts: list[f.Fact]) -> None:
+    def turned(self, state: State, facts: list[f.Fact], now: Instant, limits: Limits) -> None:
         """A turn of the coordinator is done; its facts are not on disk yet."""
         loud = False
         for fact in facts:
@@ -92,12 +99,13 @@ class Checkers:
         self.over |= {job.id for job in _named(state, facts) if _is_over(job)}
         for watch in self.watchers:
             watch(state, facts)
+        self.starts.turned(state, facts, now)
         self.world.judged["books"] += 1
         wrong = check(state)
         if wrong:
             self.fail(f"books: {wrong[0]}")
-        self._idle(state)
-        placed, joined = next_placement(state), next_join(state)
+        self._idle(state, now)
+        placed, joined = _next_start(state, now, limits), next_join(state)
         if placed is not None or joined is not None:
             self.fail(f"queue: a turn is over, and {placed or joined} could still follow")
 
@@ -111,8 +119,13 @@ class Checkers:
         job = state.jobs[fact.job]
         mine = (-job.spec.priority, job.id)
         ahead = [name for priority, name in state.queues[job.spec.pool] if (priority, name) < mine]
-        if ahead:
-            self.fail(f"queue: job {job.id} is placed before job {ahead[0]}")
+        if job.spec.pool not in state.pools:
+            if ahead:
+                self.fail(f"queue: job {job.id} is placed before job {ahead[0]}")
+        elif job.id not in self.starts.promised:
+            for other in ahead:
+                if _wants_no_more(state.jobs[other], job):
+                    self.fail(f"queue: job {job.id} is placed before job {other}")
         if job.id in self.promises.holds:
             self.fail(f"hold: job {job.id} is placed although it is held")
         awaited = state.awaited - state.answered
@@ -123,15 +136,16 @@ class Checkers:
         if not job.spec.nodes <= len(fact.nodes) <= job.spec.most_nodes:
             self.fail(f"gang: job {job.id} wants {job.spec.nodes} nodes and gets {fact.nodes}")
 
-    def _idle(self, state: State) -> None:
+    def _idle(self, state: State, now: Instant) -> None:
         """Nodes that the first job of a queue could have are not left idle."""
         for queue in state.queues.values():
             if queue:
                 job = state.jobs[queue[0][1]]
                 unknown = any(parse_task_id(task)[0] == job.id for _, task in state.unknown)
-                if fits(state, job.spec, job.avoid) and not unknown:
+                promised = any(state.jobs[name].starts_by is not None for _, name in queue[1:])
+                if fits(state, job.spec, job.avoid) and not unknown and not promised:
                     self.fail(f"queue: job {job.id} waits although it fits")
-                if chance(state, job).starts_now:
+                if chance(state, job, now).starts_now:
                     self.fail(f"explain: job {job.id} is said to start now, and waits")
 
     def synced(self, facts: list[f.Fact]) -> None:
@@ -222,6 +236,7 @@ class Checkers:
         """A new process has read the disk: all that was promised is there."""
         self.world.judged["I1"] += 1
         self.promises.restarted(state)
+        self.starts.restarted()
         self.over = {job.id for job in state.jobs.values() if _is_over(job)}
         for job, cause in self.ends.items():
             if state.jobs[job].cause != cause:
@@ -237,6 +252,31 @@ class Checkers:
         first = known.setdefault(key, cause)
         if first != cause:
             self.fail(f"I2: {key} ended of {first.text!r}, and then of {cause.text!r}")
+
+
+def _next_start(state: State, now: Instant, limits: Limits) -> f.Fact | None:
+    """The next gang that could start, in any pool."""
+    placed = next_placement(state)
+    if placed is not None or not state.pools:
+        return placed
+    found = schedule(state, [], now, limits.lease_s + margin_s(limits.lease_s))
+    return next((it for it in found if isinstance(it, f.AttemptPlaced)), None)
+
+
+def _wants_no_more(job: Job, other: Job) -> bool:
+    """True if a job could start wherever another one can."""
+    mine, its = job.spec, other.spec
+    same = ("resources", "placement", "roles", "launcher", "rdma", "nproc_per_node")
+    longest_s = math.inf if its.time_limit_s is None else its.time_limit_s
+    return (
+        all(getattr(mine, name) == getattr(its, name) for name in same)
+        and not mine.elastic
+        and not its.elastic
+        and mine.nodes <= its.nodes
+        and (math.inf if mine.time_limit_s is None else mine.time_limit_s) <= longest_s
+        and mine.stop.grace_s <= its.stop.grace_s
+        and job.avoid == other.avoid
+    )
 
 
 def _named(state: State, facts: list[f.Fact]) -> list[Job]:

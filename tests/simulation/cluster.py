@@ -10,6 +10,7 @@ from muster.spec.model import JobSpec
 from orchestrator.core.gangs.log_delivery import tasks_with_pending_logs
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.plan import PoolPolicy
 from orchestrator.core.model.state import Job
 from tests.simulation.cards import Cards, with_cards
 from tests.simulation.checkers import Checkers
@@ -56,6 +57,7 @@ class Cluster:
         verbose: bool = False,
         trouble_s: float = TROUBLE_S,
         crashes: Crashes | None = None,
+        backfill: PoolPolicy | None = None,
     ) -> None:
         self.world = World(seed, wall_jumps=wall_jumps, verbose=verbose)
         self.world.crashes = crashes
@@ -82,6 +84,8 @@ class Cluster:
         self._peace_at = 0.0
         self.gone: Node | None = None
         pools = self._make_nodes()
+        if backfill is not None:
+            self.coordinator.pools = dict.fromkeys(pools, backfill)
         self.clients = self._make_clients(pools)
         steered = seed >= FIRST_STEERED
         self.steering = (

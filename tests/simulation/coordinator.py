@@ -22,6 +22,7 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.base import Durability
 from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.plan import PoolPolicy
 from orchestrator.core.model.state import State
 from tests.simulation.checkers import Checkers
 from tests.simulation.crashes import Deed, Point, When, Who
@@ -72,6 +73,7 @@ class Coordinator:
         self.slow_disk = 0.0
         self.epochs = 0  # known to a restore
         self.first_job = 0
+        self.pools: dict[str, PoolPolicy] = {}  # those with backfill
         self.crashed: Callable[[], None] = lambda: None
         self._life = 0
         self._clock_offset = 0.0
@@ -110,7 +112,7 @@ class Coordinator:
         epoch = max(self.epochs, self.state.epoch) + 1
         self.world.log(f"coordinator starts, epoch {epoch}")
         self.checkers.restarted(self.state)
-        self.put(s.CoordinatorStarted(epoch, "sim", first_job=self.first_job))
+        self.put(s.CoordinatorStarted(epoch, "sim", (), self.first_job, self.pools))
 
     def crash(self, *, power: bool = False) -> None:
         if not self.up:
@@ -228,7 +230,7 @@ class Coordinator:
                     return
                 self._held += done.effects
                 due |= self._stage(done.facts, received)
-                self.checkers.turned(self.state, done.facts)
+                self.checkers.turned(self.state, done.facts, received, self.limits)
             if Durability.SYNC in due and self.disk.staged:
                 self._commit()
                 return
@@ -302,7 +304,7 @@ class Coordinator:
             done = self._turn(given, received)
             if done is None:
                 return
-            self.checkers.turned(self.state, done.facts)
+            self.checkers.turned(self.state, done.facts, received, self.limits)
             effects += done.effects
         answers = [action for action in effects if is_answer(action)]
         effects[:] = [action for action in effects if not is_answer(action)]

@@ -7,7 +7,7 @@ from typing import Final, assert_never
 from muster.protocol.ids import NodeName, task_id
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
-from orchestrator.core.engine.apply_jobs import apply_job, dequeue, job_to
+from orchestrator.core.engine.apply_jobs import apply_job, apply_promise, dequeue, job_to
 from orchestrator.core.engine.apply_links import apply_cluster, apply_link
 from orchestrator.core.engine.apply_restored import apply_restored
 from orchestrator.core.facts import jobs as f
@@ -17,6 +17,7 @@ from orchestrator.core.facts.hangs import HangFact
 from orchestrator.core.facts.idle import IdleFact
 from orchestrator.core.facts.links import LinkFact
 from orchestrator.core.facts.observations import TaskObserved
+from orchestrator.core.facts.queue import PromiseFact
 from orchestrator.core.facts.service import HardwareNoted, ServiceFact
 from orchestrator.core.facts.webhooks import WebhookFact
 from orchestrator.core.model.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
@@ -56,6 +57,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             _apply_attempt(state, fact, at)
         case WebhookFact():
             apply_webhook(state, fact, at)
+        case PromiseFact():
+            apply_promise(state.jobs[fact.job], fact, at)
         case JobFact():
             apply_job(state, fact, at)
         case ServiceFact():

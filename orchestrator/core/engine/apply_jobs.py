@@ -9,6 +9,7 @@ from msgspec import UNSET, json, structs
 
 from muster.spec.model import JobSpec
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.queue import StartMoved, StartPromised
 from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.job import JOB_TRANSITIONS, JobPhase
 from orchestrator.core.model.state import Hold, Job, State
@@ -61,6 +62,11 @@ def apply_job(state: State, fact: f.OfJob, at: float) -> None:
             state.forgotten += 1
         case _:
             assert_never(fact)
+
+
+def apply_promise(job: Job, fact: StartPromised | StartMoved, at: float) -> None:
+    job.starts_by = fact.at
+    job.notes.add(at, fact.describe())
 
 
 def _apply_change(
@@ -125,3 +131,4 @@ def job_to(job: Job, phase: JobPhase) -> None:
     if phase not in JOB_TRANSITIONS[job.phase]:
         raise InvalidTransition(f"job {job.id}: {job.phase.value} to {phase.value}")
     job.phase = phase
+    job.starts_by = None

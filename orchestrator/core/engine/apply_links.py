@@ -8,9 +8,11 @@ from orchestrator.core.engine.apply_restored import apply_unknown
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.links import OfLink
+from orchestrator.core.facts.queue import QueuesDue, QueuesPlanned
 from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.hardware_rate import hardware_due
 from orchestrator.core.model.node import LINK_TRANSITIONS, LinkState
+from orchestrator.core.model.plan import MoveCause, PoolPolicy, QueueEvent, QueuePlan
 from orchestrator.core.model.registrations import (
     NewNodes,
     connection_due,
@@ -22,12 +24,14 @@ from orchestrator.core.nodes.crash_loops import LIVES_KEPT, another_life
 from orchestrator.core.nodes.service_state import HARDWARE_KEPT
 
 
-def apply_cluster(state: State, fact: cf.OfCluster) -> None:
+def apply_cluster(state: State, fact: cf.OfCluster | QueuesPlanned | QueuesDue) -> None:
     match fact:
         case cf.SpaceChanged(problem):
             state.disk_full = problem
-        case cf.EpochStarted(epoch, cluster, networks, first_job):
-            state.epoch, state.cluster, state.networks = epoch, cluster, networks
+        case cf.EpochStarted(epoch, cluster, networks, first_job, pools):
+            state.cluster, state.networks = cluster, networks
+            _change_pools(state, pools)
+            state.epoch = epoch
             state.next_job = max(state.next_job, first_job)
             state.disk_full = ""
             state.sessions.clear()
@@ -38,14 +42,7 @@ def apply_cluster(state: State, fact: cf.OfCluster) -> None:
             state.watches.clear()
             state.look_number = 0
             for node in state.nodes.values():
-                node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
-                node.heard_at = node.answered_at = node.ahead_s = 0.0
-                node.instance, node.lives, node.claimed, node.ports = "", (), None, ()
-                node.disks, node.refuses_jobs = (), ""
-                node.unrecorded, node.record_due, node.connect_due = False, 0.0, 0.0
-                node.hardware_passed, node.hardware_skipped = None, 0
-                node.hardware_due = node.kills_due = 0.0
-                node.survivors.clear()
+                _reset(node)
             state.judged_from, state.new_nodes = 0.0, NewNodes()
             state.answered.clear()
             state.unknown.clear()
@@ -61,8 +58,34 @@ def apply_cluster(state: State, fact: cf.OfCluster) -> None:
             state.failed_inputs[version, origin] = times + ended
         case cf.LivenessPaused(until):
             state.judged_from = until
+        case QueuesDue():
+            pass
+        case QueuesPlanned(plan):
+            state.plan = plan
         case _:
             assert_never(fact)
+
+
+def _change_pools(state: State, pools: dict[str, PoolPolicy]) -> None:
+    changed = bool(state.epoch) and pools != state.pools
+    first = MoveCause.POOL if changed else MoveCause.RESTART
+    state.pools, state.plan = pools, QueuePlan(events=(QueueEvent(first),))
+    for pool, queue in state.queues.items():
+        if pool not in pools:
+            for _, name in queue:
+                state.jobs[name].starts_by = None
+
+
+def _reset(node: Node) -> None:
+    """Forget what an earlier process knew of a node's agent."""
+    node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
+    node.heard_at = node.answered_at = node.ahead_s = 0.0
+    node.instance, node.lives, node.claimed, node.ports = "", (), None, ()
+    node.disks, node.refuses_jobs = (), ""
+    node.unrecorded, node.record_due, node.connect_due = False, 0.0, 0.0
+    node.hardware_passed, node.hardware_skipped = None, 0
+    node.hardware_due = node.kills_due = 0.0
+    node.survivors.clear()
 
 
 def apply_link(state: State, fact: OfLink) -> None:

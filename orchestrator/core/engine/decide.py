@@ -6,6 +6,7 @@ agents, users, timers and the shell report and request.
 
 from __future__ import annotations
 
+import math
 from typing import Final, assert_never
 
 from muster.protocol.ids import BadId, JobId, SessionId, TaskId
@@ -122,7 +123,11 @@ def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: 
     """Start an epoch: no connection is known, and every lease counts from now."""
     cluster = state.cluster or started.cluster
     decision = Decision(
-        [cf.EpochStarted(started.epoch, cluster, started.networks, started.first_job)]
+        [
+            cf.EpochStarted(
+                started.epoch, cluster, started.networks, started.first_job, started.pools
+            )
+        ]
     )
     for node in state.nodes.values():
         if node.holders:
@@ -305,7 +310,12 @@ def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -
     if task.joined or attempt.started_at is None or report.state is not TaskState.STARTED:
         # For an ended task, `running_s` is the length of its whole run.
         return []
-    return [f.RunTimed(task.job, task.attempt, now.mono - report.running_s)]
+    since = now.mono - report.running_s
+    planned = state.jobs[task.job].spec.pool in state.pools
+    if planned and since >= state.running.get(task.job, math.inf):
+        # The report was delayed: a run does not begin later than known.
+        return []
+    return [f.RunTimed(task.job, task.attempt, since)]
 
 
 def _report(

@@ -12,6 +12,7 @@ from muster.protocol.text import named
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.facts.queue import QueuesDue
 from orchestrator.core.failures.causes import from_record, is_consequence
 from orchestrator.core.failures.stops import stop
 from orchestrator.core.gangs.refusals import refusal_cause
@@ -63,6 +64,8 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
             if attempt is None:
                 return Decision()
             return idle_gpus.evaluate_idle(state, state.jobs[timer.job], attempt, now)
+        case a.TimerKind.QUEUE:
+            return Decision([QueuesDue()])
         case a.TimerKind.WARN:
             attempt = state.attempt(timer.job, timer.attempt)
             if attempt is None or attempt.phase is not AttemptPhase.RUNNING:
@@ -216,6 +219,7 @@ def _overdue(
             | a.TimerKind.HANG
             | a.TimerKind.LOOK
             | a.TimerKind.IDLE
+            | a.TimerKind.QUEUE
         ):
             raise AssertionError(f"{kind} is no timer of an attempt")
         case _:

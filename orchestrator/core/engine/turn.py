@@ -11,23 +11,28 @@ from msgspec.structs import replace
 from muster.protocol.instant import Instant
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.decide import decide
+from orchestrator.core.engine.queue_events import queue_events
 from orchestrator.core.engine.react import react
 from orchestrator.core.facts.decision import Decision
-from orchestrator.core.facts.effects import Effect
+from orchestrator.core.facts.effects import Effect, SetTimer, Timer, TimerKind
 from orchestrator.core.facts.inputs import Input
 from orchestrator.core.facts.jobs import (
     AttemptArranged,
+    AttemptPlaced,
     AttemptStarted,
     Fact,
+    JobSubmitted,
     StopRequested,
     TaskExited,
 )
+from orchestrator.core.facts.queue import QueuesDue
 from orchestrator.core.facts.service import HardwareReported, NodeDrained
 from orchestrator.core.model.attempt import AttemptPhase
-from orchestrator.core.model.leases import lease_of
+from orchestrator.core.model.leases import lease_of, margin_s
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import ITSELF
 from orchestrator.core.model.state import State
+from orchestrator.core.scheduling.backfill import schedule
 from orchestrator.core.scheduling.elastic import may_join, next_join
 from orchestrator.core.scheduling.scheduler import frees_capacity, next_placement
 
@@ -56,13 +61,46 @@ def advance(state: State, decision: Decision, now: Instant, limits: Limits) -> T
     # Skip placement for facts that cannot free capacity, such as heartbeats and progress reports.
     if any(frees_capacity(state, fact) for fact in done.facts):
         while (placed := next_placement(state)) is not None:
-            lease_s = lease_of(state.jobs[placed.job].spec, limits)
-            placed = replace(placed, lease_s=lease_s)
-            _apply_with_reactions(state, [placed], now, limits, done)
+            leased = _with_lease(state, placed, limits)
+            _apply_with_reactions(state, [leased], now, limits, done)
+    if state.pools:
+        _backfill(state, now, limits, done)
     if state.elastic and any(may_join(state, fact) for fact in done.facts):
         while (joined := next_join(state)) is not None:
             _apply_with_reactions(state, [joined], now, limits, done)
     return done
+
+
+def _backfill(state: State, now: Instant, limits: Limits, done: Turn) -> None:
+    """Look at the queues of pools with backfill, if an event may have changed the plan.
+
+    Facts that cannot free capacity, such as heartbeats and progress reports, are no reason.
+    """
+    events = queue_events(state, done.facts)
+    # The planned end of an attempt that stops is counted from now.
+    due = any(frees_capacity(state, it) or isinstance(it, StopRequested) for it in done.facts)
+    if not (events or due):
+        return
+    freed = any(not isinstance(fact, JobSubmitted) for fact in done.facts)
+    resume = state.plan.next_job is not None and all(type(it) is QueuesDue for it in done.facts)
+    lease_s = limits.lease_s + margin_s(limits.lease_s)
+    found = schedule(state, events, now, lease_s, freed=freed, resume=resume)
+    again = found
+    while again:
+        leased = [_with_lease(state, fact, limits) for fact in again]
+        _apply_with_reactions(state, leased, now, limits, done)
+        # A gang that started elsewhere than planned may have left room for others.
+        placed = any(isinstance(fact, AttemptPlaced) for fact in again)
+        again = schedule(state, [], now, lease_s) if placed else []
+    if (at := state.plan.wakes_at) is not None and found:
+        done.effects.append(SetTimer(Timer(TimerKind.QUEUE), at))
+
+
+def _with_lease(state: State, fact: Fact, limits: Limits) -> Fact:
+    """Set the lease of a new attempt; other facts stay as they are."""
+    if not isinstance(fact, AttemptPlaced):
+        return fact
+    return replace(fact, lease_s=lease_of(state.jobs[fact.job].spec, limits))
 
 
 def _apply_with_reactions(

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from msgspec import field
+
 from muster.protocol.ids import NodeName
 from muster.protocol.link.control_channel import Inventory
 from orchestrator.core.facts.base import EPHEMERAL, SYNC, ClusterFact, Inert
+from orchestrator.core.model.plan import PoolPolicy
 
 
 class EpochStarted(ClusterFact, Inert, durability=SYNC, reschedules=True, milestone=True):
     """A coordinator process took over the journal, without the connections of the previous one.
 
     `cluster` is the name that the journal's first owner gave it. `networks` are those that the
-    configuration wants gangs to use. No new job gets a number below `first_job`, as a restored
-    journal may lack some jobs.
+    configuration wants gangs to use, `pools` its settings of pools. No new job gets a number below
+    `first_job`, as a restored journal may lack some jobs.
     """
 
     epoch: int
     cluster: str = ""
     networks: tuple[str, ...] = ()
     first_job: int = 0
+    pools: dict[str, PoolPolicy] = field(default_factory=dict)
 
     def describe(self) -> str:
         return f"coordinator started, epoch {self.epoch}"

@@ -30,6 +30,7 @@ class TimerKind(enum.Enum):
     HANG = "hang"
     LOOK = "look"
     IDLE = "idle"
+    QUEUE = "queue"
 
 
 class Timer(msgspec.Struct, frozen=True):

@@ -9,12 +9,13 @@ from muster.protocol.ids import JobId, NodeName, SessionId
 from muster.protocol.link.control_channel import Heartbeat, Hello, StacksReport, TaskReport
 from muster.spec.model import JobSpec
 from orchestrator.core.facts.effects import RequestId, Timer
+from orchestrator.core.model.plan import PoolPolicy
 
 
 class CoordinatorStarted(msgspec.Struct, frozen=True):
     """The journal has been replayed; this process is its `epoch`-th owner.
 
-    `cluster` becomes the name of a journal that has none yet. `networks` comes from the
+    `cluster` becomes the name of a journal that has none yet. `networks` and `pools` come from the
     configuration. No new job gets a number below `first_job`.
     """
 
@@ -22,6 +23,7 @@ class CoordinatorStarted(msgspec.Struct, frozen=True):
     cluster: str = ""
     networks: tuple[str, ...] = ()
     first_job: int = 0
+    pools: dict[str, PoolPolicy] = msgspec.field(default_factory=dict)
 
 
 class SubmitReceived(msgspec.Struct, frozen=True):

@@ -35,6 +35,7 @@ from orchestrator.core.model.fabric_plan import FabricPlan
 from orchestrator.core.model.history import BoundedLines
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState
+from orchestrator.core.model.plan import PoolPolicy, QueuePlan
 from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.registrations import NewNodes
 from orchestrator.core.model.task import OVER
@@ -306,6 +307,7 @@ class Job:
     )  # by number and webhook
     webhooks_made: int = 0
     spec_bytes: int = 0  # of the specification as submitted, as JSON
+    starts_by: float | None = None  # promised start while it is queued, UTC seconds
     left_out_to: int = 0  # attempts up to this number may exist that a restored journal lacks
 
     @property
@@ -359,6 +361,7 @@ class State:
     epoch: int = 0
     cluster: str = ""
     networks: tuple[str, ...] = ()  # names and CIDRs for gangs, best first
+    pools: dict[str, PoolPolicy] = field(default_factory=dict)  # those that are configured
     next_job: int = 1
     nodes: dict[NodeName, Node] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)
@@ -392,6 +395,7 @@ class State:
     look_number: int = 0  # volatile; of the last stack dump
     disk_full: str = ""  # volatile; why nothing new starts
     judged_from: float = 0.0  # volatile; no liveness verdict before, monotonic
+    plan: QueuePlan = field(default_factory=QueuePlan)  # volatile; of the last pass over the queues
     forgotten: int = 0  # volatile; count of archived jobs
 
     def attempt(self, job: JobId, number: int) -> Attempt | None:

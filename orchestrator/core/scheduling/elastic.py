@@ -7,6 +7,7 @@ from typing import Final
 
 from orchestrator.core.facts.jobs import Fact, TaskJoined, TaskStarted
 from orchestrator.core.model.state import Attempt, Job, Node, State
+from orchestrator.core.scheduling.backfill import is_booked, may_grow
 from orchestrator.core.scheduling.gpu_preference import is_short
 from orchestrator.core.scheduling.gpus import given
 from orchestrator.core.scheduling.placement import busy, preference, unfit
@@ -27,7 +28,7 @@ def may_join(state: State, fact: Fact) -> bool:
 
 
 def next_join(state: State) -> TaskJoined | None:
-    """A free node for a running gang that may grow, if no job waits for nodes of its pool.
+    """A free node for a running gang that may grow, if no waiting job gets that node.
 
     Once None, it stays None until a fact for which `may_join` is true.
     """
@@ -36,7 +37,7 @@ def next_join(state: State) -> TaskJoined | None:
     for name in sorted(state.elastic):
         job = state.jobs[name]
         attempt = job.attempts[-1]
-        if attempt.started_at is None or job.cancel is not None or state.queues.get(job.spec.pool):
+        if attempt.started_at is None or job.cancel is not None or not may_grow(state, job):
             continue
         if len(attempt.present) >= job.spec.most_nodes or _ending(attempt):
             continue
@@ -66,6 +67,7 @@ def _free(state: State, job: Job, attempt: Attempt) -> list[Node]:
         node
         for node in state.nodes.values()
         if busy(state, job.spec, node) is None
+        and not is_booked(state, job, node.name)
         and (job.id, attempt.number) not in node.holders
         and node.name not in job.avoid
         and node.name not in refused

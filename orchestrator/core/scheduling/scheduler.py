@@ -1,7 +1,7 @@
 """Order of the queues: by priority, then by submission, within each pool.
 
-If the head of a queue cannot start, it holds back the jobs behind it. Otherwise small jobs would
-starve a large gang.
+Without backfill, the queue is strict. If the head of a queue cannot start, it holds back the jobs
+behind it. Otherwise small jobs would starve a large gang.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def frees_capacity(state: State, fact: f.Fact) -> bool:
 
 
 def next_placement(state: State) -> AttemptPlaced | JobHeld | None:
-    """The next gang that can be placed now, or None.
+    """The next gang that can be placed now, or None. Pools with backfill have `schedule`.
 
     Once None, it stays None until a fact for which `frees_capacity` is true. A job for which the
     placement itself fails is held, so that it stops neither the others nor the coordinator.
     """
     if state.disk_full or is_held(state):
         return None
-    for queue in state.queues.values():
-        if not queue:
+    for pool, queue in state.queues.items():
+        if not queue or pool in state.pools:
             continue
         job = state.jobs[queue[0][1]]
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Final, assert_never
 
@@ -12,16 +13,16 @@ from muster.http import views as h
 from muster.protocol.instant import Instant
 from muster.protocol.text import count
 from muster.protocol.timestamp import Timestamp, timestamp
-from muster.spec.model import MAX_PRIORITY
 from orchestrator.core.model.blame import blame
 from orchestrator.core.model.job import JobPhase
-from orchestrator.core.model.node import LinkState, drained_by
+from orchestrator.core.model.node import LinkState, drained_by, rounded_down
 from orchestrator.core.model.state import Attempt, Job, Node, State
 from orchestrator.core.model.status import job_state
 from orchestrator.core.nodes.liveness import keeps_until
 from orchestrator.core.scheduling.forecast import ends_in_s, forecast
 from orchestrator.core.scheduling.gpus import Holder, room
 from orchestrator.core.scheduling.network import reachable_gang
+from orchestrator.core.scheduling.outlook import Outlook, outlook
 from orchestrator.core.scheduling.placement import (
     SPREAD,
     Considered,
@@ -30,6 +31,8 @@ from orchestrator.core.scheduling.placement import (
     consider,
     never_fits,
 )
+from orchestrator.core.scheduling.planned import planned_forecast
+from orchestrator.core.scheduling.profile import duration_s
 from orchestrator.core.scheduling.reasons import Rejection, jobs_named
 from orchestrator.core.scheduling.restore_hold import why_held, why_job_held
 from orchestrator.core.scheduling.topology import groups
@@ -42,14 +45,18 @@ AHEAD_MAX: Final = 20
 
 
 class Chance(msgspec.Struct, frozen=True):
-    """The prospects of a waiting job: the jobs ahead of it, and the verdict on each node."""
+    """The prospects of a waiting job: the jobs ahead of it, and the verdict on each node.
+
+    `outlook` is None without backfill.
+    """
 
     line: list[Job]
     found: Considered
     starts_now: bool
+    outlook: Outlook | None
 
 
-def chance(state: State, job: Job) -> Chance:
+def chance(state: State, job: Job, now: Instant) -> Chance:
     """Return the scheduler's present verdict on a waiting job.
 
     A held or backed-off job is judged as if it were in its queue.
@@ -58,10 +65,13 @@ def chance(state: State, job: Job) -> Chance:
     queue = state.queues.get(job.spec.pool, [])
     line = [state.jobs[name] for rank, name in queue if (rank, name) < mine]
     found = consider(state, job)
-    first = job.phase is JobPhase.QUEUED and not line
+    queued = job.phase is JobPhase.QUEUED
+    if job.spec.pool in state.pools:
+        seen = outlook(state, job, now)
+        return Chance(line, found, queued and seen.starts_now, seen)
     held = state.disk_full or why_held(state) or why_job_held(state, job)
-    starts = first and bool(found.gang) and not held
-    return Chance(line, found, starts)
+    starts = queued and not line and bool(found.gang) and not held
+    return Chance(line, found, starts, None)
 
 
 def explain(state: State, job: Job, now: Instant) -> h.Explanation:
@@ -84,8 +94,8 @@ def _waiting(
     stories: tuple[h.AttemptStory, ...],
     now: Instant,
 ) -> h.Explanation:
-    it = chance(state, job)
-    rejections = [_rejection_in_line(verdict, it) for verdict in it.found.verdicts]
+    it = chance(state, job, now)
+    rejections = [_rejection_in_line(job, verdict, it, now) for verdict in it.found.verdicts]
     verdicts = [
         _verdict(state, job, verdict, rejection, now)
         for verdict, rejection in zip(it.found.verdicts, rejections, strict=True)
@@ -112,11 +122,35 @@ def _waiting(
     )
 
 
-def _rejection_in_line(verdict: PlacementVerdict, it: Chance) -> Rejection | None:
+def _rejection_in_line(
+    job: Job, verdict: PlacementVerdict, it: Chance, now: Instant
+) -> Rejection | None:
     """Return why the job cannot take the node. The first job in the queue gets a free node."""
+    if it.outlook is not None:
+        return verdict.rejection or _kept_for(job, verdict.node, it, it.outlook, now)
     if verdict.rejection is None and it.line:
         return Rejection("queue", f"is free, but job {it.line[0].id} is before it in the queue")
     return verdict.rejection
+
+
+def _kept_for(job: Job, node: Node, it: Chance, seen: Outlook, now: Instant) -> Rejection | None:
+    """Return the other job for which a free node is kept, in words."""
+    if it.starts_now:
+        return None
+    if node.name in seen.first:
+        return Rejection("queue", f"is free, but job {seen.first[node.name]} starts there now")
+    ends = now.mono + duration_s(job.spec)
+    for name, booking in sorted(seen.plan.bookings.items(), key=lambda pair: pair[1].start):
+        needed = booking.start < ends or ends == math.inf
+        if name == job.id or not needed or node.name not in booking.nodes:
+            continue
+        if booking.start == math.inf:
+            return Rejection("promised", f"is free, and kept for job {name}, which is before it")
+        in_text = rounded_down(booking.start - now.mono)
+        return Rejection("promised", f"is free, and job {name} needs it in {in_text}")
+    if it.line and seen.booking is None:
+        return Rejection("queue", f"is free, but job {it.line[0].id} is before it in the queue")
+    return None
 
 
 def _verdict(
@@ -193,7 +227,10 @@ def _when(state: State, job: Job, it: Chance, now: Instant) -> tuple[str, Timest
         return f"unknown: no job is started: {state.disk_full}", None
     if held := why_held(state) or why_job_held(state, job):
         return f"unknown: {held}", None
-    found = forecast(state, job, it.line, now)
+    if it.outlook is None:
+        found = forecast(state, job, it.line, now)
+    else:
+        found = planned_forecast(state, job, it.outlook, now)
     if found.in_s is None:
         return found.text, None
     match job.phase:
@@ -224,12 +261,7 @@ def _hints_of_order(job: Job, it: Chance) -> list[str]:
     """Return hints for a job whose nodes are free, so that only the order keeps it waiting."""
     release = f"muster release {job.id}"
     if it.line:
-        first = it.line[0].spec.priority
-        if first >= MAX_PRIORITY:
-            return []
-        also = f" (and {release})" if job.phase is JobPhase.HELD else ""
-        how = f"muster set {job.id} priority={first + 1}{also}"
-        return [f"would start now with a priority above {first}: {how}"]
+        return []
     match job.phase:
         case JobPhase.HELD:
             return [f"would start now if released: {release}"]

@@ -34,6 +34,7 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts.base import Durability
 from orchestrator.core.facts.jobs import Fact
 from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.plan import PoolPolicy
 from orchestrator.core.model.state import Job, Node, State
 from orchestrator.core.model.status import job_state
 
@@ -59,6 +60,7 @@ class Cluster:
     state: State = field(default_factory=State)
     limits: Limits = field(default_factory=Limits)
     mono: float = 100.0
+    pools: dict[str, PoolPolicy] = field(default_factory=dict)
     sent: dict[NodeName, list[Command]] = field(default_factory=dict)
     answers: dict[int, a.Result] = field(default_factory=dict)
     timers: dict[a.Timer, float] = field(default_factory=dict)
@@ -69,7 +71,7 @@ class Cluster:
     sessions: int = 0
 
     def __post_init__(self) -> None:
-        self.turn(s.CoordinatorStarted(self.state.epoch + 1, "here"))
+        self.turn(s.CoordinatorStarted(self.state.epoch + 1, "here", pools=self.pools))
 
     @property
     def now(self) -> Instant:

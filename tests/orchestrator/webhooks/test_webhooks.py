@@ -202,8 +202,8 @@ def test_what_is_not_allowed_is_refused_at_submit(
         ("webhooks: {allow: [https://a.example/x]}", "webhooks.secret_file is not set"),
         ("webhooks: {allow: [ftp://a.example/x]}", "webhooks.allow"),
         (
-            "pool_defaults: {lab: {notify: [https://b.example/x]}}",
-            "pool_defaults.lab.notify: https://b.example/x",
+            "pools: {lab: {defaults: {notify: [https://b.example/x]}}}",
+            "pools.lab.defaults.notify: https://b.example/x",
         ),
         ("webhooks: {allow: [https://a.example], secret_file: SECRET}", "others can read"),
     ],

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from orchestrator.core.model.plan import PoolPolicy
 from tests.simulation.cluster import Cluster
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -19,12 +20,13 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """One planted bug. `breaks` is what may be violated, as violations begin; `seed` is one that
-    has found it."""
+    has found it. With `backfill`, all pools of the world have it."""
 
     name: str
     patch: Patch
     breaks: tuple[str, ...]
     seed: int = 0
+    backfill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,11 @@ class Found:
     text: str
 
 
-def run_seed(seed: int) -> str | None:
+def run_seed(seed: int, *, backfill: bool = False) -> str | None:
     """What is wrong in this run, if anything; the wall clock may change nothing (I9)."""
-    jumping, steady = Cluster(seed), Cluster(seed, wall_jumps=False)
+    policy = PoolPolicy() if backfill else None
+    jumping = Cluster(seed, backfill=policy)
+    steady = Cluster(seed, wall_jumps=False, backfill=policy)
     try:
         jumping.run()
         if seed % 5 == 0:
@@ -56,7 +60,7 @@ def hunt(mutant: Mutant, seeds: range) -> Found | None:
         mutant.patch(monkeypatch)
         order = [mutant.seed, *(seed for seed in seeds if seed != mutant.seed)]
         for tried, seed in enumerate(order, 1):
-            text = run_seed(seed)
+            text = run_seed(seed, backfill=mutant.backfill)
             if text is not None:
                 return Found(seed, tried, text)
     return None

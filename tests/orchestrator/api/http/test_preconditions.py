@@ -171,9 +171,12 @@ def test_a_submit_is_known_again_though_the_pools_defaults_are_others_now(
             return await user.submit("key-1", **fields)
 
     before: dict[str, object] = {"time_limit": "1h"}
-    with CoordinatorProcess(tmp_path, pool_defaults={"default": before}).start() as coordinator:
+    with CoordinatorProcess(
+        tmp_path, pools={"default": {"defaults": before}}
+    ).start() as coordinator:
         first = asyncio.run(submitted("n1"))
         assert coordinator.terminate() == 0
-        coordinator.settings["pool_defaults"] = {"default": {**before, "priority": 41}}
+        changed = {"defaults": {**before, "priority": 41}}
+        coordinator.settings["pools"] = {"default": changed}
         coordinator.start()
         assert asyncio.run(submitted("n1")) == first

@@ -1,0 +1,148 @@
+"""The plan of the queues: planned starts of waiting jobs, and how a pool orders its jobs.
+
+Times are monotonic seconds of this process; `math.inf` is later than every known time.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+
+from muster.protocol.ids import JobId, NodeName
+
+
+class Backfill(enum.Enum):
+    """The jobs that may start before jobs ahead of them: those that delay no promise, or those that
+    do not delay the first job.
+    """
+
+    CONSERVATIVE = "conservative"
+    EASY = "easy"
+
+
+class PoolPolicy(msgspec.Struct, frozen=True):
+    """The backfill of a pool's queue. `promises` counts jobs at its head.
+
+    A pool without a policy has a strict queue.
+    """
+
+    backfill: Backfill = Backfill.CONSERVATIVE
+    promises: int = 100
+
+    @property
+    def horizon(self) -> int:
+        """The number of waiting jobs whose start is planned."""
+        return 1 if self.backfill is Backfill.EASY else self.promises
+
+
+class MoveCause(enum.Enum):
+    """The event by which a promised start moved later."""
+
+    NODE_LOST = "node_lost"
+    UNREACHABLE = "unreachable"
+    DRAIN = "drain"
+    QUARANTINE = "quarantine"
+    NODE_CHANGED = "node_changed"
+    RETRY = "retry"
+    PRIORITY = "priority"
+    LIMIT = "limit"
+    SET = "set"
+    RELEASE = "release"
+    POOL = "pool"
+    OVERRUN = "overrun"
+    RESTART = "restart"
+    UNNAMED = "unnamed"
+
+
+MOVED_BY: Final[dict[MoveCause, str]] = {
+    MoveCause.NODE_LOST: "{node} was lost",
+    MoveCause.UNREACHABLE: "{node} became unreachable",
+    MoveCause.DRAIN: "{node} was drained",
+    MoveCause.QUARANTINE: "{node} was quarantined",
+    MoveCause.NODE_CHANGED: "{node} changed",
+    MoveCause.RETRY: "job {job} is retried",
+    MoveCause.PRIORITY: "job {job} has a higher priority",
+    MoveCause.LIMIT: "job {job} got a longer time limit",
+    MoveCause.SET: "job {job} was changed by a user",
+    MoveCause.RELEASE: "job {job} was released",
+    MoveCause.POOL: "the settings of the pool changed",
+    MoveCause.OVERRUN: "job {job} needed longer to start or to end than planned",
+    MoveCause.RESTART: "the coordinator was restarted",
+    MoveCause.UNNAMED: "of an event without a name, which is a bug of Muster",
+}
+"""In words, to follow `because`."""
+
+
+class QueueEvent(msgspec.Struct, frozen=True):
+    """An event that may move promised starts. `job` or `node` names its subject."""
+
+    cause: MoveCause
+    job: JobId | None = None
+    node: NodeName | None = None
+
+    @property
+    def text(self) -> str:
+        return MOVED_BY[self.cause].format(job=self.job, node=self.node)
+
+
+class PlannedShare(msgspec.Struct, frozen=True):
+    """The share of a node that a waiting job gets, as `state.Share`."""
+
+    node: NodeName
+    gpus: tuple[str, ...]
+    whole: bool
+    cpus: int
+    memory_bytes: int
+
+
+class Booking(msgspec.Struct, frozen=True):
+    """Nodes that are kept for a waiting job from `start` to `end`.
+
+    With a start of `math.inf`, nobody knows when the job can start. Then `shares` has all nodes
+    that fit the job, so that no job without an end takes them before.
+    """
+
+    start: float
+    end: float
+    shares: tuple[PlannedShare, ...]
+
+    @property
+    def nodes(self) -> tuple[NodeName, ...]:
+        return tuple(share.node for share in self.shares)
+
+
+class PlannedEnd(msgspec.Struct, frozen=True):
+    """The time at which an attempt has released its nodes, as planned when its other fields last
+    changed.
+    """
+
+    attempt: int
+    stage: str
+    since: float
+    limit_s: float
+    grace_s: float
+    drains: int
+    at: float
+
+
+class QueuePlan(msgspec.Struct, frozen=True):
+    """`promises` are the promised starts, `ends` the planned ends of running attempts, by job.
+
+    `began` is the time of the first pass of this process. `events` may still move promises, because
+    no pass has looked at all bookings since. `restored` are jobs whose promise is from an earlier
+    process. `next_job` is where a pass that has used up its budget goes on. `wakes_at` is the time
+    of the next pass without any other reason. `lease_s` is the time after which a silent node is
+    given up.
+    """
+
+    bookings: dict[JobId, Booking] = {}
+    promises: dict[JobId, float] = {}
+    ends: dict[JobId, PlannedEnd] = {}
+    events: tuple[QueueEvent, ...] = ()
+    began: float | None = None
+    restored: tuple[JobId, ...] = ()
+    next_job: JobId | None = None
+    wakes_at: float | None = None
+    lease_s: float = 0.0
