@@ -25,6 +25,8 @@ WITHOUT: Final = {
     "coordinator": "is a daemon; what it prints is its log",
     "agent": "is a daemon; what it prints is its log",
     "backup": "prints one line; its exit code says whether the copy is whole",
+    "login": "asks for the token, and prints one line; its exit code says whether it was taken",
+    "logout": "prints one line; its exit code says whether the token is gone",
     "restore": "prints one line; its exit code says whether the backup is in place",
 }
 # These become programs of a node, with options of their own.
