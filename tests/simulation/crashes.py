@@ -85,6 +85,9 @@ MOOT: Final = frozenset(
         # No plan of this coordinator has a key: tests/agent/vouching has worlds of these.
         *(Point(Who.AGENT, Deed.DECIDES, "RoundBegun", when) for when in When),
         *(Point(Who.AGENT, Deed.DECIDES, "MemberVouched", when) for when in When),
+        # No pool of the courses has backfill: tests/simulation/test_backfill_worlds.py has.
+        *(Point(Who.COORDINATOR, Deed.WRITES, "StartPromised", when) for when in When),
+        *(Point(Who.COORDINATOR, Deed.WRITES, "StartMoved", when) for when in When),
     }
 )
 """It goes by itself then."""

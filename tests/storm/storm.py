@@ -171,10 +171,14 @@ class Storm:
         """Wait until every job has ended, every log is delivered and nothing is left (I10)."""
         missing = ["nobody has looked"]
         delivered: set[int] = set()
+        declared = False
         while missing and time.monotonic() < calm + CONVERGENCE_S:
             self._look_at_daemons(cluster)
             try:
                 users.look()
+                if not declared:
+                    _declare_strangers_lost(cluster)
+                    declared = True
                 missing = [
                     f"I10: job {job.id} is {job.state.value}"
                     for job in users.jobs.values()
@@ -240,3 +244,12 @@ class Storm:
         with self._lock:
             if not self._events.closed:
                 self._events.write(json.dumps(entry) + "\n")
+
+
+def _declare_strangers_lost(cluster: StormCluster) -> None:
+    """Do what an operator does with agents that come once and never again: nothing else proves
+    that the jobs placed on them are over."""
+    client = cluster.client()
+    for node in client.nodes().nodes:
+        if node.name not in cluster.nodes:
+            client.declare_lost(node.name)

@@ -369,6 +369,8 @@ def ready_for_programs() -> None:
     """
     for number in _BLOCKED:
         signal.signal(number, signal.SIG_DFL)
+    # A shell ignores it for programs in the background, such as an agent.
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     # RDMA pins memory: with systemd's default of 8 MiB, ibv_create_cq fails.
     _raise_limit(resource.RLIMIT_MEMLOCK, beyond_hard=True)
