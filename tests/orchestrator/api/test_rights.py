@@ -149,8 +149,14 @@ async def test_an_operator_works_without_being_an_admin(coordinator: Coordinator
 
 def test_entries_without_a_role_are_named(tmp_path: Path) -> None:
     """They are admins', as before there were roles."""
-    with CoordinatorProcess(tmp_path).start() as process:
-        add_token(tmp_path / "tokens", "ann")
+    made, path = CoordinatorProcess(tmp_path), tmp_path / "tokens"
+    add_token(path, "ann")
+    entries = json.loads(path.read_text())["tokens"]
+    (admin,) = (entry for entry in entries if entry["id"] == "admin1")
+    del admin["role"]
+    path.write_text(json.dumps({"tokens": entries}))
+    with made.start() as process:
+        pass
     (warning,) = process.events("tokens_without_role")
     assert warning["entries"] == ["admin1 (admin-user)"]
     assert "`role: user`" in warning["why"]
