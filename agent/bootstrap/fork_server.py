@@ -273,14 +273,14 @@ def _next(channel: socket.socket, rank: Any) -> Message | None:
         if hidden:
             _send(channel, {"why_cold": hidden})
             return None
-        told, tell = os.pipe()
+        reading, writing = os.pipe()
         middle = os.fork()
         if not middle:
             given, fds = fds[1:], []
-            return _become(channel, rank, request, given, tell)
-        os.close(tell)
+            return _become(channel, rank, request, given, writing)
+        os.close(writing)
         os.waitpid(middle, 0)
-        with open(told, "rb") as file:
+        with open(reading, "rb") as file:
             _send(channel, {"pid": int(file.read())})
         return None
     finally:

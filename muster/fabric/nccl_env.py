@@ -154,8 +154,8 @@ def _index(
     elif not known:
         names = ", ".join(port.key for port in roce)
         return None, (
-            f"{name} takes GID index 0 if it is told no other, and which one is right for {names} "
-            "is unknown"
+            f"{name} uses GID index 0 unless another one is set, and the right one for {names} is "
+            "unknown"
         )
     wanted = Counter(port.index for port in known)
     common = frozenset.intersection(*(port.fit for port in known))

@@ -94,7 +94,7 @@ def stopped_since_backup(
     """
     if not job.is_restored(attempt.number) or report.stopped_by not in _BY_REQUEST:
         return []
-    text = f"the journal was restored from a backup, and {task.node} was told to stop since"
+    text = f"the journal was restored from a backup, and {task.node} has since stopped the task"
     cause = Cause(CauseCode.RESTORED, Outcome.INFRA, text, node=task.node)
     return stop_or_leave(job, attempt, task, cause)
 
