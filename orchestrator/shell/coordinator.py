@@ -37,6 +37,7 @@ from orchestrator.core.facts.inputs import (
 )
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.people import People
 from orchestrator.core.model.plan import PoolPolicy
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.storage.removal import clock_doubt, may_remove_by_age
@@ -100,6 +101,7 @@ class Coordinator:
         archived: Mapping[str, int] | None = None,
         forgotten_to: int = 0,
         last_record_at: float | None = None,
+        people: People | None = None,
     ) -> None:
         self.state = state
         self.meters = Stats()
@@ -114,9 +116,13 @@ class Coordinator:
         # Measured on the monotonic clock, which nobody can set.
         self._last_record = None if last_record_at is None else last_record_at - began.mono
         self.limits: Final = limits
-        self._networks = networks
-        self._pools = dict(pools or {})
-        self._first_job = first_job
+        self._started = partial(
+            CoordinatorStarted,
+            networks=networks,
+            first_job=first_job,
+            pools=dict(pools or {}),
+            people=people,
+        )
         self._sessions = sessions
         self._inbox = Inbox(clock)
         self._timers: Timers[a.Timer] = Timers(
@@ -155,10 +161,7 @@ class Coordinator:
 
     async def run(self, epoch: int) -> None:
         """Own the state until cancelled. Any exception means that the process must exit."""
-        name = secrets.token_hex(6)
-        self._inbox.put_now(
-            CoordinatorStarted(epoch, name, self._networks, self._first_job, self._pools)
-        )
+        self._inbox.put_now(self._started(epoch, cluster=secrets.token_hex(6)))
         try:
             while True:
                 await self._step(await self._inbox.take())
