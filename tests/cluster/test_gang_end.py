@@ -1,4 +1,5 @@
-"""How a gang ends on machines of their own: who failed first, who was only stopped, and when."""
+"""The end of a gang on several machines: which rank failed first, which ones were stopped, and
+when."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def view(cluster: NamespaceCluster, job: str) -> JobView:
 
 
 def at(cluster: NamespaceCluster, job: str, kind: str) -> float:
-    """When (UTC seconds) the coordinator recorded the one fact of this kind of a job."""
+    """Return the time (UTC seconds) at which the coordinator recorded the one fact of this kind of
+    a job."""
     (found,) = [e.at for e in cluster.client().events(int(job)).events if e.kind == kind]
     return found.timestamp()
 

@@ -19,7 +19,7 @@ from tests.cluster.test_gpus import gpus_of, hold, let_go
 
 @dataclass
 class Failing(GpuCluster):
-    """What stands in a node's file, its kernel has written."""
+    """A cluster in which a file of each node stands for the kernel log."""
 
     def kmsg(self, number: int) -> Path:
         return self.root / f"kmsg-{number}"

@@ -59,7 +59,7 @@ def simple_launcher(args):
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """Where the job finds an accelerate and a deepspeed."""
+    """Make a folder in which the job finds an accelerate and a deepspeed."""
     folder = tmp_path / "packages"
     (folder / "accelerate" / "commands").mkdir(parents=True)
     for package in ("accelerate", "accelerate/commands", "deepspeed"):
@@ -72,7 +72,7 @@ def packages(tmp_path: Path) -> Path:
 def environments(
     cluster: LocalCluster, tmp_path: Path, packages: Path, **job: Any
 ) -> list[dict[str, Any]]:
-    """What each rank of a gang of 2 nodes with 2 ranks says of itself."""
+    """Return what each rank of a gang of 2 nodes with 2 ranks reports of itself."""
     (tmp_path / "tells.py").write_text(TELLS)
     number = submit(
         cluster, tmp_path, nodes=2, nproc_per_node=2, env={"PYTHONPATH": str(packages)}, **job

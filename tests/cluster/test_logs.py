@@ -1,4 +1,4 @@
-"""Logs through real daemons: every byte, whatever it is, and whoever dies or is full meanwhile."""
+"""Logs through real daemons: every byte arrives, whatever dies or fills up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ODD = (
 
 
 def out_of(cluster: LocalCluster, job: str, *options: str) -> bytes:
-    """What `muster logs` writes to its standard output, byte for byte."""
+    """Return the standard output of `muster logs`, byte for byte."""
     argv = cluster.command("logs", *options, job)
     return subprocess.run(argv, env=cluster.base_env(), capture_output=True, check=True).stdout
 

@@ -65,7 +65,7 @@ def _both(*patches: Patch) -> Patch:
 
 
 def _unseen(planted: Patch) -> Patch:
-    """As planted, and nobody looks into the books: what comes of it has to show on the nodes."""
+    """Plant the bug without the checks of the journal: its consequences must show on the nodes."""
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         planted(monkeypatch)

@@ -34,7 +34,7 @@ def _not_told(real: Any) -> Any:
 
 
 def _boots_alike(real: Any) -> Any:
-    """What was under way on a node that has rebooted is still there, if its folder is."""
+    """Treat work on a rebooted node as alive, if its folder is there."""
 
     def hello(state: State, session: Any, said: Hello, *more: Any) -> Decision:
         node = state.nodes.get(said.node)

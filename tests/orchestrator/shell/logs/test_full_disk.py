@@ -36,7 +36,7 @@ class Rig:
         self.acks.append((stream, offset))
 
     def shown(self, stream: StreamId = OUT) -> bytes:
-        """What a reader is given of the stream."""
+        """Return the part of the stream that a reader gets."""
         job = self.store.job(JOB)
         found = [
             Source(key, s.path, s.last_seq)
