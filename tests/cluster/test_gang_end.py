@@ -65,7 +65,7 @@ def test_the_first_failure_is_named_while_the_others_refuse_to_go(
     kill_at = datetime.fromisoformat(shown["kill_at"]).timestamp()
     assert kill_at - at(machines, job, "StopRequested") == pytest.approx(3600, abs=1)
     late_s = at(machines, job, "StopRequested") - float(await_file(tmp_path / "failed"))
-    print(f"the gang was told to stop {late_s * 1000:.0f} ms after the rank had ended")
+    print(f"the gang got the stop {late_s * 1000:.0f} ms after the rank had ended")
     assert 0 <= late_s < NAMED_WITHIN_S
 
     machines.muster("cancel", "--force", "--wait", job)

@@ -94,7 +94,7 @@ class Story:
 
     def await_running(self) -> None:
         self.await_files("up.1.0", "up.1.1")
-        until(lambda: self.view().state is JobState.RUNNING, "the job is told to run")
+        until(lambda: self.view().state is JobState.RUNNING, "the job runs")
 
     def stop(self, pid: int) -> None:
         os.kill(pid, signal.SIGSTOP)

@@ -17,9 +17,9 @@ pytest.importorskip("torch", reason="torch is not installed")
 TELLS = """
 import json, os, sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE", "PRECISION")
-told = {name: os.environ.get(name) for name in names}
-with open(f"told-{os.environ['RANK']}", "w") as file:
-    json.dump({**told, "argv": sys.argv[1:]}, file)
+found = {name: os.environ.get(name) for name in names}
+with open(f"found-{os.environ['RANK']}", "w") as file:
+    json.dump({**found, "argv": sys.argv[1:]}, file)
 """
 # What accelerate's launcher does, with its names: options and script by its parser, an environment,
 # and torchrun's `run` at the end.
@@ -78,7 +78,7 @@ def environments(
         cluster, tmp_path, nodes=2, nproc_per_node=2, env={"PYTHONPATH": str(packages)}, **job
     )
     assert wait(cluster, number) == 0, cluster.muster("show", number).stdout
-    return [json.loads((tmp_path / f"told-{rank}").read_text()) for rank in range(4)]
+    return [json.loads((tmp_path / f"found-{rank}").read_text()) for rank in range(4)]
 
 
 def test_ranks_of_deepspeed(cluster: LocalCluster, tmp_path: Path, packages: Path) -> None:

@@ -88,7 +88,10 @@ def test_a_log_disk_that_is_full_holds_up_that_stream_only(
     errors = tmp_path / "errors"
     followed = tmp_path / "followed"
     follower = start("logs", "-f", "--tail", "all", "--stdout", job, out=followed, err=errors)
-    until(lambda: b"cannot store more of this now" in errors.read_bytes(), "the follower is told")
+    until(
+        lambda: b"cannot store more of this now" in errors.read_bytes(),
+        "the follower gets the reason",
+    )
     assert b"[node-1 r0 stdout] from byte 10485760 on" in errors.read_bytes() or (
         b"[node-2 r0 stdout] from byte 10485760 on" in errors.read_bytes()
     )

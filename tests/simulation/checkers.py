@@ -245,7 +245,7 @@ class Checkers:
     def greeted(self, epoch: int) -> None:
         """Check the epoch that an agent receives: no other process will ever have it."""
         if epoch != self.durable.epoch:
-            self.fail(f"epoch: {epoch} is told, {self.durable.epoch} is on disk")
+            self.fail(f"epoch: {epoch} was sent, {self.durable.epoch} is on disk")
 
     def _once(self, known: dict[_Key, Cause], key: _Key, cause: Cause) -> None:
         self.world.judged["I2"] += 1

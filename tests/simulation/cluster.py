@@ -302,7 +302,7 @@ class Cluster:
         if self.coordinator.state.webhook_jobs or self.coordinator.state.stack_dumps:
             notes = sorted(self.coordinator.state.webhook_jobs)
             return (
-                f"webhooks of {notes} are not told, or {self.coordinator.state.stack_dumps} go on"
+                f"webhooks of {notes} are not sent, or {self.coordinator.state.stack_dumps} go on"
             )
         if self.disk.staged:
             return "facts are not on disk"

@@ -62,7 +62,7 @@ ON_DISK: Final = (
     agent_actions.RestoreNetwork,
     agent_actions.RemoveTask,
 )
-"""What an agent does to its node's disk. It keeps no journal: everything else it is told again."""
+"""The agent's writes to its node's disk. It keeps no journal: it receives everything else again."""
 
 IN_MEMORY: Final = (
     agent_actions.SendReport,

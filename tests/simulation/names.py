@@ -63,7 +63,7 @@ class Names:
             self.node.world.met["port_taken" if launcher else "launcher_unreachable"] += 1
             code = RefusalCode.PORT_TAKEN if launcher else RefusalCode.UNREACHABLE
             self.node.feed(
-                s.NetworkRefused(task, Refusal(code, "as told", node_fault=not launcher))
+                s.NetworkRefused(task, Refusal(code, "as scripted", node_fault=not launcher))
             )
             return
         self.node.ground.network_proved(task)

@@ -27,7 +27,7 @@ CALM_S: Final = 20.0
 """So long after a deed what it was done to may still suffer from it."""
 _STOPS_S: Final = 10.0
 _NOTICED_S: Final = 30.0
-"""So long after there is room again it may be told that there is none."""
+"""Seconds after there is room again in which the warning may still stand."""
 
 
 class Deeds:

@@ -265,7 +265,7 @@ def test_what_a_killed_shim_leaves_is_ended(machine: Machine) -> None:
     shim = machine.show(f"muster-task-{job}-1-0", "MainPID")
     machine.run("sh", "-c", f"kill -KILL {shim}")
     text = "the process that supervises the ranks"
-    wait_long(lambda: text in machine.muster("show", job).stdout, "the cause is told")
+    wait_long(lambda: text in machine.muster("show", job).stdout, "the cause is shown")
     machine.muster("cancel", job)
     machine.nothing_left()
 
@@ -277,7 +277,7 @@ def test_who_stops_the_slice_ends_jobs_as_they_asked(machine: Machine) -> None:
     assert machine.said("cat", "/tmp/stopped.asked") == machine.pid("stopped")
     assert machine.start_time(machine.pid("stopped")) != began
     text = "ended its part of the job by itself"
-    wait_long(lambda: text in machine.muster("show", job).stdout, "the end is told")
+    wait_long(lambda: text in machine.muster("show", job).stdout, "the end is shown")
     machine.muster("cancel", job)
     machine.nothing_left()
 

@@ -99,7 +99,7 @@ MUTANTS = (
         seed=490,
     ),
     Mutant(
-        "agents are not told of the leases of jobs",
+        "agents do not receive the leases of jobs",
         everywhere(launch.prepare_command, _not_told),
         ("I3", "I4", "I5"),
         seed=430,
