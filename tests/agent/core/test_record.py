@@ -118,7 +118,7 @@ def test_a_gang_that_waits_at_its_gate_is_arranged_again() -> None:
     assert a.ArrangeNetwork(TASK, plan) in agent.hear(plan)
 
 
-def test_of_an_earlier_boot_only_the_stop_counts() -> None:
+def test_only_the_stop_of_an_earlier_boot_counts() -> None:
     agent = Agent()
     record = TaskRecord("earlier", "c1", PLAN, PLAN.terms, STOP)
     agent.turn(s.TaskFound(TASK, RUNS, PATHS, record=record))
