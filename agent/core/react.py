@@ -208,7 +208,7 @@ def _open_gate(held: HeldTask) -> list[a.Effect]:
 
 
 def _limit(held: HeldTask) -> list[a.Effect]:
-    """Tell the shim the task's time limit, as it is on disk. A task without one is told nothing
+    """Send the shim the task's time limit, as it is on disk. A task without one gets nothing
     until that changes."""
     terms = None if held.stored is None else held.stored.terms
     over = task_state(held) is TaskState.CLEANED

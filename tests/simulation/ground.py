@@ -226,7 +226,7 @@ class Ground:
             self.warned.add(shim.task)
 
     def limited(self, shim: Shim, limit: ShimLimit) -> None:
-        """A shim is told the time limit of its task."""
+        """A shim receives the time limit of its task."""
         known = self.limits.get(shim.task)
         if known is None or known.number < limit.number:
             self.limits[shim.task] = limit
