@@ -213,7 +213,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What each story returned."""
+    """The result of each story."""
     folder = tmp_path_factory.mktemp("stories")
     (folder / "program.py").write_text("import sys\nopen(sys.argv[1], 'x').close()\n")
     (folder / "sleeps.py").write_text("import time\ntime.sleep(99)\n")
