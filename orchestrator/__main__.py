@@ -152,9 +152,8 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
             help="do not wait for nodes that do not say hello: nothing of a job runs there; "
             "without BACKUP: after a restore that was made before",
         )
-    arguments = parser.parse_args(
-        given[1:], argparse.Namespace(verb=verb, check=False, new_admin="")
-    )
+    defaults = argparse.Namespace(verb=verb, check=False, new_admin="")
+    arguments = parser.parse_args(given[1:], defaults)
     if verb == RESTORE and arguments.file is None and not arguments.salvage and not arguments.go:
         parser.error("one of BACKUP, --salvage and --go is required")
     return arguments
@@ -173,8 +172,7 @@ def _parser() -> argparse.ArgumentParser:
         "--new-admin",
         metavar="USER",
         default="",
-        help="make USER an admin of a stopped coordinator, print a new token, and exit: for when no "
-        "admin has a token any more",
+        help="make USER an admin of a stopped coordinator, print a new token, and exit",
     )
     return parser
 

@@ -152,7 +152,7 @@ ROUTES: Final = (
           problems=(409,)),
     Route("GET", "/v1/ca", PeopleApi.ca, Action.READ_CA,
           "The CA of the coordinator's certificate (PEM).",
-          answers=as_text("application/x-pem-file")),
+          answers=as_text("application/x-pem-file"), problems=(404,)),
     Route("GET", "/v1/agent", AgentSessions.serve, Action.CONNECT,
           "An agent's control connection (websocket).", answers={101: {}}),
     Route("GET", "/v1/agent/logs", LogIngest.serve, Action.CONNECT,

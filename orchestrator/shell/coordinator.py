@@ -116,13 +116,8 @@ class Coordinator:
         # Measured on the monotonic clock, which nobody can set.
         self._last_record = None if last_record_at is None else last_record_at - began.mono
         self.limits: Final = limits
-        self._started = partial(
-            CoordinatorStarted,
-            networks=networks,
-            first_job=first_job,
-            pools=dict(pools or {}),
-            people=people,
-        )
+        begin = partial(CoordinatorStarted, networks=networks, first_job=first_job, people=people)
+        self._begin = partial(begin, pools=dict(pools or {}))
         self._sessions = sessions
         self._inbox = Inbox(clock)
         self._timers: Timers[a.Timer] = Timers(
@@ -161,7 +156,7 @@ class Coordinator:
 
     async def run(self, epoch: int) -> None:
         """Own the state until cancelled. Any exception means that the process must exit."""
-        self._inbox.put_now(self._started(epoch, cluster=secrets.token_hex(6)))
+        self._inbox.put_now(self._begin(epoch, cluster=secrets.token_hex(6)))
         try:
             while True:
                 await self._step(await self._inbox.take())

@@ -48,9 +48,9 @@ class _Pinned(NamedTuple):
 def command(*, url: str, token: str | None, ca: Path | None, force: bool) -> None:
     """Check a token at the coordinator, and write both to the client's file (mode 0600).
 
-    Without TOKEN, asks for it, so that it is in no history and no list of processes. A TOKEN that
-    begins with `ml1.` holds the SHA-256 of the coordinator's CA: the CA is fetched, compared, and
-    written beside the client's file before the token is sent.
+    Without TOKEN, asks for it, which keeps it out of the shell history and the process list. If it
+    begins with `ml1.`, it holds the SHA-256 of the coordinator's CA: the CA is fetched and compared
+    before the token is sent, and written beside the client's file.
     """
     if token is None:
         token = click.prompt("Token", hide_input=True, err=True)
@@ -64,8 +64,8 @@ def command(*, url: str, token: str | None, ca: Path | None, force: bool) -> Non
             f"{safe(str(path))} is for another coordinator; nothing was written\n"
             "  name another file with MUSTER_CONFIG, or replace it with --force"
         )
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if pinned is not None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         pem = _fetched_ca(settings.url, pinned.sha256)
         known = _checked_with(settings.url, pinned.token, pem, path.parent)
         ca = path.with_suffix(".ca.pem").absolute()
@@ -73,6 +73,7 @@ def command(*, url: str, token: str | None, ca: Path | None, force: bool) -> Non
         note(f"wrote {safe(str(ca))}")
     else:
         known = Client.of(settings).version()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fields = {"url": settings.url, "token": settings.token} | ({"ca": str(ca)} if ca else {})
     text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in fields.items())
     write_atomic(path, text.encode(), _PRIVATE)

@@ -31,7 +31,7 @@ _ROLES: Final = click.Choice([each.value for each in Role])
 def command() -> None:
     """Add, list, change and disable users. Needs the role admin.
 
-    Whoever has a token of a user is that user. `muster token create` makes one.
+    A request acts as the user of its token. `muster token create` makes one.
     """
 
 

@@ -76,7 +76,7 @@ class Node:
     record_due: float = 0.0  # see `registration_due`
     connect_due: float = 0.0  # see `connection_due`
     hardware_passed: tuple[str, int] | None = None  # newest event, recorded or not
-    hardware_due: float = 0.0  # see `hardware_rate`
+    hardware_due: float = 0.0  # see `registrations`
     kills_due: float = 0.0  # of kills for lack of memory
     hardware_skipped: int = 0  # events beyond the rate
     link: LinkState = LinkState.OFFLINE

@@ -1,4 +1,4 @@
-"""Who may call what: every route of the real router, with every kind of token."""
+"""Access to every route of the real router, with every kind of token."""
 
 import json
 from typing import Any
@@ -92,7 +92,7 @@ def role_of(route: tuple[str, str]) -> str:
 
 
 def role_for_another(route: tuple[str, str]) -> str:
-    """The least role for a route, whoever's the job in its path is."""
+    """Return the least role for a route, if the job or token in its path is of someone else."""
     if route[1] in HIDDEN:
         return "admin"
     if not route[1].startswith("/v1/jobs/{id}") or route in SHOWN:
@@ -176,7 +176,7 @@ def test_a_route_needs_an_action_and_an_object_for_its_handler() -> None:
         route.bind([object()])
 
 
-async def test_what_does_not_exist_is_closed_as_well(coordinator: CoordinatorProcess) -> None:
+async def test_unknown_routes_need_a_token_too(coordinator: CoordinatorProcess) -> None:
     known = set(ROUTES)
     paths = {path for _, path in known}
     others = [(m, p) for p in sorted(paths) for m in METHODS if (m, p) not in known]
