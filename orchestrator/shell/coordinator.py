@@ -155,9 +155,9 @@ class Coordinator:
 
     async def run(self, epoch: int) -> None:
         """Own the state until cancelled. Any exception means that the process must exit."""
-        name = secrets.token_hex(6)
+        name, secret = secrets.token_hex(6), secrets.token_hex(32)
         self._inbox.put_now(
-            CoordinatorStarted(epoch, name, self._networks, self._first_job, self._pools)
+            CoordinatorStarted(epoch, name, self._networks, self._first_job, self._pools, secret)
         )
         try:
             while True:
