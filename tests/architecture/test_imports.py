@@ -1,4 +1,4 @@
-"""What import-linter cannot say: a list of what a room may import, and nothing else."""
+"""Import rules that import-linter cannot express: the complete list of a package's imports."""
 
 import ast
 import sys

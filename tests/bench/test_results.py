@@ -1,4 +1,4 @@
-"""What the program of the benchmark prints, and what the numbers mean."""
+"""Output of the benchmark's program, and the meaning of its numbers."""
 
 import pytest
 from hypothesis import given

@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 def run(folder: Path, wanted: dict[str, Any], count: int) -> CheckOutput:
-    """A gang of `count` processes; what rank 0 has told."""
+    """Run a gang of `count` processes; returns the output of rank 0."""
     file = folder / "plan.json"
     file.write_text(json.dumps(wanted))
     env = {
@@ -94,7 +94,7 @@ def ends() -> Iterator[tuple[peer.Peer, peer.Peer]]:
 
 
 def sent(ends: tuple[peer.Peer, peer.Peer]) -> tuple[float | None, str]:
-    """What the sender makes of one sending, which the receiver answers."""
+    """Return the sender's result of one transfer, which the receiver answers."""
     sender, receiver = ends
 
     def answer() -> None:

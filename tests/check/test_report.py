@@ -1,4 +1,4 @@
-"""From what the nodes told to what is wrong."""
+"""From the measurements of the nodes to findings."""
 
 import pytest
 
@@ -28,7 +28,7 @@ NAMES = ("a", "b", "c", "d")
 def full(
     bad: dict[tuple[str, str], str] | None = None, names: tuple[str, ...] = NAMES
 ) -> list[Transfer]:
-    """All ways between `names`, but for those that fail."""
+    """Return all transfers between `names`; those in `bad` failed."""
     bad = bad or {}
     return [
         Transfer(one, other, NET, None if (one, other) in bad else 1.0, bad.get((one, other), ""))

@@ -1,4 +1,4 @@
-"""Where the client finds the coordinator and its token, and which of several it takes."""
+"""Sources of the coordinator's address and token, and their precedence."""
 
 from pathlib import Path
 

@@ -24,7 +24,7 @@ def end(*, final: bool, reason: str = "") -> list[bytes]:
 
 
 class Script(Transport):
-    """What each connection in turn brings; an exception in it is raised."""
+    """The lines of each connection in turn; an exception among them is raised."""
 
     def __init__(self, *connections: Sequence[bytes | Exception]) -> None:
         self.connections = list(connections)

@@ -28,7 +28,7 @@ def port(node: Node, number: int, name: str, **values: str) -> None:
 
 @dataclass
 class Fabrics(LocalCluster):
-    """Four nodes: two alike but for names, one whose third port is slower, one without RDMA."""
+    """Four nodes: two equal except for names, one whose third port is slower, one without RDMA."""
 
     def _place(self, number: int) -> dict[str, object]:
         root = self.root / "fabric" / str(number)

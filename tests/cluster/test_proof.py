@@ -1,4 +1,4 @@
-"""What carried a gang's traffic: real daemons, a real gloo gang, counters and lines as scripted."""
+"""Carrier of a gang's traffic: real daemons, a real gloo gang, scripted counters and lines."""
 
 from __future__ import annotations
 

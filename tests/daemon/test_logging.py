@@ -1,4 +1,4 @@
-"""What a line of the log looks like, and what never stands in it. Each test configures anew."""
+"""Format of a log line, and what it never contains. Each test configures anew."""
 
 import io
 import json

@@ -130,7 +130,7 @@ def test_a_connection_is_cheap_and_carries_more_than_its_buffer(files: Files) ->
 
 
 async def echoed(files: Files, sent: bytes) -> tuple[bytes, int]:
-    """What came back over TLS, and the size of the server's buffer."""
+    """Return the answer over TLS, and the size of the server's buffer."""
     held: list[int] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

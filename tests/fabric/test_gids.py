@@ -1,4 +1,5 @@
-"""Which GID NCCL takes: the rule beside a second writing of it, and what follows by version."""
+"""The GID that NCCL takes: the rule against a second implementation, and the settings by
+version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which HCAs are used: the rule step by step, and the operator's word."""
+"""Selection of HCAs: the rule step by step, and the operator's choice."""
 
 from __future__ import annotations
 
@@ -369,7 +369,7 @@ def test_of_several_networks_each_port_s_own_is_the_one_that_is_used(
     made = environment(choice, (), version).values
     assert made["NCCL_IB_GID_INDEX"] == "3"
     assert "NCCL_IB_ADDR_RANGE" not in made
-    # Where NCCL takes them by itself, it is told nothing.
+    # If NCCL chooses them by itself, no index is set.
     kept = choose(hcas, [], Rules(include=("192.168.0.0/24", "192.168.1.0/24")))
     assert [hca.gid_index for hca in kept.hcas] == [1, 1]
     assert "NCCL_IB_GID_INDEX" not in environment(kept, (), (2, 27)).values

@@ -37,7 +37,7 @@ def world(rank: int, size: int, network: str, *channels: str) -> str:
 
 
 def host(*processes: str) -> NcclEvidence:
-    """What the processes of one host say together."""
+    """Return the evidence of all processes of one host together."""
     found = []
     for text in processes:
         log = NcclLog()

@@ -1,4 +1,4 @@
-"""What NCCL's lines say, by version; arbitrary bytes."""
+"""NCCL's log lines, by version; arbitrary bytes."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_nvlink_between_nodes_is_neither() -> None:
 
 
 class TestCountersAlone:
-    """Of jobs in which NCCL says nothing: gloo, other libraries, its lines sent elsewhere."""
+    """Jobs in which NCCL logs nothing: gloo, other libraries, its lines sent elsewhere."""
 
     def test_rdma_that_all_sent_and_all_received(self) -> None:
         found = judge(gang(report(), report()))

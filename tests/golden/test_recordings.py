@@ -1,4 +1,4 @@
-"""What any version has written this one reads as it was meant; what it writes is recorded."""
+"""Recordings of any version are read with their meaning; what this version writes is recorded."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def with_jobs(folder: Path, jobs: int, began: float = 0.0) -> Journal:
 def sweep(
     folder: Path, keep: RetentionPolicy, *, now: float = 0.0, doubt: str = ""
 ) -> tuple[int, JobArchive]:
-    """How many jobs are forgotten in an hour."""
+    """Return the number of jobs forgotten in an hour."""
     moments = (Instant(0.0, now - HOUR), Instant(HOUR, now))
     gone, archive = sweeps(folder, keep, *moments, doubt=doubt)
     return sum(gone), archive
@@ -73,7 +73,8 @@ def sweep(
 def sweeps(
     folder: Path, keep: RetentionPolicy, *moments: Instant, doubt: str = ""
 ) -> tuple[list[int], JobArchive]:
-    """How many jobs are forgotten at each of these, in one life that begins with the first."""
+    """Return the number of jobs forgotten at each of these moments, in one process that begins with
+    the first."""
 
     async def run() -> tuple[list[int], JobArchive]:
         journal = Journal.open(folder)
@@ -161,7 +162,7 @@ def test_nothing_goes_for_its_age_while_the_clock_is_in_doubt(tmp_path: Path) ->
 
 
 def test_only_a_part_goes_in_an_hour(tmp_path: Path) -> None:
-    """However wrong the clock is, and whoever has the same."""
+    """This holds however wrong the clock is, and even if other clocks agree with it."""
     with_jobs(tmp_path, 480).close()
     moments = [Instant(60.0 * minute, 400 * DAY + 60.0 * minute) for minute in range(61)]
     gone, _ = sweeps(tmp_path, RetentionPolicy(365 * DAY, 1000), *moments)

@@ -1,4 +1,4 @@
-"""The process: it starts or says in one line why not, and it stops when it is told to."""
+"""The process: it starts or prints one line why not, and it stops on request."""
 
 import asyncio
 import json
@@ -100,7 +100,7 @@ def test_a_state_folder_in_use_is_named_with_its_holder(tmp_path: Path) -> None:
 
 @pytest.fixture
 def notified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """What a service manager hears."""
+    """The socket of a service manager."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(DEADLINE_S)

@@ -184,7 +184,7 @@ def test_a_message_of_a_later_protocol_is_distinguished_from_a_broken_one() -> N
 
 
 def test_the_window_of_protocols_is_always_said() -> None:
-    """Left out as a default, it would be read as that of whoever reads it."""
+    """If the default were left out, the reader's own default would be read."""
     hello = m.Hello(
         NodeName("n"), "id", "boot", "0.1.0", m.NodeObservations(INVENTORY), protocol_max=9
     )

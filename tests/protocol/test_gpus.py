@@ -1,4 +1,4 @@
-"""What a model means that somebody typed, and what a coordinator does not take from an agent."""
+"""GPU models as users type them, and reports of GPUs that a coordinator refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proxy does to a connection what it is told, to all bytes or none, and alike for one seed."""
+"""The proxy damages a connection as requested, all bytes or none, and equally for one seed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def dial(proxy: Proxy) -> socket.socket:
 
 
 def say(sock: socket.socket, data: bytes) -> threading.Thread:
-    """In a thread, since whoever says much has to be heard meanwhile."""
+    """Send in a thread, because large data must be received at the same time."""
 
     def send() -> None:
         with contextlib.suppress(OSError):

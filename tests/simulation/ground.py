@@ -1,4 +1,4 @@
-"""What really runs on the nodes, and what must be true of it. Told of every change there."""
+"""Real processes on the nodes and their invariants. Every change there is reported here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Ground:
     of_job: dict[JobId, dict[TaskId, Shim]] = field(default_factory=dict)
     warned: set[TaskId] = field(default_factory=set)
     signals: set[tuple[TaskId, int]] = field(default_factory=set)
-    fabrics: dict[TaskId, TaskFabric] = field(default_factory=dict)  # as its node was told
+    fabrics: dict[TaskId, TaskFabric] = field(default_factory=dict)  # as its node received it
     began: dict[TaskId, float] = field(default_factory=dict)  # when its node made ready for it
     ready: set[TaskId] = field(default_factory=set)
     arranged: set[TaskId] = field(default_factory=set)
@@ -58,7 +58,7 @@ class Ground:
         raise Violation(text)
 
     def occupied(self, shim: Shim) -> None:
-        """A process of the job exists on the node, be it only its setup."""
+        """A process of the job exists on the node; its setup counts."""
         self.world.log(f"{shim.node} {shim.task} occupied")
         self.world.judged.update(("I3", "I4", "I5"))
         self.ran.add(shim.task)

@@ -41,7 +41,7 @@ def writes_nothing(world: World, task: TaskId) -> bool:
 
 
 class Shim:
-    """One task's shim. `changed` is told of every new document."""
+    """The shim of one task. `changed` is called with every new document."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class Shim:
         self.changed(self)
 
     def _gate_dies(self) -> None:
-        """What waits at the gate is killed before it was ever opened."""
+        """Kill the process at the gate before the gate was ever opened."""
         if self.dead or self.phase is not P.PREPARED or self._start_seen:
             return
         self.world.met["gate_died"] += 1
@@ -471,7 +471,7 @@ class Shim:
         self.dead = True
 
     def bury(self) -> None:
-        """What a dead shim left is ended, and a record is written in its place."""
+        """End what a dead shim left, and write a record in its place."""
         self._vacate()
         if self.record is None:
             self.phase = P.CLEANED

@@ -252,7 +252,7 @@ def test_every_kind_of_fault_was_met(capsys: pytest.CaptureFixture[str]) -> None
 def transcript(
     blocks: Iterable[int], capsys: pytest.CaptureFixture[str]
 ) -> tuple[Counter[str], int]:
-    """What was met in these blocks, and core steps; both are printed."""
+    """Return the counts of these blocks, and core steps; both are printed."""
     met: Counter[str] = Counter()
     judged: Counter[str] = Counter()
     steps = seeds = 0
@@ -270,7 +270,7 @@ def transcript(
 
 
 def digests(seeds: str, hash_seed: str) -> str:
-    """What a process of its own, with another order of its sets, makes of these seeds."""
+    """Return the digests of these seeds from a separate process, with another order of its sets."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.simulation", "--seeds", seeds, "--digests"],
         env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path.cwd())},

@@ -1,4 +1,4 @@
-"""Who watches what really runs on the nodes."""
+"""Observers of the real processes on the nodes."""
 
 from __future__ import annotations
 

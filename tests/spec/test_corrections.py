@@ -332,7 +332,7 @@ def test_a_count_of_accelerate_is_that_of_one_node() -> None:
 
 
 def hints() -> Iterator[tuple[str, str]]:
-    """Where a text of the checks suggests something to write, and its pattern."""
+    """Yield each place where a text of the checks suggests a value, and its pattern."""
     folder = Path(muster.spec.__file__).parent
     for path in sorted(folder.rglob("*.py")):
         if path.stem in ("update", "overrides", "sbatch"):

@@ -1,4 +1,4 @@
-"""What a pool fills in: below all that a job says, in whatever spelling, above what is built in."""
+"""Defaults of a pool: below all that a job says, in whatever spelling, above the built-in ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What YAML, and those who write it, can do to a job: each is kept as typed or refused with its
-field and value. The wrong types are made from the types of the specification."""
+"""YAML traps in a job: each value is kept as typed or refused with its field and value. The wrong
+types are made from the types of the specification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be changed of a job that was submitted."""
+"""Changes to a submitted job."""
 
 import pytest
 

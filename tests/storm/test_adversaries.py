@@ -113,7 +113,7 @@ class Scene:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Whatever happens inside, an honest job is served, and afterwards all is at rest."""
+        """Check that an honest job is served meanwhile, and that all is at rest afterwards."""
         with Watch(self.cluster) as watch:
             honest = self.honest()
             yield

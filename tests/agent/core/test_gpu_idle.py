@@ -1,4 +1,4 @@
-"""Whether a task's GPUs are idle: never on one reading, never where one of them cannot be read."""
+"""Idle GPUs of a task: never judged on one reading, nor while a reading is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent's GPUs: told when they change, never given to a second task while the first has them."""
+"""An agent's GPUs: reported when they change, and never given to two tasks at once."""
 
 from __future__ import annotations
 

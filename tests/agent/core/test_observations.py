@@ -1,4 +1,4 @@
-"""What is told of the node around a task: its networks as they change, its fabric, its GPUs."""
+"""Observations reported around a task: networks as they change, fabric and GPUs."""
 
 from __future__ import annotations
 

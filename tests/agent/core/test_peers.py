@@ -1,4 +1,4 @@
-"""Whom a node of a gang watches, and when it says that one does not answer."""
+"""The peers that a node of a gang probes, and its report when one does not answer."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_one_that_never_answered_is_no_witness() -> None:
 
 
 def test_no_false_alarm_in_an_hour_of_loss_and_stalls() -> None:
-    """One packet in a hundred is lost, either way, and each second has a chance of a stall of half
-    a second. The kernel repeats the question after a second; an answer counts within two."""
+    """Lose one packet in a hundred in either direction, and stall half a second with some chance in
+    each second. The kernel repeats the probe after a second; an answer counts within two."""
     for seed in range(200):
         chance, seen = random.Random(seed), PeerAnswers()
         for _ in range(1200):

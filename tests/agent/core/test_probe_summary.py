@@ -1,4 +1,4 @@
-"""What the coordinator is told of a probe: small, bounded, and enough for the plan of a gang."""
+"""The summary of a probe for the coordinator: small, bounded, and enough for the plan of a gang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node has for RDMA is told when it changes: nodes are chosen by it."""
+"""RDMA hardware of a node is reported when it changes, because placement depends on it."""
 
 from __future__ import annotations
 

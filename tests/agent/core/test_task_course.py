@@ -68,7 +68,7 @@ def test_a_task_goes_from_prepare_to_removal() -> None:
     ]
     assert reports(agent.shim(ShimPhase.RUNNING, running_s=0.0))[-1].state is TaskState.STARTED
     done = agent.shim(ShimPhase.CLEANED, running_s=2.0, exit=ShimExit(0))
-    # Of its fabric nobody is told again.
+    # The fabric is not reported a second time.
     prepared = msgspec.structs.replace(said[-1].prepared, fabric=None)
     assert reports(done)[-1] == m.TaskReport(
         TASK, TaskState.CLEANED, prepared=prepared, exit=ExitStatus(0), running_s=2.0

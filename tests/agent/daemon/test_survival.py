@@ -1,4 +1,4 @@
-"""What an agent's death does to a job: nothing."""
+"""The death of an agent does not disturb its jobs."""
 
 from __future__ import annotations
 

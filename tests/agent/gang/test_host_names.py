@@ -272,7 +272,8 @@ async def test_what_somebody_puts_back_goes_again(
 
 
 def looks_of(hosts: GangHostNames, monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[None]:
-    """One for each look that found nothing wrong; the next but one waits until it is taken."""
+    """Queue an entry for each check that found nothing wrong; the check after the next waits until
+    the entry is taken."""
     looks: asyncio.Queue[None] = asyncio.Queue(1)
     real = hosts.clean
 
@@ -285,7 +286,7 @@ def looks_of(hosts: GangHostNames, monkeypatch: pytest.MonkeyPatch) -> asyncio.Q
 
 
 async def look_again(looks: asyncio.Queue[None]) -> None:
-    """One has been noted and one waits to be: the third begins now."""
+    """Take two finished checks and wait for a third, which therefore began after this call."""
     for _ in range(3):
         await looks.get()
 

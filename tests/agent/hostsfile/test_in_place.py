@@ -1,4 +1,4 @@
-"""Where names cannot be exchanged, the hosts file is written in place."""
+"""The hosts file is written in place if names cannot be exchanged."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def test_no_link_is_made_before_the_owner_has_heard_of_the_end_of_the_last(tmp_p
 async def first_pause(
     folder: Path, coordinator: Coordinator, token: str = TOKEN, ca: Path | None = None
 ) -> dict[str, str]:
-    """What is logged when a connection does no good."""
+    """Return the log entry of the first connection that failed."""
     with capture_logs() as logs:
         async with node(folder, coordinator, token, ca=ca) as it:
             async with asyncio.timeout(DEADLINE_S):

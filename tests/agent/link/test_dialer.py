@@ -1,4 +1,5 @@
-"""How long an agent waits before it dials again: all of them lose their coordinator at once."""
+"""Pauses of an agent before it redials, spread because all agents lose their coordinator at
+once."""
 
 from __future__ import annotations
 

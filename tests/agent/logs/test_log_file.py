@@ -40,7 +40,7 @@ def test_a_log_ends_at_an_offset_that_no_peer_takes(
     assert source is not None
     os.truncate(path, 100_000)
     monkeypatch.setattr(log_file, "OFFSET_MAX", 60_000)
-    assert source.take(8192, 100) == 60_000 - 8192, "the hole, as far as it is told"
+    assert source.take(8192, 100) == 60_000 - 8192, "the hole, as far as it is reported"
     assert source.take(60_000, 100) == b""
     os.truncate(path, 0)
     assert source.take(59_999, 100) == EMPTIED

@@ -1,4 +1,5 @@
-"""Whatever is lost, repeated or late: the coordinator holds a prefix, and in the end all."""
+"""The coordinator holds a prefix of the log and in the end all, despite loss, repeats and
+delays."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ class Pair:
         return True
 
     def send(self) -> bool:
-        """One turn of the sender. The bytes arrive at once, their acknowledgement does not."""
+        """Take one turn of the sender. The bytes arrive at once, their acknowledgement does not."""
         stream = self.ledger.next_readable()
         if stream is None or stream.sent is None:
             return False

@@ -149,7 +149,7 @@ def test_a_thread_of_its_own_notifies_the_agent(
     begun = threading.Event()
 
     class Begun(CheckpointWatch):
-        """What is there before it is made is no news."""
+        """Sets the event only after the constructor has read the folder."""
 
         def __init__(self, folder: str, seen: Callable[[str], None]) -> None:
             super().__init__(folder, seen)

@@ -1,4 +1,4 @@
-"""What an agent finds of its network: from made-up links and sysfs, and in a real namespace."""
+"""Network probe of an agent: from made-up links and sysfs, and in a real namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shim accepts, and how it refuses the rest."""
+"""Commands that a shim accepts, and its refusals of all others."""
 
 from __future__ import annotations
 

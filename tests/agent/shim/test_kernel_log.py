@@ -1,4 +1,4 @@
-"""What a failed rank is told of the kernel's log: what is about it, and nothing else."""
+"""Kernel log lines attached to a failed rank: only those about that rank."""
 
 from __future__ import annotations
 

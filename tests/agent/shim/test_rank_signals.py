@@ -1,4 +1,4 @@
-"""Which ranks a signal is for: those that there are, or also those that begin later."""
+"""Ranks that a signal is for: those that run, or also those that begin later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shim reads of the kernel: ports, processes, cgroups."""
+"""The shim's reading of kernel state: ports, processes, cgroups."""
 
 from __future__ import annotations
 

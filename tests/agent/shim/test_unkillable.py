@@ -1,4 +1,4 @@
-"""What the kernel says of processes that are to end: who lives, and who will never run again."""
+"""Processes that should end: which ones live, and which will never run again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job was promised for its end: the signal, to the ranks and once, and all of the time."""
+"""Stop of a job: the signal goes to every rank once, and the whole grace period passes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ while True:
     time.sleep(0.01)
 """
 
-# Fails once it and its sibling have been told, and does well the second time.
+# Fails once it and its sibling have had the signal, and succeeds the second time.
 TWO_ROUNDS = """
 import os, signal, sys, time
 rank, number = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]

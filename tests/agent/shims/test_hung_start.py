@@ -1,4 +1,4 @@
-"""What hangs before a start hangs the runner: the shim goes on, and refuses in time."""
+"""A hang before a start hangs the runner only: the shim goes on, and refuses in time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a job's own process says to its shim in torchrun's place: neither the shim nor the agent is
-to suffer from it.
+"""Malformed messages from a job's own process to its shim, in torchrun's place: neither shim nor
+agent suffers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many processes a job may have: the kernel's own bound, met by real jobs."""
+"""Limit on the number of processes of a job: the kernel's own, reached by real jobs."""
 
 from __future__ import annotations
 

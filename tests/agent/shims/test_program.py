@@ -41,7 +41,7 @@ def test_true_ends_with_0_and_leaves_its_record(stage: Stage) -> None:
         assert status.first_failed is None
         phases = [received.phase for received in task.received]
         assert phases == sorted(phases, key=list(ShimPhase).index)
-        # RUNNING may go unseen: `true` has often ended before anybody could be told of it.
+        # RUNNING may go unseen: `true` has often ended before the status is sent.
         assert status.running_s is not None
         on_disk = msgspec.json.decode(task.read("exit.json"), type=ShimStatus)
         assert on_disk == status

@@ -1,4 +1,4 @@
-"""Who may die, and what is still there afterwards."""
+"""Any process of Muster may die; the task and its records remain."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_what_a_program_leaves_behind_does_not_outlive_it(stage: Stage) -> None:
         assert status.stopped_by is None
         assert carriers(task) == []
         phases = [received.phase for received in task.received]
-        # The exit was told before the daemon was gone.
+        # The exit was reported before the daemon was gone.
         assert phases.index(ShimPhase.EXITED) < phases.index(ShimPhase.CLEANED)
 
     stage.play(story)

@@ -25,7 +25,7 @@ def order(workdir: Path | None = None, *, asked: bool = True) -> PrepareTask:
 
 def test_a_sound_node_passes(tmp_path: Path) -> None:
     asyncio.run(look(order(tmp_path), tmp_path))
-    asyncio.run(look(order(tmp_path / "told by whoever needs it"), tmp_path))
+    asyncio.run(look(order(tmp_path / "refused by the task that needs it"), tmp_path))
 
 
 def test_a_file_system_that_hangs_is_named_and_left_behind(

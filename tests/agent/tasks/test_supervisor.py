@@ -1,4 +1,4 @@
-"""What is said of a task by who keeps it: with real files, a real shipper and no shim."""
+"""Reports of a task's supervisor: with real files, a real shipper and no shim."""
 
 from __future__ import annotations
 

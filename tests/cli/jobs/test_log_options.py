@@ -21,7 +21,7 @@ HOSTILE = b"loss \x1b[32m0.5\x1b[0m\x1b]0;owned\x07\x1b[2J 10%\r20%\n"
 
 
 def on_a_terminal(environ: dict[str, str], *arguments: str) -> bytes:
-    """What `muster` writes to a terminal that is both of its outputs."""
+    """Return everything that `muster` writes to a terminal that is both of its outputs."""
     ours, theirs = pty.openpty()
     with open(ours, "rb", buffering=0) as terminal:
         process = subprocess.Popen(

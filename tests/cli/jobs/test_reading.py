@@ -348,7 +348,7 @@ def test_the_exit_of_a_node_is_that_of_its_rank(
 def test_after_a_time_limit_every_node_is_said_to_be_stopped(
     run: Run, fake: FakeCoordinator, how: ExitStatus
 ) -> None:
-    """Also one whose torchrun was killed before it could tell of its ranks."""
+    """This includes a node whose torchrun was killed before it could report its ranks."""
     ended_ranks = (api.RankView(0, ExitStatus(signal=15), stopped=True),)
     tasks = (
         api.TaskView("gpu-01", 0, "launcher", TaskState.CLEANED, ended_ranks, ExitStatus(1), None),

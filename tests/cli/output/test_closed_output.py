@@ -1,4 +1,5 @@
-"""Output that nobody reads, or that finds no room: what is asked for is done, and its code told."""
+"""Output that nobody reads, or that finds no room: the command is still done, and exits with its
+code."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What a terminal is shown of bytes that a job wrote: nothing that it would obey but colour."""
+"""Bytes of a job on a terminal: no control sequence but colour gets through."""
 
 import re
 

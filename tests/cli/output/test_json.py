@@ -134,5 +134,5 @@ def test_a_job_that_is_printed_is_the_job_whatever_the_locale(
 
 
 def _documents(out: bytes) -> list[bytes]:
-    """One of several lines, or one a line."""
+    """Split the output into JSON documents: one document over several lines, or one a line."""
     return [out] if out.startswith(b"{\n") else out.splitlines()

@@ -280,7 +280,7 @@ def test_a_job_on_its_way_to_the_archive_is_listed_once() -> None:
 
 
 def test_what_an_older_release_has_archived_is_listed_with_all_fields() -> None:
-    """What this one has is sent as it was written, whatever its texts say."""
+    """A recorded line is sent as it was written, whatever its texts contain."""
     state = State()
     apply(state, f.JobSubmitted(JobId(1), parse_mapping(JOB), "alice"), 0.0)
     said = 'it said: {"a":1,"gpus":8}'

@@ -1,4 +1,4 @@
-"""Which bytes a reader gets: from a time on, from a byte on, and of what there is no more."""
+"""Selection of log bytes: from a time on, from a byte on, and from bytes that are gone."""
 
 import asyncio
 from pathlib import Path

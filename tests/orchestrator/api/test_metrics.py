@@ -1,4 +1,4 @@
-"""What Prometheus sees, and that documents and dashboard name nothing else."""
+"""Metrics for Prometheus; documents and dashboard name no others."""
 
 import asyncio
 import json

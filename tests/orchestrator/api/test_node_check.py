@@ -1,4 +1,4 @@
-"""What is known of a node's hardware, and a check of it against the others, over HTTP."""
+"""Hardware of a node, and its check against the other nodes, over HTTP."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is hidden of a job where it is shown: by names, in whatever way a command gives a value."""
+"""Redaction of a shown job: by names, in every way in which a command gives a value."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_whatever_stands_there(text: str) -> None:
     ],
 )
 def test_a_script_that_is_long_takes_no_longer_for_what_stands_in_it(part: str) -> None:
-    """Whoever looks for it anew at each place would take hours for this."""
+    """A search that starts anew at each place would take hours for this."""
     script = part * (1_000_000 // len(part))
     assert CANARY not in shown(f"{script}\nA_PASSWORD={CANARY}")
 

@@ -34,7 +34,7 @@ RESERVE = 1 << 20
 
 
 def facts(*jobs: int) -> list[tuple[f.Fact, float]]:
-    """Of each a submit; then, of all of them, the ends."""
+    """Return the submit of each job; then the ends of all of them."""
     return [
         *((f.JobSubmitted(JobId(n), SPEC, "ann", f"key-{n}", "digest"), 1.0) for n in jobs),
         *((f.JobEnded(JobId(n), CANCELLED), 2.0) for n in jobs),
@@ -287,7 +287,7 @@ def test_page_after_page_has_each_job_once(
 
 
 def test_a_list_reads_its_indexes_and_no_other_page(folder: Path) -> None:
-    """What is left out is never looked up in the table."""
+    """A row that is left out is never looked up in the table."""
     with closing(sqlite3.connect(folder / FILE_NAME)) as database:
         seen: list[str] = []
         database.set_trace_callback(seen.append)

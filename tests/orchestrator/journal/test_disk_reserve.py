@@ -153,7 +153,7 @@ def test_a_full_disk_has_room_for_what_ends_jobs_and_nothing_else_may_take_it(di
     while (state / FILE_NAME).exists():
         journal.append(submitted(1, 10_000))
         written += 1
-    # Whoever else writes there finds nothing of it.
+    # Another program that writes there gets none of the reserve.
     fill(disk, "other")
     for _ in range(60):
         journal.append(submitted(1, 10_000))

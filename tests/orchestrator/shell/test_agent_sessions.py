@@ -216,7 +216,8 @@ async def test_a_stranger_with_an_impossible_name_is_refused(
 
 
 async def test_a_node_that_holds_much_is_let_in(coordinator: CoordinatorProcess) -> None:
-    """One turned away for the size of its hello could never come back: it would say the same."""
+    """A node refused for the size of its hello could never come back: it would send the same
+    again."""
     async with connect(coordinator, "holds-much") as agent:
         why = Refusal("setup_failed", "x" * 2000)
         tasks = tuple(TaskReport(TaskId(f"{n}.1.0"), TaskState.CLEANED, why) for n in range(1, 100))

@@ -220,7 +220,7 @@ def durable(state: State) -> Any:
 def test_a_job_goes_to_the_archive_with_all_that_was_decided_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where its last fact may wait for the next commit, too."""
+    """This holds even while the last fact waits for the next commit."""
     monkeypatch.setattr(coordinator_module, "LAZY_FLUSH_S", 3600.0)
     monkeypatch.setattr(archive_module, "LINGER_S", 0.0)
     with_webhook = msgspec.structs.replace(SPEC, notify=("https://hook.example/x",))

@@ -1,4 +1,4 @@
-"""What shares a commit: an fsync is what a launch and an end wait for."""
+"""Group commit: a launch and an end wait for one fsync."""
 
 import asyncio
 from pathlib import Path

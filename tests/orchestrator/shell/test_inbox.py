@@ -1,4 +1,4 @@
-"""The owner's queue: bounded for whoever can wait, in order, and some may be picked from it."""
+"""The owner's queue: bounded for senders that can wait, in order, with a way to take some early."""
 
 import asyncio
 

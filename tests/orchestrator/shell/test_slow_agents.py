@@ -1,4 +1,4 @@
-"""An agent that does not read slows nobody: its connection is ended, and its end is told once."""
+"""An agent that does not read slows no other: its connection is closed and logged once."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ from tests.orchestrator.fake_agent import DEADLINE_S, hello
 
 
 class Heard:
-    """Stands where the owner does, and keeps what it is told."""
+    """Stands in for the owner and keeps every input."""
 
     def __init__(self) -> None:
         self.inputs: list[Input] = []

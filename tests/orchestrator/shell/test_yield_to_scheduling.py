@@ -31,7 +31,7 @@ MUCH = b"x" * MUCH_BYTES
 
 @dataclass
 class Logs:
-    """Of the one job, whose node may bring them and whom one may ask for them."""
+    """Log requests of the one job, from its node and from a reader."""
 
     rig: Rig
     store: LogStore

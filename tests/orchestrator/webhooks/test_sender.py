@@ -67,7 +67,7 @@ async def sending(rig: Rig, *allow: str) -> AsyncIterator[WebhookSender]:
 
 
 async def ended(rig: Rig, *hooks: str) -> JobId:
-    """A job with these webhooks, which are told of its end."""
+    """Submit a job with these webhooks and end it."""
     spec = replace(SPEC, notify=hooks)
     done: Any = await rig.coordinator.request(lambda rid: SubmitReceived(rid, spec, "ann"))
     await rig.coordinator.request(lambda rid: CancelReceived(rid, done.job, "ann"))

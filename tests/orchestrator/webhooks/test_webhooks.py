@@ -1,4 +1,4 @@
-"""Webhooks of jobs, told by a real coordinator: signed, at least once, and only those allowed."""
+"""Webhooks of jobs, sent by a real coordinator: signed, at least once, and only those allowed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def coordinator(
 
 @pytest.fixture
 def receiver(_receiver: Receiver) -> Receiver:
-    """One that has heard nothing; every test waits for all that it is told."""
+    """Return the shared receiver, emptied; every test waits for all its messages."""
     _receiver.got.clear()
     return _receiver
 

@@ -1,4 +1,4 @@
-"""What a job may not ask for together with its GPUs."""
+"""Keys that a job may not combine with its GPUs."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ async def all_of(folder: Path, ranks: int = 1) -> tuple[RecordedRank, ...]:
 
 
 class Evil:
-    """Whoever unpickles it as pickle is wont to runs a command."""
+    """Runs a command when it is unpickled without restrictions."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark

@@ -48,7 +48,7 @@ while True:
 """
 
 
-# Until it is told to be quiet: it says so when all is acknowledged that it has sent.
+# Sends until SIGUSR1; then says so as soon as everything it has sent is acknowledged.
 SENDS = """
 import fcntl, signal, socket, struct, termios, time
 sending = True
@@ -72,7 +72,7 @@ while True:
 
 
 class Now:
-    """A clock that goes when it is told to."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.mono = 100.0
@@ -83,7 +83,7 @@ class Now:
 
 @contextmanager
 def program(text: str, environ: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """One that has said that it is ready."""
+    """Start a program and wait for its `ready`."""
     argv = [sys.executable, "-c", text]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environ) as process:
         try:
@@ -215,7 +215,7 @@ def test_a_rank_that_was_quiet_is_so_for_the_next_agent_until_it_moves(tmp_path:
         assert look(agent(process), writes=False).still_s is None
         quiet = [look(watch, writes=False).still_s for _ in range(4)][-1]
         assert quiet is not None
-        # For as long as it takes to be told, and not for the time in which nobody looked.
+        # The later watch adds to the reported time, without the gap in which nobody looked.
         later = agent(process)
         assert look(later, writes=False, after_s=600.0).still_s == pytest.approx(15.0)
         assert look(later, writes=True).still_s is None

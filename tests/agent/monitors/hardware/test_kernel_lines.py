@@ -1,4 +1,4 @@
-"""What the kernel's lines say of hardware: as NVIDIA's driver and the kernel write them."""
+"""Lines of the kernel log on hardware, as NVIDIA's driver and the kernel write them."""
 
 from __future__ import annotations
 

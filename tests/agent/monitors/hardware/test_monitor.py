@@ -55,7 +55,7 @@ class Node:
 
     @asynccontextmanager
     async def agent(self, boot: str = "boot") -> AsyncIterator[None]:
-        """One life of it."""
+        """Run an agent's monitor from start to stop."""
         self.heard.clear()
         watch = HardwareMonitor(
             self.log, self.folder, boot, SystemClock(), lambda: self.devices, self.post
@@ -91,7 +91,7 @@ class Node:
 
 async def until(reached: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while not reached():  # noqa: ASYNC110 - nothing is told when a file is at its end
+        while not reached():  # noqa: ASYNC110 - no event exists for the end of a file
             await asyncio.sleep(0.01)
 
 
@@ -220,7 +220,7 @@ async def test_what_nvml_begins_to_count_is_reported_once_until_it_is_mended(nod
     assert (seen.code, seen.grade, seen.uuid) == ("nvml ecc", Grade.CRITICAL, "GPU-1")
     assert seen.text == f"GPU 0000:1b:00.0 {ECC}"
     assert [it.code for it in node.heard] == ["nvml ecc", "nvml remap"]
-    # Whoever resumes the node does not find it drained by the next agent.
+    # After a resume, the next agent does not drain the node for the same event again.
     async with node.agent():
         await node.hears(2)
         node.look()

@@ -51,7 +51,7 @@ def test_roce_has_no_ipoib(node: Node) -> None:
 
 
 def interface(node: Node, name: str, kind: int, port: int, count: int = 7) -> str:
-    """One of the card with two ports, on which `port` is counted from 0."""
+    """Make a network interface of the card with two ports; `port` counts from 0."""
     folder = f"sys/devices/{CARD}/net/{name}"
     node.file(f"{folder}/type", f"{kind}\n")
     node.file(f"{folder}/dev_port", f"{port}\n")
@@ -134,13 +134,13 @@ def test_counters_of_64_bits_before_linux_4_5(tmp_path: Path) -> None:
 
 
 def longer(node: Node, text: str) -> None:
-    """What those of 64 bits say."""
+    """Write the 64-bit counters."""
     node.file(f"{PORT}/counters_ext/port_xmit_data_64", text)
     node.file(f"{PORT}/counters_ext/port_rcv_data_64", text)
 
 
 def shorter(node: Node, text: str) -> None:
-    """What those of 32 bits say."""
+    """Write the 32-bit counters."""
     for what in (SENT, RECEIVED):
         node.file(f"{PORT}/counters/{what}", text)
 

@@ -1,4 +1,4 @@
-"""One task's traffic from its start to its end, over lives of the agent."""
+"""Traffic of a task from its start to its end, across restarts of the agent."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class NVMLError(Exception):
 
 @dataclass
 class Card:
-    """What NVML says of one GPU; an exception where it says nothing."""
+    """NVML's answers on one GPU; an exception stands for a call that fails."""
 
     number: int
     mig: int | Exception = field(default_factory=lambda: NVMLError("Not Supported"))
@@ -154,7 +154,8 @@ def test_nvml_says_more_and_what_it_does_not_show_is_not_given(
 def test_a_gpu_that_a_process_of_no_job_uses_is_busy_and_has_no_fault(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of no job: below no shim. Ours is below none either, and one names itself as a shim does."""
+    """A process belongs to a job only if it has a shim above it. The test's process has none, and
+    another merely uses a shim's name."""
     name = "import ctypes; ctypes.CDLL(None).prctl(15, b'muster-shim')"
     run = "import subprocess; print(subprocess.Popen(['sleep', '1000']).pid, flush=True); input()"
     with subprocess.Popen(

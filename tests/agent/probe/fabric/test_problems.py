@@ -1,4 +1,4 @@
-"""What a doctor says, and what it does not."""
+"""The findings of `doctor`, and the findings it must not report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Max locked memory         {memlock}            {memlock}            bytes
 
 
 def compute(node: Node, number: int = 2, port: dict[str, str] | None = None) -> None:
-    """InfiniBand ports with which all is well, and the last as it is told."""
+    """Make healthy InfiniBand ports; the last one as `port` describes."""
     for at in range(number):
         node.hca(f"mlx5_{at}", hca_type="MT4129")
         own = port if port is not None and at == number - 1 else {}
@@ -441,7 +441,7 @@ def test_the_nccl_of_the_jobs_interpreter_is_found_without_it(node: Node, tmp_pa
     found = node.probe(python="/opt/train/bin/python")
     assert (found.software.nccl, found.software.nccl_source) == ("2.20.5", f"/{packages}")
     assert found.env["NCCL_IB_GID_INDEX"] == "3"
-    # What is told wins, and without either a new one is assumed.
+    # The given version wins; without either a new one is assumed.
     assert "NCCL_IB_GID_INDEX" not in node.probe(python="/opt/train/bin/python", nccl="2.27.3").env
     unknown = node.probe(python="/opt/other/bin/python")
     assert "NCCL_IB_GID_INDEX" not in unknown.env

@@ -1,4 +1,4 @@
-"""Who may call what: every route of the real router, with every kind of token."""
+"""Access to every route of the real router, with every kind of token."""
 
 import json
 from pathlib import Path
@@ -88,7 +88,7 @@ def role_of(route: tuple[str, str]) -> str:
 
 
 def role_for_another(route: tuple[str, str]) -> str:
-    """The least role for a route, whoever's the job in its path is."""
+    """Return the least role for a route, if the job in its path belongs to someone else."""
     if not route[1].startswith("/v1/jobs/{id}") or route in SHOWN:
         return role_of(route)
     return "admin" if route in ADMINS else "operator"

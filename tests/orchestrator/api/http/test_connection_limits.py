@@ -112,7 +112,7 @@ async def test_a_head_that_never_ends_is_cut_off() -> None:
 
 
 async def test_a_head_that_grows_without_end_is_cut_off() -> None:
-    """What has arrived of it is kept in memory, and nobody has said yet who sends it."""
+    """The part that has arrived is kept in memory, and its sender is not authenticated yet."""
     async with serving(short(head_s=60.0)) as dial:
         reader, writer = await dial()
         writer.write(REQUEST + b"".join(b"X-%d: %b\r\n" % (n, b"x" * 8000) for n in range(6)))

@@ -157,7 +157,7 @@ def test_good_answers_have_the_same_headers(coordinator: CoordinatorProcess) -> 
 def test_a_page_that_rebinds_its_name_is_refused(
     named: CoordinatorProcess, host: str, status: int
 ) -> None:
-    """Whatever it has: also with a good token, and on the routes that are open."""
+    """Credentials do not help: also with a good token, and on the routes that are open."""
     for path in ("/v1/nodes", "/healthz"):
         assert get(named, path, f"Host: {host}").status == status
 

@@ -43,7 +43,7 @@ WITHOUT_END = ("/v1/events", "/v1/jobs/{id}/events", "/v1/jobs/{id}/logs")
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
-    """One with a node and jobs 1 to 3: one that ended, one that prepares, one that waits."""
+    """Start a coordinator with a node and jobs 1 to 3: one ended, one preparing, one waiting."""
 
     async def fill() -> None:
         async with connect(process, "n1") as agent, user_of(process) as user:

@@ -131,7 +131,7 @@ def test_an_unknown_job_is_declined() -> None:
 
 
 def kill_in_s(cluster: Cluster) -> float:
-    """How much is left of the grace."""
+    """Return the rest of the grace period."""
     at = job_view(cluster.state, cluster.job(1), cluster.now).kill_at
     assert at is not None
     return round(at.timestamp() - cluster.now.wall, 3)

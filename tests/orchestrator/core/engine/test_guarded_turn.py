@@ -52,7 +52,7 @@ def test_a_request_that_cannot_be_decided_is_answered_and_on_record_once(
     assert isinstance(answer, a.Answer)
     assert isinstance(answer.result, a.Declined)
     assert answer.result.code == "internal"
-    # Whoever repeats it does not fill the journal.
+    # A repeated request does not fill the journal.
     assert give(cluster, CANCEL)[0] == []
     monkeypatch.undo()
     give(cluster, CANCEL)

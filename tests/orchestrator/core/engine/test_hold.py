@@ -24,7 +24,7 @@ SAME = a.Changed(JobId(2), anything=False)
 
 
 def busy() -> Cluster:
-    """One node, which runs job 1; job 2 waits."""
+    """Make a cluster with one node, which runs job 1; job 2 waits."""
     cluster = Cluster()
     cluster.join("n0")
     cluster.submit(spec())

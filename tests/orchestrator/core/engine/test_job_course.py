@@ -184,7 +184,7 @@ def test_a_command_that_no_frame_can_hold_ends_the_job_and_blames_no_node(arrang
     for rank in range(2):
         if arranged:
             cluster.prepare(task(1, 1, rank))
-    refusal = Refusal(RefusalCode.TOO_LARGE, "what it has to be told is too much")
+    refusal = Refusal(RefusalCode.TOO_LARGE, "its message is too large")
     state = TaskState.PREPARED if arranged else TaskState.ASSIGNED
     for rank in range(2):
         cluster.report(task(1, 1, rank), state, refusal=refusal)

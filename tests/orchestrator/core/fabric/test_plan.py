@@ -1,4 +1,4 @@
-"""The fabric plan of a gang: what is refused, what is left out, what each node is told."""
+"""The fabric plan of a gang: refusals, ports left out, and the settings of each node."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_gang_of_one_kind_uses_all_rails() -> None:
 def test_where_it_is_required_nccl_may_not_fall_back() -> None:
     gang = [full("n1"), full("n2")]
     assert planned(gang, REQUIRED).of(0).env == planned(gang).of(0).env | ONLY_IB
-    # Whoever brings a network of their own for NCCL is left to it.
+    # A gang with a network plugin of its own for NCCL keeps it.
     found = planned(gang, FabricRequest(Rdma.REQUIRED, plugins=frozenset({"n2"})))
     assert found.of(0).env.items() >= ONLY_IB.items()
     assert not found.of(1).env.keys() & ONLY_IB.keys()
@@ -160,7 +160,7 @@ def test_nodes_met_before_say_which_of_two_is_unusual() -> None:
     assert refused([odd, usual]).differences[0].node == "n2"
     no = refused([odd, usual], met=[full("n3")])
     assert no.differences[0].node == "n1"
-    # Nobody is told of a difference of one that is not there.
+    # A difference of a node outside the gang is not reported.
     planned([full("n1"), full("n2")], REQUIRED, met=[odd, odd, odd, without("n4", 2)])
 
 
@@ -286,7 +286,7 @@ def test_two_that_miss_different_ports_share_the_rest() -> None:
 
 
 def test_what_nobody_has_is_no_difference() -> None:
-    """Of cards with two ports the second may be cabled nowhere."""
+    """The second port of a card with two ports may be cabled nowhere."""
     found = planned([without("n1", 2), without("n2", 2)], REQUIRED)
     assert (len(found.rails), found.notes) == (7, ())
     assert found.text == (

@@ -29,7 +29,7 @@ ALL = tuple(f"mlx5_{number}:1" for number in range(8))
 
 
 def unplaced(name: str, count: int, *down: int, pci: str = "") -> FabricMember:
-    """Of `count` ports these are down; `pci` is of the kind 0000:{}1:00.0."""
+    """Make a node with `count` ports, of which these are down; `pci` has the form 0000:{}1:00.0."""
 
     def slot(number: int) -> str:
         return pci.format(number + 1)
@@ -99,7 +99,7 @@ def part(name: str, *near: int, make: Any = ib, down: tuple[int, ...] = ()) -> F
 
 
 def ib_apart(number: int) -> FabricPort:
-    """Of a fabric in which each rail has a subnet manager of its own."""
+    """Make a port of a fabric in which each rail has a subnet manager of its own."""
     return ib(number, sm_lid=number + 1)
 
 

@@ -35,7 +35,7 @@ def traceback(last: str, *after: str) -> str:
     return "".join(f"[rank0]: {line}\n" for line in lines)
 
 
-# Verbatim ends of standard error, but for paths and addresses.
+# Verbatim ends of standard error, with paths and addresses replaced.
 WRITTEN = (
     (
         (
@@ -280,7 +280,7 @@ def test_what_a_process_ends_with(line: str, kind: str) -> None:
 
 
 def test_every_row_of_the_taxonomy_is_shown_by_an_example() -> None:
-    """One that no example reaches is dead, or stands behind a more general one."""
+    """A row that no example reaches is dead, or stands behind a more general row."""
     reached = set()
     for line in (*(row[0] for row in WRITTEN), *(row[0] for row in PLAIN)):
         reached.add(next((i for i, rule in enumerate(RULES) if rule.search(line)), -1))

@@ -1,4 +1,4 @@
-"""Which of several failures is the first, and what is said of it."""
+"""Choice of the first of several failures, and its text."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is wrong in well-known recipes for jobs on many nodes, E1 to E16: the class that a rank's
-failure of it is told by, or the test that shows why none can fail of it here."""
+"""Mistakes in well-known recipes for jobs on many nodes, E1 to E16: the class of a rank's failure,
+or the test that shows that the mistake cannot be made here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.core.failures.classify import judge
 
 ROOT = Path(__file__).parents[4]
 
-# The error, what a rank writes of it, the class, and a word of what it is told to do.
+# The error, the output of a rank, the class, and a word of the hint.
 FAILS = (
     (
         "E6: a dead link that NCCL reports after minutes",

@@ -1,4 +1,4 @@
-"""The fabric plan on its way: refused and given to other nodes, told to each node, kept."""
+"""The fabric plan on its way: refused and moved to other nodes, sent to each node, kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each node is told to run, word for word."""
+"""The command line and environment of each node, word for word."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def table(*hostnames: str) -> tuple[tuple[str, str], ...]:
 
 
 def test_the_host_table_has_nothing_but_the_names_of_nodes() -> None:
-    """What a node calls itself may be the name of any machine."""
+    """A node may report the name of any machine as its own."""
     plain = (("gpu-0", "10.0.0.0"), ("gpu-1", "10.0.0.1"), ("gpu-2", "10.0.0.2"))
     assert table("gpu-0", "nas01", "mirror.example.org") == plain
 
@@ -244,7 +244,8 @@ def test_a_gang_of_one_has_no_host_table() -> None:
 
 
 def others(*addresses: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """What a gang is told of nodes with these addresses, the first of which is the gang's."""
+    """Return the other addresses in the plan of a gang on nodes with these addresses; the first of
+    each is the gang's."""
     cluster = Cluster()
     names = [f"gpu-{number}" for number in range(len(addresses))]
     cluster.join(*names)

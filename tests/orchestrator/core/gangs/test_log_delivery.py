@@ -1,4 +1,4 @@
-"""Whose logs are waited for when a job has ended."""
+"""Logs for which an ended job waits."""
 
 from __future__ import annotations
 

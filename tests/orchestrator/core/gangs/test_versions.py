@@ -12,7 +12,7 @@ FOR_CPUS = Fingerprint("3.11.7", "2.13.0")
 
 
 def warnings(*versions: Fingerprint) -> list[tuple[str, ...]]:
-    """Of each node of a gang that stands ready, in node-rank order."""
+    """Return the warnings of each node of a prepared gang, in node-rank order."""
     cluster = Cluster()
     cluster.join(*(f"n{rank}" for rank in range(len(versions))))
     cluster.submit(spec(nodes=len(versions)))

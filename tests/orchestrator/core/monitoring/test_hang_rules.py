@@ -88,7 +88,7 @@ def answers(cluster: Cluster, node: int, *frames: Frame, rank: RankActivity, **m
 
 
 def hang(cluster: Cluster, first: RankActivity, second: RankActivity) -> None:
-    """Both are silent until that is told, and stand still over two looks."""
+    """Report both ranks as silent and standing still over two polls."""
     says(cluster, 0, first)
     says(cluster, 1, second)
     since = cluster.mono
@@ -116,7 +116,7 @@ def test_a_gang_that_stands_still_is_looked_at_twice_and_the_odd_rank_named() ->
     assert [len(group.ranks) for group in fact.verdict.groups] == [1, 1]
     assert fact.durability is Durability.SYNC
     assert len(stack_dumps(cluster, 0)) == 2
-    # Told once, however long it goes on, and nothing is done about it.
+    # Reported once, however long it goes on, and without consequences.
     cluster.beat(600.0)
     assert len(judged(cluster)) == 1
     assert cluster.job(1).attempts[0].cause is None
@@ -136,7 +136,7 @@ def test_webhooks_are_notified_of_it_and_whoever_looks_at_the_job_sees_it() -> N
         if what is Hang.NOTIFY:
             assert "; hung: rank 1 at data.py:17; no progress for" in said.job.reason.text
             says(cluster, 1, active(1))
-            # It is over before the webhook has heard of it: what is told is still what was found.
+            # The hang is over before the webhook is sent: its text is still the finding.
             assert (
                 "hung" not in message(cluster.state, job, 2, webhook, cluster.now).job.reason.text
             )
@@ -296,7 +296,7 @@ def test_an_answer_to_an_earlier_life_of_the_coordinator_is_none() -> None:
     for more in ({"epoch": look.epoch - 1}, {"number": look.number + 1}):
         answers(cluster, 0, HELD, rank=active(0), **more)
         assert len(cluster.state.stack_dumps[JobId(1), 1].awaited) == 2
-    # A new life begins with no looks, and knows of no rank until its node has told.
+    # After a restart there are no stack dumps, and no rank is known until its node has reported.
     cluster.turn(s.CoordinatorStarted(cluster.state.epoch + 1))
     assert cluster.state.stack_dumps == {}
     assert cluster.state.watches == {}
@@ -418,7 +418,7 @@ def test_looks_change_nothing_of_the_job() -> None:
 
 
 def fresh(rank: int, seconds: float) -> RankActivity:
-    """Of a program that ran for a few seconds, too short for any sign of it to be seen."""
+    """Describe a program that ran for a few seconds, too short for any sign to be seen."""
     return RankActivity(rank, still_s=seconds, idle_s=seconds, doing=Doing.SLEEPS)
 
 

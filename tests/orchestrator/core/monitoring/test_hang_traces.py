@@ -32,8 +32,7 @@ def test_what_is_slow_for_more_than_ten_minutes_is_reported_as_slow() -> None:
 
 
 def test_a_verdict_comes_within_ninety_seconds() -> None:
-    """Of virtual time, from the moment at which the job began to hang; of one without a cadence
-    within six minutes."""
+    """Measured in virtual time from the start of the hang; without a cadence within six minutes."""
     limits = {"left behind at its exit": 360}
     late = {
         name: max(delays)

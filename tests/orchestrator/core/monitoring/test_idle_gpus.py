@@ -1,4 +1,4 @@
-"""Jobs that do not use their GPUs: judged of all nodes for the whole time, told first, stopped."""
+"""Jobs that do not use their GPUs: judged over all nodes and the whole time, warned, stopped."""
 
 from __future__ import annotations
 

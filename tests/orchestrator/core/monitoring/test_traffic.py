@@ -1,4 +1,4 @@
-"""What carried a gang's traffic: heard, judged, kept, and the end of jobs that require RDMA."""
+"""Carrier of a gang's traffic: received, judged, kept, and the end of jobs that require RDMA."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def test_the_record_outlives_the_job(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("grade", [Grade.SHOWN, Grade.CRITICAL])
 def test_the_job_has_it_in_its_own_records(cluster: Cluster, grade: Grade) -> None:
-    """As told from the archive, which has none of its nodes'."""
+    """The archive has none of the node's records."""
     report(cluster, "a", event(grade=grade))
     cluster.finish(task(1, 1, 0))
     facts = [fact for fact in cluster.facts if getattr(fact, "job", None) == 1]
@@ -372,7 +372,7 @@ def test_a_storm_keeps_the_last(cluster: Cluster) -> None:
 
 
 def hears(cluster: Cluster, *tasks: TaskReport, **more: Any) -> None:
-    """A new connection of the first node, which tells of a GPU that failed."""
+    """Reconnect the first node, which reports a GPU that failed."""
     node = cluster.node("a")
     cluster.leave("a")
     cluster.sessions += 1

@@ -70,9 +70,9 @@ def hello(cluster: Cluster, name: str, *tasks: TaskReport, boot: str = "") -> No
 def test_the_silence_of_a_node_never_ends_a_gang_of_one_without_a_lease() -> None:
     cluster = of(2)
     placed(cluster, "n0")
-    (told,) = cluster.commands("n0", PrepareTask)
-    assert isinstance(told, PrepareTask)
-    assert told.lease_s is None
+    (command,) = cluster.commands("n0", PrepareTask)
+    assert isinstance(command, PrepareTask)
+    assert command.lease_s is None
     cluster.leave("n0")
     cluster.beat(86_400.0)
     assert cluster.shown(1) is JobState.RUNNING

@@ -31,7 +31,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 def gang(nodes: int = 4) -> Cluster:
-    """One on all nodes, each of which has an address of its own."""
+    """Run a gang on all nodes, each of which has an address of its own."""
     cluster = Cluster()
     for at, name in enumerate(NAMES[:nodes]):
         cluster.join(name, address=f"10.0.0.{at}", machine_id=name)

@@ -158,7 +158,7 @@ PHASE_OF = (AttemptPhase.PREPARING, AttemptPhase.ARRANGING, AttemptPhase.RUNNING
 
 
 class Chance:
-    """One step after another, each of what may happen to a cluster."""
+    """Random steps of everything that may happen to a cluster."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -196,7 +196,7 @@ class Chance:
         self.cluster.submit(spec(nodes=least, retry={"infra": 2, "backoff_s": 1.0}, **more))
 
     def work(self) -> None:
-        """One task of a running attempt goes on, or fails."""
+        """Let one task of a running attempt go on, or fail."""
         here = [
             t
             for job in self.cluster.state.jobs.values()

@@ -139,7 +139,7 @@ def test_a_new_coordinator_hears_of_it_with_the_hello() -> None:
     assert cluster.shown(1) is JobState.CANCELLED
     assert "SIGKILL does not end 7 of job 1" in reason_of(cluster)
     assert isinstance(cluster.resume("a"), a.Declined)
-    # What another connection does not tell of is gone.
+    # Processes that a new connection does not report are gone.
     cluster.leave("a")
     cluster.join("a")
     assert cluster.resume("a") == a.NodeServiceChanged(NodeName("a"), anything=True)

@@ -240,7 +240,7 @@ def test_it_succeeds_with_those_that_are_there() -> None:
     cluster.end(task(1, 1, 0), ExitStatus(0))
     assert cluster.shown(1) is JobState.RUNNING
     cluster.end(task(1, 1, 1), ExitStatus(0))
-    # One that was still on its way in is told to end.
+    # A node that is still joining gets a stop.
     assert cluster.commands("n2", StopTask)
     for rank in (0, 1, 3):
         cluster.clean(task(1, 1, rank))

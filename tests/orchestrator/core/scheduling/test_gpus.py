@@ -314,7 +314,7 @@ def test_what_an_agent_refuses_for_its_gpus_is_tried_elsewhere() -> None:
     assert where(cluster, 1) == {"b": tuple(uuid(at, "b") for at in range(2))}
 
 
-# --- what nodes are told, and what people see --------------------------------------------------
+# --- commands to nodes, and views of users -------------------------------------------------------
 
 
 def test_a_task_gets_its_gpus_and_counts_follow_them() -> None:

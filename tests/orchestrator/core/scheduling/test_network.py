@@ -1,4 +1,4 @@
-"""Which network a gang gets: tables of what nodes have, and of what is chosen."""
+"""Choice of a gang's network: tables of the nodes' interfaces, and the network chosen."""
 
 from __future__ import annotations
 

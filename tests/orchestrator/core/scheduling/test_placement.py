@@ -1,4 +1,4 @@
-"""Which node of a gang is which."""
+"""Order of the nodes of a gang."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_launcher_is_the_node_that_suits(
 
 
 def test_the_launcher_is_of_the_network_and_the_switch_of_its_workers() -> None:
-    """Where one of the nodes that suit has too few beside it, another one is the launcher."""
+    """If a suitable node has too few nodes beside it, another one becomes the launcher."""
     roles = Roles(Role(nproc_per_node=4), Role(nproc_per_node=2))
     apart = Cluster()
     for number, (name, gpus) in enumerate((("a", 8), ("b", 8), ("c", 2), ("d", 2))):

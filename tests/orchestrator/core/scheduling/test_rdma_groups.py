@@ -66,7 +66,7 @@ def test_a_gang_that_would_be_refused_is_not_tried() -> None:
 
 
 def test_nodes_of_one_kind_on_other_switches_are_nothing_to_wait_for() -> None:
-    """Of those of one switch it can only be tried: the plan says what differs."""
+    """Nodes of one switch can only be tried: the plan names the difference."""
     cluster = Cluster()
     for name, rdma, leaf in (("a", FAST, 1), ("b", SLOW, 1), ("c", FAST, 2), ("d", SLOW, 2)):
         cluster.join(name, rdma=rdma, gpus=8, labels={"switch": f"leaf{leaf}"})

@@ -211,7 +211,7 @@ def arranging(size: int, spare: int = 0) -> Cluster:
 
 
 def refuse(cluster: Cluster, rank: int, code: str) -> None:
-    no = Refusal(code, f"{code} as told", node_fault=code == RefusalCode.UNREACHABLE)
+    no = Refusal(code, f"{code} as scripted", node_fault=code == RefusalCode.UNREACHABLE)
     cluster.report(task(1, 1, rank), TaskState.PREPARED, prepared=prepared(), refusal=no)
 
 
@@ -257,7 +257,7 @@ def test_a_worker_that_does_not_reach_the_launcher_is_left_out() -> None:
     cluster.report(task(1, 1, 1), TaskState.ARRANGED, prepared=prepared())
     cause = roll_back(cluster, 3)
     assert (cause.node, cause.refusal) == ("n3", RefusalCode.UNREACHABLE)
-    assert cause.text == "n3 refused: launcher_unreachable as told"
+    assert cause.text == "n3 refused: launcher_unreachable as scripted"
     assert [t.node for t in cluster.job(1).attempts[1].tasks] == ["n1", "n2", "n4"]
 
 
@@ -268,7 +268,7 @@ def test_a_launcher_that_none_reaches_is_left_out() -> None:
     cause = roll_back(cluster, 3)
     assert (cause.node, cause.node_fault) == ("n1", True)
     assert cause.text == (
-        "none of the gang reaches its launcher; n2 says: launcher_unreachable as told"
+        "none of the gang reaches its launcher; n2 says: launcher_unreachable as scripted"
     )
     assert [t.node for t in cluster.job(1).attempts[1].tasks] == ["n2", "n3", "n4"]
 
@@ -291,7 +291,7 @@ def test_a_bad_launcher_among_three_is_found_by_pairs() -> None:
         if number > 1:
             for rank in (0, 1):
                 cluster.prepare(task(1, number, rank))
-        no = Refusal(RefusalCode.UNREACHABLE, "as told", node_fault=True)
+        no = Refusal(RefusalCode.UNREACHABLE, "as scripted", node_fault=True)
         cluster.report(task(1, number, 1), TaskState.PREPARED, prepared=prepared(), refusal=no)
         roll_back(cluster, 2)
     assert tried == [["n1", "n2"], ["n1", "n3"], ["n2", "n3"]]
@@ -310,7 +310,7 @@ def test_a_port_that_was_taken_costs_the_job_nothing_and_nobody_is_left_out() ->
     cluster = arranging(2, spare=2)
     refuse(cluster, 0, RefusalCode.PORT_TAKEN)
     cause = roll_back(cluster, 2)
-    assert cause.text == "n1 refused: port_taken as told"
+    assert cause.text == "n1 refused: port_taken as scripted"
     job = cluster.job(1)
     assert [t.node for t in job.attempts[1].tasks] == ["n1", "n2"]
     assert (job.infra_used, job.user_used, job.avoid) == (0, 0, frozenset())

@@ -1,4 +1,4 @@
-"""When nothing is removed for its age, and how much at the most."""
+"""Limits on removal by age: when nothing is removed, and how much at most."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def limited(**more: Any) -> JobSpec:
 
 
 def in_s(cluster: Cluster, found: h.Explanation) -> float | None:
-    """When it starts at the latest, in seconds from now."""
+    """Return the latest start, in seconds from now."""
     if found.starts_by is None:
         return None
     return round(found.starts_by.timestamp() - cluster.now.wall, 3)
@@ -281,7 +281,7 @@ JOBS = st.lists(
 
 
 def state_of(nodes: list[Any], jobs: list[Any], taken: set[int], avoid: set[int]) -> State:
-    """What no turn leaves behind: jobs that could be placed and have not been yet."""
+    """Make a state that no turn leaves behind: jobs that could be placed and have not been yet."""
     state = State()
     apply(state, cf.EpochStarted(1, "here"), 0.0)
     for number, (gpus_there, model, pool, subnet, connected) in enumerate(nodes):
@@ -400,7 +400,7 @@ def test_what_would_be_if_it_asked_for_fewer_nodes_or_one_were_drained() -> None
     never = what_if(cluster, 2, 4)
     assert never.text.startswith("cannot start: ")
     assert cluster.state == before, "nothing of it is so"
-    # And it comes as it was told.
+    # The real drain has the predicted result.
     cluster.drain("n2")
     assert {n: can for n, (can, _) in said(explained(cluster, 2)).items()} == {
         n: can for n, (can, _) in said(what_if(cluster, 2, None, "n2")).items()

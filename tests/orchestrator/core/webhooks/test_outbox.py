@@ -1,4 +1,4 @@
-"""What a job's webhooks are to be told, kept until each has heard it."""
+"""Messages for a job's webhooks, kept until each one is delivered."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_job_without_webhooks_has_nothing_to_send() -> None:
 
 
 def ended() -> Cluster:
-    """One whose end is to be told, and nothing else."""
+    """Make a cluster whose only message is the end of a job."""
     cluster = Cluster()
     cluster.join("a")
     cluster.submit(spec(notify=HOOKS[:1]))

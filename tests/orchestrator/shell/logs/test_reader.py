@@ -89,7 +89,7 @@ def read(log: Log, place: Place | None) -> list[Piece]:
 
 
 def covered(log: Log) -> dict[tuple[int, int], bytes]:
-    """What is indexed: all but the beginning of a character that is not complete."""
+    """Return the indexed bytes: all except an incomplete character at the end."""
     cut = {key: data[: len(data) - incomplete_tail(data)] for key, data in log.streams.items()}
     return {key: data for key, data in cut.items() if data}
 

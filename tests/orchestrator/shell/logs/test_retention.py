@@ -1,4 +1,4 @@
-"""Which logs go: of ended jobs, the oldest first, by age and by size; never a running job's."""
+"""Removal of logs: of ended jobs, the oldest first, by age and by size; never a running job's."""
 
 import asyncio
 from pathlib import Path
@@ -44,7 +44,7 @@ def job(number: int, ended_at: float | None, *, state: TaskState = TaskState.CLE
 
 @pytest.fixture(autouse=True, params=["in the state", "in the archive"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the jobs that have ended are."""
+    """Set the place of jobs that have ended."""
     monkeypatch.setattr(Rig, "archived", request.param == "in the archive")
 
 
@@ -86,7 +86,7 @@ class Rig:
         return StreamId(TaskId(f"{number}.1.0"), StreamKind.STDOUT, 0)
 
     def sweep(self, keep: Keep) -> list[int]:
-        """Which jobs have logs after an hour."""
+        """Return the jobs that still have logs after an hour."""
         coordinator = cast("Coordinator", self.coordinator)
         retention = Retention(self.root, self.store, coordinator, keep)
         for passed_s in (0.0, 3600.0):
