@@ -73,7 +73,7 @@ def open_tokens(folder: Path) -> dict[str, Any]:
         (lambda _: {"listen": {"host": "192.0.2.1.invalid", "port": 0}}, 2, "without TLS"),
     ],
 )
-def test_what_keeps_it_from_starting_is_said_in_a_line(
+def test_a_failed_start_is_reported_in_one_line(
     tmp_path: Path, settings: Callable[[Path], dict[str, Any]], code: int, said: str
 ) -> None:
     given = settings(tmp_path)

@@ -98,7 +98,7 @@ def test_a_restore_by_root_is_for_the_user_of_the_coordinator(tmp_path: Path) ->
     assert made == dict.fromkeys(("journal.sqlite", "lock"), (12345, 12346))
 
 
-def test_what_a_tool_did_to_the_journal_of_a_killed_coordinator_costs_no_job(
+def test_a_tool_that_opened_the_journal_after_a_crash_costs_no_job(
     tmp_path: Path,
 ) -> None:
     with CoordinatorProcess(tmp_path).start() as process:
@@ -218,7 +218,7 @@ def test_the_folder_of_logs_that_is_configured_is_looked_at(tmp_path: Path) -> N
         assert journal.first_job > 2000
 
 
-def test_whatever_a_command_makes_is_its_owners_alone(tmp_path: Path) -> None:
+def test_files_of_every_command_belong_to_the_owner_only(tmp_path: Path) -> None:
     """Also what SQLite makes while a backup is written, whatever umask the shell has."""
     modes = []
 

@@ -186,7 +186,7 @@ def test_a_repeated_frame_is_dropped_and_a_gap_ends_the_link(tmp_path: Path) -> 
     play(tmp_path, story)
 
 
-def test_what_is_sent_without_a_link_is_not_heard_on_the_next(tmp_path: Path) -> None:
+def test_messages_sent_without_a_link_are_not_sent_on_the_next(tmp_path: Path) -> None:
     async def story(coordinator: Coordinator, it: Node) -> None:
         session = await greeted(coordinator, it)
         await session.close()

@@ -222,7 +222,7 @@ if os.environ["HOW"] == "kill":
 
 
 @pytest.mark.torch
-def test_what_a_failed_rank_said_is_reported(any_stage: Stage, tmp_path: Path) -> None:
+def test_the_output_of_a_failed_rank_is_reported(any_stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FAILURES)
 
     async def fail(node: Node, how: str, *argv: str) -> tuple[ShimStatus, Spoken]:

@@ -58,7 +58,7 @@ def test_a_disk_that_is_nearly_full_is_reported(
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can take on another user's rights")
-def test_what_the_job_names_is_asked_with_the_rights_of_its_user(
+def test_paths_of_the_job_are_checked_with_the_rights_of_its_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = pwd.getpwnam("nobody")

@@ -142,7 +142,7 @@ def test_servers_that_hang_leave_room_for_the_others(
     with_owner(tmp_path, main)
 
 
-def test_what_was_dropped_is_not_sent_and_logged(
+def test_dropped_messages_are_not_sent_and_logged(
     tmp_path: Path,
     receiver: Receiver,
     monkeypatch: pytest.MonkeyPatch,

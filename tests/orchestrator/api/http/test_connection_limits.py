@@ -162,7 +162,7 @@ async def test_a_request_that_is_about_to_be_handled_is_in_time() -> None:
         assert (await reader.readuntil(b"fine")).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_one_that_says_nothing_is_cut_off_without_a_word() -> None:
+async def test_a_silent_connection_is_closed_without_an_answer() -> None:
     async with serving(short()) as dial:
         reader, _ = await dial()
         assert await rest(reader) == b""

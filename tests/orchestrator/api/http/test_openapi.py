@@ -89,7 +89,7 @@ def made_up(api: Any, busy: CoordinatorProcess, route: tuple[str, str], examples
 
 
 @pytest.mark.parametrize("route", NAMES, ids=" ".join)
-def test_what_the_schema_allows_is_answered_as_it_says(
+def test_requests_that_the_schema_allows_get_the_answers_it_describes(
     route: tuple[str, str], api: Any, busy: CoordinatorProcess
 ) -> None:
     made_up(api, busy, route, 5)

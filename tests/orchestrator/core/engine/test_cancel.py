@@ -113,7 +113,7 @@ def test_while_it_waits_to_be_tried_again() -> None:
     assert len(cluster.job(1).attempts) == 1
 
 
-def test_of_a_node_that_is_away_waits_for_it() -> None:
+def test_a_cancel_waits_for_a_node_that_is_away() -> None:
     cluster = cluster_with()
     (name,) = cluster.run_gang(1)
     cluster.leave("n0")
@@ -188,7 +188,7 @@ def test_on_a_full_disk_a_grace_is_cut_by_half_or_not_at_all() -> None:
     assert noted(cluster.cancel(1, grace_s=60.0)) == "its grace of 10m is cut to 1m from now"
 
 
-def test_one_that_has_ended_by_itself_has_no_grace_to_cut() -> None:
+def test_a_rank_that_ended_by_itself_has_no_grace_to_cut() -> None:
     cluster = cluster_with()
     (name,) = cluster.run_gang(1)
     cluster.end(name, ExitStatus(0))
