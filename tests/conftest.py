@@ -1,4 +1,4 @@
-"""What every test has: skips, with the reason, where the machine lacks what a marker names."""
+"""Fixtures of every test: skips, with the reason, if the machine lacks what a marker names."""
 
 import asyncio
 import importlib.util

@@ -53,7 +53,7 @@ def disk_that_freezes(folder: Path, size: int) -> Iterator[Path]:
 
 @contextmanager
 def frozen(disk: Path) -> Iterator[None]:
-    """Nothing can be written to the disk meanwhile: whoever writes waits."""
+    """Nothing can be written to the disk meanwhile: writers wait."""
     subprocess.run(["fsfreeze", "-f", str(disk)], check=True)
     try:
         yield

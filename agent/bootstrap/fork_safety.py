@@ -27,6 +27,30 @@ class Unsafe(Exception):
     """The reason why a process cannot be forked; it follows the name of a module."""
 
 
+class EnvironmentReads:
+    """Records which variables Python code reads from `begin` to `end`.
+
+    `readers`: the name of a variable to that of the module which was being imported.
+    """
+
+    def __init__(self) -> None:
+        self.readers: dict[str, str] = {}
+        self._kind: Any = type(os.environ)
+        self._original = self._kind.__getitem__
+
+    def begin(self, module: str) -> None:
+        readers, original = self.readers, self._original
+
+        def read(environ: Any, name: str) -> Any:
+            readers.setdefault(name, module)
+            return original(environ, name)
+
+        self._kind.__getitem__ = read
+
+    def end(self) -> None:
+        self._kind.__getitem__ = self._original
+
+
 def snapshot() -> dict[str, Any]:
     """The state of this process that a module must not change. Keys are the words for a change."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
@@ -53,6 +77,21 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> None:
     for words, was in before.items():
         if after[words] != was:
             raise Unsafe(words)
+
+
+def check_customised() -> None:
+    """Raise Unsafe if Python's start did something that each rank has to do for itself."""
+    monitoring = getattr(sys, "monitoring", None)
+    tools = [monitoring.get_tool(number) for number in range(6)] if monitoring else []
+    if sys.gettrace() or sys.getprofile() or any(tools):
+        raise Unsafe("is loaded under a tracer or profiler")
+    for name in ("sitecustomize", "usercustomize"):
+        path = getattr(sys.modules.get(name), "__file__", None)
+        if path is None:
+            continue
+        with open(path, "rb") as file:
+            if b"RANK" in file.read():
+                raise Unsafe(f"is loaded after {path}, which reads RANK")
 
 
 def check_threads() -> None:

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from typing import Any
 
 Message = dict[str, Any]
@@ -27,11 +26,21 @@ CHANNEL_FD, FLAG_FD = 60, 62
 _PR_SET_CHILD_SUBREAPER = 36
 _OUTPUTS = (("stdout", 1), ("stderr", 2))
 _KNOWN = {"args", "env", "stdout", "stderr", "start_new_session", "pass_fds"}
-# Libraries read these when they are loaded, and Python when it starts.
+# The importing of a module may hang. Slow file systems need a minute for a large one.
+_PRELOAD_S = 120.0
+# All other answers come within a second, the trial's within its own limit.
+_ANSWER_S = 30.0
+# Libraries read these when they are loaded, and Python when it starts. What Python code reads is
+# recorded instead.
 _READ_EARLY = re.compile(
-    r"PYTHON|LD_|LC_|LANG|GLIBC_|MALLOC_|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|GOTO_|BLIS_|ATEN_|C10_"
-    r"|TORCH_(CPP|LOGS|SHOW|DISTRIBUTED_DEBUG|DEVICE)"
+    r"PYTHON|LD_|LC_|LANG|GLIBC_|MALLOC_|ACC_|ATEN_|BLIS_|C10_|DNNL_|GFORTRAN_|GOMP_|GOTO_|INTEL_"
+    r"|I_MPI_|KINETO_|KMP_|MKL_|MKLDNN_|MPI_LOCALNRANKS|NPY_|NUMPY_|OMP_|OMPI_|ONEDNN_|OPENBLAS_"
+    r"|OPENSSL_|PYTORCH_"
+    r"|TORCH_(ALLOW|BLAS|CPP|CUSTOM|DEVICE|DISTRIBUTED_DEBUG|LINALG|LOGS|ROCM|SHOW|TRACE)"
 )
+
+
+_DIED = "the fork server has died"
 
 
 class Cold(Exception):
@@ -48,15 +57,18 @@ class RankForkServer:
         self._proved = False
         self._held: int | None = None
         self._channel: socket.socket | None = None
-        # The environment in which the modules are loaded.
+        # The environment in which the modules are loaded, and who has read which variable.
         self._env = dict(os.environ)
+        self._read: dict[str, str] = {}
 
     def connect(self, channel: socket.socket, pid: int) -> None:
         self._channel, self._pid = channel, pid
 
     def await_loaded(self) -> None:
         """Wait until the modules of `preload` are loaded."""
-        self.preload_s = self._receive().get("seconds", 0.0)
+        report = self._receive(_PRELOAD_S)
+        self.preload_s = report.get("seconds", 0.0)
+        self._read = report.get("read", {})
 
     def await_proof(self) -> None:
         """Wait for the end of the trial, once."""
@@ -70,8 +82,12 @@ class RankForkServer:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+            try:
+                os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
+            except (ProcessLookupError, ChildProcessError):
+                # Somebody waited for all children.
+                return
 
     def why_cold(self, words: list[str], options: Message) -> str:
         """The reason why this rank cannot be forked. Returns "" if it can."""
@@ -89,55 +105,80 @@ class RankForkServer:
     def _changed(self, env: dict[str, str]) -> str:
         for name in sorted({*env, *self._env}):
             value = env.get(name)
-            if value == self._env.get(name) or not _READ_EARLY.match(name):
+            if value == self._env.get(name):
                 continue
-            if name != "OMP_NUM_THREADS" or value is None or not value.isdecimal():
-                return f"{name} had another value when torch was imported"
+            if name == "OMP_NUM_THREADS" and value and value.isdecimal() and int(value):
+                continue
+            if name in self._read or _READ_EARLY.match(name):
+                module = self._read.get(name, "torch")
+                return f"{name} had another value when {module} was imported"
         return ""
 
     def fork(self, words: list[str], options: Message) -> int:
-        """Start a rank and return its pid. It waits for `release`. Raises Cold."""
-        if self._channel is None:
-            raise Cold(self.why_not)
+        """Start a rank and return its pid. It waits for `release`. Raises Cold or OSError."""
+        why = self.why_cold(words, options)
+        if why or self._channel is None:
+            raise Cold(why)
         request = {
             "argv": words,
             "env": options["env"],
             "session": bool(options.get("start_new_session")),
         }
         memory = os.memfd_create("muster-rank")
+        go = -1
         try:
             with open(memory, "w", encoding="ascii", closefd=False) as file:
                 json.dump(request, file)
             outputs = [_descriptor(options.get(name), own) for name, own in _OUTPUTS]
+            go, self._held = os.pipe()
             # Only while a rank changes its parent: other orphans belong to the shim.
             _adopt_orphans(True)
-            go, self._held = os.pipe()
             socket.send_fds(self._channel, [b"rank"], [memory, go, *outputs])
             report = self._receive()
+            if "pid" not in report:
+                raise Cold(report.get("why_cold") or self.why_not)
+            return int(report["pid"])
+        except BrokenPipeError:
+            self.end(_DIED)
+            raise Cold(_DIED) from None
+        except BaseException:
+            # A rank that exists by now ends, because nothing tells it to begin.
+            self._drop()
+            raise
         finally:
             _adopt_orphans(False)
             os.close(memory)
-        os.close(go)
-        if "pid" not in report:
-            self.release()
-            raise Cold(report.get("why_cold") or self.why_not)
-        return int(report["pid"])
+            if go >= 0:
+                os.close(go)
 
     def release(self) -> None:
         """Let the last rank begin. The shim knows its pid by then, as that of a cold rank."""
+        try:
+            if self._held is not None:
+                os.write(self._held, b"1")
+        except BrokenPipeError:
+            # The rank was killed before it began.
+            return
+        finally:
+            self._drop()
+
+    def _drop(self) -> None:
         if self._held is not None:
             os.close(self._held)
             self._held = None
 
-    def _receive(self) -> Message:
+    def _receive(self, limit: float = _ANSWER_S) -> Message:
         """The next report. If it is a refusal, the server is ended."""
         if self._channel is None:
             return {}
+        self._channel.settimeout(limit)
         try:
             data = self._channel.recv(PACKET_BYTES_MAX)
+            report: Message = json.loads(data) if data else {"why_not": _DIED}
+        except TimeoutError:
+            report = {"why_not": f"the fork server did not answer within {limit:g} s"}
         except OSError:
-            data = b""
-        report: Message = json.loads(data or b'{"why_not": "the fork server has died"}')
+            report = {"why_not": _DIED}
         if "why_not" in report:
             self.end(report["why_not"])
         return report
@@ -192,14 +233,16 @@ class ForkedProcess(subprocess.Popen):  # type: ignore[type-arg]
 
 
 def start(
-    safety: Any, rank: Any, before: Message, imported: str, preload: list[str]
+    safety: Any, rank: Any, before: Message, reads: Any, imported: str, preload: list[str]
 ) -> tuple[RankForkServer, Message | None]:
-    """Start the fork server. Returns also in each rank, with its request.
+    """Start the fork server. Returns also in each rank, with its request. Raises OSError.
 
-    `before` is the snapshot before the modules `imported` were loaded.
+    `before` is the snapshot before the modules `imported` were loaded, `reads` recorded since.
     """
+    reads.end()
     try:
         safety.compare(before, safety.snapshot())
+        safety.check_customised()
     except safety.Unsafe as error:
         return RankForkServer(f"{imported} {error}"), None
     server = RankForkServer()
@@ -209,7 +252,7 @@ def start(
         ours.close()
         for fd in (CHANNEL_FD, FLAG_FD):
             os.close(fd)
-        return server, _serve(theirs, safety, rank, imported, preload)
+        return server, _serve(theirs, safety, rank, reads, imported, preload)
     theirs.close()
     server.connect(ours, pid)
     try:
@@ -221,13 +264,13 @@ def start(
 
 
 def _serve(
-    channel: socket.socket, safety: Any, rank: Any, imported: str, preload: list[str]
+    channel: socket.socket, safety: Any, rank: Any, reads: Any, imported: str, preload: list[str]
 ) -> Message:
     """Load modules, prove that forks are safe, and fork ranks. Returns in each rank."""
     try:
         began = time.monotonic()
-        _load(safety, preload)
-        _send(channel, {"seconds": time.monotonic() - began})
+        _load(safety, reads, preload)
+        _send(channel, {"seconds": time.monotonic() - began, "read": reads.readers})
         began = time.monotonic()
         try:
             safety.check_trial(rank.rehearse)
@@ -245,14 +288,17 @@ def _serve(
     os._exit(0)
 
 
-def _load(safety: Any, preload: list[str]) -> None:
+def _load(safety: Any, reads: Any, preload: list[str]) -> None:
     before = safety.snapshot()
     for name in preload:
+        reads.begin(name)
         try:
             importlib.import_module(name)
         except Exception as error:
             why = f"cannot be imported: {type(error).__name__}: {error}"
             raise safety.Unsafe(f"{name} {why}") from error
+        finally:
+            reads.end()
         try:
             safety.check_threads()
             safety.compare(before, safety.snapshot())
@@ -281,7 +327,11 @@ def _next(channel: socket.socket, rank: Any) -> Message | None:
         os.close(writing)
         os.waitpid(middle, 0)
         with open(reading, "rb") as file:
-            _send(channel, {"pid": int(file.read())})
+            told = file.read().decode()
+        if told.isdecimal():
+            _send(channel, {"pid": int(told)})
+        else:
+            _send(channel, {"why_cold": f"a forked process could not become a rank: {told}"})
         return None
     finally:
         for fd in fds:
@@ -292,19 +342,19 @@ def _become(
     channel: socket.socket, rank: Any, request: Message, given: list[int], tell: int
 ) -> Message:
     """Fork the rank and end, so that it gets another parent. Returns in the rank."""
-    threads = request["env"].get("OMP_NUM_THREADS")
-    if threads is not None and threads != os.environ.get("OMP_NUM_THREADS"):
-        rank.set_threads(int(threads))
-    pid = os.fork()
-    if pid:
-        os.write(tell, b"%d" % pid)
-        os._exit(0)
     try:
+        threads = request["env"].get("OMP_NUM_THREADS")
+        if threads is not None and threads != os.environ.get("OMP_NUM_THREADS"):
+            rank.set_threads(int(threads))
+        if os.fork():
+            os._exit(0)
         channel.detach()
-        rank.arrange(request, *given)
-    except BaseException:  # noqa: BLE001
-        traceback.print_exc()
+        go, stdout, stderr = given
+        rank.arrange(request, go, tell, stdout, stderr)
+    except BaseException as error:  # noqa: BLE001
+        os.write(tell, f"{type(error).__name__}: {error}".encode(errors="replace"))
         os._exit(1)
+    rank.await_start(go, tell)
     return request
 
 

@@ -20,7 +20,7 @@ LOG_FOLDER_FD = 63
 _PR_SET_NAME, _PR_SET_MM, _PR_SET_MM_MAP = 15, 35, 14
 # With a pointer instead of a number, the names for Fortran end in `_` or `_64_`.
 _OPENBLAS = [
-    f"{prefix}openblas_set_num_threads{suffix}"
+    [f"{prefix}openblas_{verb}_num_threads{suffix}" for verb in ("get", "set")]
     for prefix in ("", "scipy_")
     for suffix in ("", "64_")
 ]
@@ -92,17 +92,15 @@ def rehearse() -> None:
     """Do what a rank does that may fail on this node. Raises OSError if the kernel cannot do it."""
     show_as([sys.executable], dict(os.environ))
     set_threads(sys.modules["torch"].get_num_threads())
+    _start_pools()
 
 
-def arrange(request: dict[str, Any], go: int, stdout: int, stderr: int) -> None:
-    """Give this process the descriptors, session, environment and names of the rank.
-
-    Returns when the other end of `go` is closed.
-    """
+def arrange(request: dict[str, Any], go: int, tell: int, stdout: int, stderr: int) -> None:
+    """Give this process the descriptors, session, environment and names of the rank."""
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in (LOG_FOLDER_FD, go):
+        if int(name) > 2 and int(name) not in (LOG_FOLDER_FD, go, tell):
             try:
                 os.close(int(name))
             except OSError:
@@ -118,7 +116,16 @@ def arrange(request: dict[str, Any], go: int, stdout: int, stderr: int) -> None:
     if hasattr(sys, "orig_argv"):
         sys.orig_argv[:] = argv
     _seed()
-    os.read(go, 1)
+    _start_pools()
+    _follow_number_of_threads()
+
+
+def await_start(go: int, tell: int) -> None:
+    """Tell this process's pid, and wait for a byte from `go`. If none comes, end this process."""
+    os.write(tell, b"%d" % os.getpid())
+    os.close(tell)
+    if not os.read(go, 1):
+        os._exit(1)
     os.close(go)
 
 
@@ -201,11 +208,45 @@ def set_threads(number: int) -> None:
     OpenBLAS starts its pool for that, and ends it at the next fork.
     """
     sys.modules["torch"].set_num_threads(number)
+    for _, set_number in _openblas():
+        set_number(number)
+
+
+def _start_pools() -> None:
+    """Start the pools of OpenBLAS, which would otherwise wait for the first product after a fork.
+
+    A library that is loaded starts its pool at once.
+    """
+    for get_number, set_number in _openblas():
+        if get_number() > 1:
+            set_number(get_number())
+
+
+def _openblas() -> list[list[Any]]:
+    """The functions of each loaded OpenBLAS that get and set its number of threads."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         paths = {line[line.index("/") :].strip() for line in file if "openblas" in line}
+    found = []
     for path in paths:
         library = ctypes.CDLL(path)
-        for name in _OPENBLAS:
-            function = getattr(library, name, None)
-            if function is not None:
-                function(ctypes.c_int(number))
+        for names in _OPENBLAS:
+            functions = [getattr(library, name, None) for name in names]
+            if None not in functions:
+                found.append(functions)
+    return found
+
+
+def _follow_number_of_threads() -> None:
+    """Set the number of threads when the program sets OMP_NUM_THREADS.
+
+    Programs do so before they import torch, which is loaded already here.
+    """
+    put = os.putenv
+
+    def putenv(name: Any, value: Any) -> None:
+        put(name, value)
+        text = os.fsdecode(value)
+        if os.fsdecode(name) == "OMP_NUM_THREADS" and text.isdecimal() and int(text) > 0:
+            set_threads(int(text))
+
+    os.putenv = putenv

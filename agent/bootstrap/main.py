@@ -112,6 +112,8 @@ def main() -> None:
     shim.send({"t": "hello", "versions": versions})
     start = shim.await_start()
     _take_environment(start["env"])
+    if forks is not None:
+        forks.once = _starts_ranks_once(start["argv"])
     watchers = _watch_ranks(shim, forks, deepspeed=launcher == "deepspeed")
     _leave_signals_to(shim, watchers)
     # torchrun's parser takes the last of two equal options, so the job's own arguments win over
@@ -133,47 +135,55 @@ def main() -> None:
         for watcher in watchers:
             watcher.join(LAST_WORDS_S)
         if forks is not None:
-            forks.server.end("the job has ended")
+            forks.end("the job has ended")
 
 
 class Forks:
-    """The start of ranks by fork, and the report on it."""
+    """The start of ranks by fork, and the report on it. An error in it only means cold starts."""
 
     def __init__(self) -> None:
-        self._module, safety, self.rank = (
-            _part(name) for name in ("fork_server", "fork_safety", "forked_rank")
-        )
-        self._safety = safety
-        self._before = safety.snapshot()
-        self._began = time.monotonic()
-        self._reported = ""
+        # True if torchrun starts each rank of the node once.
+        self.once = False
+        self._why_cold = self._reported = ""
         self._import_s = 0.0
-        self.server: Any = None
+        self._server: Any = None
+        self._pid = os.getpid()
+        self._began = time.monotonic()
+        try:
+            self._module, self._safety, self.rank = (
+                _part(name) for name in ("fork_server", "fork_safety", "forked_rank")
+            )
+            self._reads = self._safety.EnvironmentReads()
+            self._before = self._safety.snapshot()
+            self._reads.begin("torch")
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
 
     def start(self, launcher: str) -> list[str] | None:
         """Start the server. Returns None, and in each rank the words of its program."""
         self._import_s = time.monotonic() - self._began
+        if self._why_cold:
+            return None
         imported = "accelerate" if launcher == "accelerate" else "torch"
         preload = os.environ.get("MUSTER_PRELOAD", "").split()
-        self.server, request = self._module.start(
-            self._safety, self.rank, self._before, imported, preload
-        )
+        try:
+            self._server, request = self._module.start(
+                self._safety, self.rank, self._before, self._reads, imported, preload
+            )
+        except Exception as error:  # noqa: BLE001
+            if os.getpid() != self._pid:
+                os._exit(1)
+            self._failed(error)
+            return None
         return None if request is None else request["argv"]
 
     def fork(self, shim: ShimChannel, process: Any, words: list[str], options: Message) -> bool:
         """Make `process` a forked rank. Returns False if the rank has to start cold."""
-        server = self.server
-        server.await_proof()
         began = time.monotonic()
-        why = server.why_cold(words, options)
-        if not why:
-            try:
-                pid = server.fork(words, options)
-            except self._module.Cold as error:
-                why = str(error)
-            else:
-                process.__class__ = self._module.ForkedProcess
-                process.become(pid, words)
+        if not self._why_cold:
+            self._server.await_proof()
+            began = time.monotonic()
+        why = self._why_cold or self._fork(process, words, options)
         method = "exec" if why else "fork"
         if self._reported != method + why:
             self._reported = method + why
@@ -183,12 +193,42 @@ class Forks:
                     "method": method,
                     "why": why,
                     "import_s": self._import_s,
-                    "preload_s": server.preload_s,
-                    "check_s": server.check_s,
+                    "preload_s": self._server.preload_s if self._server else 0.0,
+                    "check_s": self._server.check_s if self._server else 0.0,
                     "fork_s": time.monotonic() - began,
                 }
             )
         return not why
+
+    def _fork(self, process: Any, words: list[str], options: Message) -> str:
+        """Fork a rank. Returns the reason why it has to start cold, or ""."""
+        try:
+            pid = self._server.fork(words, options)
+        except self._module.Cold as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
+            return self._why_cold
+        process.__class__ = self._module.ForkedProcess
+        process.become(pid, words)
+        return ""
+
+    def started(self, env: dict[str, str]) -> None:
+        """Let the rank begin. After the last rank that torchrun will start, end the server."""
+        if self._server is None:
+            return
+        self._server.release()
+        if self.once and int(env["LOCAL_RANK"]) + 1 == int(env["LOCAL_WORLD_SIZE"]):
+            self.end("every rank of the node has been started")
+
+    def end(self, why: str) -> None:
+        """End the server. Ranks that follow start cold."""
+        self._why_cold = self._why_cold or why
+        if self._server is not None:
+            self._server.end(why)
+
+    def _failed(self, error: Exception) -> None:
+        self.end(f"the fork server failed: {type(error).__name__}: {error}")
 
 
 def _part(name: str) -> Any:
@@ -196,6 +236,11 @@ def _part(name: str) -> Any:
     module = types.ModuleType(name)
     exec(compile(PARTS[name], f"muster-{name}", "exec"), module.__dict__)  # noqa: S102
     return module
+
+
+def _starts_ranks_once(argv: list[str]) -> bool:
+    """True if torchrun never starts a rank again: it would for a gang whose size changes."""
+    return "--rdzv-backend" in argv and _option(argv, "--rdzv-backend") == "static"
 
 
 def _take_environment(env: dict[str, str]) -> None:
@@ -336,7 +381,7 @@ def _watch_ranks(shim: ShimChannel, forks: Forks | None, *, deepspeed: bool) -> 
                 os.close(fd)
         shim.send({"t": "rank", "rank": rank, "pid": self.pid})
         if forks is not None:
-            forks.server.release()
+            forks.started(env)
         error_file = env.get("TORCHELASTIC_ERROR_FILE") or ""
         watcher = Watcher(shim, self, rank, error_file)
         watcher.start()

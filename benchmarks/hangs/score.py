@@ -39,8 +39,7 @@ class Score:
         hung = [one for one in reported if one.verdict.kind is HangKind.HUNG]
         slow = [one for one in reported if one.verdict.kind is HangKind.SLOW]
         where = f"{case.name}, {case.ranks} ranks, at {case.at:.0f} s: " + (
-            ", ".join(f"{one.verdict.text} ({one.at:.0f} s)" for one in reported)
-            or "nothing is told"
+            ", ".join(f"{one.verdict.text} ({one.at:.0f} s)" for one in reported) or "no report"
         )
         if not case.hangs:
             self.false_alarms += [where] * bool(hung)

@@ -287,7 +287,7 @@ def compile_of_all(maker: _Maker) -> Case:
 
 
 def compile_of_one(maker: _Maker) -> Case:
-    """One rank is in a single long call; the others wait in a barrier."""
+    """A single rank is in one long call; the others wait in a barrier."""
     job, at, seconds = maker.job(), maker.start(), maker.length()
     busy = Moment(
         cpu=1.0,
@@ -334,7 +334,7 @@ def debugged(maker: _Maker) -> Case:
 
 
 def cut_off(maker: _Maker) -> Case:
-    """One of its nodes is unreachable: whether it trains or waits is unknown."""
+    """A node of the job is unreachable: nobody knows if its ranks train or wait."""
     job, at, seconds = maker.job(), maker.start(), maker.random.uniform(60, 240)
     unseen = Moment(unseen=True)
     return _fine(
@@ -371,7 +371,8 @@ def uneven_end(maker: _Maker) -> Case:
 
 
 def uneven_roles(maker: _Maker) -> Case:
-    """One of many ranks has ended early, and the others are silent before their first step."""
+    """The first of many ranks has ended early, and the others are silent before their first
+    step."""
     at, seconds = maker.random.uniform(2, 9), maker.random.uniform(60, 500)
     rests = Moment(where="futex_do_wait")
     course = _ends(at, lambda r, t: rests if r > 0 and t < at + seconds else None)

@@ -91,7 +91,7 @@ def in_parallel(work: list[Callable[[], None]]) -> None:
     def guarded(call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:  # noqa: BLE001 - raised below, by whoever asked
+        except Exception as error:  # noqa: BLE001 - raised below, in the calling thread
             errors.append(error)
 
     threads = [threading.Thread(target=guarded, args=(call,), daemon=True) for call in work]

@@ -75,7 +75,8 @@ def latency(rounds: int) -> list[Row]:
 
 
 def throughput(rounds: int) -> list[Row]:
-    """One rank writes at full speed, and one reader follows; Muster and the floor in turns."""
+    """Measure a rank that writes at full speed with a single reader; Muster and the floor in
+    turns."""
     what = f"{BURST_MIB} MiB of one rank to one reader"
     rows = [
         Row("bytes", f"{what}, a core of the coordinator", "ours", "MB/s", Aim(100, least=True)),

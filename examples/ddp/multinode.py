@@ -20,7 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 
 class Trainer:
-    """One rank: its model, its share of the data, and the shared snapshot."""
+    """A single rank: its model, its share of the data, and the shared snapshot."""
 
     def __init__(self, data: DataLoader, save_every: int, snapshot: Path, device: torch.device):
         self.rank = int(os.environ["RANK"])

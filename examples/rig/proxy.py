@@ -48,7 +48,7 @@ class Flow(enum.Enum):
 
 
 class End(enum.Enum):
-    """How a cut connection ends: like a program's close, or like a crash."""
+    """The two ways in which a cut connection ends: like a program's close, or like a crash."""
 
     FIN = "fin"
     RESET = "reset"

@@ -45,7 +45,7 @@ CLUSTER: Final = {
     "completion": "Print shell completion for bash, zsh or fish.",
     "login": "Check a token and write the client's file.",
     "logout": "Remove the client's file.",
-    "audit": "List what people did to jobs and nodes.",
+    "audit": "List the requests of users (audit log).",
     "token": "Create, list and revoke tokens.",
     "init": "Write the configuration and tokens of a new cluster.",
 }

@@ -14,7 +14,7 @@ def daemon_command(verb: str, package: str, *before: str) -> click.Command:
 
     @click.command(
         verb,
-        help=f"Becomes `{' '.join(['python -m', package, *before])}`, with all of its arguments.",
+        help=f"Run `{' '.join(['python -m', package, *before])}` with the same arguments.",
         context_settings={"ignore_unknown_options": True, "help_option_names": []},
         add_help_option=False,
     )

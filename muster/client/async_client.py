@@ -303,8 +303,8 @@ class AsyncClient:
         return await self._call(endpoints.remove(name))
 
     async def declare_lost(self, name: str) -> LostAnswer:
-        """Declare that nothing of a job runs any more on a node that is not connected: its tasks
-        are over. Raises ApiError (409 if it is connected)."""
+        """Declare that no process of a job is left on a disconnected node: its tasks are over.
+        Raises ApiError (409 if it is connected)."""
         return await self._call(endpoints.lost(name))
 
     async def version(self) -> VersionView:

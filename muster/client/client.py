@@ -294,8 +294,8 @@ class Client:
         return self._call(endpoints.remove(name))
 
     def declare_lost(self, name: str) -> LostAnswer:
-        """Declare that nothing of a job runs any more on a node that is not connected: its tasks
-        are over. Raises ApiError (409 if it is connected)."""
+        """Declare that no process of a job is left on a disconnected node: its tasks are over.
+        Raises ApiError (409 if it is connected)."""
         return self._call(endpoints.lost(name))
 
     def version(self) -> VersionView:

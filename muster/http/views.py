@@ -402,8 +402,8 @@ class LogTrailer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeVerdict(msgspec.Struct, frozen=True):
-    """Whether a node could be used for a job now, and why not. `free_by` is the time by which the
-    time limit of `job`, which has the node, frees it; None without a limit.
+    """Verdict on one node for a job that starts now, with the reason. If `job` holds the node and
+    has a time limit, `free_by` is the time at which that limit frees the node.
     """
 
     node: str

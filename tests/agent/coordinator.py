@@ -47,7 +47,7 @@ _T = TypeVar("_T", bound=Report)
 
 
 class Session:
-    """One control connection."""
+    """A control connection to one agent."""
 
     def __init__(self, websocket: web.WebSocketResponse) -> None:
         self._websocket = websocket
@@ -119,7 +119,7 @@ class Session:
 
 
 class Store:
-    """What the log connections have brought."""
+    """Everything that the log connections have delivered."""
 
     def __init__(self) -> None:
         self.hellos: list[LogHello] = []

@@ -99,7 +99,7 @@ def importable() -> list[str]:
 
 
 def foreign_imports() -> set[str]:
-    """What our modules import of others as soon as they are imported themselves."""
+    """Return the third-party modules that our modules import at import time."""
     found: set[str] = set()
     for file in FILES:
         if module_name(file) in importable():

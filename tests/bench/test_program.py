@@ -56,7 +56,7 @@ class Store:
         return self.values[key]
 
     def wait(self, keys: list[str]) -> None:
-        """Whoever is last finds it there."""
+        """Returns at once: the keys are there already."""
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 def run(folder: Path, wanted: dict[str, Any], count: int) -> CheckOutput:
-    """A gang of `count` processes; what rank 0 has told."""
+    """Run a gang of `count` processes; returns the output of rank 0."""
     file = folder / "plan.json"
     file.write_text(json.dumps(wanted))
     env = {
@@ -94,7 +94,7 @@ def ends() -> Iterator[tuple[peer.Peer, peer.Peer]]:
 
 
 def sent(ends: tuple[peer.Peer, peer.Peer]) -> tuple[float | None, str]:
-    """What the sender makes of one sending, which the receiver answers."""
+    """Return the sender's result of one transfer, which the receiver answers."""
     sender, receiver = ends
 
     def answer() -> None:
@@ -166,18 +166,20 @@ def hub_that_knows(well: set[str], bad: list[tuple[str, str]]) -> driver.Hub:
     return made
 
 
-def test_who_fails_with_three_that_are_well_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_fails_with_three_healthy_ones_is_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     bad = [("n9", "n0"), ("n9", "n1"), ("n2", "n9")]
     assert hub_that_knows({"n0", "n1", "n2"}, bad)._without == {(9, 0)}
     assert f"n9 reaches nobody on {NET}: left out" in capsys.readouterr().out
 
 
-def test_who_has_met_only_bad_ones_is_not_left_out_for_it() -> None:
+def test_a_node_that_met_only_bad_ones_is_not_left_out() -> None:
     bad = [("n5", "n7"), ("n5", "n8"), ("n5", "n9")]
     assert hub_that_knows({"n0", "n1"}, bad)._without == set()
 
 
-def test_who_is_well_stays() -> None:
+def test_a_healthy_node_stays() -> None:
     bad = [("n0", "n1"), ("n0", "n2"), ("n0", "n3")]
     assert hub_that_knows({"n0", "n1", "n2", "n3"}, bad)._without == set()
 

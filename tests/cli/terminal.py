@@ -63,7 +63,7 @@ class Terminal:
 
     @property
     def lines(self) -> list[str]:
-        """What was written without its control sequences, line by line."""
+        """Return the output line by line, without its control sequences."""
         return _SEQUENCE.sub(b"", self.raw).decode().replace("\r\n", "\n").splitlines()
 
     def _read(self) -> bool:

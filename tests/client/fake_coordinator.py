@@ -81,7 +81,7 @@ def record(
 
 @dataclass
 class Script:
-    """What the coordinator knows, and how it is to misbehave. Guarded by `changed`."""
+    """State of the fake coordinator, and its planned misbehaviour. Guarded by `changed`."""
 
     jobs: dict[int, api.JobView] = field(default_factory=dict)
     fabrics: dict[int, FabricView] = field(default_factory=dict)
@@ -349,7 +349,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._end(api.LogTrailer(over, job.state.value, job.exit_code, reason, cursor))
 
     def _follow_events(self, number: int) -> None:
-        """Those that there are, then as they come, until the job has ended."""
+        """Send the existing events, then new ones as they come, until the job has ended."""
         script = self.server.script
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -375,7 +375,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
     def _entries(self, number: int) -> Iterator[api.LogRecord]:
-        """Those that the query asks for; when it follows, as they come, until the job ends."""
+        """Yield the entries that the query asks for; with `follow`, also new ones until the job
+        ends."""
         script = self.server.script
         after = int(self.query.get("cursor", 0))
         if "tail" in self.query:

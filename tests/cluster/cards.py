@@ -31,7 +31,7 @@ def plant(root: Path, node: int, count: int = GPUS) -> None:
 
 
 def describe(root: Path, number: int, name: str) -> None:
-    """What the driver says of one GPU."""
+    """Write the driver's description of one GPU."""
     Node(root).file(
         f"proc/driver/nvidia/gpus/{address(number)}/information",
         f"Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t {number}\nGPU UUID: \t {name}\n"

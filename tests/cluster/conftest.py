@@ -1,4 +1,4 @@
-"""One cluster of real daemons for the tests of a file; a fresh one where a test asks for it."""
+"""A cluster of real daemons for the tests of a file; a fresh one where a test asks for it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def own_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def one_gpu(tmp_path: Path) -> Iterator[OneGpu]:
-    """One node with a GPU, of which the test says how it is used."""
+    """Start a node with a GPU whose use the test sets."""
     made = OneGpu(tmp_path / "cluster", env=PORTS)
     with made:
         yield made

@@ -41,7 +41,7 @@ _BEGUN = frozenset({TaskState.STARTED, TaskState.CLEANED})
 
 @dataclass
 class Member:
-    """One agent, and what it has."""
+    """A simulated agent and its tasks."""
 
     name: NodeName
     task: TaskReport | None = None

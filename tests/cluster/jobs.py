@@ -71,8 +71,9 @@ def alive(pid: int) -> bool:
 
 
 def environments(cluster: LocalCluster) -> dict[int, set[str]]:
-    """Of the processes of this cluster's jobs: other tests have jobs of the same numbers at the
-    same time. A launcher has no path of the cluster in its environment, its shim has."""
+    """Return the environments of processes of this cluster's jobs, by pid: other tests have jobs of
+    the same numbers at the same time. A launcher has no path of the cluster in its environment, its
+    shim has."""
     root, found = str(cluster.root), {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

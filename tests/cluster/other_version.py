@@ -62,7 +62,8 @@ def say_more() -> None:
 
 
 def _sprinkled(tree: Any) -> Any:
-    """Structs are told from mappings by what they hold: the frame, its body, and what is named."""
+    """Recognise structs among mappings by their place: the frame, its body, and the fields named
+    here."""
     body = tree["body"]
     for name in ("observed", "changes", "prepared", "rendezvous", "exit", "fabric"):
         if isinstance(body.get(name), dict):

@@ -45,8 +45,8 @@ nvmlDeviceGetComputeRunningProcesses = lambda _: []
 
 
 class PlantedGpu:
-    """What its driver says. Until it is told, its memory is free, and how much it computes cannot
-    be read."""
+    """The driver's answers for a planted GPU. At first its memory is free, and its utilisation
+    cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self.driver = folder
@@ -76,7 +76,7 @@ class PlantedGpu:
 
 @dataclass
 class OneGpu(LocalCluster):
-    """One node, whose agent asks this machine's driver, which is the planted one."""
+    """A single node, whose agent asks this machine's driver, which is the planted one."""
 
     agents: int = 1
     gpu: PlantedGpu = field(init=False)

@@ -54,11 +54,11 @@ class ProxiedCluster(LocalCluster):
         return {**super()._place(number), "coordinator": f"http://127.0.0.1:{proxy.port}"}
 
     def link(self, node: str) -> str:
-        """What the coordinator knows of a node's connection."""
+        """Return the state of a node's connection, as the coordinator shows it."""
         return self.client().node(node).link
 
     def said(self, node: str, text: str) -> int:
-        """How often a node's agent has written a line with `text` in its log."""
+        """Count the lines with `text` in the log of a node's agent."""
         return self.nodes[node].log.read_text().count(text)
 
 

@@ -15,7 +15,7 @@ CLASS = "sys/class/infiniband"
 
 @dataclass
 class ScriptedNode:
-    """One node's tree: `hcas` InfiniBand ports, and the interface `lo` for the sockets."""
+    """The sysfs tree of a node: `hcas` InfiniBand ports, and the interface `lo` for the sockets."""
 
     root: Path
     hcas: int = 2

@@ -1,4 +1,4 @@
-"""What a bad network does to nobody: the job runs on, once, and its log is whole."""
+"""A bad network harms no job: it runs on, once, and its log is complete."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_half_open_connection_is_noticed_on_both_sides(
     measured(fault, max(noticed, time.monotonic() - began))
     if fault == 19:
         measured(13, noticed)
-    # The kernel knows of nothing: it was silence that told them.
+    # The kernel reported nothing: the agent concluded it from silence.
     assert cluster.said(NODE, "the coordinator has been silent for") or fault == 16
     assert cluster.client().job(int(job)).state is JobState.RUNNING
     mend(cluster)
@@ -188,7 +188,7 @@ SOME_REPORTS = 16
 
 
 def waiting_pieces(control: Connection, logs: Connection) -> tuple[int, int]:
-    """How many pieces of each connection waited at most, until some heartbeats had passed."""
+    """Return the longest queue of each connection until some heartbeats have passed."""
     heard, most, deadline = control.up.moved, (0, 0), time.monotonic() + 60
     while control.up.moved < heard + 400 and time.monotonic() < deadline:
         most = (max(most[0], control.up.line.qsize()), max(most[1], logs.up.line.qsize()))
@@ -245,9 +245,7 @@ def test_a_storm_of_one_rank_holds_up_no_control(
 
 
 @pytest.mark.fault(13, 18)
-def test_what_is_held_up_is_said_in_order_when_it_goes_on(
-    cluster: ProxiedCluster, tmp_path: Path
-) -> None:
+def test_delayed_messages_arrive_in_order(cluster: ProxiedCluster, tmp_path: Path) -> None:
     """A network that comes back before anybody has doubted it: nothing is said twice."""
     job = start_counting(cluster, tmp_path)
     was, proxy = control(cluster), cluster.proxies[NODE]

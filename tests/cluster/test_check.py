@@ -30,7 +30,7 @@ def rigged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceCluste
 
 
 def check(cluster: LocalCluster, *arguments: str, code: int) -> dict[str, Any]:
-    """What `muster check --json` says. The speeds of a loaded machine are nobody's fault."""
+    """Return the report of `muster check --json` without speeds, which depend on the load here."""
     done = cluster.muster("check", "--json", "--mib", "1", *arguments, check=False)
     assert done.stdout, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)

@@ -36,7 +36,7 @@ def test_the_copy_is_refused_and_the_job_runs_on(tmp_path: Path) -> None:
             job = await user.submit(run=["/bin/sleep", "1000"])
             second = agent_config(tmp_path / "second", coordinator)
             (tmp_path / "second" / "state").mkdir()
-            # But for its tasks, as of an image that was taken of the machine when it had none.
+            # A copy without tasks, as of an image that was taken of the machine when it had none.
             shutil.copy(tmp_path / "first" / "state" / "agent_id", tmp_path / "second" / "state")
             async with AgentProcess(second) as copy:
                 await logged(copy, "the connection of n1 is still held by an agent at 127.0.0.1")

@@ -79,7 +79,7 @@ def test_a_full_disk_is_a_warning_and_jobs_wait_for_room_and_running_ones_go_on(
     )
     await_file(tmp_path / "here")
     filler = fill(small.disk)
-    until(lambda: "is full: 0 MiB of 128 MiB free" in warnings(small), "the full disk is told of")
+    until(lambda: "is full: 0 MiB of 128 MiB free" in warnings(small), "the full disk is a warning")
     assert small.client().node("node-1").link == "connected"
     (tmp_path / "go").touch()
     assert wait(small, running) == 0

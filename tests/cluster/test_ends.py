@@ -1,4 +1,4 @@
-"""How jobs end: exit codes, limits, cancels, and what is left of those that resist."""
+"""Ends of jobs: exit codes, limits, cancels, and remains of jobs that resist."""
 
 from __future__ import annotations
 

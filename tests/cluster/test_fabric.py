@@ -28,7 +28,7 @@ def port(node: Node, number: int, name: str, **values: str) -> None:
 
 @dataclass
 class Fabrics(LocalCluster):
-    """Four nodes: two alike but for names, one whose third port is slower, one without RDMA."""
+    """Four nodes: two equal except for names, one whose third port is slower, one without RDMA."""
 
     def _place(self, number: int) -> dict[str, object]:
         root = self.root / "fabric" / str(number)
@@ -111,7 +111,9 @@ def test_a_gang_that_differs_does_not_start(fabrics: LocalCluster, tmp_path: Pat
     assert not list(tmp_path.glob("env.*"))
 
 
-def test_one_that_may_do_without_uses_what_all_share(fabrics: LocalCluster, tmp_path: Path) -> None:
+def test_a_job_that_prefers_rdma_uses_the_rails_that_all_nodes_share(
+    fabrics: LocalCluster, tmp_path: Path
+) -> None:
     job = gang(fabrics, tmp_path, "node-1", "node-2", "node-3", env={"UCX_NET_DEVICES": "all"})
     assert wait(fabrics, job) == 0, fabrics.muster("show", job).stdout
     ranks = {task.node: task.node_rank for task in fabrics.client().job(int(job)).attempts[0].tasks}

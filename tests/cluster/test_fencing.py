@@ -30,7 +30,7 @@ def config_of(daemon: Daemon) -> Path:
 
 
 def another(cluster: LocalCluster, first: Daemon, name: str, **changed: object) -> Daemon:
-    """A daemon with the configuration of `first` but for what is `changed`."""
+    """Return a daemon with the configuration of `first`, except for `changed`."""
     settings = {**yaml.safe_load(config_of(first).read_text()), **changed}
     path = cluster.root / "config" / f"{name}.yaml"
     path.write_text(yaml.safe_dump(settings))
@@ -48,7 +48,7 @@ def started(daemon: Daemon) -> Iterator[Daemon]:
 
 
 def refusal(daemon: Daemon) -> str:
-    """What a daemon that cannot start says as it ends."""
+    """Return the last output of a daemon that cannot start."""
     assert daemon.process is not None
     assert daemon.process.wait(60) == 1
     text = daemon.log.read_text()

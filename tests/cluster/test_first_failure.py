@@ -92,7 +92,7 @@ def test_it_is_named_while_the_siblings_still_refuse_to_go(
         ("cuda", "no_cuda", "", 1),
     ],
 )
-def test_those_that_lost_their_connection_are_not_blamed(
+def test_ranks_that_lost_their_connection_are_not_blamed(
     cluster: LocalCluster, tmp_path: Path, how: str, kind: str, expected: str, code: int
 ) -> None:
     (tmp_path / "train.py").write_text(PEERS)

@@ -1,4 +1,5 @@
-"""How a gang ends on machines of their own: who failed first, who was only stopped, and when."""
+"""The end of a gang on several machines: which rank failed first, which ones were stopped, and
+when."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def view(cluster: NamespaceCluster, job: str) -> JobView:
 
 
 def at(cluster: NamespaceCluster, job: str, kind: str) -> float:
-    """When (UTC seconds) the coordinator recorded the one fact of this kind of a job."""
+    """Return the time (UTC seconds) at which the coordinator recorded the one fact of this kind of
+    a job."""
     (found,) = [e.at for e in cluster.client().events(int(job)).events if e.kind == kind]
     return found.timestamp()
 
@@ -63,7 +65,7 @@ def test_the_first_failure_is_named_while_the_others_refuse_to_go(
     kill_at = datetime.fromisoformat(shown["kill_at"]).timestamp()
     assert kill_at - at(machines, job, "StopRequested") == pytest.approx(3600, abs=1)
     late_s = at(machines, job, "StopRequested") - float(await_file(tmp_path / "failed"))
-    print(f"the gang was told to stop {late_s * 1000:.0f} ms after the rank had ended")
+    print(f"the gang got the stop {late_s * 1000:.0f} ms after the rank had ended")
     assert 0 <= late_s < NAMED_WITHIN_S
 
     machines.muster("cancel", "--force", "--wait", job)

@@ -197,7 +197,7 @@ def test_ranks_that_write_what_their_recorder_knows_still_hang(
         assert last.keys() == {0, 1, 2, 3}
         assert "nccl:all_reduce number 7" in last[0][0]
         assert "wrote nothing" in last[3][1]
-        # Nor is it taken for the gang's moving again once it is told.
+        # Nor does the gang count as moving again once that is reported.
         seen = evidence(wired, job)["attempts"][-1]["activity"]
         until(
             lambda: evidence(wired, job)["attempts"][-1]["activity"] != seen,

@@ -19,7 +19,7 @@ from tests.cluster.test_gpus import gpus_of, hold, let_go
 
 @dataclass
 class Failing(GpuCluster):
-    """What stands in a node's file, its kernel has written."""
+    """A cluster in which a file of each node stands for the kernel log."""
 
     def kmsg(self, number: int) -> Path:
         return self.root / f"kmsg-{number}"
@@ -30,7 +30,7 @@ class Failing(GpuCluster):
 
     def xid(self, number: int, seq: int, xid: int, gpu: int) -> None:
         pci = address(gpu).removesuffix(".0")
-        said = "pid='<unknown>', name=<unknown>, it is told"
+        said = "pid='<unknown>', name=<unknown>, it is reported"
         self.says(number, seq, f"NVRM: Xid (PCI:{pci}): {xid}, {said}")
 
     def _place(self, number: int) -> dict[str, object]:
@@ -67,7 +67,7 @@ def test_the_job_of_a_gpu_that_fails_ends_and_its_node_is_drained_until_it_is_re
     cause = nodes.client().job(int(mine)).attempts[0].cause
     assert cause is not None
     assert cause.code is CauseCode.HARDWARE
-    said = f"GPU {address(0)}: Xid 79, the GPU has fallen off the bus (it is told)"
+    said = f"GPU {address(0)}: Xid 79, the GPU has fallen off the bus (it is reported)"
     assert cause.text == f"node-1: {said}"
     drained = node(nodes, 1)
     assert drained.drain is not None
@@ -90,7 +90,7 @@ def test_the_job_of_a_gpu_that_fails_ends_and_its_node_is_drained_until_it_is_re
     assert (node(nodes, 1).admin, node(nodes, 1).hardware) == ("active", ())
 
 
-def test_what_the_kernel_wrote_while_no_agent_ran_is_not_missed(
+def test_kernel_lines_written_while_no_agent_ran_are_not_missed(
     nodes: Failing, tmp_path: Path
 ) -> None:
     job = hold(nodes, tmp_path, "missed", 8, placement={"include": ["node-2"]}, retry={"infra": 0})

@@ -258,7 +258,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
 
 @contextmanager
 def name_server(machine: Machine, name: str, address: str) -> Iterator[None]:
-    """What the machine's resolver asks."""
+    """Run the name server that the machine's resolver asks."""
     # nsenter, which is what can be killed from here, is its parent.
     dies = ("setpriv", "--pdeathsig", "KILL")
     argv = machine.enter(*dies, sys.executable, "-c", NAME_SERVER, name, address)

@@ -28,7 +28,7 @@ def test_it_is_reported_and_then_cancelled_and_one_that_computes_is_not(
     await_running(one_gpu, job)
     # It computes; from here on it does not.
     one_gpu.gpu.computes(4)
-    until(lambda: "IdleJudged" in kinds(one_gpu, job), "it is told")
+    until(lambda: "IdleJudged" in kinds(one_gpu, job), "the idle GPUs are reported")
     assert "less than 5 % for 30s" in one_gpu.muster("show", job).stdout
     one_gpu.gpu.computes(5)
     until(lambda: "IdleOver" in kinds(one_gpu, job), "it is taken back")

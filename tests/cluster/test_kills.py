@@ -30,7 +30,7 @@ from tests.cluster.jobs import until
 NODES = ("node-1", "node-2")
 WHO = ("coordinator", "agents", "shims", "fork servers", "all")
 
-# Set-up waits where it is told to. Rank 0 of the gang is the launcher, on whichever node.
+# Set-up waits on request. Rank 0 of the gang is the launcher, on whichever node.
 SETUP = """
 echo $$ >> setup.$MUSTER_ATTEMPT.$MUSTER_NODE_RANK
 if [ -e hold-setup.$MUSTER_NODE_RANK ]; then until [ -e go-setup ]; do sleep 0.02; done; fi
@@ -56,7 +56,8 @@ WANTED = "".join(f"{i}\n" for i in range(1, 1001))
 
 @dataclass
 class Story:
-    """One job on both nodes, in a folder of its own, and who is stopped to hold its phase open."""
+    """A job on both nodes, in a folder of its own, and the processes stopped to hold its phase
+    open."""
 
     cluster: LocalCluster
     folder: Path
@@ -93,7 +94,7 @@ class Story:
 
     def await_running(self) -> None:
         self.await_files("up.1.0", "up.1.1")
-        until(lambda: self.view().state is JobState.RUNNING, "the job is told to run")
+        until(lambda: self.view().state is JobState.RUNNING, "the job runs")
 
     def stop(self, pid: int) -> None:
         os.kill(pid, signal.SIGSTOP)
@@ -126,7 +127,7 @@ class Story:
 
 
 def processes_named(cluster: LocalCluster, name: str) -> list[int]:
-    """Of this cluster, by the name that they gave themselves."""
+    """Return the pids of this cluster's processes with that process name."""
     mark = str(cluster.root).encode()
     found = []
     for pid in processes():
@@ -245,13 +246,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def cgroups(shims: set[str]) -> list[str]:
-    """Of these shims."""
+    """Return the cgroups of these shims."""
     folder = Path(own_cgroup() or "/none") / FOLDER
     return [path.name for path in folder.glob("shim-*") if path.name.startswith(tuple(shims))]
 
 
 def folders(cluster: LocalCluster) -> list[Path]:
-    """Of tasks, on all nodes."""
+    """Return the folders of tasks on all nodes."""
     return [path for node in NODES for path in (cluster.root / "state" / node / "tasks").iterdir()]
 
 
@@ -280,7 +281,7 @@ def test_kill_9(
     again = who in ("shims", "all") and phase in (preparing, arranging, starting, running)
     attempts = story.view().attempts
     if who in ("shims", "all") and (tmp_path / "up.1.0").exists():
-        # What it had written before the kill can be read, although nobody was left to tell of it.
+        # Output from before the kill can be read, although no process was left to report it.
         assert story.log(0, attempt=1).startswith("1\n2\n")
         assert story.log(0, attempt=1).count("\n500\n") == 1
     assert len(attempts) == (2 if again else 1), [

@@ -17,9 +17,9 @@ pytest.importorskip("torch", reason="torch is not installed")
 TELLS = """
 import json, os, sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE", "PRECISION")
-told = {name: os.environ.get(name) for name in names}
-with open(f"told-{os.environ['RANK']}", "w") as file:
-    json.dump({**told, "argv": sys.argv[1:]}, file)
+found = {name: os.environ.get(name) for name in names}
+with open(f"found-{os.environ['RANK']}", "w") as file:
+    json.dump({**found, "argv": sys.argv[1:]}, file)
 """
 # What accelerate's launcher does, with its names: options and script by its parser, an environment,
 # and torchrun's `run` at the end.
@@ -59,7 +59,7 @@ def simple_launcher(args):
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """Where the job finds an accelerate and a deepspeed."""
+    """Make a folder in which the job finds an accelerate and a deepspeed."""
     folder = tmp_path / "packages"
     (folder / "accelerate" / "commands").mkdir(parents=True)
     for package in ("accelerate", "accelerate/commands", "deepspeed"):
@@ -72,13 +72,13 @@ def packages(tmp_path: Path) -> Path:
 def environments(
     cluster: LocalCluster, tmp_path: Path, packages: Path, **job: Any
 ) -> list[dict[str, Any]]:
-    """What each rank of a gang of 2 nodes with 2 ranks says of itself."""
+    """Return what each rank of a gang of 2 nodes with 2 ranks reports of itself."""
     (tmp_path / "tells.py").write_text(TELLS)
     number = submit(
         cluster, tmp_path, nodes=2, nproc_per_node=2, env={"PYTHONPATH": str(packages)}, **job
     )
     assert wait(cluster, number) == 0, cluster.muster("show", number).stdout
-    return [json.loads((tmp_path / f"told-{rank}").read_text()) for rank in range(4)]
+    return [json.loads((tmp_path / f"found-{rank}").read_text()) for rank in range(4)]
 
 
 def test_ranks_of_deepspeed(cluster: LocalCluster, tmp_path: Path, packages: Path) -> None:
@@ -106,7 +106,7 @@ def test_the_environment_is_accelerates(
 
 
 @pytest.mark.parametrize("launcher", ["accelerate", "deepspeed"])
-def test_one_that_is_not_installed_is_refused_before_the_start(
+def test_a_missing_launcher_is_refused_before_the_start(
     cluster: LocalCluster, tmp_path: Path, launcher: str
 ) -> None:
     pytest.importorskip("torch")

@@ -100,7 +100,7 @@ def test_beyond_its_bound_a_job_goes_on_and_its_log_has_a_gap(tmp_path: Path) ->
         greedy = submit(cluster, tmp_path, **on("node-1", tmp_path / "greedy", run=run))
         honest = submit(cluster, tmp_path, **on("node-2", tmp_path / "honest", run=HONEST))
         until((tmp_path / "greedy" / "written").exists, "it has written everything")
-        until(lambda: gaps(cluster, greedy) != [], "readers are told")
+        until(lambda: gaps(cluster, greedy) != [], "readers see the gap")
         grows(cluster, honest)
         assert cluster.client().job(int(greedy)).state is JobState.RUNNING
         for name in ("greedy/end", "honest/stop"):

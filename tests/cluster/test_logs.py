@@ -1,4 +1,4 @@
-"""Logs through real daemons: every byte, whatever it is, and whoever dies or is full meanwhile."""
+"""Logs through real daemons: every byte arrives, whatever dies or fills up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ODD = (
 
 
 def out_of(cluster: LocalCluster, job: str, *options: str) -> bytes:
-    """What `muster logs` writes to its standard output, byte for byte."""
+    """Return the standard output of `muster logs`, byte for byte."""
     argv = cluster.command("logs", *options, job)
     return subprocess.run(argv, env=cluster.base_env(), capture_output=True, check=True).stdout
 
@@ -88,7 +88,10 @@ def test_a_log_disk_that_is_full_holds_up_that_stream_only(
     errors = tmp_path / "errors"
     followed = tmp_path / "followed"
     follower = start("logs", "-f", "--tail", "all", "--stdout", job, out=followed, err=errors)
-    until(lambda: b"cannot store more of this now" in errors.read_bytes(), "the follower is told")
+    until(
+        lambda: b"cannot store more of this now" in errors.read_bytes(),
+        "the follower gets the reason",
+    )
     assert b"[node-1 r0 stdout] from byte 10485760 on" in errors.read_bytes() or (
         b"[node-2 r0 stdout] from byte 10485760 on" in errors.read_bytes()
     )

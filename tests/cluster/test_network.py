@@ -1,4 +1,4 @@
-"""One network for a gang, on machines that have several: chosen, proved, avoided where it fails."""
+"""The network of a gang on machines that have several: chosen, proved, avoided if it fails."""
 
 from __future__ import annotations
 

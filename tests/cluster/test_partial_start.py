@@ -49,7 +49,7 @@ def cluster() -> Iterator[NamespaceCluster]:
 
 @dataclass
 class Ground:
-    """What a job stands on, the same on every node until it is spoilt on one."""
+    """The prerequisites of a job, equal on every node until a test spoils one."""
 
     cluster: NamespaceCluster
     folder: Path
@@ -170,7 +170,7 @@ def test_a_setup_that_fails_there(ground: Ground) -> None:
     cause = view.attempts[0].cause
     assert cause is not None
     assert "No such file or directory" in cause.tail
-    # The others were ready or on their way, and were told nothing but to go.
+    # The others were ready or on their way, and got no command but the cleanup.
     shown = ground.cluster.muster("show", str(view.id)).stdout
     assert "refused: `setup` exited with code" in shown
 

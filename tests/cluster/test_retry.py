@@ -1,4 +1,4 @@
-"""What is tried again, where, and how often: real processes that fail as their attempt says."""
+"""Retries: when, where and how often; real processes fail as their attempt says."""
 
 from __future__ import annotations
 

@@ -305,7 +305,7 @@ time.sleep(1000) if sys.argv[2] == "killed" else cluster.stop()
 
 
 def traces(root: Path) -> dict[str, object]:
-    """What a rig leaves on this machine, beside what lies in its folder."""
+    """Return the traces of a rig on this machine outside its folder."""
     own = own_cgroup()
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     return {

@@ -92,8 +92,8 @@ def test_a_node_that_only_the_coordinator_misses_trains_on(
 def test_no_false_alarm_in_ten_minutes_of_loss_and_stalls(
     three: NamespaceCluster, tmp_path: Path
 ) -> None:
-    """One packet in a hundred is lost on its way to each machine; and every few seconds one neither
-    sends nor hears anything for half a second."""
+    """Lose one packet in a hundred on its way to each machine; every few seconds a machine neither
+    sends nor receives for half a second."""
     for machine in (three.head, *three.machines.values()):
         machine.lose(0.01)
     chance = random.Random(7)

@@ -71,7 +71,7 @@ def test_a_cancelled_job_ends_and_its_node_is_drained_until_it_is_clean(
     assert drain.user == "muster"
     assert drain.reason.startswith(f"unkillable: SIGKILL does not end {pid} of job {job}")
 
-    # Its agent's next life finds the same, and nobody is sent there who is not told to be.
+    # The restarted agent finds the same, and no new task goes to that node.
     cluster.nodes[name].kill()
     cluster.nodes[name].start()
     cluster.wait_for_nodes()
@@ -99,7 +99,8 @@ def test_a_cancelled_job_ends_and_its_node_is_drained_until_it_is_clean(
 def test_a_gang_is_tried_again_on_other_nodes_over_a_kill_of_the_coordinator(
     cluster: LocalCluster, tmp_path: Path, freezer: Path
 ) -> None:
-    """Of two ranks one is held, the other fails: its node is free for the next attempt."""
+    """SIGKILL does not end one of two ranks, and the other fails: its node is free for the next
+    attempt."""
     run = (
         'echo $$ > "pid.$MUSTER_ATTEMPT.$MUSTER_NODE_RANK"; '
         'if [ "$MUSTER_ATTEMPT.$MUSTER_NODE_RANK" = 1.0 ]; then '

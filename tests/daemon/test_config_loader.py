@@ -1,4 +1,4 @@
-"""Where a setting comes from, which source wins, and what a wrong one is answered with."""
+"""Sources of a setting, their precedence, and the answer to a wrong value."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a daemon does not import and does not read before it serves."""
+"""Modules that a daemon does not import, and files it does not read, before it serves."""
 
 from __future__ import annotations
 

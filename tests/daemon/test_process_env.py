@@ -1,4 +1,4 @@
-"""Both daemons, started as careless scripts start them: they serve, and end when they are told."""
+"""Both daemons, started as careless scripts start them: they serve, and end on request."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def config_of(daemon: str, folder: Path) -> Path:
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[socket.socket]:
-    """What a service manager hears: a daemon whose streams are closed can tell nobody else."""
+    """The service manager's socket, the only output of a daemon whose streams are closed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(str(tmp_path / "notify"))
         heard.settimeout(DEADLINE_S)
@@ -108,7 +108,7 @@ def test_asked_to_end_while_it_starts_it_ends_and_starts_again(
     config = os.fsencode(config_of(daemon, tmp_path))
     for pause_s in (0.0, 0.15, 0.4, 0.6):
         process = spawn(daemon, config, tmp_path, "", {})
-        time.sleep(pause_s)  # not for anything: these are the moments at which it is told
+        time.sleep(pause_s)  # no wait for anything: the signal comes at these moments
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) in (0, -signal.SIGTERM)
     assert b"Traceback" not in (tmp_path / "out").read_bytes()

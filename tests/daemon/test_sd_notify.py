@@ -1,4 +1,4 @@
-"""What a service manager hears, through a real socket."""
+"""Notifications of the service manager, through a real socket."""
 
 import socket
 from collections.abc import Iterator

@@ -215,7 +215,7 @@ def test_the_mode_of_the_hosts_file_may_be_off(tmp_path: Path, mode: str) -> Non
 
 
 def test_pool_defaults_are_as_written_as_in_a_job_file(tmp_path: Path) -> None:
-    """Of `1.10` and `010` a job would else get 1.1 and 8, and `off` would be no word at all."""
+    """As plain YAML, `1.10` and `010` would become 1.1 and 8, and `off` a boolean."""
     words = "{rdma: off, priority: 60, env: {A: 010, B: 1.10, C: yes, D: 12:30:00, E: 2026-01-31}}"
     file = tmp_path / "coordinator.yaml"
     file.write_text(f"pools: {{big: {{defaults: &all {words}}}, small: {{defaults: *all}}}}\n")

@@ -7,7 +7,7 @@ from muster.protocol.instant import Instant
 
 
 class TestClock:
-    """A clock that runs when it is told to."""
+    """A clock that a test advances."""
 
     __test__ = False
 
@@ -25,7 +25,7 @@ class Rig:
         self.timers = Timers(self.clock, self.fired.append)
 
     async def at(self, mono: float) -> list[int]:
-        """What has fired when the clock shows `mono` and the alarm rings."""
+        """Return the timers that have fired when the clock shows `mono` and the alarm rings."""
         self.clock.mono = mono
         self.timers._ring()
         return self.fired

@@ -1,4 +1,5 @@
-"""Which GID NCCL takes: the rule beside a second writing of it, and what follows by version."""
+"""The GID that NCCL takes: the rule against a second implementation, and the settings by
+version."""
 
 from __future__ import annotations
 
@@ -127,7 +128,7 @@ def test_an_address_that_an_interface_gave_itself_leads_nowhere() -> None:
 
 
 @pytest.mark.parametrize("version", [None, "2.20.5", "2.21.5", "2.27.3"])
-def test_where_it_stands_before_another_nccl_gets_the_index(version: str | None) -> None:
+def test_nccl_gets_the_index_if_another_entry_comes_first(version: str | None) -> None:
     number = version_of(version) if version else None
     alike = choose([roce("mlx5_0", OWN_FIRST), roce("mlx5_1", OWN_FIRST)], [])
     made = environment(alike, (), number)
@@ -168,7 +169,7 @@ def test_an_address_range_may_shut_all_out() -> None:
         (SIXTH_ONLY, None, {"NCCL_IB_ADDR_FAMILY": "AF_INET6"}),
     ],
 )
-def test_what_is_set_for_each_nccl(
+def test_variables_by_nccl_version(
     rows: tuple[Row, ...], version: str | None, set_to: dict[str, str]
 ) -> None:
     hca = roce("mlx5_0", rows)
@@ -194,7 +195,7 @@ def test_what_is_set_for_each_nccl(
         (HOST, None, None),
     ],
 )
-def test_what_is_set_for_each_ucx(
+def test_variables_by_ucx_version(
     rows: tuple[Row, ...], ucx: str | None, index: str | None
 ) -> None:
     choice = choose([roce("mlx5_0", rows), roce("mlx5_1", rows)], [])
@@ -202,7 +203,7 @@ def test_what_is_set_for_each_ucx(
     assert made.values.get("UCX_IB_GID_INDEX") == index
 
 
-def test_one_entry_for_ucx_or_none() -> None:
+def test_a_single_entry_for_ucx_or_none() -> None:
     shifted = ((LOCAL, V1), (LOCAL, V2), (SIXTH, V1), (SIXTH, V2), (OTHER, V1), (OTHER, V2))
     apart = choose([roce("mlx5_0", HOST), roce("mlx5_1", shifted)], [])
     assert "UCX_IB_GID_INDEX" not in environment(apart, (), (2, 27), (1, 4)).values
@@ -218,7 +219,7 @@ def test_infiniband_needs_no_index() -> None:
         assert "NCCL_IB_GID_INDEX" not in made.values
 
 
-def test_one_index_for_hcas_that_differ() -> None:
+def test_a_single_index_for_different_hcas() -> None:
     shifted = ((LOCAL, V1), (LOCAL, V2), (SIXTH, V1), (SIXTH, V2), (OTHER, V1), (OTHER, V2))
     made = environment(
         choose([roce("mlx5_0", HOST), roce("mlx5_1", shifted)], []), (), version_of("2.20.5")

@@ -1,4 +1,4 @@
-"""How near two PCI functions are."""
+"""Distance between two PCI functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reference/fault-matrix.md, made of the table and the record."""
+"""docs/reference/fault-matrix.md, made from the table and the record."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ PAGE: Path = ROOT / "docs/reference/fault-matrix.md"
 _HEAD = """\
 # What Muster survives
 
-Every fault that we know of, how the tests make it happen, what is promised, in what bound, and
-whether the tests of the last recorded run have shown it. Made by `./dev matrix` of
-`tests/faults/faults.toml` and of the record of that run, `tests/faults/record.json`.
-A fault is passed if all of its tests passed. Figures are the longest that a test has seen, in
-seconds, on a small machine that was busy with other tests, with heartbeats of 1 or 2 s where the
-bound is in heartbeats: they are no promise, and nothing is judged by them.
+For engineers who want to know how Muster reacts to a fault, and which test shows it. The table
+lists every known fault, how the tests cause it, the promise, its bound, and the result of the last
+recorded test run. `./dev matrix` makes this page from `tests/faults/faults.toml` and from the
+record of that run, `tests/faults/record.json`.
+
+A fault counts as passed if all of its tests passed. The column "measured" is the longest time that
+a test saw, in seconds, on a small machine that was busy with other tests, with heartbeats of 1 or
+2 s if the bound is in heartbeats. These times are neither promises nor limits of the tests.
 
 """
 
@@ -39,9 +41,9 @@ def page(faults: list[Fault], named: Mapping[int, set[str]], record: Mapping[str
     states = {row.number: state(row, named[row.number], record) for row in faults}
     passed = sum(text.startswith("passed") for text in states.values())
     lines = [
-        f"{passed} of {len(faults)} faults are shown.",
+        f"{passed} of {len(faults)} faults passed.",
         "",
-        "| # | fault | how it is made | promised | bound | measured, s | shown |",
+        "| # | fault | how tests cause it | promise | bound | measured, s | result |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in faults:
@@ -56,7 +58,7 @@ def page(faults: list[Fault], named: Mapping[int, set[str]], record: Mapping[str
             states[row.number],
         )
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
-    lines += ["", "## The tests of each", ""]
+    lines += ["", "## Tests by fault", ""]
     for row in faults:
         if named[row.number]:
             tests = ", ".join(f"`{test}`" for test in sorted(named[row.number]))

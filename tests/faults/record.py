@@ -1,4 +1,4 @@
-"""What a run of the tests has shown of each fault, kept beside the table."""
+"""Record of a run of the tests, by fault, kept beside the table."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _MEASURED = "fault "
 
 
 class Shown(msgspec.Struct, kw_only=True):
-    """One test: `passed`, `failed` or `skipped: why`, its cases taken together; and figures, in
-    seconds, by fault."""
+    """Result of one test: `passed`, `failed` or `skipped: why`, its cases taken together; and
+    measurements in seconds, by fault."""
 
     outcome: str
     measured_s: dict[str, float] = {}

@@ -17,6 +17,7 @@ _WORDS = {
     "task": "42.1.0",
     "signal": "SIGUSR1",
     "stop_signal": "SIGINT",
+    "warn_signal": "SIGUSR2",
     "launcher": "torchrun",
     "source": "/source",
     "target": "/target",
@@ -24,13 +25,13 @@ _WORDS = {
 
 
 def whole(kind: Any) -> Any:
-    """One of `kind` with every field set, no two to the same number or text."""
+    """Return an instance of `kind` with every field set, no two to the same number or text."""
     numbers = itertools.count(1)
     return msgspec.convert(_filled(inspect.type_info(kind), "", numbers, True, None), kind)
 
 
 def least(kind: Any) -> Any:
-    """One of `kind` with nothing but what it must have."""
+    """Return an instance of `kind` with only its required fields."""
     numbers = itertools.count(1)
     return msgspec.convert(_filled(inspect.type_info(kind), "", numbers, False, None), kind)
 

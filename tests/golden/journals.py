@@ -106,7 +106,8 @@ def write(folder: Path) -> None:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """What a coordinator that starts on the journal in `folder` knows. It may be upgraded."""
+    """Return the state that a coordinator reads from the journal in `folder`. It may be
+    upgraded."""
     with closing(Journal.open(folder)) as journal:
         state = replay(journal.replay())
         tally, first_job = journal.tally(), journal.first_job
@@ -189,7 +190,7 @@ def _nodes(state: State) -> list[dict[str, Any]]:
 
 
 def path_of(folder: Path = FOLDER) -> Path:
-    """Where the journal that this version writes is recorded, once it is."""
+    """Return the path of the recording of the journal that this version writes."""
     return folder / f"layout-{LAYOUT}-schema-{SCHEMA}.sqlite.xz"
 
 

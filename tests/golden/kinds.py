@@ -116,7 +116,7 @@ def _shim_status(given: ShimStatus) -> bytes:
 
 
 def _shim_identity(given: ShimIdentity) -> bytes:
-    """As the shim writes it, but for what is this machine's."""
+    """Return the document as the shim writes it, without the values of this machine."""
     with tempfile.TemporaryDirectory() as folder:
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,8 +1,8 @@
-"""`python -m tests.golden.record`: record what is new, and never touch what was recorded before.
+"""`python -m tests.golden.record`: record what is new; existing recordings stay as they are.
 `--anew`: remove all recordings first. Only for what no release has written yet.
 
-One file a kind and shape. It is named for the shape, so that two who add different fields add
-different files, and whoever brings both together runs this once more.
+A file holds a kind and shape and is named for the shape: two branches that add different fields add
+different files, and the merge runs this once more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def recordings(kind: Kind, root: Path = RECORDED) -> list[Path]:
 
 
 def path_of(kind: Kind, root: Path = RECORDED) -> Path:
-    """Where what this version writes is recorded, once it is."""
+    """Return the path of the recording of what this version writes."""
     return root / kind.group / f"{kind.name}.{examples.shape(kind.type)}.json"
 
 

@@ -1,4 +1,4 @@
-"""One coordinator process for all tests of a module that leave it as it was."""
+"""A single coordinator process for all tests of a module that leave it as it was."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinato
 
 @pytest.fixture(scope="module")
 def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
-    """One that is also reached as muster.test."""
+    """Start a coordinator that is also reached as muster.test."""
     folder = tmp_path_factory.mktemp("coordinator")
     with CoordinatorProcess(folder, names=["muster.test"]).start() as process:
         yield process

@@ -47,7 +47,7 @@ GOOD = ExitStatus(code=0)
 
 
 class FakeAgent:
-    """One node's control connection."""
+    """The control connection of one node."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, name: str) -> None:
         self.socket = socket
@@ -118,7 +118,7 @@ class FakeAgent:
 
 
 class FakeLogLink:
-    """One node's bulk connection."""
+    """The bulk connection of one node."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.socket = socket

@@ -89,7 +89,7 @@ async def three(user: User, agent: FakeAgent) -> list[TaskId]:
 
 
 async def shown(user: User) -> dict[str, Any]:
-    """What is said of the three, and in lists."""
+    """Return all views of the three jobs, single and in lists."""
     found = {query: await user.get(f"/v1/jobs{query}") for query in LISTS}
     for job in (1, 2, 3):
         for what in QUESTIONS:
@@ -111,7 +111,7 @@ async def gauges(user: User) -> list[str]:
 
 
 async def check_verbs(user: User) -> None:
-    """What is asked of an ended job changes nothing, and is said in the same words."""
+    """Check that requests about an ended job change nothing and answer in the same words."""
     status, cancelled = await ask(user, "POST", "/v1/jobs/2/cancel")
     assert (status, cancelled["already_ended"], cancelled["job"]["id"]) == (202, True, 2)
     for method, path, body in (
@@ -174,7 +174,7 @@ async def check_late_logs(
         (2, "n1", "late\n"),
     ]
     assert (lines[-1]["end"], lines[-1]["state"], lines[-1]["exit_code"]) == (True, "FAILED", 4)
-    # The node is told as of any task that is over: one that it still has is to go.
+    # Handled like any task that is over: the node may forget a task that it still has.
     await agent.report(tasks[0], TaskState.CLEANED)
     assert await agent.expect(ForgetTask) == ForgetTask(tasks[0])
 

@@ -37,7 +37,7 @@ async def readiness(process: CoordinatorProcess) -> tuple[int, str]:
 
 
 async def ready(process: CoordinatorProcess) -> None:
-    """Nobody is told that there are descriptors again."""
+    """Poll until the coordinator is ready: no event reports that descriptors are free again."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             try:

@@ -29,7 +29,7 @@ def full(tmp_path: Path) -> Iterator[CoordinatorProcess]:
 
 
 async def until(user: User, status: int) -> dict[str, Any]:
-    """Submit until the answer is `status`: nobody is told that a disk has become full."""
+    """Submit until the answer is `status`: no event reports that a disk has become full."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             async with user.http.post("/v1/jobs", json=JOB) as answer:

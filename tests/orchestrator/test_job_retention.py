@@ -64,7 +64,7 @@ def with_jobs(folder: Path, jobs: int, began: float = 0.0) -> Journal:
 def sweep(
     folder: Path, keep: RetentionPolicy, *, now: float = 0.0, doubt: str = ""
 ) -> tuple[int, JobArchive]:
-    """How many jobs are forgotten in an hour."""
+    """Return the number of jobs forgotten in an hour."""
     moments = (Instant(0.0, now - HOUR), Instant(HOUR, now))
     gone, archive = sweeps(folder, keep, *moments, doubt=doubt)
     return sum(gone), archive
@@ -73,7 +73,8 @@ def sweep(
 def sweeps(
     folder: Path, keep: RetentionPolicy, *moments: Instant, doubt: str = ""
 ) -> tuple[list[int], JobArchive]:
-    """How many jobs are forgotten at each of these, in one life that begins with the first."""
+    """Return the number of jobs forgotten at each of these moments, in one process that begins with
+    the first."""
 
     async def run() -> tuple[list[int], JobArchive]:
         journal = Journal.open(folder)
@@ -135,7 +136,9 @@ def test_the_oldest_go_first(tmp_path: Path, keep: RetentionPolicy, now: float, 
     assert sweep(tmp_path, keep, now=now)[0] == 0
 
 
-def test_what_ended_before_the_clock_was_set_is_kept_as_long_as_the_rest(tmp_path: Path) -> None:
+def test_jobs_that_ended_before_the_clock_was_set_are_kept_as_long_as_the_rest(
+    tmp_path: Path,
+) -> None:
     """A machine without a clock of its own: it is 1970 until somebody says what time it is."""
     with_jobs(tmp_path, 20).close()
     hour = 3600.0
@@ -161,7 +164,7 @@ def test_nothing_goes_for_its_age_while_the_clock_is_in_doubt(tmp_path: Path) ->
 
 
 def test_only_a_part_goes_in_an_hour(tmp_path: Path) -> None:
-    """However wrong the clock is, and whoever has the same."""
+    """This holds however wrong the clock is, and even if other clocks agree with it."""
     with_jobs(tmp_path, 480).close()
     moments = [Instant(60.0 * minute, 400 * DAY + 60.0 * minute) for minute in range(61)]
     gone, _ = sweeps(tmp_path, RetentionPolicy(365 * DAY, 1000), *moments)
@@ -227,7 +230,7 @@ def test_a_coordinator_with_a_wrong_clock_removes_no_history_and_says_so(tmp_pat
     assert all((logs / str(job) / "1").exists() for job in (1, 4))
 
 
-def test_what_is_left_is_whole_and_no_number_comes_twice(tmp_path: Path) -> None:
+def test_remaining_jobs_are_complete_and_no_number_comes_twice(tmp_path: Path) -> None:
     with_jobs(tmp_path, 20).close()
     sweep(tmp_path, RetentionPolicy(FOREVER, 1))
     with examined(tmp_path) as found:
@@ -240,7 +243,7 @@ def test_what_is_left_is_whole_and_no_number_comes_twice(tmp_path: Path) -> None
     journal.close()
 
 
-def test_who_asks_is_answered(tmp_path: Path) -> None:
+def test_requests_for_forgotten_jobs_get_an_answer(tmp_path: Path) -> None:
     """Also of its logs nothing stays, and the next job has a number of its own."""
     coordinator = CoordinatorProcess(tmp_path, ended_jobs={"keep_max": 2, "keep_s": FOREVER})
     with_jobs(coordinator.state_dir, 5).close()

@@ -1,4 +1,4 @@
-"""The process: it starts or says in one line why not, and it stops when it is told to."""
+"""The process: it starts or prints one line why not, and it stops on request."""
 
 import asyncio
 import json
@@ -73,7 +73,7 @@ def open_tokens(folder: Path) -> dict[str, Any]:
         (lambda _: {"listen": {"host": "192.0.2.1.invalid", "port": 0}}, 2, "without TLS"),
     ],
 )
-def test_what_keeps_it_from_starting_is_said_in_a_line(
+def test_a_failed_start_is_reported_in_one_line(
     tmp_path: Path, settings: Callable[[Path], dict[str, Any]], code: int, said: str
 ) -> None:
     given = settings(tmp_path)
@@ -100,7 +100,7 @@ def test_a_state_folder_in_use_is_named_with_its_holder(tmp_path: Path) -> None:
 
 @pytest.fixture
 def notified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """What a service manager hears."""
+    """The socket of a service manager."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(DEADLINE_S)

@@ -30,7 +30,7 @@ def verb(process: CoordinatorProcess, *words: str) -> tuple[int, str]:
 
 
 def refused(process: CoordinatorProcess) -> str:
-    """What is said by one that cannot start."""
+    """Return the output of a coordinator that cannot start."""
     daemon = run(process.config)
     _, said = daemon.communicate(timeout=DEADLINE_S)
     assert daemon.returncode == 1
@@ -38,7 +38,7 @@ def refused(process: CoordinatorProcess) -> str:
 
 
 async def submit(process: CoordinatorProcess) -> tuple[int, str]:
-    """A job, and the task of it that the node was told to prepare."""
+    """Submit a job; returns it with the task that the node prepared."""
     async with user_of(process) as user, connect(process, "n1") as agent:
         await agent.hello()
         job = await user.submit()
@@ -98,13 +98,13 @@ def test_a_restore_by_root_is_for_the_user_of_the_coordinator(tmp_path: Path) ->
     assert made == dict.fromkeys(("journal.sqlite", "lock"), (12345, 12346))
 
 
-def test_what_a_tool_did_to_the_journal_of_a_killed_coordinator_costs_no_job(
+def test_a_tool_that_opened_the_journal_after_a_crash_costs_no_job(
     tmp_path: Path,
 ) -> None:
     with CoordinatorProcess(tmp_path).start() as process:
         asyncio.run(submit(process))
         process.kill()
-        # As the sqlite3 tool does: whoever closes it last takes the log in and removes it.
+        # As the sqlite3 tool does: the last process to close it takes the log in and removes it.
         with contextlib.closing(sqlite3.connect(process.state_dir / "journal.sqlite")) as database:
             database.execute("SELECT count(*) FROM fact").fetchone()
         said = refused(process)
@@ -130,7 +130,7 @@ async def known(process: CoordinatorProcess) -> set[int]:
 
 
 def command_in(said: str, word: str) -> list[str]:
-    """The command with that word which is told between backticks, without `muster`."""
+    """Return the command in backticks that contains that word, without `muster`."""
     (command,) = (part for part in said.split("`")[1::2] if word in part)
     return shlex.split(command)[1:]
 
@@ -246,7 +246,7 @@ def test_logs_on_a_disk_that_is_not_mounted_are_not_begun_anew(tmp_path: Path) -
         pass
 
 
-def test_whatever_a_command_makes_is_its_owners_alone(tmp_path: Path) -> None:
+def test_files_of_every_command_belong_to_the_owner_only(tmp_path: Path) -> None:
     """Also what SQLite makes while a backup is written, whatever umask the shell has."""
     modes = []
 

@@ -1,4 +1,4 @@
-"""What a user does over HTTP, for tests."""
+"""A user of the HTTP API, for tests."""
 
 import json
 from collections.abc import AsyncIterator

@@ -22,7 +22,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """One planted bug, the invariant that it breaks, and the check that finds it."""
+    """A planted bug, the invariant that it breaks, and the check that finds it."""
 
     name: str
     breaks: str
@@ -49,7 +49,7 @@ def wrap(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Patch:
 
 
 def wrong(check: Check, folder: Path, patch: Patch | None = None) -> str | None:
-    """What the check says, with the bug where one is given; None where it finds nothing."""
+    """Run the check, with the bug if one is given; returns its finding, or None."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         if patch is not None:
             patch(monkeypatch)

@@ -52,7 +52,7 @@ def _run(story: Coroutine[Any, Any, None]) -> None:
 
 
 async def _go_on() -> None:
-    """Whoever can goes on, until all wait."""
+    """Run the loop until all tasks wait."""
     for _ in range(20):
         await asyncio.sleep(0)
 

@@ -32,7 +32,8 @@ WANTED = ((uuid(1, 0),), ())
 
 
 def _on(used: Iterator[int], story: Coroutine[Any, Any, None], users: tuple[int, ...] = ()) -> int:
-    """Where the first GPU has so much of its memory in use at each look; how often that was."""
+    """Run the story while the first GPU has that much memory in use at each poll; returns the
+    number of polls."""
     cards = Cards(used, users=users)
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(sys.modules, "pynvml", cards.module())

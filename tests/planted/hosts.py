@@ -1,4 +1,4 @@
-"""I7: whatever is not ours in a hosts file stays there, byte for byte, whoever writes meanwhile."""
+"""I7: foreign lines of a hosts file stay there, byte for byte, even while others write it."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def what_a_slow_writer_writes_is_kept(folder: Path) -> None:
 
 
 class _Names(Resolver):
-    """One that knows node-b as another machine, until a hosts file says otherwise."""
+    """Resolves node-b to another machine until a hosts file says otherwise."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -168,7 +168,7 @@ def a_name_of_another_machine_stays_its_own(folder: Path) -> None:
 
 
 def _foreign(change: Any) -> Any:
-    """What is not ours is not kept as it is."""
+    """Lose or change foreign lines."""
 
     def wrapper(real: Any) -> Any:
         def parse(text: bytes) -> Parts:

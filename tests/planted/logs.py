@@ -234,7 +234,7 @@ def _takes_all_for_new(real: Any) -> Any:
 
 
 def _goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever has become of what was sent."""
+    """Ignore loss and repeats: continue at the count of bytes sent."""
     sent: dict[StreamId, int] = {}
     real_sent, real_at = LogOffsets.sent, LogOffsets.at
 

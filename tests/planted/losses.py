@@ -1,5 +1,5 @@
-"""What was acknowledged is there after a restart, or the start is refused; and nothing is removed
-by a clock that is wrong."""
+"""Acknowledged work is there after a restart, or the start is refused; and a wrong clock removes
+nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _killed(folder: Path) -> Path:
 
 
 def _found(folder: Path) -> int:
-    """How many jobs are there after a start; all, where it was refused."""
+    """Return the number of jobs after a start; all of them if the start was refused."""
     try:
         with closing(Journal.open(folder)) as journal:
             return sum(1 for _ in journal.replay())

@@ -17,7 +17,7 @@ from tests.planted import Bug, put, wrap
 
 
 def no_more_than_a_share_of_a_pool_is_quarantined(_: Path) -> None:
-    """One that was spared before is at fault again, together with another."""
+    """A node that was spared before fails again, together with another."""
     cluster = Cluster(limits=Limits(quarantine=Quarantine(jobs=1, pool_share=0.25)))
     cluster.join("a", "b", "c", "d")
     for number, name in enumerate(("c", "a"), 1):
@@ -49,7 +49,7 @@ def a_job_goes_on_for_as_long_as_it_has_said(_: Path) -> None:
 
 
 def _the_common_lease(spec: JobSpec, limits: Limits) -> float:
-    """Whatever the job has said."""
+    """Ignore the job's own lease."""
     return limits.lease_s
 
 

@@ -1,4 +1,4 @@
-"""What a job names (a process, a file) is tested before root looks at it."""
+"""Anything that a job names (a process, a file) is tested before root opens it."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_unknown_fields_are_ignored() -> None:
         b'{"seq":1,"body":' + b" " * codec.FRAME_BYTES_MAX,
     ],
 )
-def test_what_is_no_message_is_a_protocol_error(raw: bytes) -> None:
+def test_an_invalid_message_is_a_protocol_error(raw: bytes) -> None:
     with pytest.raises(ProtocolError):
         codec.decode_command(raw)
     with pytest.raises(ProtocolError):
@@ -184,7 +184,7 @@ def test_a_message_of_a_later_protocol_is_distinguished_from_a_broken_one() -> N
 
 
 def test_the_window_of_protocols_is_always_said() -> None:
-    """Left out as a default, it would be read as that of whoever reads it."""
+    """If the default were left out, the reader's own default would be read."""
     hello = m.Hello(
         NodeName("n"), "id", "boot", "0.1.0", m.NodeObservations(INVENTORY), protocol_max=9
     )

@@ -22,7 +22,7 @@ UNIONS = (
 
 
 def documented() -> dict[str, list[str]]:
-    """Of each row of a table: the message, and the names in its last column."""
+    """Return, for each row of a table, the message and the names in its last column."""
     rows = [line.strip("|").split("|") for line in PAGE.splitlines() if line.startswith("| ")]
     return {cells[0].strip().strip("`"): re.findall(r"`(\w+)`", cells[-1]) for cells in rows}
 

@@ -1,4 +1,4 @@
-"""The proxy does to a connection what it is told, to all bytes or none, and alike for one seed."""
+"""The proxy damages a connection as requested, all bytes or none, and equally for one seed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def dial(proxy: Proxy) -> socket.socket:
 
 
 def say(sock: socket.socket, data: bytes) -> threading.Thread:
-    """In a thread, since whoever says much has to be heard meanwhile."""
+    """Send in a thread, because large data must be received at the same time."""
 
     def send() -> None:
         with contextlib.suppress(OSError):
@@ -105,7 +105,7 @@ def hears_nothing(sock: socket.socket, seconds: float = 0.2) -> bool:
         sock.settimeout(PATIENCE_S)
 
 
-def test_what_is_said_arrives_and_so_does_the_end(proxy: Proxy, echo: Echo) -> None:
+def test_bytes_arrive_and_so_does_the_end(proxy: Proxy, echo: Echo) -> None:
     with dial(proxy) as sock:
         say(sock, SAID)
         assert hear(sock, len(SAID)) == SAID
@@ -148,7 +148,7 @@ def test_stalls_hold_up_and_lose_nothing(proxy: Proxy) -> None:
     assert time.monotonic() - began >= 0.05
 
 
-def test_one_seed_is_one_fate(echo: Echo) -> None:
+def test_the_same_seed_gives_the_same_faults(echo: Echo) -> None:
     def fate(seed: int) -> list[bool]:
         with Proxy(echo.address, seed=seed) as proxy:
             proxy.shape(up=Way(stalls=0.5, stall_s=0.0))
@@ -162,7 +162,7 @@ def test_one_seed_is_one_fate(echo: Echo) -> None:
     assert fate(3) != fate(4)
 
 
-def test_what_is_held_goes_on_later(proxy: Proxy) -> None:
+def test_held_bytes_go_on_later(proxy: Proxy) -> None:
     with dial(proxy) as sock:
         proxy.shape(down=Way(flow=Flow.HOLD))
         sock.sendall(b"word")
@@ -171,7 +171,7 @@ def test_what_is_held_goes_on_later(proxy: Proxy) -> None:
         assert hear(sock, 4) == b"word"
 
 
-def test_one_that_is_swallowed_is_half_open(proxy: Proxy, echo: Echo) -> None:
+def test_a_swallowed_connection_is_half_open(proxy: Proxy, echo: Echo) -> None:
     with dial(proxy) as sock:
         sock.sendall(b"one")
         assert hear(sock, 3) == b"one"
@@ -228,7 +228,7 @@ def test_a_half_close_leaves_the_other_direction(proxy: Proxy, echo: Echo) -> No
     assert echo.heard == 9
 
 
-def test_who_is_refused_is_reset(proxy: Proxy) -> None:
+def test_a_refused_connection_is_reset(proxy: Proxy) -> None:
     proxy.refuse()
     with pytest.raises(ConnectionResetError), dial(proxy) as sock:
         sock.recv(1)

@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def run(seeds: range, options: argparse.Namespace) -> int:
-    """Run them all; returns how many failed (1 is enough unless told to keep going)."""
+    """Run them all; returns how many failed (1 is enough without --keep-going)."""
     began = time.perf_counter()
     failed, steps, virtual_s, done = 0, 0, 0.0, 0
     counts: Counter[str] = Counter()

@@ -1,9 +1,9 @@
-"""What must be true, on the nodes as well as in the books. Asked at every change of either.
+"""Invariants of the nodes and of the coordinator's state, checked at every change of either.
 
 I1 to I10 are the invariants of the design: nothing acknowledged is lost (I1), ends are final (I2),
 one attempt runs at a time (I3), nothing runs on after the end (I4), a node has one owner (I5), no
 log is removed before all of it is kept (I6), no names of a gang outlive it (I7), nothing grows for
-ever (I8), no decision hangs on the wall clock (I9, by comparing runs), and all of it comes to an
+ever (I8), no decision depends on the wall clock (I9, by comparing runs), and every job comes to an
 end (I10).
 """
 
@@ -149,7 +149,7 @@ class Checkers:
                     self.fail(f"explain: job {job.id} is said to start now, and waits")
 
     def synced(self, facts: list[f.Fact]) -> None:
-        """These facts are on disk now."""
+        """Check facts that are on disk now."""
         for fact in facts:
             match fact:
                 case f.StopRequested(job, attempt, cause):
@@ -192,7 +192,7 @@ class Checkers:
             self.fail(f"hosts: {task.id} is clean, and its block is still on {task.node}")
 
     def _check_blame(self, job: JobId, attempt: int, cause: Cause) -> None:
-        """What is said to have happened did."""
+        """Check that the cause names something that happened."""
         if cause.code is CauseCode.COMPLETED:
             for task in self.durable.jobs[job].attempt(attempt).present:
                 if task.id not in self.ground.succeeded_tasks and not task.joined:
@@ -243,9 +243,9 @@ class Checkers:
                 self.fail(f"I2: job {job} ended of {cause}, and now of {state.jobs[job].cause}")
 
     def greeted(self, epoch: int) -> None:
-        """An agent is told the epoch: no other process will ever be in it."""
+        """Check the epoch that an agent receives: no other process will ever have it."""
         if epoch != self.durable.epoch:
-            self.fail(f"epoch: {epoch} is told, {self.durable.epoch} is on disk")
+            self.fail(f"epoch: {epoch} was sent, {self.durable.epoch} is on disk")
 
     def _once(self, known: dict[_Key, Cause], key: _Key, cause: Cause) -> None:
         self.world.judged["I2"] += 1

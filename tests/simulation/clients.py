@@ -18,7 +18,7 @@ PATIENCE_S = 8.0
 
 @dataclass(slots=True)
 class Rudeness:
-    """What goes wrong on the users' side, as probabilities."""
+    """Probabilities of trouble on the users' side."""
 
     answer_lost: float = 0.0  # the answer never arrives, so the same is asked again
     cancels: float = 0.0
@@ -27,8 +27,8 @@ class Rudeness:
 
 
 class Client:
-    """One user with one job. It asks until it has an answer, and believes what it was answered;
-    that no nodes will do it believes once there is peace.
+    """A user with one job. The client asks until it has an answer, and believes the answer; it
+    believes that no nodes will do only once there is peace.
     """
 
     def __init__(

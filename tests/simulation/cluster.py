@@ -254,7 +254,7 @@ class Cluster:
             client.cancel()
 
     def _check_limits(self, now: float) -> None:
-        """In peace a time limit holds, but for the time it takes to stop."""
+        """In peace a time limit holds, plus the time for the stop."""
         for tasks in self.checkers.ground.on_node.values():
             for shim in tasks.values():
                 job = self.coordinator.state.jobs.get(shim.job)
@@ -302,14 +302,14 @@ class Cluster:
         if self.coordinator.state.webhook_jobs or self.coordinator.state.stack_dumps:
             notes = sorted(self.coordinator.state.webhook_jobs)
             return (
-                f"webhooks of {notes} are not told, or {self.coordinator.state.stack_dumps} go on"
+                f"webhooks of {notes} are not sent, or {self.coordinator.state.stack_dumps} go on"
             )
         if self.disk.staged:
             return "facts are not on disk"
         return None
 
     def _logs_came(self, job: Job) -> None:
-        """Nobody is told for ever that a log is not complete, unless it was lost with a disk."""
+        """Check that an incomplete log is reported only if it was lost with a disk."""
         if "folder_loss" in self.swarm.chosen:
             return
         keys = (parse_task_id(task) for task in self.checkers.ground.stored)

@@ -38,7 +38,7 @@ Answered = Callable[[a.Result], None]
 
 
 class Moment(enum.Enum):
-    """When, of a commit, a crash is to come."""
+    """The moment of a commit at which a crash comes."""
 
     BEFORE_SYNC = "before_sync"
     BEFORE_ACTIONS = "before_actions"

@@ -23,7 +23,7 @@ from orchestrator.core.facts.restored import JournalRestored
 
 
 class Who(enum.Enum):
-    """Whose process dies."""
+    """The process that dies."""
 
     COORDINATOR = "coordinator"
     AGENT = "agent"
@@ -62,7 +62,7 @@ ON_DISK: Final = (
     agent_actions.RestoreNetwork,
     agent_actions.RemoveTask,
 )
-"""What an agent does to its node's disk. It keeps no journal: everything else it is told again."""
+"""The agent's writes to its node's disk. It keeps no journal: it receives everything else again."""
 
 IN_MEMORY: Final = (
     agent_actions.SendReport,
@@ -125,8 +125,8 @@ def every() -> tuple[Point, ...]:
 
 
 def _durable_facts() -> list[str]:
-    """Those that the coordinator writes: `muster restore` writes one of the others, and a bug in a
-    decision the last one."""
+    """Return the facts that the coordinator writes: `muster restore` writes one of the others, and
+    a bug in a decision the last one."""
     return [kind.__name__ for kind in jobs.DURABLE if kind not in {JournalRestored, InputFailed}]
 
 

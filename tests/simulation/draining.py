@@ -35,7 +35,7 @@ _SLACK_S: Final = 900.0
 
 
 def quarantine_of(seed: int) -> Quarantine:
-    """How soon nodes are quarantined in this run."""
+    """Return the threshold for quarantine in this run."""
     if seed < FIRST_DRAINED:
         return NEVER
     rng = random.Random(f"quarantine {seed}")

@@ -1,4 +1,4 @@
-"""What nodes see of their hardware, their disks and their HCAs, and whether their ranks move."""
+"""Hardware, disks, HCAs and hang watches of the nodes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _STILL_S: Final = (5.0, 110.0)
 
 
 class Health:
-    """One node's. In peace nothing happens to its hardware any more."""
+    """Health of one node. In peace nothing happens to its hardware any more."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -46,7 +46,7 @@ class Health:
         self.rng = random.Random(f"health {node.world.seed} {node.name}")
         self.events = 0
         self.low = False
-        self.idle: set[TaskId] = set()  # told of
+        self.idle: set[TaskId] = set()  # reported as idle
         self.expected = 2
         if self.on:
             self._later()
@@ -99,7 +99,7 @@ class Health:
         self.node.later(_EVERY_S, partial(self._look, task))
 
     def _look_at_gpus(self, task: TaskId, shim: Shim) -> None:
-        """GPUs of ranks that hang are idle; of the others nothing is told but the end of that."""
+        """Report GPUs as idle if their ranks hang; for the others report only the end of it."""
         still_s = self._still_s(shim)
         since = None if still_s is None else self.node.mono - still_s
         if since is not None or task in self.idle:
@@ -149,7 +149,7 @@ class Health:
         self._later()
 
     def _report(self) -> None:
-        """Of no GPU: it is in the history of its node and not in that of a job."""
+        """Report an event of no GPU: it is in the history of its node and not in that of a job."""
         grade = self.rng.choice((Grade.SHOWN, Grade.NOTE, Grade.NOTE, Grade.CRITICAL))
         self.world.met[f"hardware_{grade.value}"] += 1
         self._say("link", grade, "a switch has lost power")

@@ -21,7 +21,7 @@ BEAT_S = 5.0
 
 
 class Impostor:
-    """Says Hello once under the name of `node`, has no tasks, does nothing it is told, leaves."""
+    """Says Hello once under the name of `node`, has no tasks, ignores every command, and leaves."""
 
     def __init__(
         self, world: World, network: Network, coordinator: Coordinator, node: Node, stays_s: float

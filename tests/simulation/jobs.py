@@ -36,7 +36,7 @@ found, stay the runs that they are when a kind is added."""
 
 @dataclass(frozen=True, slots=True)
 class Temper:
-    """How badly the jobs of a run behave: which vices there are, each in some jobs."""
+    """Bad habits of the jobs of a run, each in some jobs."""
 
     refuse: bool
     start_fails: bool
@@ -65,7 +65,8 @@ def draw_temper(world: World) -> Temper:
 def make_job(
     world: World, programs: Programs, temper: Temper, number: int, pools: dict[str, int]
 ) -> JobSpec:
-    """One job that fits into the pools given (nodes by name), and what its program will do."""
+    """Make a job that fits into the pools given (nodes by name), and choose what its program will
+    do."""
     rng = world.rng
     pool = rng.choice(list(pools))
     nodes = rng.randint(1, max(1, pools[pool] - rng.choice((0, 0, 1, 2))))
@@ -159,7 +160,7 @@ def _program(world: World, temper: Temper) -> Program:
 
 
 def _often_unkillable(world: World, number: int, share: float) -> float:
-    """How likely a task of this job has a process that outlives SIGKILL."""
+    """Return the probability that a task of this job has a process that outlives SIGKILL."""
     if world.seed < FIRST_STUCK:
         return share
     own = random.Random(f"unkillable {world.seed} {number}")

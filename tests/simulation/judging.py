@@ -1,4 +1,4 @@
-"""What the coordinator calls lost, gives up and takes out of service, judged without its cores."""
+"""Lost nodes, tasks given up and nodes taken out of service, judged without the cores."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ class Judging:
             self.checkers.fail(f"hardware: {name} has reported {heard}, some of it twice")
 
     def _check_gpu(self, state: State, name: NodeName, event: HardwareEvent) -> None:
-        """Of a GPU that has failed, at once: the attempt that has it ends, or goes on without that
-        node; the others go on. One that is only shown ends nothing."""
+        """Check a failed GPU, at once: the attempt that has it ends, or goes on without that node;
+        the others go on. A GPU event that is only shown ends nothing."""
         for (job, number), share in state.nodes[name].holders.items():
             attempt = state.jobs[job].attempt(number)
             runs = attempt.phase not in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)

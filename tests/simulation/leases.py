@@ -1,4 +1,4 @@
-"""How jobs outlive trouble: leases of their own, and checkpoints."""
+"""Leases of jobs, and checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One node's hardware: folders that survive everything but their loss, shims, ports, a boot id."""
+"""Hardware of a node: folders that survive everything except their loss, shims, ports, a boot
+id."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ class Machine:
         return f"{self.node}-boot-{self.boots}"
 
     def interfaces(self) -> tuple[Interface, ...]:
-        """One network, and what every machine has of its own and no other can reach."""
+        """Return the shared network, and the one that every machine has and no other can reach."""
         address = (
             f"10.{int(self.rewired)}.0.{1 + int(self.inventory.machine_id.rpartition('-')[2])}"
         )

@@ -45,7 +45,7 @@ def with_mishaps(world: World, number: int, program: Program) -> Program:
 
 
 def with_patience(world: World, spec: JobSpec) -> JobSpec:
-    """One that is tried again and again, where small things fail."""
+    """Retry the job again and again, where small things fail."""
     if world.seed not in CLUMSY or deserting(world.seed):
         return spec
     retry = msgspec.structs.replace(spec.retry, infra=_TRIES, backoff_s=1.0)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Names:
-    """One agent's, in this life of it."""
+    """Host tables of one agent process."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -27,7 +27,7 @@ class Names:
         self._arranging.clear()
 
     def arranging(self, task: TaskId) -> Callable[[], None]:
-        """What is to be done, unless something else is wanted before."""
+        """Return the step to take unless a newer request comes first."""
         return partial(self._arrange, task, self._next(task))
 
     def restoring(self, task: TaskId) -> Callable[[], None]:
@@ -63,7 +63,7 @@ class Names:
             self.node.world.met["port_taken" if launcher else "launcher_unreachable"] += 1
             code = RefusalCode.PORT_TAKEN if launcher else RefusalCode.UNREACHABLE
             self.node.feed(
-                s.NetworkRefused(task, Refusal(code, "as told", node_fault=not launcher))
+                s.NetworkRefused(task, Refusal(code, "as scripted", node_fault=not launcher))
             )
             return
         self.node.ground.network_proved(task)

@@ -36,13 +36,13 @@ class FrameFaults:
 
 
 class Direction:
-    """One way of a connection: numbered frames in order, `None` being the end."""
+    """A direction of a connection: numbered frames in order; `None` is the end."""
 
     def __init__(self, network: Network, node: NodeName, *, up: bool) -> None:
         self.network = network
         self.node = node
         self.up = up
-        self.silent = False  # half-open: whoever listens hears nothing, and no end either
+        self.silent = False  # half-open: the receiver gets nothing, and no end either
         self.taker: Callable[[bytes | None], None] | None = None
         self._queue: deque[tuple[float, bytes | None]] = deque()
         self._last = 0.0
@@ -86,7 +86,7 @@ class Direction:
 
 
 class Connection:
-    """One websocket, seen from both of its ends."""
+    """A websocket, seen from both of its ends."""
 
     def __init__(self, network: Network, node: NodeName) -> None:
         self.network = network
@@ -173,7 +173,7 @@ class Connection:
 
 @dataclass(slots=True)
 class Cut:
-    """How many things block each direction of a node's network now."""
+    """Number of faults that block each direction of a node's network now."""
 
     up: int = 0
     down: int = 0

@@ -1,4 +1,4 @@
-"""One node: the real agent core, its shell made up, on a machine that outlives it."""
+"""A node: the real agent core in a simulated shell, on a machine that outlives it."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class Node:
         return True
 
     def _meet(self) -> bool:
-        """What was to come has come; returns whether the daemon is dead now."""
+        """Carry out the planned crash or freeze; returns True if the daemon is dead now."""
         doom, self.doom = self.doom, None
         assert doom is not None
         self.world.met[

@@ -1,5 +1,5 @@
-"""Who else has to do with jobs and nodes: webhooks, users who look at stacks, and operators who
-have given up a node."""
+"""Other users of jobs and nodes: webhooks, users who look at stacks, and operators who have given
+up a node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOT_NOW: Final = frozenset({"not_running", "node_connected", "node_busy", "unkn
 
 
 def with_webhook(world: World, number: int, spec: JobSpec) -> JobSpec:
-    """Perhaps a job that wants somebody to be told how it goes."""
+    """Give the job a webhook, in some runs."""
     own = random.Random(f"webhook {world.seed} {number}")
     if world.seed < FIRST_SEEN or own.random() < 0.5:
         return spec
@@ -33,7 +33,7 @@ def with_webhook(world: World, number: int, spec: JobSpec) -> JobSpec:
 
 
 def with_idle(world: World, number: int, spec: JobSpec) -> JobSpec:
-    """Perhaps a job that wants to be told, or stopped, when its GPUs do nothing."""
+    """Give the job an idle action (notify or stop), in some runs."""
     own = random.Random(f"idle {world.seed} {number}")
     if world.seed < FIRST_SEEN or own.random() < 0.5:
         return spec
@@ -42,9 +42,10 @@ def with_idle(world: World, number: int, spec: JobSpec) -> JobSpec:
 
 
 class Onlookers:
-    """All of a run. In peace every webhook hears all that it is told, and nodes are left alone.
+    """All onlookers of a run. In peace every webhook receives all its messages, and nodes are left
+    alone.
 
-    `draining`: drains of a node go with it. Nodes are removed where nobody else claims their names.
+    `draining`: drains of a node go with it. Nodes are removed if no other agent claims their names.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Whether a gang could be had now, judged without the scheduler."""
+"""Placement of a gang now, judged without the scheduler."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _is_free(state: State, spec: JobSpec, node: Node) -> bool:
 
 
 def _in_one_network(nodes: list[Node]) -> int:
-    """How many at most share one; each has one address that others can reach."""
+    """Return the size of the largest network; each node has one address that others can reach."""
     # Agents of one machine that see the same GPUs are one node of a gang, and each of them may be
     # in another network: where the machine is rewired, they notice one after the other.
     there = {

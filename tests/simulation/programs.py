@@ -1,4 +1,4 @@
-"""What users' jobs do once they run: how long, how they fail, and how badly they behave."""
+"""Programs of users: run time, failures and misbehaviour."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ PEER_GONE = (
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One job's ways. Probabilities are drawn anew for each attempt (or task, where it says so)."""
+    """Behaviour of one job. Probabilities are drawn anew for each attempt (or task, where it says
+    so)."""
 
     run_s: tuple[float, float]
     setup_s: tuple[float, float] = (0.01, 0.5)
@@ -37,7 +38,7 @@ class Program:
 
 @dataclass(slots=True)
 class Course:
-    """What will happen in one attempt, if nobody interferes."""
+    """The course of one attempt, without interference."""
 
     run_s: float
     failing_node: int | None = None

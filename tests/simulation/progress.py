@@ -1,4 +1,4 @@
-"""What nodes see of the checkpoints that programs write."""
+"""Checkpoints that programs write, as nodes see them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EVERY_S: Final = 25.0
 
 
 class Progress:
-    """One node's looks into the folders of its tasks' jobs, which all nodes share."""
+    """Polls of one node into the folders of its tasks' jobs, which all nodes share."""
 
     def __init__(self, node: Node) -> None:
         self.node = node

@@ -1,4 +1,4 @@
-"""What users were told, and what must be on disk because of that."""
+"""Answers to users, and the records that must be on disk because of them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _NONE: Final = NodeFabric()
 
 
 def fabric_of(world: World, name: NodeName) -> NodeFabric:
-    """What a machine has, for the whole run."""
+    """Return a machine's fabric, for the whole run."""
     own = random.Random(f"rails {world.seed} {name}")
     if world.seed < FIRST_RAILED or own.random() < 0.15:
         return _NONE
@@ -44,8 +44,8 @@ def with_wish(world: World, number: int, spec: JobSpec) -> JobSpec:
 
 
 def agree(used: list[tuple[NodeFabric, tuple[str, ...]]]) -> str | None:
-    """What is wrong with the ports that the nodes of a gang are to use, by what they really have;
-    None if nothing is."""
+    """Return the fault of the ports that the nodes of a gang use, by their real hardware; None if
+    there is none."""
     if len({len(hcas) for _, hcas in used}) > 1:
         return f"its nodes use {sorted(len(hcas) for _, hcas in used)} ports"
     for rail in range(len(used[0][1])):

@@ -1,4 +1,4 @@
-"""Whether the disk holds the state: all of it, and each job by itself once it is in the archive."""
+"""Replay of the disk: the whole state, and each archived job by itself."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Replay:
         self._archived(state, disk)
 
     def _archived(self, state: State, disk: Disk) -> None:
-        """Were all jobs that have ended in the archive: the rest of the disk holds the rest of the
-        state, and each of them can be told from its own facts."""
+        """Check a disk on which all ended jobs are archived: the rest holds the rest of the state,
+        and each ended job can be rebuilt from its own facts."""
         over = {name for name, job in state.jobs.items() if job.phase is JobPhase.ENDED}
         live = disk.replay(without=over)
         jobs = {name: job for name, job in state.jobs.items() if name not in over}
@@ -91,7 +91,7 @@ def _filled(table: dict[_Key, _Value]) -> dict[_Key, _Value]:
 
 
 def _lasting(state: State, current: State) -> list[tuple[object, ...]]:
-    """Of the nodes, what is in the journal.
+    """Return what the journal has of the nodes.
 
     A description that `current` has and the journal does not have yet is left out.
     """

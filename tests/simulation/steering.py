@@ -1,4 +1,4 @@
-"""What users do to their jobs after the submit: hold, release, change, signal, and ask why."""
+"""Requests of users after the submit: hold, release, change, signal, and explain."""
 
 from __future__ import annotations
 

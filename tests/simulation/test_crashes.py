@@ -24,7 +24,7 @@ PARTS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """One run in which nothing is killed at a point: how long it is, and what it passes."""
+    """A run in which nothing is killed: its length, and the points it passes."""
 
     seed: int
     steps: int
@@ -52,7 +52,7 @@ def shortest() -> dict[Point, Course]:
 
 
 def killed(point: Point, seed: int, nth: int) -> str | None:
-    """What is wrong after the process was killed there."""
+    """Return the violation after a kill at that point, or None."""
     crashes = Crashes(point, nth)
     try:
         Cluster(seed, trouble_s=TROUBLE_S, crashes=crashes).run()

@@ -148,7 +148,7 @@ def test_nothing_is_lost_nothing_runs_twice_and_all_comes_to_an_end(block: int) 
     assert not failures, failures[0]
 
 
-def test_what_outlives_sigkill_holds_up_nobody_and_is_not_run_beside() -> None:
+def test_a_process_that_survives_sigkill_blocks_no_job_and_gets_no_neighbour() -> None:
     met: Counter[str] = Counter()
     for seed in range(FIRST_STUCK, FIRST_STUCK + 20):
         cluster = Cluster(seed)
@@ -252,7 +252,7 @@ def test_every_kind_of_fault_was_met(capsys: pytest.CaptureFixture[str]) -> None
 def transcript(
     blocks: Iterable[int], capsys: pytest.CaptureFixture[str]
 ) -> tuple[Counter[str], int]:
-    """What was met in these blocks, and core steps; both are printed."""
+    """Return the counts of these blocks, and core steps; both are printed."""
     met: Counter[str] = Counter()
     judged: Counter[str] = Counter()
     steps = seeds = 0
@@ -270,7 +270,7 @@ def transcript(
 
 
 def digests(seeds: str, hash_seed: str) -> str:
-    """What a process of its own, with another order of its sets, makes of these seeds."""
+    """Return the digests of these seeds from a separate process, with another order of its sets."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.simulation", "--seeds", seeds, "--digests"],
         env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path.cwd())},

@@ -16,7 +16,7 @@ SEEDS = range(12)
 
 
 def run(seed: int) -> int:
-    """How many strangers were refused. Raises Violation."""
+    """Return the number of refused strangers. Raises Violation."""
     cluster = Cluster(seed)
     strangers = Strangers(cluster)
     cluster.run()

@@ -1,4 +1,4 @@
-"""What nodes see of their RDMA: what carried a gang's traffic, and ports whose links go down."""
+"""RDMA on the nodes: the carrier of a gang's traffic, and ports whose links go down."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GB: Final = 10**9
 
 
 class Traffic:
-    """One node's. `active` is False in peace: no link goes down any more."""
+    """Traffic of one node. `active` is False in peace: no link goes down any more."""
 
     def __init__(self, node: Node) -> None:
         self.node = node

@@ -1,4 +1,4 @@
-"""What `run` means, and the exact corrections."""
+"""Forms of `run`, and the exact corrections."""
 
 from __future__ import annotations
 

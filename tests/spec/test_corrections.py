@@ -332,7 +332,7 @@ def test_a_count_of_accelerate_is_that_of_one_node() -> None:
 
 
 def hints() -> Iterator[tuple[str, str]]:
-    """Where a text of the checks suggests something to write, and its pattern."""
+    """Yield each place where a text of the checks suggests a value, and its pattern."""
     folder = Path(muster.spec.__file__).parent
     for path in sorted(folder.rglob("*.py")):
         if path.stem in ("update", "overrides", "sbatch"):
@@ -403,7 +403,7 @@ def test_a_key_of_another_system_has_its_replacement() -> None:
                 assert not problems_of({"run": "x.py", **tree}), fragment
 
 
-def test_what_stands_for_a_header_of_slurm_is_an_option_of_submit() -> None:
+def test_options_that_replace_slurm_headers_exist_in_submit() -> None:
     from muster.cli.jobs.submit import command
 
     names = {option for parameter in command.params for option in parameter.opts}

@@ -1,4 +1,4 @@
-"""What the command line changes of a file."""
+"""Command-line overrides of a job file."""
 
 from __future__ import annotations
 

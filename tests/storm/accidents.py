@@ -1,7 +1,7 @@
-"""What happens to the coordinator's state folder by an operator's hand or a bad disk, each once:
-done while it is down after a crash, tried, and taken back.
+"""Accidents to the coordinator's state folder by an operator or a bad disk, each once: done while
+it is down after a crash, tried, and taken back.
 
-The promise is one: it starts with every job that it has acknowledged, or it refuses to, in words.
+The promise: it starts with every job that it has acknowledged, or it refuses with a reason.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def empty_database(folder: Path) -> None:
 
 
 def flip_bit(folder: Path) -> None:
-    """One of the write-ahead log, at a third of it."""
+    """Flip a bit of the write-ahead log, at a third of it."""
     path = folder / "journal.sqlite-wal"
     data = bytearray(path.read_bytes())
     data[len(data) // 3] ^= 1
@@ -134,7 +134,7 @@ def await_answer(cluster: StormCluster) -> None:
 
 
 def _lost(cluster: StormCluster, jobs: Sequence[int]) -> list[int] | None:
-    """Which of these jobs a coordinator that has begun does not know; None where it ends."""
+    """Return those of these jobs that a started coordinator does not know; None if it ends."""
     client = cluster.client()
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
@@ -177,7 +177,7 @@ def _copy(source: Path, target: Path) -> None:
 
 @contextmanager
 def _env(daemon: Daemon, **more: str) -> Iterator[None]:
-    """Of its next start."""
+    """Set variables for the next start of a daemon."""
     before, daemon.env = daemon.env, {**daemon.env, **more}
     try:
         yield

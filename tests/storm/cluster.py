@@ -48,7 +48,7 @@ class StormCluster(NamespaceCluster):
             raise
 
     def disk(self, name: str) -> Path:
-        """Where the state folder of a daemon is."""
+        """Return the state folder of a daemon."""
         return self.root / "state" / name
 
     def stop(self) -> None:

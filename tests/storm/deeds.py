@@ -27,7 +27,7 @@ CALM_S: Final = 20.0
 """So long after a deed what it was done to may still suffer from it."""
 _STOPS_S: Final = 10.0
 _NOTICED_S: Final = 30.0
-"""So long after there is room again it may be told that there is none."""
+"""Seconds after there is room again in which the warning may still stand."""
 
 
 class Deeds:
@@ -256,8 +256,8 @@ class Deeds:
 
 
 def _await_stop(daemon: Daemon) -> None:
-    """nsenter stops itself when what it has started is stopped. Told to go on before it has done
-    that, it would stop for good, and nobody would learn how the daemon ends."""
+    """Wait until a stopped daemon's nsenter has stopped itself, too. Continued before that, it
+    would stop for good, and nobody would learn how the daemon ends."""
     assert daemon.process is not None
     deadline = time.monotonic() + _STOPS_S
     while not _is_stopped(daemon.process.pid) and time.monotonic() < deadline:

@@ -154,7 +154,7 @@ class Harm:
         return name
 
     def damage(self) -> str | None:
-        """Of the journal, while the coordinator is down after a crash; then it is as before."""
+        """Damage the journal while the coordinator is down after a crash; then restore it."""
         if self._head_is_busy():
             return None
         damage = self.rng.choice(accidents.DAMAGES)

@@ -1,6 +1,6 @@
-"""What must hold when a storm is over, from what jobs and users have noted themselves, and from
-what the kernel says of daemons. That no node has two jobs (I5) the jobs' own locks tell, as they
-begin. Clocks are not turned here: I9 is the simulator's."""
+"""Invariants after a storm, from the notes of jobs and users, and from the kernel's view of
+daemons. The jobs' own locks show, as they begin, that no node has two jobs (I5). Clocks are not
+turned here: I9 is the simulator's."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 
 
 class Memory:
-    """How far daemons grow beyond what they have when all of them have just come up (I8): each
-    process that `look` meets, by its own peak."""
+    """Growth of the daemons beyond their size when all of them have just come up (I8): each process
+    that `look` meets, by its own peak."""
 
     def __init__(self, cluster: StormCluster) -> None:
         self.cluster = cluster
@@ -59,7 +59,7 @@ class Memory:
 
 
 def undelivered(client: Client, job: Job) -> list[str]:
-    """Which logs of a job are not complete yet, as the coordinator says."""
+    """Return the logs of a job that the coordinator calls incomplete."""
     found = []
     for attempt in client.job(job.id).attempts:
         found += [
@@ -105,7 +105,7 @@ def judge(client: Client, job: Job) -> Iterator[str]:
 
 
 def left(cluster: StormCluster) -> list[str]:
-    """What is left on the nodes of jobs that have all ended (I4)."""
+    """Return the remains on the nodes of jobs that have all ended (I4)."""
     found = [f"I4: a process is left: {line}" for line in cluster.survivors()]
     for name in cluster.nodes:
         tasks = cluster.root / "state" / name / "tasks"

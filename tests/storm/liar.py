@@ -105,7 +105,7 @@ def _others() -> list[int]:
 
 
 def garbage(liar: Liar) -> None:
-    """What is no message, half of one, or one whose fields are of other kinds."""
+    """Send bytes that are no message, half of one, or one whose fields have wrong types."""
     liar.begin()
     values: list[Any] = [None, True, -1, 1 << 70, 1.5, "1", [], {}, "\0"]
     for _ in range(200):

@@ -46,7 +46,7 @@ def job(kind: str, folder: Path, nodes: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def notes(folder: Path) -> list[str]:
-    """What a liar says that it has done."""
+    """Return the notes of a liar on what it has done."""
     try:
         return (folder / "noted").read_text().splitlines()
     except FileNotFoundError:
@@ -55,7 +55,8 @@ def notes(folder: Path) -> list[str]:
 
 @functools.cache
 def interpreter() -> str:
-    """One that every user may run: a developer's own is often in a home that is closed."""
+    """Return an interpreter that every user may run: a developer's own is often in a closed
+    home."""
     found = (shutil.which(name, path="/usr/bin:/usr/local/bin:/bin") for name in ("python3",))
     for path in (*found, shutil.which("python3")):
         if path is not None and _runs(os.path.realpath(path)):

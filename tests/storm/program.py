@@ -1,8 +1,8 @@
-"""What the jobs of a storm run: it counts, and tells by locks and notes what the judge must know.
+"""The program of a storm's jobs: it counts, and leaves locks and notes for the judge.
 
 `program.py FOLDER SECONDS [torch]`. A lock is the kernel's, over all machines of the rig, and goes
-with its process however that ends: whoever finds another attempt's, or another job's on its node,
-has seen two run that must not.
+with its process however that ends: a process that finds another attempt's lock, or another job's on
+its node, has seen two run that must not.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ _T = TypeVar("_T")
 
 @dataclass
 class Rogue:
-    """One agent. `hostname` is what it says that its machine is called, `fields` are of its hello
-    and `inventory` of what it says it has. `refused` is why it was not let in."""
+    """A forged agent. `hostname` is the machine name it reports, `fields` are of its hello and
+    `inventory` of its reported hardware. `refused` is the reason of its refusal."""
 
     name: str
     address: str

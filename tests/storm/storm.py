@@ -36,7 +36,7 @@ REAPED_S = 30.0
 
 @dataclass
 class Report:
-    """What a storm was, and what it broke."""
+    """Course of a storm, and its violations."""
 
     seed: int
     faults: Counter[str] = field(default_factory=Counter)
@@ -63,7 +63,7 @@ class Report:
 
 
 class Storm:
-    """One storm in `root`, which holds everything of it; `storm.jsonl` is its event log."""
+    """A storm in `root`, which holds all its files; `storm.jsonl` is its event log."""
 
     def __init__(self, root: Path, seed: int, seconds: float) -> None:
         self.root, self.seed, self.seconds = root, seed, seconds
@@ -200,7 +200,7 @@ class Storm:
             self._say("converged", f"{self.report.converged_s:.1f}")
 
     def _undelivered(self, cluster: StormCluster, users: Users, delivered: set[int]) -> list[str]:
-        """What is complete is so for good: of hundreds of jobs none is read again for it."""
+        """Return the incomplete logs. A complete log stays so and is not read again."""
         client, missing = cluster.client(), []
         for job in users.jobs.values():
             if job.id not in delivered:

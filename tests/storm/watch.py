@@ -59,7 +59,7 @@ class Watch:
         self._thread.join()
 
     def violations(self) -> list[str]:
-        """What did not hold until now."""
+        """Return the violations until now."""
         found = list(dict.fromkeys(self._failed))
         for what, took in self._took.items():
             slow = slowest(took)

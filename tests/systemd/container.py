@@ -44,7 +44,7 @@ sys.exit(main())
 
 
 class Container:
-    """One that has booted. Commands run in it as root."""
+    """A booted container. Commands run in it as root."""
 
     def __init__(self, leader: int) -> None:
         self.leader = leader
@@ -160,7 +160,7 @@ def _mirror(release: str) -> str:
 
 
 def _site() -> Path:
-    """Where what Muster needs is installed."""
+    """Return the folder in which Muster's requirements are installed."""
     return Path(msgspec.__file__).resolve().parents[1]
 
 
@@ -181,7 +181,7 @@ def _install(venv: Path, tree: Path) -> None:
 
 @contextmanager
 def _locked() -> Iterator[None]:
-    """One container at a time has the tree."""
+    """Give the tree to one container at a time."""
     CACHE.mkdir(mode=0o755, parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         deadline = time.monotonic() + LOCK_S
@@ -240,7 +240,8 @@ exec "$@"
 
 
 def _own_cgroups() -> Iterator[Path]:
-    """Of the hierarchies of systemd: where it groups processes, not where resources are shared."""
+    """Yield the hierarchies of systemd: where it groups processes, not where resources are
+    shared."""
     mounts = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")

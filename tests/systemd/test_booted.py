@@ -113,7 +113,7 @@ class Machine:
         return self.run("cat", f"/tmp/{name}.pid", check=False).stdout.strip()
 
     def start_time(self, pid: str) -> str:
-        """Of a process, "" where there is none: its pid and this are its own for ever."""
+        """Return the start time of a process, or "": together with its pid it is unique."""
         text = self.run("cat", f"/proc/{pid}/stat", check=False).stdout
         return text.rpartition(")")[2].split()[19] if text else ""
 
@@ -121,7 +121,8 @@ class Machine:
         return self.said("cat", f"/proc/{pid}/cgroup").splitlines()[-1].removeprefix("0::")
 
     def sandbox(self, pid: str) -> list[str]:
-        """What a process may not do: privileges, system calls, its view of the file systems."""
+        """Return the limits of a process: privileges, system calls, its view of the file
+        systems."""
         status = self.said("grep", "-E", "^(NoNewPrivs|Seccomp):", f"/proc/{pid}/status")
         return [*status.splitlines(), self.said("readlink", f"/proc/{pid}/ns/mnt")]
 
@@ -148,7 +149,7 @@ class Machine:
         wait_long(connected, "the agent is connected")
 
     def nothing_left(self) -> None:
-        """Of no job, in no way that can be seen."""
+        """Check that nothing of any job is left."""
         wait_long(lambda: self.units() == [], "the units of tasks are gone")
         tasks = "find /sys/fs/cgroup -name 'muster-task-*'; ls /var/lib/muster/agent/tasks"
         wait_long(lambda: self.said("sh", "-c", tasks) == "", "cgroups and folders are gone")
@@ -259,24 +260,24 @@ def test_a_cancel_empties_the_unit(machine: Machine) -> None:
     machine.nothing_left()
 
 
-def test_what_a_killed_shim_leaves_is_ended(machine: Machine) -> None:
+def test_remains_of_a_killed_shim_are_ended(machine: Machine) -> None:
     job = machine.submit("orphan", STUBBORN)
     shim = machine.show(f"muster-task-{job}-1-0", "MainPID")
     machine.run("sh", "-c", f"kill -KILL {shim}")
     text = "the process that supervises the ranks"
-    wait_long(lambda: text in machine.muster("show", job).stdout, "the cause is told")
+    wait_long(lambda: text in machine.muster("show", job).stdout, "the cause is shown")
     machine.muster("cancel", job)
     machine.nothing_left()
 
 
-def test_who_stops_the_slice_ends_jobs_as_they_asked(machine: Machine) -> None:
+def test_stopping_the_slice_ends_jobs_with_their_own_signal(machine: Machine) -> None:
     job = machine.submit("stopped")
     began = machine.start_time(machine.pid("stopped"))
     machine.run("systemctl", "stop", "muster.slice")
     assert machine.said("cat", "/tmp/stopped.asked") == machine.pid("stopped")
     assert machine.start_time(machine.pid("stopped")) != began
     text = "ended its part of the job by itself"
-    wait_long(lambda: text in machine.muster("show", job).stdout, "the end is told")
+    wait_long(lambda: text in machine.muster("show", job).stdout, "the end is shown")
     machine.muster("cancel", job)
     machine.nothing_left()
 

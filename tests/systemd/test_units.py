@@ -1,4 +1,4 @@
-"""What systemd/ promises: the settings on which jobs and data depend, and that systemd reads it."""
+"""Promises of systemd/: the settings on which jobs and data depend, and that systemd reads them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ COORDINATOR = {
         *(("muster-coordinator", *item) for item in COORDINATOR.items()),
     ],
 )
-def test_what_is_promised_is_set(unit: str, name: str, value: str) -> None:
+def test_promised_settings_are_present(unit: str, name: str, value: str) -> None:
     assert service_of(unit)[name] == [value]
 
 
@@ -221,7 +221,7 @@ def tool(name: str) -> str:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """The units as on a machine, but for where Muster is."""
+    """Make the units as installed on a machine, with the paths of this tree."""
     for unit in UNITS:
         text = (SYSTEMD / f"{unit}.service").read_text()
         (tmp_path / f"{unit}.service").write_text(text.replace(INSTALLED, MUSTER))

@@ -15,17 +15,17 @@ _CONNECTION = ("--url", "--token-file", "--config", "--no-color", "--json")
 _BEGIN = """\
 # The command line
 
-Made by `python -m tools.docs.cli_manual > docs/reference/cli.md`.
-`muster VERB --help` prints the same.
+For users of the command line: every command with its options and exit codes. Made by
+`python -m tools.docs.cli_manual > docs/reference/cli.md`; `muster VERB --help` prints the same.
 
 {intro}
 
-What a program reads is on stdout and nothing else: an id, a table, JSON with `--json`; what is
-said to people is on stderr. Tables fit the terminal: columns give way, the least important ones
-go, and in a pipe all of them are whole. Colours are for terminals, and not with `NO_COLOR` or
-`--no-color`. Nothing that a job, a user or a node is called reaches the terminal as a control
-sequence. Ctrl-C while following or waiting detaches; it stops no job but those of `muster bench`
-and `muster check`, which are theirs.
+Results are on stdout, for programs to read: an id, a table, or JSON with `--json`. Messages for
+people are on stderr. On a terminal, tables are fitted to its width: columns are shortened, and the
+least important ones are left out. In a pipe, tables are complete. Colours are used on terminals
+only, and not with `NO_COLOR` or `--no-color`. Control sequences in names of jobs, users and nodes
+are escaped. Ctrl-C while following or waiting detaches without stopping the job; only
+`muster bench` and `muster check` cancel their own jobs.
 
 ## Exit codes
 
@@ -68,7 +68,7 @@ def _common() -> list[tuple[str, str]]:
 def _verb(name: str, command: click.Command) -> Iterator[str]:
     yield f"## {name}\n"
     if not command.add_help_option:
-        yield f"{command.help} `{name} --help` is that program's.\n"
+        yield f"{command.help} `{name} --help` prints that program's help.\n"
         return
     context = click.Context(command, info_name=name)
     if isinstance(command, click.Group):

@@ -24,8 +24,8 @@ what it reads and returns. Made by `python -m tools.docs.http_page > docs/refere
 `GET /openapi.json` has the same as OpenAPI 3.1.
 
 - Send the token as `Authorization: Bearer TOKEN`. Only `/healthz` and `/readyz` need none. A join
-  token opens `/v1/agent` and `/v1/agent/logs` and nothing else; a user's token opens the rest as
-  far as the user's role allows it: see [rights](rights.md).
+  token is valid for `/v1/agent` and `/v1/agent/logs` only, a user's token for the other routes, as
+  far as the user's role allows: see [rights](rights.md).
 - Bodies are JSON. A job may also be YAML (`Content-Type: application/yaml`). Unknown fields of a
   body are an error.
 - Times are RFC 3339 in UTC with `Z`. Durations are seconds.
@@ -33,8 +33,8 @@ what it reads and returns. Made by `python -m tools.docs.http_page > docs/refere
 - Errors are `application/problem+json` with the object [Problem](#problem). Besides the statuses
   named below, any route may return 400, 401, 403, 404, 405, 408, 413, 414, 415, 421, 429, 431, 500
   and 503. After 429 and 503, wait as long as `Retry-After` says.
-- A submit with an `Idempotency-Key` that was used before returns the job of then, with status 200.
-  With the same key and another body it is refused (409).
+- A submit with an `Idempotency-Key` that was used before returns the first job, with status 200. A
+  submit with the same key and another body is refused (409).
 - Lists come in pages: send the `cursor` of a page to get the next one.
 - Streams (`follow=true`) are Server-Sent Events, and NDJSON for logs. Send `Last-Event-ID` to
   continue a stream of events after a lost connection.
@@ -92,7 +92,7 @@ def _route(route: Route) -> Iterator[str]:
     if route.items:
         yield f"- Items of the stream: {', '.join(_link(kind.__name__) for kind in route.items)}"
     if route.problems:
-        yield f"- Errors of its own: {', '.join(map(str, route.problems))}"
+        yield f"- Specific errors: {', '.join(map(str, route.problems))}"
     yield ""
 
 

@@ -14,8 +14,9 @@ from muster.spec.unsupported import LATER_KEYS
 _HEAD: Final = """\
 # Every key of the job file
 
-Made by `python -m tools.docs.job_file_keys > docs/reference/job-file-keys.md` from the types that
-read a job; `muster schema` prints them as a JSON Schema. [job-file.md](job-file.md) explains them.
+For users who write job files: every key with its values and default. Made by
+`python -m tools.docs.job_file_keys > docs/reference/job-file-keys.md` from the types that read a
+job; `muster schema` prints them as a JSON Schema. [job-file.md](job-file.md) explains them.
 
 | key | value | default | what it does | example |
 |---|---|---|---|---|

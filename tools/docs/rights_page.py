@@ -20,17 +20,18 @@ For administrators and users: after this page you know what each role may do, an
 a job. Made by `python -m tools.docs.rights_page > docs/reference/rights.md` from the rules that the
 coordinator applies.
 
-A request comes from a user, who has a role and teams, or from a node. What no line of the tables
-allows is refused. Rights are decided again every second while a stream is open.
+A request comes from a user, who has a role and teams, or from a node. Everything that the tables
+do not allow is refused. While a stream is open, rights are checked again every second.
 
 - **own**: allowed for the user's own jobs. **shown**: also for jobs whose line `visibility` shows.
   **all**: for every job.
 - `visibility` in the coordinator's configuration says who sees the line of a job in `muster ps`
   besides its owner and operators: `public` (default), `team` or `private`. To users who may not
-  read the job, its `reason` has no text. A job that is not shown is answered as if there were none.
-- `priority_max` limits priorities by role and team. Of several limits, the largest holds.
-- A rerun hands the hidden values of a job's environment to the new job. So operators, who see them
-  as `***`, cannot rerun the jobs of others.
+  read the job, its `reason` has no text. Requests for a job that is not shown get the answer for an
+  unknown job (404).
+- `priority_max` limits priorities by role and team. If several limits apply, the largest counts.
+- A rerun passes the hidden values of a job's environment to the new job. Therefore operators, who
+  see them as `***`, cannot rerun the jobs of others.
 - The environment, commands and webhooks of jobs are shown with secrets as `***` to everybody,
   including their owner.
 """
@@ -74,7 +75,7 @@ def _routes() -> Iterator[str]:
 def _messages() -> Iterator[str]:
     yield "## Messages of nodes"
     yield ""
-    yield "A node speaks for itself: what it reports on tasks of another node is ignored."
+    yield "Reports of a node on tasks of another node are ignored."
     yield ""
     yield "| message | action |"
     yield "|---|---|"

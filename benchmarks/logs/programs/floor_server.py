@@ -11,7 +11,7 @@ _READ_BYTES = 64 * 1024
 
 
 class Floor:
-    """One file, one writer, one reader, without names, order, acknowledgements or syncs."""
+    """A single file with a writer and a reader; no names, order, acknowledgements or syncs."""
 
     def __init__(self, path: Path, size: int) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)

@@ -48,7 +48,7 @@ def command(
     limit: int,
     as_json: bool,
 ) -> None:
-    """List what people did, newest last. Needs the role admin."""
+    """List the requests of users, newest last. Needs the role admin."""
     found = connect().audit(
         user=user, action=action, subject=subject, since=since, refused=refused, limit=limit
     )

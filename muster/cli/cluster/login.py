@@ -30,7 +30,7 @@ _PRIVATE = 0o600
 def command(*, url: str, token: str | None, ca: Path | None, force: bool) -> None:
     """Check a token at the coordinator, and write both to the client's file (mode 0600).
 
-    Without TOKEN, asks for it, so that it is in no history and no list of processes.
+    Without TOKEN, asks for it, which keeps it out of the shell history and the process list.
     """
     if token is None:
         token = click.prompt("Token", hide_input=True, err=True)

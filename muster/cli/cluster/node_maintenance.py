@@ -120,14 +120,14 @@ def remove(*, nodes: tuple[str, ...], as_json: bool) -> int:
 @click.command("lost", short_help="Declare nodes lost.")
 @click.argument("nodes", metavar="[NODE]...", nargs=-1, type=NODE)
 @click.option(
-    "--awaited", is_flag=True, help="All nodes for whose hello the coordinator waits (a restore)."
+    "--awaited", is_flag=True, help="All nodes that the coordinator still awaits after a restore."
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 @connection_options
 def lost(*, nodes: tuple[str, ...], awaited: bool, yes: bool, as_json: bool) -> int:
-    """Declare that nothing of a job runs any more on nodes that are not connected, as machines
-    that are off.
+    """Declare that no process of a job is left on disconnected nodes, such as machines that are
+    switched off.
 
     The coordinator counts their tasks as over, retries the jobs elsewhere, and after a restore does
     not wait for these nodes. If a task still runs there, its job runs twice until the node connects

@@ -52,7 +52,8 @@ def over_at(state: State, attempt: Attempt, task: Task) -> float | None:
 
 
 def wait_text(state: State, attempt: Attempt, tasks: Iterable[Task], now: Instant) -> str:
-    """What the coordinator waits for before tasks of silent nodes count as over, and how long."""
+    """Text on the lease that the coordinator waits out before it counts tasks of silent nodes as
+    over."""
     silent = list(tasks)
     ends = [over_at(state, attempt, task) for task in silent]
     nodes = [task.node for task in silent]

@@ -77,7 +77,7 @@ RULES: Final[Mapping[Action, Rule]] = {
         "cancel, signal, hold, release, change a job", Role.OPERATOR, own=Role.USER
     ),
     Action.RERUN_JOB: Rule(
-        "submit a job again, which hands its hidden values to the new owner",
+        "submit a job again, which passes its hidden values to the new owner",
         Role.ADMIN,
         own=Role.USER,
     ),

@@ -79,7 +79,7 @@ found = {}
 for name in sys.argv[3:]:
     safety.TRIAL_S = 1.0 if name == "planted_hangs_in_child" else 60.0
     before = safety.snapshot()
-    started, _ = server.start(safety, rank, before, "torch", [name])
+    started, _ = server.start(safety, rank, before, safety.EnvironmentReads(), "torch", [name])
     started.await_proof()
     found[name] = started.why_not
     started.end("")

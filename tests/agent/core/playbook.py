@@ -1,4 +1,4 @@
-"""One agent's core, led through what the coordinator, shims and the node say to it."""
+"""Drive an agent's core with inputs from the coordinator, from shims and from the node."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ OBSERVED = m.NodeObservations(INVENTORY)
 
 @dataclass
 class Agent:
-    """One agent's core; `effects` are all that it has ordered. If its disk is not `quick`, a test
-    stores the records."""
+    """The core of an agent; `effects` are all that it has requested. If its disk is not `quick`, a
+    test stores the records."""
 
     state: State = field(default_factory=lambda: State(IDENTITY, OBSERVED))
     mono: float = 100.0

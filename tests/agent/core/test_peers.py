@@ -1,4 +1,4 @@
-"""Whom a node of a gang watches, and when it says that one does not answer."""
+"""The peers that a node of a gang probes, and its report when one does not answer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_node_has_one_address_however_many_names() -> None:
     assert peers_of(msgspec.structs.replace(ARRANGE, hosts=hosts), "n1") == ("10.0.0.1",)
 
 
-def test_one_that_never_answered_is_no_witness() -> None:
+def test_a_peer_that_never_answered_is_not_reported() -> None:
     seen = PeerAnswers()
     course = [*[False] * 10 * MISSED, True, *[False] * MISSED, True]
     said = []
@@ -54,8 +54,8 @@ def test_one_that_never_answered_is_no_witness() -> None:
 
 
 def test_no_false_alarm_in_an_hour_of_loss_and_stalls() -> None:
-    """One packet in a hundred is lost, either way, and each second has a chance of a stall of half
-    a second. The kernel repeats the question after a second; an answer counts within two."""
+    """Lose one packet in a hundred in either direction, and stall half a second with some chance in
+    each second. The kernel repeats the probe after a second; an answer counts within two."""
     for seed in range(200):
         chance, seen = random.Random(seed), PeerAnswers()
         for _ in range(1200):
@@ -116,7 +116,7 @@ def test_changes_are_posted_and_the_end_ends_it() -> None:
     assert reported == [silent("10.0.0.2"), silent()]
 
 
-def test_what_was_ordered_together_with_the_watch_goes_first() -> None:
+def test_commands_sent_with_the_watch_go_first() -> None:
     async def course() -> list[s.Input]:
         order: list[str] = []
         asked = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What a node has for RDMA is told when it changes: nodes are chosen by it."""
+"""RDMA hardware of a node is reported when it changes, because placement depends on it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_hello_has_what_was_seen_before_it() -> None:
     assert hello.inventory.rdma == EIGHT
 
 
-def test_what_has_changed_between_hello_and_welcome_is_reported_after_it() -> None:
+def test_a_change_between_hello_and_welcome_is_reported_after_it() -> None:
     agent = Agent()
     agent.turn(s.LinkUp())
     assert agent.turn(observed(EIGHT)) == []

@@ -33,7 +33,7 @@ async def test_a_coordinator_that_falls_silent_is_dialled_anew(tmp_path: Path) -
 
 
 async def test_a_job_is_ended_when_the_lease_is_over_and_not_before(tmp_path: Path) -> None:
-    """One without a lease goes on."""
+    """A task without a lease keeps running."""
     async with (
         Coordinator() as coordinator,
         AgentProcess(write_config(tmp_path, coordinator.url)),
@@ -51,7 +51,7 @@ async def test_a_job_is_ended_when_the_lease_is_over_and_not_before(tmp_path: Pa
         session.answers = False
         end = await session.next(TaskReport, is_in(TaskState.CLEANED))
         while end is None:
-            # Hung up on for its silence, it is dialled anew, and told the truth each time.
+            # The agent hangs up on a silent coordinator, reconnects, and reports the truth.
             session = await coordinator.session()
             found = (await session.expect(Hello)).tasks
             end = next((it for it in found if it.state is TaskState.CLEANED), None)

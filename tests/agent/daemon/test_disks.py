@@ -1,4 +1,4 @@
-"""The disk that an agent needs: watched, and told of; and what is kept of descriptors."""
+"""Health of the disk that an agent needs: watched and reported; and the descriptors it reserves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hear(
     counts: int,
     then: Callable[[int], None] = lambda _: None,
 ) -> list[tuple[DiskHealth, ...]]:
-    """What a watch says until it has spoken so often; `then` is called with the count each time."""
+    """Collect the first `counts` reports of a watch; `then` is called with the count each time."""
     heard: list[tuple[DiskHealth, ...]] = []
 
     async def course() -> None:
@@ -98,7 +98,7 @@ def test_a_disk_that_fails_is_reported(tmp_path: Path) -> None:
     assert not sound(msgspec.structs.replace(disk, error="two\nlines"))
 
 
-def test_one_that_is_well_is_not_reported(tmp_path: Path) -> None:
+def test_a_healthy_disk_is_not_reported(tmp_path: Path) -> None:
     assert check(tmp_path) is None
 
 

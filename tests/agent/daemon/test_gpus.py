@@ -1,4 +1,4 @@
-"""The GPUs of a task are looked at before it is begun, and what has changed is told."""
+"""The GPUs of a task are checked before it begins, and changes are reported."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def devices_of(seen: Input) -> tuple[GpuDevice, ...]:
     return seen.changes.devices
 
 
-def test_what_is_there_is_given_and_reported(root: Path) -> None:
+def test_existing_gpus_are_assigned_and_reported(root: Path) -> None:
     (seen,) = check(root, uuid(1, 0), uuid(1, 3))
     assert [it.pci for it in devices_of(seen)] == [address(number) for number in range(4)]
 
@@ -152,7 +152,7 @@ async def test_a_dirty_gpu_is_refused_and_nobody_s_until_it_is_clean(
     found = GpuMonitor(AgentConfig(gpus="auto"), posted.append, poll_s=0.001, give_up_s=0.0)
     with pytest.raises(GpuDirtyError, match="has 40 GiB of its memory or more in use, and"):
         await found.check(prepare(*gpus))
-    # Nobody is given it now: the coordinator is told why, and a task that comes hears it, too.
+    # The GPU goes to no task now: the coordinator and the next task both get the reason.
     with pytest.raises(GpuGoneError, match="processes 4711 use it"):
         await found.check(prepare(uuid(1, 0)))
     used[0] = 0

@@ -18,7 +18,7 @@ from tests.agent.process_of_agent import joined
 
 
 def scatter(tasks: Path, elsewhere: Path) -> set[str]:
-    """One of each kind; returns their names."""
+    """Create an entry of each kind; returns their names."""
     tasks.mkdir(parents=True, exist_ok=True)
     elsewhere.mkdir()
     (elsewhere / "kept").write_text("not of a task")

@@ -51,7 +51,7 @@ time.sleep(1000)
 
 @contextmanager
 def manager(folder: Path) -> Iterator[socket.socket]:
-    """What an agent with NOTIFY_SOCKET=`folder`/notify speaks to."""
+    """The socket to which an agent with NOTIFY_SOCKET=`folder`/notify writes."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(folder / "notify"))
         sock.setblocking(False)

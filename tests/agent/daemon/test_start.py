@@ -1,4 +1,4 @@
-"""How an agent starts, refuses to start, and stops."""
+"""Start, refused start and stop of an agent."""
 
 from __future__ import annotations
 

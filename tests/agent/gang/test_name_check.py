@@ -1,4 +1,4 @@
-"""What is found when the names of a gang are looked up, and what becomes of it."""
+"""Lookup of a gang's names: the findings and their consequences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OWN = "10.0.0.1"
 
 @dataclass
 class Book(Resolver):
-    """A resolver that knows what it was told."""
+    """A resolver with scripted answers."""
 
     names: dict[str, list[str]] = field(
         default_factory=lambda: {name: [address] for name, address in TABLE}
@@ -40,7 +40,7 @@ class Book(Resolver):
 
 
 def look(book: Book) -> Findings:
-    """What is found in the end: each look at the clock takes a second."""
+    """Return the final findings; each reading of the clock advances it by a second."""
     return prove(TABLE, OTHERS, OWN, book, pause=lambda _: None, clock=count().__next__)
 
 

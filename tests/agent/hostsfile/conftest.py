@@ -53,6 +53,6 @@ def unexchangeable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever has the file open is not waited for long."""
+    """Shorten the wait for other programs that have the file open."""
     monkeypatch.setattr(hosts_file, "QUIET_S", 0.05)
     monkeypatch.setattr(hosts_file, "HOLD_S", 0.05)

@@ -1,4 +1,4 @@
-"""What earlier lives of an agent left beside processes is named by `doctor` and at each start."""
+"""Leftovers of earlier agents other than processes are named by `doctor` and at each start."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_a_repeated_frame_is_dropped_and_a_gap_ends_the_link(tmp_path: Path) -> 
     play(tmp_path, story)
 
 
-def test_what_is_sent_without_a_link_is_not_heard_on_the_next(tmp_path: Path) -> None:
+def test_messages_sent_without_a_link_are_not_sent_on_the_next(tmp_path: Path) -> None:
     async def story(coordinator: Coordinator, it: Node) -> None:
         session = await greeted(coordinator, it)
         await session.close()
@@ -215,7 +215,7 @@ def test_no_link_is_made_before_the_owner_has_heard_of_the_end_of_the_last(tmp_p
 async def first_pause(
     folder: Path, coordinator: Coordinator, token: str = TOKEN, ca: Path | None = None
 ) -> dict[str, str]:
-    """What is logged when a connection does no good."""
+    """Return the log entry of the first connection that failed."""
     with capture_logs() as logs:
         async with node(folder, coordinator, token, ca=ca) as it:
             async with asyncio.timeout(DEADLINE_S):

@@ -40,7 +40,7 @@ def test_a_log_ends_at_an_offset_that_no_peer_takes(
     assert source is not None
     os.truncate(path, 100_000)
     monkeypatch.setattr(log_file, "OFFSET_MAX", 60_000)
-    assert source.take(8192, 100) == 60_000 - 8192, "the hole, as far as it is told"
+    assert source.take(8192, 100) == 60_000 - 8192, "the hole, as far as it is reported"
     assert source.take(60_000, 100) == b""
     os.truncate(path, 0)
     assert source.take(59_999, 100) == EMPTIED
@@ -60,7 +60,7 @@ def test_a_path_that_leaves_the_folder_is_refused(tmp_path: Path, path: str) -> 
         LogSource.open(tmp_path, path)
 
 
-def test_what_is_no_plain_file_of_one_name_is_refused(tmp_path: Path) -> None:
+def test_only_plain_files_with_one_link_are_accepted(tmp_path: Path) -> None:
     inside, outside = tmp_path / "task", tmp_path / "outside"
     inside.mkdir()
     outside.mkdir()

@@ -1,4 +1,5 @@
-"""Whatever is lost, repeated or late: the coordinator holds a prefix, and in the end all."""
+"""The coordinator holds a prefix of the log and in the end all, despite loss, repeats and
+delays."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ class Pair:
         return True
 
     def send(self) -> bool:
-        """One turn of the sender. The bytes arrive at once, their acknowledgement does not."""
+        """Take one turn of the sender. The bytes arrive at once, their acknowledgement does not."""
         stream = self.ledger.next_readable()
         if stream is None or stream.sent is None:
             return False
@@ -148,7 +149,7 @@ def test_a_stream_of_a_removed_task_is_sent_no_more() -> None:
     assert pair.ledger.reconnect() == []
 
 
-def test_what_could_not_be_stored_is_sent_again_when_it_is_asked_for() -> None:
+def test_bytes_that_were_not_stored_are_sent_again_on_request() -> None:
     ledger = LogOffsets()
     ledger.add_stream(STREAMS[0], "path")
     ledger.reconnect()

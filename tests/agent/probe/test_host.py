@@ -1,4 +1,4 @@
-"""What is read of a node, from files made for the test and from this machine."""
+"""Description of a node, from files made for the test and from this machine."""
 
 from __future__ import annotations
 

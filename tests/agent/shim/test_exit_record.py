@@ -1,4 +1,4 @@
-"""What a task leaves in its folder."""
+"""Files that a task leaves in its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fork server does whose agent is killed at any moment of its life."""
+"""A fork server survives the death of its agent at any moment."""
 
 from __future__ import annotations
 

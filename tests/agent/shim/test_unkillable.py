@@ -1,4 +1,4 @@
-"""What the kernel says of processes that are to end: who lives, and who will never run again."""
+"""Processes that should end: which ones live, and which will never run again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_process_whose_first_thread_has_ended_lives(headless: subprocess.Popen
     assert syscalls.doomed(headless.pid)
 
 
-def test_who_lives_and_was_not_killed_may_run_on() -> None:
+def test_a_living_process_that_was_not_killed_may_run_on() -> None:
     with subprocess.Popen(["sleep", "10000"]) as child:
         os.kill(child.pid, signal.SIGSTOP)
         assert not syscalls.doomed(child.pid)

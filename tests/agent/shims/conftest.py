@@ -62,7 +62,7 @@ class Dialogue:
 
 
 class Spoken:
-    """A task that is spoken to; remembers every status it has told."""
+    """A task with a connection to its shim; keeps every status received."""
 
     def __init__(self, dialogue: Dialogue, pid: int) -> None:
         self.dialogue = dialogue
@@ -81,7 +81,7 @@ class Spoken:
             raise ShimUnreachable(f"the shim of {self.dir.name} is gone")
 
     async def until(self, holds: Callable[[ShimStatus], object], why: str = "") -> ShimStatus:
-        """The first status, of those told since the last call, in which `holds`."""
+        """Return the first status since the last call for which `holds` is true."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 async for status in self._statuses:
@@ -96,7 +96,7 @@ class Spoken:
         return await self.until(lambda status: status.phase in phases, f"in {phases}")
 
     async def prepared(self, **given: object) -> ShimStatus:
-        """Prepare, and have been told that it is, or why not."""
+        """Prepare the task and return the status PREPARED or REFUSED."""
         await self.send(ShimPrepare(**{"allow_root": True, "cwd": "/", **given}))  # type: ignore[arg-type]
         return await self.phase(ShimPhase.PREPARED, ShimPhase.REFUSED)
 

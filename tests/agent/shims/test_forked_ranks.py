@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 
 from agent.core.shim_protocol import ShimExit, ShimStart, ShimStatus
 from tests.agent.shims.conftest import Node, Spoken, Stage
+from tests.agent.shims.test_prepared_ahead import children_of
+from tests.agent.shims.test_termination import carriers
 from tests.agent.shims.test_torchrun import ENV, behind_gate, free_port, rank_exit, torchrun
 
 pytestmark = pytest.mark.torch
@@ -287,5 +291,41 @@ def test_a_module_that_starts_a_thread_is_named(any_stage: Stage, tmp_path: Path
         assert status.start_method is not None
         assert status.start_method.method == "exec"
         assert status.start_method.why == "planted_thread started a thread"
+
+    any_stage.play(story)
+
+
+# The constructor of the fork server's part fails.
+BROKEN = """
+import signal
+def broken():
+    raise OSError("planted")
+signal.valid_signals = broken
+"""
+
+
+def test_ranks_start_cold_if_the_fork_server_fails_or_dies(
+    any_stage: Stage, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("print('ran')\n")
+    (tmp_path / "sitecustomize.py").write_text(BROKEN)
+
+    def assert_cold(status: ShimStatus, why: str) -> None:
+        assert status.exit == ShimExit(0)
+        assert status.start_method is not None
+        assert (status.start_method.method, status.start_method.why) == ("exec", why)
+
+    async def story(node: Node) -> None:
+        before = {"PYTHONPATH": str(tmp_path)}
+        status, _ = await run(node, tmp_path, "fork", "train.py", before=before)
+        assert_cold(status, "the fork server failed: OSError: planted")
+
+        given = {**ENV, "MUSTER_START_METHOD": "fork"}
+        task = await behind_gate(node, tmp_path, "9.1.0", env=given)
+        (server,) = children_of(min(carriers(task)))
+        os.kill(server, signal.SIGKILL)
+        start = torchrun(free_port(), "train.py", processes=1)
+        await task.send(ShimStart(argv=start.argv, env=given, grace_s=60))
+        assert_cold(await task.ended(), "the fork server has died")
 
     any_stage.play(story)

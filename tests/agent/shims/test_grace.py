@@ -1,4 +1,4 @@
-"""What a job was promised for its end: the signal, to the ranks and once, and all of the time."""
+"""Stop of a job: the signal goes to every rank once, and the whole grace period passes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ while True:
     time.sleep(0.01)
 """
 
-# Fails once it and its sibling have been told, and does well the second time.
+# Fails once it and its sibling have had the signal, and succeeds the second time.
 TWO_ROUNDS = """
 import os, signal, sys, time
 rank, number = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -177,7 +177,7 @@ def test_ranks_whose_launcher_dies_have_their_time(any_stage: Stage, tmp_path: P
 
 @pytest.mark.torch
 @pytest.mark.parametrize("hangs", [False, True])
-def test_what_ranks_leave_behind_has_the_rest_of_the_grace(
+def test_children_of_ended_ranks_get_the_rest_of_the_grace_period(
     any_stage: Stage, tmp_path: Path, hangs: bool
 ) -> None:
     stays = "if 'RANK' not in os.environ: atexit.register(time.sleep, 1000)"

@@ -1,4 +1,4 @@
-"""What hangs before a start hangs the runner: the shim goes on, and refuses in time."""
+"""A hang before a start hangs the runner only: the shim goes on, and refuses in time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def hang(task: Spoken) -> int:
     ],
     ids=["folder", "directory service"],
 )
-def test_what_hangs_is_refused_in_time_and_the_shim_answers_meanwhile(
+def test_a_hanging_step_is_refused_in_time_and_the_shim_keeps_answering(
     any_stage: Stage, user: ShimUser | None, words: list[str]
 ) -> None:
     if user is not None and os.geteuid() != 0:

@@ -1,4 +1,4 @@
-"""Processes of jobs whose shim is dead, and that no folder tells of."""
+"""Processes of jobs whose shim is dead and for which no folder is left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.agent.shims.test_termination import DAEMON, carriers, up
 
 
 def of_task(mark: str) -> tuple[processes.LeftoverProcess, ...]:
-    """Those of this test: other tests kill shims, too."""
+    """Return the leftover processes of this test: other tests kill shims, too."""
     return tuple(it for it in processes.leftover_processes() if it.mark == mark)
 
 

@@ -236,7 +236,7 @@ class Noted(Processes):
         return super().sockets(found)
 
 
-def test_of_another_process_the_watch_reads_nothing(tmp_path: Path) -> None:
+def test_the_watch_reads_nothing_of_a_foreign_process(tmp_path: Path) -> None:
     be_shim_of(tmp_path)
     processes, clock = Noted(), Now()
     watch = HangMonitor(clock, lambda _: None, 5.0, tmp_path, processes)
@@ -260,7 +260,7 @@ def test_of_another_process_the_watch_reads_nothing(tmp_path: Path) -> None:
         assert processes.read == set()
 
 
-def test_of_a_process_that_has_the_pid_of_a_rank_the_watch_reads_nothing(
+def test_the_watch_reads_nothing_of_a_process_with_a_reused_pid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     be_shim_of(tmp_path)

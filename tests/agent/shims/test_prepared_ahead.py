@@ -1,4 +1,4 @@
-"""What is done ahead of time, so that the way from a request to a running program is short."""
+"""Preparation ahead of time shortens the way from a request to a running program."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_shim_without_template_ends_with_its_task(any_stage: Stage) -> None:
     any_stage.play(story)
 
 
-def test_of_a_burst_few_shims_are_kept(any_stage: Stage) -> None:
+def test_few_idle_shims_are_kept_after_a_burst(any_stage: Stage) -> None:
     async def story(node: Node) -> None:
         await node.fork_server.start()
         fork_server = node.fork_server.pid
@@ -195,7 +195,7 @@ def test_a_shim_that_is_given_its_connection_says_nothing_before_it_is_sent_some
     async def story(node: Node) -> None:
         for number in (7, 8):
             task = await node.given(f"{number}.1.0")
-            # Another one that connects knows nothing of it, and is told at once.
+            # A second client that connects has no history, and gets the status at once.
             other = await node.again(task)
             assert (await other.until(lambda _: True)).phase is ShimPhase.NEW
             await task.run("true")

@@ -108,7 +108,7 @@ def test_an_interpreter_that_goes_away_before_the_start(any_stage: Stage, tmp_pa
         assert status.refusal is not None
         assert status.refusal.text.startswith(f"The interpreter {python} was not found")
         assert status.running_s is None
-        # One that was told to end before it could try has that as its end.
+        # A rank that was stopped before it could try ends by the signal.
         assert all(how in (ShimExit(127), ShimExit(signal=15)) for how in ends(status).values())
         assert ends(status)[status.first_failed or 0] == ShimExit(code=127)
 
@@ -125,7 +125,7 @@ def test_the_first_that_fails_ends_the_others(stage: Stage, script: str, others:
         await started(task, ShimStart(argv, grace_s=1.0, ranks=ranks(4, 3)), cwd=str(task.dir))
         failed = await task.until(lambda status: status.first_failed is not None)
         if script == STAYS:
-            assert failed.phase is ShimPhase.RUNNING  # told at once, although its siblings live
+            assert failed.phase is ShimPhase.RUNNING  # reported at once, although its siblings live
         status = failed if failed.phase is ShimPhase.CLEANED else await task.ended()
         assert (status.first_failed, status.exit) == (5, ShimExit(code=3))
         assert status.stopped_by is None
@@ -148,7 +148,7 @@ main()
 
 
 @pytest.mark.torch
-def test_what_torch_records_of_a_rank_is_its_error(any_stage: Stage) -> None:
+def test_the_error_file_of_torch_is_the_error_of_the_rank(any_stage: Stage) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
         start = ShimStart(["-c", RECORDS], {"OMP_NUM_THREADS": "1"}, ranks=ranks(0, 2))
@@ -174,7 +174,7 @@ def test_what_torch_records_of_a_rank_is_its_error(any_stage: Stage) -> None:
         "head -c 100000 /dev/zero | tr '\\0' [ > $TORCHELASTIC_ERROR_FILE",
     ],
 )
-def test_what_else_lies_there_is_not_read(any_stage: Stage, lay: str) -> None:
+def test_other_files_in_the_folder_are_not_read(any_stage: Stage, lay: str) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
         (task.dir / "error.json").write_text('{"message": "of another"}')
@@ -205,7 +205,7 @@ def test_a_stop_reaches_every_rank_once(stage: Stage) -> None:
     stage.play(story)
 
 
-def test_one_that_ends_well_does_not_end_the_others(any_stage: Stage) -> None:
+def test_a_rank_that_succeeds_does_not_stop_the_others(any_stage: Stage) -> None:
     script = "[ $RANK = 0 ] || until [ -e go ]; do sleep 0.01; done"
 
     async def story(node: Node) -> None:
@@ -261,7 +261,7 @@ os._exit(3)
 
 
 def test_a_job_that_keeps_its_log_for_itself_does_not_stop_its_shim(any_stage: Stage) -> None:
-    """The kernel makes whoever opens such a file wait for lease-break-time: 45 s."""
+    """The kernel makes a process that opens a leased file wait for lease-break-time: 45 s."""
 
     async def story(node: Node) -> None:
         task = await node.task()

@@ -41,7 +41,7 @@ def test_true_ends_with_0_and_leaves_its_record(stage: Stage) -> None:
         assert status.first_failed is None
         phases = [received.phase for received in task.received]
         assert phases == sorted(phases, key=list(ShimPhase).index)
-        # RUNNING may go unseen: `true` has often ended before anybody could be told of it.
+        # RUNNING may go unseen: `true` has often ended before the status is sent.
         assert status.running_s is not None
         on_disk = msgspec.json.decode(task.read("exit.json"), type=ShimStatus)
         assert on_disk == status
@@ -176,7 +176,7 @@ def test_bytes_are_kept_as_they_are(any_stage: Stage) -> None:
         ([], 126, "no command"),
     ],
 )
-def test_what_cannot_run_is_said_in_words(
+def test_a_program_that_cannot_run_is_reported_in_words(
     any_stage: Stage, argv: list[str], code: int, words: str
 ) -> None:
     async def story(node: Node) -> None:

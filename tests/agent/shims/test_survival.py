@@ -1,4 +1,4 @@
-"""Who may die, and what is still there afterwards."""
+"""Any process of Muster may die; the task and its records remain."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_a_node_that_can_start_no_template_says_so(
     any_stage.play(story)
 
 
-def test_one_folder_has_one_shim(any_stage: Stage) -> None:
+def test_a_folder_has_one_shim(any_stage: Stage) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
         with pytest.raises(SpawnError, match="still alive"):

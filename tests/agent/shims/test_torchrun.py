@@ -46,7 +46,7 @@ def free_port() -> int:
 
 
 def torchrun(port: int, *script: str, processes: int = 2) -> ShimStart:
-    """One node's arguments, as the coordinator makes them."""
+    """Return the arguments of one node, as the coordinator makes them."""
     return ShimStart(
         argv=[
             *("--nnodes", "1", "--node-rank", "0", "--nproc-per-node", str(processes)),
@@ -222,7 +222,7 @@ if os.environ["HOW"] == "kill":
 
 
 @pytest.mark.torch
-def test_what_a_failed_rank_said_is_reported(any_stage: Stage, tmp_path: Path) -> None:
+def test_the_output_of_a_failed_rank_is_reported(any_stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FAILURES)
 
     async def fail(node: Node, how: str, *argv: str) -> tuple[ShimStatus, Spoken]:
@@ -238,7 +238,7 @@ def test_what_a_failed_rank_said_is_reported(any_stage: Stage, tmp_path: Path) -
         assert error.startswith("Traceback")
         assert error.endswith("ValueError: the data are not there")
         assert status.exit == ShimExit(code=1)
-        # Its sibling was told to end by torchrun, through us, and did at once.
+        # torchrun sent SIGTERM to the sibling through the shim, and the sibling ended at once.
         sibling = rank_exit(status, 1)
         assert sibling is not None
         assert sibling.signal == signal.SIGTERM
@@ -294,7 +294,7 @@ def test_the_rank_that_failed_is_reported_before_its_siblings_are_asked_to_end(
     any_stage.play(story)
 
 
-# Rank 1 is as late as can be: its launcher may not have told of it yet.
+# Rank 1 is as late as can be: its launcher may not have reported its ranks yet.
 KILLS_LAUNCHER = """
 import os, signal, time
 if os.environ["RANK"] == "1":

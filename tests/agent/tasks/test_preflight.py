@@ -25,7 +25,7 @@ def order(workdir: Path | None = None, *, asked: bool = True) -> PrepareTask:
 
 def test_a_sound_node_passes(tmp_path: Path) -> None:
     asyncio.run(look(order(tmp_path), tmp_path))
-    asyncio.run(look(order(tmp_path / "told by whoever needs it"), tmp_path))
+    asyncio.run(look(order(tmp_path / "refused by the task that needs it"), tmp_path))
 
 
 def test_a_file_system_that_hangs_is_named_and_left_behind(
@@ -58,7 +58,7 @@ def test_a_disk_that_is_nearly_full_is_reported(
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can take on another user's rights")
-def test_what_the_job_names_is_asked_with_the_rights_of_its_user(
+def test_paths_of_the_job_are_checked_with_the_rights_of_its_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = pwd.getpwnam("nobody")

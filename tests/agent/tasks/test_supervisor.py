@@ -1,4 +1,4 @@
-"""What is said of a task by who keeps it: with real files, a real shipper and no shim."""
+"""Reports of a task's supervisor: with real files, a real shipper and no shim."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_nccls_lines_of_a_task_that_ended_without_us_are_sent_before_its_l
 
 
 @pytest.mark.parametrize("adopted", [False, True])
-async def test_of_what_an_earlier_life_may_have_sent_nobody_says_that_there_is_nothing(
+async def test_logs_sent_by_an_earlier_agent_process_are_not_reported_as_empty(
     tmp_path: Path, adopted: bool
 ) -> None:
     """Its program may have emptied the file meanwhile."""

@@ -35,7 +35,7 @@ COORDINATOR = -1
 
 
 def margin_s(lease_s: float) -> float:
-    """What the coordinator waits beyond a lease."""
+    """Return the time for which the coordinator waits after a lease."""
     return KILL_S + 5.0 + 2 * DRIFT * lease_s
 
 
@@ -61,7 +61,7 @@ class Machine:
 
 
 class World:
-    """One gang, from its start on; `now` is the coordinator's clock."""
+    """A single gang from its start on; `now` is the coordinator's clock."""
 
     def __init__(self, seed: int, size: int = 3, margin: Callable[[float], float] = margin_s):
         self.rng = random.Random(seed)

@@ -59,7 +59,7 @@ def test_it_is_listed_and_revoked(run: Run, file: Path) -> None:
     assert store(file).find(made["token"]) is None
 
 
-def test_one_that_is_over_is_listed_so(run: Run, file: Path) -> None:
+def test_an_expired_token_is_listed_as_such(run: Run, file: Path) -> None:
     with changing(file) as records:
         records.append(new_token(TokenClass.ADMIN, "bob", "2020-01-01T00:00:00Z")[1])
     assert b"2020-01-01T00:00:00Z (expired)" in run("token", "list", "--file", str(file)).stdout

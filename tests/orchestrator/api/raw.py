@@ -53,7 +53,7 @@ def until_closed(connection: socket.socket) -> bytes:
 
 
 def read_answer(connection: socket.socket) -> Answer:
-    """One answer with a Content-Length; the connection may go on."""
+    """Read one answer with a Content-Length; the connection may go on."""
     data = b""
     while b"\r\n\r\n" not in data:
         more = connection.recv(65536)

@@ -22,7 +22,7 @@ async def entries(user: User, query: str = "") -> list[dict[str, Any]]:
     return found
 
 
-async def test_what_people_do_is_recorded(tmp_path: Path) -> None:
+async def test_requests_of_users_are_recorded(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path).start() as process:
         tokens = tmp_path / "tokens"
         ann = process.headers(add_token(tokens, "ann"))

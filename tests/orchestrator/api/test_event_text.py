@@ -164,7 +164,7 @@ def test_a_reader_whose_token_is_revoked_gets_no_more(tmp_path: Path) -> None:
                 pass
             async with connect(coordinator, "n2") as agent:
                 await agent.hello()
-            # Whoever notices first ends it: the next push, or the look at all open requests.
+            # Either side may notice first: the next push, or the check of all open requests.
             try:
                 rest = await answer.text()
             except aiohttp.ClientPayloadError:

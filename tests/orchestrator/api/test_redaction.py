@@ -1,4 +1,4 @@
-"""What is hidden of a job where it is shown: by names, in whatever way a command gives a value."""
+"""Redaction of a shown job: by names, in every way in which a command gives a value."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_script(script: str, hidden: str) -> None:
         "python -c 'def f(token: str, key: int): pass'; curl -H 'Accept: a/b' https://h:80/c",
     ],
 )
-def test_what_is_no_secret(run: Any) -> None:
+def test_values_that_are_no_secrets(run: Any) -> None:
     assert shown(run) == run
 
 
@@ -140,7 +140,7 @@ def test_a_command_is_found_wherever_a_job_has_one_and_in_either_form() -> None:
 
 
 @given(st.text(alphabet="a-=_'\"\\ \n:/@.KEYTOKEN", max_size=300))
-def test_whatever_stands_there(text: str) -> None:
+def test_any_text_is_accepted(text: str) -> None:
     assert isinstance(shown(text), str)
     assert len(shown([text, text])) == 2
 
@@ -164,7 +164,7 @@ def test_whatever_stands_there(text: str) -> None:
     ],
 )
 def test_a_script_that_is_long_takes_no_longer_for_what_stands_in_it(part: str) -> None:
-    """Whoever looks for it anew at each place would take hours for this."""
+    """A search that starts anew at each place would take hours for this."""
     script = part * (1_000_000 // len(part))
     assert CANARY not in shown(f"{script}\nA_PASSWORD={CANARY}")
 

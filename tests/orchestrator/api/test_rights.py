@@ -173,7 +173,7 @@ async def test_a_viewer_scrapes_and_submits_nothing(coordinator: CoordinatorProc
 
 
 @pytest.mark.parametrize("visibility", ["team", "private"])
-async def test_what_is_not_shown_does_not_exist(tmp_path: Path, visibility: str) -> None:
+async def test_a_hidden_job_looks_unknown(tmp_path: Path, visibility: str) -> None:
     with CoordinatorProcess(tmp_path, visibility=visibility).start() as process:
         await register(process)
         async with (

@@ -48,14 +48,14 @@ def full(name: str, count: int = 8, **more: Any) -> FabricMember:
 
 
 def without(name: str, number: int, **more: Any) -> FabricMember:
-    """One whose port of that number is down."""
+    """Make a node whose port of that number is down."""
     missing = MissingPort(f"mlx5_{number}:1", ib(number).pci, "port DOWN, Polling")
     ports = (ib(other) for other in range(8) if other != number)
     return node(name, *ports, missing=(missing,), **more)
 
 
 def changed(name: str, number: int, make: Any = ib, count: int = 8, **values: Any) -> FabricMember:
-    """One of whose ports one is unlike."""
+    """Make a node whose port of that number differs."""
     ports = [make(other) for other in range(count)]
     ports[number] = replace(ports[number], **values)
     return node(name, *ports)

@@ -55,7 +55,7 @@ def task_report(name: TaskId, state: TaskState, **more: Any) -> TaskReport:
 
 @dataclass
 class Cluster:
-    """One coordinator core; `sent` collects commands by node, `answers` results by request."""
+    """A coordinator core; `sent` collects commands by node, `answers` results by request."""
 
     state: State = field(default_factory=State)
     limits: Limits = field(default_factory=Limits)
@@ -95,7 +95,7 @@ class Cluster:
         return done
 
     def replayed(self) -> State:
-        """What a new process makes of the journal."""
+        """Return the state that a new process reads from the journal."""
         decoder = msgspec.json.Decoder(Fact)
         state = State()
         for fact in self.facts:

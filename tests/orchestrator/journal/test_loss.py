@@ -42,7 +42,7 @@ def job(number: int, user: str) -> tuple[f.Fact, float]:
 
 
 def killed(folder: Path, user: str) -> Path:
-    """What a coordinator that was killed left: one job in the database, the others in the log."""
+    """Leave the files of a killed coordinator: one job in the database, the others in the log."""
     work = folder / "work"
     journal = Journal.open(work)
     journal.begin_epoch()
@@ -86,7 +86,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def expected(states: dict[str, str]) -> str | list[tuple[str, int]]:
-    """What is refused, as words of it, or what is read."""
+    """Return words of the expected refusal, or the expected jobs."""
     database, log, marked = states[FILE_NAME], states[LOG], states[MARK]
     if database in ("missing", "empty"):
         left = [state for part, state in states.items() if part != FILE_NAME]
@@ -108,7 +108,7 @@ def expected(states: dict[str, str]) -> str | list[tuple[str, int]]:
     [dict(zip(PARTS, states, strict=True)) for states in itertools.product(STATES, repeat=4)],
     ids=lambda states: "-".join(states.values()),
 )
-def test_whatever_is_missing_empty_or_of_another_cluster(
+def test_missing_empty_and_foreign_files_lose_nothing_silently(
     states: dict[str, str], clusters: dict[str, Path], tmp_path: Path
 ) -> None:
     for part, state in states.items():
@@ -161,8 +161,8 @@ def test_a_backup_that_was_copied_by_hand_is_not_read_with_the_log_of_the_journa
 
 
 def spoiled(clusters: dict[str, Path], folder: Path, *, marked: bool) -> Path:
-    """A folder of ours; its log, which is to be spoiled. Not `marked`: as after a power failure
-    that kept nothing of what the mark was told."""
+    """Return the log of a copied state folder, to be spoiled. Without `marked`: as after a power
+    failure before the mark was synced."""
     shutil.copytree(clusters["ours"], folder)
     if not marked:
         (folder / MARK).write_bytes(b"")
@@ -189,7 +189,7 @@ def test_a_flipped_bit_in_the_log_costs_no_job_in_silence(
         found = jobs(log.parent)
     except LostTailError:
         assert log.read_bytes() == data
-    # What cannot be told from a write that was cut off: the last transaction, and the one before
+    # Indistinguishable from a write that was cut off: the last transaction, and the one before
     # where it is its end that is damaged.
     least = COMMITS - 1 if marked else COMMITS - 3
     assert found is None or found in [all_of("ann", last) for last in range(least, COMMITS)]
@@ -211,7 +211,7 @@ def test_a_log_that_was_cut_is_refused(
 def test_a_commit_that_a_power_failure_cut_off_is_no_damage(
     kept: tuple[bool, ...], clusters: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Of what was not synced any part may be on the disk, the last frame without the first."""
+    """Any part of an unsynced write may be on the disk, the last frame without the first."""
     log = spoiled(clusters, tmp_path / "state", marked=True)
     data = bytearray(log.read_bytes())
     pages = [
@@ -250,7 +250,7 @@ def test_frames_of_before_the_log_was_begun_anew_are_no_damage(tmp_path: Path) -
     assert jobs(tmp_path / "left") == all_of("ann", 399)
 
 
-def test_what_can_be_read_is_salvaged(clusters: dict[str, Path], tmp_path: Path) -> None:
+def test_readable_records_are_salvaged(clusters: dict[str, Path], tmp_path: Path) -> None:
     log = spoiled(clusters, tmp_path / "state", marked=True)
     data = bytearray(log.read_bytes())
     data[len(data) // 2] ^= 1
@@ -268,7 +268,7 @@ def test_what_can_be_read_is_salvaged(clusters: dict[str, Path], tmp_path: Path)
         assert journal.begin_epoch() > 3
 
 
-def test_what_the_database_took_in_is_not_undone_by_a_damaged_log(tmp_path: Path) -> None:
+def test_checkpointed_records_survive_a_damaged_log(tmp_path: Path) -> None:
     """The database has all of the log already, whose readable part would put back old pages."""
     work = tmp_path / "work"
     journal = Journal.open(work)
@@ -323,7 +323,7 @@ def test_a_restore_that_finds_no_room_gives_back_what_it_took(
 
 
 @pytest.mark.parametrize("by", ["start", "restore"])
-def test_what_a_killed_restore_left_is_removed(
+def test_remains_of_a_killed_restore_are_removed(
     by: str, clusters: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = spoiled(clusters, tmp_path / "state", marked=True).parent

@@ -16,7 +16,7 @@ from tests.orchestrator.journal.test_loss import all_of, contents, job, jobs
 
 
 def live(state: Path, numbers: range, logs: Path | None = None) -> None:
-    """One life of a coordinator: these jobs, and a clean end."""
+    """Run a coordinator's journal with these jobs and a clean end."""
     with closing(Journal.open(state, logs=logs)) as journal:
         journal.begin_epoch()
         for number in numbers:

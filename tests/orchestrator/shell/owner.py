@@ -33,7 +33,7 @@ HELLO = Hello(
 
 
 class Happened(list[str]):
-    """What happened, in order, and a wait for it."""
+    """A list of events in order, with a wait for the next."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -159,7 +159,7 @@ async def says_an_unknown_tag_first(agent: FakeAgent) -> None:
         (says_an_unknown_tag_first, "which this version does not support"),
     ],
 )
-async def test_what_cannot_be_understood_ends_the_connection_with_the_reason(
+async def test_an_invalid_message_ends_the_connection_with_the_reason(
     coordinator: CoordinatorProcess, behave: Callable[[FakeAgent], Awaitable[None]], reason: str
 ) -> None:
     async with connect(coordinator, f"b-{behave.__name__.replace('_', '-')}") as agent:
@@ -200,7 +200,7 @@ async def test_a_repeated_frame_is_dropped(coordinator: CoordinatorProcess) -> N
         assert await agent.hear() == HeartbeatAck(2.0)
 
 
-async def test_who_says_no_hello_is_not_waited_for(coordinator: CoordinatorProcess) -> None:
+async def test_a_connection_without_a_hello_is_closed(coordinator: CoordinatorProcess) -> None:
     async with connect(coordinator, "c3") as agent:
         code, why = await closed(agent)
         assert (code, why) == (POLICY_VIOLATION, "no hello within 5 s")
@@ -216,7 +216,8 @@ async def test_a_stranger_with_an_impossible_name_is_refused(
 
 
 async def test_a_node_that_holds_much_is_let_in(coordinator: CoordinatorProcess) -> None:
-    """One turned away for the size of its hello could never come back: it would say the same."""
+    """A node refused for the size of its hello could never come back: it would send the same
+    again."""
     async with connect(coordinator, "holds-much") as agent:
         why = Refusal("setup_failed", "x" * 2000)
         tasks = tuple(TaskReport(TaskId(f"{n}.1.0"), TaskState.CLEANED, why) for n in range(1, 100))

@@ -1,6 +1,6 @@
-"""Garbage on an agent's connections: closed with a reason, told in one line, and nobody else hears.
+"""Garbage on an agent's connections: closed with a reason and one log line; others do not notice.
 
-One coordinator, one loop and one bystander for all examples; each example is a connection.
+A coordinator, a loop and a bystander serve all examples; each example is a connection.
 """
 
 from __future__ import annotations
@@ -215,7 +215,8 @@ async def shown(scene: Scene) -> Any:
 
 
 def lines(scene: Scene, event: str, before: int) -> list[dict[str, Any]]:
-    """What was told since. It comes by a pipe and a thread, so its cause may be seen before it."""
+    """Return the log lines since `before`. They come by a pipe and a thread, so their cause may be
+    seen first."""
     deadline = time.monotonic() + DEADLINE_S
     while not (events := scene.process.events(event)[before:]) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""One agent, or many made-up ones, that register all the time: the journal hardly grows."""
+"""Agents that register again and again: the journal hardly grows."""
 
 import asyncio
 import sqlite3

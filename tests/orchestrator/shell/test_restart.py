@@ -1,4 +1,4 @@
-"""What was acknowledged survives the sudden end of the process, and a running job goes on."""
+"""Acknowledged work survives the sudden end of the process, and a running job goes on."""
 
 import asyncio
 from pathlib import Path

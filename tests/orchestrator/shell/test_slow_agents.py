@@ -1,4 +1,4 @@
-"""An agent that does not read slows nobody: its connection is ended, and its end is told once."""
+"""An agent that does not read slows no other: its connection is closed and logged once."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ from tests.orchestrator.fake_agent import DEADLINE_S, hello
 
 
 class Heard:
-    """Stands where the owner does, and keeps what it is told."""
+    """Stands in for the owner and keeps every input."""
 
     def __init__(self) -> None:
         self.inputs: list[Input] = []
@@ -66,7 +66,7 @@ async def sessions(heard: Heard, **more: float) -> AsyncIterator[tuple[AgentSess
         await runner.cleanup()
 
 
-async def test_who_does_not_read_is_cut_off() -> None:
+async def test_an_agent_that_does_not_read_is_cut_off() -> None:
     heard = Heard()
     async with (
         sessions(heard, write_timeout_s=0.5) as (agents, url),

@@ -1,4 +1,4 @@
-"""A webhook: a server that keeps what it is told, and answers as a test says."""
+"""A webhook server that keeps every message, and answers as a test says."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ async def sending(rig: Rig, *allow: str) -> AsyncIterator[WebhookSender]:
 
 
 async def ended(rig: Rig, *hooks: str) -> JobId:
-    """A job with these webhooks, which are told of its end."""
+    """Submit a job with these webhooks and end it."""
     spec = replace(SPEC, notify=hooks)
     done: Any = await rig.coordinator.request(lambda rid: SubmitReceived(rid, spec, "ann"))
     await rig.coordinator.request(lambda rid: CancelReceived(rid, done.job, "ann"))
@@ -142,7 +142,7 @@ def test_servers_that_hang_leave_room_for_the_others(
     with_owner(tmp_path, main)
 
 
-def test_what_was_dropped_is_not_sent_and_logged(
+def test_dropped_messages_are_not_sent_and_logged(
     tmp_path: Path,
     receiver: Receiver,
     monkeypatch: pytest.MonkeyPatch,

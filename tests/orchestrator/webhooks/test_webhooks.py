@@ -1,4 +1,4 @@
-"""Webhooks of jobs, told by a real coordinator: signed, at least once, and only those allowed."""
+"""Webhooks of jobs, sent by a real coordinator: signed, at least once, and only those allowed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def coordinator(
 
 @pytest.fixture
 def receiver(_receiver: Receiver) -> Receiver:
-    """One that has heard nothing; every test waits for all that it is told."""
+    """Return the shared receiver, emptied; every test waits for all its messages."""
     _receiver.got.clear()
     return _receiver
 
@@ -103,7 +103,7 @@ def test_it_is_notified_of_the_start_and_the_end_signed(
     scene(coordinator, main)
 
 
-def test_one_that_fails_is_sent_again_with_the_same_id(
+def test_a_failed_message_is_sent_again_with_the_same_id(
     coordinator: CoordinatorProcess, receiver: Receiver
 ) -> None:
     receiver.answers += [503, 429]
@@ -118,7 +118,7 @@ def test_one_that_fails_is_sent_again_with_the_same_id(
 
 
 @pytest.mark.parametrize("code", [302, 404])
-def test_one_that_refuses_is_not_asked_again_and_that_is_shown(
+def test_a_webhook_that_refuses_gets_no_retry_and_that_is_shown(
     coordinator: CoordinatorProcess, receiver: Receiver, code: int
 ) -> None:
     receiver.answers += [code, 204]
@@ -135,7 +135,7 @@ def test_one_that_refuses_is_not_asked_again_and_that_is_shown(
     scene(coordinator, main)
 
 
-def test_one_that_is_away_is_shown_and_notified_after_a_restart(tmp_path: Path) -> None:
+def test_a_webhook_that_is_away_is_shown_and_notified_after_a_restart(tmp_path: Path) -> None:
     """Also of a job that has ended: it goes to the archive when its webhooks have heard all."""
     away = Receiver()
     with listening(away):
@@ -165,7 +165,7 @@ def _notified_after_a_restart(coordinator: CoordinatorProcess, away: Receiver) -
         scene(coordinator, after)
 
 
-def test_what_is_not_allowed_is_refused_at_submit(
+def test_a_webhook_that_is_not_allowed_is_refused_at_submit(
     coordinator: CoordinatorProcess, receiver: Receiver
 ) -> None:
     host = f"127.0.0.1:{receiver.port}"

@@ -19,8 +19,8 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One planted bug. `breaks` is what may be violated, as violations begin; `seed` is one that
-    has found it. With `backfill`, all pools of the world have it."""
+    """A planted bug. `breaks` are the violations it may cause, by their beginning; `seed` is a run
+    that found it. With `backfill`, all pools of the world have it."""
 
     name: str
     patch: Patch
@@ -39,7 +39,7 @@ class Found:
 
 
 def run_seed(seed: int, *, backfill: bool = False) -> str | None:
-    """What is wrong in this run, if anything; the wall clock may change nothing (I9)."""
+    """Return the violation in this run, or None; the wall clock may change nothing (I9)."""
     policy = PoolPolicy() if backfill else None
     jumping = Cluster(seed, backfill=policy)
     steady = Cluster(seed, wall_jumps=False, backfill=policy)

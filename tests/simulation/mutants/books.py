@@ -65,7 +65,7 @@ def _both(*patches: Patch) -> Patch:
 
 
 def _unseen(planted: Patch) -> Patch:
-    """As planted, and nobody looks into the books: what comes of it has to show on the nodes."""
+    """Plant the bug without the checks of the journal: its consequences must show on the nodes."""
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         planted(monkeypatch)
@@ -230,7 +230,7 @@ MUTANTS = (
     ),
     Mutant("a cancel is, too", _durable(f.CancelRequested, LAZY), ("I1",), seed=25),
     Mutant(
-        "nodes are told of a placement that is not on disk",
+        "commands are sent for a placement that is not on disk",
         _durable(f.AttemptPlaced, LAZY),
         ("I1",),
         seed=3,
@@ -245,7 +245,7 @@ MUTANTS = (
         seed=1,
     ),
     Mutant(
-        "an epoch is told before it is on disk", _durable(cf.EpochStarted, LAZY), ("epoch",), seed=6
+        "an epoch is sent before it is on disk", _durable(cf.EpochStarted, LAZY), ("epoch",), seed=6
     ),
     Mutant("exits never reach the disk", _durable(f.TaskExited, EPHEMERAL), ("replay",)),
     Mutant(

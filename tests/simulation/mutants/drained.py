@@ -43,7 +43,7 @@ def _nobody_leaves(state: State, fact: f.Fact) -> list[f.Fact]:
 
 
 def _only_at_the_end(state: State, fact: f.Fact) -> list[f.Fact]:
-    """What is being made ready is left to start."""
+    """Let a task in preparation start."""
     ready = _drained(state, fact) in (AttemptPhase.PREPARING, AttemptPhase.ARRANGING)
     return [] if ready else [fact]
 

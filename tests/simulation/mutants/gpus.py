@@ -26,7 +26,7 @@ def _frees_the_node(state: State, fact: f.Fact) -> None:
 
 
 def _first_come(real: Any) -> Any:
-    """An agent that believes whatever it is told."""
+    """Make an agent that accepts every claim."""
 
     def decide(state: AgentState, received: Any, *more: Any) -> Any:
         held = [(task, task.gpus) for task in state.tasks.values()]

@@ -34,7 +34,7 @@ def _not_told(real: Any) -> Any:
 
 
 def _boots_alike(real: Any) -> Any:
-    """What was under way on a node that has rebooted is still there, if its folder is."""
+    """Treat work on a rebooted node as alive, if its folder is there."""
 
     def hello(state: State, session: Any, said: Hello, *more: Any) -> Decision:
         node = state.nodes.get(said.node)
@@ -99,7 +99,7 @@ MUTANTS = (
         seed=490,
     ),
     Mutant(
-        "agents are not told of the leases of jobs",
+        "agents do not receive the leases of jobs",
         everywhere(launch.prepare_command, _not_told),
         ("I3", "I4", "I5"),
         seed=430,

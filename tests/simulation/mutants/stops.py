@@ -36,7 +36,7 @@ def _warns_nobody(_: State, effect: a.Effect) -> list[a.Effect]:
 MUTANTS = (
     Mutant("a warning that is said again is another one", _numbered_anew, ("warn",), seed=113),
     Mutant(
-        "a warning is noted and nobody is told",
+        "a warning is recorded and not sent",
         COORDINATOR.effects(_warns_nobody),
         ("warn",),
         seed=109,

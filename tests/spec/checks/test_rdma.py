@@ -1,4 +1,4 @@
-"""What a job's own variables for NCCL may not say beside `rdma: required`."""
+"""Variables for NCCL that contradict `rdma: required`."""
 
 from __future__ import annotations
 

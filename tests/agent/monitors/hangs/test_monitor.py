@@ -48,7 +48,7 @@ while True:
 """
 
 
-# Until it is told to be quiet: it says so when all is acknowledged that it has sent.
+# Sends until SIGUSR1; then says so as soon as everything it has sent is acknowledged.
 SENDS = """
 import fcntl, signal, socket, struct, termios, time
 sending = True
@@ -72,7 +72,7 @@ while True:
 
 
 class Now:
-    """A clock that goes when it is told to."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.mono = 100.0
@@ -83,7 +83,7 @@ class Now:
 
 @contextmanager
 def program(text: str, environ: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """One that has said that it is ready."""
+    """Start a program and wait for its `ready`."""
     argv = [sys.executable, "-c", text]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environ) as process:
         try:
@@ -215,7 +215,7 @@ def test_a_rank_that_was_quiet_is_so_for_the_next_agent_until_it_moves(tmp_path:
         assert look(agent(process), writes=False).still_s is None
         quiet = [look(watch, writes=False).still_s for _ in range(4)][-1]
         assert quiet is not None
-        # For as long as it takes to be told, and not for the time in which nobody looked.
+        # The later watch adds to the reported time, without the gap in which nobody looked.
         later = agent(process)
         assert look(later, writes=False, after_s=600.0).still_s == pytest.approx(15.0)
         assert look(later, writes=True).still_s is None
@@ -261,7 +261,7 @@ def test_a_rank_without_sockets_speaks_through_those_of_its_node(
         assert (quiet[1].still_s == quiet[0].still_s) is (ranks == 4)
 
 
-def test_what_a_rank_does_because_it_is_asked_is_no_sign(tmp_path: Path) -> None:
+def test_activity_caused_by_a_sample_is_no_progress(tmp_path: Path) -> None:
     clock = Now()
     watch = HangMonitor(clock, list[Input]().append, 5.0, root=tmp_path)
     (tmp_path / "logs").mkdir()

@@ -1,4 +1,4 @@
-"""What the hang watch reads of processes, from folders like those of /proc."""
+"""The hang watch's reading of processes, from folders like those of /proc."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agent.monitors.hangs.procfs import DESCRIPTORS_MAX, Processes
 
 
 def test_a_job_with_very_many_descriptors_holds_up_no_other(tmp_path: Path) -> None:
-    """One look would read all of them, and the hang watch looks at all jobs in turn."""
+    """A job with too many descriptors is skipped, because the hang watch polls all jobs in turn."""
     for pid, number in ((1, DESCRIPTORS_MAX), (2, DESCRIPTORS_MAX - 1)):
         folder = tmp_path / str(pid) / "fd"
         folder.mkdir(parents=True)

@@ -55,7 +55,7 @@ class Node:
 
     @asynccontextmanager
     async def agent(self, boot: str = "boot") -> AsyncIterator[None]:
-        """One life of it."""
+        """Run an agent's monitor from start to stop."""
         self.heard.clear()
         watch = HardwareMonitor(
             self.log, self.folder, boot, SystemClock(), lambda: self.devices, self.post
@@ -91,7 +91,7 @@ class Node:
 
 async def until(reached: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while not reached():  # noqa: ASYNC110 - nothing is told when a file is at its end
+        while not reached():  # noqa: ASYNC110 - no event exists for the end of a file
             await asyncio.sleep(0.01)
 
 
@@ -102,7 +102,7 @@ def node(tmp_path: Path) -> Node:
 
 
 @in_a_loop
-async def test_what_was_there_before_the_first_agent_is_not_judged(node: Node) -> None:
+async def test_lines_before_the_first_agent_are_not_judged(node: Node) -> None:
     node.write(xid(1), xid(2, 48))
     async with node.agent():
         node.write(xid(3, 95))
@@ -112,7 +112,7 @@ async def test_what_was_there_before_the_first_agent_is_not_judged(node: Node) -
 
 
 @in_a_loop
-async def test_what_came_while_no_agent_ran_is_judged_by_the_next_once(node: Node) -> None:
+async def test_lines_written_while_no_agent_ran_are_judged_once_by_the_next(node: Node) -> None:
     async with node.agent():
         node.write(xid(1))
         await node.hears(1)
@@ -209,7 +209,7 @@ ECC = "counts 2 uncorrectable ECC errors since its last reset: reset it"
 
 
 @in_a_loop
-async def test_what_nvml_begins_to_count_is_reported_once_until_it_is_mended(node: Node) -> None:
+async def test_an_nvml_counter_is_reported_once_until_it_is_repaired(node: Node) -> None:
     async with node.agent():
         node.look(ECC)
         (seen,) = await node.hears(1)
@@ -220,7 +220,7 @@ async def test_what_nvml_begins_to_count_is_reported_once_until_it_is_mended(nod
     assert (seen.code, seen.grade, seen.uuid) == ("nvml ecc", Grade.CRITICAL, "GPU-1")
     assert seen.text == f"GPU 0000:1b:00.0 {ECC}"
     assert [it.code for it in node.heard] == ["nvml ecc", "nvml remap"]
-    # Whoever resumes the node does not find it drained by the next agent.
+    # After a resume, the next agent does not drain the node for the same event again.
     async with node.agent():
         await node.hears(2)
         node.look()
@@ -237,7 +237,7 @@ async def test_what_nvml_begins_to_count_is_reported_once_until_it_is_mended(nod
 
 
 @in_a_loop
-async def test_what_nvml_counts_hides_no_line_of_the_kernel(node: Node) -> None:
+async def test_nvml_counters_hide_no_kernel_line(node: Node) -> None:
     async with node.agent():
         node.write(xid(1, 31))
         await node.hears(1)

@@ -88,7 +88,8 @@ def observed(*ports: PortHealth) -> NodeObserved:
 
 
 def test_a_compute_port_that_is_down_from_the_start_is_reported(node: Node) -> None:
-    """Of two cards one is dark; a third port, for storage, is no business of the jobs."""
+    """A dark port on one of two cards is reported; a third port, for storage, is not used by
+    jobs."""
     node.hca("mlx5_1", hca_type="MT4129")
     node.file("sys/class/infiniband/mlx5_0/hca_type", "MT4129\n")
     node.port("mlx5_1", link="InfiniBand")

@@ -153,7 +153,7 @@ def test_roce_up_without_an_address_and_infiniband_down(node: Node) -> None:
     assert len(problems_of(found, Severity.ERROR)) == 2
 
 
-def test_one_ethernet_port_of_the_model_of_eight_infiniband_ones(node: Node) -> None:
+def test_an_ethernet_port_of_the_same_model_as_eight_infiniband_ports(node: Node) -> None:
     # leptonai/gpud: an A100 node; only the link layer differs.
     for number in range(9):
         node.hca(f"mlx5_{number}", hca_type="MT4123")

@@ -1,4 +1,4 @@
-"""What a doctor says, and what it does not."""
+"""The findings of `doctor`, and the findings it must not report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Max locked memory         {memlock}            {memlock}            bytes
 
 
 def compute(node: Node, number: int = 2, port: dict[str, str] | None = None) -> None:
-    """InfiniBand ports with which all is well, and the last as it is told."""
+    """Make healthy InfiniBand ports; the last one as `port` describes."""
     for at in range(number):
         node.hca(f"mlx5_{at}", hca_type="MT4129")
         own = port if port is not None and at == number - 1 else {}
@@ -63,7 +63,7 @@ def test_a_healthy_node_has_none(node: Node) -> None:
         ({"rate": "200 Gb/sec (4X HDR)"}, WARNING, "runs at 200 Gb/s", "mlxlink"),
     ],
 )
-def test_one_port_of_the_compute_fabric(
+def test_a_single_port_of_the_compute_fabric(
     node: Node, port: dict[str, str], severity: Severity, what: str, fix: str
 ) -> None:
     compute(node, port=port)
@@ -310,7 +310,7 @@ def gpu_node(node: Node) -> None:
         ({}, None),
     ],
 )
-def test_how_hcas_reach_gpu_memory(node: Node, files: dict[str, str], way: str | None) -> None:
+def test_paths_from_hcas_to_gpu_memory(node: Node, files: dict[str, str], way: str | None) -> None:
     gpu_node(node)
     node.file("proc/sys/kernel/osrelease", "6.8.0-40-generic\n")
     for path, text in files.items():
@@ -441,7 +441,7 @@ def test_the_nccl_of_the_jobs_interpreter_is_found_without_it(node: Node, tmp_pa
     found = node.probe(python="/opt/train/bin/python")
     assert (found.software.nccl, found.software.nccl_source) == ("2.20.5", f"/{packages}")
     assert found.env["NCCL_IB_GID_INDEX"] == "3"
-    # What is told wins, and without either a new one is assumed.
+    # The given version wins; without either a new one is assumed.
     assert "NCCL_IB_GID_INDEX" not in node.probe(python="/opt/train/bin/python", nccl="2.27.3").env
     unknown = node.probe(python="/opt/other/bin/python")
     assert "NCCL_IB_GID_INDEX" not in unknown.env

@@ -1,4 +1,4 @@
-"""What is read of a node, whatever is missing of it, and nothing of this machine."""
+"""Probe of a node from any incomplete tree, independent of this machine."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def files(root: Path) -> list[str]:
 
 
 def check(found: Probe) -> None:
-    """Whatever was read, it can be written, shown and judged."""
+    """Check that the probe can be encoded, shown and judged."""
     assert json.decode(json.encode(found), type=Probe) == found
     for text in (probe_text(found), doctor_text(found)):
         assert all(one == "\n" or one.isprintable() for one in text)
@@ -294,7 +294,7 @@ def test_a_device_of_software(node: Node) -> None:
     assert "software" in hca.reason
 
 
-def test_what_is_no_device_is_reported_and_passed_over(node: Node) -> None:
+def test_an_invalid_device_is_reported_and_skipped(node: Node) -> None:
     node.link("sys/class/infiniband/scif0", "../../devices/virtual/infiniband/scif0")
     node.file("sys/class/infiniband/odd/node_type", "1: CA\n")
     node.file("sys/class/infiniband/none/ports/abc/state", "4: ACTIVE\n")

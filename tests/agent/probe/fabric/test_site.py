@@ -1,4 +1,4 @@
-"""What a site has of its own: settings for NCCL, and a UCX of some age."""
+"""Site settings: NCCL variables, and UCX of several versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the kernel writes things, with every oddity that was seen somewhere."""
+"""Formats of sysfs files, with every oddity that was seen somewhere."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def classical(address: str, netdev: str, local: str = LINK_LOCAL) -> dict[int, G
 
 @dataclass
 class Node:
-    """A tree that grows; files are written as they are told."""
+    """A fake file tree of a node, built file by file."""
 
     root: Path
     refused: set[str] = field(default_factory=set)
@@ -137,7 +137,7 @@ class Node:
         slots: int = 0,
         **files: str,
     ) -> str:
-        """One port of a device that there is; entries of `slots` that `gids` does not name are
+        """Make a port of an existing device; entries of `slots` that `gids` does not name are
         empty."""
         folder = f"sys/class/infiniband/{name}/ports/{port}"
         values = {"link_layer": link, "state": state, "phys_state": phys, "rate": rate, **files}

@@ -1,4 +1,4 @@
-"""Who may call what: every route of the real router, with every kind of token."""
+"""Access to every route of the real router, with every kind of token."""
 
 import json
 from pathlib import Path
@@ -88,7 +88,7 @@ def role_of(route: tuple[str, str]) -> str:
 
 
 def role_for_another(route: tuple[str, str]) -> str:
-    """The least role for a route, whoever's the job in its path is."""
+    """Return the least role for a route, if the job in its path belongs to someone else."""
     if not route[1].startswith("/v1/jobs/{id}") or route in SHOWN:
         return role_of(route)
     return "admin" if route in ADMINS else "operator"
@@ -158,7 +158,7 @@ def test_a_route_needs_an_action_and_an_object_for_its_handler() -> None:
         route.bind([object()])
 
 
-async def test_what_does_not_exist_is_closed_as_well(coordinator: CoordinatorProcess) -> None:
+async def test_unknown_routes_need_a_token_too(coordinator: CoordinatorProcess) -> None:
     known = set(ROUTES)
     paths = {path for _, path in known}
     others = [(m, p) for p in sorted(paths) for m in METHODS if (m, p) not in known]
@@ -233,7 +233,7 @@ class TestTokensFile:
             ("tokens: [{id: a, class: admin, sha256: x, user: u}]", 0o600, "64 hex digits"),
         ],
     )
-    def test_one_that_cannot_be_used_says_why(
+    def test_an_unusable_tokens_file_gives_the_reason(
         self, tmp_path: Path, text: str | None, mode: int, said: str
     ) -> None:
         path = tmp_path / "tokens"

@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is problem+json that names what is wrong, and never a traceback."""
+"""Bad input gets problem+json that names the mistake, and never a traceback."""
 
 import asyncio
 import io

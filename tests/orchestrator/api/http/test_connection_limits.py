@@ -112,7 +112,7 @@ async def test_a_head_that_never_ends_is_cut_off() -> None:
 
 
 async def test_a_head_that_grows_without_end_is_cut_off() -> None:
-    """What has arrived of it is kept in memory, and nobody has said yet who sends it."""
+    """The part that has arrived is kept in memory, and its sender is not authenticated yet."""
     async with serving(short(head_s=60.0)) as dial:
         reader, writer = await dial()
         writer.write(REQUEST + b"".join(b"X-%d: %b\r\n" % (n, b"x" * 8000) for n in range(6)))
@@ -162,7 +162,7 @@ async def test_a_request_that_is_about_to_be_handled_is_in_time() -> None:
         assert (await reader.readuntil(b"fine")).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_one_that_says_nothing_is_cut_off_without_a_word() -> None:
+async def test_a_silent_connection_is_closed_without_an_answer() -> None:
     async with serving(short()) as dial:
         reader, _ = await dial()
         assert await rest(reader) == b""

@@ -43,7 +43,7 @@ WITHOUT_END = ("/v1/events", "/v1/jobs/{id}/events", "/v1/jobs/{id}/logs")
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
-    """One with a node and jobs 1 to 3: one that ended, one that prepares, one that waits."""
+    """Start a coordinator with a node and jobs 1 to 3: one ended, one preparing, one waiting."""
 
     async def fill() -> None:
         async with connect(process, "n1") as agent, user_of(process) as user:
@@ -89,7 +89,7 @@ def made_up(api: Any, busy: CoordinatorProcess, route: tuple[str, str], examples
 
 
 @pytest.mark.parametrize("route", NAMES, ids=" ".join)
-def test_what_the_schema_allows_is_answered_as_it_says(
+def test_requests_that_the_schema_allows_get_the_answers_it_describes(
     route: tuple[str, str], api: Any, busy: CoordinatorProcess
 ) -> None:
     made_up(api, busy, route, 5)

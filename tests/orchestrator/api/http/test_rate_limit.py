@@ -27,7 +27,7 @@ def test_never_more_than_the_rate_and_one_burst(per_s: float, pauses: list[float
     assert passed <= per_s * (now + BURST_S) + 1
 
 
-def test_whoever_waits_as_long_as_asked_passes() -> None:
+def test_a_client_that_waits_as_asked_passes() -> None:
     limit = RateLimit(0.1)
     assert limit.take("a", 0.0) == 0.0
     wait_s = limit.take("a", 0.0)

@@ -1,4 +1,4 @@
-"""Whatever an agent says of its tasks the core judges: if it raised, the process would end."""
+"""The core accepts any report of an agent on its tasks: an exception would end the process."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def made(stage: str) -> Cluster:
 
 
 def check_plans(turn: Turn) -> None:
-    """What one agent says ends in the hosts files of others."""
+    """Check names and addresses: an agent's report ends in the hosts files of other nodes."""
     for action in turn.effects:
         if isinstance(action, a.Send) and isinstance(action.command, ArrangeTask):
             for name, address in action.command.hosts:
@@ -69,7 +69,7 @@ def check_plans(turn: Turn) -> None:
 
 
 def look(cluster: Cluster) -> None:
-    """What a user sees can always be shown, and sent."""
+    """Check that every view can be made and encoded."""
     for job in cluster.state.jobs.values():
         msgspec.json.encode(job_view(cluster.state, job, cluster.now))
     for node in cluster.state.nodes.values():

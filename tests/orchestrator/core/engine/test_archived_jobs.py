@@ -65,7 +65,7 @@ def test_a_node_learns_of_its_tasks_as_of_any_that_are_over() -> None:
 
 
 def test_a_key_makes_no_second_job_while_the_first_goes_to_the_archive() -> None:
-    """Whoever searched the archive before the job came there is to search again."""
+    """A client that searched the archive before the job came there must search again."""
 
     def submit(searched: int) -> a.Result:
         request = a.RequestId(99)
@@ -79,5 +79,5 @@ def test_a_key_makes_no_second_job_while_the_first_goes_to_the_archive() -> None
     again = submit(searched)
     assert isinstance(again, a.Declined)
     assert again.code == a.SEARCH_AGAIN
-    # Whoever finds it there now does not come so far.
+    # A client that finds the job in the archive now does not get here.
     assert submit(cluster.state.forgotten) == a.Submitted(JobId(3), created=True)

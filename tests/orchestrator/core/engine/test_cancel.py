@@ -116,7 +116,7 @@ def test_while_it_waits_to_be_tried_again() -> None:
     assert len(cluster.job(1).attempts) == 1
 
 
-def test_of_a_node_that_is_away_waits_for_it() -> None:
+def test_a_cancel_waits_for_a_node_that_is_away() -> None:
     cluster = cluster_with()
     (name,) = cluster.run_gang(1)
     cluster.leave("n0")
@@ -134,7 +134,7 @@ def test_an_unknown_job_is_declined() -> None:
 
 
 def kill_in_s(cluster: Cluster) -> float:
-    """How much is left of the grace."""
+    """Return the rest of the grace period."""
     at = job_view(cluster.state, cluster.job(1), cluster.now).kill_at
     assert at is not None
     return round(at.timestamp() - cluster.now.wall, 3)
@@ -204,7 +204,7 @@ def test_the_number_of_small_cuts_in_a_history_is_bounded(
     assert "is cut to 1m" in noted(cluster.cancel(1, grace_s=60.0))
 
 
-def test_one_that_has_ended_by_itself_has_no_grace_to_cut() -> None:
+def test_a_rank_that_ended_by_itself_has_no_grace_to_cut() -> None:
     cluster = cluster_with()
     (name,) = cluster.run_gang(1)
     cluster.end(name, ExitStatus(0))

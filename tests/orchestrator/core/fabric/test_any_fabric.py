@@ -1,5 +1,5 @@
-"""Whatever the nodes of a gang have: one plan whose rails agree on all of them, or a refusal that
-names the node."""
+"""The fabric plan for any gang: a plan whose rails agree on all nodes, or a refusal that names the
+node."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def members(draw: st.DrawFn, name: str) -> FabricMember:
 
 @st.composite
 def gangs(draw: st.DrawFn) -> list[FabricMember]:
-    """Alike but for a few: of wholly random ones no two would ever agree."""
+    """Draw gangs with few differences: no two wholly random nodes would ever agree."""
     first = draw(members("n0"))
     gang = [first]
     for number in range(1, draw(st.integers(1, 5))):

@@ -29,7 +29,7 @@ ALL = tuple(f"mlx5_{number}:1" for number in range(8))
 
 
 def unplaced(name: str, count: int, *down: int, pci: str = "") -> FabricMember:
-    """Of `count` ports these are down; `pci` is of the kind 0000:{}1:00.0."""
+    """Make a node with `count` ports, of which these are down; `pci` has the form 0000:{}1:00.0."""
 
     def slot(number: int) -> str:
         return pci.format(number + 1)
@@ -99,7 +99,7 @@ def part(name: str, *near: int, make: Any = ib, down: tuple[int, ...] = ()) -> F
 
 
 def ib_apart(number: int) -> FabricPort:
-    """Of a fabric in which each rail has a subnet manager of its own."""
+    """Make a port of a fabric in which each rail has a subnet manager of its own."""
     return ib(number, sm_lid=number + 1)
 
 
@@ -183,7 +183,7 @@ def test_gpus_near_other_rails_than_on_other_nodes_are_noted() -> None:
         )
 
 
-def test_what_is_not_known_of_nearness_is_no_difference() -> None:
+def test_an_unknown_distance_is_no_difference() -> None:
     known, unknown = near("n1", (0, 1), (2, 3)), near("n2", (), ())
     assert planned([unknown, known]).notes == ()
     # A smaller node has the GPUs that it has.

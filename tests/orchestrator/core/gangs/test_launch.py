@@ -1,4 +1,4 @@
-"""What each node is told to run, word for word."""
+"""The command line and environment of each node, word for word."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def arranged(gpus: tuple[int, int] = (8, 8), **more: Any) -> dict[str, ArrangeTa
     }
 
 
-def test_what_all_nodes_get_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_common_part_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It grows with the gang: made for each node, it grew with its square."""
     made: list[Gang] = []
 
@@ -234,7 +234,7 @@ def table(*hostnames: str) -> tuple[tuple[str, str], ...]:
 
 
 def test_the_host_table_has_nothing_but_the_names_of_nodes() -> None:
-    """What a node calls itself may be the name of any machine."""
+    """A node may report the name of any machine as its own."""
     plain = (("gpu-0", "10.0.0.0"), ("gpu-1", "10.0.0.1"), ("gpu-2", "10.0.0.2"))
     assert table("gpu-0", "nas01", "mirror.example.org") == plain
 
@@ -244,7 +244,8 @@ def test_a_gang_of_one_has_no_host_table() -> None:
 
 
 def others(*addresses: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """What a gang is told of nodes with these addresses, the first of which is the gang's."""
+    """Return the other addresses in the plan of a gang on nodes with these addresses; the first of
+    each is the gang's."""
     cluster = Cluster()
     names = [f"gpu-{number}" for number in range(len(addresses))]
     cluster.join(*names)
@@ -294,7 +295,7 @@ def test_the_plan_of_500_nodes_with_10_networks_fits_a_frame() -> None:
     assert len(encode(CommandFrame(1, plan))) < FRAME_BYTES_MAX / 2
 
 
-def test_of_more_addresses_than_a_plan_can_hold_every_node_keeps_some() -> None:
+def test_every_node_keeps_some_addresses_of_too_many() -> None:
     many = tuple(f"10.{net}.0.{{}}" for net in range(250))
     addresses = others(*(tuple(a.format(rank) for a in many) for rank in range(1, 101)))
     assert {len(more) for more in addresses.values()} == {OTHERS_MAX // 100}

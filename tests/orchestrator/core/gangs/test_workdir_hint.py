@@ -1,4 +1,4 @@
-"""A job without a `workdir` whose file is not there: it is told where it ran."""
+"""A job without a `workdir` whose file is missing: the cause names the folder in which it ran."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAID = "; the job has no `workdir`, so it ran in an empty folder: name the one t
 
 
 def ended_with(said: str, workdir: str | None = None, **more: Any) -> str:
-    """What the job's cause says when a rank has ended with these last words."""
+    """Return the job's cause after a rank has ended with these last words."""
     cluster = Cluster()
     cluster.join("n0")
     cluster.submit(spec(workdir=workdir, **more))
@@ -61,7 +61,7 @@ def test_a_file_that_is_looked_for_in_the_empty_folder(said: str, name: str) -> 
         "",
     ],
 )
-def test_what_is_missing_elsewhere_is_no_matter_of_the_folder(said: str) -> None:
+def test_a_file_missing_elsewhere_gets_no_hint_on_the_workdir(said: str) -> None:
     assert "empty folder" not in ended_with(said)
 
 

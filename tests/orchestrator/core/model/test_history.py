@@ -1,4 +1,4 @@
-"""What is told of a job is bounded, whatever is done to it; what is left out is counted."""
+"""The history of a job is bounded, and counts what it leaves out."""
 
 from __future__ import annotations
 

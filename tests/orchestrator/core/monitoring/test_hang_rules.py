@@ -88,7 +88,7 @@ def answers(cluster: Cluster, node: int, *frames: Frame, rank: RankActivity, **m
 
 
 def hang(cluster: Cluster, first: RankActivity, second: RankActivity) -> None:
-    """Both are silent until that is told, and stand still over two looks."""
+    """Report both ranks as silent and standing still over two polls."""
     says(cluster, 0, first)
     says(cluster, 1, second)
     since = cluster.mono
@@ -116,7 +116,7 @@ def test_a_gang_that_stands_still_is_looked_at_twice_and_the_odd_rank_named() ->
     assert [len(group.ranks) for group in fact.verdict.groups] == [1, 1]
     assert fact.durability is Durability.SYNC
     assert len(stack_dumps(cluster, 0)) == 2
-    # Told once, however long it goes on, and nothing is done about it.
+    # Reported once, however long it goes on, and without consequences.
     cluster.beat(600.0)
     assert len(judged(cluster)) == 1
     assert cluster.job(1).attempts[0].cause is None
@@ -136,7 +136,7 @@ def test_webhooks_are_notified_of_it_and_whoever_looks_at_the_job_sees_it() -> N
         if what is Hang.NOTIFY:
             assert "; hung: rank 1 at data.py:17; no progress for" in said.job.reason.text
             says(cluster, 1, active(1))
-            # It is over before the webhook has heard of it: what is told is still what was found.
+            # The hang is over before the webhook is sent: its text is still the finding.
             assert (
                 "hung" not in message(cluster.state, job, 2, webhook, cluster.now).job.reason.text
             )
@@ -146,9 +146,7 @@ def test_webhooks_are_notified_of_it_and_whoever_looks_at_the_job_sees_it() -> N
 @pytest.mark.parametrize(
     ("gap_s", "limit_s"), [(0.0, 60.0), (30.0, 150.0), (180.0, 540.0), (1000.0, 1060.0)]
 )
-def test_one_long_pause_does_not_put_off_what_is_suspected_for_good(
-    gap_s: float, limit_s: float
-) -> None:
+def test_a_long_pause_does_not_delay_suspicion_for_ever(gap_s: float, limit_s: float) -> None:
     assert HangLimits().of_gap(gap_s) == limit_s
 
 
@@ -160,7 +158,7 @@ def test_it_is_over_when_it_moves() -> None:
     assert any(isinstance(fact, hf.HangCleared) for fact in cluster.facts)
 
 
-def test_who_is_to_be_looked_at_in_a_hair_is_not_looked_for_at_this_very_moment() -> None:
+def test_a_sample_due_in_a_moment_is_not_taken_early() -> None:
     """A timer that is due at once would be set again and again, as long as no time passes."""
     cluster = gang()
     for rank in (0, 1):
@@ -202,7 +200,7 @@ def watched(cluster: Cluster, second: RankActivity, seconds: float, *, held: boo
         answers(cluster, 1, *stack, rank=second.later(age))
 
 
-def test_who_is_to_start_anew_is_looked_at_until_it_is_certain() -> None:
+def test_a_job_to_restart_is_sampled_until_the_hang_is_certain() -> None:
     cluster = gang(Hang.RESTART)
     for node in (0, 1):
         says(cluster, node, idle(node))
@@ -218,7 +216,7 @@ def test_who_is_to_start_anew_is_looked_at_until_it_is_certain() -> None:
     assert cause.code is CauseCode.HUNG
 
 
-def test_what_was_slow_may_come_to_hang() -> None:
+def test_a_slow_job_may_hang_later() -> None:
     cluster = gang()
     says(cluster, 0, idle(0))
     says(cluster, 1, idle(1, doing=Doing.DISK))
@@ -241,7 +239,7 @@ def test_others_that_hang_when_a_rank_has_ended_are_found() -> None:
     assert cluster.job(1).attempts[0].hang is not None
 
 
-def test_what_waits_for_a_disk_is_slow_after_ten_minutes_and_never_restarted() -> None:
+def test_a_job_that_waits_for_a_disk_is_slow_after_ten_minutes_and_never_restarted() -> None:
     cluster = gang(Hang.RESTART, notify=("https://hooks.example.com/x",))
     first, second = idle(0, doing=Doing.DISK), idle(1)
     says(cluster, 0, first)
@@ -296,13 +294,13 @@ def test_an_answer_to_an_earlier_life_of_the_coordinator_is_none() -> None:
     for more in ({"epoch": look.epoch - 1}, {"number": look.number + 1}):
         answers(cluster, 0, HELD, rank=active(0), **more)
         assert len(cluster.state.stack_dumps[JobId(1), 1].awaited) == 2
-    # A new life begins with no looks, and knows of no rank until its node has told.
+    # After a restart there are no stack dumps, and no rank is known until its node has reported.
     cluster.turn(s.CoordinatorStarted(cluster.state.epoch + 1))
     assert cluster.state.stack_dumps == {}
     assert cluster.state.watches == {}
 
 
-def test_one_that_moves_at_the_second_look_is_dismissed() -> None:
+def test_a_gang_that_moves_at_the_second_sample_is_not_hung() -> None:
     cluster = gang()
     says(cluster, 0, idle(0))
     says(cluster, 1, idle(1))
@@ -366,7 +364,7 @@ def test_a_look_that_a_user_asked_for_does_not_put_off_for_ever_what_was_due(
     assert fact.verdict.kind is HangKind.HUNG
 
 
-def test_who_cannot_answer_is_named_and_nobody_waits_for_ever() -> None:
+def test_a_node_that_cannot_answer_is_named_and_not_awaited_for_ever() -> None:
     cluster = gang()
     cluster.leave("n1")
     cluster.turn(s.StacksReceived(a.RequestId(70), JobId(1)))
@@ -377,7 +375,7 @@ def test_who_cannot_answer_is_named_and_nobody_waits_for_ever() -> None:
     assert cluster.state.stack_dumps == {}
 
 
-def test_what_lacks_on_every_node_is_said_once() -> None:
+def test_a_problem_common_to_all_nodes_is_reported_once() -> None:
     cluster = gang()
     cluster.turn(s.StacksReceived(a.RequestId(70), JobId(1)))
     for node in (0, 1):
@@ -418,7 +416,7 @@ def test_looks_change_nothing_of_the_job() -> None:
 
 
 def fresh(rank: int, seconds: float) -> RankActivity:
-    """Of a program that ran for a few seconds, too short for any sign of it to be seen."""
+    """Describe a program that ran for a few seconds, too short for any sign to be seen."""
     return RankActivity(rank, still_s=seconds, idle_s=seconds, doing=Doing.SLEEPS)
 
 

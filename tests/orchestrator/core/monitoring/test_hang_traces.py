@@ -27,13 +27,12 @@ def test_the_rank_that_hangs_is_named() -> None:
     assert judged().misnamed == []
 
 
-def test_what_is_slow_for_more_than_ten_minutes_is_reported_as_slow() -> None:
+def test_a_job_slow_for_more_than_ten_minutes_is_reported_as_slow() -> None:
     assert judged().misjudged_slow == []
 
 
 def test_a_verdict_comes_within_ninety_seconds() -> None:
-    """Of virtual time, from the moment at which the job began to hang; of one without a cadence
-    within six minutes."""
+    """Measured in virtual time from the start of the hang; without a cadence within six minutes."""
     limits = {"left behind at its exit": 360}
     late = {
         name: max(delays)

@@ -1,4 +1,4 @@
-"""Two agents of one name, and clocks that differ: told, and nothing ends because of it."""
+"""Two agents of one name, and clocks that differ: reported, and no job ends because of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DAY = 86400.0
 
 
 def hello(cluster: Cluster, **changes: object) -> Hello:
-    """What the agent of n0 would say on a new connection, but for `changes`."""
+    """Return the hello of n0's agent on a new connection, with `changes`."""
     node = cluster.state.nodes[N0]
     same = Hello(N0, node.agent_id, node.boot_id, node.version, NodeObservations(node.inventory))
     return msgspec.structs.replace(same, **{"instance": "second", **changes})

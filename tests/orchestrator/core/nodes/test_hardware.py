@@ -119,7 +119,7 @@ def test_the_rank_that_has_the_gpu_is_named(gpus: int | None, at: int, rank: int
     assert found.text == f"{whose}{second.node}: {TEXT}"
 
 
-def test_what_nvml_counts_is_as_grave(cluster: Cluster) -> None:
+def test_nvml_counters_are_as_critical_as_kernel_lines(cluster: Cluster) -> None:
     report(cluster, "a", event(code="nvml ecc"))
     assert cause(cluster, 1).code is CauseCode.HARDWARE
     assert not cluster.node("a").in_service
@@ -218,7 +218,7 @@ def test_two_gpus_of_a_gang_may_fail_at_once(cluster: Cluster) -> None:
     assert len(cluster.node("a").hardware) == 2
 
 
-def test_where_the_kernel_says_nothing_the_rank_is(cluster: Cluster) -> None:
+def test_a_rank_error_decides_if_the_kernel_log_has_nothing(cluster: Cluster) -> None:
     how = ExitStatus(1)
     ranks = (RankReport(0, exit=how, error="RuntimeError: CUDA error: unspecified launch failure"),)
     cluster.report(task(1, 1, 0), TaskState.EXITED, prepared=prepared(), exit=how, ranks=ranks)
@@ -226,7 +226,7 @@ def test_where_the_kernel_says_nothing_the_rank_is(cluster: Cluster) -> None:
     assert cause(cluster, 1).code is CauseCode.RANK_FAILED
 
 
-def test_what_was_heard_before_is_no_news_over_resume_restart_and_reconnection(
+def test_known_events_are_not_news_after_resume_restart_or_reconnection(
     cluster: Cluster,
 ) -> None:
     report(cluster, "a", event(7))
@@ -258,7 +258,7 @@ def test_the_record_outlives_the_job(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("grade", [Grade.SHOWN, Grade.CRITICAL])
 def test_the_job_has_it_in_its_own_records(cluster: Cluster, grade: Grade) -> None:
-    """As told from the archive, which has none of its nodes'."""
+    """The archive has none of the node's records."""
     report(cluster, "a", event(grade=grade))
     cluster.finish(task(1, 1, 0))
     facts = [fact for fact in cluster.facts if getattr(fact, "job", None) == 1]
@@ -354,7 +354,7 @@ def test_the_kernels_words_are_the_cause_of_a_rank_killed_for_memory(cluster: Cl
         {"number": -1},
     ],
 )
-def test_what_cannot_be_shown_is_not_kept(cluster: Cluster, wrong: dict[str, Any]) -> None:
+def test_text_that_cannot_be_shown_is_not_kept(cluster: Cluster, wrong: dict[str, Any]) -> None:
     report(cluster, "a", event(**{"number": 1, **wrong}))
     assert cluster.node("a").hardware == ()
 
@@ -372,7 +372,7 @@ def test_a_storm_keeps_the_last(cluster: Cluster) -> None:
 
 
 def hears(cluster: Cluster, *tasks: TaskReport, **more: Any) -> None:
-    """A new connection of the first node, which tells of a GPU that failed."""
+    """Reconnect the first node, which reports a GPU that failed."""
     node = cluster.node("a")
     cluster.leave("a")
     cluster.sessions += 1
@@ -398,7 +398,7 @@ def test_a_gang_that_is_ready_and_loses_its_gpu_in_one_breath_ends_of_it() -> No
     assert attempt.cause.code is CauseCode.HARDWARE
 
 
-def test_one_that_ended_well_before_its_gpu_is_heard_to_fail_has_ended_well() -> None:
+def test_a_job_that_succeeded_before_its_gpu_failed_has_succeeded() -> None:
     cluster, mine = alone()
     cluster.run_gang(1)
     ended: dict[str, Any] = {"prepared": prepared(), "exit": ExitStatus(0)}
@@ -410,7 +410,7 @@ def test_one_that_ended_well_before_its_gpu_is_heard_to_fail_has_ended_well() ->
     assert cluster.shown(1) is JobState.SUCCEEDED
 
 
-def test_what_would_end_a_gang_again_in_the_same_breath_is_void() -> None:
+def test_a_second_stop_of_a_gang_in_the_same_turn_is_void() -> None:
     cluster, mine = alone()
     refusal = Refusal("no_space", "its disk is full", node_fault=True)
     before = len(cluster.facts)

@@ -70,9 +70,9 @@ def hello(cluster: Cluster, name: str, *tasks: TaskReport, boot: str = "") -> No
 def test_the_silence_of_a_node_never_ends_a_gang_of_one_without_a_lease() -> None:
     cluster = of(2)
     placed(cluster, "n0")
-    (told,) = cluster.commands("n0", PrepareTask)
-    assert isinstance(told, PrepareTask)
-    assert told.lease_s is None
+    (command,) = cluster.commands("n0", PrepareTask)
+    assert isinstance(command, PrepareTask)
+    assert command.lease_s is None
     cluster.leave("n0")
     cluster.beat(86_400.0)
     assert cluster.shown(1) is JobState.RUNNING
@@ -207,7 +207,7 @@ def test_leases_that_ended_while_it_was_stopped_are_judged_a_round_later() -> No
 # --- most agents gone at once -----------------------------------------------------------------
 
 
-def test_where_all_agents_vanish_at_once_nothing_is_called_lost() -> None:
+def test_nothing_is_called_lost_if_all_agents_vanish_at_once() -> None:
     cluster = of(4)
     placed(cluster, "n0")
     placed(cluster, "n1")
@@ -218,7 +218,7 @@ def test_where_all_agents_vanish_at_once_nothing_is_called_lost() -> None:
     assert not any(isinstance(fact, f.TaskLost) for fact in cluster.facts)
 
 
-def test_what_ended_well_meanwhile_has_ended_well() -> None:
+def test_a_task_that_succeeded_meanwhile_has_succeeded() -> None:
     cluster = of(3)
     (one,) = placed(cluster, "n0")
     for number in range(3):

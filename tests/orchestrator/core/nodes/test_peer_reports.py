@@ -31,7 +31,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 def gang(nodes: int = 4) -> Cluster:
-    """One on all nodes, each of which has an address of its own."""
+    """Run a gang on all nodes, each of which has an address of its own."""
     cluster = Cluster()
     for at, name in enumerate(NAMES[:nodes]):
         cluster.join(name, address=f"10.0.0.{at}", machine_id=name)
@@ -178,7 +178,7 @@ def _report(rank: int, silent: tuple[str, ...] = ()) -> TaskReport:
     )
 
 
-def test_what_a_node_says_that_was_cut_off_itself_counts_once_it_has_asked_again() -> None:
+def test_a_node_that_was_cut_off_counts_once_it_has_probed_again() -> None:
     """A switch was away, and with it both nodes of the gang: the first to be back says of the other
     what it has seen meanwhile."""
     cluster = parted()
@@ -209,7 +209,7 @@ def test_a_word_that_was_known_before_the_witness_was_away_counts_again() -> Non
     assert phase(cluster) is AttemptPhase.STOPPING
 
 
-def test_one_that_was_not_cut_off_is_enough() -> None:
+def test_a_single_node_that_was_not_cut_off_is_enough() -> None:
     cluster = gang()
     beat_without(cluster, "c", 20.0)
     cluster.leave("b")

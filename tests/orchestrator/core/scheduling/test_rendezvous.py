@@ -132,7 +132,7 @@ def test_the_one_odd_node_of_three_is_named_and_left_out() -> None:
     assert (cause.node, cause.node_fault) == ("n3", True)
 
 
-def test_what_a_node_reports_of_its_network_is_kept_once() -> None:
+def test_a_report_on_a_network_is_kept_once() -> None:
     cluster = joined("10.0.0.1/24")
     cluster.submit(spec())
     changed = eth("e1", "10.0.0.9/24")
@@ -211,7 +211,7 @@ def arranging(size: int, spare: int = 0) -> Cluster:
 
 
 def refuse(cluster: Cluster, rank: int, code: str) -> None:
-    no = Refusal(code, f"{code} as told", node_fault=code == RefusalCode.UNREACHABLE)
+    no = Refusal(code, f"{code} as scripted", node_fault=code == RefusalCode.UNREACHABLE)
     cluster.report(task(1, 1, rank), TaskState.PREPARED, prepared=prepared(), refusal=no)
 
 
@@ -239,7 +239,7 @@ def test_a_gang_of_one_has_nobody_to_meet() -> None:
     assert plan(arranging(1), "n1").rendezvous is None
 
 
-def test_who_comes_back_when_the_gates_are_open_proves_nothing_any_more() -> None:
+def test_a_node_that_returns_after_the_gates_opened_proves_nothing() -> None:
     cluster = arranging(2)
     for rank in (0, 1):
         cluster.report(task(1, 1, rank), TaskState.ARRANGED, prepared=prepared())
@@ -257,7 +257,7 @@ def test_a_worker_that_does_not_reach_the_launcher_is_left_out() -> None:
     cluster.report(task(1, 1, 1), TaskState.ARRANGED, prepared=prepared())
     cause = roll_back(cluster, 3)
     assert (cause.node, cause.refusal) == ("n3", RefusalCode.UNREACHABLE)
-    assert cause.text == "n3 refused: launcher_unreachable as told"
+    assert cause.text == "n3 refused: launcher_unreachable as scripted"
     assert [t.node for t in cluster.job(1).attempts[1].tasks] == ["n1", "n2", "n4"]
 
 
@@ -268,12 +268,12 @@ def test_a_launcher_that_none_reaches_is_left_out() -> None:
     cause = roll_back(cluster, 3)
     assert (cause.node, cause.node_fault) == ("n1", True)
     assert cause.text == (
-        "none of the gang reaches its launcher; n2 says: launcher_unreachable as told"
+        "none of the gang reaches its launcher; n2 says: launcher_unreachable as scripted"
     )
     assert [t.node for t in cluster.job(1).attempts[1].tasks] == ["n2", "n3", "n4"]
 
 
-def test_of_a_pair_that_does_not_meet_both_are_left_out() -> None:
+def test_both_nodes_of_an_unconnected_pair_are_left_out() -> None:
     cluster = arranging(2, spare=2)
     refuse(cluster, 1, RefusalCode.UNREACHABLE)
     roll_back(cluster, 2)
@@ -291,7 +291,7 @@ def test_a_bad_launcher_among_three_is_found_by_pairs() -> None:
         if number > 1:
             for rank in (0, 1):
                 cluster.prepare(task(1, number, rank))
-        no = Refusal(RefusalCode.UNREACHABLE, "as told", node_fault=True)
+        no = Refusal(RefusalCode.UNREACHABLE, "as scripted", node_fault=True)
         cluster.report(task(1, number, 1), TaskState.PREPARED, prepared=prepared(), refusal=no)
         roll_back(cluster, 2)
     assert tried == [["n1", "n2"], ["n1", "n3"], ["n2", "n3"]]
@@ -310,7 +310,7 @@ def test_a_port_that_was_taken_costs_the_job_nothing_and_nobody_is_left_out() ->
     cluster = arranging(2, spare=2)
     refuse(cluster, 0, RefusalCode.PORT_TAKEN)
     cause = roll_back(cluster, 2)
-    assert cause.text == "n1 refused: port_taken as told"
+    assert cause.text == "n1 refused: port_taken as scripted"
     job = cluster.job(1)
     assert [t.node for t in job.attempts[1].tasks] == ["n1", "n2"]
     assert (job.infra_used, job.user_used, job.avoid) == (0, 0, frozenset())

@@ -1,4 +1,4 @@
-"""Who gives way when the disk of the logs runs short: ended jobs, then those that use most."""
+"""Loss of logs when their disk runs short: first of ended jobs, then of those that use most."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_job_that_uses_little_goes_on(jobs: list[JobUse], free: int) -> None:
 def test_a_greedy_job_stops_before_it_takes_what_small_jobs_need(
     small: int, writes: list[int]
 ) -> None:
-    """One job fills the disk as fast as it may; the others write a little in turn."""
+    """A greedy job fills the disk as fast as it may; the others write a little in turn."""
     free, greedy, uses = 50 * FLOOR, 0, [0] * small
     reserve = FLOOR // 2 // small
     for turn, size in enumerate(writes):

@@ -1,4 +1,4 @@
-"""What people see of a job."""
+"""Views of a job."""
 
 from __future__ import annotations
 

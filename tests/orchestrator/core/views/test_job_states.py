@@ -1,4 +1,4 @@
-"""What users see of a job: one state, a reason and an exit code, from phases and outcome."""
+"""A job for users: one state, a reason and an exit code, from phases and outcome."""
 
 from __future__ import annotations
 

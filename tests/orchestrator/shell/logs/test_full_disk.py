@@ -36,7 +36,7 @@ class Rig:
         self.acks.append((stream, offset))
 
     def shown(self, stream: StreamId = OUT) -> bytes:
-        """What a reader is given of the stream."""
+        """Return the part of the stream that a reader gets."""
         job = self.store.job(JOB)
         found = [
             Source(key, s.path, s.last_seq)
@@ -78,7 +78,7 @@ def test_nothing_is_lost_or_doubled_by_a_write_that_fails(
     seen = rig.changes.count(log_key(JOB))
     with pytest.raises(LogStoreError):
         rig.put(6, "sec€nd\n".encode())
-    assert rig.changes.count(log_key(JOB)) > seen, "readers are told"
+    assert rig.changes.count(log_key(JOB)) > seen, "readers are woken"
     (late,) = rig.late()
     assert late[0] == "stdout"
     assert 6 <= late[1] <= 15

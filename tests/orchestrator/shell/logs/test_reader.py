@@ -89,7 +89,7 @@ def read(log: Log, place: Place | None) -> list[Piece]:
 
 
 def covered(log: Log) -> dict[tuple[int, int], bytes]:
-    """What is indexed: all but the beginning of a character that is not complete."""
+    """Return the indexed bytes: all except an incomplete character at the end."""
     cut = {key: data[: len(data) - incomplete_tail(data)] for key, data in log.streams.items()}
     return {key: data for key, data in cut.items() if data}
 
@@ -183,7 +183,7 @@ def test_a_large_chunk_comes_in_pieces_and_resumes_within(tmp_path: Path) -> Non
         "h1.inf.1.0.stdout.0.3",
     ],
 )
-def test_what_is_no_cursor_is_refused(text: str) -> None:
+def test_an_invalid_cursor_is_refused(text: str) -> None:
     with pytest.raises(BadCursorError):
         parse_cursor(text)
 
