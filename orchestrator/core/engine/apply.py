@@ -111,6 +111,7 @@ def _apply_attempt(state: State, fact: f.OfAttempt, at: float) -> None:
             attempt.forced = True
         case f.GraceShortened():
             attempt.shortened = at, fact.grace_s
+            job.requests += 1
             job.notes.add(at, fact.describe())
         case f.AttemptClosed():
             _attempt_to(attempt, AttemptPhase.CLOSED)
