@@ -53,6 +53,7 @@ from orchestrator.journal.errors import (
 )
 from orchestrator.journal.journal import Journal
 from orchestrator.server import serve
+from orchestrator.shell.logs.folder import refuse_unmounted
 from orchestrator.shell.replay import replay
 
 _SERVE: Final = "coordinator"
@@ -170,6 +171,8 @@ def _check(config: CoordinatorConfig) -> int:
         server_context(config.tls.cert, config.tls.key)
     with examined(config.state_dir, config.job_logs_path) as found:
         state = replay(found)
+    if config.job_logs.dir is not None and state.next_job > 1:
+        refuse_unmounted(config.job_logs.dir)
     running = sum(1 for job in state.jobs.values() if job.current is not None)
     _say(
         _SERVE,

@@ -224,7 +224,8 @@ async def _start(
     parts: _Parts, config: CoordinatorConfig, epoch: int, certificate: Renewed | None
 ) -> asyncio.Server:
     """Take over the state, then open the listening socket."""
-    await parts.store.prepare()
+    on_own_disk = config.job_logs.dir is not None
+    await parts.store.prepare(existed=on_own_disk and parts.coordinator.state.next_job > 1)
     parts.owner.spawn(parts.coordinator.run(epoch), name="owner", eternal=True)
     parts.owner.spawn(parts.store.run(), name="log-sync", eternal=True)
     parts.owner.spawn(parts.store.watch(), name="log-disk", eternal=True)

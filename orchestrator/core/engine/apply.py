@@ -89,10 +89,12 @@ def _apply_attempt(state: State, fact: f.OfAttempt, at: float) -> None:
         return
     attempt = job.attempt(fact.attempt)
     match fact:
-        case f.AttemptArranged(_, _, master_addr, master_port, endpoints, network, fabric, machine):
+        case f.AttemptArranged(
+            _, _, master_addr, master_port, endpoints, network, fabric, machine, key
+        ):
             _attempt_to(attempt, AttemptPhase.ARRANGING)
             attempt.endpoints, attempt.network = endpoints, network
-            attempt.fabric = fabric
+            attempt.fabric, attempt.vouch_key = fabric, key
             attempt.master_addr, attempt.master_port = master_addr, master_port
             attempt.prepared_at = at
             launcher = state.nodes[attempt.tasks[0].node]
@@ -109,6 +111,7 @@ def _apply_attempt(state: State, fact: f.OfAttempt, at: float) -> None:
             attempt.forced = True
         case f.GraceShortened():
             attempt.shortened = at, fact.grace_s
+            job.requests += 1
             job.notes.add(at, fact.describe())
         case f.AttemptClosed():
             _attempt_to(attempt, AttemptPhase.CLOSED)

@@ -15,8 +15,8 @@ from orchestrator.core.model.plan import PoolPolicy
 class CoordinatorStarted(msgspec.Struct, frozen=True):
     """The journal has been replayed; this process is its `epoch`-th owner.
 
-    `cluster` becomes the name of a journal that has none yet. `networks` and `pools` come from the
-    configuration. No new job gets a number below `first_job`.
+    `cluster` becomes the name of a journal that has none yet, and `secret` its secret. `networks`
+    and `pools` come from the configuration. No new job gets a number below `first_job`.
     """
 
     epoch: int
@@ -24,6 +24,7 @@ class CoordinatorStarted(msgspec.Struct, frozen=True):
     networks: tuple[str, ...] = ()
     first_job: int = 0
     pools: dict[str, PoolPolicy] = msgspec.field(default_factory=dict)
+    secret: str = ""
 
 
 class SubmitReceived(msgspec.Struct, frozen=True):

@@ -136,6 +136,7 @@ class Task:
     left: str | None = None  # why the elastic gang continues without it
     left_force: bool = False  # killed without a grace period
     proof: TaskProof | None = None  # of a LOST task
+    mute_at: float | None = None  # volatile; since when its node vouches no more, monotonic
     gpus: tuple[str, ...] = ()  # by UUID; () is the whole node
 
     @property
@@ -223,6 +224,7 @@ class Attempt:
     fabric: FabricPlan | None = None
     why_there: str = ""  # in words, from the placement
     lease_s: float | None = None  # of its tasks; None: they run however long they are cut off
+    vouch_key: str = field(default="", repr=False)  # "": its agents do not vouch for each other
     cause: Cause | None = None
     forced: bool = False
     warned_at: float | None = None  # time of the time limit's warning
@@ -360,6 +362,7 @@ class Job:
 class State:
     epoch: int = 0
     cluster: str = ""
+    secret: str = field(default="", repr=False)  # of the cluster; keys of gangs derive from it
     networks: tuple[str, ...] = ()  # names and CIDRs for gangs, best first
     pools: dict[str, PoolPolicy] = field(default_factory=dict)  # those that are configured
     next_job: int = 1

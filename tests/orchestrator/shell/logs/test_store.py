@@ -186,6 +186,22 @@ def test_records_of_bytes_that_a_crash_lost_are_dropped(tmp_path: Path) -> None:
     with_store(tmp_path, second)
 
 
+@pytest.mark.parametrize("honest", [b"", b"ghi\n"], ids=["only zeros", "bytes and zeros"])
+def test_zeros_that_a_power_cut_left_are_no_output(tmp_path: Path, honest: bytes) -> None:
+    async def first(rig: Rig) -> None:
+        rig.put(0, b"abc\n")
+
+    async def second(rig: Rig) -> None:
+        assert rig.store.stream(OUT).size == 4 + len(honest)
+        assert rig.put(4, b"ghi\njkl\n") == 8 - len(honest)
+        assert rig.content() == b"abc\nghi\njkl\n"
+
+    with_store(tmp_path, first)
+    with (tmp_path / "logs/7/2/1/stdout.3").open("ab") as data:
+        data.write(honest + bytes(70_000))
+    with_store(tmp_path, second)
+
+
 def test_a_task_is_stored_when_all_its_streams_have_ended(tmp_path: Path) -> None:
     async def main(rig: Rig) -> None:
         rig.put(0, b"abc")
