@@ -143,6 +143,10 @@ async def test_every_route_is_described_and_nothing_else(busy: CoordinatorProces
         ("patch", "/v1/jobs/{id}"),
         ("post", "/v1/jobs/{id}/signal"),
         *(("post", f"/v1/nodes/{{id}}/{verb}") for verb in NODE_VERBS),
+        ("post", "/v1/users"),
+        ("patch", "/v1/users/{id}"),
+        ("post", "/v1/users/{id}/disable"),
+        ("post", "/v1/tokens"),
     }
     names = [
         operation["operationId"]
