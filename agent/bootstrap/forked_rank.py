@@ -1,4 +1,4 @@
-"""A forked process becomes a rank that a program cannot tell from a cold one.
+"""A forked process becomes a rank like one that was started cold.
 
 One stand-alone file for Python 3.9 or newer, run by the bootstrap in the job's interpreter.
 """
@@ -121,7 +121,7 @@ def arrange(request: dict[str, Any], go: int, tell: int, stdout: int, stderr: in
 
 
 def await_start(go: int, tell: int) -> None:
-    """Tell this process's pid, and wait for a byte from `go`. If none comes, end this process."""
+    """Report this process's pid, and wait for a byte from `go`. If none comes, end this process."""
     os.write(tell, b"%d" % os.getpid())
     os.close(tell)
     if not os.read(go, 1):

@@ -88,11 +88,13 @@ def _restore(held: HeldTask, record: TaskRecord) -> None:
 
 def _follow(held: HeldTask, terms: Terms | None) -> None:
     members = () if terms is None else terms.members
+    peers = {member.task: member for member in members if member.task != held.id}
     held.terms = terms
-    held.peers = {member.task: member for member in members if member.task != held.id}
-    # A vote of other members says nothing of these.
-    held.asked_at = held.voted_at = None
-    held.awaited = set()
+    if peers != held.peers:
+        held.peers = peers
+        # A vote of other members says nothing of these.
+        held.asked_at = held.voted_at = None
+        held.awaited = set()
 
 
 def _apply_held(
@@ -105,6 +107,7 @@ def _apply_held(
     | f.ShimSeen
     | f.TaskFailed
     | f.PlanTaken
+    | f.TermsTaken
     | f.NetworkReady
     | f.NetworkDenied
     | f.NetworkFreed
@@ -135,6 +138,8 @@ def _apply_held(
             _follow(held, arrange.terms)
             if needed(arrange):
                 _network_to(held, NetworkPhase.ARRANGING)
+        case f.TermsTaken(_, terms):
+            _follow(held, terms)
         case f.NetworkReady(_, warnings):
             _network_to(held, NetworkPhase.READY)
             held.warnings = warnings

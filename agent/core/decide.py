@@ -16,6 +16,7 @@ from agent.core.vouching import asks, is_round_due, pause_s, questions, round_na
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import ROUNDING_S, Instant
 from muster.protocol.link import control_channel as m
+from muster.protocol.link.terms import ChangeTerms
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 
@@ -25,6 +26,7 @@ AboutTask = (
     | m.StartTask
     | m.StopTask
     | m.SignalTask
+    | ChangeTerms
     | m.DumpStacks
     | m.ForgetTask
 )
@@ -211,6 +213,7 @@ def _command(state: State, command: m.Command, now: Instant) -> Decision:
             | m.StartTask()
             | m.StopTask()
             | m.SignalTask()
+            | ChangeTerms()
             | m.DumpStacks()
             | m.ForgetTask()
         ):
@@ -299,6 +302,11 @@ def _about_task(state: State, command: AboutTask, now: Instant) -> Decision:
             if task_state(held) is not TaskState.STARTED or held.stop is not None:
                 return said()
             return Decision([], [a.SendToShim(held.id, ShimSignal(signal, number, ranks, late))])
+        case ChangeTerms(_, terms):
+            newest = 0 if held.terms is None else held.terms.number
+            if held.arrange is None or _over(held) or terms.number <= newest:
+                return said()
+            return Decision([f.TermsTaken(held.id, terms)])
         case m.DumpStacks():
             running = task_state(held) is TaskState.STARTED
             return Decision([], [a.TakeStacks(held.id, command)]) if running else said()
@@ -321,7 +329,7 @@ def _unknown(state: State, command: AboutTask) -> Decision:
             return Decision([f.TaskAccepted(task, command)])
         case m.StopTask():
             return Decision([f.StoppedUnseen(task)], [a.SendReport(gone(task))])
-        case m.ArrangeTask() | m.StartTask() | m.SignalTask() | m.DumpStacks():
+        case m.ArrangeTask() | m.StartTask() | m.SignalTask() | ChangeTerms() | m.DumpStacks():
             return Decision([], [a.SendReport(gone(task))])
         case m.ForgetTask():
             return Decision()

@@ -19,6 +19,7 @@ from muster.protocol.link.control_channel import (
     Refusal,
     StopTask,
 )
+from muster.protocol.link.terms import Terms
 from muster.protocol.observations.fabric import NodeFabric
 
 
@@ -123,6 +124,11 @@ class PlanTaken(msgspec.Struct, frozen=True):
     arrange: ArrangeTask
 
 
+class TermsTaken(msgspec.Struct, frozen=True):
+    task: TaskId
+    terms: Terms
+
+
 class NetworkReady(msgspec.Struct, frozen=True):
     task: TaskId
     warnings: tuple[str, ...]
@@ -179,6 +185,7 @@ TaskFact = (
     | ShimSeen
     | TaskFailed
     | PlanTaken
+    | TermsTaken
     | NetworkReady
     | NetworkDenied
     | NetworkFreed

@@ -16,6 +16,7 @@ from agent.core.shim_protocol import (
     ShimHosts,
     ShimKill,
     ShimLease,
+    ShimLimit,
     ShimPhase,
     ShimPrepare,
     ShimRelease,
@@ -49,15 +50,19 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             # Hold back a success until the names are removed: one report instead of two.
             waits = restored and held.status is not None and succeeded(held.status)
             said = [] if waits else _report(state, held, now)
-            asking = _ask_soon(held, now) if isinstance(fact, f.TaskAdopted) else []
+            adopted = isinstance(fact, f.TaskAdopted)
+            # The agent before may have stored a limit that it did not pass on.
+            resumed = [*_ask_soon(held, now), *_limit(held)] if adopted else []
             driven = _advance_shim(state, held, now)
-            return [*driven, *asking, *restored, *said, *_cleanup(held)]
+            return [*driven, *resumed, *restored, *said, *_cleanup(held)]
         case f.RecordKept(task, record):
             held = state.tasks[task]
             # The report of the start confirms the first terms, and that of its effect most stops.
             stopped = held.vouches and record.stop is not None and not _is_stoppable(held)
-            said = _report(state, held, now) if stopped else []
-            return [*(_open_gate(held) if held.started else []), *said]
+            changed = record.plan is not None and record.terms != record.plan.terms
+            said = _report(state, held, now) if stopped or changed else []
+            limit = _limit(held) if changed else []
+            return [*limit, *(_open_gate(held) if held.started else []), *said]
         case f.Acknowledged():
             return [
                 command for held in state.tasks.values() for command in _renew(state, held, now)
@@ -80,6 +85,8 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             # If the plan starts the task at once, the start implies that it was arranged.
             said = [] if arrange.start else _report(state, state.tasks[task], now)
             return [*stored, hostfile, *said]
+        case f.TermsTaken(task):
+            return _store(state, state.tasks[task])
         case f.NetworkReady(task):
             held = state.tasks[task]
             return [*_report(state, held, now), *(_open_gate(held) if held.started else [])]
@@ -168,7 +175,7 @@ def _ask_soon(held: HeldTask, now: Instant) -> list[a.Effect]:
 
 
 def _lease(held: HeldTask, until: float, now: Instant) -> list[a.Effect]:
-    """Tell the shim the rest of the task's lease, if it has one. At least LEASE_S_MIN, because a
+    """Send the shim the rest of the task's lease, if it has one. At least LEASE_S_MIN, because a
     shim takes 0 as a lease without end."""
     if math.isinf(until):
         return []
@@ -197,7 +204,19 @@ def _open_gate(held: HeldTask) -> list[a.Effect]:
     gang = arrange.fabric is not None and bool(arrange.hosts)
     watch: list[a.Effect] = [a.WatchTraffic(held.id, arrange)] if gang else []
     peers: list[a.Effect] = [a.WatchPeers(held.id, arrange)] if arrange.hosts else []
-    return [*watch, *peers, *let_go, a.SendToShim(held.id, start)]
+    return [*watch, *peers, *let_go, *_limit(held), a.SendToShim(held.id, start)]
+
+
+def _limit(held: HeldTask) -> list[a.Effect]:
+    """Send the shim the task's time limit, as it is on disk. A task without one gets nothing
+    until that changes."""
+    terms = None if held.stored is None else held.stored.terms
+    over = task_state(held) is TaskState.CLEANED
+    if terms is None or over or (terms.limit_s is None and terms.number == 1):
+        return []
+    warn_signal = terms.warn_signal or None
+    limit = ShimLimit(terms.number, terms.limit_s, terms.warn_s, warn_signal)
+    return [a.SendToShim(held.id, limit)]
 
 
 def _is_stoppable(held: HeldTask) -> bool:

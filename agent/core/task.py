@@ -182,6 +182,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         observed=_observed(held, now),
         terms=_terms(held),
         stop_stored=held.stop_stored,
+        warned_s=status.warned_s,
     )
 
 

@@ -13,6 +13,7 @@ from agent.shim.messages import (
     ShimHosts,
     ShimKill,
     ShimLease,
+    ShimLimit,
     ShimPrepare,
     ShimRelease,
     ShimSignal,
@@ -207,6 +208,12 @@ _CHECKS: dict[type[Any], dict[str, Callable[[str, object], object]]] = {
     },
     ShimKill: {},
     ShimLease: {"ttl_s": _seconds, "grace_s": _seconds},
+    ShimLimit: {
+        "number": _number,
+        "limit_s": _seconds,
+        "warn_s": _seconds,
+        "warn_signal": _signal,
+    },
     ShimRelease: {},
 }
 _KINDS = {kind.cmd: kind for kind in _CHECKS}

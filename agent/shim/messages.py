@@ -77,6 +77,7 @@ class StoppedBy(enum.StrEnum):
     STOP = "stop"
     KILL = "kill"
     LEASE = "lease"
+    LIMIT = "limit"
     # No agent connected to the shim before a program was started.
     ABANDONED = "abandoned"
     # Written by the agent into the record of a shim that died before its task.
@@ -191,7 +192,8 @@ class ShimStatus:
     could not read. `boot_s` is the time from the bootstrap's start to its hello, most
     of it the import of torch. `launcher_said` is the end of a failed launcher's log. `signalled` is
     the number of the last `signal` that was carried out. `start_method` is None until the first
-    rank of a job with `start_method: fork`.
+    rank of a job with `start_method: fork`. `warned_s` is the `warn_s` of the time limit's warning
+    that the ranks got.
     """
 
     task: str
@@ -215,6 +217,7 @@ class ShimStatus:
     launcher_said: str | None = None
     signalled: int = 0
     start_method: ShimStartMethod | None = None
+    warned_s: float | None = None
 
 
 # --- commands to a shim -----------------------------------------------------------------------
@@ -271,8 +274,8 @@ class ShimStart:
     arguments for the job's Python.
 
     `stop_signal` and `grace_s` are the job's own. They apply if the shim itself ends the ranks: one
-    has failed, the launcher has died, or the lease has expired. `ranks`: start the program once per
-    entry, with these additional variables.
+    has failed, the launcher has died, the time limit is over, or the lease has expired. `ranks`:
+    start the program once per entry, with these additional variables.
     """
 
     cmd = "start"
@@ -329,6 +332,18 @@ class ShimLease:
 
 
 @message
+class ShimLimit:
+    """The time limit of the task, instead of that of a lower `number`. The shim ends the program
+    `limit_s` after its start, and sends its ranks `warn_signal` after `warn_s`."""
+
+    cmd = "limit"
+    number: int
+    limit_s: float | None = None
+    warn_s: float | None = None
+    warn_signal: str | None = None
+
+
+@message
 class ShimRelease:
     """The coordinator has recorded the end: the shim removes its socket and exits."""
 
@@ -343,5 +358,6 @@ ShimCommand = (
     | ShimSignal
     | ShimKill
     | ShimLease
+    | ShimLimit
     | ShimRelease
 )

@@ -13,6 +13,7 @@ from agent.shim.commands import Malformed, parse, planned, signal_number
 from agent.shim.exit_record import Logs
 from agent.shim.options import Options
 from agent.shim.programs.bootstrap_channel import LOG_FOLDER
+from agent.shim.programs.deadlines import Lease, TimeLimit
 from agent.shim.programs.launch import ProgramListener, Programs
 from agent.shim.programs.preparation import (
     LAUNCHER_LOG,
@@ -34,7 +35,6 @@ from agent.shim.system.kernel_log import KernelLog
 from agent.shim.system.process_tree import ProcessTree
 from muster.protocol.refusal_codes import RefusalCode
 
-_LEASE = "lease"
 _LISTEN = "listen"
 _CLOSING = "closing"
 _LAST_WORDS = "last-words"
@@ -78,7 +78,11 @@ class ShimTask(PreparationListener, ProgramListener):
         oom_kills = (lambda: None) if cgroup is None else cgroup.oom_kills
         self.ranks = Ranks(self.status, self._logs, oom_kills, KernelLog().about)
         self._ending = Termination(loop, self._tree, options.unkillable_s, self._sweep, self._stuck)
-        self._warnings = RankSignals(loop, self._tree, self.status, self.ranks, self._warned)
+        told = loop, self._tree, self.status, self.ranks, self._group
+        self._signals = RankSignals(*told, self._signalled)
+        warnings = RankSignals(*told, lambda _: self.changed(), "warning")
+        self._limit = TimeLimit(loop, self.status, warnings, self.stop_as_asked)
+        self._lease = Lease(loop, lambda s: self.stop(m.StoppedBy.LEASE, self._stop_signal, s))
         self._preparation: Preparation | None = None
         self._main_pid: int | None = None
         self._grace_s = m.GRACE_S
@@ -121,11 +125,14 @@ class ShimTask(PreparationListener, ProgramListener):
             case m.ShimStop():
                 self.stop(m.StoppedBy.STOP, signal_number(command.signal), command.grace_s)
             case m.ShimSignal():
-                self._warn(command)
+                self._signals.give(command)
             case m.ShimKill():
                 self.stop(m.StoppedBy.KILL, signal.SIGKILL, 0.0)
             case m.ShimLease():
-                self._lease(command)
+                if self.status.phase not in ENDED:
+                    self._lease.renew(command)
+            case m.ShimLimit():
+                self._limit.change(command)
             case m.ShimRelease():
                 if self.status.phase in ENDED:
                     self._loop.stop()
@@ -138,17 +145,8 @@ class ShimTask(PreparationListener, ProgramListener):
         self.status.complaint = text
         self.changed()
 
-    def _lease(self, command: m.ShimLease) -> None:
-        if command.ttl_s == 0 or self.status.phase in ENDED:
-            self._loop.cancel(_LEASE)
-            return
-
-        def expire() -> None:
-            self.stop(m.StoppedBy.LEASE, self._stop_signal, command.grace_s)
-
-        self._loop.at(_LEASE, now() + command.ttl_s, expire)
-
-    def _warned(self) -> None:
+    def _signalled(self, number: int) -> None:
+        self.status.signalled = max(self.status.signalled, number)
         self.changed()
 
     def _prepare(self, command: m.ShimPrepare) -> None:
@@ -244,7 +242,8 @@ class ShimTask(PreparationListener, ProgramListener):
                 self._give_files(message)
             case "rank":
                 self.ranks.began(message.get("rank"), message.get("pid"))
-                self._warnings.poll_soon()
+                self._signals.poll_soon()
+                self._limit.poll_soon()
                 self._stop_late(message.get("pid"))
             case "exit" | "start_method":
                 self.ranks.reported(message)
@@ -284,6 +283,7 @@ class ShimTask(PreparationListener, ProgramListener):
         if self.status.phase is m.ShimPhase.PREPARED and self._start_seen:
             self.status.started_at = now()
             self._phase(m.ShimPhase.RUNNING)
+            self._limit.follow()
 
     def _give_files(self, message: dict[str, object]) -> None:
         gate = self._preparation.gate if self._preparation else None
@@ -393,9 +393,10 @@ class ShimTask(PreparationListener, ProgramListener):
         if self._stopped_with is not None and type(pid) is int and pid in self.ranks.pids():
             self._ending.signal([pid], self._stopped_with)
 
-    def _warn(self, command: m.ShimSignal) -> None:
+    def _group(self) -> list[int] | None:
+        """The processes of a program that has no ranks."""
         alone = not self._torchrun and self._main_pid is not None
-        self._warnings.give(command, self._tree.group(self._main_pid or 0) if alone else None)
+        return self._tree.group(self._main_pid or 0) if alone else None
 
     @property
     def _torchrun(self) -> bool:
@@ -458,9 +459,9 @@ class ShimTask(PreparationListener, ProgramListener):
 
     def _write_exit_record(self) -> None:
         """Write the exit record, and only then report the end."""
-        self._ending.over()
-        self._warnings.over()
-        for timer in (_LEASE, _LISTEN, _CLOSING, _LAST_WORDS, _LAUNCHER):
+        for part in (self._ending, self._signals, self._limit, self._lease):
+            part.over()
+        for timer in (_LISTEN, _CLOSING, _LAST_WORDS, _LAUNCHER):
             self._loop.cancel(timer)
         status = self.status
         status.survivors, status.doomed = (), False

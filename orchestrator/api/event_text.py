@@ -1,5 +1,7 @@
 """Events of a job's history, rendered from journal facts."""
 
+from typing import Final
+
 import msgspec
 
 from muster.http.views import EventView
@@ -12,11 +14,15 @@ from orchestrator.core.facts.service import ServiceFact
 from orchestrator.core.model.state import Job
 from orchestrator.core.webhooks.outbox import host_of
 
+_HIDDEN: Final = ("secret", "vouch_key")
+"""Fields of facts that no API shows."""
+
 
 def event_view(job: Job | None, seq: int, at: float, fact: f.Fact) -> EventView:
     """Render a fact. `job` is the job of the fact, and provides the names of its nodes."""
     fields = without_secrets_inside(msgspec.to_builtins(fact))
-    fields.pop("type", None)
+    for name in ("type", *_HIDDEN):
+        fields.pop(name, None)
     return EventView(
         seq=seq,
         at=timestamp(at),

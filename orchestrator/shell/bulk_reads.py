@@ -5,11 +5,12 @@ of them has.
 """
 
 import asyncio
-from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
+
+from orchestrator.shell.request_turns import UserTurns
 
 _T = TypeVar("_T")
 # Python runs one thread at a time: a third one would only delay the loop.
@@ -22,7 +23,7 @@ class BulkReads:
     def __init__(self, threads: int = _THREADS) -> None:
         self._free = threads
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="bulk-reads")
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._turns = UserTurns()
 
     async def slice(self, user: str, call: Callable[[], _T]) -> _T:
         """Run one slice of a user's read in a thread, when it is that user's turn."""
@@ -40,7 +41,7 @@ class BulkReads:
 
     def waiting(self, user: str) -> int:
         """Return the number of this user's slices that wait for their turn."""
-        return len(self._waiting.get(user, ()))
+        return self._turns.waiting(user)
 
     def close(self) -> None:
         """Drop the slices that have not begun. Safe to call twice."""
@@ -50,8 +51,7 @@ class BulkReads:
         if self._free:
             self._free -= 1
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(user, deque()).append(turn)
+        turn = self._turns.add(user)
         try:
             await turn
         except asyncio.CancelledError:
@@ -60,12 +60,5 @@ class BulkReads:
             raise
 
     def _give(self) -> None:
-        while self._waiting:
-            user, turns = self._waiting.popitem(last=False)
-            turn = turns.popleft()
-            if turns:
-                self._waiting[user] = turns
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
+        if not self._turns.wake_next():
+            self._free += 1

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from typing import Any, Final, Never, Protocol, assert_never
+from typing import Final, Never, Protocol, assert_never
 
 import msgspec
 import structlog
@@ -37,6 +37,7 @@ from orchestrator.core.facts.inputs import (
 )
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.people import People
 from orchestrator.core.model.plan import PoolPolicy
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.storage.removal import clock_doubt, may_remove_by_age
@@ -49,6 +50,7 @@ from orchestrator.shell.job_archive import ROOM_AGAIN_S, JobArchive
 from orchestrator.shell.job_index import JobIndex
 from orchestrator.shell.new_webhooks import NewWebhooks
 from orchestrator.shell.periodic import Periodic
+from orchestrator.shell.request_turns import CommitReaders
 from orchestrator.shell.stats import Stats
 
 LAZY_FLUSH_S: Final = 0.2
@@ -100,6 +102,7 @@ class Coordinator:
         archived: Mapping[str, int] | None = None,
         forgotten_to: int = 0,
         last_record_at: float | None = None,
+        people: People | None = None,
     ) -> None:
         self.state = state
         self.meters = Stats()
@@ -114,9 +117,8 @@ class Coordinator:
         # Measured on the monotonic clock, which nobody can set.
         self._last_record = None if last_record_at is None else last_record_at - began.mono
         self.limits: Final = limits
-        self._networks = networks
-        self._pools = dict(pools or {})
-        self._first_job = first_job
+        begin = partial(CoordinatorStarted, networks=networks, first_job=first_job, people=people)
+        self._begin = partial(begin, pools=dict(pools or {}))
         self._sessions = sessions
         self._inbox = Inbox(clock)
         self._timers: Timers[a.Timer] = Timers(
@@ -128,7 +130,7 @@ class Coordinator:
         self._committing = False
         self._quiet_at = 0.0  # loop time until which another commit is likely
         self._committed: set[Hashable] = set()  # keys on disk, not yet announced
-        self._readers: list[asyncio.Future[None]] = []
+        self._readers = CommitReaders()
         self._requests: dict[a.RequestId, asyncio.Future[a.Result]] = {}
         self._next_request = 1
         self.started = asyncio.Event()  # set once the new epoch is on disk
@@ -155,10 +157,8 @@ class Coordinator:
 
     async def run(self, epoch: int) -> None:
         """Own the state until cancelled. Any exception means that the process must exit."""
-        name = secrets.token_hex(6)
-        self._inbox.put_now(
-            CoordinatorStarted(epoch, name, self._networks, self._first_job, self._pools)
-        )
+        name, secret = secrets.token_hex(6), secrets.token_hex(32)
+        self._inbox.put_now(self._begin(epoch, cluster=name, secret=secret))
         try:
             while True:
                 await self._step(await self._inbox.take())
@@ -289,9 +289,7 @@ class Coordinator:
         if self._stopped:
             raise _stopped()
         if self._committing:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._readers.append(future)
-            await future
+            await self._readers.wait()
         return self.state
 
     async def next_turn(self) -> None:
@@ -301,10 +299,8 @@ class Coordinator:
         """
         if self._stopped:
             raise _stopped()
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._readers.append(future)
         self._inbox.wake()
-        await future
+        await self._readers.wait()
 
     async def yield_to_scheduling(self) -> None:
         """Let scheduling go first. Called by bulk transfers such as log bytes.
@@ -354,14 +350,10 @@ class Coordinator:
         self.changes.bump(_touched(facts) | self._committed)
         self.changes.drop(_final(facts))
         self._committed.clear()
-        if self._readers:
-            readers, self._readers = self._readers, []
-            for reader in readers:
-                if not reader.done():
-                    reader.set_result(None)
         # Readers run before the next batch moves the state ahead of the disk again. Effects are
         # sent before their facts are logged.
-        await asyncio.sleep(0)
+        if await self._readers.wake():
+            self._inbox.wake()
         for fact in facts:
             log_fact(fact)
 
@@ -461,10 +453,10 @@ class Coordinator:
         self._timers.close()
         if self._flush is not None:
             self._flush.cancel()
-        waiting: list[asyncio.Future[Any]] = [*self._requests.values(), *self._readers]
-        for future in waiting:
+        for future in self._requests.values():
             if not future.done():
                 future.set_exception(_stopped())
+        self._readers.fail(_stopped())
         self.changes.close()
 
 

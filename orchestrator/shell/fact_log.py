@@ -16,6 +16,9 @@ _SHOWN: Final = (
     "session",
     "peer",
     "origin",
+    "token",
+    "role",
+    "by",
     "error",
 )
 _log = structlog.get_logger("muster.coordinator")

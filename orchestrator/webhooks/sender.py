@@ -35,6 +35,7 @@ from orchestrator.webhooks.turns import PAUSE_MAX_S, Turns, UnusedTurnError
 
 REQUEST_S: Final = 10.0
 GIVE_UP_S: Final = 86_400.0
+_AT_LEAST_S: Final = 3600.0
 # Of all error statuses, only these may succeed later.
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
 
@@ -140,11 +141,10 @@ class WebhookSender:
         webhook = None if job is None else job.queued_webhooks.get((number, hook))
         if job is None or webhook is None:
             return ""
-        left_s = webhook.at + GIVE_UP_S - self._coordinator.now().wall
         tries = AsyncRetrying(
             retry=retry_if_exception_type(DeliveryError),
             wait=wait_random_exponential(multiplier=self._pause_s, max=PAUSE_MAX_S),
-            stop=stop_after_delay(max(0.0, left_s)),
+            stop=stop_after_delay(tries_for_s(webhook.at, self._coordinator.now().wall)),
         )
         try:
             async for attempt in tries:
@@ -205,3 +205,11 @@ def _why(error: Exception, host: str) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"{host} cannot be reached: {error.os_error.strerror or error.os_error}"
     return f"{host} cannot be reached: {type(error).__name__}"
+
+
+def tries_for_s(at: float, now: float) -> float:
+    """Return for how long a notification of `at` is tried from `now` (UTC seconds).
+
+    An hour at least, because the wall clock may have jumped in between.
+    """
+    return max(_AT_LEAST_S, at + GIVE_UP_S - now)

@@ -30,7 +30,7 @@ def test_a_row_is_read() -> None:
     assert read_line(line) == Row(1048576, 262144, 20, 4780.1, 3070.2, 1080.3, 0.2, 0.4, 7)
 
 
-def test_what_it_is_about_is_read() -> None:
+def test_the_description_is_read() -> None:
     line = '# {"ranks": 2, "nodes": 2, "backend": "gloo", "device": "CPU", "torch": "2.9", "x": 1}'
     assert read_line(line) == RunInfo(2, 2, "gloo", "CPU", "2.9")
 

@@ -40,7 +40,7 @@ def test_sizes(text: str, sizes: tuple[int, ...]) -> None:
         ("5000G", "is more than 1024G"),
     ],
 )
-def test_what_is_no_size_is_refused_with_what_to_write(text: str, said: str) -> None:
+def test_an_invalid_size_is_refused_with_a_correction(text: str, said: str) -> None:
     with pytest.raises(SizesError, match=said):
         read_sizes(text)
 

@@ -51,7 +51,7 @@ def test_each_subnet_that_two_nodes_have_is_one() -> None:
     }
 
 
-def test_what_ends_on_its_machine_or_is_down_is_none() -> None:
+def test_local_and_down_interfaces_are_no_networks() -> None:
     docker = interface("docker0", "172.17.0.1/16", kind="virtual")
     down = [interface("eth1", f"10.9.0.{n}/24", running=False) for n in (1, 2)]
     nodes = [

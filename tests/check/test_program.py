@@ -166,18 +166,20 @@ def hub_that_knows(well: set[str], bad: list[tuple[str, str]]) -> driver.Hub:
     return made
 
 
-def test_who_fails_with_three_that_are_well_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_fails_with_three_healthy_ones_is_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     bad = [("n9", "n0"), ("n9", "n1"), ("n2", "n9")]
     assert hub_that_knows({"n0", "n1", "n2"}, bad)._without == {(9, 0)}
     assert f"n9 reaches nobody on {NET}: left out" in capsys.readouterr().out
 
 
-def test_who_has_met_only_bad_ones_is_not_left_out_for_it() -> None:
+def test_a_node_that_met_only_bad_ones_is_not_left_out() -> None:
     bad = [("n5", "n7"), ("n5", "n8"), ("n5", "n9")]
     assert hub_that_knows({"n0", "n1"}, bad)._without == set()
 
 
-def test_who_is_well_stays() -> None:
+def test_a_healthy_node_stays() -> None:
     bad = [("n0", "n1"), ("n0", "n2"), ("n0", "n3")]
     assert hub_that_knows({"n0", "n1", "n2", "n3"}, bad)._without == set()
 

@@ -55,7 +55,7 @@ def test_a_pair_is_named() -> None:
     ]
 
 
-def test_one_way_is_reported_by_both() -> None:
+def test_a_fault_in_one_direction_is_reported_for_both_nodes() -> None:
     (finding,) = between(full({("c", "b"): "the connection is refused"}))
     assert finding.text == (
         f"c does not reach b on {NET}, though it is reached from there: the connection is refused"
@@ -175,7 +175,7 @@ def test_names_and_clocks() -> None:
     ]
 
 
-def test_what_the_fabric_plan_says() -> None:
+def test_findings_from_the_fabric_plan() -> None:
     node = NodeFabricView(
         "a", 0, (), ("mlx5_3:1 is DOWN",), None, "10.0.0.1", None, None, {}, None, ()
     )

@@ -77,7 +77,7 @@ def test_a_submit_without_a_file_reads_no_yaml(
         (b"rerun", b"42", b"--set", b"env.A=\xff"),
     ],
 )
-def test_what_is_typed_in_another_encoding_is_refused_in_words(
+def test_arguments_in_another_encoding_are_refused_in_words(
     fake: FakeCoordinator, environ: dict[str, str], arguments: tuple[bytes, ...]
 ) -> None:
     fake.put(job_view())

@@ -149,7 +149,7 @@ def test_an_answer_that_is_cut_is_asked_for_again(make: MakeClient, job: int) ->
         assert len(fake.script.requests) == 2
 
 
-def test_one_client_serves_several_event_loops() -> None:
+def test_a_client_serves_several_event_loops() -> None:
     with running(Script(jobs={42: job_view()})) as fake:
         client = AsyncClient(fake.url, TOKEN)
 

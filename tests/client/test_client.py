@@ -162,7 +162,7 @@ def test_the_tail_is_asked_for_once(make: MakeClient, fake: FakeCoordinator) -> 
     ]
 
 
-def test_what_comes_after_the_tail_is_whole_however_often_the_stream_is_cut(
+def test_output_after_the_tail_is_complete_however_often_the_stream_is_cut(
     make: MakeClient, fake: FakeCoordinator
 ) -> None:
     """Also where it is cut before the first of it has come."""

@@ -146,5 +146,5 @@ def test_a_file_as_we_write_it_needs_no_yaml_and_means_the_same(tmp_path: Path, 
         "\ufeff",
     ],
 )
-def test_whatever_else_a_file_holds_is_left_to_yaml(text: str) -> None:
+def test_any_other_value_is_read_as_yaml(text: str) -> None:
     assert config._read_plain(text.encode()) is None

@@ -56,7 +56,7 @@ def test_a_cut_stream_goes_on_behind_the_last_event() -> None:
     assert [asked["after"] for asked in script.asked] == [2, 5, 5, 7]
 
 
-def test_one_that_always_ends_at_once_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_always_ends_at_once_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.client.resumable_stream._PAUSE_MAX_S", 0.0)
     script = Script(*([b"", *end(final=False, reason="odd")] for _ in range(30)))
     with pytest.raises(BadAnswerError, match="odd"):

@@ -245,9 +245,7 @@ def test_a_storm_of_one_rank_holds_up_no_control(
 
 
 @pytest.mark.fault(13, 18)
-def test_what_is_held_up_is_said_in_order_when_it_goes_on(
-    cluster: ProxiedCluster, tmp_path: Path
-) -> None:
+def test_delayed_messages_arrive_in_order(cluster: ProxiedCluster, tmp_path: Path) -> None:
     """A network that comes back before anybody has doubted it: nothing is said twice."""
     job = start_counting(cluster, tmp_path)
     was, proxy = control(cluster), cluster.proxies[NODE]

@@ -104,7 +104,7 @@ def test_ctrl_c_cancels_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
         (("--compare-tcp", "--rdma", "off"), "so not --rdma off"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_contradictory_options_are_refused(
     cluster: LocalCluster, arguments: tuple[str, ...], said: str
 ) -> None:
     done = cluster.muster("bench", "allreduce", *arguments, check=False)

@@ -26,9 +26,7 @@ def test_the_next_job_waits_until_the_driver_has_taken_the_memory_back(
 
 
 @pytest.mark.long
-def test_one_that_stays_dirty_is_given_to_nobody_until_it_is_clean(
-    one_gpu: OneGpu, tmp_path: Path
-) -> None:
+def test_a_dirty_gpu_is_not_assigned_until_it_is_clean(one_gpu: OneGpu, tmp_path: Path) -> None:
     one_gpu.gpu.memory_in_use(40 << 30)
     retry = {"infra": 2, "backoff": "0s"}
     job = submit(one_gpu, tmp_path, run="true", resources={"gpu": 1}, retry=retry)

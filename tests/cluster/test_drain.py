@@ -59,7 +59,7 @@ def test_a_job_on_a_drained_node_runs_to_its_end(cluster: LocalCluster, tmp_path
 
 
 @pytest.mark.parametrize("how", [("--now",), ("--deadline", "1s")], ids=("now", "deadline"))
-def test_who_has_to_leave_begins_elsewhere(
+def test_a_job_that_has_to_leave_starts_elsewhere(
     cluster: LocalCluster, tmp_path: Path, how: tuple[str, ...]
 ) -> None:
     job = submit(cluster, tmp_path, run=WAITS, stop={"grace": "1s"}, retry={"infra": 0})

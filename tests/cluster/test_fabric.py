@@ -111,7 +111,9 @@ def test_a_gang_that_differs_does_not_start(fabrics: LocalCluster, tmp_path: Pat
     assert not list(tmp_path.glob("env.*"))
 
 
-def test_one_that_may_do_without_uses_what_all_share(fabrics: LocalCluster, tmp_path: Path) -> None:
+def test_a_job_that_prefers_rdma_uses_the_rails_that_all_nodes_share(
+    fabrics: LocalCluster, tmp_path: Path
+) -> None:
     job = gang(fabrics, tmp_path, "node-1", "node-2", "node-3", env={"UCX_NET_DEVICES": "all"})
     assert wait(fabrics, job) == 0, fabrics.muster("show", job).stdout
     ranks = {task.node: task.node_rank for task in fabrics.client().job(int(job)).attempts[0].tasks}
@@ -158,7 +160,7 @@ def test_a_port_that_goes_down_between_two_launches(fabrics: LocalCluster, tmp_p
 
 
 def agree(cluster: LocalCluster) -> bool:
-    """True if the coordinator has heard that the first two nodes are as they were made."""
+    """True if the coordinator knows the real fabric of the first two nodes."""
     nodes = {node.name: node.rdma for node in cluster.client().nodes().nodes}
     one, other = nodes["node-1"], nodes["node-2"]
     return one is not None and other is not None and one.ports == 3 and one.kind == other.kind

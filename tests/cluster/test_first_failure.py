@@ -31,7 +31,7 @@ if rank == 3:
 time.sleep(1000)
 """
 
-# Rank 1 fails; the others find out by their connections, as torch tells them.
+# Rank 1 fails; the others notice their lost connections, as with torch.
 PEERS = """
 import os, signal, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -92,7 +92,7 @@ def test_it_is_named_while_the_siblings_still_refuse_to_go(
         ("cuda", "no_cuda", "", 1),
     ],
 )
-def test_those_that_lost_their_connection_are_not_blamed(
+def test_ranks_that_lost_their_connection_are_not_blamed(
     cluster: LocalCluster, tmp_path: Path, how: str, kind: str, expected: str, code: int
 ) -> None:
     (tmp_path / "train.py").write_text(PEERS)

@@ -90,7 +90,7 @@ def test_the_job_of_a_gpu_that_fails_ends_and_its_node_is_drained_until_it_is_re
     assert (node(nodes, 1).admin, node(nodes, 1).hardware) == ("active", ())
 
 
-def test_what_the_kernel_wrote_while_no_agent_ran_is_not_missed(
+def test_kernel_lines_written_while_no_agent_ran_are_not_missed(
     nodes: Failing, tmp_path: Path
 ) -> None:
     job = hold(nodes, tmp_path, "missed", 8, placement={"include": ["node-2"]}, retry={"infra": 0})

@@ -106,7 +106,7 @@ def test_the_environment_is_accelerates(
 
 
 @pytest.mark.parametrize("launcher", ["accelerate", "deepspeed"])
-def test_one_that_is_not_installed_is_refused_before_the_start(
+def test_a_missing_launcher_is_refused_before_the_start(
     cluster: LocalCluster, tmp_path: Path, launcher: str
 ) -> None:
     pytest.importorskip("torch")

@@ -10,18 +10,23 @@ import pytest
 from examples.local_cluster import LocalCluster
 from muster.protocol.states import JobState
 from tests.cluster.conftest import PORTS
-from tests.cluster.jobs import await_file, await_running, submit, until, wait
+from tests.cluster.jobs import await_file, await_running, log_of, submit, until, wait
 
-LEASE_S = 3
+LEASE_S = 6
 
-# Once the test says so, it counts ten seconds of its own clock: more than three leases.
-OUTLIVES = """
-echo $$ >> "pids.$MUSTER_NODE_RANK"
-until [ -e away ]; do sleep 0.05; done
-end=$((SECONDS + 10))
-until [ "$SECONDS" -ge "$end" ]; do sleep 0.1; done
-echo outlived > "outlived.$MUSTER_NODE_RANK"
-until [ -e go ]; do sleep 0.05; done
+# Once the test says so, a rank counts more than three leases by its own clock.
+OUTLIVES = f"""
+import os, pathlib, time
+rank = os.environ["RANK"]
+with open(f"pids.{{rank}}", "a") as file:
+    file.write(f"{{os.getpid()}}\\n")
+while not os.path.exists("away"):
+    time.sleep(0.05)
+time.sleep({3 * LEASE_S + 2})
+pathlib.Path(f"outlived.{{rank}}").write_text("outlived\\n")
+while not os.path.exists("go"):
+    time.sleep(0.05)
+print("rank", rank, "is done")
 """
 
 
@@ -38,11 +43,12 @@ def short(tmp_path: Path) -> Iterator[LocalCluster]:
     until(lambda: made.leftovers() == [], "no process of the cluster is left")
 
 
-@pytest.mark.parametrize("nodes", [1])
+@pytest.mark.parametrize("nodes", [1, 2])
 def test_a_job_outlives_a_coordinator_that_is_away(
     short: LocalCluster, tmp_path: Path, nodes: int
 ) -> None:
-    job = submit(short, tmp_path, nodes=nodes, run=OUTLIVES)
+    (tmp_path / "outlives.py").write_text(OUTLIVES)
+    job = submit(short, tmp_path, nodes=nodes, launcher="torchrun", run=["outlives.py"])
     for rank in range(nodes):
         await_file(tmp_path / f"pids.{rank}")
     await_running(short, job)
@@ -57,4 +63,5 @@ def test_a_job_outlives_a_coordinator_that_is_away(
     assert wait(short, job) == 0
     assert len(short.client().job(int(job)).attempts) == 1
     for rank in range(nodes):
+        assert f"rank {rank} is done" in log_of(short, job, "--rank", str(rank))
         assert len((tmp_path / f"pids.{rank}").read_text().split()) == 1

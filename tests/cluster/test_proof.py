@@ -151,7 +151,7 @@ def test_lines_are_kept_with_the_logs_and_not_in_the_output(
     assert kept.stdout == lines.IB_2_18
 
 
-def test_who_asks_nccl_for_lines_gets_them(cluster: ScriptedCluster, tmp_path: Path) -> None:
+def test_a_job_that_asks_nccl_for_lines_gets_them(cluster: ScriptedCluster, tmp_path: Path) -> None:
     (tmp_path / "enough").touch()
     job = gang(
         cluster, tmp_path, lines.IB_2_18, lines.IB_2_18, rdma="required", env={"NCCL_DEBUG": "WARN"}

@@ -74,7 +74,7 @@ def test_a_job_that_ends_while_both_daemons_are_dead(
         assert printed == WANTED
 
 
-def test_what_waits_waits_still(own_cluster: LocalCluster, tmp_path: Path) -> None:
+def test_waiting_jobs_still_wait(own_cluster: LocalCluster, tmp_path: Path) -> None:
     first = submit(own_cluster, tmp_path, nodes=2, run="until [ -e go ]; do sleep 0.05; done")
     waiting = [submit(own_cluster, tmp_path, run="true") for _ in range(5)]
     cancelled = waiting.pop()
@@ -139,7 +139,7 @@ def test_a_log_that_the_job_empties_goes_on_with_a_line_that_says_so(
     assert printed == "a1\na2\n" + EMPTIED.decode() + "b\nc\n"
 
 
-def test_what_a_killed_shim_left_unread_is_delivered_by_the_next_agent(
+def test_unread_output_of_a_killed_shim_is_delivered_by_the_next_agent(
     own_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     job = submit(own_cluster, tmp_path, run=COUNT, retry={"infra": 0})

@@ -129,7 +129,7 @@ def test_release_lets_the_next_one_in(tmp_path: Path) -> None:
     lock_directory(tmp_path).release()
 
 
-def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError, match="cannot be used as a state folder"):
         lock_directory(tmp_path / "file")

@@ -72,7 +72,7 @@ def test_libraries_write_the_same_lines() -> None:
     assert line["level"] == "warning"
 
 
-def test_what_is_below_the_level_is_not_written() -> None:
+def test_entries_below_the_level_are_not_written() -> None:
     stream = io.StringIO()
     configure(level="warning", fmt="json", stream=stream)
     structlog.get_logger("a").info("quiet")
@@ -131,7 +131,7 @@ def test_an_error_shows_where_and_not_the_variables(fmt: Any) -> None:
     assert held not in stream.getvalue()
 
 
-def test_what_only_sounds_like_a_secret_is_written() -> None:
+def test_names_that_only_resemble_secrets_are_written() -> None:
     stream = io.StringIO()
     configure(level="info", fmt="json", stream=stream)
     structlog.get_logger("a").info(

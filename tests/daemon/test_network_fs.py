@@ -29,7 +29,7 @@ def test_its_kind(tmp_path: Path, kind: str, known: str) -> None:
     assert network_kind(tmp_path, mounts(tmp_path, kind)) == known
 
 
-def test_what_cannot_be_looked_up_is_none(tmp_path: Path) -> None:
+def test_an_unknown_file_system_is_not_a_network_one(tmp_path: Path) -> None:
     assert network_kind(tmp_path, tmp_path / "nothing") == ""
     assert network_kind(tmp_path / "nothing") == ""
 

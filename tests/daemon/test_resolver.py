@@ -54,7 +54,7 @@ def test_a_name_that_nobody_answers_for_keeps_no_process_from_its_end(silent: Si
     assert silent.asked == ["coordinator"], "each further one would hold a thread more"
 
 
-def test_what_was_begun_is_for_whoever_asks_next(silent: SilentServer) -> None:
+def test_a_running_lookup_serves_the_next_caller(silent: SilentServer) -> None:
     async def main() -> None:
         lookup = ThreadedResolver()
         with pytest.raises(TimeoutError):
@@ -69,7 +69,7 @@ def test_what_was_begun_is_for_whoever_asks_next(silent: SilentServer) -> None:
 
 
 @pytest.mark.parametrize("name", ["no.such.name.invalid", "x" * 64, ""])
-def test_what_is_no_name_is_an_error_of_the_network(name: str) -> None:
+def test_an_invalid_name_is_a_network_error(name: str) -> None:
     async def main() -> None:
         lookup = ThreadedResolver()
         for _ in range(2):  # asked anew each time

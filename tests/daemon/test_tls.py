@@ -116,7 +116,7 @@ def test_an_encrypted_key_is_refused_without_a_question(files: Files, tmp_path: 
         server_context(files.cert, locked)
 
 
-def test_what_is_no_pem_is_refused(files: Files, tmp_path: Path) -> None:
+def test_an_invalid_pem_file_is_refused(files: Files, tmp_path: Path) -> None:
     junk = tmp_path / "junk"
     junk.write_text("hello\n")
     with pytest.raises(TlsError, match="PEM"):

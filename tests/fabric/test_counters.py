@@ -48,7 +48,7 @@ def test_a_word_is_four_octets() -> None:
     assert figures.planned
 
 
-def test_what_was_there_before_the_task_is_not_its() -> None:
+def test_counts_before_the_task_are_not_its_own() -> None:
     (figures,) = totals(Reading(0.0, (port(sent=10**15),))).port_figures()
     assert (figures.sent, figures.received, figures.peak) == (0, 0, 0.0)
 
@@ -139,7 +139,7 @@ def test_absent_counters_are_unknown_and_not_nothing() -> None:
     assert figures.why == "no such file"
 
 
-def test_one_direction_alone() -> None:
+def test_a_single_direction() -> None:
     found = totals(Reading(0.0, (port(got=None),)), Reading(1.0, (port(sent=25, got=None),)))
     (figures,) = found.port_figures()
     assert (figures.sent, figures.received, figures.why) == (100, None, "")
@@ -214,7 +214,7 @@ def test_memory_is_the_same_after_many_samples() -> None:
     assert len(msgspec.json.encode(found)) < 1000
 
 
-def test_what_was_written_down_goes_on() -> None:
+def test_stored_counts_continue() -> None:
     first = totals(Reading(0.0, (port(),)), Reading(1.0, (port(sent=100),)))
     again = msgspec.json.decode(msgspec.json.encode(first), type=Totals)
     again.add(Reading(2.0, (port(sent=150),)), LONGEST_S)

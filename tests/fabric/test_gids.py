@@ -51,7 +51,7 @@ def table(rows: tuple[Row, ...]) -> tuple[Gid, ...]:
 
 
 def written_out(rows: list[Row], family: Family) -> int:
-    """The rule once more, step by step as the reference tells it."""
+    """The rule once more, step by step as in the reference."""
 
     def sort(gid: str) -> str:
         return "AF_INET" if gid.startswith("0000:0000:0000:0000:0000:ffff") else "AF_INET6"
@@ -104,7 +104,7 @@ def test_the_rule_beside_itself(rows: list[Row], family: Family) -> None:
         # An address at 0 stays.
         (((FOURTH, V2), (LOCAL, V2)), "AF_INET", 0),
         (((FOURTH, V1), (FOURTH, V2)), "AF_INET", 1),
-        # A kernel before 4.5 tells no types.
+        # A kernel before 4.5 reports no types.
         (((LOCAL, None), (FOURTH, None)), "AF_INET", 1),
         (((ZERO, None),) * 4, "AF_INET", None),
     ],
@@ -128,7 +128,7 @@ def test_an_address_that_an_interface_gave_itself_leads_nowhere() -> None:
 
 
 @pytest.mark.parametrize("version", [None, "2.20.5", "2.21.5", "2.27.3"])
-def test_where_it_stands_before_another_nccl_gets_the_index(version: str | None) -> None:
+def test_nccl_gets_the_index_if_another_entry_comes_first(version: str | None) -> None:
     number = version_of(version) if version else None
     alike = choose([roce("mlx5_0", OWN_FIRST), roce("mlx5_1", OWN_FIRST)], [])
     made = environment(alike, (), number)
@@ -169,7 +169,7 @@ def test_an_address_range_may_shut_all_out() -> None:
         (SIXTH_ONLY, None, {"NCCL_IB_ADDR_FAMILY": "AF_INET6"}),
     ],
 )
-def test_what_is_set_for_each_nccl(
+def test_variables_by_nccl_version(
     rows: tuple[Row, ...], version: str | None, set_to: dict[str, str]
 ) -> None:
     hca = roce("mlx5_0", rows)
@@ -195,7 +195,7 @@ def test_what_is_set_for_each_nccl(
         (HOST, None, None),
     ],
 )
-def test_what_is_set_for_each_ucx(
+def test_variables_by_ucx_version(
     rows: tuple[Row, ...], ucx: str | None, index: str | None
 ) -> None:
     choice = choose([roce("mlx5_0", rows), roce("mlx5_1", rows)], [])
@@ -203,7 +203,7 @@ def test_what_is_set_for_each_ucx(
     assert made.values.get("UCX_IB_GID_INDEX") == index
 
 
-def test_one_entry_for_ucx_or_none() -> None:
+def test_a_single_entry_for_ucx_or_none() -> None:
     shifted = ((LOCAL, V1), (LOCAL, V2), (SIXTH, V1), (SIXTH, V2), (OTHER, V1), (OTHER, V2))
     apart = choose([roce("mlx5_0", HOST), roce("mlx5_1", shifted)], [])
     assert "UCX_IB_GID_INDEX" not in environment(apart, (), (2, 27), (1, 4)).values
@@ -219,7 +219,7 @@ def test_infiniband_needs_no_index() -> None:
         assert "NCCL_IB_GID_INDEX" not in made.values
 
 
-def test_one_index_for_hcas_that_differ() -> None:
+def test_a_single_index_for_different_hcas() -> None:
     shifted = ((LOCAL, V1), (LOCAL, V2), (SIXTH, V1), (SIXTH, V2), (OTHER, V1), (OTHER, V2))
     made = environment(
         choose([roce("mlx5_0", HOST), roce("mlx5_1", shifted)], []), (), version_of("2.20.5")

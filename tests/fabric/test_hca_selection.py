@@ -75,7 +75,7 @@ def test_infiniband_wins_a_tie_and_the_tie_is_reported() -> None:
     assert choice.close
 
 
-def test_where_speeds_are_unknown_the_most_ports() -> None:
+def test_the_class_with_most_ports_if_speeds_are_unknown() -> None:
     choice = choose([eth("a", hca_type="X", rate_gbps=None), eth("b"), eth("c")], [])
     assert used(choice) == ["b", "c"]
 
@@ -116,7 +116,7 @@ def test_a_port_that_is_down_counts_with_its_class_and_not_with_its_rate() -> No
         ({"uverbs_error": "permission denied"}, "cannot be opened"),
     ],
 )
-def test_what_is_dropped_on_evidence(fields: dict[str, object], word: str) -> None:
+def test_ports_dropped_on_evidence(fields: dict[str, object], word: str) -> None:
     choice = choose([ib("mlx5_9"), ib("mlx5_0", **fields)], [])
     assert used(choice) == ["mlx5_9"]
     assert word in choice.hcas[1].reason
@@ -139,7 +139,7 @@ def test_what_is_dropped_on_evidence(fields: dict[str, object], word: str) -> No
         {"name": "rocep1s0f0"},
     ],
 )
-def test_what_is_not_known_drops_nothing(fields: dict[str, object]) -> None:
+def test_unknown_values_drop_no_port(fields: dict[str, object]) -> None:
     (hca,) = choose([ib("mlx5_0", **fields)], []).hcas
     assert hca.use
 
@@ -149,9 +149,7 @@ def test_what_is_not_known_drops_nothing(fields: dict[str, object]) -> None:
     ["hca_type", "pci_id", "link_layer", "state", "rate_gbps", "node_type", "driver", "pci"],
 )
 @pytest.mark.parametrize("all_but_it", [False, True])
-def test_one_value_that_is_not_read_moves_no_port_to_another_class(
-    unread: str, all_but_it: bool
-) -> None:
+def test_an_unread_value_moves_no_port_to_another_class(unread: str, all_but_it: bool) -> None:
     """Four for compute and two for storage; of one port, or of all of them, a file is missing."""
     full: dict[str, object] = {"pci_id": "15b3:1021", "driver": "mlx5_core", "node_type": 1}
     hcas = [ib(f"mlx5_{n}", **full, pci=f"0000:{n + 1:02x}:00.0") for n in range(4)]
@@ -167,7 +165,7 @@ def test_one_value_that_is_not_read_moves_no_port_to_another_class(
         assert used(choose(hcas, [])) == ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"]
 
 
-def test_what_nccl_would_take_without_a_list() -> None:
+def test_hcas_that_nccl_would_take_without_a_list() -> None:
     hcas = [ib("a"), ib("b", state="DOWN"), ib("c", link_layer="Unknown"), ib("d", state=None)]
     hcas.append(ib("irdma0"))
     found = [hca.usable_by_nccl_ib for hca in choose(hcas, []).hcas]
@@ -277,7 +275,7 @@ def test_virtual_functions_share_one_link() -> None:
     assert used(choice) == [f"mlx5_bond_{n}" for n in range(4)]
 
 
-def test_one_family_for_all() -> None:
+def test_a_single_address_family_for_all() -> None:
     sixth = Gid(0, "fd93:16d3:59b6:010d:0690:81ff:fe39:0001", "RoCE v2")
     hcas = [eth("a", None, gids=(sixth,)), eth("b", None, gids=(sixth,)), eth("c")]
     choice = choose(hcas, [])
@@ -354,7 +352,7 @@ def test_a_network_that_is_included_is_the_one_that_is_used(
 
 
 @pytest.mark.parametrize("version", [None, (2, 20), (2, 22), (2, 27)])
-def test_of_several_networks_each_port_s_own_is_the_one_that_is_used(
+def test_each_port_uses_its_own_network_of_several(
     version: tuple[int, int] | None,
 ) -> None:
     hcas = []

@@ -55,7 +55,7 @@ def test_channels_between_ranks_of_one_host_prove_nothing() -> None:
 
 
 @pytest.mark.parametrize("network", ["Socket", "IB"])
-def test_of_a_gang_only_what_leaves_the_host_counts(network: str) -> None:
+def test_only_channels_between_hosts_count_in_a_gang(network: str) -> None:
     # Ranks 0 and 1 of four are here: 0 -> 1 stays, 1 -> 2 and 3 -> 0 do not.
     found = host(
         world(0, 4, network, channel(0, 1, network), channel(3, 0, network, "receive")),
@@ -113,7 +113,7 @@ def test_an_nccl_that_names_no_communicator(words: int) -> None:
     assert host(one).over_tcp == 1
 
 
-def test_what_was_read_before_is_not_forgotten() -> None:
+def test_earlier_evidence_is_not_forgotten() -> None:
     first = NcclLog()
     first.feed((word("IB") + init(0, 4) + channel(0, 1, "IB")).encode())
     then = NcclLog(first.evidence())

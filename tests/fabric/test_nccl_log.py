@@ -69,7 +69,7 @@ def test_the_last_communicator_counts() -> None:
     assert read(lines.info("Using network IB") + lines.info("Using network Socket")).sockets == 1
 
 
-def test_one_channel_over_sockets_is_enough() -> None:
+def test_a_single_channel_over_sockets_is_enough() -> None:
     assert read(lines.IB_2_18 + lines.channels("Socket", 1, gdr=False)).sockets == 1
 
 

@@ -88,7 +88,7 @@ def test_sockets_on_all_nodes_are_nobodys_fault() -> None:
     )
 
 
-def test_one_node_on_sockets_is_enough_though_others_have_said_nothing() -> None:
+def test_a_single_node_on_sockets_is_enough_before_others_report() -> None:
     found = judge(gang(report(lines.SOCKET_2_18), None, report()))
     assert found.carrier is Carrier.TCP
     assert found.node is None
@@ -164,7 +164,7 @@ class TestCountersAlone:
             (report(unheard="the job sets NCCL_DEBUG itself"), "the job sets NCCL_DEBUG itself"),
         ],
     )
-    def test_what_keeps_counters_from_being_believed_is_reported(
+    def test_the_reason_why_counters_do_not_count_is_reported(
         self, early: FabricReport, why: str
     ) -> None:
         still = report(seconds=early.seconds, carried=ports(0), tcp=0, shared=early.shared)

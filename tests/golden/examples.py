@@ -17,6 +17,7 @@ _WORDS = {
     "task": "42.1.0",
     "signal": "SIGUSR1",
     "stop_signal": "SIGINT",
+    "warn_signal": "SIGUSR2",
     "launcher": "torchrun",
     "source": "/source",
     "target": "/target",

@@ -143,7 +143,9 @@ def test_only_what_is_new_is_recorded_and_what_is_old_stays(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("later", "well"), [(New, True), (Renamed, False), (Retyped, False)])
-def test_what_is_read_as_something_else_is_noticed(tmp_path: Path, later: Any, well: bool) -> None:
+def test_a_recording_read_with_another_meaning_fails(
+    tmp_path: Path, later: Any, well: bool
+) -> None:
     recorder.record(of(Old), tmp_path)
     (file,) = recorder.recordings(of(Old), tmp_path)
     assert examples.shape(Old) != examples.shape(later)

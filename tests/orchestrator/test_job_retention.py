@@ -136,7 +136,9 @@ def test_the_oldest_go_first(tmp_path: Path, keep: RetentionPolicy, now: float, 
     assert sweep(tmp_path, keep, now=now)[0] == 0
 
 
-def test_what_ended_before_the_clock_was_set_is_kept_as_long_as_the_rest(tmp_path: Path) -> None:
+def test_jobs_that_ended_before_the_clock_was_set_are_kept_as_long_as_the_rest(
+    tmp_path: Path,
+) -> None:
     """A machine without a clock of its own: it is 1970 until somebody says what time it is."""
     with_jobs(tmp_path, 20).close()
     hour = 3600.0
@@ -228,7 +230,7 @@ def test_a_coordinator_with_a_wrong_clock_removes_no_history_and_says_so(tmp_pat
     assert all((logs / str(job) / "1").exists() for job in (1, 4))
 
 
-def test_what_is_left_is_whole_and_no_number_comes_twice(tmp_path: Path) -> None:
+def test_remaining_jobs_are_complete_and_no_number_comes_twice(tmp_path: Path) -> None:
     with_jobs(tmp_path, 20).close()
     sweep(tmp_path, RetentionPolicy(FOREVER, 1))
     with examined(tmp_path) as found:
@@ -241,7 +243,7 @@ def test_what_is_left_is_whole_and_no_number_comes_twice(tmp_path: Path) -> None
     journal.close()
 
 
-def test_who_asks_is_answered(tmp_path: Path) -> None:
+def test_requests_for_forgotten_jobs_get_an_answer(tmp_path: Path) -> None:
     """Also of its logs nothing stays, and the next job has a number of its own."""
     coordinator = CoordinatorProcess(tmp_path, ended_jobs={"keep_max": 2, "keep_s": FOREVER})
     with_jobs(coordinator.state_dir, 5).close()

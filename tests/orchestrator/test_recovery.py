@@ -98,7 +98,7 @@ def test_a_restore_by_root_is_for_the_user_of_the_coordinator(tmp_path: Path) ->
     assert made == dict.fromkeys(("journal.sqlite", "lock"), (12345, 12346))
 
 
-def test_what_a_tool_did_to_the_journal_of_a_killed_coordinator_costs_no_job(
+def test_a_tool_that_opened_the_journal_after_a_crash_costs_no_job(
     tmp_path: Path,
 ) -> None:
     with CoordinatorProcess(tmp_path).start() as process:
@@ -218,7 +218,35 @@ def test_the_folder_of_logs_that_is_configured_is_looked_at(tmp_path: Path) -> N
         assert journal.first_job > 2000
 
 
-def test_whatever_a_command_makes_is_its_owners_alone(tmp_path: Path) -> None:
+def test_logs_on_a_disk_that_is_not_mounted_are_not_begun_anew(tmp_path: Path) -> None:
+    async def submit() -> None:
+        async with connect(process, "n1") as agent, user_of(process) as user:
+            await agent.hello()
+            await user.submit("one")
+
+    mount = tmp_path / "disk"
+    logs = mount / "logs"
+    process = CoordinatorProcess(tmp_path, job_logs={"dir": str(logs)})
+    with process.start():
+        asyncio.run(submit())
+    mount.rename(tmp_path / "away")
+    mount.mkdir()
+    said = refused(process)
+    assert "Mount its disk" in said
+    assert not logs.exists()
+    assert verb(process, "--check") == (1, said)
+    mount.rmdir()
+    (tmp_path / "away").rename(mount)
+    with process.start():
+        pass
+    shutil.rmtree(mount)
+    logs.mkdir(parents=True)
+    (logs / "muster-job-logs").touch()
+    with process.start():
+        pass
+
+
+def test_files_of_every_command_belong_to_the_owner_only(tmp_path: Path) -> None:
     """Also what SQLite makes while a backup is written, whatever umask the shell has."""
     modes = []
 

@@ -127,7 +127,7 @@ def test_unknown_fields_are_ignored() -> None:
         b'{"seq":1,"body":' + b" " * codec.FRAME_BYTES_MAX,
     ],
 )
-def test_what_is_no_message_is_a_protocol_error(raw: bytes) -> None:
+def test_an_invalid_message_is_a_protocol_error(raw: bytes) -> None:
     with pytest.raises(ProtocolError):
         codec.decode_command(raw)
     with pytest.raises(ProtocolError):

@@ -53,7 +53,7 @@ def test_words_of_a_name_in_their_order_are_its_model(
     assert is_model("-".join(wanted), " ".join(words))
 
 
-def test_what_is_faulty_is_not_given_and_what_has_no_uuid_not_divided() -> None:
+def test_faulty_gpus_are_not_assigned_and_gpus_without_uuid_not_divided() -> None:
     good = GpuDevice("0000:01:00.0", "GPU-1")
     bad = GpuDevice("0000:02:00.0", "", fault="does not answer")
     nameless = GpuDevice("0000:03:00.0")
@@ -75,7 +75,7 @@ def test_what_is_faulty_is_not_given_and_what_has_no_uuid_not_divided() -> None:
         ([GpuDevice("a")] * 1025, "1025 GPUs"),
     ],
 )
-def test_what_no_coordinator_can_go_by(devices: list[GpuDevice], expected: str) -> None:
+def test_gpu_reports_that_a_coordinator_refuses(devices: list[GpuDevice], expected: str) -> None:
     found = problem(devices)
     assert found is not None
     assert expected in found

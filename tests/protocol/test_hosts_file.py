@@ -61,9 +61,7 @@ def test_a_block_says_whose_it_is_and_how_long_it_stays() -> None:
 
 
 @given(foreign, leases, tables)
-def test_what_was_there_before_is_there_after_byte_for_byte(
-    text: bytes, lease: str, table: hosts_file.Table
-) -> None:
+def test_foreign_lines_stay_byte_for_byte(text: bytes, lease: str, table: hosts_file.Table) -> None:
     assert hosts_file.parse(text).entries == {}
     written = hosts_file.with_block(text, lease, table)
     assert written.startswith(text)
@@ -71,7 +69,7 @@ def test_what_was_there_before_is_there_after_byte_for_byte(
 
 
 @given(files, st.lists(st.tuples(leases, tables), max_size=4))
-def test_whatever_blocks_come_and_go_others_lines_stay(
+def test_foreign_lines_stay_whatever_blocks_come_and_go(
     text: bytes, blocks: list[tuple[str, hosts_file.Table]]
 ) -> None:
     before = hosts_file.parse(text).foreign
@@ -120,7 +118,7 @@ def test_a_file_without_a_last_line_end_gets_none() -> None:
 
 
 @given(foreign, st.lists(pieces, max_size=3), st.integers(0, 20), tables)
-def test_what_another_writer_made_of_the_file_is_in_ours_too(
+def test_edits_of_another_writer_are_in_our_text_too(
     base: bytes, more: list[bytes], drop: int, table: hosts_file.Table
 ) -> None:
     theirs = b"".join(base.splitlines(keepends=True)[drop:]) + b"".join(more)

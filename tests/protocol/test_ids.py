@@ -17,7 +17,7 @@ def test_task_ids_round_trip(job: int, attempt: int, rank: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "1", "1.1", "0.1.0", "1.0.0", "01.1.0", "1.1.0\n", "1.1.-1", "../1.1.0", "1.1.٣"]
 )
-def test_what_is_no_task_id(text: str) -> None:
+def test_invalid_task_ids(text: str) -> None:
     with pytest.raises(BadId):
         parse_task_id(text)
 

@@ -95,14 +95,14 @@ def largest(value: object) -> tuple[int, int]:
         ),
     ],
 )
-def test_what_is_too_large_is_cut(said: Report, chars: int, members: int) -> None:
+def test_a_text_that_is_too_large_is_cut(said: Report, chars: int, members: int) -> None:
     before, after = largest(said), largest(bounded(said))
     assert before > after
     assert after[0] <= chars
     assert after[1] <= max(members, 32)  # the fields of a struct
 
 
-def test_what_an_honest_agent_sends_arrives_as_it_was() -> None:
+def test_a_normal_report_arrives_unchanged() -> None:
     rank = RankReport(7, exit=ExitStatus(code=1), error="e" * 4096, kernel="k" * 32 * 400)
     ports = tuple(FabricPort(f"mlx5_{n}", 1, addresses=("10.0.0.1",) * 2) for n in range(PORTS_MAX))
     said = report(
@@ -115,7 +115,7 @@ def test_what_an_honest_agent_sends_arrives_as_it_was() -> None:
     assert bounded(hello) is hello
 
 
-def test_what_is_refused_as_too_large_is_not_cut() -> None:
+def test_a_part_refused_as_too_large_is_not_cut() -> None:
     devices = tuple(GpuDevice(f"{n}") for n in range(1000))
     beat = Heartbeat(1.0, changes=NodeChanges(devices=devices))
     assert bounded(beat) is beat

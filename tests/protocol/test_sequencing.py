@@ -23,7 +23,7 @@ def test_a_gap_is_an_error() -> None:
 
 
 @given(st.lists(st.integers(1, 30), max_size=60))
-def test_whatever_arrives_each_frame_is_taken_once_and_in_order(numbers: list[int]) -> None:
+def test_each_frame_is_accepted_once_and_in_order(numbers: list[int]) -> None:
     link, taken = Link(), []
     for number in numbers:
         try:

@@ -37,7 +37,7 @@ def test_a_time_that_was_written_is_not_after_what_it_is_of(seconds: float) -> N
     assert timestamp(written.timestamp()) == written
 
 
-def test_what_has_not_happened_has_no_time() -> None:
+def test_an_event_that_has_not_happened_has_no_time() -> None:
     assert maybe_timestamp(None) is None
     assert maybe_timestamp(0.0) == timestamp(0)
 
@@ -76,7 +76,7 @@ def test_a_moment_is_a_time_or_a_span_before_now() -> None:
 @pytest.mark.parametrize(
     "text", ["", "10", "2023-11-14", "2023-11-14T22:13:20", "yesterday", "25:00", "T", "-5m"]
 )
-def test_what_is_no_moment_is_refused_with_how_to_write_it(text: str) -> None:
+def test_an_invalid_time_is_refused_with_a_correction(text: str) -> None:
     with pytest.raises(InvalidValueError) as refused:
         moment(text, 0.0)
     assert "write `" in refused.value.hint

@@ -20,7 +20,7 @@ SAID = random.Random(1).randbytes(300_000)
 
 
 class Echo:
-    """A server that says back what it hears, and what became of its connections."""
+    """A server that echoes, and records the ends of its connections."""
 
     def __init__(self) -> None:
         self.server = socket.create_server(("127.0.0.1", 0))
@@ -105,7 +105,7 @@ def hears_nothing(sock: socket.socket, seconds: float = 0.2) -> bool:
         sock.settimeout(PATIENCE_S)
 
 
-def test_what_is_said_arrives_and_so_does_the_end(proxy: Proxy, echo: Echo) -> None:
+def test_bytes_arrive_and_so_does_the_end(proxy: Proxy, echo: Echo) -> None:
     with dial(proxy) as sock:
         say(sock, SAID)
         assert hear(sock, len(SAID)) == SAID
@@ -148,7 +148,7 @@ def test_stalls_hold_up_and_lose_nothing(proxy: Proxy) -> None:
     assert time.monotonic() - began >= 0.05
 
 
-def test_one_seed_is_one_fate(echo: Echo) -> None:
+def test_the_same_seed_gives_the_same_faults(echo: Echo) -> None:
     def fate(seed: int) -> list[bool]:
         with Proxy(echo.address, seed=seed) as proxy:
             proxy.shape(up=Way(stalls=0.5, stall_s=0.0))
@@ -162,7 +162,7 @@ def test_one_seed_is_one_fate(echo: Echo) -> None:
     assert fate(3) != fate(4)
 
 
-def test_what_is_held_goes_on_later(proxy: Proxy) -> None:
+def test_held_bytes_go_on_later(proxy: Proxy) -> None:
     with dial(proxy) as sock:
         proxy.shape(down=Way(flow=Flow.HOLD))
         sock.sendall(b"word")
@@ -171,7 +171,7 @@ def test_what_is_held_goes_on_later(proxy: Proxy) -> None:
         assert hear(sock, 4) == b"word"
 
 
-def test_one_that_is_swallowed_is_half_open(proxy: Proxy, echo: Echo) -> None:
+def test_a_swallowed_connection_is_half_open(proxy: Proxy, echo: Echo) -> None:
     with dial(proxy) as sock:
         sock.sendall(b"one")
         assert hear(sock, 3) == b"one"
@@ -228,7 +228,7 @@ def test_a_half_close_leaves_the_other_direction(proxy: Proxy, echo: Echo) -> No
     assert echo.heard == 9
 
 
-def test_who_is_refused_is_reset(proxy: Proxy) -> None:
+def test_a_refused_connection_is_reset(proxy: Proxy) -> None:
     proxy.refuse()
     with pytest.raises(ConnectionResetError), dial(proxy) as sock:
         sock.recv(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from agent.core.shim_protocol import ShimLimit
 from muster.protocol.ids import JobId, NodeName, TaskId, parse_task_id
 from muster.protocol.observations.fabric import TaskFabric
 from muster.protocol.outcome import ExitStatus
@@ -32,6 +33,7 @@ class Ground:
     of_job: dict[JobId, dict[TaskId, Shim]] = field(default_factory=dict)
     warned: set[TaskId] = field(default_factory=set)
     signals: set[tuple[TaskId, int]] = field(default_factory=set)
+    limits: dict[TaskId, ShimLimit] = field(default_factory=dict)  # the newest that its shim got
     fabrics: dict[TaskId, TaskFabric] = field(default_factory=dict)  # as its node received it
     began: dict[TaskId, float] = field(default_factory=dict)  # when its node made ready for it
     ready: set[TaskId] = field(default_factory=set)
@@ -222,6 +224,30 @@ class Ground:
         self.signals.add((shim.task, number))
         if given[0].late:
             self.warned.add(shim.task)
+
+    def limited(self, shim: Shim, limit: ShimLimit) -> None:
+        """A shim receives the time limit of its task."""
+        known = self.limits.get(shim.task)
+        if known is None or known.number < limit.number:
+            self.limits[shim.task] = limit
+
+    def limit_near(self, shim: Shim, limit: ShimLimit) -> None:
+        """The ranks of a task are warned of its time limit."""
+        assert limit.warn_s is not None
+        self.world.met["warned"] += 1
+        self._check_run(shim, limit.warn_s, "is warned")
+
+    def limit_over(self, shim: Shim, limit: ShimLimit) -> None:
+        """A node ends a task at its time limit."""
+        assert limit.limit_s is not None
+        self.world.met["limit_over"] += 1
+        self._check_run(shim, limit.limit_s, "is ended")
+
+    def _check_run(self, shim: Shim, after_s: float, what: str) -> None:
+        assert shim.started_at is not None
+        ran_s = (self.world.now - shim.started_at) * shim.clock_rate
+        if ran_s < after_s - 1e-3:
+            self.fail(f"limit: {shim.task} {what} after {ran_s:.3f} s instead of {after_s:.3f} s")
 
     def succeeded(self, shim: Shim) -> None:
         self.succeeded_tasks.add(shim.task)

@@ -82,7 +82,7 @@ def _without_the_seen(job: Job) -> Job:
     for attempt in job.attempts:
         for task in attempt.tasks:
             task.activity, task.activity_at, task.silent = (), 0.0, ()
-            task.idle_since = None
+            task.idle_since = task.mute_at = None
     return job
 
 

@@ -1,8 +1,8 @@
 """A model of the shim and of the processes it owns: they outlive the agent, not the machine.
 
-It speaks the documents and commands of `agent.core.shim_protocol` and keeps to what the real one
+It uses the documents and commands of `agent.core.shim_protocol` and keeps to what the real one
 does: a ladder that only gets shorter, a lease of its own, an exit record that is there before
-anyone hears of the end.
+the end is reported.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from agent.core.shim_protocol import ShimPhase as P
 from muster.protocol.ids import NodeName, TaskId, parse_task_id
 from muster.protocol.outcome import ExitStatus
 from tests.simulation.programs import PEER_GONE, RAISED, Course, Program, Programs
+from tests.simulation.time_limits import TimeLimit
 from tests.simulation.truth import Truth
 from tests.simulation.world import World
 
@@ -84,6 +85,8 @@ class Shim:
         self._first_failed: int | None = None
         self._ranks: list[s.ShimRank] = []
         self._kill_at: float | None = None
+        self.limit = TimeLimit(self)
+        self._stop_grace_s = 0.0
         self._lease_until: float | None = None
         self._lease_grace_s = 0.0
         self._lease_watched = False
@@ -116,13 +119,14 @@ class Shim:
             signalled=self.signalled,
             survivors=(1000,) if self._reports_stuck and self.phase is P.STUCK else (),
             doomed=self._reports_stuck and self.phase is P.STUCK and self.wedged,
+            warned_s=self.limit.warned_s,
         )
 
     @property
     def _reports_stuck(self) -> bool:
         return self.world.seed >= FIRST_STUCK
 
-    # --- who speaks to it -----------------------------------------------------------------
+    # --- messages of the agent -----------------------------------------------------------
 
     def alone(self) -> None:
         """Its agent is gone."""
@@ -162,6 +166,8 @@ class Shim:
                 self._stop("kill", 0.0)
             case s.ShimLease():
                 self._lease(command)
+            case s.ShimLimit():
+                self.limit.change(command)
             case s.ShimRelease():
                 if self.phase in ENDED:
                     self.dead = True
@@ -173,6 +179,9 @@ class Shim:
             self.signalled = number
             self.truth.signalled(self, number, name)
             self.changed(self)
+
+    def limit_over(self) -> None:
+        self._stop("limit", self._stop_grace_s)
 
     def _lease(self, command: s.ShimLease) -> None:
         if self.phase in ENDED:
@@ -255,7 +264,7 @@ class Shim:
         if self.phase is not P.PREPARED or self._start_seen or self._ends:
             return
         self._start_seen = True
-        self.listen_port = command.listen_port
+        self.listen_port, self._stop_grace_s = command.listen_port, command.grace_s
         self._numbers = self._ranks_of(command)
         self.world.at(self.world.rng.uniform(0.001, 0.05), self._spawn)
 
@@ -281,6 +290,7 @@ class Shim:
         if self.listen_port is not None:
             world.at(world.rng.uniform(*program.listen_s), self._listen)
         self._let_run(program, course, len(self._ranks))
+        self.limit.follow()
         self.changed(self)
 
     def _ranks_of(self, command: s.ShimStart) -> list[int]:
@@ -446,7 +456,7 @@ class Shim:
         self.world.at(after_s, self._write_exit_record)
 
     def _write_exit_record(self) -> None:
-        """The record is on disk before anyone hears of the end."""
+        """The record is on disk before the end is reported."""
         if self._over():
             return
         self._ended_at = self._ended_at or self.world.now

@@ -148,7 +148,7 @@ def test_nothing_is_lost_nothing_runs_twice_and_all_comes_to_an_end(block: int) 
     assert not failures, failures[0]
 
 
-def test_what_outlives_sigkill_holds_up_nobody_and_is_not_run_beside() -> None:
+def test_a_process_that_survives_sigkill_blocks_no_job_and_gets_no_neighbour() -> None:
     met: Counter[str] = Counter()
     for seed in range(FIRST_STUCK, FIRST_STUCK + 20):
         cluster = Cluster(seed)

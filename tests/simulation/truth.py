@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from agent.core.shim_protocol import ShimLimit
 from muster.protocol.outcome import ExitStatus
 
 if TYPE_CHECKING:
@@ -22,6 +23,12 @@ class Truth(Protocol):
     def listens(self, shim: Shim) -> None: ...
 
     def signalled(self, shim: Shim, number: int, name: str) -> None: ...
+
+    def limited(self, shim: Shim, limit: ShimLimit) -> None: ...
+
+    def limit_near(self, shim: Shim, limit: ShimLimit) -> None: ...
+
+    def limit_over(self, shim: Shim, limit: ShimLimit) -> None: ...
 
     def succeeded(self, shim: Shim) -> None: ...
 

@@ -404,7 +404,7 @@ def test_a_key_of_another_system_has_its_replacement() -> None:
                 assert not problems_of({"run": "x.py", **tree}), fragment
 
 
-def test_what_stands_for_a_header_of_slurm_is_an_option_of_submit() -> None:
+def test_options_that_replace_slurm_headers_exist_in_submit() -> None:
     from muster.cli.jobs.submit import command
 
     names = {option for parameter in command.params for option in parameter.opts}

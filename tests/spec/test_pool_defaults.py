@@ -37,7 +37,7 @@ def test_all_that_is_not_said_is_filled_in() -> None:
     }
 
 
-def test_what_the_job_says_wins_key_by_key_in_any_spelling() -> None:
+def test_keys_of_the_job_win_in_any_spelling() -> None:
     spec, keys = filled(
         "pool: big\ntime: 1h\nretry: 3\nenv: [A=2]\naccelerators: 4\n"
         "placement: {labels: {rack: r2}, exclude: [gpu-01]}"

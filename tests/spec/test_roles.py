@@ -178,14 +178,14 @@ def test_variables_of_a_role_are_taken_from_the_caller() -> None:
         (["train.py", 1], ("train.py", "1"), True),
     ],
 )
-def test_what_a_rank_runs(run: object, argv: tuple[str, ...], interpreter: bool) -> None:
+def test_the_command_of_a_rank(run: object, argv: tuple[str, ...], interpreter: bool) -> None:
     spec = parse_mapping({"launcher": "processes", "run": run})
     assert spec.run == Argv(argv)
     assert needs_interpreter(argv) == interpreter
 
 
 @pytest.mark.parametrize("run", ["torchrun x.py", "A=1 ./x", "", "a | b", "-m", []])
-def test_what_no_rank_can_run(run: object) -> None:
+def test_impossible_commands_of_a_rank(run: object) -> None:
     with pytest.raises(SpecError) as caught:
         parse_mapping({"launcher": "processes", "run": run})
     (problem,) = caught.value.problems

@@ -21,7 +21,7 @@ def test_a_value_is_joined_to_its_option() -> None:
 
 
 @pytest.mark.parametrize("option", sorted(_SET_BY_MUSTER))
-def test_what_muster_sets_is_refused_with_the_reason(option: str) -> None:
+def test_options_that_muster_sets_are_refused_with_the_reason(option: str) -> None:
     for word in (option, f"{option}=x", option[:2] + option[2:].replace("-", "_")):
         with pytest.raises(InvalidValueError, match="is set by Muster") as caught:
             read_torchrun_args([word, "x"])

@@ -85,7 +85,7 @@ def test_a_wrong_type_is_reported_with_its_field(path: tuple[str, ...], wrong: s
     "typed",
     [DIGITS, "-1", "1e3", "1_000", "0x10", "010", "1.10", ".inf", ".nan", "yes", "٣", "1 2"],
 )
-def test_what_is_no_number_is_reported_with_the_value(path: tuple[str, ...], typed: str) -> None:
+def test_an_invalid_number_is_reported_with_the_value(path: tuple[str, ...], typed: str) -> None:
     (problem,) = refused(f"run: x.py\n{json.dumps(path[0])}: {_flow(path[1:], typed)}\n")
     assert problem.field == ".".join(path)
     assert problem.value == (f"{typed[:77]}..." if len(typed) > 80 else typed)
@@ -94,7 +94,7 @@ def test_what_is_no_number_is_reported_with_the_value(path: tuple[str, ...], typ
 
 @pytest.mark.parametrize("path", [("time_limit",), ("stop", "grace"), ("retry", "backoff")])
 @pytest.mark.parametrize("typed", [f"{DIGITS}h", "1e400h", "nan", ".inf", "-1h", "off", "on"])
-def test_what_is_no_duration_is_reported_with_the_value(path: tuple[str, ...], typed: str) -> None:
+def test_an_invalid_duration_is_reported_with_the_value(path: tuple[str, ...], typed: str) -> None:
     (problem,) = refused(f"run: x.py\n{path[0]}: {_flow(path[1:], typed)}\n")
     assert problem.field == ".".join(path)
 
@@ -179,7 +179,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_taken() -> None:
         ("run: x.py\nroles: {{launcher: {{env: {{A: {long}}}}}}}", "roles.launcher.env.A"),
     ],
 )
-def test_what_execve_takes_in_no_one_string_is_refused_at_submit(text: str, field: str) -> None:
+def test_strings_too_long_for_execve_are_refused_at_submit(text: str, field: str) -> None:
     (problem,) = refused(text.format(long="a" * 128 * KIB))
     assert problem.field == field
     assert "128 KiB that Linux takes" in problem.message
@@ -198,7 +198,7 @@ def many(count: int) -> str:
         ("run: x.py\nenv: {3}\nroles: {{worker: {{env: {3b}}}}}", "roles.worker"),
     ],
 )
-def test_what_is_too_much_together_is_refused_at_submit(text: str, field: str) -> None:
+def test_too_much_data_together_is_refused_at_submit(text: str, field: str) -> None:
     filled = text.replace("{6}", many(6)).replace("{3b}", many(3).replace("A", "B"))
     filled = filled.replace("{3}", many(3)).replace("{{", "{").replace("}}", "}")
     (problem,) = refused(filled)

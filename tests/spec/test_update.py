@@ -20,7 +20,7 @@ def test_a_setting_that_is_given_twice_is_refused() -> None:
         amend(SPEC, {"time_limit": "1h", "max_duration": "2h"}, 42)
 
 
-def test_of_many_keys_none_is_looked_up() -> None:
+def test_too_many_keys_are_refused_without_a_lookup() -> None:
     """The search for what each may have meant costs much."""
     with pytest.raises(SpecError) as found:
         amend(SPEC, {f"k{number}": 1 for number in range(60_000)}, 42)

@@ -301,7 +301,7 @@ def test_streams_without_end_and_offsets_that_jump_harm_nobody(scene: Scene) -> 
         scene.rogues.leave(rogue)
 
 
-def test_what_an_agent_says_at_and_beyond_every_bound_harms_nobody(scene: Scene) -> None:
+def test_reports_at_and_beyond_every_bound_do_no_harm(scene: Scene) -> None:
     day_s = 86400.0
     labels = [{f"k{n}": "v" * size for n in range(count)} for count, size in ((64, 63), (9000, 90))]
     with scene.watched():

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.timeout(600)]
 
 # As which jobs run.
 USER = "trainer"
-# Tells its pid, and ends when it is let go, or with 3 when it is asked to.
+# Writes its pid, and ends when released, or with 3 after SIGTERM.
 PROGRAM = """
 trap 'echo $$ > /tmp/$0.asked; exit 3' TERM
 echo $$ > /tmp/$0.new && mv /tmp/$0.new /tmp/$0.pid
@@ -260,7 +260,7 @@ def test_a_cancel_empties_the_unit(machine: Machine) -> None:
     machine.nothing_left()
 
 
-def test_what_a_killed_shim_leaves_is_ended(machine: Machine) -> None:
+def test_remains_of_a_killed_shim_are_ended(machine: Machine) -> None:
     job = machine.submit("orphan", STUBBORN)
     shim = machine.show(f"muster-task-{job}-1-0", "MainPID")
     machine.run("sh", "-c", f"kill -KILL {shim}")
@@ -270,7 +270,7 @@ def test_what_a_killed_shim_leaves_is_ended(machine: Machine) -> None:
     machine.nothing_left()
 
 
-def test_who_stops_the_slice_ends_jobs_as_they_asked(machine: Machine) -> None:
+def test_stopping_the_slice_ends_jobs_with_their_own_signal(machine: Machine) -> None:
     job = machine.submit("stopped")
     began = machine.start_time(machine.pid("stopped"))
     machine.run("systemctl", "stop", "muster.slice")

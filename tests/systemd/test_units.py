@@ -80,7 +80,7 @@ COORDINATOR = {
         *(("muster-coordinator", *item) for item in COORDINATOR.items()),
     ],
 )
-def test_what_is_promised_is_set(unit: str, name: str, value: str) -> None:
+def test_promised_settings_are_present(unit: str, name: str, value: str) -> None:
     assert service_of(unit)[name] == [value]
 
 

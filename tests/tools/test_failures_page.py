@@ -26,7 +26,7 @@ def test_every_class_is_reported() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.sign[:40])
-def test_what_a_row_shows_is_judged_by_that_row(rule: FailureRule) -> None:
+def test_examples_are_judged_by_their_own_row(rule: FailureRule) -> None:
     verdict = judge(ExitStatus(1), f"{rule.sign}\n")
     found = (verdict.kind, verdict.said, verdict.advice, verdict.infra)
     assert found == (rule.kind, rule.sign, advice_of(rule), rule.infra)

@@ -44,7 +44,7 @@ def test_each_package_has_hashes_and_the_version_of_the_constraints(file: Path) 
         assert constraints.get(name) == locked.version, name
 
 
-def test_what_the_daemons_need_is_the_same_for_developers() -> None:
+def test_developers_have_the_same_versions_as_the_daemons() -> None:
     dev = read_lock(DEV)
     assert {name: dev[name] for name in read_lock(RUNTIME)} == read_lock(RUNTIME)
 

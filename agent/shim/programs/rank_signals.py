@@ -15,11 +15,10 @@ from agent.shim.system.process_tree import ProcessTree
 from agent.shim.system.syscalls import heeds
 
 LOOK_S = 0.25
-_TIMER = "warning"
 
 
 class RankSignals:
-    """The signals to the ranks of one task.
+    """Signals to the ranks of one task, numbered from 1. Two such sequences have different names.
 
     Ranks that begin after a warning (`late`) get it too, once each. Other signals are for the ranks
     that exist.
@@ -31,23 +30,31 @@ class RankSignals:
         tree: ProcessTree,
         status: Status,
         ranks: Ranks,
-        changed: Callable[[], None],
+        group: Callable[[], list[int] | None],
+        delivered: Callable[[int], None],
+        name: str = "signal",
     ) -> None:
+        """`group` returns the processes of a program that has no ranks. `delivered` gets the number
+        of each signal that reached a process.
+        """
         self._loop = loop
         self._tree = tree
         self._status = status
         self._ranks = ranks
-        self._changed = changed
+        self._group = group
+        self._delivered = delivered
+        self._timer = f"{name}-late"
         self._given = 0
         self._last: ShimSignal | None = None
         # Number of the last warning that each process got.
         self._warned: dict[int | None, int] = {}
 
-    def give(self, command: ShimSignal, group: list[int] | None) -> None:
-        """Signal the existing ranks, or the `group` of a program that has no ranks."""
+    def give(self, command: ShimSignal) -> None:
+        """Signal the existing ranks, or the processes of a program that has no ranks."""
         if self._status.phase is not ShimPhase.RUNNING or command.number <= self._given:
             return
         self._given = command.number
+        group = self._group()
         if group is not None:
             self._note(command, self._tree.signal(group, signal_number(command.signal)))
             return
@@ -73,16 +80,16 @@ class RankSignals:
         ]
         self._to(command, ready)
         if self._waiting(command):
-            self._loop.at(_TIMER, now() + LOOK_S, self.look)
+            self._loop.at(self._timer, now() + LOOK_S, self.look)
         elif ready and not command.late:
             self._last = None
 
     def poll_soon(self) -> None:
         """Schedule `look` once for this turn, because a launcher may report many ranks in one."""
-        self._loop.at(_TIMER, now(), self.look)
+        self._loop.at(self._timer, now(), self.look)
 
     def over(self) -> None:
-        self._loop.cancel(_TIMER)
+        self._loop.cancel(self._timer)
 
     def _waiting(self, command: ShimSignal) -> list[ShimRank]:
         if self._ranks.signalled:
@@ -107,5 +114,4 @@ class RankSignals:
 
     def _note(self, command: ShimSignal, pids: list[int]) -> None:
         if pids:
-            self._status.signalled = max(self._status.signalled, command.number)
-            self._changed()
+            self._delivered(command.number)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from muster.protocol.ids import NodeName, SessionId, TaskId
-from muster.protocol.link.terms import Terms
+from muster.protocol.link.terms import ChangeTerms, Terms
 from muster.protocol.observations.disks import DiskHealth
 from muster.protocol.observations.fabric import NodeFabric, NodeRdma, TaskFabric
 from muster.protocol.observations.gpus import GpuDevice, IdleGpus, usable
@@ -231,16 +231,16 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     """Everything that an agent knows of a task.
 
     `running_s` is how long the program has run, on the node's own clock. `first_failed` is the rank
-    that failed first on the node. `stopped_by` is set if Muster ended it: stop, kill, lease or
-    shim_lost. `launcher_said` is the end of the log of a failed launcher. `warnings` are sentences
-    about findings while the gang was arranged. `survivors` are processes that SIGKILL does not end:
-    the task is not clean until the kernel releases them. `doomed`: their SIGKILL is pending, so
-    none of them will ever run its program again; without survivors, no process is left, but no exit
-    record can be written. `no_output`: the task has ended without writing
-    anything. `terms` is the number of the newest terms that are on the node's disk, 0 if none are.
+    that failed first on the node. `stopped_by` is set if Muster ended it: stop, kill, lease, limit
+    or shim_lost. `launcher_said` is the end of the log of a failed launcher. `warnings` are
+    sentences about findings while the gang was arranged. `survivors` are processes that SIGKILL
+    does not end: the task is not clean until the kernel releases them. `doomed`: their SIGKILL is
+    pending, so none of them will ever run its program again; without survivors, no process is left,
+    but no exit record can be written. `no_output`: the task has ended without writing anything.
+    `terms` is the number of the newest terms that are on the node's disk, 0 if none are.
     `stop_stored`: a stop of the task is on the node's disk, or nothing of the task is left there.
-    From then on, the node vouches for no task of the attempt. `warned_s` is when the node warned
-    its ranks of the time limit, in seconds of `running_s`. `start` is None until the first rank of
+    From then on, the node vouches for no task of the attempt. `warned_s` is the `warn_s` of the
+    terms of whose time limit the node has warned its ranks. `start` is None until the first rank of
     a job with `start_method: fork`.
     """
 
@@ -493,6 +493,7 @@ Command = (
     | StartTask
     | StopTask
     | SignalTask
+    | ChangeTerms
     | DumpStacks
     | ForgetTask
 )

@@ -29,3 +29,11 @@ class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
     warn_s: float | None = None
     warn_signal: str = ""
     members: tuple[Member, ...] = ()
+
+
+class ChangeTerms(msgspec.Struct, frozen=True, tag="terms"):
+    """Follow these terms from now on. Repeated until the task's report says that they are on the
+    node's disk."""
+
+    task: TaskId
+    terms: Terms

@@ -24,6 +24,7 @@ from orchestrator.api.http.request_parsing import parse_query
 from orchestrator.api.http.route import QUERY, ROUTE, Handler
 from orchestrator.api.http.stream_limits import lasts
 from orchestrator.shell.coordinator import CoordinatorStoppedError
+from orchestrator.shell.request_turns import RequestTurns
 
 URL_CHARS_MAX: Final = 4096
 PARAMETERS_MAX: Final = 64
@@ -35,6 +36,8 @@ Observer = Callable[[web.Request, int, float], None]
 
 
 def request_middleware(access: AccessTable, origins: Origins, observer: Observer) -> Middleware:
+    turns = RequestTurns()
+
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[_REQUEST_ID] = request_id_of(request)
@@ -44,7 +47,7 @@ def request_middleware(access: AccessTable, origins: Origins, observer: Observer
         started = request.loop.time()
         status = 0
         try:
-            response = await _answer(request, handler, access, origins, connection)
+            response = await _answer(request, handler, access, origins, turns, connection)
             status = response.status
         finally:
             if connection is not None:
@@ -78,6 +81,7 @@ async def _answer(
     handler: Handler,
     access: AccessTable,
     origins: Origins,
+    turns: RequestTurns,
     connection: GuardedConnection | None,
 ) -> web.StreamResponse:
     try:
@@ -89,9 +93,11 @@ async def _answer(
         access.check(request)
         if connection is not None and TOKEN in request:
             connection.authenticated(request[TOKEN])
+        if TOKEN in request and not _of_agent(request):
+            await turns.take(request[TOKEN].user)
         if route is not None:
             request[QUERY] = parse_query(request, route.query)
-            await access.check_job(request, route)
+            await access.check_object(request, route)
             if connection is not None and lasts(request):
                 connection.refuse_stream()
         await _go_on(request)

@@ -17,6 +17,7 @@ from orchestrator.core.facts.hangs import HangFact
 from orchestrator.core.facts.idle import IdleFact
 from orchestrator.core.facts.links import LinkFact
 from orchestrator.core.facts.observations import TaskObserved
+from orchestrator.core.facts.people import PeopleFact
 from orchestrator.core.facts.queue import PromiseFact
 from orchestrator.core.facts.service import HardwareNoted, ServiceFact
 from orchestrator.core.facts.webhooks import WebhookFact
@@ -31,6 +32,7 @@ from orchestrator.core.monitoring.hang_state import apply_hang
 from orchestrator.core.monitoring.idle_gpus import apply_idle
 from orchestrator.core.monitoring.task_observations import apply_observations
 from orchestrator.core.nodes.service_state import apply_service
+from orchestrator.core.rights.people import apply_people
 from orchestrator.core.scheduling.gpus import share_of
 from orchestrator.core.webhooks.outbox import apply_webhook
 
@@ -65,6 +67,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             apply_service(state, fact, at)
         case rf.JournalRestored() | rf.RestoredNodeSettled() | rf.NodeDeclaredLost():
             apply_restored(state, fact)
+        case PeopleFact():
+            apply_people(state.people, fact, at)
         case ClusterFact():
             apply_cluster(state, fact)
         case _:
@@ -89,10 +93,12 @@ def _apply_attempt(state: State, fact: f.OfAttempt, at: float) -> None:
         return
     attempt = job.attempt(fact.attempt)
     match fact:
-        case f.AttemptArranged(_, _, master_addr, master_port, endpoints, network, fabric, machine):
+        case f.AttemptArranged(
+            _, _, master_addr, master_port, endpoints, network, fabric, machine, key
+        ):
             _attempt_to(attempt, AttemptPhase.ARRANGING)
             attempt.endpoints, attempt.network = endpoints, network
-            attempt.fabric = fabric
+            attempt.fabric, attempt.vouch_key = fabric, key
             attempt.master_addr, attempt.master_port = master_addr, master_port
             attempt.prepared_at = at
             launcher = state.nodes[attempt.tasks[0].node]
@@ -109,6 +115,7 @@ def _apply_attempt(state: State, fact: f.OfAttempt, at: float) -> None:
             attempt.forced = True
         case f.GraceShortened():
             attempt.shortened = at, fact.grace_s
+            job.requests += 1
             job.notes.add(at, fact.describe())
         case f.AttemptClosed():
             _attempt_to(attempt, AttemptPhase.CLOSED)

@@ -10,12 +10,12 @@ from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.links import OfLink
 from orchestrator.core.facts.queue import QueuesDue, QueuesPlanned
 from orchestrator.core.model.errors import InvalidTransition
-from orchestrator.core.model.hardware_rate import hardware_due
 from orchestrator.core.model.node import LINK_TRANSITIONS, LinkState
 from orchestrator.core.model.plan import MoveCause, PoolPolicy, QueueEvent, QueuePlan
 from orchestrator.core.model.registrations import (
     NewNodes,
     connection_due,
+    hardware_due,
     one_more_new_node,
     registration_due,
 )
@@ -28,8 +28,8 @@ def apply_cluster(state: State, fact: cf.OfCluster | QueuesPlanned | QueuesDue) 
     match fact:
         case cf.SpaceChanged(problem):
             state.disk_full = problem
-        case cf.EpochStarted(epoch, cluster, networks, first_job, pools):
-            state.cluster, state.networks = cluster, networks
+        case cf.EpochStarted(epoch, cluster, networks, first_job, pools, secret):
+            state.cluster, state.networks, state.secret = cluster, networks, secret
             _change_pools(state, pools)
             state.epoch = epoch
             state.next_job = max(state.next_job, first_job)
@@ -41,6 +41,9 @@ def apply_cluster(state: State, fact: cf.OfCluster | QueuesPlanned | QueuesDue) 
             state.stack_dumps.clear()
             state.watches.clear()
             state.look_number = 0
+            for job in state.jobs.values():
+                for task in () if job.current is None else job.current.tasks:
+                    task.mute_at = None
             for node in state.nodes.values():
                 _reset(node)
             state.judged_from, state.new_nodes = 0.0, NewNodes()
@@ -129,6 +132,10 @@ def apply_link(state: State, fact: OfLink) -> None:
         case lf.NodeAwaited(_, answered_at):
             _link_to(node, LinkState.SUSPECT)
             node.answered_at = answered_at
+        case lf.TaskMuted(_, name, at):
+            muted = state.task(name)
+            if muted is not None:
+                muted.mute_at = at
         case lf.NodeGivenUp():
             _link_to(node, LinkState.LOST)
         case _:

@@ -40,6 +40,7 @@ from orchestrator.core.failures.stops import (
     was_killed,
 )
 from orchestrator.core.gangs.commands import commands_for_reported_task, tasks_on
+from orchestrator.core.gangs.silent_members import muted
 from orchestrator.core.gangs.task_reports import new_facts_from_report
 from orchestrator.core.gangs.workdir_hint import add_workdir_hint
 from orchestrator.core.model.attempt import AttemptPhase
@@ -69,6 +70,7 @@ from orchestrator.core.nodes.unkillable import (
     drain_for_unkillable,
     survivor_facts,
 )
+from orchestrator.core.rights.people import decide_people, import_people
 from orchestrator.core.scheduling.placement import never_fits
 from orchestrator.core.webhooks.outbox import on_attempted
 
@@ -100,6 +102,14 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
             return remove(state, received)
         case s.LostReceived():
             return declare_lost(state, received)
+        case (
+            s.UserReceived()
+            | s.UserChangeReceived()
+            | s.TokenReceived()
+            | s.RevokeReceived()
+            | s.TokenSeen()
+        ):
+            return decide_people(state, received, now.wall)
         case s.HelloReceived(session, hello, peer, local):
             foreign = frozenset[str]() if local else limits.own_names
             return _hello(state, session, hello, peer, foreign, now, limits)
@@ -121,14 +131,16 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
 
 def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: Limits) -> Decision:
     """Start an epoch: no connection is known, and every lease counts from now."""
-    cluster = state.cluster or started.cluster
+    cluster, secret = state.cluster or started.cluster, state.secret or started.secret
     decision = Decision(
         [
             cf.EpochStarted(
-                started.epoch, cluster, started.networks, started.first_job, started.pools
+                started.epoch, cluster, started.networks, started.first_job, started.pools, secret
             )
         ]
     )
+    if started.people is not None and not state.people.imported:
+        decision.facts += import_people(started.people)
     for node in state.nodes.values():
         if node.holders:
             decision.facts.append(lf.NodeAwaited(node.name, now.mono))
@@ -234,11 +246,10 @@ def _hello(
         decision.effects.append(a.CloseSession(node.session, "the agent has connected again"))
     protocol = min(hello.protocol_max, PROTOCOL_MAX)
     ahead_s = clock_ahead_s(hello.wall_s, now)
-    life = hello.instance
-    decision.facts.append(
-        lf.NodeConnected(hello.node, session, peer, now.mono, protocol, ahead_s, life)
-    )
-    decision.facts += restarted(state, hello.node, life, now.mono, limits)
+    decision.facts += [
+        lf.NodeConnected(hello.node, session, peer, now.mono, protocol, ahead_s, hello.instance),
+        *restarted(state, hello.node, hello.instance, now.mono, limits),
+    ]
     # Before the tasks, because a full or hung disk may have ended a rank.
     seen = hello.observed
     health = NodeChanges(ports=seen.ports, disks=seen.disks, refuses_jobs=seen.refuses_jobs)
@@ -253,11 +264,14 @@ def _hello(
             *drain_for_unkillable(state, node, hello.node, report),
         ]
         task = _task(state, report.task)
-        if task is None or task.node != hello.node or task.state in OVER:
+        if task is None or task.node != hello.node:
+            continue
+        decision.facts += muted(state, task, now) if report.stop_stored else []
+        if task.state in OVER:
             continue
         if rebooted and _may_have_run(task, report):
             # No process survives a reboot, no matter what the agent finds.
-            decision.facts.append(_gone(task, rebooted=True))
+            decision.facts += _gone(state, task, now, rebooted=True)
             continue
         keep.append(task)
         decision.facts += _take_report(state, task, report, now)
@@ -272,7 +286,7 @@ def _hello(
         if restored or task.state is not TaskState.ASSIGNED:
             if restored:
                 decision.facts += gone_since_backup(state, task)
-            decision.facts.append(_gone(task, rebooted=rebooted))
+            decision.facts += _gone(state, task, now, rebooted=rebooted)
     # After the tasks, so that a task which its own report ends is not ended again.
     decision.facts += hardware_facts(state, hello.node, hello.observed.hardware, now)
     decision.facts += drained
@@ -293,10 +307,11 @@ def _hello(
     return decision
 
 
-def _gone(task: Task, *, rebooted: bool) -> f.Fact:
+def _gone(state: State, task: Task, now: Instant, *, rebooted: bool) -> list[f.Fact]:
     """Return the end of a task that its node has not got any more."""
     proof = TaskProof.REBOOTED if rebooted else TaskProof.REPORTED
-    return lost(task, REBOOTED if rebooted else "its agent does not have it any more", proof)
+    reason = REBOOTED if rebooted else "its agent does not have it any more"
+    return [lost(task, reason, proof), *muted(state, task, now)]
 
 
 def _may_have_run(task: Task, report: TaskReport) -> bool:
@@ -345,6 +360,8 @@ def _report(
                 *drain_for_unkillable(state, node, name, report),
             ]
             task = _task(state, report.task)
+            if task is not None and task.node == name and report.stop_stored:
+                drained += muted(state, task, now)
             if task is None or task.node != name or task.state in OVER:
                 commands = commands_for_reported_task(
                     state, name, report.task, report.state, limits

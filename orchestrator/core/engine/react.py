@@ -33,6 +33,11 @@ from orchestrator.core.gangs.commands import (
 )
 from orchestrator.core.gangs.launch import gang_of
 from orchestrator.core.gangs.retry_policy import after_attempt
+from orchestrator.core.gangs.silent_members import (
+    ask_node_to_confirm,
+    ask_to_confirm,
+    silent_tasks,
+)
 from orchestrator.core.gangs.transitions import closed, task_moved
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.blame import guilty_nodes
@@ -107,11 +112,9 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
         case f.AttemptWarned() | f.SignalRequested():
             return _signalled(state, fact)
         case lf.NodeDisconnected(name, _):
-            away = state.nodes[name].link is LinkState.SUSPECT
-            cut = [t for t in tasks_on(state, name) if t.cut_at is None] if away else []
-            facts: list[f.Fact] = [f.TaskUnreachable(t.job, t.attempt, t.rank) for t in cut]
-            facts += apply_peer_reports(state, name, now, limits)
-            return Decision(facts, silent_timer(state, state.nodes[name], now, limits))
+            return _disconnected(state, name, now, limits)
+        case lf.TaskMuted(_, task):
+            return Decision([], _silent_timers(state, task, now, limits))
         case lf.NodeConnected(name):
             return Decision([], word_timer(state, name))
         case rf.NodeDeclaredLost():
@@ -135,6 +138,25 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             return Decision(_after(state, state.jobs[job_id], number, limits))
         case _:
             assert_never(fact)
+
+
+def _disconnected(state: State, name: NodeName, now: Instant, limits: Limits) -> Decision:
+    node, facts = state.nodes[name], list[f.Fact]()
+    if node.link is LinkState.SUSPECT:
+        cut = [t for t in tasks_on(state, name) if t.cut_at is None]
+        facts += [f.TaskUnreachable(t.job, t.attempt, t.rank) for t in cut]
+    facts += apply_peer_reports(state, name, now, limits)
+    attempts = [state.jobs[job].attempt(number) for job, number in sorted(node.holders)]
+    asked = [effect for attempt in attempts for effect in ask_to_confirm(state, attempt)]
+    return Decision(facts, [*silent_timer(state, node, now, limits), *asked])
+
+
+def _silent_timers(state: State, task: TaskId, now: Instant, limits: Limits) -> list[a.Effect]:
+    """Return the timers of the silent nodes of a gang of which this task vouches no more."""
+    attempt = state.attempt(*parse_task_id(task)[:2])
+    silent = [] if attempt is None else silent_tasks(state, attempt)
+    nodes = [state.nodes[task.node] for task in silent]
+    return [it for node in nodes for it in silent_timer(state, node, now, limits)]
 
 
 def _synced(
@@ -162,7 +184,8 @@ def _synced(
         if task.id not in known:
             job = state.jobs[task.job]
             commands += desired_commands(job, job.attempt(task.attempt), task, None, limits)
-    return Decision(back, [a.Send(name, session, command) for command in commands])
+    sent = [a.Send(name, session, command) for command in commands]
+    return Decision(back, [*sent, *ask_node_to_confirm(state, name)])
 
 
 def _phase_begun(
@@ -244,6 +267,7 @@ def _stopping(
     for task in attempt.tasks:
         if task.state not in OVER:
             decision.effects += send_desired(state, job, attempt, task, task.state, limits)
+    decision.effects += ask_to_confirm(state, attempt)
     # If every task is over, such as when all are lost, close the attempt at once.
     decision.facts += closed(attempt)
     return decision

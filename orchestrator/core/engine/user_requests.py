@@ -92,10 +92,13 @@ def _shorter(
     if grace_s >= now_s:
         kept = duration_text(now_s)
         return [], f"its stop has begun with a grace of {kept}, which cannot be extended"
-    if state.disk_full and grace_s > now_s / 2:
-        # Each cut is recorded, and the space that is left must do for the ends of all jobs.
+    # Each cut is recorded. The space that is left must do for the ends of all jobs.
+    sparing = state.disk_full or (
+        f"it has been changed {REQUESTS_MAX} times" if job.requests >= REQUESTS_MAX else ""
+    )
+    if sparing and grace_s > now_s / 2:
         kept = duration_text(now_s)
-        return [], f"its grace stays {kept}, as a small cut is not recorded now: {state.disk_full}"
+        return [], f"its grace stays {kept}, as a small cut is not recorded now: {sparing}"
     fact = f.GraceShortened(job.id, attempt.number, asked.user, grace_s)
     return [
         fact

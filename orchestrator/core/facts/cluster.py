@@ -15,7 +15,8 @@ class EpochStarted(ClusterFact, Inert, durability=SYNC, reschedules=True, milest
 
     `cluster` is the name that the journal's first owner gave it. `networks` are those that the
     configuration wants gangs to use, `pools` its settings of pools. No new job gets a number below
-    `first_job`, as a restored journal may lack some jobs.
+    `first_job`, as a restored journal may lack some jobs. Keys of gangs derive from `secret`, which
+    no API shows.
     """
 
     epoch: int
@@ -23,6 +24,7 @@ class EpochStarted(ClusterFact, Inert, durability=SYNC, reschedules=True, milest
     networks: tuple[str, ...] = ()
     first_job: int = 0
     pools: dict[str, PoolPolicy] = field(default_factory=dict)
+    secret: str = ""
 
     def describe(self) -> str:
         return f"coordinator started, epoch {self.epoch}"

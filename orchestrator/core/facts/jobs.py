@@ -26,6 +26,7 @@ from orchestrator.core.facts import cluster as of_cluster
 from orchestrator.core.facts import hangs as of_hang
 from orchestrator.core.facts import idle as of_idle
 from orchestrator.core.facts import links as of_link
+from orchestrator.core.facts import people as of_people
 from orchestrator.core.facts import queue as of_queue
 from orchestrator.core.facts import restored as of_restore
 from orchestrator.core.facts import webhooks as nf
@@ -158,7 +159,8 @@ class AttemptArranged(AttemptFact, durability=SYNC, reschedules=False, milestone
     """The rendezvous of the gang. The port is leased until the attempt is closed.
 
     `endpoints` are in node-rank order. `network` names their network and the reason for the choice.
-    `fabric` is None if there is nothing to plan. `machine_id` is the machine of the port; None in
+    `fabric` is None if there is nothing to plan. With `vouch_key`, the agents of the gang vouch for
+    each other; "" if they do not. `machine_id` is the machine of the port; None in
     journals of release 0.1, where the launcher's last registration says it.
     """
 
@@ -168,6 +170,7 @@ class AttemptArranged(AttemptFact, durability=SYNC, reschedules=False, milestone
     network: str = ""
     fabric: FabricPlan | None = None
     machine_id: str | None = None
+    vouch_key: str = ""
 
     def describe(self) -> str:
         if not self.master_addr:
@@ -466,6 +469,7 @@ OfTask = (
 )
 Fact = (
     of_cluster.OfCluster
+    | of_people.OfPeople
     | of_restore.OfRestore
     | OfJob
     | OfAttempt

@@ -149,6 +149,16 @@ class NodeAwaited(LinkFact, Inert, reschedules=True, milestone=False):
     answered_at: float
 
 
+class TaskMuted(LinkFact, reschedules=False, milestone=False):
+    """From `at` on (monotonic seconds) the node vouches for no other member of the task's attempt.
+
+    It has a stop of the task on its disk, or nothing of the task.
+    """
+
+    task: TaskId
+    at: float
+
+
 class NodeGivenUp(LinkFact, Inert, reschedules=True, milestone=True):
     """The node has been silent for so long that no job waits for it. Its tasks may run on."""
 
@@ -169,4 +179,5 @@ OfLink = (
     | NodeDisconnected
     | NodeAwaited
     | NodeGivenUp
+    | TaskMuted
 )

@@ -27,6 +27,8 @@ from orchestrator.core.gangs.fabric import misfit, plan_for, roll_back
 from orchestrator.core.gangs.numa_binding import binding_refused
 from orchestrator.core.gangs.preflight import refused_joiner, refused_nodes
 from orchestrator.core.gangs.refusals import BY_US, refusal_cause, refusal_of
+from orchestrator.core.gangs.silent_members import ask_to_confirm
+from orchestrator.core.gangs.terms import vouch_key
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import Attempt, Job, State, Task
@@ -87,7 +89,9 @@ def task_moved(
             forget: list[a.Effect] = []
             if session is not None:
                 forget.append(a.Send(task.node, session, ForgetTask(task.id)))
-            return Decision(closed(attempt) or _unexpected_end(job, attempt, task), forget)
+            asked = ask_to_confirm(state, attempt)
+            ended = closed(attempt) or _unexpected_end(job, attempt, task)
+            return Decision(ended, [*forget, *asked])
         case f.TaskLost(_, _, _, reason):
             return Decision(closed(attempt) or _lost(job, attempt, task, reason))
         case f.TaskLeft():
@@ -116,7 +120,8 @@ def _prepared(state: State, job: Job, attempt: Attempt) -> Decision:
     fabric = plan_for(job, attempt)
     if isinstance(fabric, PlanRefused):
         return Decision(roll_back(attempt, fabric))
-    return Decision([structs.replace(arranged, fabric=fabric)])
+    key = vouch_key(state, job, attempt)
+    return Decision([structs.replace(arranged, fabric=fabric, vouch_key=key)])
 
 
 def _refused(job: Job, attempt: Attempt, task: Task, now: Instant, limits: Limits) -> Decision:

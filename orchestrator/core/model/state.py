@@ -35,6 +35,7 @@ from orchestrator.core.model.fabric_plan import FabricPlan
 from orchestrator.core.model.history import BoundedLines
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState
+from orchestrator.core.model.people import People
 from orchestrator.core.model.plan import PoolPolicy, QueuePlan
 from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.registrations import NewNodes
@@ -75,7 +76,7 @@ class Node:
     record_due: float = 0.0  # see `registration_due`
     connect_due: float = 0.0  # see `connection_due`
     hardware_passed: tuple[str, int] | None = None  # newest event, recorded or not
-    hardware_due: float = 0.0  # see `hardware_rate`
+    hardware_due: float = 0.0  # see `registrations`
     kills_due: float = 0.0  # of kills for lack of memory
     hardware_skipped: int = 0  # events beyond the rate
     link: LinkState = LinkState.OFFLINE
@@ -136,6 +137,7 @@ class Task:
     left: str | None = None  # why the elastic gang continues without it
     left_force: bool = False  # killed without a grace period
     proof: TaskProof | None = None  # of a LOST task
+    mute_at: float | None = None  # volatile; since when its node vouches no more, monotonic
     gpus: tuple[str, ...] = ()  # by UUID; () is the whole node
 
     @property
@@ -223,6 +225,7 @@ class Attempt:
     fabric: FabricPlan | None = None
     why_there: str = ""  # in words, from the placement
     lease_s: float | None = None  # of its tasks; None: they run however long they are cut off
+    vouch_key: str = field(default="", repr=False)  # "": its agents do not vouch for each other
     cause: Cause | None = None
     forced: bool = False
     warned_at: float | None = None  # time of the time limit's warning
@@ -360,9 +363,11 @@ class Job:
 class State:
     epoch: int = 0
     cluster: str = ""
+    secret: str = field(default="", repr=False)  # of the cluster; keys of gangs derive from it
     networks: tuple[str, ...] = ()  # names and CIDRs for gangs, best first
     pools: dict[str, PoolPolicy] = field(default_factory=dict)  # those that are configured
     next_job: int = 1
+    people: People = field(default_factory=People)
     nodes: dict[NodeName, Node] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)
     keys: dict[tuple[str, str], tuple[JobId, str]] = field(default_factory=dict)

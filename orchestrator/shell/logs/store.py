@@ -26,6 +26,7 @@ from muster.protocol.ids import JobId, TaskId, parse_task_id
 from muster.protocol.link.log_channel import CHUNK_BYTES_MAX, STREAMS_PER_TASK_MAX, StreamId
 from orchestrator.core.storage.log_space import Bounds
 from orchestrator.shell.change_counters import ChangeCounters
+from orchestrator.shell.logs.folder import make_folder, refuse_unmounted
 from orchestrator.shell.logs.gaps import Gap, gap_of, gap_text
 from orchestrator.shell.logs.index import RECORD_BYTES
 from orchestrator.shell.logs.job_cache import JobCache
@@ -92,9 +93,17 @@ class LogStore:
         self._threads = ThreadPoolExecutor(_FILE_THREADS, thread_name_prefix="log-files")
         self.stored_bytes = self.dropped_bytes = self.stalls = 0
 
-    async def prepare(self) -> None:
-        """Create the private root folder of all logs. Without it, every stream is late."""
-        make = partial(self.root.mkdir, mode=0o700, parents=True, exist_ok=True)
+    async def prepare(self, *, existed: bool = False) -> None:
+        """Create the private root folder of all logs. Without it, every stream is late.
+
+        `existed` means that jobs have used it. Raises FileError if its disk is not mounted.
+        """
+
+        def make() -> None:
+            if existed:
+                refuse_unmounted(self.root)
+            make_folder(self.root)
+
         try:
             async with asyncio.timeout(UNANSWERED_S):
                 await self.in_thread(make)
@@ -371,7 +380,7 @@ class LogStore:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def hold(self, name: StreamId) -> None:
-        """Tell readers that the next bytes of a stream wait for a disk that does not answer."""
+        """Notify readers that the next bytes of a stream wait for a disk that does not answer."""
         job = self._jobs.known(job_of(name))
         if job is None or job.removed is not None:
             return

@@ -24,6 +24,7 @@ from orchestrator.shell.logs.index import (
 
 _LOOK_BYTES: Final = 128 * 1024
 _LOOKS_MAX: Final = 16
+_BLOCK: Final = 64 * 1024
 _OFFSET_MAX: Final = (1 << 63) - 1  # of a file
 # A file of this length is impossible, now and later.
 _TOO_LONG: Final = frozenset({errno.EFBIG, errno.EINVAL, errno.EOVERFLOW})
@@ -142,6 +143,11 @@ class StreamFile:
             self.size = hole
             if self._covered >= hole:
                 return False
+        # Nor has it always written the bytes, which then are zeros.
+        self.size = _end_without_zeros(data, self._covered, self.size)
+        os.ftruncate(data, self.size)
+        if self._covered >= self.size:
+            return False
         ts = self.last_ts or os.fstat(data).st_mtime
         tail = os.pread(data, 3, max(self._covered, self.size - 3))
         try:
@@ -459,3 +465,14 @@ def _size(path: Path) -> int:
         return os.stat(path, follow_symlinks=False).st_size
     except FileNotFoundError:
         return 0
+
+
+def _end_without_zeros(fd: int, begin: int, end: int) -> int:
+    """Return the end of the file's part from `begin` to `end` without the zeros that end it."""
+    while end > begin:
+        length = min(_BLOCK, end - begin)
+        kept = len(os.pread(fd, length, end - length).rstrip(b"\0"))
+        end -= length - kept
+        if kept:
+            break
+    return end

@@ -16,7 +16,7 @@ def course(*readings: tuple[float, list[int | None]]) -> IdleStretch:
     return found
 
 
-def test_one_reading_says_nothing() -> None:
+def test_a_single_reading_proves_nothing() -> None:
     assert idle_since(course((100.0, [0, 0])), 30.0) is None
 
 
@@ -26,7 +26,7 @@ def test_a_row_of_readings_does() -> None:
     assert idle_since(course(*row), 30.0) == 100.0
 
 
-def test_one_gpu_that_computes_ends_it_and_it_begins_anew() -> None:
+def test_one_busy_gpu_restarts_the_idle_time() -> None:
     found = course((100.0, [0, 0]), (130.0, [0, 5]))
     assert found.since is None
     assert update(found, [0, 0], 5, 135.0).since == 135.0
@@ -37,7 +37,7 @@ def test_a_gpu_that_cannot_be_read_is_not_idle() -> None:
     assert course((100.0, [])).since is None
 
 
-def test_what_happened_in_a_long_gap_nobody_knows() -> None:
+def test_a_long_gap_between_readings_counts_as_unknown() -> None:
     late = 100.0 + GAP_MAX_S + 1.0
     assert course((100.0, [0]), (late, [0])).since == late
 
@@ -63,7 +63,7 @@ def test_before_the_start_nothing_is_said_of_it() -> None:
     assert last(agent, 200.0).observed.idle_s is None
 
 
-def test_of_a_task_that_is_gone_it_is_no_news() -> None:
+def test_a_finished_task_is_not_reported_idle() -> None:
     agent = Agent()
     agent.connect()
     assert agent.turn(s.TaskObserved(TASK, s.TaskChanges(idle_since=1.0))) == []

@@ -28,7 +28,7 @@ def observed(*devices: GpuDevice) -> s.NodeObserved:
     return s.NodeObserved(m.NodeChanges(devices=devices))
 
 
-def test_what_has_changed_is_reported_once() -> None:
+def test_a_change_is_reported_once() -> None:
     agent = Agent()
     agent.connect()
     assert agent.turn(observed(ONE, TWO)) == [
@@ -40,7 +40,7 @@ def test_what_has_changed_is_reported_once() -> None:
     assert (inventory.gpus, inventory.devices) == (1, (ONE, GONE))
 
 
-def test_what_has_changed_between_hello_and_welcome_is_reported_after_it() -> None:
+def test_a_change_between_hello_and_welcome_is_reported_after_it() -> None:
     agent = Agent()
     agent.turn(s.LinkUp())
     assert agent.turn(observed(ONE)) == []

@@ -1,4 +1,4 @@
-"""An agent tells what has happened to its hardware, and says it again on each new connection."""
+"""An agent reports events of its hardware, and repeats them on each new connection."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_it_is_reported_at_once_and_again_on_a_new_connection() -> None:
     assert hello(agent.turn(s.LinkUp())).observed.hardware == (event(1), event(2))
 
 
-def test_what_happens_between_hello_and_welcome_is_reported_after_it() -> None:
+def test_an_event_between_hello_and_welcome_is_reported_after_it() -> None:
     agent = Agent()
     agent.turn(observed(event(1)))
     assert hello(agent.turn(s.LinkUp())).observed.hardware == (event(1),)

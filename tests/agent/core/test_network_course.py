@@ -107,7 +107,7 @@ def test_a_gang_that_is_rolled_back_while_it_is_arranged_hears_no_late_proof() -
     assert not agent.turn(s.NetworkRefused(TASK, DENIED))
 
 
-def test_what_an_earlier_life_may_have_written_is_taken_back() -> None:
+def test_names_of_an_earlier_agent_process_are_removed() -> None:
     agent = Agent()
     status = ShimStatus(TASK, ShimPhase.RUNNING, running_s=9.0)
     assert not agent.turn(s.TaskFound(TASK, status, PATHS))

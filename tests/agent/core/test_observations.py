@@ -105,7 +105,7 @@ def test_a_task_is_prepared_when_the_fabric_has_been_seen() -> None:
         assert said.prepared.fabric == seen
 
 
-def test_of_whole_nodes_no_gpus_are_reported() -> None:
+def test_no_gpus_are_reported_for_tasks_with_whole_nodes() -> None:
     """A gang of a thousand nodes writes what every node says into the journal."""
     seen = NodeFabric(gpus=(FabricGpu("0000:1b:00.0", "GPU-1", (2,)),))
     for gpus, expected in (((), ()), (("GPU-1",), seen.gpus)):

@@ -43,7 +43,7 @@ def test_a_node_has_one_address_however_many_names() -> None:
     assert peers_of(msgspec.structs.replace(ARRANGE, hosts=hosts), "n1") == ("10.0.0.1",)
 
 
-def test_one_that_never_answered_is_no_witness() -> None:
+def test_a_peer_that_never_answered_is_not_reported() -> None:
     seen = PeerAnswers()
     course = [*[False] * 10 * MISSED, True, *[False] * MISSED, True]
     said = []
@@ -116,7 +116,7 @@ def test_changes_are_posted_and_the_end_ends_it() -> None:
     assert reported == [silent("10.0.0.2"), silent()]
 
 
-def test_what_was_ordered_together_with_the_watch_goes_first() -> None:
+def test_commands_sent_with_the_watch_go_first() -> None:
     async def course() -> list[s.Input]:
         order: list[str] = []
         asked = asyncio.Event()

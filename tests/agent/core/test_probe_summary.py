@@ -84,7 +84,7 @@ def test_ports_go_by_pci_address_whatever_their_names() -> None:
     )
 
 
-def test_of_a_roce_port_both_families_are_reported() -> None:
+def test_both_address_families_of_a_roce_port_are_reported() -> None:
     gids = (
         Gid(0, LINK_LOCAL, "IB/RoCE v1", "eth2"),
         Gid(1, LINK_LOCAL, "RoCE v2", "eth2"),
@@ -147,7 +147,7 @@ def test_a_card_is_the_same_whatever_names_it(
     assert port.model == model
 
 
-def test_what_is_missing_and_what_stops_all_of_it() -> None:
+def test_missing_ports_and_blockers_are_reported() -> None:
     down = infiniband(
         "mlx5_1", "0000:3c:00.0", use=False, expected=True, reason="port DOWN, Polling"
     )
@@ -188,7 +188,7 @@ def test_what_is_missing_and_what_stops_all_of_it() -> None:
     assert found.versions == {"kernel": "6.8.0"}
 
 
-def test_how_far_each_gpu_is_from_each_port() -> None:
+def test_distances_of_gpus_and_ports_are_reported() -> None:
     hcas = infiniband("mlx5_0", "0000:1a:00.0"), infiniband("mlx5_1", "0000:3c:00.0")
     gpu = Gpu(index=0, pci="0000:1b:00.0", uuid="GPU-1")
     near = Affinity(gpu=gpu.pci, gpu_index=0, hca="mlx5_0", distance=AffinityClass.PXB, hops=4)
@@ -284,7 +284,7 @@ def test_a_port_that_is_down_keeps_its_place_in_the_kind() -> None:
     assert none.why == "has no port that can be used: mlx5_0:1: port DOWN"
 
 
-def test_what_stops_all_of_it_leaves_no_port() -> None:
+def test_a_blocker_leaves_no_port() -> None:
     stop = FabricProblem(
         Severity.ERROR, "libibverbs.so.1 is not installed", "install it", stops=True
     )

@@ -37,7 +37,7 @@ def test_hello_has_what_was_seen_before_it() -> None:
     assert hello.inventory.rdma == EIGHT
 
 
-def test_what_has_changed_between_hello_and_welcome_is_reported_after_it() -> None:
+def test_a_change_between_hello_and_welcome_is_reported_after_it() -> None:
     agent = Agent()
     agent.turn(s.LinkUp())
     assert agent.turn(observed(EIGHT)) == []

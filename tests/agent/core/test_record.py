@@ -8,9 +8,17 @@ from msgspec.structs import replace
 from agent.core import effects as a
 from agent.core import inputs as s
 from agent.core.record import TaskRecord
-from agent.core.shim_protocol import ShimExit, ShimPhase, ShimStart, ShimStatus, ShimStop
+from agent.core.shim_protocol import (
+    ShimExit,
+    ShimLimit,
+    ShimPhase,
+    ShimStart,
+    ShimStatus,
+    ShimStop,
+)
+from muster.protocol.ids import TaskId
 from muster.protocol.link import control_channel as m
-from muster.protocol.link.terms import Terms
+from muster.protocol.link.terms import ChangeTerms, Terms
 from muster.protocol.states import TaskState
 from tests.agent.core.playbook import ARRANGE, PATHS, TASK, Agent, reports, sent_to_shim
 
@@ -118,9 +126,63 @@ def test_a_gang_that_waits_at_its_gate_is_arranged_again() -> None:
     assert a.ArrangeNetwork(TASK, plan) in agent.hear(plan)
 
 
-def test_of_an_earlier_boot_only_the_stop_counts() -> None:
+def test_only_the_stop_of_an_earlier_boot_counts() -> None:
     agent = Agent()
     record = TaskRecord("earlier", "c1", PLAN, PLAN.terms, STOP)
     agent.turn(s.TaskFound(TASK, RUNS, PATHS, record=record))
     held = agent.state.tasks[TASK]
     assert (held.arrange, held.terms, held.stop) == (None, None, STOP)
+
+
+LIMITED = replace(ARRANGE, terms=Terms(1, 100.0, 70.0, "SIGUSR1"))
+RAISED = ChangeTerms(TASK, Terms(2, 200.0, 170.0, "SIGUSR1"))
+
+
+def limits(effects: list[a.Effect]) -> list[ShimLimit]:
+    return [it for it in sent_to_shim(effects) if isinstance(it, ShimLimit)]
+
+
+def test_the_shim_has_the_time_limit_before_the_program_starts() -> None:
+    agent = at_gate(LIMITED)
+    agent.store(agent.effects)
+    first, second = sent_to_shim(agent.hear(m.StartTask(TASK)))
+    assert first == ShimLimit(1, 100.0, 70.0, "SIGUSR1")
+    assert isinstance(second, ShimStart)
+
+
+def test_a_changed_limit_is_followed_and_confirmed_once_it_is_on_disk() -> None:
+    agent = running(LIMITED)
+    taken = agent.hear(RAISED)
+    assert not sent_to_shim(taken)
+    assert [it.terms for it in reports(agent.hear(RAISED))] == [1]
+    stored = agent.store(taken)
+    assert limits(stored) == [ShimLimit(2, 200.0, 170.0, "SIGUSR1")]
+    assert [it.terms for it in reports(stored)] == [2]
+    agent.quick = True
+    assert not limits(agent.hear(ChangeTerms(TASK, Terms(1, 5.0))))
+    assert limits(agent.hear(ChangeTerms(TASK, Terms(3)))) == [ShimLimit(3)]
+
+
+def test_the_next_agent_process_passes_on_what_was_stored() -> None:
+    agent = Agent()
+    record = TaskRecord("boot", "c1", LIMITED, RAISED.terms)
+    found = agent.turn(s.TaskFound(TASK, RUNS, PATHS, record=record))
+    assert limits(found) == [ShimLimit(2, 200.0, 170.0, "SIGUSR1")]
+    unlimited = Agent()
+    record = TaskRecord("boot", "c1", PLAN, PLAN.terms)
+    assert not sent_to_shim(unlimited.turn(s.TaskFound(TASK, RUNS, PATHS, record=record)))
+
+
+def test_new_terms_change_no_task_that_has_ended_or_has_no_plan() -> None:
+    agent = running(LIMITED)
+    agent.quick = True
+    agent.shim(ShimPhase.CLEANED, running_s=1.0, exit=ShimExit(0))
+    assert [it.terms for it in reports(agent.hear(RAISED))] == [1]
+    (gone,) = reports(agent.hear(ChangeTerms(TaskId("2.1.0"), Terms(2))))
+    assert (gone.state, gone.stop_stored) == (TaskState.CLEANED, True)
+
+
+def test_a_warning_and_the_end_at_the_limit_are_reported() -> None:
+    agent = running(LIMITED)
+    said = agent.shim(ShimPhase.STOPPING, running_s=100.0, warned_s=70.0, stopped_by="limit")
+    assert [(it.warned_s, it.stopped_by) for it in reports(said)] == [(70.0, "limit")]

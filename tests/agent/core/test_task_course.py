@@ -254,7 +254,7 @@ def test_a_status_that_comes_late_changes_nothing() -> None:
     assert not agent.shim(ShimPhase.RUNNING, running_s=0.5)
 
 
-def test_who_a_job_runs_as_comes_from_the_configuration() -> None:
+def test_the_user_of_a_job_comes_from_the_configuration() -> None:
     agent = Agent(State(replace(IDENTITY, run_as="trainer"), OBSERVED))
     agent.connect()
     agent.hear(PREPARE)
@@ -270,7 +270,7 @@ def test_a_lease_says_how_long_the_job_has_when_it_is_over() -> None:
     assert leases.KILL_S == LEASE_GRACE_S
 
 
-def test_whose_tasks_it_runs_is_written_down_before_there_are_any() -> None:
+def test_the_cluster_id_is_stored_before_any_task() -> None:
     agent = Agent()
     assert agent.connect()[0] == a.KeepCluster("c1")
     agent.turn(s.LinkDown())

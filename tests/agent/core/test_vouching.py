@@ -83,7 +83,7 @@ def test_a_member_that_is_silent_is_asked_again_and_a_round_never_gets_younger()
     assert leases(done) == [LEASE_S - 10.0]
 
 
-def test_one_member_that_does_not_vouch_ends_the_lease() -> None:
+def test_a_member_that_does_not_vouch_ends_the_lease() -> None:
     first, second, _ = gang()
     for _ in range(40):
         for data in asked(first).values():

@@ -98,7 +98,7 @@ def test_a_disk_that_fails_is_reported(tmp_path: Path) -> None:
     assert not sound(msgspec.structs.replace(disk, error="two\nlines"))
 
 
-def test_one_that_is_well_is_not_reported(tmp_path: Path) -> None:
+def test_a_healthy_disk_is_not_reported(tmp_path: Path) -> None:
     assert check(tmp_path) is None
 
 

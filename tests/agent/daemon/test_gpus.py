@@ -47,7 +47,7 @@ def devices_of(seen: Input) -> tuple[GpuDevice, ...]:
     return seen.changes.devices
 
 
-def test_what_is_there_is_given_and_reported(root: Path) -> None:
+def test_existing_gpus_are_assigned_and_reported(root: Path) -> None:
     (seen,) = check(root, uuid(1, 0), uuid(1, 3))
     assert [it.pci for it in devices_of(seen)] == [address(number) for number in range(4)]
 

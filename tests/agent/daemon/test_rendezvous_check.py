@@ -212,9 +212,7 @@ print(asyncio.run(RendezvousChecks().prove("7.1.1", plan)).text)
         ("10.7.0.2", (), "no answer in 0.3 s"),
     ],
 )
-def test_what_is_wrong_with_the_way_is_reported(
-    address: str, route: tuple[str, ...], words: str
-) -> None:
+def test_a_broken_route_is_reported(address: str, route: tuple[str, ...], words: str) -> None:
     if why := missing():
         pytest.skip(why)
     command = ["unshare", "--net", sys.executable, "-c", NAMESPACE, address, *route]

@@ -173,7 +173,7 @@ async def test_a_task_that_is_not_to_be_kept_is_killed(tmp_path: Path) -> None:
         assert not alive(started.ranks[0].pid)
 
 
-async def test_what_a_crash_left_half_made_goes_at_the_next_start(tmp_path: Path) -> None:
+async def test_half_made_folders_are_removed_at_the_next_start(tmp_path: Path) -> None:
     tasks = tmp_path / "state/tasks"
     (tasks / ".new-5.1.0/scratch").mkdir(parents=True)
     (tasks / ".gone-4.1.0/scratch").mkdir(parents=True)

@@ -157,7 +157,7 @@ def mount() -> Iterator[Mount]:
 
 
 @pytest.mark.parametrize("where", ["scratch", "scratch/data", "scratch/deep/er", "scratch/file"])
-def test_what_a_job_mounted_goes_and_nothing_of_what_is_in_it(
+def test_mounts_of_a_job_are_detached_with_their_content_intact(
     tmp_path: Path, mount: Mount, where: str
 ) -> None:
     folders = TaskDirs(tmp_path, None)
@@ -181,7 +181,7 @@ def test_what_a_job_mounted_goes_and_nothing_of_what_is_in_it(
     assert str(tmp_path / "tasks") not in Path("/proc/self/mountinfo").read_text()
 
 
-def test_what_cannot_be_removed_keeps_no_agent_from_its_tasks(
+def test_an_agent_starts_despite_folders_it_cannot_remove(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = TaskDirs(tmp_path, None)

@@ -221,15 +221,13 @@ async def test_the_names_of_an_attempt_stay_as_long_as_one_task_of_it_has_them(
     assert now(path) == BASE
 
 
-async def test_what_could_not_be_removed_at_the_start_is_in_nobodys_way(
-    path: Path, tmp_path: Path
-) -> None:
+async def test_leftover_names_do_not_block_other_gangs(path: Path, tmp_path: Path) -> None:
     path.write_bytes(with_block(BASE, "7.2", [("node-b", "10.5.5.5")]))
     assert await hosts_of(tmp_path).arrange(TASK, plan()) == ()
     assert now(path) == with_block(BASE, "42.1", TABLE)
 
 
-async def test_what_cannot_be_removed_at_the_start_is_removed_later(
+async def test_leftover_names_are_removed_later(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(setup, "AGAIN_S", 0.0)
@@ -249,7 +247,7 @@ async def test_what_cannot_be_removed_at_the_start_is_removed_later(
         assert now(path) == BASE
 
 
-async def test_what_somebody_puts_back_goes_again(
+async def test_a_block_that_an_editor_puts_back_is_removed_again(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An editor saves what it read when the job ran."""
@@ -304,7 +302,7 @@ async def test_a_file_that_cannot_be_written_is_a_refusal_or_a_warning(tmp_path:
     assert "hosts" in refused(found, "hosts_unwritable")
 
 
-async def test_what_was_not_asked_for_by_name_is_done_as_well_as_can_be(
+async def test_auto_mode_continues_with_existing_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.gang.name_check.SETTLE_S", 0.0)
@@ -327,7 +325,7 @@ async def test_an_agent_beside_others_leaves_the_machines_file_to_them(
     assert now(path) == theirs
 
 
-def test_which_mode_an_agent_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mode_of_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert mode_of(config(tmp_path, "auto")) == "file"
     assert mode_of(config(tmp_path, "auto", shared_host=True)) == "off"

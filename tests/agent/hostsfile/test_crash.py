@@ -21,7 +21,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("slips", [False, True])
-def test_what_slipped_in_outlives_a_crash_at_the_exchange(
+def test_an_edit_survives_a_crash_at_the_exchange(
     path: Path,
     file: HostsFile,
     monkeypatch: pytest.MonkeyPatch,
@@ -79,7 +79,7 @@ def test_a_crash_while_the_new_text_is_written_loses_nothing(
     assert alone(path)
 
 
-def test_what_slipped_into_the_second_exchange_outlives_a_crash_after_it(
+def test_an_edit_during_the_second_exchange_survives_a_crash_after_it(
     path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path.write_bytes(BASE + b"\n")

@@ -28,7 +28,7 @@ def test_a_block_comes_and_goes_and_nothing_else_has_changed(path: Path, file: H
     assert alone(path)
 
 
-def test_what_was_there_before_is_kept(path: Path, file: HostsFile, tmp_path: Path) -> None:
+def test_the_previous_text_is_kept_in_a_copy(path: Path, file: HostsFile, tmp_path: Path) -> None:
     file.update(put)
     assert (tmp_path / "hosts.before").read_bytes() == BASE
 
@@ -103,7 +103,7 @@ def test_a_missing_file_is_made(path: Path, file: HostsFile) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_what_a_change_raises_changes_nothing(path: Path, file: HostsFile) -> None:
+def test_an_exception_in_a_change_changes_nothing(path: Path, file: HostsFile) -> None:
     def refuse(_: bytes) -> bytes:
         raise LookupError
 

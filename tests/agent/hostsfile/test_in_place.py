@@ -14,7 +14,7 @@ from tests.agent.hostsfile.changes import BASE, THEIRS, beside, put, slipping, t
 
 
 @pytest.mark.usefixtures("impatient", "unexchangeable")
-def test_who_writes_the_file_anew_and_is_slow_loses_nothing_in_place(
+def test_a_slow_writer_of_a_file_in_place_loses_nothing(
     path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """He opened it between the look for him and our writing."""
@@ -31,7 +31,7 @@ def test_who_writes_the_file_anew_and_is_slow_loses_nothing_in_place(
 
 
 @pytest.mark.usefixtures("impatient", "unexchangeable")
-def test_who_reads_a_file_is_no_writer_of_it_in_place(path: Path, file: HostsFile) -> None:
+def test_a_reader_of_a_file_written_in_place_is_not_awaited(path: Path, file: HostsFile) -> None:
     with path.open("rb"):
         file.update(put)
     assert path.read_bytes() == put(BASE)

@@ -26,7 +26,7 @@ from tests.agent.hostsfile.changes import (
 
 
 @pytest.mark.parametrize("way", ["append", "rename"])
-def test_who_slips_in_between_reading_and_exchange_is_merged(
+def test_an_edit_between_reading_and_exchange_is_merged(
     path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     write = writers.WAYS[way]
@@ -50,7 +50,7 @@ def looking(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], None]) -> None:
     monkeypatch.setattr(atomic_exchange, "quiet", quiet)
 
 
-def test_who_has_the_file_open_is_waited_for(
+def test_a_writer_that_has_the_file_open_is_awaited(
     path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also who opens it between the look for him and the exchange."""
@@ -77,7 +77,7 @@ def test_who_has_the_file_open_is_waited_for(
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("ours", [False, True])
 @pytest.mark.parametrize("late", [False, True])
-def test_who_writes_the_file_anew_and_is_slow_loses_nothing(
+def test_a_slow_writer_loses_nothing(
     path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch, ours: bool, late: bool
 ) -> None:
     """Many empty it first. `late`: he opens it between the look for him and the exchange."""
@@ -106,7 +106,7 @@ def test_who_writes_the_file_anew_and_is_slow_loses_nothing(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_who_is_slow_takes_nothing_away_that_a_third_has_added(
+def test_a_slow_writer_removes_no_line_of_a_third(
     path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path.write_bytes(BASE + b"\n")
@@ -129,16 +129,14 @@ def test_who_is_slow_takes_nothing_away_that_a_third_has_added(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_who_keeps_the_file_open_is_in_nobodys_way_where_nothing_changes(
-    path: Path, file: HostsFile
-) -> None:
+def test_an_open_file_does_not_matter_if_nothing_changes(path: Path, file: HostsFile) -> None:
     with path.open("ab"):
         file.update(take)
     assert path.read_bytes() == BASE
 
 
 @pytest.mark.root
-def test_who_may_not_ask_for_a_lease_takes_nobody_for_a_writer(path: Path) -> None:
+def test_an_agent_without_the_lease_capability_assumes_no_writer(path: Path) -> None:
     with path.open("rb") as file:
         os.seteuid(65534)
         try:
@@ -147,7 +145,7 @@ def test_who_may_not_ask_for_a_lease_takes_nobody_for_a_writer(path: Path) -> No
             os.seteuid(0)
 
 
-def test_who_read_the_file_between_two_exchanges_takes_nothing_away(
+def test_an_editor_that_read_the_file_between_two_exchanges_loses_no_line(
     path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It saw a file without the line that had just slipped in, and writes what it saw."""

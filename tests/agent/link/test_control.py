@@ -49,7 +49,7 @@ class Node:
         self.listening = asyncio.get_running_loop().create_task(owner)
 
     def fall_asleep(self) -> None:
-        """Hear nothing until woken."""
+        """Receive nothing until woken."""
         assert self.listening is not None
         self.listening.cancel()
 
@@ -186,7 +186,7 @@ def test_a_repeated_frame_is_dropped_and_a_gap_ends_the_link(tmp_path: Path) -> 
     play(tmp_path, story)
 
 
-def test_what_is_sent_without_a_link_is_not_heard_on_the_next(tmp_path: Path) -> None:
+def test_messages_sent_without_a_link_are_not_sent_on_the_next(tmp_path: Path) -> None:
     async def story(coordinator: Coordinator, it: Node) -> None:
         session = await greeted(coordinator, it)
         await session.close()
@@ -203,7 +203,7 @@ def test_no_link_is_made_before_the_owner_has_heard_of_the_end_of_the_last(tmp_p
         session = await coordinator.session()
         await session.close()
         with pytest.raises(TimeoutError):
-            # Else what the owner says in answer to the first would be heard on the second.
+            # Otherwise the owner's answers to the first would go to the second.
             await asyncio.wait_for(coordinator.session(), 0.5)
         it.wake_up()
         await coordinator.session()

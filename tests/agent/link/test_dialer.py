@@ -47,7 +47,7 @@ def test_a_thousand_agents_come_back_spread_over_a_time_that_grows(
     assert all(AGENTS / 20 < tenths[tenth] < AGENTS / 5 for tenth in range(10)), tenths
 
 
-def test_who_was_refused_waits_for_a_person_and_not_all_at_once() -> None:
+def test_a_refused_agent_retries_slowly_and_spread_out() -> None:
     random.seed(1)
     pauses = [pause(attempt, refused=True) for attempt in range(1, AGENTS)]
     assert 30 <= min(pauses) <= max(pauses) <= 35
@@ -55,9 +55,7 @@ def test_who_was_refused_waits_for_a_person_and_not_all_at_once() -> None:
 
 
 @pytest.mark.parametrize(("after_s", "longest"), [(0.5, 0.4), (4.9, 0.4), (5.0, 5.0)])
-def test_where_the_machine_answers_and_nobody_listens_it_is_asked_often_for_a_while(
-    after_s: float, longest: float
-) -> None:
+def test_a_closed_port_is_retried_quickly_for_a_while(after_s: float, longest: float) -> None:
     """A coordinator that is restarted is to have its agents back within a second."""
     random.seed(1)
     pauses = [pause(8, after_s, absent=True) for _ in range(AGENTS)]

@@ -60,7 +60,7 @@ def test_a_path_that_leaves_the_folder_is_refused(tmp_path: Path, path: str) -> 
         LogSource.open(tmp_path, path)
 
 
-def test_what_is_no_plain_file_of_one_name_is_refused(tmp_path: Path) -> None:
+def test_only_plain_files_with_one_link_are_accepted(tmp_path: Path) -> None:
     inside, outside = tmp_path / "task", tmp_path / "outside"
     inside.mkdir()
     outside.mkdir()

@@ -149,7 +149,7 @@ def test_a_stream_of_a_removed_task_is_sent_no_more() -> None:
     assert pair.ledger.reconnect() == []
 
 
-def test_what_could_not_be_stored_is_sent_again_when_it_is_asked_for() -> None:
+def test_bytes_that_were_not_stored_are_sent_again_on_request() -> None:
     ledger = LogOffsets()
     ledger.add_stream(STREAMS[0], "path")
     ledger.reconnect()

@@ -291,7 +291,7 @@ async def test_hundreds_of_small_tasks_share_a_connection(tmp_path: Path) -> Non
         assert open_under(tmp_path) == []
 
 
-def test_what_is_not_acknowledged_is_not_followed_by_more_than_a_window(
+def test_unacknowledged_bytes_stay_within_the_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
@@ -341,7 +341,7 @@ async def test_a_task_without_a_byte_costs_no_message_where_its_report_says_so(
         assert coordinator.logs.tasks == {loud: 1}
 
 
-async def test_what_was_said_of_a_tasks_end_stays_true_whatever_its_shim_says_after_it(
+async def test_the_reported_end_of_a_task_stays_whatever_its_shim_reports_later(
     tmp_path: Path,
 ) -> None:
     silent, announced = TaskId("3.1.0"), TaskId("3.1.1")
@@ -377,7 +377,7 @@ async def test_a_log_that_cannot_be_opened_for_want_of_descriptors_is_read_later
         with descriptors_left():
             for task in (silent, loud):
                 it.follow(task, tmp_path / task, STREAMS)
-                # Nobody can tell yet: what has no output may be removed.
+                # It is not known yet: a task without output may be removed.
                 assert not it.complete(task)
         assert await stored.take(2) == {silent, loud}
         assert coordinator.logs.data[OUT] == coordinator.logs.data[ERR] == b"last words"

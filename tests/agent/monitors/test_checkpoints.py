@@ -75,7 +75,7 @@ def test_it_looks_at_so_many_entries_and_no_more(
     assert 0 < len(looked) <= 11
 
 
-def test_what_is_written_still_counts_once_it_is_settled(tmp_path: Path) -> None:
+def test_a_file_still_being_written_counts_once_it_has_settled(tmp_path: Path) -> None:
     write(tmp_path / "old", at=100)
     seen: list[str] = []
     watch = CheckpointWatch(str(tmp_path), seen.append)
@@ -106,7 +106,7 @@ def test_a_checkpoint_of_many_files_counts_once_all_are_settled(tmp_path: Path) 
     assert seen == ["step-1/3.pt"]
 
 
-def test_what_is_always_written_elsewhere_hides_no_checkpoint(tmp_path: Path) -> None:
+def test_a_busy_file_elsewhere_hides_no_checkpoint(tmp_path: Path) -> None:
     """As trainers do that keep their curves beside their checkpoints."""
     seen: list[str] = []
     watch = CheckpointWatch(str(tmp_path), seen.append)

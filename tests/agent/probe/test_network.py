@@ -138,7 +138,9 @@ def test_a_bridge_is_a_network_only_where_a_card_is_its_port() -> None:
         (772, "", InterfaceKind.LOOPBACK),
     ],
 )
-def test_what_else_there_is(hardware_type: int, kind: str, expected: InterfaceKind) -> None:
+def test_other_interfaces_are_listed(
+    hardware_type: int, kind: str, expected: InterfaceKind
+) -> None:
     link = NetworkLink(5, "x0", hardware_type, UP, kind)
     assert found(link, x0="10.0.0.1/24")["x0"].kind is expected
 
@@ -170,7 +172,7 @@ def test_an_interface_without_an_address_or_a_usable_name_is_left_out() -> None:
     assert interfaces_of(network) == ()
 
 
-def test_one_that_is_down_says_so() -> None:
+def test_an_interface_that_is_down_is_marked() -> None:
     down = NetworkLink(2, "eth0", 1, 0x1)
     assert not found(down, eth0="10.0.0.5/24")["eth0"].running
 
@@ -240,7 +242,7 @@ def test_a_pinned_interface_that_is_gone_is_not_replaced_by_another() -> None:
         Interface("eth0", InterfaceKind.ETHERNET, ("10.0.0.1/8",) * (ADDRESSES_MAX + 1)),
     ],
 )
-def test_what_a_coordinator_does_not_take_over(bad: Interface) -> None:
+def test_interfaces_that_a_coordinator_refuses(bad: Interface) -> None:
     assert problem((bad,)) is not None
     assert problem((bad,) * (INTERFACES_MAX + 1)) is not None
 

@@ -68,6 +68,6 @@ def test_signals_by_name(name: str, number: int) -> None:
         ({"cmd": "prepare", "hosts": {"source": "/a"}}, "hosts"),
     ],
 )
-def test_what_cannot_be_read_is_named(document: dict[str, object], names: str) -> None:
+def test_an_unreadable_part_is_named(document: dict[str, object], names: str) -> None:
     with pytest.raises(Malformed, match=names):
         parse(document)

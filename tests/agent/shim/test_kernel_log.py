@@ -80,7 +80,7 @@ def test_names_that_users_choose_are_no_lines_of_the_kernel(
     assert about(log, monkeypatch, *lines) == []
 
 
-def test_what_is_older_than_the_task_is_another_s(
+def test_lines_older_than_the_task_are_ignored(
     log: KernelLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert about(log, monkeypatch, OF_GPU, age_s=60.0) == []

@@ -141,7 +141,7 @@ sys.stdin.read()
 """
 
 
-def test_of_an_environment_no_more_is_read_than_one_can_have() -> None:
+def test_an_environment_is_read_up_to_its_possible_size() -> None:
     """A process can have the kernel show any of its memory as its environment."""
     size = 4 * syscalls.ENVIRONMENT_BYTES_MAX
     argv = [sys.executable, "-c", SHOWS_ITS_MEMORY, str(size)]

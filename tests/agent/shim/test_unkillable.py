@@ -52,7 +52,7 @@ def test_a_process_whose_first_thread_has_ended_lives(headless: subprocess.Popen
     assert syscalls.doomed(headless.pid)
 
 
-def test_who_lives_and_was_not_killed_may_run_on() -> None:
+def test_a_living_process_that_was_not_killed_may_run_on() -> None:
     with subprocess.Popen(["sleep", "10000"]) as child:
         os.kill(child.pid, signal.SIGSTOP)
         assert not syscalls.doomed(child.pid)

@@ -177,7 +177,7 @@ def test_ranks_whose_launcher_dies_have_their_time(any_stage: Stage, tmp_path: P
 
 @pytest.mark.torch
 @pytest.mark.parametrize("hangs", [False, True])
-def test_what_ranks_leave_behind_has_the_rest_of_the_grace(
+def test_children_of_ended_ranks_get_the_rest_of_the_grace_period(
     any_stage: Stage, tmp_path: Path, hangs: bool
 ) -> None:
     stays = "if 'RANK' not in os.environ: atexit.register(time.sleep, 1000)"

@@ -43,7 +43,7 @@ def hang(task: Spoken) -> int:
     ],
     ids=["folder", "directory service"],
 )
-def test_what_hangs_is_refused_in_time_and_the_shim_answers_meanwhile(
+def test_a_hanging_step_is_refused_in_time_and_the_shim_keeps_answering(
     any_stage: Stage, user: ShimUser | None, words: list[str]
 ) -> None:
     if user is not None and os.geteuid() != 0:

@@ -72,7 +72,7 @@ HEARD = 'tell(t="rank", rank=0, pid=os.getpid())'
         pytest.param("tell(t='exit', rank=0)", id="no end"),
     ],
 )
-def test_what_cannot_be_is_dropped_and_the_next_word_heard(any_stage: Stage, words: str) -> None:
+def test_an_invalid_message_is_dropped_and_the_next_one_read(any_stage: Stage, words: str) -> None:
     async def story(node: Node) -> None:
         task = await speaker(node, f"{words}\n{HEARD}\n{WAIT}")
         await start(task)
@@ -112,7 +112,7 @@ def test_versions_that_are_no_text_are_left_out(
     any_stage.play(story)
 
 
-def test_who_speaks_without_end_is_stopped_all_the_same(any_stage: Stage) -> None:
+def test_a_program_that_sends_without_end_is_still_stopped(any_stage: Stage) -> None:
     words = """
 for rank in range(1, 1 << 30):
     tell(t="open", rank=rank, local_rank=0)

@@ -63,7 +63,7 @@ def test_only_processes_of_the_task_pass(stage: Stage) -> None:
         assert found[5].problem == ENDED
         assert problem(other.dir, theirs) == ""
         await end(other)
-        # Without its shim there is nobody to tell whose a process is.
+        # Without its shim, the owner of a process is unknown.
         assert problem(other.dir, mine)
         await end(task)
         assert problem(task.dir, mine) == ENDED
@@ -236,7 +236,7 @@ class Noted(Processes):
         return super().sockets(found)
 
 
-def test_of_another_process_the_watch_reads_nothing(tmp_path: Path) -> None:
+def test_the_watch_reads_nothing_of_a_foreign_process(tmp_path: Path) -> None:
     be_shim_of(tmp_path)
     processes, clock = Noted(), Now()
     watch = HangMonitor(clock, lambda _: None, 5.0, tmp_path, processes)
@@ -260,7 +260,7 @@ def test_of_another_process_the_watch_reads_nothing(tmp_path: Path) -> None:
         assert processes.read == set()
 
 
-def test_of_a_process_that_has_the_pid_of_a_rank_the_watch_reads_nothing(
+def test_the_watch_reads_nothing_of_a_process_with_a_reused_pid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     be_shim_of(tmp_path)

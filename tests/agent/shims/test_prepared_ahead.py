@@ -41,7 +41,7 @@ async def spare_of(node: Node) -> int:
 
 
 async def until(holds: Callable[[], object], what: str) -> None:
-    """Look until it holds: nothing tells us of processes that are not ours."""
+    """Poll until it holds: foreign processes send no events."""
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline, f"never: {what}"
@@ -172,7 +172,7 @@ def test_a_shim_without_template_ends_with_its_task(any_stage: Stage) -> None:
     any_stage.play(story)
 
 
-def test_of_a_burst_few_shims_are_kept(any_stage: Stage) -> None:
+def test_few_idle_shims_are_kept_after_a_burst(any_stage: Stage) -> None:
     async def story(node: Node) -> None:
         await node.fork_server.start()
         fork_server = node.fork_server.pid

@@ -148,7 +148,7 @@ main()
 
 
 @pytest.mark.torch
-def test_what_torch_records_of_a_rank_is_its_error(any_stage: Stage) -> None:
+def test_the_error_file_of_torch_is_the_error_of_the_rank(any_stage: Stage) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
         start = ShimStart(["-c", RECORDS], {"OMP_NUM_THREADS": "1"}, ranks=ranks(0, 2))
@@ -174,7 +174,7 @@ def test_what_torch_records_of_a_rank_is_its_error(any_stage: Stage) -> None:
         "head -c 100000 /dev/zero | tr '\\0' [ > $TORCHELASTIC_ERROR_FILE",
     ],
 )
-def test_what_else_lies_there_is_not_read(any_stage: Stage, lay: str) -> None:
+def test_other_files_in_the_folder_are_not_read(any_stage: Stage, lay: str) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
         (task.dir / "error.json").write_text('{"message": "of another"}')
@@ -205,7 +205,7 @@ def test_a_stop_reaches_every_rank_once(stage: Stage) -> None:
     stage.play(story)
 
 
-def test_one_that_ends_well_does_not_end_the_others(any_stage: Stage) -> None:
+def test_a_rank_that_succeeds_does_not_stop_the_others(any_stage: Stage) -> None:
     script = "[ $RANK = 0 ] || until [ -e go ]; do sleep 0.01; done"
 
     async def story(node: Node) -> None:

@@ -82,7 +82,7 @@ def stage(counted: Path, tmp_path: Path) -> Stage:
     return Stage(tmp_path, ShimOptions(cgroup_parent=str(counted), processes_max=MOST))
 
 
-def test_one_that_wants_more_is_refused_by_the_kernel_and_learns_why(stage: Stage) -> None:
+def test_a_job_that_wants_more_is_refused_by_the_kernel_with_the_reason(stage: Stage) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
         await task.run(sys.executable, "-c", FORKS)

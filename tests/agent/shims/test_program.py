@@ -176,7 +176,7 @@ def test_bytes_are_kept_as_they_are(any_stage: Stage) -> None:
         ([], 126, "no command"),
     ],
 )
-def test_what_cannot_run_is_said_in_words(
+def test_a_program_that_cannot_run_is_reported_in_words(
     any_stage: Stage, argv: list[str], code: int, words: str
 ) -> None:
     async def story(node: Node) -> None:

@@ -112,7 +112,7 @@ def test_a_killed_shim_is_found_lost_and_its_job_ended(stage: Stage) -> None:
         assert found.status is not None
         assert found.status.stopped_by == StoppedBy.SHIM_LOST
         assert found.status.phase is ShimPhase.CLEANED
-        # Nobody else can tell any more where its output is.
+        # Only the record still names the files of its output.
         assert {stream.path for stream in found.status.streams} == {
             "logs/rank-0.stdout",
             "logs/rank-0.stderr",
@@ -208,7 +208,7 @@ def test_a_node_that_can_start_no_template_says_so(
     any_stage.play(story)
 
 
-def test_one_folder_has_one_shim(any_stage: Stage) -> None:
+def test_a_folder_has_one_shim(any_stage: Stage) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
         with pytest.raises(SpawnError, match="still alive"):

@@ -74,7 +74,7 @@ def test_a_unit_depends_on_nothing_of_the_agents() -> None:
     assert not {"Requires", "BindsTo", "PartOf", "Wants"} & set(properties(argv))
 
 
-def test_what_a_unit_is_given() -> None:
+def test_the_properties_of_a_unit() -> None:
     argv = argv_of(FOLDER, ShimOptions(), unlimited)
     assert argv[:3] == ["systemd-run", "--quiet", "--collect"]  # CollectMode=inactive-or-failed
     given = properties(argv)
@@ -144,7 +144,7 @@ def test_an_agent_that_was_started_by_hand_forks(
     assert by_units(config(shims="systemd"), in_unit)
 
 
-def test_what_cannot_be_is_forked_or_refused(
+def test_an_impossible_unit_is_forked_or_refused(
     in_unit: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refused(why: str) -> None:
@@ -338,7 +338,9 @@ def test_it_runs_one_task_and_ends(tmp_path: Path, unit: Cgroup | None) -> None:
     assert examine(folder).ownership is Ownership.ENDED
 
 
-def test_who_ends_it_ends_the_job_as_that_asked(tmp_path: Path, unit: Cgroup | None) -> None:
+def test_stopping_the_unit_stops_the_job_with_its_own_signal(
+    tmp_path: Path, unit: Cgroup | None
+) -> None:
     folder = tmp_path / "7.1.0"
     program = "trap 'echo asked; exit 3' TERM; echo up; while :; do sleep 0.1; done"
 

@@ -113,7 +113,7 @@ def test_stop_lets_a_program_end_by_itself(stage: Stage) -> None:
     stage.play(story)
 
 
-def test_who_ignores_the_signal_is_killed_after_the_grace(stage: Stage) -> None:
+def test_a_rank_that_ignores_the_signal_is_killed_after_the_grace_period(stage: Stage) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
         await task.run(PYTHON, "-c", STUBBORN)
@@ -171,7 +171,7 @@ def test_a_daemon_in_a_session_of_its_own_is_found(stage: Stage) -> None:
     stage.play(story)
 
 
-def test_what_a_program_leaves_behind_does_not_outlive_it(stage: Stage) -> None:
+def test_leftover_children_do_not_outlive_their_program(stage: Stage) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
         await task.run(PYTHON, "-c", DAEMON)
@@ -291,7 +291,7 @@ def test_a_running_job_is_not_abandoned(any_stage: Stage) -> None:
     any_stage.play(story, orphan_s=0.2)
 
 
-def test_what_the_kernel_holds_is_reported_and_ended_when_it_lets_go(
+def test_a_process_held_by_the_kernel_is_reported_and_ended_once_free(
     stage: Stage, freezer: Path
 ) -> None:
     async def story(node: Node) -> None:

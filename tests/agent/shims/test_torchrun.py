@@ -222,7 +222,7 @@ if os.environ["HOW"] == "kill":
 
 
 @pytest.mark.torch
-def test_what_a_failed_rank_said_is_reported(any_stage: Stage, tmp_path: Path) -> None:
+def test_the_output_of_a_failed_rank_is_reported(any_stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FAILURES)
 
     async def fail(node: Node, how: str, *argv: str) -> tuple[ShimStatus, Spoken]:
@@ -262,7 +262,7 @@ def test_what_a_failed_rank_said_is_reported(any_stage: Stage, tmp_path: Path) -
     any_stage.play(story)
 
 
-# In the job's interpreter: who waits for a rank hears of its end after everybody else.
+# In the job's interpreter: waitpid returns the end of a rank later than to everybody else.
 HEARS_LATE = """
 import os, threading, time
 real = os.waitid

@@ -58,7 +58,7 @@ def test_a_disk_that_is_nearly_full_is_reported(
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can take on another user's rights")
-def test_what_the_job_names_is_asked_with_the_rights_of_its_user(
+def test_paths_of_the_job_are_checked_with_the_rights_of_its_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = pwd.getpwnam("nobody")
@@ -79,6 +79,6 @@ def test_what_the_job_names_is_asked_with_the_rights_of_its_user(
         return found
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    # What the user cannot enter is for the start itself to tell, as what is not there.
+    # The start itself reports a folder that the user cannot enter, as if it were missing.
     asyncio.run(look(order(hidden), tmp_path, owner))
     assert sorted(answers) == sorted([f"{tmp_path}: seen", f"{hidden}: Permission denied"])

@@ -78,7 +78,7 @@ async def keeping(root: Path, *, adopted: bool) -> AsyncIterator[Bench]:
         proofs = TrafficSamplers(root, folders, logs, SystemClock(), say, owner)
         hangs = HangMonitor(SystemClock(), say, 5.0, root=root)
         known = Known(TaskPaths("", "", "", ""), (), NodeFabric(), (), None) if adopted else None
-        # The connection is there: what is said is heard at once.
+        # The connection is open: messages arrive at once.
         logs.complete(OTHER, reported=False)
         assert await stored.take(1) == {OTHER}
         supervised = TaskSupervisor(TASK, folders, logs, proofs, hangs, say, found=known)
@@ -105,7 +105,7 @@ async def test_nccls_lines_of_a_task_that_ended_without_us_are_sent_before_its_l
 
 
 @pytest.mark.parametrize("adopted", [False, True])
-async def test_of_what_an_earlier_life_may_have_sent_nobody_says_that_there_is_nothing(
+async def test_logs_sent_by_an_earlier_agent_process_are_not_reported_as_empty(
     tmp_path: Path, adopted: bool
 ) -> None:
     """Its program may have emptied the file meanwhile."""

@@ -96,14 +96,14 @@ def test_agents_that_restart_one_after_the_other_do_not_end_it() -> None:
     assert all(running(world))
 
 
-def test_one_member_that_the_coordinator_alone_does_not_see_runs_on() -> None:
+def test_a_member_that_only_the_coordinator_misses_runs_on() -> None:
     world = World(3)
     world.cut(links(world, [COORDINATOR], [0]), 1e9)
     world.run(10 * LEASE_S)
     assert all(running(world))
 
 
-def test_one_that_is_cut_off_from_all_ends_itself_and_no_other_is_ended_by_a_lease() -> None:
+def test_a_member_cut_off_from_all_ends_itself_and_no_other() -> None:
     world = World(4)
     world.cut(links(world, [0], [COORDINATOR, 1, 2]), 1e9)
     world.run(LEASE_S * 1.1 + 15)
@@ -111,7 +111,7 @@ def test_one_that_is_cut_off_from_all_ends_itself_and_no_other_is_ended_by_a_lea
 
 
 @pytest.mark.parametrize("way", ["to", "from"])
-def test_one_way_of_a_link_is_enough_to_end_it(way: str) -> None:
+def test_a_link_cut_in_one_direction_counts_as_cut(way: str) -> None:
     world = World(5)
     cut = links(world, [COORDINATOR], range(3))
     world.cut([*cut, (0, 1) if way == "to" else (1, 0)], 1e9)

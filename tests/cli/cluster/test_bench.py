@@ -123,7 +123,7 @@ def test_lines_that_come_in_pieces(fake: FakeCoordinator, run: Muster) -> None:
     assert [measured["busbw_gb_s"] for measured in only["rows"]] == [3.0, 90.0]
 
 
-def test_what_is_asked_for_is_in_the_job(fake: FakeCoordinator, run: Muster) -> None:
+def test_the_options_are_in_the_job(fake: FakeCoordinator, run: Muster) -> None:
     ran(fake, ABOUT, row(1 << 30, 90.0))
     options = ["--nodes-named", "gpu-03,gpu-07", "--sizes", "64M,1G", "-e", "NCCL_ALGO=Ring"]
     run("bench", "allreduce", *options, "--pool", "big", "--python", "/venv", "--iters", "7")

@@ -53,7 +53,7 @@ def test_secrets_are_for_their_owner_alone_and_never_shown(run: Run, tmp_path: P
     assert b"muster_join_" not in done.stdout + done.stderr
 
 
-def test_what_to_run_next_is_on_stdout(run: Run, tmp_path: Path) -> None:
+def test_the_next_commands_are_on_stdout(run: Run, tmp_path: Path) -> None:
     lines = run("init", "--dir", "cluster").stdout.decode().splitlines()
     folder = tmp_path / "cluster"
     assert lines[0] == f"muster coordinator --config {folder}/coordinator.yaml"
@@ -88,7 +88,7 @@ def test_the_clients_file_of_another_cluster_is_kept_as_a_copy(run: Run, tmp_pat
         olds.append(client.read_bytes())
 
 
-def test_of_the_same_cluster_no_copy_is_kept(run: Run, tmp_path: Path) -> None:
+def test_no_copy_is_kept_for_the_same_cluster(run: Run, tmp_path: Path) -> None:
     for _ in range(2):
         assert run("init", "--dir", "cluster", "--force").returncode == 0
     assert [path.name for path in (tmp_path / ".config/muster").iterdir()] == ["client.yaml"]
@@ -126,12 +126,12 @@ def test_tls_is_passed_on_to_all_three(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("listen", ["7077", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:0", ":7077"])
-def test_what_is_no_address_is_refused(run: Run, listen: str) -> None:
+def test_an_invalid_address_is_refused(run: Run, listen: str) -> None:
     assert run("init", "--dir", "cluster", "--listen", listen).returncode == 2
 
 
 @pytest.mark.parametrize("listen", ["*:7077", "a b:7077", "a/b:7077"])
-def test_what_no_coordinator_could_listen_on_is_refused_under_tls_too(
+def test_an_impossible_listen_address_is_refused_with_tls_too(
     run: Run, tmp_path: Path, listen: str
 ) -> None:
     (tmp_path / "pem").touch()
@@ -144,7 +144,7 @@ def test_what_no_coordinator_could_listen_on_is_refused_under_tls_too(
 
 
 @pytest.mark.parametrize("user", ["a\nb", " ann", "\x1b[1m"])
-def test_what_is_no_name_of_a_user_is_refused(run: Run, tmp_path: Path, user: str) -> None:
+def test_an_invalid_user_name_is_refused(run: Run, tmp_path: Path, user: str) -> None:
     done = run("init", "--dir", "cluster", "--user", user)
     assert done.returncode == 2
     assert b"is not a valid user name" in done.stderr

@@ -31,7 +31,7 @@ def test_several_at_once_and_what_fails_does_not_keep_the_rest(muster: Muster) -
     assert "was in service" in muster("node", "resume", "c1").stderr
 
 
-def test_what_cannot_be_is_said(muster: Muster) -> None:
+def test_contradictory_drain_options_are_refused(muster: Muster) -> None:
     for options, word in (
         ((), "--reason"),
         (("--reason", " "), "--reason is empty"),
@@ -79,7 +79,7 @@ def test_nodes_are_declared_lost(muster: Muster, coordinator: CoordinatorProcess
     assert muster("node", "remove", "dead").returncode == 0
 
 
-def test_one_that_is_gone_is_removed(muster: Muster, coordinator: CoordinatorProcess) -> None:
+def test_a_node_that_is_gone_is_removed(muster: Muster, coordinator: CoordinatorProcess) -> None:
     async def come_and_go() -> None:
         async with connect(coordinator, "gone") as agent:
             await agent.hello()

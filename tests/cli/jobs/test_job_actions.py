@@ -46,7 +46,9 @@ def test_hold_and_release_several(muster: Muster, submit: Callable[..., str]) ->
     assert f"job {two} is already released, QUEUED" in muster("release", two).stderr
 
 
-def test_what_was_never_held_is_not_released(muster: Muster, submit: Callable[..., str]) -> None:
+def test_a_job_that_was_never_held_is_not_released(
+    muster: Muster, submit: Callable[..., str]
+) -> None:
     job = submit()
     done = muster("release", job)
     assert done.returncode == 125
@@ -94,7 +96,7 @@ def test_changed_jobs_as_json(muster: Muster, submit: Callable[..., str]) -> Non
         (("JOB", "time_limit=1h", "time=2h"), 2, "another name of `time_limit`"),
     ],
 )
-def test_what_cannot_be_set(
+def test_keys_that_cannot_be_set(
     muster: Muster,
     submit: Callable[..., str],
     words: tuple[str, ...],

@@ -149,7 +149,7 @@ def test_the_previous_attempt(run: Run, fake: FakeCoordinator) -> None:
     assert run("logs", "42", "--previous", "--attempt", "1").returncode == 2
 
 
-def test_what_is_late_is_said_aside(run: Run, fake: FakeCoordinator) -> None:
+def test_a_gap_is_reported_on_stderr(run: Run, fake: FakeCoordinator) -> None:
     fake.put(job_view())
     gap = msgspec.structs.replace(record(2, ""), offset=4, gap="the log disk is full")
     fake.log(record(1, "one\n"), gap, record(3, "two\n"))

@@ -72,7 +72,7 @@ def test_a_line_without_end_does_not_fill_the_memory(run: Run, fake: FakeCoordin
     assert max(map(len, lines)) < 70_000
 
 
-def test_one_rank_alone_has_no_prefix(run: Run, fake: FakeCoordinator) -> None:
+def test_a_single_rank_has_no_prefix(run: Run, fake: FakeCoordinator) -> None:
     task = api.TaskView(
         "gpu-01", 0, "launcher", TaskState.STARTED, (api.RankView(0, None),), None, None
     )

@@ -459,7 +459,7 @@ def test_on_a_narrow_terminal_nodes_keep_their_names(
     assert lines[row + 1].startswith(" " * 16)
 
 
-def test_what_many_nodes_refuse_alike_is_said_once(run: Run, fake: FakeCoordinator) -> None:
+def test_a_refusal_of_many_nodes_is_shown_once(run: Run, fake: FakeCoordinator) -> None:
     view = failed_job()
     (attempt,) = view.attempts
     refusal = api.Reason("no_workdir", "The folder /data/x does not exist on this node.")
@@ -491,7 +491,7 @@ def test_on_a_terminal_what_is_said_is_broken_between_words(
     ]
 
 
-def test_what_is_said_of_wrong_usage_breaks_between_words(environ: dict[str, str]) -> None:
+def test_usage_errors_wrap_between_words(environ: dict[str, str]) -> None:
     terminal = Terminal(environ, "submit", "--", "python train.py --lr 1e-5", width=40)
     assert terminal.end() == 2
     assert terminal.lines == [

@@ -114,9 +114,7 @@ def test_every_mistake_is_named_at_once_and_nothing_is_sent(
     assert not fake.script.requests
 
 
-def test_what_only_the_coordinator_knows_is_refused_by_field(
-    run: Run, fake: FakeCoordinator
-) -> None:
+def test_errors_found_by_the_coordinator_name_the_field(run: Run, fake: FakeCoordinator) -> None:
     done = run("submit", "--pool", "nowhere", "--", "python", "train.py")
     assert (done.returncode, done.stdout) == (2, b"")
     assert b"pool: `nowhere`: there is no such pool\n      try default" in done.stderr

@@ -100,9 +100,7 @@ def test_cancelling_an_ended_job_is_no_error(run: Run, fake: FakeCoordinator) ->
     )
 
 
-def test_one_that_cannot_be_cancelled_does_not_keep_the_rest(
-    run: Run, fake: FakeCoordinator
-) -> None:
+def test_a_failed_cancel_does_not_stop_the_others(run: Run, fake: FakeCoordinator) -> None:
     fake.script.first_answers = [
         (404, b'{"type":"x","title":"x","status":404,"code":"x","detail":"gone"}', "x/json")
     ]

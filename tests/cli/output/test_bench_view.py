@@ -79,7 +79,9 @@ def test_silent_for_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
-def test_what_is_below_the_line_or_wrong_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_below_the_line_or_wrong_sums_are_reported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     print_run(run("preferred", row(4, 1.0, wrong=3), line=PassLine(9.0, False, "1.0 GB/s")))
     said = capsys.readouterr().out
     assert "BELOW THE LINE: 1.0 GB/s" in said

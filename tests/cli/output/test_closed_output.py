@@ -68,7 +68,7 @@ def test_a_job_that_goes_on_is_no_success_where_the_reader_has_left(
 
 
 @pytest.mark.parametrize("closed", ["e", "oe"])
-def test_what_is_asked_for_is_done_though_nobody_reads(
+def test_a_command_is_done_even_if_nobody_reads_its_output(
     fake: FakeCoordinator, environ: dict[str, str], closed: str
 ) -> None:
     code, out, _ = without_a_reader(environ, closed, "submit", "--", "true")

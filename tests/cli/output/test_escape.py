@@ -33,7 +33,7 @@ def test_text_colours_and_progress_bars_stay(kept: str) -> None:
         (b"\x00\x7f", rb"\x00\x7f"),
     ],
 )
-def test_what_a_terminal_would_obey_is_spelled(written: bytes, shown: bytes) -> None:
+def test_control_sequences_are_escaped(written: bytes, shown: bytes) -> None:
     assert spelled(written) == shown
 
 

@@ -89,7 +89,7 @@ def test_records_that_are_not_complete_are_no_success(run: Run, fake: FakeCoordi
     assert b"not complete: c1 is away" in done.stderr
 
 
-def test_what_changes_lines_does_not_go_with_records(run: Run) -> None:
+def test_options_that_change_lines_exclude_json(run: Run) -> None:
     done = run("logs", "42", "--json", "--grep", "loss", "--no-prefix")
     assert done.returncode == 2
     assert b"leave out --grep, --no-prefix" in done.stderr
@@ -103,7 +103,7 @@ def test_the_files_of_a_download(run: Run, fake: FakeCoordinator, tmp_path: Path
     assert (tmp_path / name).read_bytes() == b"x\n"
 
 
-def test_what_init_wrote(run: Run, tmp_path: Path) -> None:
+def test_the_files_of_init(run: Run, tmp_path: Path) -> None:
     done = run("init", "--dir", "cluster", "--json")
     written = json.loads(done.stdout)
     assert written["url"] == "http://127.0.0.1:7077"

@@ -38,7 +38,7 @@ def test_words_stay_whole_where_they_can() -> None:
 
 
 @given(TEXT, st.integers(1, 90))
-def test_what_is_cut_says_so(text: str, width: int) -> None:
+def test_cut_text_is_marked(text: str, width: int) -> None:
     made = cut(text, width)
     assert cells(made) <= width
     assert made == text or made.endswith(ELLIPSIS)

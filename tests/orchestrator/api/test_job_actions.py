@@ -74,7 +74,7 @@ async def test_change_what_can_be_changed(cluster: CoordinatorProcess) -> None:
         ([], 400, "body"),
     ],
 )
-async def test_what_cannot_be_changed_is_named(
+async def test_keys_that_cannot_be_changed_are_named(
     cluster: CoordinatorProcess, body: Any, status: int, words: str
 ) -> None:
     async with user_of(cluster) as user:
@@ -200,7 +200,7 @@ async def test_a_rerun_of_named_nodes_keeps_the_others(cluster: CoordinatorProce
         assert spec["placement"] == {"include": ["v2"]}
 
 
-async def test_what_would_be_if(cluster: CoordinatorProcess) -> None:
+async def test_what_if_questions_are_answered(cluster: CoordinatorProcess) -> None:
     async with user_of(cluster) as user:
         path = f"/v1/jobs/{await user.submit(nodes=2)}"
         found = await user.get(f"{path}/explain?nodes=1&drained=v2,v1")

@@ -42,7 +42,7 @@ async def test_validate_shows_what_a_submit_would_make_of_it(
         assert (await user.get("/v1/jobs"))["jobs"] == before
 
 
-async def test_what_a_pool_fills_in_is_reported_and_in_the_job(
+async def test_pool_defaults_are_reported_and_in_the_job(
     coordinator: CoordinatorProcess,
 ) -> None:
     async with user_and_node(coordinator) as (user, _), connect(coordinator, "l1") as other:
@@ -134,7 +134,7 @@ async def test_the_fabric_of_a_job(coordinator: CoordinatorProcess) -> None:
         await user.ended(job)
 
 
-async def test_one_node(coordinator: CoordinatorProcess) -> None:
+async def test_a_single_node(coordinator: CoordinatorProcess) -> None:
     async with user_and_node(coordinator) as (user, _):
         node = await user.get("/v1/nodes/n1")
         assert (node["name"], node["link"]) == ("n1", "connected")

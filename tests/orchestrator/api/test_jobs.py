@@ -279,7 +279,7 @@ def test_a_job_on_its_way_to_the_archive_is_listed_once() -> None:
         assert all(len(page) <= limit for page in found)
 
 
-def test_what_an_older_release_has_archived_is_listed_with_all_fields() -> None:
+def test_jobs_archived_by_an_older_release_are_listed_with_all_fields() -> None:
     """A recorded line is sent as it was written, whatever its texts contain."""
     state = State()
     apply(state, f.JobSubmitted(JobId(1), parse_mapping(JOB), "alice"), 0.0)

@@ -39,7 +39,9 @@ async def test_since_a_time(coordinator: CoordinatorProcess) -> None:
         await scene.finish()
 
 
-async def test_what_a_job_writes_is_never_shown_as_a_page(coordinator: CoordinatorProcess) -> None:
+async def test_output_of_a_job_is_never_served_as_a_web_page(
+    coordinator: CoordinatorProcess,
+) -> None:
     """Somebody with a token in his browser opens the address: it is saved, whatever it holds."""
     async with log_scene(coordinator) as scene:
         await scene.write(0, b"<script>alert(1)</script>\n", 1.0)
@@ -71,7 +73,7 @@ async def test_without_a_choice_it_is_everything(coordinator: CoordinatorProcess
         await scene.finish()
 
 
-async def test_one_stream_resumes_at_a_byte(coordinator: CoordinatorProcess) -> None:
+async def test_a_stream_resumes_at_a_byte(coordinator: CoordinatorProcess) -> None:
     async with log_scene(coordinator) as scene:
         for number in range(4):
             await scene.write(0, b"line %d\n" % number, float(number))
@@ -102,7 +104,7 @@ async def test_one_stream_resumes_at_a_byte(coordinator: CoordinatorProcess) -> 
         ("tail=some", "is not a whole number"),
     ],
 )
-async def test_what_cannot_be_chosen_is_refused(
+async def test_an_impossible_selection_is_refused(
     coordinator: CoordinatorProcess, query: str, said: str
 ) -> None:
     async with log_scene(coordinator) as scene:

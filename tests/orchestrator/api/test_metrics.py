@@ -42,7 +42,7 @@ def value(found: dict[str, Metric], name: str, sample: str = "", **labels: str) 
 
 
 @pytest.mark.parametrize("headers", [None, OPENMETRICS], ids=["text", "openmetrics"])
-def test_what_happened_is_counted(tmp_path: Path, headers: dict[str, str] | None) -> None:
+def test_events_are_counted(tmp_path: Path, headers: dict[str, str] | None) -> None:
     async def main() -> None:
         async with (
             user_of(coordinator) as user,

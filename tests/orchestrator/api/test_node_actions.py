@@ -45,7 +45,7 @@ async def test_drain_and_resume(coordinator: CoordinatorProcess) -> None:
         assert texts[-1] == "node d1 resumed by admin-user"
 
 
-async def test_what_cannot_be_is_refused_by_name(coordinator: CoordinatorProcess) -> None:
+async def test_an_impossible_request_is_refused_by_name(coordinator: CoordinatorProcess) -> None:
     async with asyncio.timeout(60), user_of(coordinator) as user:
         async with connect(coordinator, "d2") as agent:
             await agent.hello()

@@ -29,7 +29,7 @@ async def check(user: User, node: str, body: Any = None, key: str = "") -> tuple
         return answer.status, await answer.json()
 
 
-async def test_what_is_known_of_a_node(coordinator: CoordinatorProcess) -> None:
+async def test_the_probe_of_a_node(coordinator: CoordinatorProcess) -> None:
     async def prepare(agent: FakeAgent) -> None:
         task = (await agent.expect(PrepareTask)).task
         made = msgspec.structs.replace(prepared(), fabric=full("k1").fabric)

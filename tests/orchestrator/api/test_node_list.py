@@ -70,7 +70,7 @@ async def test_a_node_that_goes_meanwhile_does_not_hold_up_the_next_page(
         assert after["nodes"][0]["name"] == "q2"
 
 
-async def test_what_is_no_page_is_refused(coordinator: CoordinatorProcess) -> None:
+async def test_an_invalid_page_is_refused(coordinator: CoordinatorProcess) -> None:
     async with asyncio.timeout(60), user_of(coordinator) as user:
         for query in ("limit=0", "limit=1001", "limit=x"):
             assert await refused(user, query) == "bad_query"
@@ -79,7 +79,7 @@ async def test_what_is_no_page_is_refused(coordinator: CoordinatorProcess) -> No
             assert await refused(user, f"cursor={cursor}") == "bad_cursor"
 
 
-def test_what_a_fault_quotes_is_its_jobs_own() -> None:
+def test_text_quoted_in_a_fault_is_hidden_like_its_job() -> None:
     reason = "at fault in 2 jobs (3, 5); the last: x"
     drain = DrainView("muster", reason, timestamp(0.0), jobs=(3, 5))
     faults = (FaultView(3, 1, "of ann", 0), FaultView(5, 1, "of bob", 0))

@@ -118,7 +118,7 @@ def test_a_script(script: str, hidden: str) -> None:
         "python -c 'def f(token: str, key: int): pass'; curl -H 'Accept: a/b' https://h:80/c",
     ],
 )
-def test_what_is_no_secret(run: Any) -> None:
+def test_values_that_are_no_secrets(run: Any) -> None:
     assert shown(run) == run
 
 
@@ -140,7 +140,7 @@ def test_a_command_is_found_wherever_a_job_has_one_and_in_either_form() -> None:
 
 
 @given(st.text(alphabet="a-=_'\"\\ \n:/@.KEYTOKEN", max_size=300))
-def test_whatever_stands_there(text: str) -> None:
+def test_any_text_is_accepted(text: str) -> None:
     assert isinstance(shown(text), str)
     assert len(shown([text, text])) == 2
 

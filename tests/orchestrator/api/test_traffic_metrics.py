@@ -49,7 +49,7 @@ def test_a_running_gang_has_figures_by_node_and_port() -> None:
     assert found["muster_tcp_share_ratio"][(node,)] == 0.2
 
 
-def test_what_has_ended_has_none() -> None:
+def test_an_ended_gang_has_no_series() -> None:
     cluster = Cluster()
     tasks = started(cluster)
     for task in tasks:

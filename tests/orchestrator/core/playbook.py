@@ -61,6 +61,7 @@ class Cluster:
     limits: Limits = field(default_factory=Limits)
     mono: float = 100.0
     pools: dict[str, PoolPolicy] = field(default_factory=dict)
+    secret: str = "of this cluster"
     sent: dict[NodeName, list[Command]] = field(default_factory=dict)
     answers: dict[int, a.Result] = field(default_factory=dict)
     timers: dict[a.Timer, float] = field(default_factory=dict)
@@ -71,7 +72,9 @@ class Cluster:
     sessions: int = 0
 
     def __post_init__(self) -> None:
-        self.turn(s.CoordinatorStarted(self.state.epoch + 1, "here", pools=self.pools))
+        self.turn(
+            s.CoordinatorStarted(self.state.epoch + 1, "here", pools=self.pools, secret=self.secret)
+        )
 
     @property
     def now(self) -> Instant:
@@ -203,11 +206,11 @@ class Cluster:
         beat = Heartbeat(self.mono, wall_s, NodeChanges(**changes))
         return self.turn(s.ReportReceived(session, beat))
 
-    def run_gang(self, job: int, attempt: int = 1) -> list[TaskId]:
-        """Bring every task of an attempt to its start, in rank order."""
+    def run_gang(self, job: int, attempt: int = 1, **more: Any) -> list[TaskId]:
+        """Bring every task of an attempt to its start, in rank order. `more` is of Prepared."""
         tasks = [t.id for t in self.job(job).attempt(attempt).tasks]
         for task in tasks:
-            self.prepare(task)
+            self.prepare(task, **more)
         for task in tasks:
             self.report(task, TaskState.ARRANGED, prepared=prepared())
         for task in tasks:

@@ -168,7 +168,7 @@ def test_without_room_nothing_moves_and_the_reserve_stays(tmp_path: Path) -> Non
         ("DELETE FROM fact WHERE seq = 5", "record 5 is missing"),
     ],
 )
-def test_what_is_not_as_it_was_written_is_found(folder: Path, change: str, said: str) -> None:
+def test_a_changed_record_is_found(folder: Path, change: str, said: str) -> None:
     with closing(sqlite3.connect(folder / FILE_NAME)) as database:
         database.execute(change)
         database.commit()
@@ -176,7 +176,7 @@ def test_what_is_not_as_it_was_written_is_found(folder: Path, change: str, said:
         list(found)
 
 
-def test_what_a_list_reads_is_checked(folder: Path) -> None:
+def test_records_read_by_a_list_are_checked(folder: Path) -> None:
     with closing(sqlite3.connect(folder / FILE_NAME)) as database:
         database.execute("UPDATE archived SET name = 'another' WHERE job = 3")
         with pytest.raises(CorruptJournalError, match="job 3"):

@@ -309,7 +309,7 @@ def test_a_job_after_the_backup_keeps_its_number(tmp_path: Path, shown_by: str) 
     ("content", "said"),
     [(None, "no such file"), (b"", "is empty"), (b"text" * 999, "not a journal of Muster")],
 )
-def test_what_is_no_backup_is_not_restored(
+def test_an_invalid_backup_is_not_restored(
     tmp_path: Path, content: bytes | None, said: str
 ) -> None:
     copy = tmp_path / "copy"
@@ -331,7 +331,9 @@ def test_what_is_no_backup_is_not_restored(
         ("none", "none: there is no such file"),
     ],
 )
-def test_what_cannot_be_restored_is_named_in_one_line(name: str, said: str, tmp_path: Path) -> None:
+def test_an_impossible_restore_is_reported_in_one_line(
+    name: str, said: str, tmp_path: Path
+) -> None:
     made(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
@@ -362,7 +364,7 @@ def test_a_backup_that_cannot_be_written_is_named_in_one_line(
     assert files(folder) == before
 
 
-def test_of_two_backups_to_one_name_one_is_refused(
+def test_the_second_of_two_backups_to_one_name_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, copies = made(tmp_path), tmp_path / "copies"

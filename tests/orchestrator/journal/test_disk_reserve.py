@@ -91,9 +91,7 @@ def test_an_fsync_that_failed_is_not_tried_again(tmp_path: Path, codes: tuple[in
 @pytest.mark.parametrize(
     ("code", "goes_on"), [(sqlite3.SQLITE_FULL, True), (sqlite3.SQLITE_IOERR_FSYNC, False)]
 )
-def test_what_goes_wrong_while_the_log_is_taken_in_is_noticed(
-    tmp_path: Path, code: int, goes_on: bool
-) -> None:
+def test_an_error_during_a_checkpoint_is_noticed(tmp_path: Path, code: int, goes_on: bool) -> None:
     journal = with_faults(tmp_path)
     journal._database = Faulty(journal._database, code, at="PRAGMA wal_checkpoint(PASSIVE)")  # type: ignore[assignment]
     journal._log_pages = 10_000

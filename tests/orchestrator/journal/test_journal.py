@@ -50,7 +50,7 @@ FACTS: list[f.Fact] = [
 ]
 
 
-def test_what_was_appended_is_replayed_in_order(tmp_path: Path) -> None:
+def test_appended_facts_are_replayed_in_order(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path)
     assert list(journal.append([(fact, 1.5) for fact in FACTS[:4]])) == [1, 2, 3, 4]
     assert list(journal.append([(fact, 2.5) for fact in FACTS[4:]])) == [5, 6]
@@ -231,7 +231,7 @@ def boots(journal: Journal) -> list[tuple[str, str]]:
     return [(x.node, x.boot_id) for x in facts if isinstance(x, cf.NodeRegistered)]
 
 
-def test_of_a_nodes_registrations_the_first_and_the_newest_stay(tmp_path: Path) -> None:
+def test_the_first_and_the_newest_registration_of_a_node_stay(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path)
     journal.append([(registration("n1", "b0"), 1.0), (registration("n2", "b0"), 1.0)])
     for number in range(1, 9):

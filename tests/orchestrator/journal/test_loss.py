@@ -108,7 +108,7 @@ def expected(states: dict[str, str]) -> str | list[tuple[str, int]]:
     [dict(zip(PARTS, states, strict=True)) for states in itertools.product(STATES, repeat=4)],
     ids=lambda states: "-".join(states.values()),
 )
-def test_whatever_is_missing_empty_or_of_another_cluster(
+def test_missing_empty_and_foreign_files_lose_nothing_silently(
     states: dict[str, str], clusters: dict[str, Path], tmp_path: Path
 ) -> None:
     for part, state in states.items():
@@ -250,7 +250,7 @@ def test_frames_of_before_the_log_was_begun_anew_are_no_damage(tmp_path: Path) -
     assert jobs(tmp_path / "left") == all_of("ann", 399)
 
 
-def test_what_can_be_read_is_salvaged(clusters: dict[str, Path], tmp_path: Path) -> None:
+def test_readable_records_are_salvaged(clusters: dict[str, Path], tmp_path: Path) -> None:
     log = spoiled(clusters, tmp_path / "state", marked=True)
     data = bytearray(log.read_bytes())
     data[len(data) // 2] ^= 1
@@ -268,7 +268,7 @@ def test_what_can_be_read_is_salvaged(clusters: dict[str, Path], tmp_path: Path)
         assert journal.begin_epoch() > 3
 
 
-def test_what_the_database_took_in_is_not_undone_by_a_damaged_log(tmp_path: Path) -> None:
+def test_checkpointed_records_survive_a_damaged_log(tmp_path: Path) -> None:
     """The database has all of the log already, whose readable part would put back old pages."""
     work = tmp_path / "work"
     journal = Journal.open(work)
@@ -323,7 +323,7 @@ def test_a_restore_that_finds_no_room_gives_back_what_it_took(
 
 
 @pytest.mark.parametrize("by", ["start", "restore"])
-def test_what_a_killed_restore_left_is_removed(
+def test_remains_of_a_killed_restore_are_removed(
     by: str, clusters: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = spoiled(clusters, tmp_path / "state", marked=True).parent

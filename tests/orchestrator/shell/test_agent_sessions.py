@@ -159,7 +159,7 @@ async def says_an_unknown_tag_first(agent: FakeAgent) -> None:
         (says_an_unknown_tag_first, "which this version does not support"),
     ],
 )
-async def test_what_cannot_be_understood_ends_the_connection_with_the_reason(
+async def test_an_invalid_message_ends_the_connection_with_the_reason(
     coordinator: CoordinatorProcess, behave: Callable[[FakeAgent], Awaitable[None]], reason: str
 ) -> None:
     async with connect(coordinator, f"b-{behave.__name__.replace('_', '-')}") as agent:
@@ -200,7 +200,7 @@ async def test_a_repeated_frame_is_dropped(coordinator: CoordinatorProcess) -> N
         assert await agent.hear() == HeartbeatAck(2.0)
 
 
-async def test_who_says_no_hello_is_not_waited_for(coordinator: CoordinatorProcess) -> None:
+async def test_a_connection_without_a_hello_is_closed(coordinator: CoordinatorProcess) -> None:
     async with connect(coordinator, "c3") as agent:
         code, why = await closed(agent)
         assert (code, why) == (POLICY_VIOLATION, "no hello within 5 s")

@@ -27,7 +27,7 @@ async def test_any_of_several_keys_wakes() -> None:
     assert changes.closed
 
 
-async def test_who_gives_up_leaves_nothing_behind() -> None:
+async def test_a_waiter_that_gives_up_leaves_nothing_behind() -> None:
     changes = ChangeCounters()
     await changes.wait({"a": 0}, timeout_s=0)
     waiting = asyncio.create_task(changes.wait({"a": 0, "b": 0}))
@@ -37,7 +37,7 @@ async def test_who_gives_up_leaves_nothing_behind() -> None:
     assert changes._waiting == {}
 
 
-async def test_what_nobody_bumps_any_more_is_not_kept_and_leaves_nobody_waiting() -> None:
+async def test_a_removed_counter_is_not_kept_and_wakes_its_waiters() -> None:
     changes = ChangeCounters()
     changes.bump(["job"])
     waiting = asyncio.create_task(changes.wait({"job": 1}))

@@ -67,7 +67,7 @@ def test_a_beat_is_a_turn_of_the_owner(tmp_path: Path) -> None:
         asyncio.run(rig.coordinator.next_turn())
 
 
-def test_what_is_only_about_connections_is_never_written(tmp_path: Path) -> None:
+def test_facts_about_connections_are_never_written(tmp_path: Path) -> None:
     async def main(rig: Rig) -> None:
         await rig.join()
         await rig.coordinator.put(ReportReceived(S1, Heartbeat(1.0)))
@@ -83,7 +83,7 @@ QUICK = Limits(heartbeat_s=0.1, silence_s=60.0)
 
 
 def test_a_slow_disk_keeps_no_agent_waiting_for_its_answer(tmp_path: Path) -> None:
-    """Neither one that was heard before the commit began nor those that are heard meanwhile."""
+    """This holds for messages from before the commit and from during it."""
 
     async def main(rig: Rig) -> None:
         await rig.join()
@@ -110,7 +110,7 @@ def test_a_slow_disk_keeps_no_agent_waiting_for_its_answer(tmp_path: Path) -> No
     with_owner(tmp_path, main, QUICK)
 
 
-def test_what_needs_the_disk_waits_for_it_and_nothing_is_forgotten(tmp_path: Path) -> None:
+def test_inputs_that_need_the_disk_wait_and_none_is_forgotten(tmp_path: Path) -> None:
     """A heartbeat with news stays in its place, and one that is answered before it counts."""
 
     async def main(rig: Rig) -> None:
@@ -247,9 +247,7 @@ def test_a_job_goes_to_the_archive_with_all_that_was_decided_of_it(
     assert goes not in {getattr(record.fact, "job", None) for record in left}
 
 
-def test_what_gives_way_waits_for_what_is_decided(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bulk_work_waits_for_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_module, "GIVE_WAY_MAX_S", 60.0)
 
     async def main(rig: Rig) -> None:
@@ -265,7 +263,7 @@ def test_what_gives_way_waits_for_what_is_decided(
     with_owner(tmp_path, main)
 
 
-def test_what_gives_way_does_not_starve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_work_does_not_starve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_module, "GIVE_WAY_MAX_S", 0.02)
 
     async def main(rig: Rig) -> None:

@@ -17,7 +17,7 @@ from tests.orchestrator.fake_agent import prepared
 from tests.orchestrator.shell.owner import HELLO, S1, SPEC, Rig, with_owner
 
 
-def test_what_comes_together_is_committed_once(tmp_path: Path) -> None:
+def test_inputs_that_arrive_together_share_a_commit(tmp_path: Path) -> None:
     async def main(rig: Rig) -> None:
         await rig.join()
         await rig.submit()
@@ -30,7 +30,7 @@ def test_what_comes_together_is_committed_once(tmp_path: Path) -> None:
     with_owner(tmp_path, main)
 
 
-def test_what_may_wait_for_the_next_commit_does_not_wait_long(tmp_path: Path) -> None:
+def test_lazy_facts_do_not_wait_long(tmp_path: Path) -> None:
     async def main(rig: Rig) -> None:
         await rig.join()
         hello = msgspec.structs.replace(HELLO, node=NodeName("n2"), agent_id="other", boot_id="b2")

@@ -17,7 +17,7 @@ def inputs(taken: object) -> list[Input]:
     return [received.given for received in taken]
 
 
-async def test_whoever_brings_too_much_waits_and_what_must_not_wait_does_not() -> None:
+async def test_fast_senders_wait_and_urgent_inputs_do_not() -> None:
     inbox = Inbox(SystemClock(), waiting_max=2)
     await inbox.put(A)
     await inbox.put(B)
@@ -49,7 +49,7 @@ async def test_a_batch_ends_with_the_submit_that_reaches_its_bytes() -> None:
     assert inputs(await inbox.take()) == [half, B]
 
 
-async def test_what_is_picked_is_gone_and_the_others_keep_their_order_and_moments() -> None:
+async def test_picked_inputs_are_gone_and_the_others_keep_order_and_time() -> None:
     inbox = Inbox(SystemClock(), waiting_max=3)
     for given in (A, B, C):
         await inbox.put(given)

@@ -78,7 +78,7 @@ def test_nothing_is_missing_and_live_is_as_replayed(
             assert index.ended(each) == len(ended)
 
 
-def test_what_is_rare_is_found_among_few() -> None:
+def test_rare_jobs_are_found_among_few() -> None:
     state = State()
     index = JobIndex(state)
     for number in range(1, 1001):

@@ -66,7 +66,7 @@ async def sessions(heard: Heard, **more: float) -> AsyncIterator[tuple[AgentSess
         await runner.cleanup()
 
 
-async def test_who_does_not_read_is_cut_off() -> None:
+async def test_an_agent_that_does_not_read_is_cut_off() -> None:
     heard = Heard()
     async with (
         sessions(heard, write_timeout_s=0.5) as (agents, url),

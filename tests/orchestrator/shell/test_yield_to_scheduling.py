@@ -100,7 +100,7 @@ def test_a_frame_that_is_one_of_many_waits_and_a_line_does_not(tmp_path: Path) -
     with_logs(tmp_path, main)
 
 
-def test_who_reads_much_waits_and_who_reads_a_line_does_not(
+def test_a_reader_of_many_bytes_waits_and_a_reader_of_a_line_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(logs: Logs) -> None:

@@ -15,7 +15,7 @@ from orchestrator.core.facts.inputs import CancelReceived, SubmitReceived
 from orchestrator.core.webhooks import outbox
 from orchestrator.webhooks import sender
 from orchestrator.webhooks.allowlist import read_allowed, server_of
-from orchestrator.webhooks.sender import WebhookSender
+from orchestrator.webhooks.sender import GIVE_UP_S, WebhookSender, tries_for_s
 from orchestrator.webhooks.turns import AT_ONCE_OF_SERVER, SLOW_AT_ONCE
 from tests.orchestrator.shell.owner import SPEC, Rig, with_owner
 from tests.orchestrator.webhooks.receiver import Receiver, listening
@@ -142,7 +142,7 @@ def test_servers_that_hang_leave_room_for_the_others(
     with_owner(tmp_path, main)
 
 
-def test_what_was_dropped_is_not_sent_and_logged(
+def test_dropped_messages_are_not_sent_and_logged(
     tmp_path: Path,
     receiver: Receiver,
     monkeypatch: pytest.MonkeyPatch,
@@ -169,3 +169,10 @@ def test_what_was_dropped_is_not_sent_and_logged(
     said = capsys.readouterr().out
     assert said.count("webhooks_dropped") == 4
     assert "2 notices of the user's jobs waited" in said
+
+
+def test_a_clock_that_jumps_ahead_does_not_end_the_tries() -> None:
+    assert tries_for_s(1000.0, 1000.0) == GIVE_UP_S
+    assert tries_for_s(1000.0, 1000.0 + GIVE_UP_S - 7200.0) == 7200.0
+    set_from_1970 = 1.8e9
+    assert tries_for_s(1000.0, set_from_1970) == 3600.0

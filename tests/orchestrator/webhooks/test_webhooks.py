@@ -72,7 +72,7 @@ async def run_to_the_end(user: User, agent: FakeAgent, url: str) -> int:
 
 
 async def queued_webhooks(user: User, job: int, wanted: Callable[[list[Any]], bool]) -> Any:
-    """The job, once what its webhooks have not heard is as wanted."""
+    """Return the job once its undelivered messages are as wanted."""
     async with asyncio.timeout(60):
         while True:
             view = await user.get(f"/v1/jobs/{job}")
@@ -103,7 +103,7 @@ def test_it_is_notified_of_the_start_and_the_end_signed(
     scene(coordinator, main)
 
 
-def test_one_that_fails_is_sent_again_with_the_same_id(
+def test_a_failed_message_is_sent_again_with_the_same_id(
     coordinator: CoordinatorProcess, receiver: Receiver
 ) -> None:
     receiver.answers += [503, 429]
@@ -118,7 +118,7 @@ def test_one_that_fails_is_sent_again_with_the_same_id(
 
 
 @pytest.mark.parametrize("code", [302, 404])
-def test_one_that_refuses_is_not_asked_again_and_that_is_shown(
+def test_a_webhook_that_refuses_gets_no_retry_and_that_is_shown(
     coordinator: CoordinatorProcess, receiver: Receiver, code: int
 ) -> None:
     receiver.answers += [code, 204]
@@ -135,8 +135,8 @@ def test_one_that_refuses_is_not_asked_again_and_that_is_shown(
     scene(coordinator, main)
 
 
-def test_one_that_is_away_is_shown_and_notified_after_a_restart(tmp_path: Path) -> None:
-    """Also of a job that has ended: it goes to the archive when its webhooks have heard all."""
+def test_a_webhook_that_is_away_is_shown_and_notified_after_a_restart(tmp_path: Path) -> None:
+    """This holds for an ended job, too: it is archived when all its messages are delivered."""
     away = Receiver()
     with listening(away):
         coordinator = started(tmp_path, away)
@@ -165,7 +165,7 @@ def _notified_after_a_restart(coordinator: CoordinatorProcess, away: Receiver) -
         scene(coordinator, after)
 
 
-def test_what_is_not_allowed_is_refused_at_submit(
+def test_a_webhook_that_is_not_allowed_is_refused_at_submit(
     coordinator: CoordinatorProcess, receiver: Receiver
 ) -> None:
     host = f"127.0.0.1:{receiver.port}"

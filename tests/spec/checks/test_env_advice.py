@@ -32,6 +32,6 @@ def test_values_that_are_right_are_not() -> None:
     assert named({"NCCL_IB_GID_INDEX": "-1", "NCCL_NET_GDR_LEVEL": "SYS"}) == []
 
 
-def test_those_of_a_role_are_named_with_it() -> None:
+def test_variables_of_a_role_are_named_with_it() -> None:
     roles = {"worker": {"env": {"NCCL_IB_CUDA_SUPPORT": "0"}}}
     assert named({}, roles=roles) == ["roles.worker.env.NCCL_IB_CUDA_SUPPORT"]

@@ -24,7 +24,7 @@ def problems_of(text: str) -> list[SpecProblem]:
         ("roles.worker.env", "roles: {worker: {env: [CUDA_VISIBLE_DEVICES=0]}}"),
     ],
 )
-def test_who_asks_for_gpus_gets_those_he_is_given(where: str, text: str) -> None:
+def test_a_job_with_gpus_sees_its_own_gpus(where: str, text: str) -> None:
     (problem,) = problems_of(f"resources: {{gpu: 2}}\n{text}")
     assert problem.field == f"{where}.CUDA_VISIBLE_DEVICES"
     assert "is set by Muster" in problem.message

@@ -131,7 +131,7 @@ def test_headers_become_keys(header: str, keys: dict[str, object]) -> None:
         ("-Z", "#SBATCH -Z is ignored"),
     ],
 )
-def test_what_is_not_understood_is_named(header: str, said: str) -> None:
+def test_options_that_are_not_understood_are_named(header: str, said: str) -> None:
     assert any(said in note for note in made(header).notes)
 
 
@@ -192,7 +192,7 @@ def test_options_of_torchrun_that_are_not_taken_over_are_named(options: str, sai
     )
 
 
-def test_what_srun_says_of_ranks_and_nodes_is_taken_over_or_named() -> None:
+def test_srun_options_for_ranks_and_nodes_are_translated_or_named() -> None:
     found = made("--ntasks-per-node=8", body="srun --ntasks-per-node=4 --mpi=pmix python train.py")
     assert found.mapping["nproc_per_node"] == "4"
     assert len(found.notes) == 1
@@ -217,7 +217,7 @@ def test_a_text_within_the_script_is_no_command_of_it() -> None:
     assert not {"env", "workdir"} & found.mapping.keys()
 
 
-def test_what_is_done_after_the_training_is_named() -> None:
+def test_commands_after_the_training_are_named() -> None:
     found = made(body="export A=1\nsrun python train.py\nexport B=2\ncd /x")
     assert found.mapping["env"] == {"A": "1"}
     assert "workdir" not in found.mapping
@@ -266,7 +266,7 @@ def test_a_conda_environment_that_is_named_by_its_folder_is_the_jobs_python() ->
     assert not [note for note in found.notes if "is ignored" in note]
 
 
-def test_what_only_a_shell_can_fill_in_is_named() -> None:
+def test_values_that_need_a_shell_are_named() -> None:
     found = made(body="srun torchrun train.py --out ckpt/$SLURM_JOB_ID --lr 1")
     assert found.mapping["launcher"] == "none"
     assert any("ckpt/$SLURM_JOB_ID" in note and "`run`" in note for note in found.notes)

@@ -69,7 +69,7 @@ def test_a_dump_in_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_what_would_run_something_runs_nothing(tmp_path: Path, protocol: int) -> None:
+def test_a_pickle_that_would_run_code_runs_nothing(tmp_path: Path, protocol: int) -> None:
     mark, dump = tmp_path / "ran", tmp_path / "fr_0"
     dump.write_bytes(pickle.dumps({"entries": [Evil(mark)]}, protocol))
     found = read_now(dump, 0)
@@ -80,7 +80,7 @@ def test_what_would_run_something_runs_nothing(tmp_path: Path, protocol: int) ->
 @pytest.mark.parametrize(
     "data", [b"", b"no pickle", pickle.dumps([1, 2]), b"\x80\x04" + b"(" * 1000]
 )
-def test_what_is_no_dump_is_a_sentence(tmp_path: Path, data: bytes) -> None:
+def test_an_invalid_dump_is_reported_in_a_sentence(tmp_path: Path, data: bytes) -> None:
     dump = tmp_path / "fr_0"
     dump.write_bytes(data)
     assert read_now(dump, 0).problem

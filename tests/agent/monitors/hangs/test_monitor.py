@@ -261,7 +261,7 @@ def test_a_rank_without_sockets_speaks_through_those_of_its_node(
         assert (quiet[1].still_s == quiet[0].still_s) is (ranks == 4)
 
 
-def test_what_a_rank_does_because_it_is_asked_is_no_sign(tmp_path: Path) -> None:
+def test_activity_caused_by_a_sample_is_no_progress(tmp_path: Path) -> None:
     clock = Now()
     watch = HangMonitor(clock, list[Input]().append, 5.0, root=tmp_path)
     (tmp_path / "logs").mkdir()

@@ -134,7 +134,7 @@ def test_no_other_line_is_critical(line: str, code: str) -> None:
 
 
 @pytest.mark.parametrize("line", [*NOTHING, *FORGED])
-def test_what_is_none_of_hardware(line: str) -> None:
+def test_other_kernel_lines_are_ignored(line: str) -> None:
     assert read(line) is None
 
 
@@ -231,7 +231,7 @@ def test_only_the_kernels_own_records_count(raw: bytes, read_as: Record | None) 
 
 
 @given(st.binary(max_size=300))
-def test_whatever_stands_there(raw: bytes) -> None:
+def test_any_text_is_accepted(raw: bytes) -> None:
     found = record(b"4,1,2,-;" + raw)
     assert found is not None
     Reader().read(found.text)
@@ -239,7 +239,7 @@ def test_whatever_stands_there(raw: bytes) -> None:
 
 
 @given(st.text(max_size=200))
-def test_whatever_an_xid_says(text: str) -> None:
+def test_any_xid_line_is_accepted(text: str) -> None:
     seen = read(f"NVRM: Xid (PCI:0000:1b:00): 79, {text}")
     if "\n" not in text:
         assert seen is not None

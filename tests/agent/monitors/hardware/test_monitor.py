@@ -102,7 +102,7 @@ def node(tmp_path: Path) -> Node:
 
 
 @in_a_loop
-async def test_what_was_there_before_the_first_agent_is_not_judged(node: Node) -> None:
+async def test_lines_before_the_first_agent_are_not_judged(node: Node) -> None:
     node.write(xid(1), xid(2, 48))
     async with node.agent():
         node.write(xid(3, 95))
@@ -112,7 +112,7 @@ async def test_what_was_there_before_the_first_agent_is_not_judged(node: Node) -
 
 
 @in_a_loop
-async def test_what_came_while_no_agent_ran_is_judged_by_the_next_once(node: Node) -> None:
+async def test_lines_written_while_no_agent_ran_are_judged_once_by_the_next(node: Node) -> None:
     async with node.agent():
         node.write(xid(1))
         await node.hears(1)
@@ -170,7 +170,7 @@ async def test_many_kinds_are_bounded_and_a_critical_one_passes(node: Node) -> N
 
 @in_a_loop
 async def test_a_pipe_is_followed(tmp_path: Path) -> None:
-    """As the kernel's log is: it tells when there is more."""
+    """A pipe is like the kernel log: it signals new data."""
     os.mkfifo(tmp_path / "kmsg")
     node = Node(tmp_path, tmp_path / "kmsg")
     writer = os.open(node.log, os.O_RDWR)
@@ -209,7 +209,7 @@ ECC = "counts 2 uncorrectable ECC errors since its last reset: reset it"
 
 
 @in_a_loop
-async def test_what_nvml_begins_to_count_is_reported_once_until_it_is_mended(node: Node) -> None:
+async def test_an_nvml_counter_is_reported_once_until_it_is_repaired(node: Node) -> None:
     async with node.agent():
         node.look(ECC)
         (seen,) = await node.hears(1)
@@ -237,7 +237,7 @@ async def test_what_nvml_begins_to_count_is_reported_once_until_it_is_mended(nod
 
 
 @in_a_loop
-async def test_what_nvml_counts_hides_no_line_of_the_kernel(node: Node) -> None:
+async def test_nvml_counters_hide_no_kernel_line(node: Node) -> None:
     async with node.agent():
         node.write(xid(1, 31))
         await node.hears(1)

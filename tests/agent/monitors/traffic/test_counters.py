@@ -108,7 +108,7 @@ def test_a_port_without_an_ipoib_interface_has_not_that_of_the_other(card: Node)
 
 
 @pytest.mark.parametrize("text", ["N/A (no PMA)\n", "", "x" * 70_000, "-1\n", "\xff"])
-def test_what_is_no_number_is_no_counter(node: Node, text: str) -> None:
+def test_a_value_that_is_no_number_is_no_counter(node: Node, text: str) -> None:
     node.file(f"{PORT}/counters/{SENT}", text)
     node.file(f"{PORT}/counters/{RECEIVED}", text)
     (port,) = CounterReader(node.root).reading((), 0.0).ports
@@ -145,21 +145,21 @@ def shorter(node: Node, text: str) -> None:
         node.file(f"{PORT}/counters/{what}", text)
 
 
-def test_those_of_64_bits_are_read_where_both_are_there(node: Node) -> None:
+def test_counters_of_64_bits_are_preferred(node: Node) -> None:
     shorter(node, f"{FULL}\n")
     longer(node, "8589934592\n")
     (port,) = CounterReader(node.root).reading((), 0.0).ports
     assert port.values == {SENT: 1 << 33, RECEIVED: 1 << 33}
 
 
-def test_those_of_32_bits_are_read_where_the_others_say_nothing(node: Node) -> None:
+def test_counters_of_32_bits_are_the_fallback(node: Node) -> None:
     longer(node, "N/A (no PMA)\n")
     (port,) = CounterReader(node.root).reading((), 0.0).ports
     assert port.values == {SENT: 1000, RECEIVED: 2000}
 
 
 @pytest.mark.parametrize("first", ["8589934592\n", "N/A (no PMA)\n"])
-def test_one_file_goes_on_from_no_other(node: Node, first: str) -> None:
+def test_a_counter_never_continues_from_another_file(node: Node, first: str) -> None:
     reader, totals = CounterReader(node.root), Totals()
     texts = [first, "8589934692\n", "N/A (no PMA)\n", "8589934892\n"]
     for at, text in enumerate(texts):

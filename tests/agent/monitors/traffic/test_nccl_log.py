@@ -78,7 +78,7 @@ def test_no_line_is_lost_for_want_of_descriptors(task: Path, left: int) -> None:
     found.close()
 
 
-def test_what_was_said_by_a_file_that_is_gone_stays_known(task: Path) -> None:
+def test_evidence_from_a_deleted_file_stays_known(task: Path) -> None:
     first = NcclLines(task)
     write(task, "gpu-07.1", said.SOCKET_2_18)
     first.look()
@@ -129,7 +129,7 @@ def test_files_that_come_between_two_lives_are_no_more_in_all(task: Path) -> Non
     assert len(known) == FILES_MAX
 
 
-def test_what_is_kept_of_all_files_of_a_task_is_bounded(task: Path) -> None:
+def test_the_records_of_a_task_s_files_are_bounded(task: Path) -> None:
     inits, channels = [
         "".join(f":1:1 [0] {line}\n" for line in lines)
         for lines in (
@@ -205,7 +205,7 @@ def test_a_look_reads_a_part_and_begins_with_another_file(
     found.close()
 
 
-def test_what_is_not_read_takes_no_room(task: Path) -> None:
+def test_skipped_bytes_take_no_room(task: Path) -> None:
     for rank in range(FILES_MAX):
         write(task, f"fr_{rank}", "x")
         os.mkfifo(task / "nccl" / f"frp_{rank}.pipe")
@@ -218,7 +218,9 @@ def test_what_is_not_read_takes_no_room(task: Path) -> None:
     found.close()
 
 
-def test_what_is_refused_is_bounded(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_of_refused_files_is_bounded(
+    task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_REFUSED_MAX", 10)
     for number in range(20):
         os.symlink(task / "logs", task / "nccl" / f"a.{number}")
@@ -281,7 +283,7 @@ def test_a_file_of_root_that_the_job_moved_there_is_neither_read_nor_emptied(
     assert (task / "nccl" / "gpu-07.1").read_bytes() == before
 
 
-def test_of_a_folder_with_very_many_names_a_part_is_listed(
+def test_a_part_of_a_folder_with_very_many_names_is_listed(
     task: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_NAMES_MAX", 10)

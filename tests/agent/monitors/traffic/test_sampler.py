@@ -138,7 +138,7 @@ def test_another_life_goes_on_and_says_that_nobody_looked(bench: Bench) -> None:
     assert last.peak == 4 * 10**6 / 2.0
 
 
-def test_of_a_task_that_ended_meanwhile_counters_say_nothing_any_more(bench: Bench) -> None:
+def test_counters_are_not_read_for_a_task_that_ended_meanwhile(bench: Bench) -> None:
     first = bench.life()
     bench.look(first)
     bench.count(10**6)
@@ -245,7 +245,7 @@ def test_the_last_look_reads_more_than_one_pass_does(
     assert bench.heard[-1].nccl.sockets == 1
 
 
-def test_whose_lines_go_elsewhere_are_not_looked_for(bench: Bench) -> None:
+def test_lines_of_a_job_with_its_own_debug_file_are_not_read(bench: Bench) -> None:
     bench.say(lines.SOCKET_2_18)
     bench.look(bench.life(WatchedTraffic(unheard="they go elsewhere")))
     assert bench.heard[-1].nccl.processes == 0

@@ -140,7 +140,7 @@ def test_counters_are_bytes_or_unknown(case: Case) -> None:
     assert none.counters.link_downed is None
 
 
-def test_what_no_kernel_prints_is_taken_as_it_is(case: Case) -> None:
+def test_unusual_values_are_kept_as_they_are(case: Case) -> None:
     found = by_key(probed(case, "procfs-infiniband"))
     assert found["mlx5_0:1"].phys_state == "ACTIVE"
     assert found["mlx4_0:2"].link_layer == "InfiniBand"

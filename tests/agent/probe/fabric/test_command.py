@@ -141,7 +141,9 @@ def test_a_doctor_s_code_is_the_worst_problem(node: Node) -> None:
     ],
 )
 @pytest.mark.parametrize(("verb", "code"), [("probe", 2), ("doctor", 125)])
-def test_what_cannot_be_asked(verb: str, code: int, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_arguments_are_refused(
+    verb: str, code: int, arguments: tuple[str, ...], said: str
+) -> None:
     done = muster(verb, *arguments)
     assert done.returncode == code
     assert done.stdout == ""

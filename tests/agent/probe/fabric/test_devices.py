@@ -46,7 +46,7 @@ def node(tmp_path: Path) -> Node:
     return made
 
 
-def test_what_the_driver_serves_is_given_and_the_rest_named(node: Node) -> None:
+def test_usable_gpus_are_assigned_and_the_others_named(node: Node) -> None:
     driver(node, 1)
     driver(node, 2, **{"GPU Excluded": "Yes"})
     driver(node, 3)
@@ -70,7 +70,7 @@ def test_a_gpu_that_the_driver_has_not_woken_has_no_uuid(node: Node) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"Model\n", b"GPU UUID: a,b\n" * 9])
-def test_whatever_the_driver_writes(node: Node, content: bytes) -> None:
+def test_any_output_of_the_driver_is_accepted(node: Node, content: bytes) -> None:
     node.file(f"proc/driver/nvidia/gpus/{address(1)}/information", content)
     (found, *_) = read.devices_of(FsRoot(node.root))
     assert (found.pci, found.uuid) == (address(1), "")
@@ -183,7 +183,7 @@ def test_a_gpu_that_a_process_of_no_job_uses_is_busy_and_has_no_fault(
     assert not any(it.fault for it in found[:3])
 
 
-def test_where_nvml_fails_the_driver_is_asked(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_is_read_if_nvml_fails(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     driver(node, 1)
     broken = fake_nvml([])
     broken.nvmlDeviceGetCount = lambda: answered(NVMLError("Driver/library version mismatch"))
@@ -251,7 +251,7 @@ def test_a_gpu_that_is_not_sound_is_not_given(
     assert bool(read.counted(fault)) is bool(fault)
 
 
-def test_how_much_each_gpu_is_used(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_utilization_of_each_gpu(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = fake_nvml([Card(1), Card(2, uuid=NVMLError("lost")), Card(3, handle=NVMLError("lost"))])
     nvml.nvmlDeviceGetUtilizationRates = lambda card: SimpleNamespace(gpu=7 * card.number)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)

@@ -57,7 +57,7 @@ def test_each_reason(node: Node) -> None:
         (errno.EIO, "nput/output error", False),
     ],
 )
-def test_what_a_kernel_answers(node: Node, number: int, word: str, empty: bool) -> None:
+def test_errors_of_the_kernel_are_reported(node: Node, number: int, word: str, empty: bool) -> None:
     node.file("sys/file", "x")
     found = FsRoot(node.root, refusing(node.root, ["sys/file"], number)).text("sys/file")
     assert word in why(found)
@@ -113,9 +113,7 @@ def test_a_part_of_a_binary_file(node: Node) -> None:
     assert tree.window("none", 0, 2) == b""
 
 
-def test_of_a_user_only_their_own_plain_files_are_read(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_plain_files_of_the_user_are_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link of theirs to a device would have root open it, which for some is to start them."""
     node.file("home/ada/file", "mine")
     node.file("etc/secret", "of the machine")

@@ -153,7 +153,7 @@ def test_roce_up_without_an_address_and_infiniband_down(node: Node) -> None:
     assert len(problems_of(found, Severity.ERROR)) == 2
 
 
-def test_one_ethernet_port_of_the_model_of_eight_infiniband_ones(node: Node) -> None:
+def test_an_ethernet_port_of_the_same_model_as_eight_infiniband_ports(node: Node) -> None:
     # leptonai/gpud: an A100 node; only the link layer differs.
     for number in range(9):
         node.hca(f"mlx5_{number}", hca_type="MT4123")
@@ -244,7 +244,7 @@ def test_a_virtual_machine_says_nothing_of_nearness(node: Node) -> None:
     assert "virtual PCI topology" in problem.what
     assert "NCCL_TOPO_FILE" in problem.fix
     assert len(used(found)) == 8
-    # A processor that runs on no hypervisor tells that the tree is a real one.
+    # A processor without a hypervisor shows that the tree is a real one.
     node.file("proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu vme avx2\n")
     real = node.probe()
     assert {pair.distance for pair in real.affinity} == {AffinityClass.PHB}

@@ -63,7 +63,7 @@ def test_a_healthy_node_has_none(node: Node) -> None:
         ({"rate": "200 Gb/sec (4X HDR)"}, WARNING, "runs at 200 Gb/s", "mlxlink"),
     ],
 )
-def test_one_port_of_the_compute_fabric(
+def test_a_single_port_of_the_compute_fabric(
     node: Node, port: dict[str, str], severity: Severity, what: str, fix: str
 ) -> None:
     compute(node, port=port)
@@ -310,7 +310,7 @@ def gpu_node(node: Node) -> None:
         ({}, None),
     ],
 )
-def test_how_hcas_reach_gpu_memory(node: Node, files: dict[str, str], way: str | None) -> None:
+def test_paths_from_hcas_to_gpu_memory(node: Node, files: dict[str, str], way: str | None) -> None:
     gpu_node(node)
     node.file("proc/sys/kernel/osrelease", "6.8.0-40-generic\n")
     for path, text in files.items():

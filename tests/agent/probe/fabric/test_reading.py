@@ -294,7 +294,7 @@ def test_a_device_of_software(node: Node) -> None:
     assert "software" in hca.reason
 
 
-def test_what_is_no_device_is_reported_and_passed_over(node: Node) -> None:
+def test_an_invalid_device_is_reported_and_skipped(node: Node) -> None:
     node.link("sys/class/infiniband/scif0", "../../devices/virtual/infiniband/scif0")
     node.file("sys/class/infiniband/odd/node_type", "1: CA\n")
     node.file("sys/class/infiniband/none/ports/abc/state", "4: ACTIVE\n")

@@ -24,7 +24,7 @@ def get(coordinator: CoordinatorProcess, path: str, *headers: str) -> Answer:
         b"GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
     ],
 )
-def test_what_is_no_request_is_a_problem(coordinator: CoordinatorProcess, data: bytes) -> None:
+def test_an_invalid_request_gets_a_problem(coordinator: CoordinatorProcess, data: bytes) -> None:
     answer = ask(coordinator, data)
     assert (answer.status, answer.problem["code"]) == (400, "bad_request")
     assert answer.headers["server"].startswith("muster/")
@@ -43,7 +43,7 @@ def test_what_is_no_request_is_a_problem(coordinator: CoordinatorProcess, data: 
         ("GET /v1/nodes HTTP/9.9", (), "HTTP/1.1"),
     ],
 )
-def test_what_cannot_be_read_is_named(
+def test_an_unreadable_part_is_named(
     coordinator: CoordinatorProcess, line: str, headers: tuple[str, ...], words: str
 ) -> None:
     problem = ask(coordinator, head(coordinator, line, *headers)).problem
@@ -67,7 +67,7 @@ def test_what_cannot_be_read_is_named(
         ("POST /v1/jobs HTTP/1.1", ("Content-Encoding: gzip",), 415, "unsupported_encoding"),
     ],
 )
-def test_what_goes_too_far_is_a_problem(
+def test_an_oversized_request_gets_a_problem(
     coordinator: CoordinatorProcess, line: str, headers: tuple[str, ...], status: int, code: str
 ) -> None:
     answer = ask(coordinator, head(coordinator, line, *headers))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from muster.protocol.ids import JobId
 from muster.protocol.link.control_channel import StopTask, TaskReport
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry, Stop
+from orchestrator.core.engine import user_requests
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.gangs.log_delivery import tasks_with_pending_logs
@@ -113,7 +116,7 @@ def test_while_it_waits_to_be_tried_again() -> None:
     assert len(cluster.job(1).attempts) == 1
 
 
-def test_of_a_node_that_is_away_waits_for_it() -> None:
+def test_a_cancel_waits_for_a_node_that_is_away() -> None:
     cluster = cluster_with()
     (name,) = cluster.run_gang(1)
     cluster.leave("n0")
@@ -188,7 +191,20 @@ def test_on_a_full_disk_a_grace_is_cut_by_half_or_not_at_all() -> None:
     assert noted(cluster.cancel(1, grace_s=60.0)) == "its grace of 10m is cut to 1m from now"
 
 
-def test_one_that_has_ended_by_itself_has_no_grace_to_cut() -> None:
+def test_the_number_of_small_cuts_in_a_history_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(user_requests, "REQUESTS_MAX", 20)
+    cluster = cluster_with(stop=Stop(grace_s=600.0))
+    cluster.run_gang(1)
+    cluster.cancel(1)
+    notes = [noted(cluster.cancel(1, grace_s=599.0 - number)) for number in range(30)]
+    assert sum("is cut to" in note for note in notes) == 20
+    assert "a small cut is not recorded now" in notes[-1]
+    assert "is cut to 1m" in noted(cluster.cancel(1, grace_s=60.0))
+
+
+def test_a_rank_that_ended_by_itself_has_no_grace_to_cut() -> None:
     cluster = cluster_with()
     (name,) = cluster.run_gang(1)
     cluster.end(name, ExitStatus(0))

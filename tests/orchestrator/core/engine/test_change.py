@@ -40,7 +40,7 @@ def test_a_higher_priority_goes_before_at_once() -> None:
     assert not cluster.job(2).attempts
 
 
-def test_of_a_job_that_fits_it_starts_it() -> None:
+def test_a_change_that_makes_a_job_fit_starts_it() -> None:
     cluster = Cluster()
     cluster.join("n0", "n1")
     cluster.submit(spec())
@@ -84,7 +84,7 @@ def test_a_shorter_limit_too() -> None:
     assert cluster.shown(1) is JobState.STOPPING
 
 
-def test_one_that_would_be_over_already_is_refused() -> None:
+def test_a_time_limit_in_the_past_is_refused() -> None:
     cluster, _ = running(1000.0)
     cluster.beat(60)
     declined = cluster.change(1, time_limit_s=50.0)
@@ -101,7 +101,7 @@ def test_a_limit_that_is_taken_away_never_comes() -> None:
     assert cluster.shown(1) is JobState.RUNNING
 
 
-def test_one_is_given_to_a_job_that_had_none() -> None:
+def test_a_job_without_a_time_limit_gets_one() -> None:
     cluster, _ = running(None, Stop())
     cluster.beat(50)
     cluster.change(1, time_limit_s=70.0)

@@ -79,7 +79,7 @@ def test_a_timer_that_cannot_be_decided_fires_again(
     assert effects == [a.SetTimer(timer, cluster.now.mono + 60.0)]
 
 
-def test_what_the_coordinator_itself_gives_is_never_refused(
+def test_inputs_of_the_coordinator_itself_are_never_refused(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guard, "decide", broken)
@@ -87,7 +87,7 @@ def test_what_the_coordinator_itself_gives_is_never_refused(
         give(cluster, s.CoordinatorStarted(2))
 
 
-def test_what_ends_two_processes_is_refused_by_the_third(
+def test_an_input_that_ended_two_processes_is_refused_by_the_third(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guard, "advance", broken)

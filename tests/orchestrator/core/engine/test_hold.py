@@ -48,7 +48,7 @@ def test_a_held_job_does_not_start_until_it_is_released() -> None:
     assert not check(cluster.state)
 
 
-def test_who_held_it_is_shown_and_why() -> None:
+def test_the_holder_and_the_reason_are_shown() -> None:
     cluster = busy()
     cluster.change(2, hold=True, reason="wait for data")
     shown = job_summary(cluster.state, cluster.job(2), cluster.now)
@@ -61,7 +61,7 @@ def test_who_held_it_is_shown_and_why() -> None:
     assert texts[1:3] == ["held by ada: wait for data", "released by bob"]
 
 
-def test_those_behind_a_held_job_go_first_and_it_keeps_its_place() -> None:
+def test_jobs_behind_a_held_job_go_first_and_it_keeps_its_place() -> None:
     cluster = busy()
     for name in ("third", "fourth"):
         cluster.submit(spec(name))
@@ -105,7 +105,7 @@ def test_an_active_job_is_refused(*, running: bool) -> None:
     assert "muster rerun 1" in declined.hint
 
 
-def test_one_that_waits_for_another_try_is_held_and_released_at_once() -> None:
+def test_a_job_in_backoff_is_held_and_released_at_once() -> None:
     cluster = Cluster()
     cluster.join("n0")
     cluster.submit(spec(retry=Retry(user=1, backoff_s=30.0)))
@@ -119,7 +119,7 @@ def test_one_that_waits_for_another_try_is_held_and_released_at_once() -> None:
     assert len(cluster.job(1).attempts) == 2
 
 
-def test_what_is_not_held_cannot_be_released() -> None:
+def test_a_job_that_is_not_held_cannot_be_released() -> None:
     cluster = busy()
     declined = cluster.change(2, hold=False)
     assert isinstance(declined, a.Declined)

@@ -198,7 +198,7 @@ def test_a_command_that_no_frame_can_hold_ends_the_job_and_blames_no_node(arrang
     assert not cluster.job(1).avoid
 
 
-def test_what_a_node_warns_of_is_shown() -> None:
+def test_warnings_of_a_node_are_shown() -> None:
     cluster = gang_of(2)
     cluster.prepare(task(1, 1, 0))
     cluster.prepare(task(1, 1, 1))
@@ -382,7 +382,7 @@ def test_nodes_are_chosen_as_the_job_says() -> None:
     assert "n9 is not known" in missing.text
 
 
-def test_what_waits_says_why() -> None:
+def test_a_waiting_job_shows_the_reason() -> None:
     cluster = Cluster()
     cluster.join("n0", "n1")
     cluster.submit(spec(nodes=1))

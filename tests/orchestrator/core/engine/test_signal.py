@@ -49,7 +49,7 @@ def test_every_node_is_notified_and_nothing_ends() -> None:
     assert timeline[-1].text == "SIGUSR1 sent to all ranks by ada"
 
 
-def test_of_many_each_is_said_once_with_a_number_of_its_own() -> None:
+def test_each_of_many_signals_is_sent_once_with_its_own_number() -> None:
     cluster, (name, _) = running()
     for signal in ("SIGUSR1", "SIGUSR2", "SIGUSR1"):
         send(cluster, signal)
@@ -80,7 +80,7 @@ def test_to_one_rank_on_the_node_that_has_it() -> None:
     assert refused(send(cluster, rank=5, node="n0")) == "no_such_rank"
 
 
-def test_one_rank_of_a_gang_that_numbers_them_itself_is_looked_for_on_all_nodes() -> None:
+def test_a_rank_of_an_elastic_gang_is_searched_on_all_nodes() -> None:
     cluster, _ = running(nproc_per_node=4, rendezvous="c10d")
     send(cluster, rank=5)
     for node in ("n0", "n1"):
@@ -97,7 +97,7 @@ def test_the_rank_of_a_plain_command_is_its_node() -> None:
 
 
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGTERM", "SIGSTOP"])
-def test_what_would_end_or_stop_the_job_is_for_cancel(signal: str) -> None:
+def test_signals_that_end_or_stop_the_job_need_cancel(signal: str) -> None:
     cluster, _ = running()
     declined = send(cluster, signal)
     assert refused(declined) == "signal_refused"

@@ -44,7 +44,7 @@ def test_a_gang_of_one_kind_uses_all_rails() -> None:
     assert (len(found.kinds), found.nodes) == (1, ())
 
 
-def test_where_it_is_required_nccl_may_not_fall_back() -> None:
+def test_nccl_may_not_fall_back_if_rdma_is_required() -> None:
     gang = [full("n1"), full("n2")]
     assert planned(gang, REQUIRED).of(0).env == planned(gang).of(0).env | ONLY_IB
     # A gang with a network plugin of its own for NCCL keeps it.
@@ -118,7 +118,7 @@ def test_names_do_not_matter_slots_do() -> None:
         ),
     ],
 )
-def test_one_that_differs_on_a_rail(odd: FabricMember, text: str) -> None:
+def test_a_node_that_differs_on_a_rail(odd: FabricMember, text: str) -> None:
     gang = [full("n1"), full("n2"), odd, full("n4")]
     no = refused(gang)
     assert [it.node for it in no.differences] == ["n3"]
@@ -145,7 +145,7 @@ def test_the_mtu_of_roce_is_compared_and_that_of_infiniband_is_not() -> None:
     planned([*first, changed("n3", 1, roce, 2, mtu=None, rate_gbps=None, model="")], REQUIRED)
 
 
-def test_of_two_that_differ_the_slower_one_has_the_fault() -> None:
+def test_the_slower_of_two_different_nodes_is_at_fault() -> None:
     slow = changed("n1", 0, rate_gbps=100.0)
     no = refused([slow, full("n2")])
     assert no.text == (
@@ -204,7 +204,7 @@ def replace_ports(member: FabricMember, number: int, **values: object) -> Fabric
         ),
     ],
 )
-def test_one_without_rdma(odd: FabricMember, why: str) -> None:
+def test_a_node_without_rdma(odd: FabricMember, why: str) -> None:
     gang = [full("n1"), odd, full("n3")]
     assert refused(gang).text == f"rdma: required, but {why}"
     found = planned(gang)
@@ -222,7 +222,7 @@ def test_none_with_rdma() -> None:
     assert planned([node("n1", unused=("mlx5_0:1",)), node("n2")]).of(0).env == NO_IB
 
 
-def test_one_node_needs_no_others() -> None:
+def test_a_single_node_needs_no_others() -> None:
     alone = FabricRequest(Rdma.REQUIRED, alone=True)
     assert plan([node("n1")], FabricRequest(alone=True)) is None
     assert planned([node("n1")], alone).transport is FabricTransport.OPEN
@@ -285,7 +285,7 @@ def test_two_that_miss_different_ports_share_the_rest() -> None:
     assert [it.port for it in no.differences] == ["mlx5_2:1", "mlx5_5:1"]
 
 
-def test_what_nobody_has_is_no_difference() -> None:
+def test_a_port_that_no_node_has_is_no_difference() -> None:
     """The second port of a card with two ports may be cabled nowhere."""
     found = planned([without("n1", 2), without("n2", 2)], REQUIRED)
     assert (len(found.rails), found.notes) == (7, ())
@@ -335,7 +335,7 @@ def test_each_node_has_its_own_gid_index() -> None:
     assert found.nodes == (0, 1)
 
 
-def test_where_one_index_does_not_fit_all_ports() -> None:
+def test_no_single_index_fits_all_ports() -> None:
     gang = [
         replace_version(roces("n1", 3, 3, 5), (2, 18)),
         replace_version(roces("n2", 3, 3, 3), (2, 18)),
@@ -354,7 +354,7 @@ def test_where_one_index_does_not_fit_all_ports() -> None:
     assert planned(gang).transport is FabricTransport.TCP
 
 
-def test_one_family_of_addresses_for_all() -> None:
+def test_a_single_address_family_for_all_nodes() -> None:
     six = PortGids(1, (1,))
     both = [replace(roce(at), sixth=six) for at in range(2)]
     only6 = [replace(port, fourth=None) for port in both]
@@ -419,7 +419,7 @@ def test_a_file_of_nccl_s_does_not_undo_the_plan(
     assert (env_of(infiniband), infiniband.notes) == ({}, ())
 
 
-def test_what_the_plan_sets_itself_is_reported_where_a_file_says_otherwise() -> None:
+def test_a_setting_that_overrides_a_file_is_reported() -> None:
     conf = filed("NCCL_IB_GID_INDEX", "1", file="/root/.nccl.conf")
     old = (2, 20)
     gang = [node("n1", roce(0), nccl=old, nccl_conf=conf), node("n2", roce(0), nccl=old)]

@@ -183,7 +183,7 @@ def test_gpus_near_other_rails_than_on_other_nodes_are_noted() -> None:
         )
 
 
-def test_what_is_not_known_of_nearness_is_no_difference() -> None:
+def test_an_unknown_distance_is_no_difference() -> None:
     known, unknown = near("n1", (0, 1), (2, 3)), near("n2", (), ())
     assert planned([unknown, known]).notes == ()
     # A smaller node has the GPUs that it has.

@@ -248,7 +248,7 @@ WRITTEN = (
 
 
 @pytest.mark.parametrize(("line", "kind", "advice"), WRITTEN, ids=lambda it: str(it)[:40])
-def test_what_a_traceback_ends_with(line: str, kind: FailureKind, advice: str) -> None:
+def test_the_last_line_of_a_traceback_decides(line: str, kind: FailureKind, advice: str) -> None:
     verdict = judge(FAILED, traceback(line))
     assert verdict.kind is kind
     assert verdict.said == (line if len(line) <= LINE_CHARS_MAX else f"{line[:LINE_CHARS_MAX]}...")
@@ -275,7 +275,7 @@ INFRA = {
 
 
 @pytest.mark.parametrize(("line", "kind"), PLAIN)
-def test_what_a_process_ends_with(line: str, kind: str) -> None:
+def test_the_exit_status_decides(line: str, kind: str) -> None:
     assert judge(ExitStatus(2), f"{line}\n").kind == kind
 
 
@@ -297,7 +297,7 @@ def test_every_class_comes_from_somewhere_and_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(("line", "kind", "advice"), WRITTEN, ids=lambda it: str(it)[:40])
-def test_whose_fault_it_is(line: str, kind: FailureKind, advice: str) -> None:
+def test_the_owner_of_each_failure(line: str, kind: FailureKind, advice: str) -> None:
     of_machine = kind in INFRA and "quota" not in line
     assert judge(FAILED, traceback(line)).infra is of_machine
 
@@ -338,7 +338,7 @@ def test_a_line_that_a_name_was_made_to_look_like_says_nothing(line: str) -> Non
     assert judge(FAILED, "", kernel=forged) == judge(FAILED, "")
 
 
-def test_of_several_the_machine_s_own_goes_first() -> None:
+def test_a_fault_of_the_machine_goes_first() -> None:
     lines = "\n".join(line for line, _ in reversed(XIDS[:6]))
     assert judge(FAILED, "", kernel=f"{MEMCG}\n{lines}").infra
 
@@ -373,12 +373,12 @@ def test_an_error_of_several_lines_and_the_warnings_after_it() -> None:
     assert verdict.said.startswith("torch.distributed.DistBackendError: NCCL error")
 
 
-def test_what_was_logged_before_the_traceback_does_not_count() -> None:
+def test_lines_before_the_traceback_do_not_count() -> None:
     written = "retrying: Connection reset by peer\n" + traceback("ValueError: no such split")
     assert judge(FAILED, written).kind is FailureKind.EXCEPTION
 
 
-def test_of_chained_exceptions_the_last_counts() -> None:
+def test_the_last_of_chained_exceptions_counts() -> None:
     written = traceback("ConnectionResetError: [Errno 104] Connection reset by peer")
     written += "\nDuring handling of the above exception, another exception occurred:\n\n"
     written += traceback("RuntimeError: CUDA out of memory. Tried to allocate 2 GiB")
@@ -396,7 +396,7 @@ def test_of_chained_exceptions_the_last_counts() -> None:
         (ExitStatus(code=7), FailureKind.EXITED, ""),
     ],
 )
-def test_what_only_its_end_shows(how: ExitStatus, kind: FailureKind, advice: str) -> None:
+def test_signals_without_output(how: ExitStatus, kind: FailureKind, advice: str) -> None:
     verdict = judge(how, "epoch 3: 40 %")
     assert verdict.kind is kind
     assert advice in verdict.advice
@@ -440,7 +440,7 @@ def test_a_line_of_any_length_is_cut() -> None:
         (("-c", "import no_such_module"), FailureKind.NO_MODULE, "no_such_module"),
     ],
 )
-def test_what_python_itself_says(
+def test_messages_of_python_itself(
     tmp_path: Path, argv: tuple[str, ...], kind: FailureKind, named: str
 ) -> None:
     words = [word.format(tmp_path) for word in argv]
@@ -474,7 +474,7 @@ def test_what_python_itself_says(
         ("import torch; torch.empty(10**15)", FailureKind.HOST_OUT_OF_MEMORY),
     ],
 )
-def test_what_torch_itself_says(program: str, kind: FailureKind) -> None:
+def test_messages_of_torch_itself(program: str, kind: FailureKind) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False

@@ -113,7 +113,7 @@ def in_use(port: int) -> str:
     )
 
 
-def test_of_two_lost_connections_the_one_that_ended_first_counts() -> None:
+def test_the_first_of_two_lost_connections_counts() -> None:
     """By the nodes' own clocks: the report of the second came first."""
     cluster, tasks = running(3)
     late = RankReport(0, exit=ONE, error=PEER, at_s=10.2)

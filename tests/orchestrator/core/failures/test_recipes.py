@@ -120,13 +120,13 @@ CANNOT = (
     ),
     (
         "E16: and systemd that ends what the agent has started",
-        "tests/systemd/test_units.py::test_what_is_promised_is_set",
+        "tests/systemd/test_units.py::test_promised_settings_are_present",
     ),
 )
 
 
 @pytest.mark.parametrize(("error", "said", "kind", "advice"), FAILS, ids=lambda it: str(it)[:3])
-def test_what_ranks_fail_of_is_shown_by_its_class(
+def test_failures_of_ranks_are_shown_by_their_class(
     error: str, said: str, kind: FailureKind, advice: str
 ) -> None:
     verdict = judge(ExitStatus(1), f"{said}\n")
@@ -136,7 +136,7 @@ def test_what_ranks_fail_of_is_shown_by_its_class(
 
 
 @pytest.mark.parametrize(("error", "shown"), CANNOT, ids=lambda it: str(it)[:40])
-def test_what_cannot_come_to_that_has_a_test_that_says_so(error: str, shown: str) -> None:
+def test_an_impossible_mistake_names_the_test_that_shows_it(error: str, shown: str) -> None:
     file, _, name = shown.partition("::")
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     there = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import orchestrator
 
 
-def test_one_module_requests_a_stop() -> None:
+def test_a_single_module_requests_stops() -> None:
     found = [
         path.name
         for path in Path(orchestrator.__file__).parent.rglob("*.py")

@@ -68,7 +68,7 @@ def test_each_node_gets_its_part_of_the_plan() -> None:
     assert not said.env.keys() & set(left_alone)
 
 
-def test_what_the_user_sets_wins() -> None:
+def test_variables_of_the_user_win() -> None:
     env = {"NCCL_IB_HCA": "=mlx5_1:1"}
     roles = Roles(launcher=Role(env={"NCCL_NET_PLUGIN": "aws-ofi"}))
     cluster = gang(TWO, TWO, rdma=Rdma.REQUIRED, env=env, roles=roles)
@@ -89,7 +89,7 @@ def test_tcp_on_purpose(rdma: Rdma) -> None:
 
 
 @pytest.mark.parametrize("fabric", [None, NONE])
-def test_where_nobody_has_rdma_nothing_is_said_of_it(fabric: NodeFabric | None) -> None:
+def test_rdma_is_not_mentioned_if_no_node_has_it(fabric: NodeFabric | None) -> None:
     cluster = gang(fabric, fabric)
     said = plan_of(cluster, "n0")
     assert not [name for name in said.env if name.startswith(("NCCL_IB", "NCCL_NET", "UCX"))]
@@ -156,7 +156,7 @@ def test_the_plan_outlives_the_coordinator() -> None:
     assert list(environments(new, new.attempts[0])) == list(environments(old, old.attempts[0]))
 
 
-def test_one_node_needs_no_rdma_to_be_there() -> None:
+def test_a_single_node_needs_no_rdma() -> None:
     assert plan_of(gang(NONE, rdma=Rdma.REQUIRED), "n0").env.get("NCCL_IB_DISABLE") is None
     assert plan_of(gang(node("n").fabric), "n0").fabric is not None
 
@@ -175,7 +175,7 @@ def test_part_of_a_node_uses_the_ports_near_its_gpus() -> None:
 
 
 @pytest.mark.parametrize(("fabric", "fits"), [(TWO, True), (SLOW, False), (NONE, False)])
-def test_who_would_join_a_gang_must_fit_its_plan(fabric: NodeFabric, *, fits: bool) -> None:
+def test_a_joining_node_must_fit_the_gang_s_plan(fabric: NodeFabric, *, fits: bool) -> None:
     cluster = Cluster()
     cluster.join("n0", "n1")
     cluster.submit(spec(nodes=2, max_nodes=3, rendezvous="c10d"))

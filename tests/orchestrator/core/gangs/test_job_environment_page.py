@@ -25,7 +25,7 @@ def test_every_variable_of_a_job_is_on_the_page() -> None:
     assert set(listed) == in_code("orchestrator/core", "agent/shim")
 
 
-def test_what_is_known_before_the_gang_is_settled_is_on_the_page() -> None:
+def test_variables_known_before_the_gang_is_complete_are_on_the_page() -> None:
     launch = (ROOT / "orchestrator" / "core" / "gangs" / "launch.py").read_text()
     early = launch.partition("def _identity")[2]
     task = (ROOT / "agent" / "shim" / "task.py").read_text()

@@ -39,7 +39,7 @@ def arranged(gpus: tuple[int, int] = (8, 8), **more: Any) -> dict[str, ArrangeTa
     }
 
 
-def test_what_all_nodes_get_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_common_part_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It grows with the gang: made for each node, it grew with its square."""
     made: list[Gang] = []
 
@@ -295,7 +295,7 @@ def test_the_plan_of_500_nodes_with_10_networks_fits_a_frame() -> None:
     assert len(encode(CommandFrame(1, plan))) < FRAME_BYTES_MAX / 2
 
 
-def test_of_more_addresses_than_a_plan_can_hold_every_node_keeps_some() -> None:
+def test_every_node_keeps_some_addresses_of_too_many() -> None:
     many = tuple(f"10.{net}.0.{{}}" for net in range(250))
     addresses = others(*(tuple(a.format(rank) for a in many) for rank in range(1, 101)))
     assert {len(more) for more in addresses.values()} == {OTHERS_MAX // 100}

@@ -43,12 +43,12 @@ def test_an_agent_that_could_make_no_shim_has_run_no_setup() -> None:
     assert nodes(refused("gpu_gone", setup=Shell("make")), (1, 0)) == []
 
 
-def test_of_a_refusal_that_nobody_knows_yet_there_may_be_a_log() -> None:
+def test_a_refusal_not_yet_acknowledged_may_have_a_log() -> None:
     later = refused("of_a_later_version", setup=Shell("make"))
     assert nodes(later, (1, 0)) == ["n1"]
 
 
-def test_of_a_task_that_wrote_nothing_none_is_waited_for_also_by_the_next_process() -> None:
+def test_a_task_without_output_is_not_awaited_after_a_restart_either() -> None:
     cluster = Cluster()
     cluster.join("n0", "n1")
     cluster.submit(spec(nodes=2))

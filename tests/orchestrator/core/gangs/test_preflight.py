@@ -49,7 +49,7 @@ def nodes(cluster: Cluster, attempt: int) -> list[str]:
         ({"wall_s": 1_700_000_000.0}, "the clock of b is"),
     ],
 )
-def test_what_is_wrong_is_reported_and_another_node_is_taken(
+def test_a_failed_preflight_is_reported_and_another_node_is_chosen(
     more: dict[str, Any], said: str
 ) -> None:
     cluster = placed()
@@ -82,7 +82,7 @@ def test_all_that_are_ill_are_left_out_at_once() -> None:
     assert nodes(cluster, 2) == ["c", "d"]
 
 
-def test_who_would_join_a_gang_that_runs_is_looked_at_too() -> None:
+def test_a_node_that_joins_a_running_gang_is_checked_too() -> None:
     cluster = Cluster()
     cluster.join("a")
     cluster.submit(spec(nodes=1, max_nodes=2, rendezvous="c10d", preflight="quick"))

@@ -73,7 +73,7 @@ def test_the_others_are_heard_for_a_moment_and_no_longer() -> None:
 
 
 @pytest.mark.parametrize("code", ["no_folder", "launcher_unreachable"])
-def test_what_was_refused_before_a_restart_is_the_reason_after_it(code: str) -> None:
+def test_a_refusal_stays_the_reason_after_a_restart(code: str) -> None:
     """And not that the others are slow: they wait for the one that has refused."""
     before = gang(3, 3)
     if code == "no_folder":
@@ -125,7 +125,7 @@ def test_a_refusal_between_two_gates_stops_what_runs() -> None:
     assert cluster.commands("n0", StopTask)
 
 
-def test_one_node_alone_that_refuses_is_not_yet_the_job_s_fault() -> None:
+def test_a_refusal_of_a_single_node_is_not_the_job_s_fault() -> None:
     cluster = gang(3, 1)
     cluster.refuse(task(1, 1, 0), "no_python")
     cluster.clean(task(1, 1, 0))
@@ -179,7 +179,7 @@ def test_when_no_other_node_is_left_the_end_says_what_each_has_said() -> None:
     assert cause.text == "n2 refused: no_space here | so did n0, n1"
 
 
-def test_who_has_said_something_else_learns_with_what() -> None:
+def test_other_refusals_are_listed_with_their_reasons() -> None:
     cluster = gang(3, 1, retry=Retry(infra=2, backoff_s=30.0))
     for attempt, said in ((1, "the disk is full"), (2, "no torch"), (3, "no torch")):
         refusal = Refusal("no_space", said, node_fault=True)

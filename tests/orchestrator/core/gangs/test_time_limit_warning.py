@@ -44,7 +44,7 @@ def test_all_nodes_are_notified_in_one_turn_and_the_stop_comes_later() -> None:
         assert len(cluster.commands(f"n{rank}", SignalTask)) == 1
 
 
-def test_one_that_is_stopped_before_is_not_warned() -> None:
+def test_a_job_that_is_stopped_before_is_not_warned() -> None:
     cluster, _ = limited()
     cluster.beat(10)
     cluster.cancel(1)

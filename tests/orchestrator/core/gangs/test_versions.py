@@ -35,7 +35,7 @@ def test_the_odd_node_is_named_with_what_differs() -> None:
     assert warnings(OLD, USUAL, USUAL) == [(warning,), (), ()]
 
 
-def test_of_a_pair_the_second_learns_of_the_first() -> None:
+def test_the_second_of_a_pair_is_compared_with_the_first() -> None:
     warning = (
         "CUDA is missing and on n0 12.6, NCCL is missing and on n0 2.27.3; "
         "give all nodes of a gang the same"
@@ -43,7 +43,7 @@ def test_of_a_pair_the_second_learns_of_the_first() -> None:
     assert warnings(USUAL, FOR_CPUS) == [(), (warning,)]
 
 
-def test_who_has_left_an_elastic_gang_is_no_matter() -> None:
+def test_a_node_that_left_an_elastic_gang_does_not_count() -> None:
     cluster = Cluster()
     cluster.join("n0", "n1")
     cluster.submit(spec(nodes=1, max_nodes=2, rendezvous="c10d"))

@@ -61,7 +61,7 @@ def test_a_file_that_is_looked_for_in_the_empty_folder(said: str, name: str) -> 
         "",
     ],
 )
-def test_what_is_missing_elsewhere_is_no_matter_of_the_folder(said: str) -> None:
+def test_a_file_missing_elsewhere_gets_no_hint_on_the_workdir(said: str) -> None:
     assert "empty folder" not in ended_with(said)
 
 

@@ -51,7 +51,7 @@ def test_a_node_learns_where_they_are() -> None:
     assert command.checkpoint_dir == FOLDER
 
 
-def test_one_of_the_nodes_that_see_the_same_file_is_enough() -> None:
+def test_a_single_report_of_a_shared_file_is_enough() -> None:
     cluster, (first, second) = running()
     saw(cluster, first, "step-1")
     saw(cluster, second, "step-1")
@@ -131,7 +131,7 @@ def test_three_attempts_without_a_checkpoint_are_enough() -> None:
     assert cluster.cause(1).code is CauseCode.RANK_FAILED
 
 
-def test_what_a_node_saw_that_was_lost_since_is_progress() -> None:
+def test_checkpoints_seen_by_a_lost_node_are_progress() -> None:
     cluster, _ = running(retry=Retry(user=9, infra=9, backoff_s=1.0))
     fail(cluster, 1)
     cluster.run_gang(1, 2)

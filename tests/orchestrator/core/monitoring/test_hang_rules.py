@@ -146,9 +146,7 @@ def test_webhooks_are_notified_of_it_and_whoever_looks_at_the_job_sees_it() -> N
 @pytest.mark.parametrize(
     ("gap_s", "limit_s"), [(0.0, 60.0), (30.0, 150.0), (180.0, 540.0), (1000.0, 1060.0)]
 )
-def test_one_long_pause_does_not_put_off_what_is_suspected_for_good(
-    gap_s: float, limit_s: float
-) -> None:
+def test_a_long_pause_does_not_delay_suspicion_for_ever(gap_s: float, limit_s: float) -> None:
     assert HangLimits().of_gap(gap_s) == limit_s
 
 
@@ -160,7 +158,7 @@ def test_it_is_over_when_it_moves() -> None:
     assert any(isinstance(fact, hf.HangCleared) for fact in cluster.facts)
 
 
-def test_who_is_to_be_looked_at_in_a_hair_is_not_looked_for_at_this_very_moment() -> None:
+def test_a_sample_due_in_a_moment_is_not_taken_early() -> None:
     """A timer that is due at once would be set again and again, as long as no time passes."""
     cluster = gang()
     for rank in (0, 1):
@@ -202,7 +200,7 @@ def watched(cluster: Cluster, second: RankActivity, seconds: float, *, held: boo
         answers(cluster, 1, *stack, rank=second.later(age))
 
 
-def test_who_is_to_start_anew_is_looked_at_until_it_is_certain() -> None:
+def test_a_job_to_restart_is_sampled_until_the_hang_is_certain() -> None:
     cluster = gang(Hang.RESTART)
     for node in (0, 1):
         says(cluster, node, idle(node))
@@ -218,7 +216,7 @@ def test_who_is_to_start_anew_is_looked_at_until_it_is_certain() -> None:
     assert cause.code is CauseCode.HUNG
 
 
-def test_what_was_slow_may_come_to_hang() -> None:
+def test_a_slow_job_may_hang_later() -> None:
     cluster = gang()
     says(cluster, 0, idle(0))
     says(cluster, 1, idle(1, doing=Doing.DISK))
@@ -241,7 +239,7 @@ def test_others_that_hang_when_a_rank_has_ended_are_found() -> None:
     assert cluster.job(1).attempts[0].hang is not None
 
 
-def test_what_waits_for_a_disk_is_slow_after_ten_minutes_and_never_restarted() -> None:
+def test_a_job_that_waits_for_a_disk_is_slow_after_ten_minutes_and_never_restarted() -> None:
     cluster = gang(Hang.RESTART, notify=("https://hooks.example.com/x",))
     first, second = idle(0, doing=Doing.DISK), idle(1)
     says(cluster, 0, first)
@@ -302,7 +300,7 @@ def test_an_answer_to_an_earlier_life_of_the_coordinator_is_none() -> None:
     assert cluster.state.watches == {}
 
 
-def test_one_that_moves_at_the_second_look_is_dismissed() -> None:
+def test_a_gang_that_moves_at_the_second_sample_is_not_hung() -> None:
     cluster = gang()
     says(cluster, 0, idle(0))
     says(cluster, 1, idle(1))
@@ -366,7 +364,7 @@ def test_a_look_that_a_user_asked_for_does_not_put_off_for_ever_what_was_due(
     assert fact.verdict.kind is HangKind.HUNG
 
 
-def test_who_cannot_answer_is_named_and_nobody_waits_for_ever() -> None:
+def test_a_node_that_cannot_answer_is_named_and_not_awaited_for_ever() -> None:
     cluster = gang()
     cluster.leave("n1")
     cluster.turn(s.StacksReceived(a.RequestId(70), JobId(1)))
@@ -377,7 +375,7 @@ def test_who_cannot_answer_is_named_and_nobody_waits_for_ever() -> None:
     assert cluster.state.stack_dumps == {}
 
 
-def test_what_lacks_on_every_node_is_said_once() -> None:
+def test_a_problem_common_to_all_nodes_is_reported_once() -> None:
     cluster = gang()
     cluster.turn(s.StacksReceived(a.RequestId(70), JobId(1)))
     for node in (0, 1):

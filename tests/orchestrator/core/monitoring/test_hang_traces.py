@@ -27,7 +27,7 @@ def test_the_rank_that_hangs_is_named() -> None:
     assert judged().misnamed == []
 
 
-def test_what_is_slow_for_more_than_ten_minutes_is_reported_as_slow() -> None:
+def test_a_job_slow_for_more_than_ten_minutes_is_reported_as_slow() -> None:
     assert judged().misjudged_slow == []
 
 

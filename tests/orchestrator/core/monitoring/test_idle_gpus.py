@@ -102,7 +102,7 @@ def test_a_webhook_is_notified_of_a_job_that_goes_on() -> None:
     assert "all its GPUs have been used less than 5 % for 1h" in content.job.reason.text
 
 
-def test_one_node_that_computes_is_enough() -> None:
+def test_a_single_computing_node_is_enough() -> None:
     cluster, (first, _) = running(NOTIFY)
     cluster.beat(1800)
     say(cluster, first, 1800.0)
@@ -208,7 +208,7 @@ def test_a_job_that_is_to_be_stopped_is_reported_half_the_time_before() -> None:
     assert check(cluster.state) == []
 
 
-def test_one_that_computes_after_the_warning_goes_on() -> None:
+def test_a_job_that_computes_after_the_warning_goes_on() -> None:
     cluster, gang = running(STOP, nodes=1)
     cluster.beat(1800)
     say(cluster, gang[0], 1800.0)
@@ -218,7 +218,7 @@ def test_one_that_computes_after_the_warning_goes_on() -> None:
     assert stops(cluster) == []
 
 
-def test_who_is_notified_late_has_the_other_half_all_the_same() -> None:
+def test_a_late_warning_still_leaves_the_other_half() -> None:
     """The coordinator was away while the time passed."""
     cluster, gang = running(STOP, nodes=1)
     cluster.beat(7200)
@@ -231,7 +231,7 @@ def test_who_is_notified_late_has_the_other_half_all_the_same() -> None:
     assert len(stops(cluster)) == 1
 
 
-def test_what_was_reported_is_known_after_a_restart() -> None:
+def test_a_report_is_known_after_a_restart() -> None:
     cluster, gang = running(NOTIFY, nodes=1)
     cluster.beat(3600)
     say(cluster, gang[0], 3600.0)

@@ -98,7 +98,9 @@ def test_nccl_is_asked_for_its_lines_in_a_file_of_its_own() -> None:
         ({"nccl_debug": True}, {"NCCL_DEBUG_SUBSYS": "ALL"}),
     ],
 )
-def test_who_asks_himself_is_not_fought(more: dict[str, Any], wanted: dict[str, str]) -> None:
+def test_a_job_with_its_own_nccl_debug_keeps_it(
+    more: dict[str, Any], wanted: dict[str, str]
+) -> None:
     cluster = Cluster()
     started(cluster, **more)
     (arranged, *_) = cluster.commands("n1", ArrangeTask)
@@ -141,7 +143,7 @@ def test_verdicts_that_change_without_end_fill_no_journal() -> None:
     assert len(judged) == VERDICTS_MAX
 
 
-def test_what_was_known_at_the_end_outlives_the_coordinator() -> None:
+def test_the_verdict_at_the_end_survives_a_restart() -> None:
     cluster = Cluster()
     tasks = started(cluster)
     for task in tasks:
@@ -191,7 +193,7 @@ def test_all_nodes_on_sockets_end_it_at_once_for_good() -> None:
     assert len(cluster.job(1).attempts) == 1
 
 
-def test_one_node_is_to_blame_and_left_out() -> None:
+def test_a_single_node_on_sockets_is_blamed_and_left_out() -> None:
     cluster = Cluster()
     cluster.join("n9")
     first, second = started(cluster, rdma=Rdma.REQUIRED)
@@ -237,7 +239,7 @@ def test_unknown_ends_nothing(found: FabricReport) -> None:
 
 
 @pytest.mark.parametrize("rdma", [Rdma.PREFERRED, Rdma.OFF])
-def test_who_does_not_require_it_goes_on(rdma: Rdma) -> None:
+def test_a_job_that_does_not_require_rdma_goes_on(rdma: Rdma) -> None:
     cluster = Cluster()
     for task in started(cluster, rdma=rdma):
         tell(cluster, task, report(lines.SOCKET_2_18))
@@ -269,7 +271,7 @@ def test_a_gang_of_one_is_not_watched() -> None:
     assert proof(cluster) is None
 
 
-def test_of_nodes_without_devices_it_is_said_that_nobody_looks() -> None:
+def test_nodes_without_devices_are_shown_as_not_monitored() -> None:
     cluster = Cluster()
     cluster.join("n0", "n1")
     cluster.submit(spec(nodes=2))

@@ -61,7 +61,7 @@ def test_connecting_anew_in_the_same_life_is_nothing() -> None:
     assert cluster.node("a").in_service
 
 
-def test_what_was_long_ago_does_not_count() -> None:
+def test_old_starts_do_not_count() -> None:
     cluster = cluster_of("a", "b", "c", "d")
     live(cluster, "a", range(1, 3))
     cluster.mono += 600.0

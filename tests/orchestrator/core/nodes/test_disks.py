@@ -75,7 +75,7 @@ def test_a_full_disk_is_not_why_a_program_fails_otherwise(cluster: Cluster) -> N
     assert cause(cluster).outcome is Outcome.USER
 
 
-def test_what_cannot_be_shown_is_not(cluster: Cluster) -> None:
+def test_text_that_cannot_be_shown_is_left_out(cluster: Cluster) -> None:
     disks(cluster, "a", DiskHealth("\x1b[31m", full=True))
     assert node_view(cluster.node("a"), cluster.now).warnings == ()
 

@@ -40,7 +40,7 @@ def test_a_drained_node_gets_no_job(cluster: Cluster) -> None:
     assert [t.node for t in cluster.job(2).attempts[0].tasks] == ["a"]
 
 
-def test_what_runs_goes_on_and_then_the_node_is_drained(cluster: Cluster) -> None:
+def test_running_jobs_go_on_before_the_node_is_drained(cluster: Cluster) -> None:
     cluster.submit(spec(nodes=2))
     tasks = cluster.run_gang(1)
     cluster.drain("a")
@@ -52,7 +52,7 @@ def test_what_runs_goes_on_and_then_the_node_is_drained(cluster: Cluster) -> Non
     assert cluster.node("a").admin is AdminState.DRAINED
 
 
-def test_what_is_being_made_ready_is_rolled_back_at_no_cost(cluster: Cluster) -> None:
+def test_a_gang_in_preparation_is_rolled_back_at_no_cost(cluster: Cluster) -> None:
     cluster.submit(spec(retry=Retry(infra=0)))
     cluster.drain("a")
     cluster.clean(task(1, 1, 0))
@@ -191,7 +191,7 @@ def test_nobody_waits_for_a_drained_node_where_one_that_failed_would_do(cluster:
     assert cluster.job(1).attempts[-1].tasks[0].node == "a"
 
 
-def test_who_and_since_when_and_why_is_shown(cluster: Cluster) -> None:
+def test_user_time_and_reason_of_a_drain_are_shown(cluster: Cluster) -> None:
     cluster.submit(spec())
     cluster.run_gang(1)
     cluster.drain("a", deadline_s=10800.0)
@@ -250,7 +250,7 @@ def test_the_check_names_all_that_it_finds(cluster: Cluster) -> None:
         assert problem in declined.text
 
 
-def test_what_a_job_left_is_to_be_gone_first(cluster: Cluster) -> None:
+def test_remains_of_a_job_must_be_gone_first(cluster: Cluster) -> None:
     cluster.submit(spec())
     (running,) = cluster.run_gang(1)
     cluster.drain("a")

@@ -29,8 +29,8 @@ from orchestrator.core.facts.base import Durability
 from orchestrator.core.facts.effects import Declined
 from orchestrator.core.facts.jobs import StopRequested
 from orchestrator.core.model.attempt import AttemptPhase
-from orchestrator.core.model.hardware_rate import HARDWARE_EVERY_S
 from orchestrator.core.model.node import AdminState
+from orchestrator.core.model.registrations import HARDWARE_EVERY_S
 from orchestrator.core.views.display import job_view, node_view
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 from tests.orchestrator.core.scheduling.test_gpus import gpu, join, part, uuid, where
@@ -119,7 +119,7 @@ def test_the_rank_that_has_the_gpu_is_named(gpus: int | None, at: int, rank: int
     assert found.text == f"{whose}{second.node}: {TEXT}"
 
 
-def test_what_nvml_counts_is_as_grave(cluster: Cluster) -> None:
+def test_nvml_counters_are_as_critical_as_kernel_lines(cluster: Cluster) -> None:
     report(cluster, "a", event(code="nvml ecc"))
     assert cause(cluster, 1).code is CauseCode.HARDWARE
     assert not cluster.node("a").in_service
@@ -218,7 +218,7 @@ def test_two_gpus_of_a_gang_may_fail_at_once(cluster: Cluster) -> None:
     assert len(cluster.node("a").hardware) == 2
 
 
-def test_where_the_kernel_says_nothing_the_rank_is(cluster: Cluster) -> None:
+def test_a_rank_error_decides_if_the_kernel_log_has_nothing(cluster: Cluster) -> None:
     how = ExitStatus(1)
     ranks = (RankReport(0, exit=how, error="RuntimeError: CUDA error: unspecified launch failure"),)
     cluster.report(task(1, 1, 0), TaskState.EXITED, prepared=prepared(), exit=how, ranks=ranks)
@@ -226,7 +226,7 @@ def test_where_the_kernel_says_nothing_the_rank_is(cluster: Cluster) -> None:
     assert cause(cluster, 1).code is CauseCode.RANK_FAILED
 
 
-def test_what_was_heard_before_is_no_news_over_resume_restart_and_reconnection(
+def test_known_events_are_not_news_after_resume_restart_or_reconnection(
     cluster: Cluster,
 ) -> None:
     report(cluster, "a", event(7))
@@ -354,7 +354,7 @@ def test_the_kernels_words_are_the_cause_of_a_rank_killed_for_memory(cluster: Cl
         {"number": -1},
     ],
 )
-def test_what_cannot_be_shown_is_not_kept(cluster: Cluster, wrong: dict[str, Any]) -> None:
+def test_text_that_cannot_be_shown_is_not_kept(cluster: Cluster, wrong: dict[str, Any]) -> None:
     report(cluster, "a", event(**{"number": 1, **wrong}))
     assert cluster.node("a").hardware == ()
 
@@ -398,7 +398,7 @@ def test_a_gang_that_is_ready_and_loses_its_gpu_in_one_breath_ends_of_it() -> No
     assert attempt.cause.code is CauseCode.HARDWARE
 
 
-def test_one_that_ended_well_before_its_gpu_is_heard_to_fail_has_ended_well() -> None:
+def test_a_job_that_succeeded_before_its_gpu_failed_has_succeeded() -> None:
     cluster, mine = alone()
     cluster.run_gang(1)
     ended: dict[str, Any] = {"prepared": prepared(), "exit": ExitStatus(0)}
@@ -410,7 +410,7 @@ def test_one_that_ended_well_before_its_gpu_is_heard_to_fail_has_ended_well() ->
     assert cluster.shown(1) is JobState.SUCCEEDED
 
 
-def test_what_would_end_a_gang_again_in_the_same_breath_is_void() -> None:
+def test_a_second_stop_of_a_gang_in_the_same_turn_is_void() -> None:
     cluster, mine = alone()
     refusal = Refusal("no_space", "its disk is full", node_fault=True)
     before = len(cluster.facts)

@@ -180,7 +180,7 @@ def test_a_coordinator_that_was_stopped_judges_nobody_before_a_full_round(
     cluster.mono += away_s
     cluster.pass_time(LIMITS.silence_s - 1)
     assert [cluster.node(f"n{number}").session for number in range(3)] == sessions
-    # Two of them have said something meanwhile, of which it hears only now.
+    # Two of them sent something meanwhile, which arrives only now.
     for session in sessions[:2]:
         assert session is not None
         cluster.turn(s.ReportReceived(session, Heartbeat(1.0)))
@@ -207,7 +207,7 @@ def test_leases_that_ended_while_it_was_stopped_are_judged_a_round_later() -> No
 # --- most agents gone at once -----------------------------------------------------------------
 
 
-def test_where_all_agents_vanish_at_once_nothing_is_called_lost() -> None:
+def test_nothing_is_called_lost_if_all_agents_vanish_at_once() -> None:
     cluster = of(4)
     placed(cluster, "n0")
     placed(cluster, "n1")
@@ -218,7 +218,7 @@ def test_where_all_agents_vanish_at_once_nothing_is_called_lost() -> None:
     assert not any(isinstance(fact, f.TaskLost) for fact in cluster.facts)
 
 
-def test_what_ended_well_meanwhile_has_ended_well() -> None:
+def test_a_task_that_succeeded_meanwhile_has_succeeded() -> None:
     cluster = of(3)
     (one,) = placed(cluster, "n0")
     for number in range(3):

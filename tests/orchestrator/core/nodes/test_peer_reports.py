@@ -1,4 +1,4 @@
-"""Nodes that nothing is heard of: gone by the word of their neighbours, or cut off, or neither."""
+"""Silent nodes: gone as their neighbours report, or cut off, or neither."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _report(rank: int, silent: tuple[str, ...] = ()) -> TaskReport:
     )
 
 
-def test_what_a_node_says_that_was_cut_off_itself_counts_once_it_has_asked_again() -> None:
+def test_a_node_that_was_cut_off_counts_once_it_has_probed_again() -> None:
     """A switch was away, and with it both nodes of the gang: the first to be back says of the other
     what it has seen meanwhile."""
     cluster = parted()
@@ -209,7 +209,7 @@ def test_a_word_that_was_known_before_the_witness_was_away_counts_again() -> Non
     assert phase(cluster) is AttemptPhase.STOPPING
 
 
-def test_one_that_was_not_cut_off_is_enough() -> None:
+def test_a_single_node_that_was_not_cut_off_is_enough() -> None:
     cluster = gang()
     beat_without(cluster, "c", 20.0)
     cluster.leave("b")
@@ -219,7 +219,7 @@ def test_one_that_was_not_cut_off_is_enough() -> None:
 
 
 def parted(*silent: str) -> Cluster:
-    """A gang of two of which nothing is heard, and others of which all is."""
+    """Make a silent gang of two, and other nodes that are connected."""
     cluster = gang(2)
     cluster.join("x", "y", "z")
     if silent:

@@ -66,7 +66,7 @@ def test_resume_clears_the_record(cluster: Cluster) -> None:
     assert cluster.node("a").in_service
 
 
-def test_one_job_counts_once_however_often_it_fails(cluster: Cluster) -> None:
+def test_a_job_counts_once_however_often_it_fails(cluster: Cluster) -> None:
     cluster.submit(spec(placement={"include": ["a"]}, retry=Retry(infra=5)))
     for number in (1, 2, 3):
         cluster.refuse(task(1, number, 0), "disk_broken", node_fault=True)
@@ -75,7 +75,7 @@ def test_one_job_counts_once_however_often_it_fails(cluster: Cluster) -> None:
     assert len(cluster.node("a").faults) == 1
 
 
-def test_what_the_users_program_does_counts_for_nothing(cluster: Cluster) -> None:
+def test_failures_of_the_user_s_program_do_not_count(cluster: Cluster) -> None:
     for number in range(1, 6):
         cluster.submit(spec(placement={"include": ["a"]}))
         (running,) = cluster.run_gang(number)
@@ -99,7 +99,7 @@ XID = "NVRM: Xid (PCI:0000:4e:00): 79, pid=4242, name=python, GPU has fallen off
         pytest.param(ECC, False, XID, 1, id="the kernel says it"),
     ],
 )
-def test_what_a_program_writes_is_no_evidence_against_a_node(
+def test_output_of_a_program_is_no_evidence_against_a_node(
     cluster: Cluster, error: str, disk_full: bool, kernel: str, faults: int
 ) -> None:
     cluster.submit(spec(placement={"include": ["a"]}, retry=Retry(infra=0)))
@@ -146,7 +146,7 @@ def test_a_path_that_is_wrong_everywhere_is_no_nodes_fault(cluster: Cluster) -> 
     assert all(not node.faults for node in cluster.state.nodes.values())
 
 
-def test_who_refused_what_another_can_do_is_at_fault(cluster: Cluster) -> None:
+def test_a_node_that_refuses_a_job_that_another_can_run_is_at_fault(cluster: Cluster) -> None:
     for number in (1, 2):
         cluster.submit(spec())
         assert cluster.job(number).attempts[0].tasks[0].node == "a"
@@ -203,7 +203,7 @@ def test_two_that_are_lost_at_once_are_not_both_quarantined() -> None:
     assert all(cluster.node(name).faults for name in ("a", "b"))
 
 
-def test_of_two_at_fault_at_once_one_that_was_spared_before_counts_too() -> None:
+def test_a_node_spared_before_counts_among_two_at_fault() -> None:
     cluster = Cluster(limits=Limits(quarantine=Quarantine(jobs=1, pool_share=0.25)))
     cluster.join("a", "b", "c", "d")
     for name in ("c", "a"):
@@ -307,7 +307,7 @@ def test_each_nodes_reason_names_that_node() -> None:
     assert texts == {"a": "a refused: no_folder here", "b": "b refused: no_python here"}
 
 
-def test_of_many_faults_the_last_are_kept_and_all_are_counted() -> None:
+def test_the_last_of_many_faults_are_kept_and_all_are_counted() -> None:
     cluster = Cluster(limits=Limits(quarantine=Quarantine(forgiven_after=2, pool_share=0)))
     cluster.join("a", "b")
     for _ in range(FAULTS_KEPT + 4):

@@ -34,7 +34,7 @@ def code(result: a.Result) -> str:
     return result.code if isinstance(result, a.Declined) else "removed"
 
 
-def test_one_that_is_gone_is_forgotten_and_may_come_again() -> None:
+def test_a_node_that_is_gone_is_forgotten_and_may_come_back() -> None:
     cluster = Cluster()
     cluster.join("a", "b")
     cluster.drain("a")
@@ -47,7 +47,7 @@ def test_one_that_is_gone_is_forgotten_and_may_come_again() -> None:
     assert cluster.node("a").in_service
 
 
-def test_one_that_is_connected_or_may_still_run_something_is_refused() -> None:
+def test_a_node_that_is_connected_or_may_still_run_a_job_is_refused() -> None:
     cluster = Cluster()
     cluster.join("a")
     assert code(cluster.remove("a")) == "node_connected"
@@ -67,7 +67,7 @@ def test_one_that_is_connected_or_may_still_run_something_is_refused() -> None:
     assert code(cluster.remove("a")) == "removed"
 
 
-def test_one_that_is_free_stays_until_the_rest_of_its_gang_has_ended() -> None:
+def test_a_free_node_stays_until_the_rest_of_its_gang_has_ended() -> None:
     cluster = Cluster()
     cluster.join("a", "b")
     cluster.submit(spec(nodes=2, retry={"infra": 0}))
@@ -136,7 +136,7 @@ def test_a_job_that_waited_for_it_takes_what_there_is() -> None:
     assert len(cluster.job(1).attempts) == 2
 
 
-def test_what_it_was_at_fault_for_goes_with_it() -> None:
+def test_the_faults_of_a_node_are_removed_with_it() -> None:
     cluster = Cluster(limits=Limits(quarantine=Quarantine(jobs=1, pool_share=1.0)))
     cluster.join("a", "b")
     cluster.submit(spec(placement={"include": ["a"]}, retry={"infra": 0}))

@@ -63,7 +63,7 @@ def test_a_drain_by_a_person_keeps_its_reason() -> None:
     assert reason_of(cluster) == "bad DIMM"
 
 
-def test_what_ended_the_rank_stays_the_cause() -> None:
+def test_the_end_of_the_rank_stays_the_cause() -> None:
     cluster = Cluster()
     cluster.join("a")
     cluster.submit(spec())
@@ -114,7 +114,7 @@ def test_it_is_tried_again_elsewhere_once_its_failed_attempt_is_free() -> None:
     assert cluster.job(1).attempts[1].tasks[0].node != first
 
 
-def test_what_may_run_on_is_waited_for() -> None:
+def test_a_task_that_may_run_on_is_awaited() -> None:
     """It has outlived SIGKILL, as it forked faster or is another user's: none is pending for it."""
     cluster = Cluster()
     cluster.join("a")

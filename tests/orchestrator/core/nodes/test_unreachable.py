@@ -50,7 +50,7 @@ def test_many_of_a_moment_are_one_line() -> None:
     assert timeline(cluster)[-1] == "n0, n1, n2, n3 and 3 more back after 20s"
 
 
-def test_one_that_never_comes_back_is_lost() -> None:
+def test_a_node_that_never_comes_back_is_lost() -> None:
     cluster = running()
     cluster.leave("n1")
     cluster.beat(1000)
@@ -60,7 +60,7 @@ def test_one_that_never_comes_back_is_lost() -> None:
     assert check(cluster.state) == []
 
 
-def test_one_that_has_lost_its_task_is_not_back() -> None:
+def test_a_node_that_lost_its_task_is_not_back() -> None:
     cluster = running()
     cluster.leave("n1")
     cluster.join("n1")

@@ -45,7 +45,7 @@ def suiting(cluster: Cluster) -> str:
     return next(n for n in "ab" if THERE in repr(cluster.node(n).inventory.interfaces))
 
 
-def test_of_two_agents_the_one_is_taken_that_shares_a_network(cluster: Cluster) -> None:
+def test_the_agent_that_shares_a_network_is_chosen_of_two(cluster: Cluster) -> None:
     cluster.submit(spec(nodes=2, resources={"gpu": 1}))
     (attempt,) = cluster.job(1).attempts
     assert [task.node for task in attempt.tasks] == [suiting(cluster), "c"]

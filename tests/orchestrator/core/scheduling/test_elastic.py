@@ -164,7 +164,7 @@ def test_the_last_one_may_be_killed_when_the_others_have_done_well() -> None:
     assert cause.code is CauseCode.COMPLETED
 
 
-def test_what_a_torchrun_that_is_killed_leaves_has_the_jobs_grace() -> None:
+def test_ranks_of_a_killed_torchrun_get_the_job_s_grace_period() -> None:
     cluster = elastic(2, 1, 2, stop=Stop(signal="SIGUSR2", grace_s=77.0))
     cluster.run_gang(1)
     cluster.end(task(1, 1, 1), KILLED)
@@ -221,7 +221,7 @@ def test_ranks_that_fail_are_torchruns_to_start_again_until_it_gives_up() -> Non
     assert (attempt.cause.code, attempt.cause.rank) == (CauseCode.RANK_FAILED, 1)
 
 
-def test_who_joins_and_refuses_does_no_harm_and_is_not_asked_again() -> None:
+def test_a_joining_node_that_refuses_does_no_harm_and_is_not_asked_again() -> None:
     cluster = elastic(1, 1, 2)
     cluster.run_gang(1)
     cluster.join("n1")
@@ -327,7 +327,7 @@ def test_a_coordinator_that_starts_anew_does_not_blame_who_has_left() -> None:
     assert check(cluster.state) == []
 
 
-def test_who_has_left_is_not_to_blame_for_a_later_failure() -> None:
+def test_a_node_that_left_is_not_to_blame_for_a_later_failure() -> None:
     cluster = elastic(3, 1, 3, retry=Retry(infra=2, user=0))
     cluster.run_gang(1)
     cluster.leave("n2")
@@ -351,7 +351,7 @@ def test_who_has_left_is_not_to_blame_for_a_later_failure() -> None:
     assert "every node clean" in texts
 
 
-def test_who_may_join_is_known_without_weighing_the_networks_of_all_others(
+def test_joining_nodes_are_found_without_comparing_all_networks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = Cluster()
@@ -390,7 +390,7 @@ def test_who_may_join_is_known_without_weighing_the_networks_of_all_others(
         ),
     ],
 )
-def test_where_one_that_joins_is_reached(
+def test_the_address_of_a_joining_node(
     networks: tuple[str, ...],
     first: tuple[str, str],
     second: tuple[str, str],

@@ -37,7 +37,7 @@ def test_a_job_waits_with_the_process_in_the_reason(gpus: int | None) -> None:
     assert cluster.shown(1) is JobState.PREPARING
 
 
-def test_one_that_can_do_without_gets_the_other() -> None:
+def test_a_job_gets_the_gpu_that_is_not_busy() -> None:
     cluster = Cluster()
     join(cluster, "a", 2)
     tell(cluster, 0)

@@ -303,7 +303,7 @@ def test_an_agent_with_gpus_that_nobody_can_go_by_is_not_let_in() -> None:
     assert cluster.refused == ["bad_gpus"]
 
 
-def test_what_an_agent_refuses_for_its_gpus_is_tried_elsewhere() -> None:
+def test_a_refusal_because_of_gpus_is_retried_elsewhere() -> None:
     cluster = Cluster()
     join(cluster, "a", 2)
     join(cluster, "b", 2)
@@ -371,7 +371,7 @@ def test_explain_says_which_job_has_to_end() -> None:
     assert "job 3 has no time limit" in unknown.forecast
 
 
-def test_what_is_seen_of_a_shared_node() -> None:
+def test_the_view_of_a_shared_node() -> None:
     cluster = Cluster()
     join(cluster, "a")
     cluster.submit(part(2))

@@ -208,7 +208,7 @@ def apart(gang: list[Node], *networks: str) -> NoSharedNetwork:
         pytest.param(((LO, DOCKER),), [("lo", "127.0.0.1")], id="a gang of one without a network"),
     ],
 )
-def test_what_is_chosen(
+def test_the_chosen_network(
     each: tuple[tuple[Interface, ...], ...], expected: list[tuple[str, str]]
 ) -> None:
     assert chosen(nodes(*each)) == expected
@@ -279,7 +279,7 @@ def test_a_refusal_lists_what_each_node_has() -> None:
     )
 
 
-def test_of_three_the_one_without_what_the_others_share_is_named() -> None:
+def test_the_node_without_the_shared_network_is_named() -> None:
     three = nodes(
         (eth("eth0", "10.0.0.1/24"),), (eth("eth0", "10.9.0.2/24"),), (eth("eth0", "10.0.0.3/24"),)
     )
@@ -300,7 +300,7 @@ def test_a_cloned_machine_id_hides_no_duplicate_and_a_shared_machine_has_none() 
     assert isinstance(choose(nodes((LO,), (LO,))), NoSharedNetwork)
 
 
-def test_what_cannot_be_read_is_left_out() -> None:
+def test_unreadable_addresses_are_left_out() -> None:
     odd = nodes(
         (eth("a b", "10.0.0.1/24"), eth("eth1", "10.3.0.1/24", "nonsense")),
         (eth("eth0", "10.0.0.2/24"), eth("eth1", "10.3.0.2/24")),

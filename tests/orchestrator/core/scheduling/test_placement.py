@@ -136,7 +136,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return looked
 
 
-def test_what_makes_no_room_for_a_gang_is_no_reason_to_look_for_one(
+def test_facts_that_free_nothing_cause_no_placement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = Cluster()
@@ -155,7 +155,7 @@ def test_what_makes_no_room_for_a_gang_is_no_reason_to_look_for_one(
     assert len(cluster.job(2).attempts) == 1
 
 
-def test_whatever_makes_room_is_seen() -> None:
+def test_every_fact_that_frees_something_causes_placement() -> None:
     """A node that is back, and one whose network has changed."""
     cluster = Cluster()
     one, two = eth("e0", "10.0.0.1/24"), eth("e0", "10.0.0.2/24")
@@ -187,7 +187,7 @@ def test_an_elastic_gang_takes_the_largest_island() -> None:
     assert [t.node for t in cluster.job(1).attempts[0].tasks] == ["n1", "n3", "n4", "n6"]
 
 
-def test_what_two_nodes_say_of_one_address_leaves_an_elastic_gang_the_others() -> None:
+def test_two_nodes_with_one_address_leave_an_elastic_gang_the_others() -> None:
     cluster = Cluster()
     for number in range(1, 6):
         address = min(number, 4)

@@ -47,7 +47,7 @@ def test_a_gang_is_made_of_nodes_of_one_kind(rdma: Rdma) -> None:
     assert placed(cluster, 2) == ["b", "d"]
 
 
-def test_where_rdma_is_off_its_kind_is_nothing() -> None:
+def test_the_kind_of_rdma_does_not_matter_if_it_is_off() -> None:
     cluster = cluster_of(a=FAST, b=SLOW, c=FAST)
     cluster.submit(gang(rdma=Rdma.OFF))
     assert placed(cluster) == ["a", "b"]
@@ -74,14 +74,14 @@ def test_nodes_of_one_kind_on_other_switches_are_nothing_to_wait_for() -> None:
     assert placed(cluster) == ["a", "b"]
 
 
-def test_one_that_may_do_without_does_not_wait() -> None:
+def test_a_job_that_prefers_rdma_does_not_wait() -> None:
     cluster = cluster_of(a=FAST, b=SLOW, c=FAST)
     cluster.submit(spec(placement={"include": ["c"]}))
     cluster.submit(gang(rdma=Rdma.PREFERRED))
     assert placed(cluster, 2) == ["a", "b"]
 
 
-def test_where_no_kind_is_ever_enough_the_plan_decides() -> None:
+def test_the_plan_decides_if_no_kind_has_enough_nodes() -> None:
     # A node with fewer rails may be a smaller one, which the plan takes.
     cluster = cluster_of(a=FAST, b=SHORT)
     cluster.submit(gang())
@@ -117,13 +117,13 @@ def test_required_where_nobody_has_it_is_refused_at_once_with_the_reason() -> No
         gang(env={"NCCL_NET_PLUGIN": "ofi"}),
     ],
 )
-def test_who_can_do_without_our_rdma_is_taken(wanted: Any) -> None:
+def test_a_job_with_its_own_plugin_is_accepted(wanted: Any) -> None:
     cluster = cluster_of(a=NONE, b=NONE)
     assert isinstance(cluster.submit(wanted), Submitted)
 
 
 @pytest.mark.parametrize("rdma", [None, DARK])
-def test_what_is_unknown_or_may_come_back_refuses_nobody(rdma: NodeRdma | None) -> None:
+def test_unknown_or_returning_hardware_refuses_no_job(rdma: NodeRdma | None) -> None:
     cluster = cluster_of(a=rdma, b=rdma)
     assert never_fits(cluster.state, gang()) is None
 
@@ -144,7 +144,7 @@ def test_jobs_without_need_stay_off_the_nodes_that_have_more() -> None:
     assert placed(cluster) == ["x", "y"]
 
 
-def test_of_nodes_alike_otherwise_those_with_rdma_are_taken_first() -> None:
+def test_nodes_with_rdma_go_first_among_equals() -> None:
     cluster = cluster_of(a=NONE, b=NONE, c=FAST, d=FAST)
     cluster.submit(spec(nodes=2))
     assert placed(cluster) == ["c", "d"]

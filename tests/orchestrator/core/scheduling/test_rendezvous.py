@@ -132,7 +132,7 @@ def test_the_one_odd_node_of_three_is_named_and_left_out() -> None:
     assert (cause.node, cause.node_fault) == ("n3", True)
 
 
-def test_what_a_node_reports_of_its_network_is_kept_once() -> None:
+def test_a_report_on_a_network_is_kept_once() -> None:
     cluster = joined("10.0.0.1/24")
     cluster.submit(spec())
     changed = eth("e1", "10.0.0.9/24")
@@ -239,7 +239,7 @@ def test_a_gang_of_one_has_nobody_to_meet() -> None:
     assert plan(arranging(1), "n1").rendezvous is None
 
 
-def test_who_comes_back_when_the_gates_are_open_proves_nothing_any_more() -> None:
+def test_a_node_that_returns_after_the_gates_opened_proves_nothing() -> None:
     cluster = arranging(2)
     for rank in (0, 1):
         cluster.report(task(1, 1, rank), TaskState.ARRANGED, prepared=prepared())
@@ -273,7 +273,7 @@ def test_a_launcher_that_none_reaches_is_left_out() -> None:
     assert [t.node for t in cluster.job(1).attempts[1].tasks] == ["n2", "n3", "n4"]
 
 
-def test_of_a_pair_that_does_not_meet_both_are_left_out() -> None:
+def test_both_nodes_of_an_unconnected_pair_are_left_out() -> None:
     cluster = arranging(2, spare=2)
     refuse(cluster, 1, RefusalCode.UNREACHABLE)
     roll_back(cluster, 2)

@@ -55,7 +55,7 @@ def test_it_waits_for_one_switch_though_enough_nodes_are_free() -> None:
     assert gang(cluster, 2) == ["a", "b", "c"]
 
 
-def test_what_no_switch_has_is_refused_at_submit() -> None:
+def test_more_nodes_than_any_switch_has_are_refused_at_submit() -> None:
     cluster = cluster_of({**LEAVES, "f": ""})
     refused = cluster.submit(near(4))
     assert isinstance(refused, Declined)

@@ -86,7 +86,7 @@ def test_a_restart_gives_no_allowance() -> None:
     assert Allowance().look(1000.0, 24_000, YEAR) == 0
 
 
-def test_what_was_not_taken_does_not_add_up() -> None:
+def test_unused_allowance_does_not_add_up() -> None:
     allowance = Allowance()
     assert allowance.look(0.0, 24_000, YEAR) == 0
     assert allowance.look(3600.0, 24_000, YEAR) == 1000

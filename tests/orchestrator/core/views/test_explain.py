@@ -103,7 +103,7 @@ def test_when_it_starts_at_the_latest() -> None:
     assert found.forecast == "by the time limits of the jobs before it"
 
 
-def test_those_before_it_count_with_all_the_time_they_may_take() -> None:
+def test_jobs_ahead_count_with_their_whole_time_limit() -> None:
     cluster = Cluster()
     cluster.join("n0")
     for name in ("one", "two", "three"):
@@ -114,7 +114,7 @@ def test_those_before_it_count_with_all_the_time_they_may_take() -> None:
     assert said(found) == {"n0": (False, "runs job 1")}
 
 
-def test_what_has_no_limit_is_named() -> None:
+def test_jobs_without_a_time_limit_are_named() -> None:
     cluster = Cluster()
     cluster.join("n0")
     cluster.submit(spec())
@@ -182,7 +182,7 @@ def test_nothing_starts_now_where_the_coordinator_s_disk_is_full() -> None:
     assert cluster.job(2).attempts
 
 
-def test_one_that_fits_no_longer_says_never() -> None:
+def test_a_job_that_no_longer_fits_says_never() -> None:
     cluster = Cluster()
     cluster.join("n0", "n1", gpus=8)
     cluster.submit(limited(nodes=2))
@@ -196,7 +196,7 @@ def test_one_that_fits_no_longer_says_never() -> None:
     assert said(found)["n1"] == (False, "has 4 of the 8 GPUs wanted")
 
 
-def test_one_that_fits_no_longer_says_so_in_every_list_and_to_those_behind_it() -> None:
+def test_a_job_that_no_longer_fits_says_so_in_every_list_and_to_jobs_behind_it() -> None:
     cluster = Cluster()
     cluster.join("n0", gpus=8)
     cluster.submit(spec())
@@ -230,7 +230,7 @@ def test_nodes_that_share_no_network() -> None:
     assert {verdict.reason.code for verdict in found.nodes} == {"network"}
 
 
-def test_where_it_ran_and_why_there_and_what_came_of_it() -> None:
+def test_the_nodes_the_reasons_and_the_end_of_each_attempt() -> None:
     cluster = Cluster()
     cluster.join("n0", "n1", "n2")
     cluster.submit(spec(nodes=2, retry=Retry(user=1, backoff_s=5.0)))
@@ -352,7 +352,7 @@ def test_it_says_starts_now_of_those_that_the_scheduler_places_and_of_no_other(
 
 @settings(max_examples=60, deadline=None)
 @given(NODES, JOBS, st.sets(st.integers(0, 5), max_size=3))
-def test_what_it_says_would_start_now_does(
+def test_a_job_explained_as_starting_now_does_start(
     nodes: list[Any], jobs: list[Any], taken: set[int]
 ) -> None:
     state = state_of(nodes, jobs, taken, set())
@@ -384,7 +384,7 @@ def what_if(cluster: Cluster, job: int, nodes: int | None, *drained: str) -> h.E
     return explain(*there, cluster.now)
 
 
-def test_what_would_be_if_it_asked_for_fewer_nodes_or_one_were_drained() -> None:
+def test_what_if_it_asked_for_fewer_nodes_or_one_were_drained() -> None:
     cluster = Cluster()
     cluster.join("n0", "n1", "n2")
     cluster.submit(limited())
@@ -409,7 +409,7 @@ def test_what_would_be_if_it_asked_for_fewer_nodes_or_one_were_drained() -> None
 
 @settings(max_examples=100, deadline=None)
 @given(NODES, JOBS, st.sets(st.integers(0, 5), max_size=3), st.integers(1, 6))
-def test_what_is_supposed_is_judged_as_if_it_were_so(
+def test_a_what_if_state_is_judged_like_a_real_one(
     nodes: list[Any], jobs: list[Any], taken: set[int], wanted: int
 ) -> None:
     state = state_of(nodes, jobs, taken, set())

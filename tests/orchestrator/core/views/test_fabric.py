@@ -109,7 +109,7 @@ def test_why_the_gid_index_is_set_where_nccl_finds_one_by_itself() -> None:
     assert (mine.value, mine.why) == ("5", "NCCL's own choice is another address")
 
 
-def test_what_a_file_sets_is_taken_back_for_a_reason() -> None:
+def test_a_file_s_setting_is_overridden_with_a_reason() -> None:
     conf = {
         "NCCL_IB_GID_INDEX": "1 (from /etc/nccl.conf)",
         "NCCL_IB_ADDR_FAMILY": "AF_INET6 (from /etc/nccl.conf)",
@@ -138,7 +138,7 @@ def test_why_there_is_no_rdma() -> None:
     assert nothing.text == "TCP: no node has an RDMA device that jobs can use"
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_ports_are_reported() -> None:
     (mine, _) = plan_of(gang(without("n", 3).fabric, full("n").fabric)).nodes
     assert mine.missing == ("mlx5_3:1: port DOWN, Polling",)
 

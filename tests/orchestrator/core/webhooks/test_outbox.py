@@ -64,7 +64,7 @@ def tell(cluster: Cluster, problem: str = "", *, over: bool = True) -> None:
     cluster.turn(s.WebhookAttempted(JobId(1), 1, 0, problem, over))
 
 
-def test_what_is_in_the_way_is_shown_and_nothing_is_forgotten_by_a_restart() -> None:
+def test_problems_are_shown_and_a_restart_forgets_nothing() -> None:
     cluster = ended()
     tell(cluster, "nothing listens there", over=False)
     (shown,) = job_view(cluster.state, cluster.job(1), cluster.now).pending_webhooks
@@ -75,7 +75,7 @@ def test_what_is_in_the_way_is_shown_and_nothing_is_forgotten_by_a_restart() -> 
     assert again.webhook_jobs == {1}
 
 
-def test_one_that_was_delivered_is_done_and_a_second_word_changes_nothing() -> None:
+def test_a_delivered_message_is_done_and_a_second_report_changes_nothing() -> None:
     cluster = ended()
     tell(cluster)
     assert cluster.job(1).queued_webhooks == {}
@@ -157,7 +157,7 @@ def test_nothing_is_dropped_while_the_disk_is_full(monkeypatch: pytest.MonkeyPat
     assert dropped(cluster) == []
 
 
-def test_one_that_was_never_delivered_is_in_the_timeline_without_its_secret() -> None:
+def test_an_undelivered_message_is_in_the_timeline_without_its_secret() -> None:
     cluster = ended()
     tell(cluster, "it answered 404")
     view = job_view(cluster.state, cluster.job(1), cluster.now)

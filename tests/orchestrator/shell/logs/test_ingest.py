@@ -127,7 +127,7 @@ def test_nobody_delivers_logs_of_anothers_task(coordinator: CoordinatorProcess) 
 
 
 @pytest.mark.parametrize("frame", ["rubbish", b"", b"\0\0\0\xff", b"\0\0\0\2{}", '{"type":"open"}'])
-def test_what_cannot_be_understood_ends_the_connection(
+def test_an_invalid_message_ends_the_connection(
     coordinator: CoordinatorProcess, frame: str | bytes
 ) -> None:
     async def main() -> None:
@@ -202,7 +202,7 @@ def test_streams_beyond_the_plan_are_refused_once_and_the_task_ends(
     asyncio.run(main())
 
 
-def test_what_is_held_back_is_asked_for_again_in_slices(
+def test_held_back_bytes_are_requested_again_in_slices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the last ones would be on a disk that stays full."""

@@ -183,7 +183,7 @@ def test_a_large_chunk_comes_in_pieces_and_resumes_within(tmp_path: Path) -> Non
         "h1.inf.1.0.stdout.0.3",
     ],
 )
-def test_what_is_no_cursor_is_refused(text: str) -> None:
+def test_an_invalid_cursor_is_refused(text: str) -> None:
     with pytest.raises(BadCursorError):
         parse_cursor(text)
 

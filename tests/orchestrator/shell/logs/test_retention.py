@@ -98,7 +98,7 @@ class Rig:
         return sorted(n for n in self.jobs if (self.root / str(n) / "1").exists())
 
 
-def test_what_is_too_old_goes(tmp_path: Path) -> None:
+def test_old_logs_are_removed(tmp_path: Path) -> None:
     rig = Rig(tmp_path, job(1, NOW - 9 * DAY), job(2, NOW - 5 * DAY), job(3, None))
     for number in (1, 2, 3):
         rig.write(number, 100)
@@ -172,7 +172,7 @@ def test_only_names_of_jobs_are_looked_at(tmp_path: Path) -> None:
     assert last_with_logs(tmp_path / "journal", tmp_path) == int("9" * 18)
 
 
-def test_what_is_too_much_goes_oldest_first_and_never_of_a_running_job(tmp_path: Path) -> None:
+def test_excess_logs_are_removed_oldest_first_and_never_of_a_running_job(tmp_path: Path) -> None:
     ages = {1: NOW - DAY, 2: NOW - 3 * DAY, 3: NOW - 2 * DAY}
     rig = Rig(tmp_path, *(job(n, at) for n, at in ages.items()), job(4, None))
     for number in (1, 2, 3, 4):
@@ -190,7 +190,7 @@ def test_what_is_too_much_goes_oldest_first_and_never_of_a_running_job(tmp_path:
         (2 * 3600.0, TaskState.CLEANED, False),
     ],
 )
-def test_what_is_still_coming_is_waited_for(
+def test_logs_still_arriving_are_awaited(
     tmp_path: Path, ended_s_ago: float, state: TaskState, kept: bool
 ) -> None:
     rig = Rig(tmp_path, job(1, NOW - ended_s_ago, state=state))
@@ -199,7 +199,7 @@ def test_what_is_still_coming_is_waited_for(
     rig.store.close()
 
 
-def test_what_comes_after_the_end_of_the_logs_is_taken_and_not_kept(tmp_path: Path) -> None:
+def test_bytes_after_the_removal_of_logs_are_accepted_and_not_kept(tmp_path: Path) -> None:
     rig = Rig(tmp_path, job(1, NOW - DAY))
     rig.write(1, 100, delivered=False)
     assert rig.sweep(Keep(1.0, 1)) == []

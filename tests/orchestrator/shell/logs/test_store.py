@@ -145,7 +145,7 @@ def test_bytes_that_are_no_text_are_indexed_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [0, 1, RECORD_BYTES - 1, RECORD_BYTES, RECORD_BYTES + 5])
-def test_what_a_crash_left_of_the_index_is_made_good(tmp_path: Path, left: int) -> None:
+def test_an_index_damaged_by_a_crash_is_repaired(tmp_path: Path, left: int) -> None:
     async def first(rig: Rig) -> None:
         rig.put(0, b"abc\n")
         rig.put(4, b"def\n")
@@ -183,6 +183,22 @@ def test_records_of_bytes_that_a_crash_lost_are_dropped(tmp_path: Path) -> None:
     with_store(tmp_path, first)
     data = tmp_path / "logs/7/2/1/stdout.3"
     data.write_bytes(data.read_bytes()[:6])
+    with_store(tmp_path, second)
+
+
+@pytest.mark.parametrize("honest", [b"", b"ghi\n"], ids=["only zeros", "bytes and zeros"])
+def test_zeros_that_a_power_cut_left_are_no_output(tmp_path: Path, honest: bytes) -> None:
+    async def first(rig: Rig) -> None:
+        rig.put(0, b"abc\n")
+
+    async def second(rig: Rig) -> None:
+        assert rig.store.stream(OUT).size == 4 + len(honest)
+        assert rig.put(4, b"ghi\njkl\n") == 8 - len(honest)
+        assert rig.content() == b"abc\nghi\njkl\n"
+
+    with_store(tmp_path, first)
+    with (tmp_path / "logs/7/2/1/stdout.3").open("ab") as data:
+        data.write(honest + bytes(70_000))
     with_store(tmp_path, second)
 
 
@@ -272,7 +288,7 @@ def test_a_task_has_no_more_streams_than_its_plan_allows(tmp_path: Path, again: 
     with_store(tmp_path, main)
 
 
-def test_what_there_is_of_a_job_is_read_by_a_thread_and_once(
+def test_the_logs_of_a_job_are_listed_once_in_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(rig: Rig) -> None:
