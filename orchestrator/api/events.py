@@ -142,7 +142,7 @@ class EventsApi:
         user = request[TOKEN].user
         again = "Last-Event-ID" in request.headers
         if again and _ended(job) and not await self._pages.following(user, job, after):
-            return web.Response(status=204)  # which tells a browser not to come again
+            return web.Response(status=204)  # browsers then do not reconnect
         response = web.StreamResponse(headers={"Content-Type": STREAM})
         response.enable_chunked_encoding()
         await response.prepare(request)
