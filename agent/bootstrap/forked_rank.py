@@ -207,9 +207,23 @@ def set_threads(number: int) -> None:
 
     OpenBLAS starts its pool for that, and ends it at the next fork.
     """
-    sys.modules["torch"].set_num_threads(number)
+    torch = sys.modules["torch"]
+    torch.set_num_threads(_limited_by_mkl(number, os.path.dirname(str(torch.__file__))))
+    # Where OpenBLAS reads the number, it takes no more than there are processors.
+    number = min(number, len(os.sched_getaffinity(0)))
     for _, set_number in _openblas():
         set_number(number)
+
+
+def _limited_by_mkl(number: int, folder: str) -> int:
+    """The number that torch takes from MKL if OMP_NUM_THREADS is `number`: at most one a core."""
+    try:
+        library = ctypes.CDLL(os.path.join(folder, "lib", "libtorch_cpu.so"))
+        library.omp_set_num_threads(number)
+        return int(library.MKL_Get_Max_Threads())
+    except (OSError, AttributeError):
+        # A build without MKL.
+        return number
 
 
 def _start_pools() -> None:
