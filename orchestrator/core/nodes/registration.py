@@ -40,8 +40,8 @@ def refuse_registration(state: State, hello: Hello, now: Instant, limits: Limits
         return Refused(
             "connects_often",
             f"{hello.node} connects too often: one connection in "
-            f"{duration_text(CONNECTION_EVERY_S)} is accepted; it retries without help; find out why "
-            "its connections break",
+            f"{duration_text(CONNECTION_EVERY_S)} is accepted; it retries without help; find out "
+            "why its connections break",
             soon=True,
         )
     if node is not None and not _new_identity(node, hello):
