@@ -146,7 +146,7 @@ ROUTES: Final = (
           "Your tokens; to admins, all.", query=p.TokensQuery, answers=as_json(people.TokenList)),
     Route("POST", "/v1/tokens", PeopleApi.create_token, _PEOPLE,
           "Create a token; only this response has its text.", body=people.TokenRequest,
-          answers=as_json(people.NewToken, 201), problems=(409, 422, 507)),
+          answers=as_json(people.NewToken, 201), problems=(404, 409, 422, 507)),
     Route("POST", "/v1/tokens/{id}/revoke", PeopleApi.revoke_token, Action.USE_TOKEN,
           "Revoke a token.", body=people.RevokeRequest, answers=as_json(people.TokenView),
           problems=(409,)),
