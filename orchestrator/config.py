@@ -299,7 +299,9 @@ def ca_pem(config: CoordinatorConfig) -> bytes:
         pem = config.tls.ca.read_bytes()
         ssl.create_default_context(cadata=pem.decode("ascii"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"tls.ca: {config.tls.ca} is no file of certificates: {error}") from error
+        raise ConfigError(
+            f"tls.ca: {config.tls.ca} is not a file of certificates: {error}"
+        ) from error
     return pem
 
 
