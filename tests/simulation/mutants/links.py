@@ -245,10 +245,4 @@ MUTANTS = (
         seed=34,
     ),
     Mutant("a failed rank stops nobody", _wrap(decide, "from_report", _waits_for_all), ("I10",)),
-    Mutant(
-        "a time limit is never set",
-        _put(react, "limit_timers", lambda *_: []),
-        ("limit", "I10"),
-        seed=11,
-    ),
 )
