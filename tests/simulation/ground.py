@@ -226,7 +226,10 @@ class Ground:
         attempt = self._attempt(shim.job, shim.attempt)
         if self.of_before(shim.job, shim.attempt) or attempt is None:
             return
-        spec, task = self.durable.jobs[shim.job].spec, attempt.tasks[shim.rank]
+        job = self.durable.jobs[shim.job]
+        if job.current is not attempt:  # later changes concern another attempt
+            return
+        spec, task = job.spec, attempt.tasks[shim.rank]
         if limit.number > attempt.terms:
             self.fail(f"limit: {shim.task} gets number {limit.number} of {attempt.terms} limits")
         if limit.number == attempt.terms and not task.joined and limit.limit_s != spec.time_limit_s:
