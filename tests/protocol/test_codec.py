@@ -215,6 +215,7 @@ def test_tags_are_spelled_as_they_always_were() -> None:
         "start",
         "stop",
         "signal",
+        "terms",
         "forget",
         "look",
         "stacks",

@@ -188,6 +188,7 @@ MUTANTS = (
         "a task is called clean when it has exited",
         AGENT.effects(_says_clean_at_exit),
         ("I3", "I4", "I5"),
+        seed=4,
     ),
     Mutant(
         "a timer looks at the wall clock",
