@@ -1,6 +1,7 @@
 """The coordinator's configuration: `configs/coordinator.yaml` explains each setting."""
 
 import ipaddress
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -40,10 +41,13 @@ class Listen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True):
-    """PEM files: the certificate with its chain, and its private key without a passphrase."""
+    """PEM files: the certificate with its chain, its private key without a passphrase, and the CA
+    that clients need, unless they trust it already.
+    """
 
     cert: Path
     key: Path
+    ca: Path | None = None
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,6 +270,18 @@ def webhook_secret(config: CoordinatorConfig) -> bytes:
             "with: head -c 32 /dev/urandom | base64"
         )
     return secret
+
+
+def ca_pem(config: CoordinatorConfig) -> bytes:
+    """Return the CA that clients need; empty if they need none. Raises ConfigError."""
+    if config.tls is None or config.tls.ca is None:
+        return b""
+    try:
+        pem = config.tls.ca.read_bytes()
+        ssl.create_default_context(cadata=pem.decode("ascii"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"tls.ca: {config.tls.ca} is no file of certificates: {error}") from error
+    return pem
 
 
 def check_listen(config: CoordinatorConfig) -> None:

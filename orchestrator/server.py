@@ -25,9 +25,11 @@ from orchestrator.api.http.connection_limits import HEAD_S, ConnectionLimits, Gu
 from orchestrator.api.http.cross_origin import Origins
 from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.http.tokens import TokenStore
-from orchestrator.config import CoordinatorConfig, webhook_secret
+from orchestrator.config import CoordinatorConfig, ca_pem, webhook_secret
+from orchestrator.core.facts.inputs import TokenSeen
 from orchestrator.core.model.limits import HangLimits, Limits, Quarantine
 from orchestrator.core.model.members import streams_of
+from orchestrator.core.model.people import People
 from orchestrator.core.model.plan import Backfill, PoolPolicy
 from orchestrator.core.model.state import State
 from orchestrator.journal.journal import Journal
@@ -44,6 +46,7 @@ from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.writer import UNANSWERED_S
 from orchestrator.shell.replay import replay
 from orchestrator.shell.stats import Histogram
+from orchestrator.shell.tokens_file import people_of, warn_if_changed
 from orchestrator.webhooks.allowlist import read_allowed
 from orchestrator.webhooks.sender import WebhookSender
 
@@ -57,12 +60,13 @@ _log = structlog.get_logger("muster.coordinator")
 
 
 class _Archived(NamedTuple):
-    """Contents of the journal besides the state."""
+    """Contents of the journal besides the state, and of the tokens file if it is to be imported."""
 
     first_job: int
     tally: dict[str, int]
     forgotten_to: int
     last_record_at: float | None
+    people: People | None
 
 
 class ListenError(DaemonError):
@@ -89,25 +93,29 @@ class _Parts:
 async def serve(config: CoordinatorConfig) -> None:
     """Run until SIGTERM or SIGINT. Raises DaemonError."""
     clock = SystemClock()
-    tokens = TokenStore(config.tokens_path, clock)
     certificate = None if config.tls is None else Renewed(config.tls.cert, config.tls.key)
-    secret = webhook_secret(config)
+    secret, ca = webhook_secret(config), ca_pem(config)
     stop = _stop_signal()
     journal = Journal.open(config.state_dir, config.limits.disk_reserve_bytes, config.job_logs_path)
     try:
         if journal.doubt:
             _log.warning("commit_was_cut_off", why=journal.doubt)
         state = replayed(journal)
+        people = imported(config, state)
         epoch = journal.begin_epoch()
         known = _Archived(
-            journal.first_job, journal.tally(), journal.forgotten_to, journal.last_record_at
+            journal.first_job,
+            journal.tally(),
+            journal.forgotten_to,
+            journal.last_record_at,
+            people,
         )
     except BaseException:
         journal.close()
         raise
     writer = JournalWriter(journal)
     try:
-        parts = _build(config, state, writer, tokens, clock, known, secret)
+        parts = _build(config, state, writer, clock, known, secret, ca)
         async with parts.owner:
             server = await _start(parts, config, epoch, certificate)
             await parts.owner.run_until(stop)
@@ -131,14 +139,24 @@ def replayed(journal: Journal) -> State:
     return state
 
 
+def imported(config: CoordinatorConfig, state: State) -> People | None:
+    """Return the people of the tokens file for a state without users and tokens, or None. Raises
+    ConfigError.
+    """
+    if not state.people.imported:
+        return people_of(config.tokens_path)
+    warn_if_changed(config.tokens_path, state.people.imported)
+    return None
+
+
 def _build(
     config: CoordinatorConfig,
     state: State,
     writer: JournalWriter,
-    tokens: TokenStore,
     clock: Clock,
     known: _Archived,
     secret: bytes,
+    ca: bytes,
 ) -> _Parts:
     allowed = read_allowed(config.webhooks.allow)
     owner = TaskOwner("coordinator")
@@ -169,6 +187,7 @@ def _build(
         archived=known.tally,
         forgotten_to=known.forgotten_to,
         last_record_at=known.last_record_at,
+        people=known.people,
     )
     agents.coordinator = coordinator
     logs = LogIngest(
@@ -184,12 +203,13 @@ def _build(
         agents=agents,
         log_connections=logs,
         log_store=store,
-        tokens=tokens,
+        tokens=TokenStore(state.people, clock, lambda token: coordinator.put_now(TokenSeen(token))),
         origins=_origins(config),
         limits=config.limits,
         rules=SubmitRules(config.pool_defaults, allowed),
         policy=config.policy,
         audit_log=audit_log,
+        ca=ca,
     )
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     keep = Keep(config.job_logs.keep_s, config.job_logs.keep_bytes_max)

@@ -46,6 +46,16 @@ if TYPE_CHECKING:
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import CheckRequest, NodeProbe
+    from muster.http.people import (
+        NewToken,
+        TokenList,
+        TokenRequest,
+        TokenView,
+        UserAnswer,
+        UserChange,
+        UserList,
+        UserRequest,
+    )
     from muster.protocol.observations.hangs import StacksView
 
 _T = TypeVar("_T")
@@ -183,6 +193,52 @@ def nodes(cursor: str | None) -> Call[NodeList]:
     return Call(NodeList, "GET", "/v1/nodes", {"cursor": cursor})
 
 
+def users() -> Call[UserList]:
+    from muster.http.people import UserList
+
+    return Call(UserList, "GET", "/v1/users")
+
+
+def add_user(wanted: UserRequest) -> Call[UserAnswer]:
+    from muster.http.people import UserAnswer
+
+    return Call(UserAnswer, "POST", "/v1/users", body=msgspec.json.encode(wanted), patience_s=None)
+
+
+def change_user(name: str, wanted: UserChange) -> Call[UserAnswer]:
+    from muster.http.people import UserAnswer
+
+    body = msgspec.json.encode(wanted)
+    return Call(UserAnswer, "PATCH", _path("users", name), body=body, patience_s=CHANGE_S)
+
+
+def disable_user(name: str, *, end_jobs: bool) -> Call[UserAnswer]:
+    from muster.http.people import DisableRequest, UserAnswer
+
+    body = msgspec.json.encode(DisableRequest(end_jobs))
+    path = _path("users", name, "/disable")
+    return Call(UserAnswer, "POST", path, body=body, patience_s=CHANGE_S)
+
+
+def tokens(user: str | None) -> Call[TokenList]:
+    from muster.http.people import TokenList
+
+    return Call(TokenList, "GET", "/v1/tokens", {"user": user})
+
+
+def create_token(wanted: TokenRequest) -> Call[NewToken]:
+    from muster.http.people import NewToken
+
+    # Not retried: if the answer is lost, there is a token that nobody has.
+    return Call(NewToken, "POST", "/v1/tokens", body=msgspec.json.encode(wanted), patience_s=None)
+
+
+def revoke_token(name: str) -> Call[TokenView]:
+    from muster.http.people import TokenView
+
+    return Call(TokenView, "POST", _path("tokens", name, "/revoke"), body=b"{}", patience_s=None)
+
+
 def audit(
     user: str | None,
     action: str | None,
@@ -240,9 +296,13 @@ def lost(name: str) -> Call[LostAnswer]:
 
 
 def _node_path(name: str, verb: str) -> str:
+    return _path("nodes", name, f"/{verb}")
+
+
+def _path(kind: str, name: str, verb: str = "") -> str:
     from urllib.parse import quote
 
-    return f"/v1/nodes/{quote(name, safe='')}/{verb}"
+    return f"/v1/{kind}/{quote(name, safe='')}{verb}"
 
 
 def version() -> Call[VersionView]:

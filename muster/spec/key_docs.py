@@ -252,11 +252,11 @@ KEYS: Final[dict[str, KeyDoc]] = {
         "`fork`: fork the ranks from a process that has imported torch, if that is safe on the "
         "node; `exec`: each rank is a new process that imports torch itself. See "
         "[start-method.md](../explanation/start-method.md).",
-        "start_method: fork",
+        "start_method: exec",
     ),
     "preload": KeyDoc(
         "Modules of the job's Python environment to import before the ranks are forked.",
-        "{preload: [transformers], start_method: fork}",
+        "preload: [transformers]",
         "up to 16 names of modules",
         "none but torch",
     ),

@@ -259,7 +259,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     notify: tuple[str, ...] = ()
     preflight: Preflight | None = None
     idle: Idle | None = None
-    start_method: StartMethod = StartMethod.EXEC
+    start_method: StartMethod = StartMethod.FORK
     preload: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
 

@@ -130,7 +130,7 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         nccl_debug=job.read("nccl_debug", field_readers.boolean, False),
         hang=job.read("hang", field_readers.hang, Hang.NOTIFY),
         idle=_idle(job),
-        start_method=job.read("start_method", field_readers.start_method, StartMethod.EXEC),
+        start_method=job.read("start_method", field_readers.start_method, StartMethod.FORK),
         preload=_preload(job),
     )
     job.finish()
@@ -138,7 +138,7 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
     check_rdma(spec, problems)
     if spec.preload and not (spec.launcher.torchruns and spec.start_method is StartMethod.FORK):
         said = "needs ranks that are forked by a torchrun"
-        problems.add("preload", None, said, "add `start_method: fork`, or leave the key out")
+        problems.add("preload", None, said, "leave it out")
     _check_size(spec, problems)
     return spec
 

@@ -181,7 +181,7 @@ def _properties() -> dict[str, Schema]:
         "preflight": {"enum": [preflight.value for preflight in Preflight]},
         "start_method": {
             "enum": [method.value for method in StartMethod],
-            "default": StartMethod.EXEC.value,
+            "default": StartMethod.FORK.value,
         },
         "preload": {
             "type": "array",

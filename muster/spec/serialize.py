@@ -88,7 +88,7 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
 
 def _start(spec: JobSpec) -> dict[str, object]:
     made: dict[str, object] = {}
-    if spec.start_method is not StartMethod.EXEC:
+    if spec.start_method is not StartMethod.FORK:
         made["start_method"] = spec.start_method.value
     if spec.preload:
         made["preload"] = list(spec.preload)

@@ -24,6 +24,7 @@ from orchestrator.api.metrics import MetricsApi
 from orchestrator.api.node_actions import NodeActionsApi
 from orchestrator.api.node_check import NodeCheckApi
 from orchestrator.api.nodes import NodesApi
+from orchestrator.api.people import PeopleApi
 from orchestrator.api.routes import ROUTES
 from orchestrator.config import RequestLimits
 from orchestrator.core.rights.principals import Policy
@@ -49,6 +50,7 @@ def make_app(
     rules: SubmitRules,
     policy: Policy,
     audit_log: AuditLog,
+    ca: bytes = b"",
 ) -> web.Application:
     """Build the application. Only the routes of the table are reachable."""
     owners = JobOwners(coordinator)
@@ -79,6 +81,7 @@ def make_app(
         EventsApi(coordinator, reads, access, owners),
         LogsApi(coordinator, log_store, reads),
         audit,
+        PeopleApi(coordinator, tokens, access, ca),
         agents,
         log_connections,
     )

@@ -29,6 +29,8 @@ from orchestrator.core.facts.effects import (
     INTERNAL,
     TOO_MANY_BYTES,
     UNKNOWN_JOB,
+    UNKNOWN_TOKEN,
+    UNKNOWN_USER,
     Cancelled,
     Declined,
     RequestId,
@@ -47,6 +49,8 @@ _REASON_CHARS_MAX: Final = 1000
 _GRACE_S_MAX: Final = 86_400.0
 _DECLINED_STATUS: Final = {
     UNKNOWN_JOB: 404,
+    UNKNOWN_USER: 404,
+    UNKNOWN_TOKEN: 404,
     "idempotency_conflict": 409,
     CHANGED: 412,
     "signal_refused": 422,

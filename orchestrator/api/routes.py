@@ -4,6 +4,7 @@ from typing import Final
 
 from muster.http import job_actions as verbs
 from muster.http import node_actions as nodes
+from muster.http import people
 from muster.http import views as h
 from muster.http.audit import AuditList
 from muster.http.fabric import FabricView
@@ -24,6 +25,7 @@ from orchestrator.api.metrics import MetricsApi
 from orchestrator.api.node_actions import NodeActionsApi
 from orchestrator.api.node_check import NodeCheckApi
 from orchestrator.api.nodes import NodesApi
+from orchestrator.api.people import PeopleApi
 from orchestrator.core.rights.rules import Action
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.logs.ingest import LogIngest
@@ -32,7 +34,7 @@ _MADE: Final = {201: {JSON: h.JobSummary}, 200: {JSON: h.JobSummary}}
 
 _HEALTH, _CLUSTER, _OPERATE = Action.CHECK_HEALTH, Action.READ_CLUSTER, Action.OPERATE_NODE
 _SUBMIT, _SEE, _READ = Action.SUBMIT_JOB, Action.SEE_JOB, Action.READ_JOB
-_CHANGE = Action.CHANGE_JOB
+_CHANGE, _PEOPLE = Action.CHANGE_JOB, Action.MANAGE_PEOPLE
 
 # A route has its method, path, handler and action in its first line.
 # fmt: off
@@ -130,6 +132,27 @@ ROUTES: Final = (
     Route("GET", "/v1/audit", AuditApi.show, Action.READ_AUDIT,
           "Requests that changed something, were refused, or read another's job.",
           query=p.AuditQuery, answers=as_json(AuditList)),
+    Route("GET", "/v1/users", PeopleApi.users, _PEOPLE, "The users by name.",
+          answers=as_json(people.UserList)),
+    Route("POST", "/v1/users", PeopleApi.add_user, _PEOPLE, "Add a user.", body=people.UserRequest,
+          answers=as_json(people.UserAnswer, 201), problems=(409, 507)),
+    Route("PATCH", "/v1/users/{id}", PeopleApi.change_user, _PEOPLE,
+          "Change a user's role or teams, or enable the user.", body=people.UserChange,
+          answers=as_json(people.UserAnswer), problems=(409, 507)),
+    Route("POST", "/v1/users/{id}/disable", PeopleApi.disable_user, _PEOPLE,
+          "Accept no token of the user any more.", body=people.DisableRequest,
+          answers=as_json(people.UserAnswer), problems=(409, 507)),
+    Route("GET", "/v1/tokens", PeopleApi.tokens, Action.LIST_TOKENS,
+          "Your tokens; to admins, all.", query=p.TokensQuery, answers=as_json(people.TokenList)),
+    Route("POST", "/v1/tokens", PeopleApi.create_token, _PEOPLE,
+          "Create a token; only this response has its text.", body=people.TokenRequest,
+          answers=as_json(people.NewToken, 201), problems=(404, 409, 422, 507)),
+    Route("POST", "/v1/tokens/{id}/revoke", PeopleApi.revoke_token, Action.USE_TOKEN,
+          "Revoke a token.", body=people.RevokeRequest, answers=as_json(people.TokenView),
+          problems=(409,)),
+    Route("GET", "/v1/ca", PeopleApi.ca, Action.READ_CA,
+          "The CA of the coordinator's certificate (PEM).",
+          answers=as_text("application/x-pem-file"), problems=(404,)),
     Route("GET", "/v1/agent", AgentSessions.serve, Action.CONNECT,
           "An agent's control connection (websocket).", answers={101: {}}),
     Route("GET", "/v1/agent/logs", LogIngest.serve, Action.CONNECT,

@@ -17,6 +17,8 @@ JOB: Final = "a job file"
 
 JOB_PATH: Final = "/v1/jobs/{id}"
 """Beginning of the paths that name a job."""
+TOKEN_PATH: Final = "/v1/tokens/{id}"  # noqa: S105 - a path
+"""Beginning of the paths that name a token."""
 
 Answers = Mapping[int, Mapping[str, Any]]
 """Type of the body (None: any text) by status and content type."""

@@ -28,12 +28,16 @@ class Action(enum.Enum):
     CHANGE_JOB = "job.change"
     RERUN_JOB = "job.rerun"
     READ_AUDIT = "audit.read"
+    READ_CA = "ca.read"
+    MANAGE_PEOPLE = "people.manage"
+    LIST_TOKENS = "tokens.list"
+    USE_TOKEN = "token.use"  # noqa: S105 - a name
 
 
 class Rule(NamedTuple):
     """A rule allows an action to `kinds` of principals. Of users it asks for at least the role
-    `own` for a job of their own, `shown` for a job whose line the site shows to them, and `all` for
-    everything.
+    `own` for a job or a token of their own, `shown` for a job whose line the site shows to them,
+    and `all` for everything.
     """
 
     text: str
@@ -43,8 +47,8 @@ class Rule(NamedTuple):
     kinds: frozenset[Kind] = frozenset({Kind.USER})
 
     @property
-    def of_job(self) -> bool:
-        """True if the action has a job as its object."""
+    def owned(self) -> bool:
+        """True if the action has an object with an owner: a job or a token."""
         return self.own is not None
 
 
@@ -82,6 +86,10 @@ RULES: Final[Mapping[Action, Rule]] = {
         own=Role.USER,
     ),
     Action.READ_AUDIT: Rule("read the audit log", Role.ADMIN),
+    Action.READ_CA: Rule("read the CA of the coordinator's certificate", kinds=_ALL_KINDS),
+    Action.MANAGE_PEOPLE: Rule("add, change and disable users, create tokens", Role.ADMIN),
+    Action.LIST_TOKENS: Rule("list tokens, each if `token.use` allows it", Role.VIEWER),
+    Action.USE_TOKEN: Rule("see and revoke a token", Role.ADMIN, own=Role.VIEWER),
 }
 
 
