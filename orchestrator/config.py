@@ -99,6 +99,19 @@ class QuarantineSettings(msgspec.Struct, frozen=True, kw_only=True):
     restarts: Annotated[int, msgspec.Meta(ge=0, le=30)] = 5
 
 
+class Bundles(msgspec.Struct, frozen=True, kw_only=True):
+    """Storage of the code that travels with jobs: bytes of one job's code, of all the code of a
+    user, and those that stay free on the disk. Code that no live job names is kept for `keep_s`
+    after its last use.
+    """
+
+    dir: Path | None = None
+    bundle_bytes_max: Count = 4 << 30
+    user_bytes_max: Count = 32 << 30
+    free_bytes_min: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
+    keep_s: Annotated[float, msgspec.Meta(ge=3600)] = 30 * 86400
+
+
 class EndedJobs(msgspec.Struct, frozen=True, kw_only=True):
     """Retention of ended jobs: by age and by number."""
 
@@ -175,6 +188,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     hangs: Hangs = Hangs()
     job_logs: JobLogs = JobLogs()
     ended_jobs: EndedJobs = EndedJobs()
+    bundles: Bundles = Bundles()
     webhooks: Webhooks = Webhooks()
     log: LogSettings = LogSettings()
 
@@ -199,6 +213,11 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     def job_logs_path(self) -> Path:
         """Directory of job output."""
         return self.job_logs.dir or self.state_dir / "logs"
+
+    @property
+    def bundles_path(self) -> Path:
+        """Directory of the code that travels with jobs."""
+        return self.bundles.dir or self.state_dir / "bundles"
 
     @property
     def pool_defaults(self) -> dict[str, dict[str, Any]]:
@@ -280,7 +299,9 @@ def ca_pem(config: CoordinatorConfig) -> bytes:
         pem = config.tls.ca.read_bytes()
         ssl.create_default_context(cadata=pem.decode("ascii"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"tls.ca: {config.tls.ca} is no file of certificates: {error}") from error
+        raise ConfigError(
+            f"tls.ca: {config.tls.ca} is not a file of certificates: {error}"
+        ) from error
     return pem
 
 

@@ -36,6 +36,8 @@ from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.audit import AuditLog
+from orchestrator.shell.bundles.collector import BundleCollector
+from orchestrator.shell.bundles.store import BundleLimits, BundleStore
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.job_retention import JobRetention, RetentionPolicy
@@ -88,6 +90,7 @@ class _Parts:
     sender: WebhookSender
     runner: web.AppRunner
     audit_log: AuditLog
+    bundles: BundleStore
 
 
 async def serve(config: CoordinatorConfig) -> None:
@@ -169,8 +172,10 @@ def _build(
         bounds=config.job_logs.bounds,
         streams_max=partial(streams_of, state),
     )
+    bundles = BundleStore(config.bundles_path, _bundle_limits(config))
     agents = AgentSessions(
         owner,
+        ticket=bundles.ticket,
         message_bytes_max=config.limits.agent_message_bytes_max,
         agents_max=config.limits.agents_max,
     )
@@ -209,6 +214,7 @@ def _build(
         rules=SubmitRules(config.pool_defaults, allowed),
         policy=config.policy,
         audit_log=audit_log,
+        bundles=bundles,
         ca=ca,
     )
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
@@ -230,6 +236,7 @@ def _build(
         sender,
         runner,
         audit_log,
+        bundles,
     )
 
 
@@ -257,6 +264,8 @@ async def _start(
     parts.owner.spawn_monitor(parts.room.run, name="log-room")
     parts.owner.spawn(parts.forgetting.run(), name="ended-jobs", eternal=True)
     parts.owner.spawn(parts.audit_log.run(), name="audit", eternal=True)
+    collector = BundleCollector(parts.coordinator, parts.bundles)
+    parts.owner.spawn(collector.run(), name="bundles", eternal=True)
     parts.owner.spawn(parts.sender.run(), name="webhooks", eternal=True)
     parts.owner.spawn(parts.coordinator.watch_space(), name="space", eternal=True)
     parts.owner.spawn(parts.runner.app[OPEN_REQUESTS].watch(), name="tokens", eternal=True)
@@ -416,6 +425,13 @@ def _limits(config: CoordinatorConfig) -> Limits:
         nodes_max=config.limits.agents_max,
         new_nodes_per_hour=config.limits.new_nodes_per_hour,
         own_names=_own_names(config),
+    )
+
+
+def _bundle_limits(config: CoordinatorConfig) -> BundleLimits:
+    asked = config.bundles
+    return BundleLimits(
+        asked.bundle_bytes_max, asked.user_bytes_max, asked.free_bytes_min, asked.keep_s
     )
 
 

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from muster.client.log_stream import LogQuery
     from muster.client.resumable_stream import ResumableStream
     from muster.http.audit import AuditList
+    from muster.http.bundles import BundleView, PackAnswer
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import NodeProbe
@@ -133,6 +134,23 @@ class AsyncClient:
         return await self._call(
             endpoints.submit(with_variables(job, os.environ), key or os.urandom(16).hex())
         )
+
+    async def bundle(self, sha256: str) -> BundleView:
+        """Return code that you have uploaded. Raises ApiError (404)."""
+        return await self._call(endpoints.bundle(sha256))
+
+    async def missing_chunks(self, chunks: Mapping[str, int], size: int) -> dict[str, int]:
+        """Return those of the chunks of a bundle, given with their sizes, that you have not
+        uploaded. `size` is that of the bundle. Raises ApiError (413)."""
+        return await self._run(endpoints.missing_chunks(chunks, size))
+
+    async def send_chunks(self, pack: bytes) -> PackAnswer:
+        """Upload a pack of chunks."""
+        return await self._call(endpoints.send_chunks(pack))
+
+    async def send_manifest(self, sha256: str, data: bytes) -> BundleView:
+        """Upload a manifest, once all its content is there. Raises ApiError (409)."""
+        return await self._call(endpoints.send_manifest(sha256, data))
 
     async def validate(self, job: Mapping[str, Any]) -> Validation:
         """Check a job without submitting it: its defaults, whether it fits the nodes, and why not.

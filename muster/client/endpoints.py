@@ -43,6 +43,7 @@ from muster.protocol.states import ENDED_STATES, JobState
 if TYPE_CHECKING:
     # Importing these types takes longer than importing all other answers.
     from muster.http.audit import AuditList
+    from muster.http.bundles import BundleView, PackAnswer
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import CheckRequest, NodeProbe
@@ -70,9 +71,12 @@ CHANGE_S: Final = 30.0
 WATCH_S: Final = 900.0
 # Time limit for one answer, and the longest time that the coordinator holds a long poll.
 READ_TIMEOUT_S: Final = 30.0
+UPLOAD_TIMEOUT_S: Final = 300.0
 LONG_POLL_S: Final = 30.0
 
 LAST: Final = frozenset({"last", "-"})
+# Of one question; they fit the coordinator's default limit on a body.
+_CHUNKS_MAX: Final = 8000
 _PAGE_MAX: Final = 1000
 _ID_DIGITS_MAX: Final = 18
 
@@ -100,6 +104,50 @@ def submit(job: Mapping[str, Any], key: str) -> Call[JobSummary]:
         body=msgspec.json.encode(job),
         headers={"Idempotency-Key": key},
         patience_s=CHANGE_S,
+    )
+
+
+def bundle(sha256: str) -> Call[BundleView]:
+    from muster.http.bundles import BundleView
+
+    return Call(BundleView, "GET", f"/v1/bundles/{sha256}")
+
+
+def missing_chunks(chunks: Mapping[str, int], size: int) -> Steps[dict[str, int]]:
+    """Find the chunks of a bundle of `size` bytes that the user has not uploaded yet."""
+    from muster.http.bundles import MissingAnswer, MissingRequest
+
+    names, missing = list(chunks), dict[str, int]()
+    for at in range(0, len(names) or 1, _CHUNKS_MAX):
+        body = MissingRequest(tuple(names[at : at + _CHUNKS_MAX]), size)
+        answer = yield Call(
+            MissingAnswer, "POST", "/v1/blobs:missing", body=msgspec.json.encode(body)
+        )
+        missing.update((chunk, chunks[chunk]) for chunk in answer.missing)
+    return missing
+
+
+def send_chunks(pack: bytes) -> Call[PackAnswer]:
+    from muster.http.bundles import PackAnswer
+
+    return _bytes(PackAnswer, "POST", "/v1/blobs", pack)
+
+
+def send_manifest(sha256: str, data: bytes) -> Call[BundleView]:
+    from muster.http.bundles import BundleView
+
+    return _bytes(BundleView, "PUT", f"/v1/bundles/{sha256}", data)
+
+
+def _bytes(kind: type[_T], method: str, path: str, body: bytes) -> Call[_T]:
+    return Call(
+        kind,
+        method,
+        path,
+        body=body,
+        headers={"Content-Type": "application/octet-stream"},
+        patience_s=CHANGE_S,
+        timeout_s=UPLOAD_TIMEOUT_S,
     )
 
 

@@ -47,8 +47,7 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
         made["nproc_per_node"] = dict(spec.nproc_on)
     elif spec.nproc_per_node is not None:
         made["nproc_per_node"] = spec.nproc_per_node
-    if spec.workdir is not None:
-        made["workdir"] = spec.workdir
+    made |= _workdir(spec)
     if spec.python is not None:
         made["python"] = spec.python
     if spec.setup is not None:
@@ -93,6 +92,12 @@ def _start(spec: JobSpec) -> dict[str, object]:
     if spec.preload:
         made["preload"] = list(spec.preload)
     return made
+
+
+def _workdir(spec: JobSpec) -> dict[str, object]:
+    if spec.workdir is not None:
+        return {"workdir": spec.workdir}
+    return {} if spec.bundle is None else {"workdir": {"bundle": spec.bundle}}
 
 
 def _launcher(spec: JobSpec) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from muster.http import bundles as code
 from muster.http import job_actions as verbs
 from muster.http import node_actions as nodes
 from muster.http import people
@@ -12,10 +13,11 @@ from muster.http.job_evidence import Evidence
 from muster.http.node_probe import CheckRequest, NodeProbe
 from muster.protocol.observations.hangs import StacksView
 from orchestrator.api.audit import AuditApi
+from orchestrator.api.bundles.transfers import TICKET, BundlesApi
 from orchestrator.api.events import EventsApi
 from orchestrator.api.http import query_params as p
 from orchestrator.api.http.openapi import SchemaApi
-from orchestrator.api.http.route import JOB, JSON, STREAM, Route, as_json, as_text
+from orchestrator.api.http.route import BYTES, JOB, JSON, STREAM, Route, as_json, as_text
 from orchestrator.api.job_actions import JobActionsApi
 from orchestrator.api.job_details import JobDetailsApi
 from orchestrator.api.job_list import JobListApi
@@ -132,6 +134,23 @@ ROUTES: Final = (
     Route("GET", "/v1/audit", AuditApi.show, Action.READ_AUDIT,
           "Requests that changed something, were refused, or read another's job.",
           query=p.AuditQuery, answers=as_json(AuditList)),
+    Route("POST", "/v1/blobs:missing", BundlesApi.missing, Action.SEND_CODE,
+          "Those of the chunks of a bundle that the caller has not uploaded.",
+          body=code.MissingRequest, answers=as_json(code.MissingAnswer), problems=(422,)),
+    Route("POST", "/v1/blobs", BundlesApi.put, Action.SEND_CODE,
+          "Upload a pack of chunks: each its length (4 bytes), its SHA-256 (32) and its content.",
+          body=BYTES, answers=as_json(code.PackAnswer, 201), problems=(422, 507)),
+    Route("PUT", "/v1/bundles/{id}", BundlesApi.put_manifest, Action.SEND_CODE,
+          "Upload the manifest of a bundle whose content the caller has uploaded.",
+          body=BYTES, answers=as_json(code.BundleView, 201), problems=(409, 422, 507)),
+    Route("GET", "/v1/bundles/{id}", BundlesApi.show, Action.SEND_CODE,
+          "A bundle that the caller has uploaded.", answers=as_json(code.BundleView)),
+    Route("GET", "/v1/agent/tasks/{id}/bundle", BundlesApi.manifest, Action.FETCH_CODE,
+          "The manifest of a task's code, for its node.", answers={200: {BYTES: None}},
+          headers=(TICKET,), problems=(409, 410)),
+    Route("POST", "/v1/agent/tasks/{id}/blobs", BundlesApi.chunks, Action.FETCH_CODE,
+          "Chunks of a task's code as a pack, for its node.", body=code.ChunksRequest,
+          answers={200: {BYTES: None}}, headers=(TICKET,), problems=(409, 410, 422)),
     Route("GET", "/v1/users", PeopleApi.users, _PEOPLE, "The users by name.",
           answers=as_json(people.UserList)),
     Route("POST", "/v1/users", PeopleApi.add_user, _PEOPLE, "Add a user.", body=people.UserRequest,

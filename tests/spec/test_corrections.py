@@ -128,6 +128,11 @@ MISTAKES: tuple[Job, ...] = (
     {"python": "venv/bin"},
     {"python": "~/venv", "workdir": "/x"},
     {"workdir": {"ship": "false"}},
+    {"workdir": {"path": "/x", "bundle": "0" * 64}},
+    {"workdir": {"path": "/x", "ship": "true"}},
+    {"workdir": {"bundle": "x"}},
+    {"workdir": {"git": "https://host/x.git"}},
+    {"workdir": "~/x"},
     # words that are one of several
     {"launcher": "torchrunn"},
     {"launcher": "zzz"},

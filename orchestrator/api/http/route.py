@@ -15,6 +15,9 @@ STREAM: Final = "text/event-stream"
 JOB: Final = "a job file"
 """Placeholder for a body that is a job, as JSON or YAML."""
 
+BYTES: Final = "application/octet-stream"
+"""Placeholder for a body of bytes, and its type."""
+
 JOB_PATH: Final = "/v1/jobs/{id}"
 """Beginning of the paths that name a job."""
 TOKEN_PATH: Final = "/v1/tokens/{id}"  # noqa: S105 - a path

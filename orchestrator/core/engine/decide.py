@@ -75,7 +75,7 @@ from orchestrator.core.scheduling.placement import never_fits
 from orchestrator.core.webhooks.outbox import on_attempted
 
 VERSION = "0.1.0"
-REBOOTED: Final = "it was booted anew"
+REBOOTED: Final = "it rebooted"
 
 
 def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Decision:

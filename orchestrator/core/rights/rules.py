@@ -17,11 +17,13 @@ class Action(enum.Enum):
     CONNECT = "link.connect"
     REPORT = "link.report"
     SHIP_LOGS = "link.logs"
+    FETCH_CODE = "link.code"
     READ_CLUSTER = "cluster.read"
     READ_METRICS = "metrics.read"
     OPERATE_NODE = "node.operate"
     LIST_JOBS = "jobs.list"
     LIST_EVENTS = "events.list"
+    SEND_CODE = "code.send"
     SUBMIT_JOB = "job.submit"
     SEE_JOB = "job.see"
     READ_JOB = "job.read"
@@ -60,11 +62,13 @@ RULES: Final[Mapping[Action, Rule]] = {
     Action.CONNECT: Rule("open an agent's connection", kinds=_NODES),
     Action.REPORT: Rule("report on the node of this connection and its tasks", kinds=_NODES),
     Action.SHIP_LOGS: Rule("send the output of tasks of this node", kinds=_NODES),
+    Action.FETCH_CODE: Rule("fetch the code of a task of this node, by its ticket", kinds=_NODES),
     Action.READ_CLUSTER: Rule("read nodes, hardware, versions", Role.VIEWER),
     Action.READ_METRICS: Rule("scrape the metrics of the cluster", Role.VIEWER),
     Action.OPERATE_NODE: Rule("drain, resume, remove, declare lost", Role.OPERATOR),
     Action.LIST_JOBS: Rule("list jobs, each if `job.see` allows it", Role.VIEWER),
     Action.LIST_EVENTS: Rule("list events, those of a job if `job.read` allows it", Role.VIEWER),
+    Action.SEND_CODE: Rule("upload code, refer to what the same user has uploaded", Role.USER),
     Action.SUBMIT_JOB: Rule("submit and validate a job, check a node", Role.USER),
     Action.SEE_JOB: Rule(
         "see the line of a job in the list, wait for its end",

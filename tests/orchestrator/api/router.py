@@ -18,6 +18,7 @@ from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.audit import AuditLog
+from orchestrator.shell.bundles.store import BundleLimits, BundleStore
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.ingest import LogIngest
@@ -53,6 +54,7 @@ def routes() -> list[tuple[str, str]]:
                 rules=SubmitRules(),
                 policy=Policy(),
                 audit_log=AuditLog(root),
+                bundles=BundleStore(root / "bundles", BundleLimits(1, 1, 1, 1.0)),
             )
             writer.close()
             return [(r.method, r.resource.canonical) for r in app.router.routes() if r.resource]

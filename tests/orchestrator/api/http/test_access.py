@@ -18,7 +18,12 @@ from tests.orchestrator.user import JOB
 ROUTES = routes()
 UNKNOWN = [("GET", "/"), ("GET", "/v1"), ("POST", "/v2/jobs"), ("GET", "/v1/jobs/1/secrets")]
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
-JOIN_ROUTES = {("GET", "/v1/agent"), ("GET", "/v1/agent/logs")}
+JOIN_ROUTES = {
+    ("GET", "/v1/agent"),
+    ("GET", "/v1/agent/logs"),
+    ("GET", "/v1/agent/tasks/{id}/bundle"),
+    ("POST", "/v1/agent/tasks/{id}/blobs"),
+}
 OPEN_ROUTES = {(method, path) for method in ("GET", "HEAD") for path in ("/healthz", "/readyz")} | {
     ("GET", "/v1/ca")
 }
@@ -65,6 +70,10 @@ OPERATORS = {("POST", f"/v1/nodes/{{id}}/{verb}") for verb in ("drain", "resume"
 USERS = {
     ("POST", "/v1/jobs"),
     ("POST", "/v1/jobs:validate"),
+    ("POST", "/v1/blobs"),
+    ("POST", "/v1/blobs:missing"),
+    ("GET", "/v1/bundles/{id}"),
+    ("PUT", "/v1/bundles/{id}"),
     ("POST", "/v1/nodes/{id}/check"),
     ("PATCH", "/v1/jobs/{id}"),
     *(("POST", f"/v1/jobs/{{id}}/{verb}") for verb in ("cancel", "signal", "rerun")),
@@ -165,7 +174,7 @@ def test_the_routes_are_those_that_are_known_here() -> None:
     assert found >= OPEN_ROUTES | JOIN_ROUTES
     assert ("POST", "/v1/jobs") in found
     assert found >= OPERATORS | USERS | SHOWN | ADMINS_ALONE
-    assert len(found) == 44, "a new route: see that role_of says who may call it"
+    assert len(found) == 50, "a new route: see that role_of says who may call it"
 
 
 def test_a_route_needs_an_action_and_an_object_for_its_handler() -> None:

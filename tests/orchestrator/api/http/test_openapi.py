@@ -154,6 +154,8 @@ async def test_every_route_is_described_and_nothing_else(busy: CoordinatorProces
         ("post", "/v1/jobs/{id}/rerun"),
         ("patch", "/v1/jobs/{id}"),
         ("post", "/v1/jobs/{id}/signal"),
+        ("post", "/v1/blobs"),
+        ("put", "/v1/bundles/{id}"),
         *(("post", f"/v1/nodes/{{id}}/{verb}") for verb in NODE_VERBS),
         ("post", "/v1/users"),
         ("patch", "/v1/users/{id}"),

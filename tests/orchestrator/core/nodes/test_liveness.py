@@ -257,7 +257,7 @@ def test_nothing_outlives_a_boot(report: TaskReport | None) -> None:
     hello(cluster, "n0", *([] if report is None else [report]), boot="another")
     cause = cluster.cause(1)
     assert cause.code is CauseCode.NODE_LOST
-    assert "n0 was lost: it was booted anew" in cause.text
+    assert "n0 was lost: it rebooted" in cause.text
     if report is not None:
         cleaned = report.state is TaskState.CLEANED
         assert cluster.commands("n0", ForgetTask if cleaned else StopTask)

@@ -30,11 +30,13 @@ EXPECTED: dict[Action, tuple[Role | None, Role | None]] = {
     Action.CONNECT: (None, None),
     Action.REPORT: (None, None),
     Action.SHIP_LOGS: (None, None),
+    Action.FETCH_CODE: (None, None),
     Action.READ_CLUSTER: (VIEWER, VIEWER),
     Action.READ_METRICS: (VIEWER, VIEWER),
     Action.OPERATE_NODE: (OPERATOR, OPERATOR),
     Action.LIST_JOBS: (VIEWER, VIEWER),
     Action.LIST_EVENTS: (VIEWER, VIEWER),
+    Action.SEND_CODE: (USER, USER),
     Action.SUBMIT_JOB: (USER, USER),
     Action.SEE_JOB: (OPERATOR, VIEWER),
     Action.READ_JOB: (OPERATOR, VIEWER),
@@ -47,7 +49,7 @@ EXPECTED: dict[Action, tuple[Role | None, Role | None]] = {
     Action.USE_TOKEN: (ADMIN, VIEWER),
 }
 OF_ALL = {Action.CHECK_HEALTH, Action.READ_CA}
-OF_NODES = {Action.CONNECT, Action.REPORT, Action.SHIP_LOGS} | OF_ALL
+OF_NODES = {Action.CONNECT, Action.REPORT, Action.SHIP_LOGS, Action.FETCH_CODE} | OF_ALL
 LAB = frozenset({"lab"})
 JOBS = {
     "none": None,
@@ -79,7 +81,7 @@ def test_every_user_with_every_job() -> None:
         found = may(user(role), action, JOBS[whose], Policy(visibility=visibility))
         assert found is expected(action, role, whose, visibility), (action, role, whose, visibility)
         asked += 1
-    assert asked == 19 * 4 * 5 * 3
+    assert asked == 21 * 4 * 5 * 3
 
 
 def test_nodes_and_nobody() -> None:
