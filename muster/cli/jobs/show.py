@@ -146,6 +146,8 @@ def _what(spec: dict[str, Any]) -> list[tuple[str, str]]:
             lines.append(("in", f"a copy of the code that was sent, {bundle[:12]}"))
         case str() as folder:
             lines.append(("in", folder))
+        case _:
+            pass
     return lines
 
 
