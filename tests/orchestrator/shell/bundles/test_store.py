@@ -118,7 +118,9 @@ def test_damaged_content_is_sent_again(store: BundleStore, tmp_path: Path) -> No
 
 
 def test_many_small_chunks_in_one_pack(tmp_path: Path) -> None:
-    store = BundleStore(tmp_path / "bundles", replace(LIMITS, user_bytes=1 << 20))
+    store = BundleStore(
+        tmp_path / "bundles", replace(LIMITS, user_bytes=1 << 20, bundle_bytes=1 << 20)
+    )
     texts = [str(number).encode() for number in range(500)]
     put(store, "ann", 1.0, *texts)
     assert chunks(tmp_path) == set(map(digest, texts))
