@@ -210,12 +210,12 @@ def _agent_yaml(cluster: Cluster) -> str:
 
 
 _HINTS: Final = """\
-# The default interpreter of jobs: a venv with torch. Without it, jobs use the agent's own.
+# Interpreter, with torch, for jobs that do not set `python`. Default: the agent's own.
 #python: /opt/training/bin/python
-# An agent that runs as root needs the user of its jobs.
+# User of the jobs; required if the agent runs as root. Default: the agent's own user.
 #run_as: trainer
-# The network of this node that its jobs use: an address, or else an interface. The default is for
-# the coordinator to choose the best one that all nodes of a gang share.
+# Network of the jobs on this node: an address, or else an interface. Default: for each gang, the
+# coordinator chooses the best network that all of its nodes share.
 #address: 10.0.0.11
 #interface: ib0
 """
