@@ -9,6 +9,7 @@ import msgspec
 from muster.protocol.ids import NodeName
 from muster.protocol.link.control_channel import Hello, PrepareTask, Refused
 from muster.protocol.observations.hardware_events import OOM
+from muster.spec.model import JobSpec
 from orchestrator.core.engine import decide, react
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
@@ -18,9 +19,11 @@ from orchestrator.core.model import leases
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.nodes.admission import refuse
+from tests.simulation.leases import with_checkpoints
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _both, _put, _wrap
 from tests.simulation.mutants.planting import ALL_LEASED, COORDINATOR, everywhere
+from tests.simulation.world import World
 
 
 def _not_told(real: Any) -> Any:
@@ -57,6 +60,12 @@ def _one_boot_for_good(real: Any) -> Any:
         return found
 
     return refuse
+
+
+def _patient(_: World, __: int, spec: JobSpec) -> JobSpec:
+    """A job with checkpoints that is tried again for long. That is no bug."""
+    retry = msgspec.structs.replace(spec.retry, infra=20)
+    return msgspec.structs.replace(spec, checkpoint_dir="/data/ckpt", retry=retry)
 
 
 def _tried_for_ever(_: Job) -> bool:
@@ -112,9 +121,12 @@ MUTANTS = (
     ),
     Mutant(
         "a job that writes no checkpoints is tried for ever",
-        _both(ALL_LEASED, _put(retry_policy, "without_progress", _tried_for_ever)),
+        _both(
+            _both(ALL_LEASED, everywhere(with_checkpoints, lambda _: _patient)),
+            _put(retry_policy, "without_progress", _tried_for_ever),
+        ),
         ("progress",),
-        seed=501,
+        seed=407,
     ),
     Mutant(
         "hardware that has failed takes no node out of service",
