@@ -293,7 +293,7 @@ def _about_task(state: State, command: AboutTask, now: Instant) -> Decision:
                 return said()
             return Decision([f.GateOpened(held.id)])
         case m.StopTask():
-            if _over(held) and (held.stop is not None or not held.vouches):
+            if _over(held) and (held.stop is not None or not held.confirms_end):
                 return said()
             if held.stop is not None and held.stop.force:
                 return Decision()

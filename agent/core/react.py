@@ -58,7 +58,7 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
         case f.RecordKept(task, record):
             held = state.tasks[task]
             # The report of the start confirms the first terms, and that of its effect most stops.
-            stopped = held.vouches and record.stop is not None and not _is_stoppable(held)
+            stopped = held.confirms_end and record.stop is not None and not _is_stoppable(held)
             changed = record.plan is not None and record.terms != record.plan.terms
             said = _report(state, held, now) if stopped or changed else []
             limit = _limit(held) if changed else []

@@ -87,6 +87,12 @@ class HeldTask:
         return self.arrange is not None and bool(self.arrange.key)
 
     @property
+    def confirms_end(self) -> bool:
+        """True if a stop is stored and confirmed even after the task's end: its gang vouches, or
+        did so in an earlier boot."""
+        return self.vouches or (self.stored is not None and self.stored.plan is None)
+
+    @property
     def stop_stored(self) -> bool:
         """True if a stop is on disk, or the task never got a folder."""
         if self.stored is not None and self.stored.stop is not None:

@@ -33,6 +33,7 @@ from tests.simulation.restores import Restores
 from tests.simulation.shim import HELD_S
 from tests.simulation.steering import FIRST_STEERED, Steering
 from tests.simulation.stuck import Stuck
+from tests.simulation.vouching import LEASES_S, VOUCHING, Vouching
 from tests.simulation.world import Violation, World
 
 TROUBLE_S = 1200.0
@@ -66,6 +67,8 @@ class Cluster:
         self.network = Network(self.world)
         self.programs = Programs(self.world)
         lease_s = rng.choice((30.0, 60.0, 120.0))
+        if seed in VOUCHING:
+            lease_s = LEASES_S[seed % len(LEASES_S)]
         self.limits = Limits(
             lease_s=lease_s,
             prepare_timeout_s=120.0,
@@ -94,6 +97,7 @@ class Cluster:
         self.swarm = Swarm(self)
         self.mishaps = Mishaps(self)
         self.restores = Restores(self)
+        self.vouching = Vouching(self)
         self.operator = Operator(self)
         names = [node.name for node in self.nodes]
         self.draining = (
@@ -199,13 +203,14 @@ class Cluster:
         down_s = rng.choice((rng.uniform(0.05, 2.0), rng.uniform(1.0, 60.0)))
         if rng.random() < 0.1:
             down_s = self.limits.lease_s * rng.uniform(0.8, 2.0)
-        self.world.at(down_s, self.coordinator.start)
+        self.world.at(self.vouching.absence_s() or down_s, self.coordinator.start)
 
     def _make_peace(self) -> None:
         self.world.log("peace")
         self.swarm.stop()
         self.mishaps.make_peace()
         self.restores.make_peace()
+        self.vouching.make_peace()
         self.cards.make_peace()
         for node in self.nodes:
             node.traffic.make_peace()

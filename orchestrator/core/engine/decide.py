@@ -255,7 +255,7 @@ def _hello(
         task = _task(state, report.task)
         if task is None or task.node != hello.node:
             continue
-        decision.facts += muted(state, task, now) if report.stop_stored else []
+        decision.facts += muted(state, task, now) if report.stop_stored or rebooted else []
         if task.state in OVER:
             continue
         if rebooted and _may_have_run(task, report):
