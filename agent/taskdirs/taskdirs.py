@@ -3,6 +3,7 @@
 STATE_DIR/tasks/42.1.0/     the agent's; task.json, the shim's files, hostfile, hosts
           .../logs/         the shim's; the job gets descriptors, never a path
           .../scratch/      the job's; goes with the task
+          .../code/         the job's copy of the code that travels with it
           .../nccl/         the job's; NCCL writes its lines there
 STATE_DIR/output/42/1/      the job's; stays when the task goes
 """
@@ -16,7 +17,7 @@ import pwd
 import secrets
 import stat
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -40,6 +41,7 @@ HOSTFILE: Final = "hostfile"
 HOSTS: Final = "hosts"
 SCRATCH: Final = "scratch"
 NCCL: Final = "nccl"
+CODE: Final = "code"
 # Directories that are being created or removed; no task has such a name.
 _NEW: Final = ".new-"
 _GONE: Final = ".gone-"
@@ -182,13 +184,20 @@ class TaskDirs:
         """Return the hosts file that only the task's job sees, if jobs have private ones."""
         return self.path(task) / HOSTS
 
-    def create(self, prepare: PrepareTask, ports: tuple[int, ...]) -> TaskPaths:
-        """Create the task's directories and write its manifest. On FileError nothing is left."""
+    def create(
+        self,
+        prepare: PrepareTask,
+        ports: tuple[int, ...],
+        copy_code: Callable[[Path, Owner | None], None] | None = None,
+    ) -> TaskPaths:
+        """Create the task's directories and write its manifest. `copy_code` fills the directory of
+        the job's code. On FileError nothing is left.
+        """
         task = prepare.task
         job, attempt, _ = parse_task_id(task)
         folder = self.path(task)
         paths = TaskPaths(
-            workdir=prepare.workdir or f"{folder}/{SCRATCH}",
+            workdir=prepare.workdir or f"{folder}/{SCRATCH if copy_code is None else CODE}",
             scratch=f"{folder}/{SCRATCH}",
             output=f"{self._output}/{job}/{attempt}",
             hostfile=f"{folder}/{HOSTFILE}",
@@ -202,7 +211,11 @@ class TaskDirs:
             with self._outputs, _opened(self._output) as output:
                 self._make_output(output, (str(job), str(attempt)))
             with _opened(self._tasks) as tasks:
-                self._make_task(tasks, task, msgspec.json.encode(manifest))
+                self._make_task(tasks, task, msgspec.json.encode(manifest), copy_code)
+        except FileError:
+            with contextlib.suppress(OSError):
+                self._remove_entry(f"{_NEW}{task}")
+            raise
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._remove_entry(f"{_NEW}{task}")
@@ -316,7 +329,13 @@ class TaskDirs:
         with _opened(self._tasks) as tasks:
             remove_tree(name, tasks)
 
-    def _make_task(self, tasks: int, task: TaskId, manifest: bytes) -> None:
+    def _make_task(
+        self,
+        tasks: int,
+        task: TaskId,
+        manifest: bytes,
+        copy_code: Callable[[Path, Owner | None], None] | None,
+    ) -> None:
         new = f"{_NEW}{task}"
         os.mkdir(new, 0o700, dir_fd=tasks)
         with _opened(new, tasks) as folder:
@@ -325,6 +344,10 @@ class TaskDirs:
                 _write(folder, HOSTS, machine_text(self._machine_hosts), 0o644)
             self._make_owned(SCRATCH, folder)
             self._make_owned(NCCL, folder)
+            if copy_code is not None:
+                # Nobody but the agent can enter the new folder, so paths in it are safe.
+                os.mkdir(CODE, 0o700, dir_fd=folder)
+                copy_code(self._tasks / new / CODE, self._owner)
             if self._owner is not None:
                 os.chown(folder, 0, self._owner.gid)
                 os.chmod(folder, _PASS)
