@@ -55,7 +55,7 @@ class Vouching:
         self.cuts.clear()
 
     def absence_s(self) -> float | None:
-        """How long a coordinator that has died stays away, in some runs of some seeds."""
+        """The time for which a coordinator that has died stays away; None for the usual one."""
         if not self.active or self.rng.random() < 0.5:
             return None
         self.world.met["long_absence"] += 1
@@ -155,7 +155,7 @@ class Vouching:
         self.world.at(lease_s * self.rng.uniform(0.0, 1.5), partial(scene, job, away, other))
 
     def _reboots(self, _: JobId, __: Node, other: Node) -> None:
-        """Another boots. Perhaps it hears nothing once it has said hello."""
+        """Reboot another member. Perhaps no command reaches it after its hello."""
         if not self.active or not other.machine.powered:
             return
         other.crash(power=True)
@@ -175,9 +175,9 @@ class Vouching:
         self.cluster.network.cut(node.name, for_s, up=False, down=True)
 
     def _is_cancelled(self, job: JobId, _: Node, other: Node) -> None:
-        """The job is cancelled. Another's agent confirms the stop and hears nothing after that.
+        """Cancel the job. No command reaches another member after it has confirmed the stop.
 
-        Perhaps it restarts as well.
+        Perhaps its agent restarts as well.
         """
         if not self.active:
             return
@@ -196,7 +196,7 @@ class Vouching:
             self.world.at(0.01, partial(self._deafen_once_stopped, job, node, tries - 1))
 
     def _ends_deaf(self, job: JobId, _: Node, other: Node) -> None:
-        """Another's task ends by itself, and its agent hears no stop."""
+        """End the task of another member, which no stop reaches."""
         if not self.active:
             return
         self._deafen(other)
