@@ -52,7 +52,7 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             said = [] if waits else _report(state, held, now)
             adopted = isinstance(fact, f.TaskAdopted)
             # The agent before may have stored a limit that it did not pass on.
-            resumed = [*_ask_soon(held, now), *_limit(held)] if adopted else []
+            resumed = [*_ask_soon(held, now), *limit_command(held)] if adopted else []
             driven = _advance_shim(state, held, now)
             return [*driven, *resumed, *restored, *said, *_cleanup(held)]
         case f.RecordKept(task, record):
@@ -61,7 +61,7 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             stopped = held.confirms_end and record.stop is not None and not _is_stoppable(held)
             changed = record.plan is not None and record.terms != record.plan.terms
             said = _report(state, held, now) if stopped or changed else []
-            limit = _limit(held) if changed else []
+            limit = limit_command(held) if changed else []
             return [*limit, *(_open_gate(held) if held.started else []), *said]
         case f.Acknowledged():
             return [
@@ -204,10 +204,10 @@ def _open_gate(held: HeldTask) -> list[a.Effect]:
     gang = arrange.fabric is not None and bool(arrange.hosts)
     watch: list[a.Effect] = [a.WatchTraffic(held.id, arrange)] if gang else []
     peers: list[a.Effect] = [a.WatchPeers(held.id, arrange)] if arrange.hosts else []
-    return [*watch, *peers, *let_go, *_limit(held), a.SendToShim(held.id, start)]
+    return [*watch, *peers, *let_go, *limit_command(held), a.SendToShim(held.id, start)]
 
 
-def _limit(held: HeldTask) -> list[a.Effect]:
+def limit_command(held: HeldTask) -> list[a.Effect]:
     """Send the shim the task's time limit, as it is on disk. A task without one gets nothing
     until that changes."""
     terms = None if held.stored is None else held.stored.terms

@@ -100,7 +100,8 @@ class JobSummary(msgspec.Struct, frozen=True):
     `failure` is the failure class, a stable word. `limit_at` is when a running job reaches its time
     limit; `kill_at` is when a stopping job's grace period ends. `held_by` and `held_at` are the
     user that holds it, and since when. `rerun_of` is the original job. `gpus` is the number it has,
-    or requests if it has none; null if that depends on its nodes.
+    or requests if it has none; null if that depends on its nodes. `limit_pending` are its nodes
+    that have not confirmed a changed time limit yet, and keep the old one.
     """
 
     id: int
@@ -125,6 +126,7 @@ class JobSummary(msgspec.Struct, frozen=True):
     held_by: str = ""
     held_at: Timestamp | None = None
     gpus: int | None = None
+    limit_pending: tuple[str, ...] = ()
 
 
 class WebhookView(msgspec.Struct, frozen=True):

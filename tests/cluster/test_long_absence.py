@@ -65,3 +65,68 @@ def test_a_job_outlives_a_coordinator_that_is_away(
     for rank in range(nodes):
         assert f"rank {rank} is done" in log_of(short, job, "--rank", str(rank))
         assert len((tmp_path / f"pids.{rank}").read_text().split()) == 1
+
+
+# Writes which signals it got, and exits well at the second.
+WARNED = """
+import os, pathlib, signal, sys, time
+rank = os.environ["RANK"]
+def got(number, _):
+    with open(f"got.{rank}", "a") as file:
+        file.write(signal.Signals(number).name + "\\n")
+    if number == signal.SIGTERM:
+        pathlib.Path(f"ended.{rank}").write_text("ended\\n")
+        sys.exit(0)
+signal.signal(signal.SIGUSR1, got)
+signal.signal(signal.SIGTERM, got)
+pathlib.Path(f"up.{rank}").write_text("up\\n")
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_a_job_ends_at_its_limit_while_the_coordinator_is_away(
+    short: LocalCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "warned.py").write_text(WARNED)
+    job = submit(
+        short,
+        tmp_path,
+        nodes=2,
+        launcher="torchrun",
+        run=["warned.py"],
+        time_limit="20s",
+        stop={"warn": "USR1@10s", "grace": "60s"},
+    )
+    for rank in range(2):
+        await_file(tmp_path / f"up.{rank}")
+    await_running(short, job)
+    short.coordinator.kill()
+    for rank in range(2):
+        await_file(tmp_path / f"ended.{rank}")
+        assert (tmp_path / f"got.{rank}").read_text() == "SIGUSR1\nSIGTERM\n"
+    short.coordinator.start()
+    assert wait(short, job) == 124
+    view = short.client().job(int(job))
+    assert (view.state, len(view.attempts)) == (JobState.TIMEOUT, 1)
+    assert view.reason.text == "the time limit of 20 s is over"
+
+
+def test_a_changed_limit_is_kept_by_a_node_whose_agent_ends(
+    short: LocalCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "warned.py").write_text(WARNED)
+    job = submit(short, tmp_path, run=["warned.py"], launcher="torchrun", time_limit="1h")
+    await_file(tmp_path / "up.0")
+    await_running(short, job)
+    # Long enough after the start for a change that is not refused as over.
+    said = short.muster("set", job, "time_limit=45s")
+    assert "not confirmed" not in said.stderr
+    short.coordinator.kill()
+    for agent in short.nodes.values():
+        agent.kill()
+    await_file(tmp_path / "ended.0")
+    for agent in short.nodes.values():
+        agent.start()
+    short.coordinator.start()
+    assert wait(short, job) == 124

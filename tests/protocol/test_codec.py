@@ -13,6 +13,7 @@ from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.link import codec
 from muster.protocol.link import control_channel as m
 from muster.protocol.link.codec import CommandFrame, ProtocolError, ReportFrame, UnknownMessage
+from muster.protocol.link.terms import ChangeTerms, Terms
 from muster.protocol.observations.fabric import NodeRdma
 from muster.protocol.observations.hangs import (
     Doing,
@@ -86,6 +87,7 @@ COMMANDS: tuple[m.Command, ...] = (
     m.StartTask(TASK),
     m.StopTask(TASK, "SIGINT", 3.0, True),
     m.SignalTask(TASK, "SIGUSR1", 1),
+    ChangeTerms(TASK, Terms(2, 100.0, 70.0, "SIGUSR1")),
     m.DumpStacks(TASK, 3, 7, threads=True),
     m.ForgetTask(TASK),
 )
@@ -213,6 +215,7 @@ def test_tags_are_spelled_as_they_always_were() -> None:
         "start",
         "stop",
         "signal",
+        "terms",
         "forget",
         "look",
         "stacks",

@@ -105,7 +105,7 @@ class Checkers:
         if wrong:
             self.fail(f"books: {wrong[0]}")
         self._idle(state, now)
-        placed, joined = _next_start(state, now, limits), next_join(state)
+        placed, joined = _next_start(state, now, limits), next_join(state, now)
         if placed is not None or joined is not None:
             self.fail(f"queue: a turn is over, and {placed or joined} could still follow")
 
@@ -209,13 +209,12 @@ class Checkers:
                 self.fail(f"truth: {job}.{attempt} blames {cause.text!r}, what happened is {seen}")
 
     def _check_warned(self, attempt: Attempt) -> None:
-        """At its time limit. In peace, every node has received the warning, too."""
+        """Check that all nodes of an attempt that is stopped at its time limit were warned."""
         name = f"{attempt.job}.{attempt.number}"
         if attempt.warned_at is None:
             self.fail(f"warn: {name} is stopped at its limit and was not warned")
         for shim in self.ground.of_job.get(attempt.job, {}).values():
-            in_peace = (shim.started_at or 0.0) > self.peace_at
-            if in_peace and shim.phase is ShimPhase.RUNNING and shim.task not in self.ground.warned:
+            if shim.phase is ShimPhase.RUNNING and shim.limit.is_overdue():
                 self.fail(f"warn: {name} is stopped at its limit, {shim.task} was not warned")
 
     def settled(self, state: State, disk: Disk) -> None:

@@ -31,9 +31,7 @@ class Ground:
     wiring: dict[NodeName, Machine] = field(default_factory=dict)
     on_node: dict[NodeName, dict[TaskId, Shim]] = field(default_factory=dict)
     of_job: dict[JobId, dict[TaskId, Shim]] = field(default_factory=dict)
-    warned: set[TaskId] = field(default_factory=set)
     signals: set[tuple[TaskId, int]] = field(default_factory=set)
-    limits: dict[TaskId, ShimLimit] = field(default_factory=dict)  # the newest that its shim got
     fabrics: dict[TaskId, TaskFabric] = field(default_factory=dict)  # as its node received it
     began: dict[TaskId, float] = field(default_factory=dict)  # when its node made ready for it
     ready: set[TaskId] = field(default_factory=set)
@@ -211,25 +209,31 @@ class Ground:
                     self.fail(f"ports: {other.task} and {shim.task} meet at {shim.listen_port}")
 
     def signalled(self, shim: Shim, number: int, name: str) -> None:
-        """The ranks of a task get a signal: a user's, or the one that warns of its time limit."""
+        """The ranks of a task get a user's signal."""
         if self.of_before(shim.job, shim.attempt):
             return
         attempt = self._attempt(shim.job, shim.attempt)
         given = [] if attempt is None else [it for it in attempt.signals if it.number == number]
         if not given or given[0].name != name:
             self.fail(f"warn: {shim.task} gets {name}, and that is not on disk")
-        self.world.met["warned" if given[0].late else "signalled"] += 1
+        self.world.met["signalled"] += 1
         if (shim.task, number) in self.signals:
             self.fail(f"warn: {shim.task} gets the same {name} twice")
         self.signals.add((shim.task, number))
-        if given[0].late:
-            self.warned.add(shim.task)
 
     def limited(self, shim: Shim, limit: ShimLimit) -> None:
         """A shim receives the time limit of its task."""
-        known = self.limits.get(shim.task)
-        if known is None or known.number < limit.number:
-            self.limits[shim.task] = limit
+        attempt = self._attempt(shim.job, shim.attempt)
+        if self.of_before(shim.job, shim.attempt) or attempt is None:
+            return
+        job = self.durable.jobs[shim.job]
+        if job.current is not attempt:  # later changes concern another attempt
+            return
+        spec, task = job.spec, attempt.tasks[shim.rank]
+        if limit.number > attempt.terms:
+            self.fail(f"limit: {shim.task} gets number {limit.number} of {attempt.terms} limits")
+        if limit.number == attempt.terms and not task.joined and limit.limit_s != spec.time_limit_s:
+            self.fail(f"limit: {shim.task} gets {limit.limit_s} s, its job {spec.time_limit_s} s")
 
     def limit_near(self, shim: Shim, limit: ShimLimit) -> None:
         """The ranks of a task are warned of its time limit."""

@@ -83,6 +83,7 @@ def _without_the_seen(job: Job) -> Job:
         for task in attempt.tasks:
             task.activity, task.activity_at, task.silent = (), 0.0, ()
             task.idle_since = task.mute_at = None
+            task.terms = 0
     return job
 
 

@@ -33,6 +33,14 @@ class TimeLimit:
                 due = shim.started_at + after_s / shim.clock_rate
                 shim.world.at(max(0.0, due - shim.world.now), partial(act, limit))
 
+    def is_overdue(self) -> bool:
+        """True if the ranks should have been warned, and were not."""
+        shim, limit = self._shim, self.newest
+        if limit is None or limit.warn_s is None or shim.started_at is None:
+            return False
+        due = shim.started_at + limit.warn_s / shim.clock_rate
+        return self.warned_s is None and shim.world.now > due
+
     def _near(self, limit: ShimLimit) -> None:
         assert limit.warn_s is not None
         is_new = self.warned_s is None or self.warned_s < limit.warn_s

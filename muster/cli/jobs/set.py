@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 import click
+from msgspec.structs import replace
 
 from muster.cli.client_options import connect, connection_options
 from muster.cli.input.job_ref import JOB_OR_CHANGE
 from muster.cli.jobs.bulk import find_jobs, for_each
-from muster.cli.output.format import note, safe
+from muster.cli.output.format import note, safe, unconfirmed
 from muster.cli.output.json_output import json_option
+from muster.client import Client
 from muster.http.views import JobList, JobSummary
 
 _NOTHING: Final = ("none", "")
+_CONFIRM_S: Final = 3.0
+_PAUSE_S: Final = 0.1
 _TIME_LIMIT: Final = ("time_limit", "max_duration", "time")
 
 
@@ -45,9 +50,21 @@ def command(*, words: tuple[str, ...], as_json: bool) -> int:
 
     def change(number: int) -> JobSummary:
         answer = client.change(number, wanted)
-        job = answer.job
+        job = _confirmed(client, answer.job)
         said = "changed" if answer.changed else "unchanged"
         note(f"job {number} {said}; {job.state.value}: {safe(job.reason.text)}")
-        return answer.job
+        if job.limit_pending:
+            note(f"job {number}, time limit: {safe(unconfirmed(job.limit_pending))}")
+        return job
 
     return for_each(find_jobs(client, jobs), change, JobList, as_json=as_json)
+
+
+def _confirmed(client: Client, job: JobSummary) -> JobSummary:
+    """Wait shortly until all nodes have confirmed a changed time limit. Returns the job with those
+    that have not."""
+    until = time.monotonic() + _CONFIRM_S
+    while job.limit_pending and time.monotonic() < until:
+        time.sleep(_PAUSE_S)
+        job = replace(job, limit_pending=client.job(job.id).limit_pending)
+    return job

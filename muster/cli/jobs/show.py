@@ -13,7 +13,7 @@ from muster.cli.client_options import connect, connection_options
 from muster.cli.input.job_ref import JOB, find_job
 from muster.cli.output.environment_view import print_environment
 from muster.cli.output.fabric_view import print_fabric
-from muster.cli.output.format import coloured, length, moment, safe, span
+from muster.cli.output.format import coloured, length, moment, safe, span, unconfirmed
 from muster.cli.output.json_output import json_option, print_json
 from muster.cli.output.table import Column, print_table
 from muster.cli.output.text_width import paragraph, terminal_width, use_colour
@@ -157,6 +157,8 @@ def _countdowns(view: JobView, now: datetime | None) -> list[str]:
     lines = []
     if view.limit_at is not None:
         lines.append(f"time limit: ends in {span(view.limit_at - now)}")
+    if view.limit_pending:
+        lines.append(f"time limit: {unconfirmed(view.limit_pending)}")
     if view.kill_at is not None:
         left = (view.kill_at - now).total_seconds()
         lines.append(

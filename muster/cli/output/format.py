@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TextIO
 
 import click
 
 from muster.protocol.states import ENDED_STATES, JobState
+from muster.protocol.text import named
 
 _GOOD = {JobState.SUCCEEDED, JobState.RUNNING}
 _BAD = {JobState.FAILED, JobState.LOST, JobState.TIMEOUT}
@@ -25,6 +26,12 @@ def safe(text: str) -> str:
         char if char.isprintable() else char.encode("unicode_escape", "replace").decode("ascii")
         for char in text
     )
+
+
+def unconfirmed(nodes: Sequence[str]) -> str:
+    """Return a sentence about the nodes that do not follow a changed time limit yet."""
+    has, keeps = ("has", "keeps") if len(nodes) == 1 else ("have", "keep")
+    return f"{named(nodes)} {has} not confirmed the new one yet and {keeps} the old one"
 
 
 def note(text: str) -> None:

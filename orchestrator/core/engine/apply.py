@@ -180,12 +180,13 @@ def _apply_task(state: State, fact: f.OfTask, at: float) -> None:
             apply_checkpoint(attempt, task, fact, at)
         case f.TaskLeft():
             _leave(attempt, task, fact, at)
+        case f.TermsStored(_, _, _, number):
+            task.terms = number
         case _:
             assert_never(fact)
     del attempt.cuts[:-CUTS_KEPT]
-    if task.state in OVER and task.exit is None:
-        task.traffic = None
     if task.state in OVER:
+        task.traffic = None if task.exit is None else task.traffic
         _release(state, attempt, task)
 
 
@@ -200,6 +201,7 @@ def _join(state: State, job: Job, attempt: Attempt, fact: f.TaskJoined, at: floa
     name = task_id(job.id, attempt.number, fact.rank)
     task = Task(name, job.id, attempt.number, fact.rank, fact.node)
     task.joined, task.endpoint, task.gpus = True, fact.endpoint, fact.gpus
+    task.joined_after_s = fact.after_s
     attempt.tasks.append(task)
     attempt.changes.add(at, f"{fact.node} joins")
     _take(state, job, task)
@@ -224,10 +226,10 @@ def _apply_signal(
     job: Job, attempt: Attempt, fact: f.AttemptWarned | f.SignalRequested, at: float
 ) -> None:
     match fact:
-        case f.AttemptWarned():
-            attempt.warned_at, attempt.warned_limit_s = at, job.spec.time_limit_s
+        case f.AttemptWarned(_, _, warned_s):
+            attempt.warned_at, attempt.warned_s = at, warned_s
             warn = job.spec.stop.warn
-            if warn is not None:
+            if warn is not None and warned_s is None:
                 _signal(attempt, warn.signal, late=True)
         case f.SignalRequested():
             _signal(attempt, fact.signal, node=fact.node, rank=fact.rank)

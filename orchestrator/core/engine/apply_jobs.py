@@ -92,6 +92,8 @@ def _apply_change(
             given = {"priority": priority, "time_limit_s": time_limit_s, "name": name}
             changes = {field: value for field, value in given.items() if value is not UNSET}
             job.spec = structs.replace(job.spec, **changes)
+            if job.current is not None and time_limit_s is not UNSET:
+                job.current.terms += 1
             if waits:
                 enqueue(state, job)
         case _:

@@ -31,7 +31,12 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.decision import Decision
-from orchestrator.core.failures.causes import ended_before_s, from_report, is_consequence
+from orchestrator.core.failures.causes import (
+    ended_before_s,
+    from_report,
+    is_consequence,
+    limit_over,
+)
 from orchestrator.core.failures.stops import (
     affects_gang,
     lost,
@@ -47,7 +52,7 @@ from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.proof import TaskProof
-from orchestrator.core.model.state import State, Task
+from orchestrator.core.model.state import Attempt, Job, State, Task
 from orchestrator.core.model.task import OVER
 from orchestrator.core.monitoring import stack_dumps, traffic
 from orchestrator.core.monitoring.task_observations import observation_facts
@@ -379,6 +384,20 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     """Return the news of a report and, if it ends the gang, the request to stop the gang."""
     job = state.jobs[task.job]
     attempt = job.attempt(task.attempt)
+    return [*_warned(attempt, report), *_rest_of_report(state, job, attempt, task, report, now)]
+
+
+def _warned(attempt: Attempt, report: TaskReport) -> list[f.Fact]:
+    """Return the warning of the time limit, once for all nodes."""
+    warned_s, known = report.warned_s, attempt.warned_s
+    if warned_s is None or (known is not None and warned_s <= known):
+        return []
+    return [f.AttemptWarned(attempt.job, attempt.number, warned_s)]
+
+
+def _rest_of_report(
+    state: State, job: Job, attempt: Attempt, task: Task, report: TaskReport, now: Instant
+) -> list[f.Fact]:
     judged, by_tcp = traffic.traffic_facts(
         job, attempt, task, report.observed.traffic, disk_full=bool(state.disk_full)
     )
@@ -388,6 +407,8 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
         return found
     if stopped := stopped_since_backup(job, attempt, task, report):
         return [*stopped, *found]
+    if task.present and report.stopped_by == "limit":
+        return [stop(attempt, limit_over(job, attempt, task, report)), *found]
     leased = 0 if job.spec.launcher.torchruns else attempt.master_port
     cause = from_report(task, report, leased) if task.present else None
     cause = add_workdir_hint(job.spec, task, cause)

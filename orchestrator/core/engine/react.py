@@ -11,7 +11,7 @@ from typing import assert_never
 from muster.protocol.ids import NodeName, TaskId, parse_task_id
 from muster.protocol.instant import Instant
 from muster.protocol.states import TaskState
-from orchestrator.core.engine.timers import limit_timers, phase_timers, traffic_timer
+from orchestrator.core.engine.timers import phase_timers, traffic_timer
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import hangs as hf
@@ -28,6 +28,7 @@ from orchestrator.core.gangs.commands import (
     commands_for_reported_task,
     desired_commands,
     send_desired,
+    send_terms,
     signals,
     tasks_on,
 )
@@ -102,14 +103,12 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             return _synced(state, name, held, limits)
         case lf.FailureSuspected(_, task):
             return _suspected(state, task, now, limits)
-        case f.JobChanged():
-            # Because the time limit may have changed, set its timers again.
-            return Decision([], limit_timers(state, state.jobs[fact.job], now))
+        case f.JobChanged(job_id):
+            return Decision([], send_terms(state, state.jobs[job_id]))
         case f.RunTimed(job_id, number):
             job = state.jobs[job_id]
-            soon = schedule_idle_check(job, job.attempt(number), now)
-            return Decision([], [*limit_timers(state, job, now), *soon])
-        case f.AttemptWarned() | f.SignalRequested():
+            return Decision([], schedule_idle_check(job, job.attempt(number), now))
+        case f.SignalRequested():
             return _signalled(state, fact)
         case lf.NodeDisconnected(name, _):
             return _disconnected(state, name, now, limits)
@@ -243,7 +242,7 @@ def _suspected(state: State, task: TaskId, now: Instant, limits: Limits) -> Deci
     return Decision([], [a.SetTimer(timer, now.mono + limits.blame_wait_s)])
 
 
-def _signalled(state: State, fact: f.AttemptWarned | f.SignalRequested) -> Decision:
+def _signalled(state: State, fact: f.SignalRequested) -> Decision:
     """Send the newest signal to the connected nodes. The others get it when they reconnect."""
     _, attempt = _of(state, fact)
     decision = Decision()

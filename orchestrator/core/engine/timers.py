@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from muster.protocol.ids import JobId
-from muster.protocol.instant import ROUNDING_S, Instant
+from muster.protocol.instant import Instant
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from muster.protocol.text import named
@@ -48,7 +47,6 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
             | a.TimerKind.START
             | a.TimerKind.BLAME
             | a.TimerKind.TRAFFIC
-            | a.TimerKind.LIMIT
         ):
             attempt = state.attempt(timer.job, timer.attempt)
             if attempt is None:
@@ -66,53 +64,8 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
             return idle_gpus.evaluate_idle(state, state.jobs[timer.job], attempt, now)
         case a.TimerKind.QUEUE:
             return Decision([QueuesDue()])
-        case a.TimerKind.WARN:
-            attempt = state.attempt(timer.job, timer.attempt)
-            if attempt is None or attempt.phase is not AttemptPhase.RUNNING:
-                return Decision()
-            warn_s = _warns_after_s(state.jobs[timer.job], attempt)
-            if warn_s is None or not _due(state, timer.job, warn_s, now):
-                return Decision()
-            return Decision([f.AttemptWarned(attempt.job, attempt.number)])
         case _:
             assert_never(timer.kind)
-
-
-def limit_timers(state: State, job: Job, now: Instant) -> list[a.Effect]:
-    """Return the timers for the time limit of a running gang and for the warning before it."""
-    limit_s, attempt, since = job.spec.time_limit_s, job.current, state.running.get(job.id)
-    if attempt is None or limit_s is None or since is None:
-        return []
-
-    def at(kind: a.TimerKind, seconds: float) -> a.Effect:
-        timer = a.Timer(kind, job=job.id, attempt=attempt.number)
-        return a.SetTimer(timer, max(now.mono, since + seconds))
-
-    found = [at(a.TimerKind.LIMIT, limit_s)]
-    warn_s = _warns_after_s(job, attempt)
-    if warn_s is not None:
-        # The warning comes first, so that a restarted coordinator warns before it stops.
-        found.insert(0, at(a.TimerKind.WARN, warn_s))
-    return found
-
-
-def _warns_after_s(job: Job, attempt: Attempt) -> float | None:
-    """Return when to warn the ranks of the time limit, in seconds of their run.
-
-    Returns None if they get no warning, or have had it. A limit that was raised gets a new warning.
-    """
-    limit_s, warn, warned_s = job.spec.time_limit_s, job.spec.stop.warn, attempt.warned_limit_s
-    if limit_s is None or warn is None:
-        return None
-    if attempt.warned_at is not None and (warned_s is None or limit_s <= warned_s):
-        return None
-    return limit_s - warn.before_s
-
-
-def _due(state: State, job: JobId, seconds: float, now: Instant) -> bool:
-    """True if the job has run for `seconds`. A timer that was moved may fire at its old time."""
-    since = state.running.get(job)
-    return since is None or now.mono >= since + seconds - ROUNDING_S
 
 
 def restart_timers(state: State, now: Instant, limits: Limits) -> list[a.Effect]:
@@ -147,7 +100,7 @@ def traffic_timer(job: Job, attempt: Attempt, now: Instant, limits: Limits) -> l
 
 
 def phase_timers(attempt: Attempt, now: Instant, limits: Limits) -> list[a.Effect]:
-    """Return the timer for the deadline of the attempt's phase. `react` sets a run's time limit."""
+    """Return the timer for the deadline of the attempt's phase. Nodes keep the time limit."""
     match attempt.phase:
         case AttemptPhase.PREPARING:
             kind, seconds = a.TimerKind.PREPARE, limits.prepare_timeout_s
@@ -202,19 +155,10 @@ def _overdue(
             if attempt.phase is not AttemptPhase.RUNNING:
                 return None
             return not_used(state.jobs[attempt.job], proof_of(attempt))
-        case a.TimerKind.LIMIT:
-            if attempt.phase is not AttemptPhase.RUNNING:
-                return None
-            limit = state.jobs[attempt.job].spec.time_limit_s
-            if limit is None or not _due(state, attempt.job, limit, now):
-                return None
-            text = f"the time limit of {limit:g} s is over"
-            return Cause(CauseCode.TIME_LIMIT, Outcome.TIME_LIMIT, text)
         case (
             a.TimerKind.NODE
             | a.TimerKind.WORD
             | a.TimerKind.RETRY
-            | a.TimerKind.WARN
             | a.TimerKind.DRAIN
             | a.TimerKind.HANG
             | a.TimerKind.LOOK

@@ -66,7 +66,7 @@ def advance(state: State, decision: Decision, now: Instant, limits: Limits) -> T
     if state.pools:
         _backfill(state, now, limits, done)
     if state.elastic and any(may_join(state, fact) for fact in done.facts):
-        while (joined := next_join(state)) is not None:
+        while (joined := next_join(state, now)) is not None:
             _apply_with_reactions(state, [joined], now, limits, done)
     return done
 

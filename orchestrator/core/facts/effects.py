@@ -23,8 +23,6 @@ class TimerKind(enum.Enum):
     START = "start"
     BLAME = "blame"
     TRAFFIC = "traffic"
-    WARN = "warn"
-    LIMIT = "limit"
     RETRY = "retry"
     DRAIN = "drain"
     HANG = "hang"

@@ -220,8 +220,13 @@ class RanksStarted(TaskFact, Inert, durability=LAZY, reschedules=False):
         return f"ranks start by {self.start.method}{self.start.why and ': '}{self.start.why}"
 
 
-class AttemptWarned(AttemptFact, durability=SYNC, reschedules=False, milestone=False):
-    """The ranks get the signal that warns of the time limit, once."""
+class AttemptWarned(AttemptFact, Inert, durability=LAZY, reschedules=False, milestone=False):
+    """A node has warned its ranks of the time limit, `warned_s` after the start.
+
+    None in records of when the coordinator sent that signal, as it does those of users.
+    """
+
+    warned_s: float | None = None
 
     def describe(self) -> str:
         return "the ranks are warned that the time limit is near"
@@ -326,12 +331,13 @@ class TaskJoined(TaskFact, durability=SYNC, reschedules=False):
     """A node joins a running elastic gang. Its task gets the next free rank.
 
     Peers reach the task at `endpoint` (None: at the address that its agent reports). `gpus` as in
-    AttemptPlaced.
+    AttemptPlaced. The attempt has run for `after_s` seconds.
     """
 
     node: NodeName
     endpoint: Endpoint | None = None
     gpus: tuple[str, ...] = ()
+    after_s: float = 0.0
 
     def describe(self) -> str:
         return "joins the running gang"
@@ -408,6 +414,12 @@ class JobEnded(JobFact, durability=SYNC, reschedules=True, milestone=True):
         return f"ended: {self.cause.text}"
 
 
+class TermsStored(TaskFact, Inert, durability=EPHEMERAL, reschedules=False, revises=False):
+    """The node has the terms of this number on disk, and follows them."""
+
+    number: int
+
+
 class RunTimed(
     AttemptFact, durability=EPHEMERAL, reschedules=False, milestone=False, revises=False
 ):
@@ -466,6 +478,7 @@ OfTask = (
     | TaskJoined
     | TaskLeft
     | TaskCheckpointed
+    | TermsStored
 )
 Fact = (
     of_cluster.OfCluster

@@ -12,7 +12,7 @@ from muster.protocol.link.control_channel import RankReport, Refusal, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from orchestrator.core.failures.classify import CONSEQUENCES, FailureVerdict, judge, says_in_use
-from orchestrator.core.model.state import Task
+from orchestrator.core.model.state import Attempt, Job, Task
 
 TEXT_CHARS_MAX: Final = 800
 TAIL_CHARS_MAX: Final = 4096
@@ -96,6 +96,16 @@ def from_report(task: Task, report: TaskReport, leased: int = 0) -> Cause | None
     if report.exit is not None and not report.exit.ok:
         return _launcher_failed(task, report.exit, report.launcher_said)
     return None
+
+
+def limit_over(job: Job, attempt: Attempt, task: Task, report: TaskReport) -> Cause:
+    """The cause of an attempt whose time limit is over on a node, which has stopped its ranks."""
+    limit_s = job.spec.time_limit_s
+    if limit_s is None or report.terms < attempt.terms:
+        text = f"{task.node} had not received the new time limit when the old one was over"
+    else:
+        text = f"the time limit of {limit_s:g} s is over"
+    return Cause(CauseCode.TIME_LIMIT, Outcome.TIME_LIMIT, text)
 
 
 def from_record(task: Task) -> Cause | None:

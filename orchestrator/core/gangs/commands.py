@@ -19,9 +19,11 @@ from muster.protocol.link.control_channel import (
     StartTask,
     StopTask,
 )
+from muster.protocol.link.terms import ChangeTerms
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import effects as a
 from orchestrator.core.gangs.launch import Gang, arrange_command, gang_of, prepare_command
+from orchestrator.core.gangs.terms import members_of, terms_of
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.grace import ends_by_itself, grace_now_s, is_forced
 from orchestrator.core.model.limits import Limits
@@ -48,7 +50,10 @@ def desired_commands(
         case AttemptPhase.PREPARING:
             return [prepare_command(job, task, limits)] if on_node is None else []
         case AttemptPhase.ARRANGING:
-            return _arrange(job, attempt, task, on_node, gang)
+            return [
+                *_arrange(job, attempt, task, on_node, gang),
+                *_changed_terms(job, attempt, task, on_node),
+            ]
         case AttemptPhase.RUNNING if not task.present:
             # The ranks may have outlived their launcher, so they get the job's grace period.
             grace_s = 0.0 if task.left_force else job.spec.stop.grace_s
@@ -59,6 +64,7 @@ def desired_commands(
             return [
                 *_arrange(job, attempt, task, on_node, gang),
                 *_start(job, attempt, task, on_node),
+                *_changed_terms(job, attempt, task, on_node),
                 *_missed(attempt, task, on_node),
             ]
         case AttemptPhase.STOPPING:
@@ -109,6 +115,20 @@ def send_desired(
         return []
     commands = desired_commands(job, attempt, task, on_node, limits, gang)
     return [a.Send(task.node, session, command) for command in merge_plan_and_start(commands)]
+
+
+def send_terms(state: State, job: Job) -> list[a.Effect]:
+    """Send the terms of a job to the connected nodes that have not confirmed them."""
+    attempt = job.current
+    if attempt is None or attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED):
+        return []
+    members = members_of(attempt)
+    return [
+        a.Send(task.node, session, ChangeTerms(task.id, terms_of(job, attempt, task, members)))
+        for task in attempt.present
+        if (session := state.nodes[task.node].session) is not None
+        and _lacks_terms(attempt, task, task.state)
+    ]
 
 
 def tasks_on(state: State, name: NodeName) -> list[Task]:
@@ -166,6 +186,22 @@ def _arrange(
     if on_node is not TaskState.PREPARED:
         return []
     return [arrange_command(job, attempt, task, gang or gang_of(job, attempt))]
+
+
+def _changed_terms(
+    job: Job, attempt: Attempt, task: Task, on_node: TaskState | None
+) -> list[Command]:
+    if not _lacks_terms(attempt, task, on_node):
+        return []
+    return [ChangeTerms(task.id, terms_of(job, attempt, task, members_of(attempt)))]
+
+
+def _lacks_terms(attempt: Attempt, task: Task, on_node: TaskState | None) -> bool:
+    """True if the node has a plan, and has not confirmed the newest terms. The first ones are in
+    the plan, and confirmed when the program has started."""
+    if on_node is TaskState.ARRANGED:
+        return attempt.terms > max(1, task.terms)
+    return on_node is TaskState.STARTED and attempt.terms > task.terms
 
 
 def _start(job: Job, attempt: Attempt, task: Task, on_node: TaskState | None) -> list[Command]:

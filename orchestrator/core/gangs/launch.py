@@ -10,7 +10,7 @@ import msgspec
 from muster.http.views import VariableOrigin
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import ArrangeTask, PrepareTask, RendezvousCheck
-from muster.protocol.link.terms import Terms
+from muster.protocol.link.terms import Member
 from muster.protocol.observations.fabric import TaskFabric
 from muster.spec.command import needs_interpreter
 from muster.spec.model import (
@@ -29,7 +29,7 @@ from muster.spec.model import (
 )
 from orchestrator.core.gangs.fabric import node_plan
 from orchestrator.core.gangs.host_names import elsewhere, host_table
-from orchestrator.core.gangs.terms import terms_of
+from orchestrator.core.gangs.terms import members_of, terms_of
 from orchestrator.core.gangs.torchrun import torchrun_arguments
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.fabric_plan import FabricTransport
@@ -99,7 +99,7 @@ class Gang(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]  # by node rank
     gpus: tuple[int, ...]
     watched: bool  # whether the agents measure the gang's traffic
-    terms: Terms | None
+    members: tuple[Member, ...]  # () if they do not vouch for each other
 
 
 def gang_of(job: Job, attempt: Attempt) -> Gang:
@@ -121,7 +121,7 @@ def gang_of(job: Job, attempt: Attempt) -> Gang:
         ranks=ranks,
         gpus=tuple(gpus_on_node(job.spec, gpus_of(t)) for t in members),
         watched=watched(attempt),
-        terms=terms_of(attempt),
+        members=members_of(attempt),
     )
 
 
@@ -146,7 +146,7 @@ def arrange_command(job: Job, attempt: Attempt, task: Task, gang: Gang) -> Arran
         interpreter=processes and needs_interpreter(program),
         fabric=_fabric(job, attempt, task),
         key=attempt.vouch_key,
-        terms=gang.terms,
+        terms=terms_of(job, attempt, task, gang.members),
     )
 
 

@@ -25,6 +25,8 @@ def new_facts_from_report(task: Task, report: TaskReport) -> list[f.Fact]:
         found.append(f.TaskRefused(*key, report.refusal))
     if report.prepared is not None and not reached(task.state, TaskState.PREPARED):
         found.append(f.TaskPrepared(*key, report.prepared))
+    if report.terms > task.terms:
+        found.append(f.TermsStored(*key, report.terms))
     prepared = task.prepared is not None or report.prepared is not None
     if prepared:
         found += _run(task, report)

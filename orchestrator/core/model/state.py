@@ -131,7 +131,9 @@ class Task:
     activity_at: float = 0.0
     idle_since: float | None = None  # volatile; of its GPUs, monotonic
     no_output: bool = False  # the task ended without output
+    terms: int = 0  # volatile; number of the newest terms that the node has on disk
     joined: bool = False  # joined a running gang
+    joined_after_s: float = 0.0  # run time of the attempt at that moment
     endpoint: Endpoint | None = None  # of a task that joined
     cut_at: float | None = None  # when its node became unreachable
     left: str | None = None  # why the elastic gang continues without it
@@ -228,6 +230,7 @@ class Attempt:
     vouch_key: str = field(default="", repr=False)  # "": its agents do not vouch for each other
     cause: Cause | None = None
     forced: bool = False
+    terms: int = 1  # number of the newest terms of its tasks
     warned_at: float | None = None  # time of the time limit's warning
     prepared_at: float | None = None
     released_at: float | None = None  # when the gates opened
@@ -239,7 +242,7 @@ class Attempt:
     changes: BoundedLines = field(default_factory=BoundedLines)  # history of the run
     cuts: list[Unreachable] = field(default_factory=list)  # the newest
     signals: list[Signal] = field(default_factory=list)  # the newest
-    warned_limit_s: float | None = None  # time limit of that warning
+    warned_s: float | None = None  # of the run, when that was due
     proof: Proof | None = None  # traffic evidence, once there is any
     verdicts: int = 0  # recorded changes of that
     checkpoint: LastCheckpoint | None = None  # the newest that any node saw

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from orchestrator.core.facts.jobs import Fact, TaskJoined, TaskStarted
+from muster.protocol.instant import Instant
+from orchestrator.core.facts.jobs import Fact, RunTimed, TaskJoined, TaskStarted
 from orchestrator.core.model.state import Attempt, Job, Node, State
 from orchestrator.core.scheduling.backfill import is_booked, may_grow
 from orchestrator.core.scheduling.gpu_preference import is_short
@@ -23,11 +24,11 @@ COMES_BACK: Final = 2
 def may_join(state: State, fact: Fact) -> bool:
     """True if this fact may let a node join a gang that no node could join before."""
     return frees_capacity(state, fact) or (
-        isinstance(fact, TaskStarted) and fact.job in state.elastic
+        isinstance(fact, TaskStarted | RunTimed) and fact.job in state.elastic
     )
 
 
-def next_join(state: State) -> TaskJoined | None:
+def next_join(state: State, now: Instant) -> TaskJoined | None:
     """A free node for a running gang that may grow, if no waiting job gets that node.
 
     Once None, it stays None until a fact for which `may_join` is true.
@@ -37,7 +38,9 @@ def next_join(state: State) -> TaskJoined | None:
     for name in sorted(state.elastic):
         job = state.jobs[name]
         attempt = job.attempts[-1]
-        if attempt.started_at is None or job.cancel is not None or not may_grow(state, job):
+        since = state.running.get(name)
+        if since is None or job.cancel is not None or not may_grow(state, job):
+            # After a restart of the coordinator, the nodes say for how long the gang has run.
             continue
         if len(attempt.present) >= job.spec.most_nodes or _ending(attempt):
             continue
@@ -50,7 +53,8 @@ def next_join(state: State) -> TaskJoined | None:
             node, endpoint = found
             gpus = given(state, job.spec, node.name)
             rank = len(attempt.tasks)
-            return TaskJoined(job.id, attempt.number, rank, node.name, endpoint, gpus)
+            ran_s = max(0.0, now.mono - since)
+            return TaskJoined(job.id, attempt.number, rank, node.name, endpoint, gpus, ran_s)
     return None
 
 

@@ -18,6 +18,7 @@ from muster.spec.serialize import nodes_text, to_mapping
 from muster.spec.units import duration_text
 from orchestrator.core.gangs.launch import ranks_of
 from orchestrator.core.gangs.refusals import refusal_cause
+from orchestrator.core.gangs.terms import nodes_without_terms
 from orchestrator.core.gangs.torchrun import last_call_s
 from orchestrator.core.gangs.versions import odd_versions
 from orchestrator.core.model.attempt import AttemptPhase
@@ -68,6 +69,7 @@ def job_summary(
         exit_code=job.cause.exit_code if job.cause is not None else None,
         failure=_failure(job),
         limit_at=maybe_timestamp(_limit_at(job)),
+        limit_pending=() if job.current is None else nodes_without_terms(job.current),
         kill_at=maybe_timestamp(_kill_at(job)),
         max_nodes=job.spec.max_nodes if job.spec.elastic else None,
         nodes_now=len(job.current.present) if job.current is not None else None,

@@ -11,6 +11,7 @@ from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, task_id
 from muster.protocol.instant import Instant
 from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
+    ArrangeTask,
     Command,
     Heartbeat,
     Hello,
@@ -23,6 +24,7 @@ from muster.protocol.link.control_channel import (
     TaskObservations,
     TaskReport,
 )
+from muster.protocol.link.terms import ChangeTerms, Terms
 from muster.protocol.observations.interfaces import Interface
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import JobState, TaskState
@@ -190,7 +192,36 @@ class Cluster:
         assert found is not None
         session = self.state.nodes[found.node].session
         assert session is not None
+        if state not in (TaskState.ASSIGNED, TaskState.PREPARED):
+            more.setdefault("terms", self.terms(task).number)
         return self.turn(s.ReportReceived(session, task_report(task, state, **more)))
+
+    def terms(self, task: TaskId) -> Terms:
+        """The newest terms that the task's node was sent."""
+        sent = [
+            command.terms
+            for commands in self.sent.values()
+            for command in commands
+            if isinstance(command, ArrangeTask | ChangeTerms) and command.task == task
+        ]
+        return next((it for it in reversed(sent) if it is not None), Terms(0))
+
+    def warn(self, task: TaskId) -> None:
+        """The node warns its ranks of the time limit."""
+        warned_s = self.terms(task).warn_s
+        self.report(task, TaskState.STARTED, prepared=prepared(), warned_s=warned_s)
+
+    def reach_limit(self, task: TaskId) -> None:
+        """The node begins to stop its ranks at the time limit."""
+        terms = self.terms(task)
+        self.report(
+            task,
+            TaskState.STARTED,
+            prepared=prepared(),
+            warned_s=terms.warn_s,
+            running_s=terms.limit_s,
+            stopped_by="limit",
+        )
 
     def prepare(self, task: TaskId, **more: Any) -> Turn:
         return self.report(task, TaskState.PREPARED, prepared=prepared(**more))

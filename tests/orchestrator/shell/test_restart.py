@@ -79,7 +79,9 @@ def test_a_running_job_is_taken_over_by_the_next_process(tmp_path: Path) -> None
 
     async def go_on(job: int, task: TaskId) -> None:
         async with user_of(coordinator) as user, connect(coordinator, "n1") as agent:
-            running = TaskReport(task, TaskState.STARTED, prepared=prepared(), listening=True)
+            running = TaskReport(
+                task, TaskState.STARTED, prepared=prepared(), listening=True, terms=1
+            )
             welcome = await agent.hello(tasks=(running,), epoch_seen=1)
             assert welcome.keep == (task,)
             assert welcome.epoch == 2

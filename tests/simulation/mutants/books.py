@@ -13,7 +13,7 @@ from muster.protocol.instant import Instant
 from muster.protocol.link.control_channel import ArrangeTask, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.model import JobSpec
-from orchestrator.core.engine import apply_jobs, decide, react
+from orchestrator.core.engine import apply_jobs, react
 from orchestrator.core.engine import turn as turns
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.turn import Turn, turn
@@ -28,14 +28,14 @@ from orchestrator.core.gangs import commands, transitions
 from orchestrator.core.gangs.retry_policy import after_attempt
 from orchestrator.core.model.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.model.limits import Limits
-from orchestrator.core.model.state import Attempt, Job, Node, State, Task
+from orchestrator.core.model.state import Attempt, Job, Node, State
 from orchestrator.core.model.task import OVER
 from orchestrator.core.scheduling import placement, rendezvous
 from orchestrator.core.scheduling.placement import Waiting, busy, place
 from orchestrator.core.scheduling.reasons import Rejection
 from tests.simulation import checkers
 from tests.simulation.mutants import Mutant, Patch
-from tests.simulation.mutants.planting import ALL_LEASED, COORDINATOR, everywhere
+from tests.simulation.mutants.planting import COORDINATOR, everywhere
 
 
 def _durable(kind: type[f.Fact], durability: Durability) -> Patch:
@@ -187,11 +187,11 @@ def _keyless(_: State, received: s.Input) -> s.Input:
     )
 
 
-def _blames_the_stopped(real: Any) -> Any:
-    def cause(task: Task, report: TaskReport, *more: Any) -> Any:
-        return real(task, msgspec.structs.replace(report, stopped_by=""), *more)
-
-    return cause
+def _blames_the_stopped(_: State, received: Any) -> Any:
+    if isinstance(received, s.ReportReceived) and isinstance(received.report, TaskReport):
+        report = msgspec.structs.replace(received.report, stopped_by="")
+        return msgspec.structs.replace(received, report=report)
+    return received
 
 
 def _endless_budget(job: Job, attempt: Attempt, *, spare: bool) -> f.JobEnded | f.RetryScheduled:
@@ -277,7 +277,9 @@ MUTANTS = (
         ("books",),
         seed=1,
     ),
-    Mutant("a node that is held counts as free", _put(placement, "busy", _not_busy), ("books",)),
+    Mutant(
+        "a node that is held counts as free", _put(placement, "busy", _not_busy), ("books",), seed=5
+    ),
     Mutant(
         "a port that is leased is given again",
         _put(transitions, "choose_rendezvous", _first_port),
@@ -347,9 +349,9 @@ MUTANTS = (
     ),
     Mutant(
         "ranks that we stopped are blamed",
-        _both(ALL_LEASED, _wrap(decide, "from_report", _blames_the_stopped)),
+        COORDINATOR.inputs(_blames_the_stopped),
         ("truth",),
-        seed=41,
+        seed=4,
     ),
     Mutant(
         "budgets of retries have no end",
@@ -375,6 +377,7 @@ MUTANTS = (
         "a node that is held counts as free, and the books are not read",
         _unseen(_put(placement, "busy", _not_busy)),
         ("I5",),
+        seed=5,
     ),
     Mutant(
         "a port that is leased is given again, and the books are not read",

@@ -43,6 +43,6 @@ MUTANTS = (
         "a node on which the kernel holds a process gets the next job",
         _put(decide, "drain_for_unkillable", _nothing),
         ("stuck",),
-        seed=1201,
+        seed=1203,
     ),
 )

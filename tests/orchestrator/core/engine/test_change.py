@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from muster.protocol.ids import JobId, TaskId
-from muster.protocol.link.control_channel import SignalTask, StopTask, TaskReport
-from muster.protocol.states import JobState, TaskState
+from muster.protocol.link.control_channel import Command, TaskReport
+from muster.protocol.link.terms import ChangeTerms, Terms
+from muster.protocol.outcome import Outcome
+from muster.protocol.states import TaskState
 from muster.spec.model import Stop, Warn
 from orchestrator.core.engine import user_requests
 from orchestrator.core.engine.invariants import check
 from orchestrator.core.facts import effects as a
-from orchestrator.core.facts.inputs import TimerFired
 from orchestrator.core.views.display import job_summary
 from tests.orchestrator.core.playbook import Cluster, prepared, spec
 
@@ -58,30 +60,29 @@ def test_the_same_again_changes_nothing() -> None:
     assert len(cluster.facts) == before
 
 
-def test_a_longer_limit_moves_the_end_and_the_warning() -> None:
+def changed(cluster: Cluster) -> list[Command]:
+    return cluster.commands("n0", ChangeTerms)
+
+
+def test_a_changed_limit_is_sent_to_its_nodes() -> None:
     cluster, name = running()
     cluster.beat(60)
     cluster.change(1, time_limit_s=200.0)
+    assert changed(cluster) == [ChangeTerms(name, Terms(2, 200.0, 170.0, "SIGUSR1"))]
     shown = job_summary(cluster.state, cluster.job(1), cluster.now)
     assert shown.limit_at is not None
-    cluster.beat(60)
-    assert cluster.shown(1) is JobState.RUNNING
-    assert not cluster.commands("n0", SignalTask)
-    cluster.beat(55)
-    assert cluster.commands("n0", SignalTask) == [SignalTask(name, "SIGUSR1", 1)]
-    cluster.beat(30)
-    assert cluster.commands("n0", StopTask)
-    assert cluster.job(1).attempts[0].cause is not None
+    cluster.change(1, time_limit_s=80.0)
+    assert changed(cluster)[-1] == ChangeTerms(name, Terms(3, 80.0, 50.0, "SIGUSR1"))
+    cluster.report(name, TaskState.STARTED, prepared=prepared())
+    cluster.change(1, priority=60)
+    assert len(changed(cluster)) == 2
+    assert cluster.replayed().jobs[JobId(1)].attempts[0].terms == 3
 
 
-def test_a_shorter_limit_too() -> None:
-    cluster, _ = running(1000.0)
-    cluster.beat(60)
-    cluster.change(1, time_limit_s=100.0)
-    cluster.beat(15)
-    assert cluster.commands("n0", SignalTask)
-    cluster.beat(30)
-    assert cluster.shown(1) is JobState.STOPPING
+def test_a_limit_shorter_than_its_warning_warns_at_once() -> None:
+    cluster, name = running()
+    cluster.change(1, time_limit_s=10.0)
+    assert changed(cluster) == [ChangeTerms(name, Terms(2, 10.0, 0.0, "SIGUSR1"))]
 
 
 def test_a_time_limit_in_the_past_is_refused() -> None:
@@ -94,56 +95,73 @@ def test_a_time_limit_in_the_past_is_refused() -> None:
     assert "muster cancel 1" in declined.hint
 
 
-def test_a_limit_that_is_taken_away_never_comes() -> None:
-    cluster, _ = running(stop=Stop())
+def test_a_limit_is_taken_away_and_given() -> None:
+    cluster, name = running(stop=Stop())
     cluster.change(1, time_limit_s=None)
-    cluster.beat(300)
-    assert cluster.shown(1) is JobState.RUNNING
-
-
-def test_a_job_without_a_time_limit_gets_one() -> None:
-    cluster, _ = running(None, Stop())
-    cluster.beat(50)
     cluster.change(1, time_limit_s=70.0)
-    cluster.beat(15)
-    assert cluster.shown(1) is JobState.RUNNING
-    cluster.beat(10)
-    assert cluster.shown(1) is JobState.STOPPING
+    expected = [ChangeTerms(name, Terms(2)), ChangeTerms(name, Terms(3, 70.0))]
+    assert changed(cluster) == expected
 
 
-def test_a_timer_that_fired_as_the_limit_was_moved_ends_nothing() -> None:
-    cluster, _ = running()
-    cluster.beat(99)
-    limit = next(t for t in cluster.timers if t.kind is a.TimerKind.LIMIT)
-    cluster.change(1, time_limit_s=200.0)
-    cluster.turn(TimerFired(limit))
-    assert cluster.shown(1) is JobState.RUNNING
-
-
-def test_ranks_that_were_warned_are_warned_again_of_a_later_end() -> None:
-    cluster, name = running()
-    cluster.beat(80)
-    assert len(cluster.commands("n0", SignalTask)) == 1
+def test_a_node_at_its_gate_gets_a_changed_limit_too() -> None:
+    cluster = Cluster()
+    cluster.join("n0", "n1")
+    cluster.submit(spec(nodes=2, time_limit_s=100.0))
     cluster.change(1, time_limit_s=90.0)
-    assert len(cluster.commands("n0", SignalTask)) == 1
-    cluster.change(1, time_limit_s=300.0)
-    cluster.beat(180)
-    assert len(cluster.commands("n0", SignalTask)) == 1
-    cluster.beat(15)
-    assert cluster.commands("n0", SignalTask)[-1] == SignalTask(name, "SIGUSR1", 2)
+    tasks = [it.id for it in cluster.job(1).attempts[0].tasks]
+    for name in tasks:
+        cluster.prepare(name)
+    assert [cluster.terms(name) for name in tasks] == [Terms(2, 90.0)] * 2
+    cluster.report(tasks[0], TaskState.ARRANGED, prepared=prepared())
+    cluster.change(1, time_limit_s=80.0)
+    assert changed(cluster) == [ChangeTerms(tasks[0], Terms(3, 80.0))]
 
 
-def test_a_changed_limit_outlives_the_coordinator() -> None:
+def test_a_changed_limit_is_repeated_until_it_is_confirmed() -> None:
     cluster, name = running()
-    cluster.beat(10)
-    cluster.change(1, time_limit_s=200.0)
     cluster.leave("n0")
-    held = TaskReport(name, TaskState.STARTED, prepared=prepared(), running_s=150.0)
+    cluster.change(1, time_limit_s=200.0)
+    assert not changed(cluster)
+    held = TaskReport(name, TaskState.STARTED, prepared=prepared(), running_s=15.0, terms=1)
     cluster.join("n0", tasks=(held,))
-    cluster.beat(45)
-    assert cluster.shown(1) is JobState.RUNNING
-    cluster.beat(10)
-    assert cluster.shown(1) is JobState.STOPPING
+    cluster.join("n0", tasks=(held,))
+    assert changed(cluster) == [ChangeTerms(name, Terms(2, 200.0, 170.0, "SIGUSR1"))] * 2
+    assert pending(cluster) == ["n0"]
+    cluster.report(name, TaskState.STARTED, prepared=prepared(), terms=2)
+    assert pending(cluster) == []
+    cluster.join("n0", tasks=(replace(held, terms=2),))
+    assert len(changed(cluster)) == 2
+
+
+def pending(cluster: Cluster) -> list[str]:
+    return list(job_summary(cluster.state, cluster.job(1), cluster.now).limit_pending)
+
+
+def test_a_node_that_has_only_the_old_limit_ends_the_job_and_is_named() -> None:
+    cluster, name = running()
+    cluster.leave("n0")
+    cluster.change(1, time_limit_s=200.0)
+    over = TaskReport(
+        name,
+        TaskState.STARTED,
+        prepared=prepared(),
+        running_s=101.0,
+        terms=1,
+        stopped_by="limit",
+    )
+    cluster.join("n0", tasks=(over,))
+    cause = cluster.job(1).attempts[0].cause
+    assert cause is not None
+    assert cause.outcome is Outcome.TIME_LIMIT
+    assert cause.text == "n0 had not received the new time limit when the old one was over"
+
+
+def test_a_job_that_ran_before_nodes_kept_limits_gets_its_limit() -> None:
+    cluster, name = running()
+    held = TaskReport(name, TaskState.STARTED, prepared=prepared(), running_s=15.0)
+    again = Cluster(state=cluster.replayed())
+    again.join("n0", tasks=(held,))
+    assert changed(again) == [ChangeTerms(name, Terms(1, 100.0, 70.0, "SIGUSR1"))]
 
 
 def test_the_name_changes_while_it_waits_and_then_no_more() -> None:

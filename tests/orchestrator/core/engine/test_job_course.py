@@ -221,11 +221,12 @@ def test_the_time_limit_is_a_state_of_its_own() -> None:
     (name,) = cluster.run_gang(1)
     cluster.beat(55)
     assert cluster.shown(1) is JobState.RUNNING
-    cluster.beat(10)
+    cluster.reach_limit(name)
     assert cluster.shown(1) is JobState.STOPPING
-    cluster.end(name, ExitStatus(signal=15), stopped_by="stop")
+    cluster.end(name, ExitStatus(signal=15), stopped_by="limit")
     cluster.clean(name)
     assert cluster.shown(1) is JobState.TIMEOUT
+    assert cluster.cause(1).text == "the time limit of 60 s is over"
     assert cluster.cause(1).exit_code == 124
 
 

@@ -9,7 +9,7 @@ import pytest
 from muster.protocol.ids import JobId, NodeName, TaskId
 from muster.protocol.link.control_channel import SignalTask, StopTask, TaskReport
 from muster.protocol.states import JobState, TaskState
-from muster.spec.model import Launcher, Stop, Warn
+from muster.spec.model import Launcher
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
@@ -120,8 +120,7 @@ def test_only_a_job_that_runs_is_signalled() -> None:
 
 
 def test_a_node_that_was_away_is_notified_when_it_is_back_and_which_is_said() -> None:
-    cluster, tasks = running(stop=Stop(warn=Warn("SIGUSR2", 30.0)), time_limit_s=100.0)
-    cluster.beat(75)
+    cluster, tasks = running()
     cluster.leave("n1")
     result = send(cluster)
     assert isinstance(result, a.Signalled)
@@ -129,10 +128,8 @@ def test_a_node_that_was_away_is_notified_when_it_is_back_and_which_is_said() ->
     cluster.sent.clear()
     held = TaskReport(tasks[1], TaskState.STARTED, prepared=prepared(), running_s=76.0)
     cluster.join("n1", tasks=(held,))
-    assert cluster.commands("n1", SignalTask) == [
-        SignalTask(tasks[1], "SIGUSR2", 1),
-        SignalTask(tasks[1], "SIGUSR1", 2, late=False),
-    ]
+    expected = SignalTask(tasks[1], "SIGUSR1", 1, late=False)
+    assert cluster.commands("n1", SignalTask) == [expected]
 
 
 def test_it_is_on_disk_before_a_node_hears_of_it() -> None:

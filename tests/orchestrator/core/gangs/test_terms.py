@@ -62,7 +62,7 @@ def test_no_key_for(nodes: int, ports: tuple[int, ...], more: dict[str, Any]) ->
     cluster = Cluster()
     for plan in plans(cluster, nodes, ports, **more):
         assert plan.key == ""
-        assert plan.terms is None
+        assert plan.terms == Terms(1)
     job = cluster.job(1)
     assert not vouches(job, job.attempts[0])
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.protocol.ids import TaskId
-from muster.protocol.link.control_channel import SignalTask, StopTask, TaskReport
-from muster.protocol.outcome import ExitStatus
+from muster.protocol.ids import JobId, TaskId
+from muster.protocol.link.control_channel import RankReport, SignalTask, StopTask, TaskReport
+from muster.protocol.link.terms import Terms
+from muster.protocol.outcome import ExitStatus, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import timestamp
 from muster.spec.model import Stop, Warn
@@ -24,68 +25,82 @@ def limited(nodes: int = 2, **more: Any) -> tuple[Cluster, list[TaskId]]:
     return cluster, cluster.run_gang(1)
 
 
-def held(task: TaskId, running_s: float) -> TaskReport:
-    return TaskReport(task, TaskState.STARTED, prepared=prepared(), running_s=running_s)
+def held(task: TaskId, **more: Any) -> TaskReport:
+    return TaskReport(task, TaskState.STARTED, prepared=prepared(), terms=1, **more)
 
 
-def test_all_nodes_are_notified_in_one_turn_and_the_stop_comes_later() -> None:
+def warnings(cluster: Cluster) -> list[f.AttemptWarned]:
+    return [fact for fact in cluster.facts if isinstance(fact, f.AttemptWarned)]
+
+
+def test_nodes_warn_and_the_first_that_reaches_the_limit_ends_the_gang() -> None:
     cluster, tasks = limited()
-    cluster.beat(69)
-    assert not cluster.commands("n0", SignalTask)
-    cluster.beat(2)
-    for rank, name in enumerate(tasks):
-        assert cluster.commands(f"n{rank}", SignalTask) == [SignalTask(name, "SIGUSR1", 1)]
+    assert [cluster.terms(it) for it in tasks] == [Terms(1, 100.0, 70.0, "SIGUSR1")] * 2
+    cluster.beat(200)
     assert cluster.shown(1) is JobState.RUNNING
-    cluster.beat(30)
+    for name in tasks:
+        cluster.warn(name)
+    assert warnings(cluster) == [f.AttemptWarned(JobId(1), 1, 70.0)]
+    assert not cluster.commands("n0", SignalTask)
+    assert cluster.shown(1) is JobState.RUNNING
+    cluster.reach_limit(tasks[1])
     assert cluster.shown(1) is JobState.STOPPING
     for rank, name in enumerate(tasks):
-        stop = cluster.commands(f"n{rank}", StopTask)
-        assert stop == [StopTask(name, "SIGUSR2", 20.0)]
-        assert len(cluster.commands(f"n{rank}", SignalTask)) == 1
+        assert cluster.commands(f"n{rank}", StopTask) == [StopTask(name, "SIGUSR2", 20.0)]
+    assert len(warnings(cluster)) == 1
 
 
-def test_a_job_that_is_stopped_before_is_not_warned() -> None:
-    cluster, _ = limited()
-    cluster.beat(10)
-    cluster.cancel(1)
-    cluster.beat(80)
-    assert not cluster.commands("n0", SignalTask)
-    assert not any(isinstance(fact, f.AttemptWarned) for fact in cluster.facts)
+def test_a_second_warning_is_of_a_later_limit() -> None:
+    cluster, (name,) = limited(1)
+    cluster.warn(name)
+    cluster.change(1, time_limit_s=90.0)
+    cluster.warn(name)
+    assert len(warnings(cluster)) == 1
+    cluster.change(1, time_limit_s=300.0)
+    cluster.warn(name)
+    assert [it.warned_s for it in warnings(cluster)] == [70.0, 270.0]
 
 
-def test_a_node_that_was_away_is_notified_when_it_is_back() -> None:
+def test_a_coordinator_that_was_away_for_both_records_the_warning_first() -> None:
+    cluster, tasks = limited(1)
+    again = Cluster(state=cluster.replayed())
+    again.join("n0", tasks=(held(tasks[0], running_s=200.0, warned_s=70.0, stopped_by="limit"),))
+    told = [it for it in again.facts if isinstance(it, f.AttemptWarned | f.StopRequested)]
+    assert [type(it) for it in told] == [f.AttemptWarned, f.StopRequested]
+    assert again.shown(1) is JobState.STOPPING
+
+
+def test_an_attempt_that_ended_at_its_limit_unseen_has_timed_out() -> None:
+    cluster, tasks = limited(1)
+    again = Cluster(state=cluster.replayed())
+    ended = TaskReport(
+        tasks[0],
+        TaskState.CLEANED,
+        prepared=prepared(),
+        terms=1,
+        warned_s=70.0,
+        exit=ExitStatus(0),
+        running_s=101.0,
+        stopped_by="limit",
+    )
+    again.join("n0", tasks=(ended,))
+    assert again.shown(1) is JobState.TIMEOUT
+    assert again.cause(1).exit_code == 124
+
+
+def test_a_failure_that_follows_from_the_limit_of_another_node_is_not_the_cause() -> None:
     cluster, tasks = limited()
-    cluster.beat(60)
-    cluster.leave("n1")
-    cluster.beat(15)
-    assert not cluster.commands("n1", SignalTask)
-    cluster.join("n1", tasks=(held(tasks[1], 75.0),))
-    assert cluster.commands("n1", SignalTask) == [SignalTask(tasks[1], "SIGUSR1", 1)]
-
-
-def test_a_coordinator_that_comes_back_warns_when_it_is_due_and_not_twice() -> None:
-    cluster, tasks = limited(1)
-    again = Cluster(state=cluster.state)
-    again.join("n0", tasks=(held(tasks[0], 60.0),))
-    again.beat(9)
-    assert not again.commands("n0", SignalTask)
-    again.beat(2)
-    assert len(again.commands("n0", SignalTask)) == 1
-    third = Cluster(state=again.state)
-    third.join("n0", tasks=(held(tasks[0], 75.0),))
-    # The same number: its shim knows that it has done this.
-    assert third.commands("n0", SignalTask) == [SignalTask(tasks[0], "SIGUSR1", 1)]
-    third.beat(20)
-    assert sum(isinstance(fact, f.AttemptWarned) for fact in third.facts) == 0
-
-
-def test_a_coordinator_that_was_away_for_both_warns_first() -> None:
-    cluster, tasks = limited(1)
-    again = Cluster(state=cluster.state)
-    again.join("n0", tasks=(held(tasks[0], 200.0),))
-    again.pass_time(0.001)
-    sent = [type(c) for c in again.sent[again.job(1).attempts[0].tasks[0].node]]
-    assert sent[-2:] == [SignalTask, StopTask]
+    again = Cluster(state=cluster.replayed())
+    lost = RankReport(
+        1, exit=ExitStatus(1), error="RuntimeError: Connection closed by peer", at_s=99.0
+    )
+    failed = held(tasks[1], running_s=99.5, ranks=(lost,), first_failed=1)
+    again.join("n1", tasks=(failed,))
+    assert again.shown(1) is JobState.RUNNING
+    again.join("n0", tasks=(held(tasks[0], running_s=100.0, stopped_by="limit"),))
+    cause = again.job(1).attempts[0].cause
+    assert cause is not None
+    assert cause.outcome is Outcome.TIME_LIMIT
 
 
 def test_a_running_job_says_when_its_limit_is_and_a_stopping_one_when_its_grace_is_over() -> None:

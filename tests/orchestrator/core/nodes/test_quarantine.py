@@ -267,8 +267,8 @@ def test_it_can_be_switched_off() -> None:
 def test_a_time_limit_is_no_fault(cluster: Cluster) -> None:
     cluster.submit(spec(time_limit_s=10.0))
     (running,) = cluster.run_gang(1)
-    cluster.beat(11)
-    cluster.end(running, ExitStatus(signal=15), "stop")
+    cluster.reach_limit(running)
+    cluster.end(running, ExitStatus(signal=15), "limit")
     cluster.clean(running)
     assert cluster.shown(1) is JobState.TIMEOUT
     assert cluster.node("a").faults == ()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.ids import NodeName
+from muster.protocol.ids import JobId, NodeName
 from muster.protocol.link.control_channel import (
     ArrangeTask,
     Checkpoint,
@@ -16,10 +16,11 @@ from muster.protocol.link.control_channel import (
     StopTask,
     TaskReport,
 )
+from muster.protocol.link.terms import Terms
 from muster.protocol.observations.interfaces import Interface, InterfaceKind
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
-from muster.spec.model import Retry, Stop
+from muster.spec.model import Retry, Stop, Warn
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.invariants import check
 from orchestrator.core.facts import inputs as s
@@ -265,15 +266,36 @@ def test_a_node_that_left_may_have_another_job_when_the_first_ends() -> None:
 
 
 def test_the_time_limit_counts_from_the_first_start() -> None:
-    cluster = elastic(1, 1, 2, time_limit_s=100.0)
+    cluster = elastic(1, 1, 2, time_limit_s=100.0, stop=Stop(warn=Warn("SIGUSR1", 30.0)))
     cluster.run_gang(1)
     cluster.beat(60)
     cluster.join("n1")
     start(cluster, 1)
-    cluster.beat(41)
+    assert cluster.terms(task(1, 1, 0)) == Terms(1, 100.0, 70.0, "SIGUSR1")
+    assert cluster.terms(task(1, 1, 1)) == Terms(1, 40.0, 10.0, "SIGUSR1")
+    assert cluster.replayed().jobs[JobId(1)].attempts[0].tasks[1].joined_after_s == 60.0
+
+
+def test_a_node_that_joined_ends_the_whole_gang_at_the_limit() -> None:
+    cluster = elastic(1, 1, 2, time_limit_s=100.0)
+    cluster.run_gang(1)
+    cluster.join("n1")
+    start(cluster, 1)
+    cluster.reach_limit(task(1, 1, 1))
     attempt = cluster.job(1).attempts[0]
     assert attempt.cause is not None
     assert attempt.cause.code is CauseCode.TIME_LIMIT
+
+
+def test_no_node_joins_until_the_run_time_of_the_gang_is_known() -> None:
+    cluster = elastic(1, 1, 2, time_limit_s=100.0)
+    (first,) = cluster.run_gang(1)
+    again = Cluster(state=cluster.replayed())
+    again.join("n1")
+    assert len(again.job(1).attempts[0].tasks) == 1
+    held = TaskReport(first, TaskState.STARTED, prepared=prepared(), running_s=60.0)
+    again.join("n0", tasks=(held,))
+    assert again.job(1).attempts[0].tasks[1].joined_after_s == 60.0
 
 
 def test_replay_gives_the_same_gang() -> None:
