@@ -10,7 +10,7 @@ from muster.spec.model import JobSpec
 from orchestrator.core.gangs.log_delivery import tasks_with_pending_logs
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.limits import Limits
-from orchestrator.core.model.plan import PoolPolicy
+from orchestrator.core.model.plan import Backfill, PoolPolicy
 from orchestrator.core.model.state import Job
 from tests.simulation.cards import Cards, with_cards
 from tests.simulation.checkers import Checkers
@@ -37,6 +37,8 @@ from tests.simulation.vouching import LEASES_S, VOUCHING, Vouching
 from tests.simulation.world import Violation, World
 
 TROUBLE_S = 1200.0
+STRICT = PoolPolicy(Backfill.OFF)
+"""Most worlds have strict queues: their seeds stay the runs that they were."""
 BOUND_S = 4 * 3600.0
 """I10: once nothing fails any more, every job has ended within so long. A dozen jobs may have to
 run one after the other, each up to five times, for at most 440 s and the timeouts around them."""
@@ -58,7 +60,7 @@ class Cluster:
         verbose: bool = False,
         trouble_s: float = TROUBLE_S,
         crashes: Crashes | None = None,
-        backfill: PoolPolicy | None = None,
+        policy: PoolPolicy = STRICT,
     ) -> None:
         self.world = World(seed, wall_jumps=wall_jumps, verbose=verbose)
         self.world.crashes = crashes
@@ -87,8 +89,7 @@ class Cluster:
         self._peace_at = 0.0
         self.gone: Node | None = None
         pools = self._make_nodes()
-        if backfill is not None:
-            self.coordinator.pools = dict.fromkeys(pools, backfill)
+        self.coordinator.pools = dict.fromkeys(pools, policy)
         self.clients = self._make_clients(pools)
         steered = seed >= FIRST_STEERED
         self.steering = (

@@ -73,7 +73,7 @@ class Coordinator:
         self.slow_disk = 0.0
         self.epochs = 0  # known to a restore
         self.first_job = 0
-        self.pools: dict[str, PoolPolicy] = {}  # those with backfill
+        self.pools: dict[str, PoolPolicy] = {}
         self.secret = ""  # of a new journal
         self.crashed: Callable[[], None] = lambda: None
         self._life = 0
