@@ -141,8 +141,13 @@ def _what(spec: dict[str, Any]) -> list[tuple[str, str]]:
     if len(text) > _RUN_CHARS:
         text = f"{text[:_RUN_CHARS]}…"
     lines = [("runs", f"{spec.get('launcher', '')}: {text}")]
-    if spec.get("workdir"):
-        lines.append(("in", str(spec["workdir"])))
+    match spec.get("workdir"):
+        case {"bundle": bundle}:
+            lines.append(("in", f"a copy of the code that was sent, {bundle[:12]}"))
+        case str() as folder:
+            lines.append(("in", folder))
+        case _:
+            pass
     return lines
 
 

@@ -266,6 +266,13 @@ def test_show_says_what_runs(run: Run, fake: FakeCoordinator, run_key: object, l
     assert "in        /shared/x" in lines
 
 
+def test_show_says_that_the_code_was_sent(run: Run, fake: FakeCoordinator) -> None:
+    spec = {"run": ["train.py"], "launcher": "torchrun", "workdir": {"bundle": "ab" * 32}}
+    fake.put(job_view(1, spec=spec))
+    lines = [text.strip() for text in run("show", "1").stdout.decode().splitlines()]
+    assert "in        a copy of the code that was sent, abababababab" in lines
+
+
 def test_an_error_says_where_the_address_and_the_token_are_from(
     run: Run, fake: FakeCoordinator, tmp_path: Path
 ) -> None:
