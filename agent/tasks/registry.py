@@ -21,7 +21,7 @@ from agent.core.inputs import (
     TaskPlaced,
 )
 from agent.core.record import TaskRecord
-from agent.core.shim_protocol import ShimCommand
+from agent.core.shim_protocol import ShimCommand, ShimUser
 from agent.gang.ports import NoPortsError, free_ports
 from agent.logs.shipper import LogShipper
 from agent.monitors.checkpoints import CheckpointMonitor
@@ -32,7 +32,8 @@ from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.traffic.samplers import TrafficSamplers
 from agent.probe.network import NetworkProbe
 from agent.shims.backend import Shims
-from agent.taskdirs.taskdirs import TASKS, DiskFullError, TaskDirs
+from agent.taskdirs.job_owners import JobOwners, UserRefusedError
+from agent.taskdirs.taskdirs import TASKS, DiskFullError, Owner, TaskDirs
 from agent.tasks import preflight
 from agent.tasks.adoption import Ownership, examine
 from agent.tasks.fd_budget import NoDescriptorsError, check_descriptors
@@ -60,6 +61,7 @@ class TaskRegistry:
     def __init__(
         self,
         folders: TaskDirs,
+        owners: JobOwners,
         shims: Shims,
         logs: LogShipper,
         ports: PortSettings,
@@ -74,6 +76,7 @@ class TaskRegistry:
         owner: TaskOwner,
     ) -> None:
         self._folders = folders
+        self._owners = owners
         self._shims = shims
         self._logs = logs
         self._range = ports
@@ -207,8 +210,9 @@ class TaskRegistry:
         taken = {port for other in self._supervisors.values() for port in other.ports}
         try:
             await self._gpus.check(prepare)
-            await preflight.look(prepare, self._folders.root, self._folders.owner)
-            placed = await asyncio.to_thread(self._place, prepare, taken)
+            job_owner = await self._owners.of(prepare)
+            await preflight.look(prepare, self._folders.root, job_owner)
+            placed = await asyncio.to_thread(self._place, prepare, taken, job_owner)
             supervisor.ports = placed.ports
             self._post(placed)
             self._checkpoints.begin(task, prepare.checkpoint_dir)
@@ -244,18 +248,19 @@ class TaskRegistry:
         fabric = await self._fabric.look(task)
         self._post(TaskObserved(task, TaskChanges(fabric=fabric)))
 
-    def _place(self, prepare: PrepareTask, taken: set[int]) -> TaskPlaced:
+    def _place(self, prepare: PrepareTask, taken: set[int], owner: Owner | None) -> TaskPlaced:
         """Create the task's directories; runs in a thread, because the disk may be slow."""
         check_descriptors()
         ports = free_ports(prepare.ports, self._range.first, self._range.last, taken)
-        paths = self._folders.create(prepare, ports)
+        paths = self._folders.create(prepare, ports, owner)
         try:
             interfaces = self._network.interfaces()
         except OSError as error:
             _log.warning("network_not_read", task=prepare.task, why=str(error))
             interfaces = None
         fabric = None if self._fabric.there() else NO_FABRIC
-        return TaskPlaced(prepare.task, paths, ports, interfaces, fabric)
+        user = None if owner is None else ShimUser(owner.name, owner.uid)
+        return TaskPlaced(prepare.task, paths, ports, interfaces, fabric, user)
 
 
 def _code(error: Exception) -> RefusalCode:
@@ -272,5 +277,7 @@ def _code(error: Exception) -> RefusalCode:
             return RefusalCode.NO_PORTS
         case NoDescriptorsError():
             return RefusalCode.NO_DESCRIPTORS
+        case UserRefusedError():
+            return RefusalCode.USER_REFUSED
         case _:
             return RefusalCode.SPAWN_FAILED

@@ -210,7 +210,7 @@ def _agent_yaml(cluster: Cluster) -> str:
 _HINTS: Final = """\
 # The default interpreter of jobs: a venv with torch. Without it, jobs use the agent's own.
 #python: /opt/training/bin/python
-# An agent that runs as root needs the user of its jobs.
+# An agent that runs as root needs the user of its jobs: a name, or SUBMITTER for each job's own.
 #run_as: trainer
 # The network of this node that its jobs use: an address, or else an interface. The default is for
 # the coordinator to choose the best one that all nodes of a gang share.

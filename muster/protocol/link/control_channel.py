@@ -363,7 +363,8 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     exclusive GPUs, all of which must exist; empty means all of the node. `lease_s`: the node ends
     the task by itself once the coordinator has not answered for so long; None: never. The agent
     reports changed files in `checkpoint_dir`. `preflight`: also check disks and mounts, and refuse
-    if one is nearly full or does not answer. `idle`: the limits for idle GPUs.
+    if one is nearly full or does not answer. `idle`: the limits for idle GPUs. `user` submitted the
+    job; the node runs it as that user if its configuration says so.
     """
 
     task: TaskId
@@ -379,6 +380,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     checkpoint_dir: str | None = None
     preflight: bool = False
     idle: IdleGpus | None = None
+    user: str = ""
 
 
 class RendezvousCheck(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -19,6 +19,7 @@ _BEFORE_A_SHIM: Final = frozenset(
         RefusalCode.NO_SPACE,
         RefusalCode.NO_PORTS,
         RefusalCode.NO_DESCRIPTORS,
+        RefusalCode.USER_REFUSED,
     }
 )
 """Refusals by an agent itself, before any process of the job ran.
