@@ -17,6 +17,8 @@ from typing import Final, Never, assert_never
 import structlog
 from msgspec import structs
 
+from agent.code.fetch import CodeFetcher
+from agent.code.store import CodeStore
 from agent.config import AgentConfig
 from agent.core.effects import (
     ArrangeNetwork,
@@ -129,6 +131,7 @@ class Agent:
             identity.agent_id,
             lambda task: self._inbox.post(LogsStored(task)),
         )
+        self._code = CodeFetcher(CodeStore(config.state_dir / "code"), self._dialer, clock)
         self._shims = _shims(config)
         self._probe = network
         self._config = config
@@ -188,6 +191,7 @@ class Agent:
                     asyncio.get_running_loop().call_soon_threadsafe,
                 ),
                 self._idle,
+                self._code,
                 self._inbox.post,
                 owner,
             )
@@ -242,6 +246,7 @@ class Agent:
 
     async def _take_over(self, folders: TaskDirs) -> None:
         """Adopt the tasks of an earlier agent process, and begin to remove what else it left."""
+        await asyncio.to_thread(self._code.store.prepare)
         left = await asyncio.to_thread(folders.set_aside)
         await self._network.begin(await asyncio.to_thread(folders.found))
         await self._tasks.adopt()

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import getpass
 import os
+import re
 import resource
 import shlex
 import sys
@@ -32,10 +33,13 @@ from muster.daemon.errors import (
 )
 from muster.daemon.process_env import prepare_process_env
 from muster.daemon.tls import server_context
+from muster.http.people import NAME
+from muster.protocol.roles import Role
 from muster.protocol.text import named
-from orchestrator.api.http.tokens import TokenStore
-from orchestrator.config import CoordinatorConfig, load, webhook_secret
+from muster.protocol.tokens import TokenClass
+from orchestrator.config import CoordinatorConfig, ca_pem, load, webhook_secret
 from orchestrator.core.engine.decide import VERSION
+from orchestrator.core.facts.people import TokenCreated, UserAdded, UserChanged
 from orchestrator.core.facts.restored import NodeDeclaredLost
 from orchestrator.journal.backup import (
     back_up,
@@ -52,8 +56,9 @@ from orchestrator.journal.errors import (
     LostTailError,
 )
 from orchestrator.journal.journal import Journal
-from orchestrator.server import serve
+from orchestrator.server import imported, serve
 from orchestrator.shell.logs.folder import refuse_unmounted
+from orchestrator.shell.new_token import draw
 from orchestrator.shell.replay import replay
 
 _SERVE: Final = "coordinator"
@@ -78,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load(file=arguments.config, environ=os.environ)
         if arguments.check:
             return _check(config)
+        if arguments.new_admin:
+            return _new_admin(config, arguments.new_admin)
         if verb == BACKUP:
             return _back_up(config, arguments.file)
         if verb == RESTORE:
@@ -146,7 +153,8 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
             help="do not wait for nodes that do not say hello: nothing of a job runs there; "
             "without BACKUP: after a restore that was made before",
         )
-    arguments = parser.parse_args(given[1:], argparse.Namespace(verb=verb, check=False))
+    defaults = argparse.Namespace(verb=verb, check=False, new_admin="")
+    arguments = parser.parse_args(given[1:], defaults)
     if verb == RESTORE and arguments.file is None and not arguments.salvage and not arguments.go:
         parser.error("one of BACKUP, --salvage and --go is required")
     return arguments
@@ -161,16 +169,49 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--check", action="store_true", help="check configuration, tokens and journal, and exit"
     )
+    parser.add_argument(
+        "--new-admin",
+        metavar="USER",
+        default="",
+        help="make USER an admin of a stopped coordinator, print a new token, and exit",
+    )
     return parser
 
 
+def _new_admin(config: CoordinatorConfig, user: str) -> int:
+    """Make a user an enabled admin of a stopped coordinator, and print a new token."""
+    if re.match(NAME, user) is None:
+        raise ConfigError(f"--new-admin: {user!r} is not a valid user name")
+    try:
+        journal = Journal.open(
+            config.state_dir, config.limits.disk_reserve_bytes, config.job_logs_path
+        )
+    except DirectoryLockedError as error:
+        raise DaemonError(f"{error}; stop it first") from error
+    with contextlib.closing(journal):
+        people = replay(journal.replay()).people
+        if not people.imported:
+            raise DaemonError(
+                f"{config.state_dir} has no users yet: the first start of the coordinator imports "
+                f"them from {config.tokens_path}"
+            )
+        known, drawn, at = people.users.get(user), draw(TokenClass.USER), SystemClock().now().wall
+        teams = () if known is None else known.teams
+        made = (UserAdded if known is None else UserChanged)(user, Role.ADMIN, teams)
+        token = TokenCreated(drawn.id, TokenClass.USER, drawn.sha256, user, "--new-admin")
+        journal.append([(made, at), (token, at)])
+    sys.stdout.write(f"{drawn.text}\n")
+    return 0
+
+
 def _check(config: CoordinatorConfig) -> int:
-    TokenStore(config.tokens_path, SystemClock())
     webhook_secret(config)
+    ca_pem(config)
     if config.tls is not None:
         server_context(config.tls.cert, config.tls.key)
     with examined(config.state_dir, config.job_logs_path) as found:
         state = replay(found)
+    imported(config, state)
     if config.job_logs.dir is not None and state.next_job > 1:
         refuse_unmounted(config.job_logs.dir)
     running = sum(1 for job in state.jobs.values() if job.current is not None)

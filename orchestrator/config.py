@@ -1,6 +1,7 @@
 """The coordinator's configuration: `configs/coordinator.yaml` explains each setting."""
 
 import ipaddress
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -40,10 +41,13 @@ class Listen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True):
-    """PEM files: the certificate with its chain, and its private key without a passphrase."""
+    """PEM files: the certificate with its chain, its private key without a passphrase, and the CA
+    that clients need, unless they trust it already.
+    """
 
     cert: Path
     key: Path
+    ca: Path | None = None
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +97,19 @@ class QuarantineSettings(msgspec.Struct, frozen=True, kw_only=True):
     forgiven_after: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10
     pool_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.25
     restarts: Annotated[int, msgspec.Meta(ge=0, le=30)] = 5
+
+
+class Bundles(msgspec.Struct, frozen=True, kw_only=True):
+    """Storage of the code that travels with jobs: bytes of one job's code, of all the code of a
+    user, and those that stay free on the disk. Code that no live job names is kept for `keep_s`
+    after its last use.
+    """
+
+    dir: Path | None = None
+    bundle_bytes_max: Count = 4 << 30
+    user_bytes_max: Count = 32 << 30
+    free_bytes_min: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
+    keep_s: Annotated[float, msgspec.Meta(ge=3600)] = 30 * 86400
 
 
 class EndedJobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +188,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     hangs: Hangs = Hangs()
     job_logs: JobLogs = JobLogs()
     ended_jobs: EndedJobs = EndedJobs()
+    bundles: Bundles = Bundles()
     webhooks: Webhooks = Webhooks()
     log: LogSettings = LogSettings()
 
@@ -195,6 +213,11 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     def job_logs_path(self) -> Path:
         """Directory of job output."""
         return self.job_logs.dir or self.state_dir / "logs"
+
+    @property
+    def bundles_path(self) -> Path:
+        """Directory of the code that travels with jobs."""
+        return self.bundles.dir or self.state_dir / "bundles"
 
     @property
     def pool_defaults(self) -> dict[str, dict[str, Any]]:
@@ -266,6 +289,20 @@ def webhook_secret(config: CoordinatorConfig) -> bytes:
             "with: head -c 32 /dev/urandom | base64"
         )
     return secret
+
+
+def ca_pem(config: CoordinatorConfig) -> bytes:
+    """Return the CA that clients need; empty if they need none. Raises ConfigError."""
+    if config.tls is None or config.tls.ca is None:
+        return b""
+    try:
+        pem = config.tls.ca.read_bytes()
+        ssl.create_default_context(cadata=pem.decode("ascii"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"tls.ca: {config.tls.ca} is not a file of certificates: {error}"
+        ) from error
+    return pem
 
 
 def check_listen(config: CoordinatorConfig) -> None:

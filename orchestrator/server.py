@@ -25,15 +25,19 @@ from orchestrator.api.http.connection_limits import HEAD_S, ConnectionLimits, Gu
 from orchestrator.api.http.cross_origin import Origins
 from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.http.tokens import TokenStore
-from orchestrator.config import CoordinatorConfig, webhook_secret
+from orchestrator.config import CoordinatorConfig, ca_pem, webhook_secret
+from orchestrator.core.facts.inputs import TokenSeen
 from orchestrator.core.model.limits import HangLimits, Limits, Quarantine
 from orchestrator.core.model.members import streams_of
+from orchestrator.core.model.people import People
 from orchestrator.core.model.plan import Backfill, PoolPolicy
 from orchestrator.core.model.state import State
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.audit import AuditLog
+from orchestrator.shell.bundles.collector import BundleCollector
+from orchestrator.shell.bundles.store import BundleLimits, BundleStore
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.job_retention import JobRetention, RetentionPolicy
@@ -44,6 +48,7 @@ from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.writer import UNANSWERED_S
 from orchestrator.shell.replay import replay
 from orchestrator.shell.stats import Histogram
+from orchestrator.shell.tokens_file import people_of, warn_if_changed
 from orchestrator.webhooks.allowlist import read_allowed
 from orchestrator.webhooks.sender import WebhookSender
 
@@ -57,12 +62,13 @@ _log = structlog.get_logger("muster.coordinator")
 
 
 class _Archived(NamedTuple):
-    """Contents of the journal besides the state."""
+    """Contents of the journal besides the state, and of the tokens file if it is to be imported."""
 
     first_job: int
     tally: dict[str, int]
     forgotten_to: int
     last_record_at: float | None
+    people: People | None
 
 
 class ListenError(DaemonError):
@@ -84,30 +90,35 @@ class _Parts:
     sender: WebhookSender
     runner: web.AppRunner
     audit_log: AuditLog
+    bundles: BundleStore
 
 
 async def serve(config: CoordinatorConfig) -> None:
     """Run until SIGTERM or SIGINT. Raises DaemonError."""
     clock = SystemClock()
-    tokens = TokenStore(config.tokens_path, clock)
     certificate = None if config.tls is None else Renewed(config.tls.cert, config.tls.key)
-    secret = webhook_secret(config)
+    secret, ca = webhook_secret(config), ca_pem(config)
     stop = _stop_signal()
     journal = Journal.open(config.state_dir, config.limits.disk_reserve_bytes, config.job_logs_path)
     try:
         if journal.doubt:
             _log.warning("commit_was_cut_off", why=journal.doubt)
         state = replayed(journal)
+        people = imported(config, state)
         epoch = journal.begin_epoch()
         known = _Archived(
-            journal.first_job, journal.tally(), journal.forgotten_to, journal.last_record_at
+            journal.first_job,
+            journal.tally(),
+            journal.forgotten_to,
+            journal.last_record_at,
+            people,
         )
     except BaseException:
         journal.close()
         raise
     writer = JournalWriter(journal)
     try:
-        parts = _build(config, state, writer, tokens, clock, known, secret)
+        parts = _build(config, state, writer, clock, known, secret, ca)
         async with parts.owner:
             server = await _start(parts, config, epoch, certificate)
             await parts.owner.run_until(stop)
@@ -131,14 +142,24 @@ def replayed(journal: Journal) -> State:
     return state
 
 
+def imported(config: CoordinatorConfig, state: State) -> People | None:
+    """Return the people of the tokens file for a state without users and tokens, or None. Raises
+    ConfigError.
+    """
+    if not state.people.imported:
+        return people_of(config.tokens_path)
+    warn_if_changed(config.tokens_path, state.people.imported)
+    return None
+
+
 def _build(
     config: CoordinatorConfig,
     state: State,
     writer: JournalWriter,
-    tokens: TokenStore,
     clock: Clock,
     known: _Archived,
     secret: bytes,
+    ca: bytes,
 ) -> _Parts:
     allowed = read_allowed(config.webhooks.allow)
     owner = TaskOwner("coordinator")
@@ -151,8 +172,10 @@ def _build(
         bounds=config.job_logs.bounds,
         streams_max=partial(streams_of, state),
     )
+    bundles = BundleStore(config.bundles_path, _bundle_limits(config))
     agents = AgentSessions(
         owner,
+        ticket=bundles.ticket,
         message_bytes_max=config.limits.agent_message_bytes_max,
         agents_max=config.limits.agents_max,
     )
@@ -169,6 +192,7 @@ def _build(
         archived=known.tally,
         forgotten_to=known.forgotten_to,
         last_record_at=known.last_record_at,
+        people=known.people,
     )
     agents.coordinator = coordinator
     logs = LogIngest(
@@ -184,12 +208,14 @@ def _build(
         agents=agents,
         log_connections=logs,
         log_store=store,
-        tokens=tokens,
+        tokens=TokenStore(state.people, clock, lambda token: coordinator.put_now(TokenSeen(token))),
         origins=_origins(config),
         limits=config.limits,
         rules=SubmitRules(config.pool_defaults, allowed),
         policy=config.policy,
         audit_log=audit_log,
+        bundles=bundles,
+        ca=ca,
     )
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     keep = Keep(config.job_logs.keep_s, config.job_logs.keep_bytes_max)
@@ -210,6 +236,7 @@ def _build(
         sender,
         runner,
         audit_log,
+        bundles,
     )
 
 
@@ -237,6 +264,8 @@ async def _start(
     parts.owner.spawn_monitor(parts.room.run, name="log-room")
     parts.owner.spawn(parts.forgetting.run(), name="ended-jobs", eternal=True)
     parts.owner.spawn(parts.audit_log.run(), name="audit", eternal=True)
+    collector = BundleCollector(parts.coordinator, parts.bundles)
+    parts.owner.spawn(collector.run(), name="bundles", eternal=True)
     parts.owner.spawn(parts.sender.run(), name="webhooks", eternal=True)
     parts.owner.spawn(parts.coordinator.watch_space(), name="space", eternal=True)
     parts.owner.spawn(parts.runner.app[OPEN_REQUESTS].watch(), name="tokens", eternal=True)
@@ -396,6 +425,13 @@ def _limits(config: CoordinatorConfig) -> Limits:
         nodes_max=config.limits.agents_max,
         new_nodes_per_hour=config.limits.new_nodes_per_hour,
         own_names=_own_names(config),
+    )
+
+
+def _bundle_limits(config: CoordinatorConfig) -> BundleLimits:
+    asked = config.bundles
+    return BundleLimits(
+        asked.bundle_bytes_max, asked.user_bytes_max, asked.free_bytes_min, asked.keep_s
     )
 
 

@@ -142,7 +142,7 @@ class RankForkServer:
             self.end(_DIED)
             raise Cold(_DIED) from None
         except BaseException:
-            # A rank that exists by now ends, because nothing tells it to begin.
+            # A rank that exists by now ends, because no message lets it begin.
             self._drop()
             raise
         finally:

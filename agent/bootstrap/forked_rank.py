@@ -1,4 +1,4 @@
-"""A forked process becomes a rank that a program cannot tell from a cold one.
+"""A forked process becomes a rank like one that was started cold.
 
 One stand-alone file for Python 3.9 or newer, run by the bootstrap in the job's interpreter.
 """
@@ -121,7 +121,7 @@ def arrange(request: dict[str, Any], go: int, tell: int, stdout: int, stderr: in
 
 
 def await_start(go: int, tell: int) -> None:
-    """Tell this process's pid, and wait for a byte from `go`. If none comes, end this process."""
+    """Report this process's pid, and wait for a byte from `go`. If none comes, end this process."""
     os.write(tell, b"%d" % os.getpid())
     os.close(tell)
     if not os.read(go, 1):
@@ -207,9 +207,23 @@ def set_threads(number: int) -> None:
 
     OpenBLAS starts its pool for that, and ends it at the next fork.
     """
-    sys.modules["torch"].set_num_threads(number)
+    torch = sys.modules["torch"]
+    torch.set_num_threads(_limited_by_mkl(number, os.path.dirname(str(torch.__file__))))
+    # Where OpenBLAS reads the number, it takes no more than there are processors.
+    number = min(number, len(os.sched_getaffinity(0)))
     for _, set_number in _openblas():
         set_number(number)
+
+
+def _limited_by_mkl(number: int, folder: str) -> int:
+    """The number that torch takes from MKL if OMP_NUM_THREADS is `number`: at most one a core."""
+    try:
+        library = ctypes.CDLL(os.path.join(folder, "lib", "libtorch_cpu.so"))
+        library.omp_set_num_threads(number)
+        return int(library.MKL_Get_Max_Threads())
+    except (OSError, AttributeError):
+        # A build without MKL.
+        return number
 
 
 def _start_pools() -> None:

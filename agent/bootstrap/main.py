@@ -79,6 +79,10 @@ class ShimChannel:
         except OSError:
             return []
 
+    def forget(self) -> None:
+        """Leave the descriptor's number to the program that runs in this process."""
+        self._socket.detach()
+
     def stopping(self) -> bool:
         """True if the shim has begun to stop the job. The shim sets the flag before its first
         signal.
@@ -107,6 +111,7 @@ def main() -> None:
         program = forks.start(launcher)
         if program is not None:
             # This process is a rank.
+            shim.forget()
             forks.rank.run(program)
             return
     shim.send({"t": "hello", "versions": versions})

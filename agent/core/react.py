@@ -182,7 +182,7 @@ def _ask_soon(held: HeldTask, now: Instant) -> list[a.Effect]:
 
 
 def _lease(held: HeldTask, until: float, now: Instant) -> list[a.Effect]:
-    """Tell the shim the rest of the task's lease, if it has one. At least LEASE_S_MIN, because a
+    """Send the shim the rest of the task's lease, if it has one. At least LEASE_S_MIN, because a
     shim takes 0 as a lease without end."""
     if math.isinf(until):
         return []

@@ -53,7 +53,7 @@ def lock(fd: int, until: float) -> bool:
 def quiet(fd: int, until: float) -> bool:
     """Wait until no process has the file open for writing; `fd` is open for reading only.
 
-    Returns False if one still has at `until`. Returns True if the file system cannot tell.
+    Returns False if one still has at `until`. Returns True if the file system does not report it.
     """
     try:
         return _leased(fd, fcntl.F_RDLCK, until)

@@ -7,11 +7,12 @@ import os
 import random
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final, Never, Self
 
 import aiohttp
+import msgspec
 import structlog
 from tenacity import (
     AsyncRetrying,
@@ -40,6 +41,8 @@ _PAUSE_REFUSED: Final = wait_fixed(30.0) + wait_random(0.0, 5.0)
 _PAUSE_FIRST_S: Final = 0.1
 _HANDSHAKE_S: Final = 10.0
 _CLOSE_S: Final = 0.5
+_READ_S: Final = 60.0
+_WHY_CHARS_MAX: Final = 500
 # The kernel's own timeout for a dead peer is about a quarter of an hour.
 _USER_TIMEOUT_MS: Final = 20_000
 _KEEPALIVE: Final = (
@@ -121,6 +124,43 @@ class Dialer:
             raise _explain(self._url, error) from error
         _tune(websocket)
         return websocket
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        bytes_max: int,
+    ) -> bytes:
+        """Return the body of a good answer to a request. Raises ConnectionLostError, `refused` if
+        the coordinator understood the request and declined it.
+        """
+        assert self._session is not None, "the dialer is not open"
+        parts: list[bytes] = []
+        try:
+            if self._tls is not None:
+                self._trust()
+            async with self._session.request(
+                method,
+                self._url + path,
+                data=body,
+                headers={"Authorization": f"Bearer {self._token()}", **headers},
+                ssl=self._tls if self._tls is not None else True,
+                timeout=aiohttp.ClientTimeout(total=None, connect=_HANDSHAKE_S, sock_read=_READ_S),
+                allow_redirects=False,
+            ) as answer:
+                async for part in answer.content.iter_any():
+                    parts.append(part)
+                    bytes_max -= len(part)
+                    if bytes_max < 0:
+                        raise ConnectionLostError(f"{self._url} sent too much", refused=True)
+        except (aiohttp.ClientError, OSError, TimeoutError, ConfigError, TlsError) as error:
+            raise _explain(self._url, error) from error
+        data = b"".join(parts)
+        if answer.status != 200:
+            raise _declined(answer.status, data)
+        return data
 
     def _trust(self) -> None:
         """Reload the CA if it has changed, so that it can be replaced while the agent runs."""
@@ -268,6 +308,15 @@ def _explain(url: str, error: Exception) -> ConnectionLostError:
             return ConnectionLostError(f"{url} cannot be reached: {_in_words(error.os_error)}")
         case _:
             return ConnectionLostError(f"{url} cannot be reached: {error}")
+
+
+def _declined(status: int, body: bytes) -> ConnectionLostError:
+    try:
+        why = str(msgspec.json.decode(body, type=dict[str, object]).get("detail", ""))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        why = ""
+    text = why[:_WHY_CHARS_MAX] or f"the coordinator answered {status}"
+    return ConnectionLostError(text, refused=400 <= status < 500 and status not in (408, 429))
 
 
 def _why_not_trusted(url: str, error: Exception) -> str:

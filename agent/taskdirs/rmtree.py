@@ -74,7 +74,7 @@ def _pass(
                 continue
             found = True
             if time.monotonic() > until:
-                raise TimeoutError(errno.ETIMEDOUT, "its removal takes long, and goes on later")
+                raise TimeoutError(errno.ETIMEDOUT, "its removal takes long, and continues later")
             if not entry.is_dir(follow_symlinks=False):
                 _unmounted(name, fd, partial(os.unlink, name, dir_fd=fd))
                 continue

@@ -3,6 +3,7 @@
 STATE_DIR/tasks/42.1.0/     the agent's; task.json, the shim's files, hostfile, hosts
           .../logs/         the shim's; the job gets descriptors, never a path
           .../scratch/      the job's; goes with the task
+          .../code/         the job's copy of the code that travels with it
           .../nccl/         the job's; NCCL writes its lines there
 STATE_DIR/output/42/1/      the job's; stays when the task goes
 """
@@ -16,7 +17,7 @@ import pwd
 import secrets
 import stat
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -40,6 +41,7 @@ HOSTFILE: Final = "hostfile"
 HOSTS: Final = "hosts"
 SCRATCH: Final = "scratch"
 NCCL: Final = "nccl"
+CODE: Final = "code"
 # Directories that are being created or removed; no task has such a name.
 _NEW: Final = ".new-"
 _GONE: Final = ".gone-"
@@ -177,16 +179,21 @@ class TaskDirs:
         return self.path(task) / HOSTS
 
     def create(
-        self, prepare: PrepareTask, ports: tuple[int, ...], owner: Owner | None = None
+        self,
+        prepare: PrepareTask,
+        ports: tuple[int, ...],
+        owner: Owner | None = None,
+        copy_code: Callable[[Path, Owner | None], None] | None = None,
     ) -> TaskPaths:
         """Create the task's directories, those of its job for `owner` (None: the agent's user), and
-        write its manifest. On FileError nothing is left.
+        write its manifest. `copy_code` fills the directory of the job's code. On FileError nothing
+        is left.
         """
         task = prepare.task
         job, attempt, _ = parse_task_id(task)
         folder = self.path(task)
         paths = TaskPaths(
-            workdir=prepare.workdir or f"{folder}/{SCRATCH}",
+            workdir=prepare.workdir or f"{folder}/{SCRATCH if copy_code is None else CODE}",
             scratch=f"{folder}/{SCRATCH}",
             output=f"{self._output}/{job}/{attempt}",
             hostfile=f"{folder}/{HOSTFILE}",
@@ -200,7 +207,12 @@ class TaskDirs:
             with self._outputs, _opened(self._output) as output:
                 _make_output(output, (str(job), str(attempt)), owner)
             with _opened(self._tasks) as tasks:
-                self._make_task(tasks, task, msgspec.json.encode(manifest), owner)
+                data = msgspec.json.encode(manifest)
+                self._make_task(tasks, task, data, owner, copy_code)
+        except FileError:
+            with contextlib.suppress(OSError):
+                self._remove_entry(f"{_NEW}{task}")
+            raise
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._remove_entry(f"{_NEW}{task}")
@@ -314,7 +326,14 @@ class TaskDirs:
         with _opened(self._tasks) as tasks:
             remove_tree(name, tasks)
 
-    def _make_task(self, tasks: int, task: TaskId, manifest: bytes, owner: Owner | None) -> None:
+    def _make_task(
+        self,
+        tasks: int,
+        task: TaskId,
+        manifest: bytes,
+        owner: Owner | None,
+        copy_code: Callable[[Path, Owner | None], None] | None,
+    ) -> None:
         new = f"{_NEW}{task}"
         os.mkdir(new, 0o700, dir_fd=tasks)
         with _opened(new, tasks) as folder:
@@ -323,6 +342,10 @@ class TaskDirs:
                 _write(folder, HOSTS, machine_text(self._machine_hosts), 0o644)
             _make_owned(SCRATCH, folder, owner)
             _make_owned(NCCL, folder, owner)
+            if copy_code is not None:
+                # Nobody but the agent can enter the new folder, so paths in it are safe.
+                os.mkdir(CODE, 0o700, dir_fd=folder)
+                copy_code(self._tasks / new / CODE, owner)
             if owner is not None:
                 os.chown(folder, 0, owner.gid)
                 os.chmod(folder, _PASS)

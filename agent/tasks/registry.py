@@ -6,10 +6,14 @@ import asyncio
 import errno
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 import structlog
 
+from agent.code.fetch import CodeError, CodeFetcher
+from agent.code.store import DamagedError
 from agent.config import PortSettings
 from agent.core.inputs import (
     NO_FABRIC,
@@ -72,6 +76,7 @@ class TaskRegistry:
         gpus: GpuMonitor,
         checkpoints: CheckpointMonitor,
         idle: GpuUtilizationMonitor,
+        code: CodeFetcher,
         post: Callable[[Input], None],
         owner: TaskOwner,
     ) -> None:
@@ -87,6 +92,7 @@ class TaskRegistry:
         self._gpus = gpus
         self._checkpoints = checkpoints
         self._idle = idle
+        self._code = code
         self._post = post
         self._owner = owner
         self._supervisors: dict[TaskId, TaskSupervisor] = {}
@@ -212,7 +218,7 @@ class TaskRegistry:
             await self._gpus.check(prepare)
             job_owner = await self._owners.of(prepare)
             await preflight.look(prepare, self._folders.root, job_owner)
-            placed = await asyncio.to_thread(self._place, prepare, taken, job_owner)
+            placed = await self._placed(prepare, taken, job_owner)
             supervisor.ports = placed.ports
             self._post(placed)
             self._checkpoints.begin(task, prepare.checkpoint_dir)
@@ -248,11 +254,37 @@ class TaskRegistry:
         fabric = await self._fabric.look(task)
         self._post(TaskObserved(task, TaskChanges(fabric=fabric)))
 
-    def _place(self, prepare: PrepareTask, taken: set[int], owner: Owner | None) -> TaskPlaced:
+    async def _placed(
+        self, prepare: PrepareTask, taken: set[int], owner: Owner | None
+    ) -> TaskPlaced:
+        """Create the task's directories, with a copy of the job's code if it travels."""
+        manifest = await self._code.fetch(prepare)
+        if manifest is None:
+            return await asyncio.to_thread(self._place, prepare, taken, owner, None)
+        try:
+            copy = partial(self._code.store.copy, manifest)
+            try:
+                return await asyncio.to_thread(self._place, prepare, taken, owner, copy)
+            except DamagedError as error:
+                _log.warning("code_damaged", task=prepare.task, why=str(error))
+            # What is damaged on this disk is fetched again, once.
+            await self._code.complete(prepare, manifest)
+            return await asyncio.to_thread(self._place, prepare, taken, owner, copy)
+        finally:
+            self._code.release(manifest)
+            await self._code.clean()
+
+    def _place(
+        self,
+        prepare: PrepareTask,
+        taken: set[int],
+        owner: Owner | None,
+        copy_code: Callable[[Path, Owner | None], None] | None,
+    ) -> TaskPlaced:
         """Create the task's directories; runs in a thread, because the disk may be slow."""
         check_descriptors()
         ports = free_ports(prepare.ports, self._range.first, self._range.last, taken)
-        paths = self._folders.create(prepare, ports, owner)
+        paths = self._folders.create(prepare, ports, owner, copy_code)
         try:
             interfaces = self._network.interfaces()
         except OSError as error:
@@ -279,5 +311,7 @@ def _code(error: Exception) -> RefusalCode:
             return RefusalCode.NO_DESCRIPTORS
         case UserRefusedError():
             return RefusalCode.USER_REFUSED
+        case CodeError() | DamagedError():
+            return RefusalCode.NO_CODE
         case _:
             return RefusalCode.SPAWN_FAILED

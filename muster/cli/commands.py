@@ -46,6 +46,7 @@ CLUSTER: Final = {
     "login": "Check a token and write the client's file.",
     "logout": "Remove the client's file.",
     "audit": "List the requests of users (audit log).",
+    "user": "Add, list, change and disable users.",
     "token": "Create, list and revoke tokens.",
     "init": "Write the configuration and tokens of a new cluster.",
 }

@@ -46,6 +46,7 @@ from muster.http.views import (
     Validation,
     VersionView,
 )
+from muster.protocol.roles import Role
 from muster.protocol.states import JobState
 
 # Types that most commands do not need: the command line must start fast.
@@ -53,9 +54,18 @@ if TYPE_CHECKING:
     from muster.client.log_stream import LogQuery
     from muster.client.resumable_stream import ResumableStream
     from muster.http.audit import AuditList
+    from muster.http.bundles import BundleView, PackAnswer
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import NodeProbe
+    from muster.http.people import (
+        NewToken,
+        TokenList,
+        TokenRequest,
+        TokenView,
+        UserAnswer,
+        UserList,
+    )
     from muster.protocol.observations.hangs import StacksView
 
 _T = TypeVar("_T")
@@ -124,6 +134,23 @@ class AsyncClient:
         return await self._call(
             endpoints.submit(with_variables(job, os.environ), key or os.urandom(16).hex())
         )
+
+    async def bundle(self, sha256: str) -> BundleView:
+        """Return code that you have uploaded. Raises ApiError (404)."""
+        return await self._call(endpoints.bundle(sha256))
+
+    async def missing_chunks(self, chunks: Mapping[str, int], size: int) -> dict[str, int]:
+        """Return those of the chunks of a bundle, given with their sizes, that you have not
+        uploaded. `size` is that of the bundle. Raises ApiError (413)."""
+        return await self._run(endpoints.missing_chunks(chunks, size))
+
+    async def send_chunks(self, pack: bytes) -> PackAnswer:
+        """Upload a pack of chunks."""
+        return await self._call(endpoints.send_chunks(pack))
+
+    async def send_manifest(self, sha256: str, data: bytes) -> BundleView:
+        """Upload a manifest, once all its content is there. Raises ApiError (409)."""
+        return await self._call(endpoints.send_manifest(sha256, data))
 
     async def validate(self, job: Mapping[str, Any]) -> Validation:
         """Check a job without submitting it: its defaults, whether it fits the nodes, and why not.
@@ -323,6 +350,48 @@ class AsyncClient:
     ) -> AuditList:
         """Return the newest matching entries of the audit log. Needs the role admin."""
         return await self._call(endpoints.audit(user, action, subject, since, refused, limit))
+
+    async def users(self) -> UserList:
+        """Return the users. Needs the role admin, as do all changes of users."""
+        return await self._call(endpoints.users())
+
+    async def add_user(
+        self, name: str, role: Role = Role.USER, teams: Sequence[str] = ()
+    ) -> UserAnswer:
+        """Add a user, who has no token yet."""
+        from muster.http.people import UserRequest
+
+        return await self._call(endpoints.add_user(UserRequest(name, role, tuple(teams))))
+
+    async def change_user(
+        self,
+        name: str,
+        *,
+        role: Role | None = None,
+        teams: Sequence[str] | None = None,
+        enable: bool = False,
+    ) -> UserAnswer:
+        """Change the role or the teams of a user; `enable` ends a `disable_user`."""
+        from muster.http.people import UserChange
+
+        wanted = UserChange(role, None if teams is None else tuple(teams), enable)
+        return await self._call(endpoints.change_user(name, wanted))
+
+    async def disable_user(self, name: str, *, end_jobs: bool) -> UserAnswer:
+        """Accept no token of a user any more. With `end_jobs`, the user's jobs are cancelled."""
+        return await self._call(endpoints.disable_user(name, end_jobs=end_jobs))
+
+    async def tokens(self, user: str | None = None) -> TokenList:
+        """Return your tokens, or as an admin those of a user or of all."""
+        return await self._call(endpoints.tokens(user))
+
+    async def create_token(self, wanted: TokenRequest) -> NewToken:
+        """Create a token. Its text is in this answer only."""
+        return await self._call(endpoints.create_token(wanted))
+
+    async def revoke_token(self, name: str) -> TokenView:
+        """Revoke a token, which may be your own, and return it as it was."""
+        return await self._call(endpoints.revoke_token(name))
 
     def logs(
         self, job: int, query: LogQuery | None = None

@@ -44,6 +44,7 @@ from muster.http.views import (
     Validation,
     VersionView,
 )
+from muster.protocol.roles import Role
 from muster.protocol.states import JobState
 
 # Types that most commands do not need: the command line must start fast.
@@ -51,9 +52,18 @@ if TYPE_CHECKING:
     from muster.client.log_stream import LogQuery
     from muster.client.resumable_stream import ResumableStream
     from muster.http.audit import AuditList
+    from muster.http.bundles import BundleView, PackAnswer
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import NodeProbe
+    from muster.http.people import (
+        NewToken,
+        TokenList,
+        TokenRequest,
+        TokenView,
+        UserAnswer,
+        UserList,
+    )
     from muster.protocol.observations.hangs import StacksView
 
 _T = TypeVar("_T")
@@ -119,6 +129,23 @@ class Client:
         return self._call(
             endpoints.submit(with_variables(job, os.environ), key or os.urandom(16).hex())
         )
+
+    def bundle(self, sha256: str) -> BundleView:
+        """Return code that you have uploaded. Raises ApiError (404)."""
+        return self._call(endpoints.bundle(sha256))
+
+    def missing_chunks(self, chunks: Mapping[str, int], size: int) -> dict[str, int]:
+        """Return those of the chunks of a bundle, given with their sizes, that you have not
+        uploaded. `size` is that of the bundle. Raises ApiError (413)."""
+        return self._run(endpoints.missing_chunks(chunks, size))
+
+    def send_chunks(self, pack: bytes) -> PackAnswer:
+        """Upload a pack of chunks."""
+        return self._call(endpoints.send_chunks(pack))
+
+    def send_manifest(self, sha256: str, data: bytes) -> BundleView:
+        """Upload a manifest, once all its content is there. Raises ApiError (409)."""
+        return self._call(endpoints.send_manifest(sha256, data))
 
     def validate(self, job: Mapping[str, Any]) -> Validation:
         """Check a job without submitting it: its defaults, whether it fits the nodes, and why not.
@@ -314,6 +341,46 @@ class Client:
     ) -> AuditList:
         """Return the newest matching entries of the audit log. Needs the role admin."""
         return self._call(endpoints.audit(user, action, subject, since, refused, limit))
+
+    def users(self) -> UserList:
+        """Return the users. Needs the role admin, as do all changes of users."""
+        return self._call(endpoints.users())
+
+    def add_user(self, name: str, role: Role = Role.USER, teams: Sequence[str] = ()) -> UserAnswer:
+        """Add a user, who has no token yet."""
+        from muster.http.people import UserRequest
+
+        return self._call(endpoints.add_user(UserRequest(name, role, tuple(teams))))
+
+    def change_user(
+        self,
+        name: str,
+        *,
+        role: Role | None = None,
+        teams: Sequence[str] | None = None,
+        enable: bool = False,
+    ) -> UserAnswer:
+        """Change the role or the teams of a user; `enable` ends a `disable_user`."""
+        from muster.http.people import UserChange
+
+        wanted = UserChange(role, None if teams is None else tuple(teams), enable)
+        return self._call(endpoints.change_user(name, wanted))
+
+    def disable_user(self, name: str, *, end_jobs: bool) -> UserAnswer:
+        """Accept no token of a user any more. With `end_jobs`, the user's jobs are cancelled."""
+        return self._call(endpoints.disable_user(name, end_jobs=end_jobs))
+
+    def tokens(self, user: str | None = None) -> TokenList:
+        """Return your tokens, or as an admin those of a user or of all."""
+        return self._call(endpoints.tokens(user))
+
+    def create_token(self, wanted: TokenRequest) -> NewToken:
+        """Create a token. Its text is in this answer only."""
+        return self._call(endpoints.create_token(wanted))
+
+    def revoke_token(self, name: str) -> TokenView:
+        """Revoke a token, which may be your own, and return it as it was."""
+        return self._call(endpoints.revoke_token(name))
 
     def logs(self, job: int, query: LogQuery | None = None) -> Iterator[LogRecord | LogTrailer]:
         """Yield the records of a job's logs, and a trailer last.

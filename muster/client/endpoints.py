@@ -43,9 +43,20 @@ from muster.protocol.states import ENDED_STATES, JobState
 if TYPE_CHECKING:
     # Importing these types takes longer than importing all other answers.
     from muster.http.audit import AuditList
+    from muster.http.bundles import BundleView, PackAnswer
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import CheckRequest, NodeProbe
+    from muster.http.people import (
+        NewToken,
+        TokenList,
+        TokenRequest,
+        TokenView,
+        UserAnswer,
+        UserChange,
+        UserList,
+        UserRequest,
+    )
     from muster.protocol.observations.hangs import StacksView
 
 _T = TypeVar("_T")
@@ -60,9 +71,12 @@ CHANGE_S: Final = 30.0
 WATCH_S: Final = 900.0
 # Time limit for one answer, and the longest time that the coordinator holds a long poll.
 READ_TIMEOUT_S: Final = 30.0
+UPLOAD_TIMEOUT_S: Final = 300.0
 LONG_POLL_S: Final = 30.0
 
 LAST: Final = frozenset({"last", "-"})
+# Of one question; they fit the coordinator's default limit on a body.
+_CHUNKS_MAX: Final = 8000
 _PAGE_MAX: Final = 1000
 _ID_DIGITS_MAX: Final = 18
 
@@ -90,6 +104,50 @@ def submit(job: Mapping[str, Any], key: str) -> Call[JobSummary]:
         body=msgspec.json.encode(job),
         headers={"Idempotency-Key": key},
         patience_s=CHANGE_S,
+    )
+
+
+def bundle(sha256: str) -> Call[BundleView]:
+    from muster.http.bundles import BundleView
+
+    return Call(BundleView, "GET", f"/v1/bundles/{sha256}")
+
+
+def missing_chunks(chunks: Mapping[str, int], size: int) -> Steps[dict[str, int]]:
+    """Find the chunks of a bundle of `size` bytes that the user has not uploaded yet."""
+    from muster.http.bundles import MissingAnswer, MissingRequest
+
+    names, missing = list(chunks), dict[str, int]()
+    for at in range(0, len(names) or 1, _CHUNKS_MAX):
+        body = MissingRequest(tuple(names[at : at + _CHUNKS_MAX]), size)
+        answer = yield Call(
+            MissingAnswer, "POST", "/v1/blobs:missing", body=msgspec.json.encode(body)
+        )
+        missing.update((chunk, chunks[chunk]) for chunk in answer.missing)
+    return missing
+
+
+def send_chunks(pack: bytes) -> Call[PackAnswer]:
+    from muster.http.bundles import PackAnswer
+
+    return _bytes(PackAnswer, "POST", "/v1/blobs", pack)
+
+
+def send_manifest(sha256: str, data: bytes) -> Call[BundleView]:
+    from muster.http.bundles import BundleView
+
+    return _bytes(BundleView, "PUT", f"/v1/bundles/{sha256}", data)
+
+
+def _bytes(kind: type[_T], method: str, path: str, body: bytes) -> Call[_T]:
+    return Call(
+        kind,
+        method,
+        path,
+        body=body,
+        headers={"Content-Type": "application/octet-stream"},
+        patience_s=CHANGE_S,
+        timeout_s=UPLOAD_TIMEOUT_S,
     )
 
 
@@ -183,6 +241,52 @@ def nodes(cursor: str | None) -> Call[NodeList]:
     return Call(NodeList, "GET", "/v1/nodes", {"cursor": cursor})
 
 
+def users() -> Call[UserList]:
+    from muster.http.people import UserList
+
+    return Call(UserList, "GET", "/v1/users")
+
+
+def add_user(wanted: UserRequest) -> Call[UserAnswer]:
+    from muster.http.people import UserAnswer
+
+    return Call(UserAnswer, "POST", "/v1/users", body=msgspec.json.encode(wanted), patience_s=None)
+
+
+def change_user(name: str, wanted: UserChange) -> Call[UserAnswer]:
+    from muster.http.people import UserAnswer
+
+    body = msgspec.json.encode(wanted)
+    return Call(UserAnswer, "PATCH", _path("users", name), body=body, patience_s=CHANGE_S)
+
+
+def disable_user(name: str, *, end_jobs: bool) -> Call[UserAnswer]:
+    from muster.http.people import DisableRequest, UserAnswer
+
+    body = msgspec.json.encode(DisableRequest(end_jobs))
+    path = _path("users", name, "/disable")
+    return Call(UserAnswer, "POST", path, body=body, patience_s=CHANGE_S)
+
+
+def tokens(user: str | None) -> Call[TokenList]:
+    from muster.http.people import TokenList
+
+    return Call(TokenList, "GET", "/v1/tokens", {"user": user})
+
+
+def create_token(wanted: TokenRequest) -> Call[NewToken]:
+    from muster.http.people import NewToken
+
+    # Not retried: if the answer is lost, there is a token that nobody has.
+    return Call(NewToken, "POST", "/v1/tokens", body=msgspec.json.encode(wanted), patience_s=None)
+
+
+def revoke_token(name: str) -> Call[TokenView]:
+    from muster.http.people import TokenView
+
+    return Call(TokenView, "POST", _path("tokens", name, "/revoke"), body=b"{}", patience_s=None)
+
+
 def audit(
     user: str | None,
     action: str | None,
@@ -240,9 +344,13 @@ def lost(name: str) -> Call[LostAnswer]:
 
 
 def _node_path(name: str, verb: str) -> str:
+    return _path("nodes", name, f"/{verb}")
+
+
+def _path(kind: str, name: str, verb: str = "") -> str:
     from urllib.parse import quote
 
-    return f"/v1/nodes/{quote(name, safe='')}/{verb}"
+    return f"/v1/{kind}/{quote(name, safe='')}{verb}"
 
 
 def version() -> Call[VersionView]:

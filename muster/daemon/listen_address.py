@@ -1,4 +1,4 @@
-"""Tell loopback addresses from network ones, and find the processes that listen on a port."""
+"""Distinguish loopback from network addresses, and find the processes that listen on a port."""
 
 import ipaddress
 import os

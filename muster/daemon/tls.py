@@ -141,7 +141,7 @@ def _why_not(error: ssl.SSLError, cert: Path, key: Path) -> str:
     if b"ENCRYPTED" in key.read_bytes():
         return f"{key} is encrypted; a daemon needs a key file without a passphrase, mode 0600"
     return (
-        f"{cert} and {key} cannot be used ({reason}); both are to be PEM files, "
+        f"{cert} and {key} cannot be used ({reason}); both must be PEM files, "
         "the certificate first in its file and its chain after it"
     )
 

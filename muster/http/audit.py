@@ -10,8 +10,8 @@ from muster.protocol.timestamp import Timestamp
 class AuditEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """A request that changed something, was refused, or read the job of another user: its author
     (none for a failed login), the token's id, the address, and the HTTP status as the result.
-    `subject` is the job or the node, as the path names it. `count` is the number of failed logins
-    from the address within a minute.
+    `subject` is the job, node, user or token, as the path or the body names it. `count` is the
+    number of failed logins from the address within a minute.
     """
 
     at: Timestamp

@@ -24,13 +24,15 @@ class RefusalCode(enum.StrEnum):
     SPAWN_FAILED = "spawn_failed"
     NO_SPACE = "no_space"
     # Sent by an agent before there is a shim. GPU_BUSY: another task on the node has one of the
-    # GPUs. USER_REFUSED: the node runs no jobs as the user who submitted this one.
+    # GPUs. NO_CODE: the code that travels with the job did not arrive. USER_REFUSED: the node runs
+    # no jobs as the user who submitted this one.
     GPU_BUSY = "gpu_busy"
     GPU_GONE = "gpu_gone"
     GPU_DIRTY = "gpu_dirty"
     PREFLIGHT_FAILED = "preflight_failed"
     NO_PORTS = "no_ports"
     NO_DESCRIPTORS = "no_descriptors"
+    NO_CODE = "no_code"
     USER_REFUSED = "user_refused"
     # Sent while the gang is arranged. PORT_TAKEN: the rendezvous port is in use by now, and another
     # one may work. UNREACHABLE: a node does not reach its gang's launcher; either may be to blame.

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.observations.hangs import Hang
-from muster.spec import units
+from muster.spec import units, unsupported
 from muster.spec.command import sanitised_name
-from muster.spec.errors import InvalidValueError, printable
+from muster.spec.errors import InvalidValueError, ProblemKind, printable
 from muster.spec.model import (
     SAME,
     SCHEMA_VERSION,
@@ -34,6 +34,8 @@ DAY: Final = 86400.0
 SPREAD: Final = rf"{SAME}[A-Za-z0-9_]([A-Za-z0-9_./-]{{0,61}}[A-Za-z0-9_])?"
 MAX_PRELOAD: Final = 16
 MODULE_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
+_GIT_URL: Final = re.compile(r"[a-z+]+://|git@")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _MAX_MODULE_CHARS: Final = 256
 _MAX_PATH_CHARS: Final = 4096
 _MAX_URL_CHARS: Final = 2000
@@ -306,11 +308,38 @@ def python(text: str, workdir: str | None) -> str:
         return absolute_path(text)
     if _COMMAND_NAME.fullmatch(text):
         return text
-    base = workdir or "/path/on/the/nodes"
+    base = workdir if workdir and workdir.startswith("/") else "/path/on/the/nodes"
     raise InvalidValueError(
         "is neither an absolute path nor the name of a command",
         f"write `{base}/{printable(text.removeprefix('./').removeprefix('~/'))}`",
     )
+
+
+def folder(text: str) -> str | None:
+    """Parse a `workdir`: a folder of the nodes, or a relative one of the client. Returns None for
+    an empty folder."""
+    if _GIT_URL.match(text):
+        raise InvalidValueError(
+            unsupported.not_yet("a `workdir` from git"),
+            unsupported.LATER_KEYS["workdir"]["git"],
+            ProblemKind.LATER,
+        )
+    if text.startswith("~"):
+        raise InvalidValueError(
+            "begins with `~`, which is another folder on each machine",
+            "write `workdir: .` to send the folder of the job file, or an absolute path that "
+            "exists on the nodes",
+        )
+    return None if text == "none" else absolute_path(text)
+
+
+def bundle(text: str) -> str:
+    """Parse the hash of code that was sent to the coordinator."""
+    if not _SHA256.fullmatch(text):
+        raise InvalidValueError(
+            "is not a SHA-256", "write `workdir: .`, so that submitting sends the folder"
+        )
+    return text
 
 
 def absolute_path(text: str) -> str:

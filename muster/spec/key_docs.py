@@ -108,10 +108,13 @@ KEYS: Final[dict[str, KeyDoc]] = {
         "none",
     ),
     "workdir": KeyDoc(
-        "Working directory of the job on the nodes.",
-        "workdir: /shared/qwen",
-        "an absolute path; also `{path: /x, ship: false}`",
-        "a new empty directory on each node",
+        "Working directory of the job. A relative path is a folder beside the job file; "
+        "`muster submit` sends its content to the nodes, and each gets a copy of its own. An "
+        "absolute path exists on the nodes. `none` is a new empty directory on each node.",
+        "workdir: .",
+        "a path, or `none`; also `{path: /x, ship: false}`, and `{bundle: SHA256}` for content "
+        "that was sent before",
+        "`none`",
     ),
     "python": KeyDoc(
         "The interpreter of the job: a program, a virtual environment or a conda prefix.",
@@ -252,11 +255,11 @@ KEYS: Final[dict[str, KeyDoc]] = {
         "`fork`: fork the ranks from a process that has imported torch, if that is safe on the "
         "node; `exec`: each rank is a new process that imports torch itself. See "
         "[start-method.md](../explanation/start-method.md).",
-        "start_method: fork",
+        "start_method: exec",
     ),
     "preload": KeyDoc(
         "Modules of the job's Python environment to import before the ranks are forked.",
-        "{preload: [transformers], start_method: fork}",
+        "preload: [transformers]",
         "up to 16 names of modules",
         "none but torch",
     ),

@@ -219,7 +219,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     A job with `max_nodes` starts with any number of nodes from `nodes` up to it, and may lose and
     gain some while it runs. `nproc_on` is ranks by node name; it overrides the role's, which
-    overrides `nproc_per_node`. `workdir` is the absolute path of an existing folder on the nodes.
+    overrides `nproc_per_node`. `workdir` is the absolute path of an existing folder on the nodes. A
+    relative one is a folder of the client, which replaces it by `bundle`, the hash of its content.
     `python` is an interpreter, virtual environment or conda prefix; None leaves it to the agent.
     `setup` runs once per node and attempt. `nccl_debug`: NCCL logs its choices and the reasons.
     `notify` are the job's webhooks. `preflight`: nodes that fail it are refused before the start.
@@ -240,6 +241,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     nproc_on: dict[str, int] = {}
     roles: Roles = Roles()
     workdir: str | None = None
+    bundle: str | None = None
     python: str | None = None
     setup: Command | None = None
     launcher: Launcher = Launcher.TORCHRUN
@@ -259,7 +261,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     notify: tuple[str, ...] = ()
     preflight: Preflight | None = None
     idle: Idle | None = None
-    start_method: StartMethod = StartMethod.EXEC
+    start_method: StartMethod = StartMethod.FORK
     preload: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
 

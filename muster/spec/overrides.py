@@ -22,6 +22,7 @@ SPELLINGS: Final = (
     ("nodes", "num_nodes"),
     ("time_limit", "max_duration", "time"),
     ("resources.gpu", "resources.accelerators", "accelerators"),
+    ("workdir.path", "workdir.bundle"),
     ("roles.launcher.nproc_per_node", "nproc_per_node.launcher"),
     ("roles.worker.nproc_per_node", "nproc_per_node.worker"),
 )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -49,7 +48,6 @@ MAX_WEBHOOKS: Final = 8
 # to an agent is limited to 1 MiB. Half of that leaves room for Muster's additions.
 MAX_LAUNCH_BYTES: Final = 512 * 1024
 ONE_NODE: Final[tuple[int, int | None]] = (1, None)
-_GIT_URL: Final = re.compile(r"[a-z+]+://|git@")
 _NO_COMMAND: Final = Argv(("",))
 
 
@@ -95,7 +93,7 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
     nproc = read_nproc(job)
     roles = read_roles(job, nproc, lambda found: _given(job, found, launcher), caller)
     run, roles = _run(job, launcher, roles, nodes)
-    workdir = _workdir(job)
+    code = _code(job)
     env = job.take("env")
     time_limit_s = job.read("time_limit", field_readers.time_limit, None, "max_duration", "time")
     spec = JobSpec(
@@ -108,8 +106,9 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         nproc_per_node=nproc.everywhere,
         nproc_on=dict(nproc.by_node),
         roles=roles,
-        workdir=workdir,
-        python=job.read("python", lambda text: field_readers.python(text, workdir), None),
+        workdir=code.workdir,
+        bundle=code.bundle,
+        python=job.read("python", lambda text: field_readers.python(text, code.workdir), None),
         setup=_setup(job),
         launcher=launcher or Launcher.TORCHRUN,
         torchrun_args=_torchrun_args(job, launcher),
@@ -130,7 +129,7 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         nccl_debug=job.read("nccl_debug", field_readers.boolean, False),
         hang=job.read("hang", field_readers.hang, Hang.NOTIFY),
         idle=_idle(job),
-        start_method=job.read("start_method", field_readers.start_method, StartMethod.EXEC),
+        start_method=job.read("start_method", field_readers.start_method, StartMethod.FORK),
         preload=_preload(job),
     )
     job.finish()
@@ -138,7 +137,7 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
     check_rdma(spec, problems)
     if spec.preload and not (spec.launcher.torchruns and spec.start_method is StartMethod.FORK):
         said = "needs ranks that are forked by a torchrun"
-        problems.add("preload", None, said, "add `start_method: fork`, or leave the key out")
+        problems.add("preload", None, said, "leave it out")
     _check_size(spec, problems)
     return spec
 
@@ -312,43 +311,37 @@ def _gpus(text: str) -> dict[str, Any]:
     return {"gpu": count, "gpu_model": model}
 
 
-def _workdir(job: Section) -> str | None:
+class _Code(NamedTuple):
+    """`workdir` and `bundle` of a spec."""
+
+    workdir: str | None = None
+    bundle: str | None = None
+
+
+def _code(job: Section) -> _Code:
     found = job.take("workdir")
     if found is None:
-        return None
+        return _Code()
     if not isinstance(found.value, dict):
-        return job.typed(found, _existing_folder, None)
+        return _Code(job.typed(found, field_readers.folder, None))
     part = Section(found.value, found.path, job.problems)
-    path = part.read("path", _existing_folder, None)
-    ships = part.read("ship", field_readers.boolean, False)
+    path = part.read("path", field_readers.folder, None)
+    ships = part.read("ship", field_readers.boolean, None)
+    bundle = part.read("bundle", field_readers.bundle, None)
     part.finish()
-    if ships:
+    if path is not None and ships is not None and ships == path.startswith("/"):
         job.problems.add(
             f"{found.path}.ship",
-            "true",
-            unsupported.not_yet("shipping `workdir` to the nodes"),
-            unsupported.SHIPPED_WORKDIR,
-            ProblemKind.LATER,
+            shown(found.value["ship"]),
+            "does not go with this path: a relative path is sent to the nodes, an absolute one "
+            "exists there",
+            f"write `ship: {'false' if path.startswith('/') else 'true'}`",
         )
-    if "path" not in found.value and not set(found.value) & set(unsupported.LATER_KEYS["workdir"]):
-        job.problems.add(f"{found.path}.path", None, "is missing", "write `workdir: {path: /x}`")
-    return path
-
-
-def _existing_folder(text: str) -> str | None:
-    if _GIT_URL.match(text):
-        raise InvalidValueError(
-            unsupported.not_yet("a `workdir` from git"),
-            unsupported.LATER_KEYS["workdir"]["git"],
-            ProblemKind.LATER,
-        )
-    if not text.startswith("/"):
-        raise InvalidValueError(
-            unsupported.not_yet("shipping a relative `workdir` to the nodes"),
-            unsupported.SHIPPED_WORKDIR,
-            ProblemKind.LATER,
-        )
-    return field_readers.absolute_path(text)
+    given = {"path", "bundle"} & set(found.value)
+    if len(given) != 1 and not set(found.value) & set(unsupported.LATER_KEYS["workdir"]):
+        said = "is missing" if not given else "does not go with `bundle`"
+        job.problems.add(f"{found.path}.path", None, said, "write `workdir: {path: /x}`")
+    return _Code(path, bundle)
 
 
 def _stop(job: Section, time_limit_s: float | None) -> Stop:

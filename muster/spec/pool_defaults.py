@@ -33,7 +33,11 @@ def check_defaults(pool: str, tree: Tree) -> JobSpec:
     if wrong:
         why = "differs for each job, and cannot be a default"
         raise SpecError([SpecProblem(key, None, why, "remove it") for key in wrong])
-    return parse_mapping({"run": "x.py", "pool": pool, **tree})
+    spec = parse_mapping({"run": "x.py", "pool": pool, **tree})
+    if spec.bundle is not None or not (spec.workdir or "/").startswith("/"):
+        hint = "write an absolute path that exists on the nodes"
+        raise SpecError([SpecProblem("workdir", None, "cannot be sent with each job", hint)])
+    return spec
 
 
 def fill_in(document: Document, defaults: PoolDefaults) -> Filled:

@@ -181,7 +181,7 @@ def _properties() -> dict[str, Schema]:
         "preflight": {"enum": [preflight.value for preflight in Preflight]},
         "start_method": {
             "enum": [method.value for method in StartMethod],
-            "default": StartMethod.EXEC.value,
+            "default": StartMethod.FORK.value,
         },
         "preload": {
             "type": "array",
@@ -275,12 +275,17 @@ def _own_run() -> Schema:
 
 
 def _workdir() -> Schema:
-    folder: Schema = {
-        "type": "string",
-        "pattern": "^/",
+    here: Schema = {"type": "string", "pattern": "^(?![~/]|[a-z+]+://|git@)."}
+    there: Schema = {"type": "string", "pattern": "^/"}
+    sent: Schema = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+    return {
+        "anyOf": [
+            {"anyOf": [here, there]},
+            {**_map({"path": here, "ship": {"enum": [True, "true"]}}), "required": ["path"]},
+            {**_map({"path": there, "ship": {"enum": [False, "false"]}}), "required": ["path"]},
+            {**_map({"bundle": sent}), "required": ["bundle"]},
+        ]
     }
-    ship: Schema = {"enum": [False, "false"]}
-    return {"anyOf": [folder, {**_map({"path": folder, "ship": ship}), "required": ["path"]}]}
 
 
 def _env() -> Schema:

@@ -47,8 +47,7 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
         made["nproc_per_node"] = dict(spec.nproc_on)
     elif spec.nproc_per_node is not None:
         made["nproc_per_node"] = spec.nproc_per_node
-    if spec.workdir is not None:
-        made["workdir"] = spec.workdir
+    made |= _workdir(spec)
     if spec.python is not None:
         made["python"] = spec.python
     if spec.setup is not None:
@@ -88,11 +87,17 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
 
 def _start(spec: JobSpec) -> dict[str, object]:
     made: dict[str, object] = {}
-    if spec.start_method is not StartMethod.EXEC:
+    if spec.start_method is not StartMethod.FORK:
         made["start_method"] = spec.start_method.value
     if spec.preload:
         made["preload"] = list(spec.preload)
     return made
+
+
+def _workdir(spec: JobSpec) -> dict[str, object]:
+    if spec.workdir is not None:
+        return {"workdir": spec.workdir}
+    return {} if spec.bundle is None else {"workdir": {"bundle": spec.bundle}}
 
 
 def _launcher(spec: JobSpec) -> dict[str, object]:

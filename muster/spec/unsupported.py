@@ -13,26 +13,22 @@ LATER_KEYS: Final = {
     "": {
         "after": "submit the second job once `muster wait ID` has returned 0",
         "file_mounts": "put the files on storage that every node mounts, and use that path",
-        "git": "clone in `setup`, or use a `workdir` that exists on the nodes",
+        "git": "clone it where you submit, and write `workdir: ./its-folder`; or clone in `setup`",
         "image": "jobs run directly on the node: name an interpreter or environment in `python`",
         "outputs": "write results to storage that every node mounts",
         "prepare": "use `setup`, which runs once per node and attempt",
         "secrets": "keep the secret in a file that only you can read on the nodes, and name the "
         "file in `env`; `env` itself is not secret",
-        "ship": "leave it out; `workdir` is an absolute path that exists on the nodes",
+        "ship": "leave it out: a relative `workdir` is sent to the nodes, an absolute one exists "
+        "there",
         "user": "leave it out; the agent's configuration decides as whom jobs run",
     },
     "workdir": {
-        "git": "clone in `setup`, or use a `workdir` that exists on the nodes",
-        "url": "clone in `setup`, or use a `workdir` that exists on the nodes",
-        "ref": "clone in `setup`, or use a `workdir` that exists on the nodes",
+        "git": "clone it where you submit, and write `workdir: ./its-folder`; or clone in `setup`",
+        "url": "clone it where you submit, and write `workdir: ./its-folder`; or clone in `setup`",
+        "ref": "clone it where you submit, and write `workdir: ./its-folder`; or clone in `setup`",
     },
 }
-
-SHIPPED_WORKDIR: Final = (
-    "put the code on storage that every node mounts and write its absolute path, "
-    "or clone it in `setup`"
-)
 
 
 def not_yet(what: str) -> str:

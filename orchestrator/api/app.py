@@ -5,6 +5,7 @@ from typing import Final
 from aiohttp import web
 
 from orchestrator.api.audit import AuditApi
+from orchestrator.api.bundles.transfers import BundlesApi
 from orchestrator.api.events import EventsApi
 from orchestrator.api.http.access import AccessTable
 from orchestrator.api.http.cross_origin import Origins
@@ -24,12 +25,14 @@ from orchestrator.api.metrics import MetricsApi
 from orchestrator.api.node_actions import NodeActionsApi
 from orchestrator.api.node_check import NodeCheckApi
 from orchestrator.api.nodes import NodesApi
+from orchestrator.api.people import PeopleApi
 from orchestrator.api.routes import ROUTES
 from orchestrator.config import RequestLimits
 from orchestrator.core.rights.principals import Policy
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.audit import AuditLog
 from orchestrator.shell.bulk_reads import BulkReads
+from orchestrator.shell.bundles.store import BundleStore
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.ingest import LogIngest
 from orchestrator.shell.logs.store import LogStore
@@ -49,14 +52,18 @@ def make_app(
     rules: SubmitRules,
     policy: Policy,
     audit_log: AuditLog,
+    bundles: BundleStore,
+    ca: bytes = b"",
 ) -> web.Application:
     """Build the application. Only the routes of the table are reachable."""
     owners = JobOwners(coordinator)
     access = AccessTable(ROUTES, tokens, owners, policy, refusals_per_s=limits.refusals_per_s)
     parsers, views = BulkReads(), BulkReads()
+    code = BundlesApi(coordinator, bundles)
     jobs = JobsApi(
         coordinator,
         access,
+        code=code,
         queued_max=limits.queued_jobs_max,
         submits_per_s=limits.submits_per_s,
         rules=rules,
@@ -79,6 +86,8 @@ def make_app(
         EventsApi(coordinator, reads, access, owners),
         LogsApi(coordinator, log_store, reads),
         audit,
+        code,
+        PeopleApi(coordinator, tokens, access, ca),
         agents,
         log_connections,
     )
@@ -107,6 +116,7 @@ def make_app(
         reads.close()
         parsers.close()
         views.close()
+        bundles.close()
 
     app.on_cleanup.append(close)
     return app

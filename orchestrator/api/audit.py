@@ -8,7 +8,7 @@ from aiohttp import web
 from muster.http.audit import AuditEntry, AuditList
 from muster.protocol.timestamp import timestamp
 from muster.protocol.tokens import TokenClass
-from orchestrator.api.http.access import FOREIGN, TOKEN
+from orchestrator.api.http.access import FOREIGN, SUBJECT, TOKEN
 from orchestrator.api.http.problems import request_id_of
 from orchestrator.api.http.query_params import AuditQuery
 from orchestrator.api.http.request_parsing import read_moment, read_query
@@ -53,7 +53,7 @@ class AuditApi:
                 token=token.id,
                 method=request.method,
                 route="" if route is None else route.path,
-                subject=request.match_info.get("id", "")[:_SUBJECT_CHARS_MAX],
+                subject=request.get(SUBJECT, request.match_info.get("id", ""))[:_SUBJECT_CHARS_MAX],
                 request_id=request_id_of(request),
             )
         )

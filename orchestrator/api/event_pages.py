@@ -9,6 +9,7 @@ import msgspec
 from muster.protocol.ids import JobId
 from orchestrator.api.event_text import event_view
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.people import PeopleFact
 from orchestrator.core.facts.service import NodeDrained, NodeFaultRecorded, QuarantineSkipped
 from orchestrator.core.model.state import Job
 from orchestrator.shell.bulk_reads import BulkReads
@@ -23,6 +24,8 @@ _KEPT: Final = 8
 
 OF_OPERATORS: Final = JobId(0)
 """No job: only operators may read it."""
+OF_ADMINS: Final = JobId(-1)
+"""No job: only admins may read it."""
 
 
 class EventLine(NamedTuple):
@@ -103,11 +106,13 @@ class EventPages:
 
 def _reader(fact: f.Fact) -> JobId | None:
     """Return the job that readers of the fact must be allowed to read: OF_OPERATORS if its text may
-    quote several, None if it quotes none.
+    quote several, OF_ADMINS if it is about people, None if it quotes none.
     """
     match fact:
         case NodeFaultRecorded():
             return fact.of_job
+        case PeopleFact():
+            return OF_ADMINS
         case QuarantineSkipped() | NodeDrained(jobs=(_, *_)):
             return OF_OPERATORS
         case _:

@@ -14,7 +14,7 @@ from orchestrator.core.facts.service import ServiceFact
 from orchestrator.core.model.state import Job
 from orchestrator.core.webhooks.outbox import host_of
 
-_HIDDEN: Final = ("secret", "vouch_key")
+_HIDDEN: Final = ("secret", "vouch_key", "sha256")
 """Fields of facts that no API shows."""
 
 

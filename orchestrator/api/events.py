@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from muster.http.views import EventsEnd, EventView
-from orchestrator.api.event_pages import EventLine, EventPages
+from orchestrator.api.event_pages import OF_ADMINS, EventLine, EventPages
 from orchestrator.api.event_text import event_id
 from orchestrator.api.http.access import TOKEN, AccessTable
 from orchestrator.api.http.job_owners import JobOwners
@@ -101,6 +101,8 @@ class EventsApi:
 
     async def _readable(self, request: web.Request, page: list[EventLine]) -> list[EventLine]:
         """Return the events of nodes, and of jobs that the user may read."""
+        if not self._access.allows(request, Action.MANAGE_PEOPLE, ""):
+            page = [line for line in page if line.job != OF_ADMINS]
         if self._access.allows(request, Action.READ_JOB, ""):
             return page
         owners = await self._owners.of({line.job for line in page if line.job is not None})
@@ -140,7 +142,7 @@ class EventsApi:
         user = request[TOKEN].user
         again = "Last-Event-ID" in request.headers
         if again and _ended(job) and not await self._pages.following(user, job, after):
-            return web.Response(status=204)  # which tells a browser not to come again
+            return web.Response(status=204)  # browsers then do not reconnect
         response = web.StreamResponse(headers={"Content-Type": STREAM})
         response.enable_chunked_encoding()
         await response.prepare(request)

@@ -200,7 +200,8 @@ class JobActionsApi:
             if before is None:
                 raise bad_field("exclude", f"{unknown[0]!r} is not a node; see: muster nodes")
             return before
-        return await self._jobs.submit_spec(request, key, spec, digest, name)
+        code_of = job.user if spec.bundle == job.spec.bundle else None
+        return await self._jobs.submit_spec(request, key, spec, digest, name, code_of)
 
 
 def _changed_spec(spec: JobSpec, asked: RerunRequest) -> JobSpec:

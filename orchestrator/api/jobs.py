@@ -11,6 +11,7 @@ from muster.http.job_actions import CancelAnswer, CancelRequest
 from muster.http.views import JobSummary, Reason
 from muster.protocol.ids import JobId
 from muster.spec.model import JobSpec
+from orchestrator.api.bundles.transfers import BundlesApi
 from orchestrator.api.http.access import TOKEN, AccessTable
 from orchestrator.api.http.job_body import Read, spec_body
 from orchestrator.api.http.preconditions import idempotency_key, job_etag, request_digest
@@ -29,6 +30,8 @@ from orchestrator.core.facts.effects import (
     INTERNAL,
     TOO_MANY_BYTES,
     UNKNOWN_JOB,
+    UNKNOWN_TOKEN,
+    UNKNOWN_USER,
     Cancelled,
     Declined,
     RequestId,
@@ -47,6 +50,8 @@ _REASON_CHARS_MAX: Final = 1000
 _GRACE_S_MAX: Final = 86_400.0
 _DECLINED_STATUS: Final = {
     UNKNOWN_JOB: 404,
+    UNKNOWN_USER: 404,
+    UNKNOWN_TOKEN: 404,
     "idempotency_conflict": 409,
     CHANGED: 412,
     "signal_refused": 422,
@@ -68,6 +73,7 @@ class JobsApi:
         coordinator: Coordinator,
         access: AccessTable,
         *,
+        code: BundlesApi,
         queued_max: int,
         submits_per_s: float,
         rules: SubmitRules,
@@ -77,6 +83,7 @@ class JobsApi:
         self._coordinator = coordinator
         self._access = access
         self._rules = rules
+        self._code = code
         self._parsers = parsers
         self._views = views
         self._submits = RateLimit(submits_per_s)
@@ -112,10 +119,13 @@ class JobsApi:
         spec: JobSpec,
         digest: str,
         rerun_of: JobId | None = None,
+        code_of: str | None = None,
     ) -> web.Response:
-        """Submit a parsed job. `digest` covers the request, which may contain more than the job."""
+        """Submit a parsed job. `digest` covers the request, which may contain more than the job.
+        `code_of`: the owner of the job whose code is submitted again."""
         try:
             self.check_rules(spec)
+            await self._code.check_spec(spec, request[TOKEN].user, code_of)
         except ApiError:
             # A request that was accepted before is answered as then, whatever the rules are by now.
             before = await self.replayed_response(request, key, digest)

@@ -117,7 +117,8 @@ class NodesApi:
 
     async def version(self, request: web.Request) -> web.Response:
         state = await self._coordinator.durable_state()
-        token = self._tokens.current(request[TOKEN])
+        token = request[TOKEN]
+        role = self._tokens.role(token)
         return reply(
             VersionView(
                 version=VERSION,
@@ -125,8 +126,8 @@ class NodesApi:
                 protocol_max=PROTOCOL_MAX,
                 epoch=state.epoch,
                 user=token.user,
-                role=token.user_role.value if token.user_role else "",
-                teams=tuple(sorted(token.teams)),
+                role=role.value if role else "",
+                teams=tuple(sorted(self._tokens.teams_of(token.user))),
                 address=request.remote or "",
             )
         )

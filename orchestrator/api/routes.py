@@ -2,8 +2,10 @@
 
 from typing import Final
 
+from muster.http import bundles as code
 from muster.http import job_actions as verbs
 from muster.http import node_actions as nodes
+from muster.http import people
 from muster.http import views as h
 from muster.http.audit import AuditList
 from muster.http.fabric import FabricView
@@ -11,10 +13,11 @@ from muster.http.job_evidence import Evidence
 from muster.http.node_probe import CheckRequest, NodeProbe
 from muster.protocol.observations.hangs import StacksView
 from orchestrator.api.audit import AuditApi
+from orchestrator.api.bundles.transfers import TICKET, BundlesApi
 from orchestrator.api.events import EventsApi
 from orchestrator.api.http import query_params as p
 from orchestrator.api.http.openapi import SchemaApi
-from orchestrator.api.http.route import JOB, JSON, STREAM, Route, as_json, as_text
+from orchestrator.api.http.route import BYTES, JOB, JSON, STREAM, Route, as_json, as_text
 from orchestrator.api.job_actions import JobActionsApi
 from orchestrator.api.job_details import JobDetailsApi
 from orchestrator.api.job_list import JobListApi
@@ -24,6 +27,7 @@ from orchestrator.api.metrics import MetricsApi
 from orchestrator.api.node_actions import NodeActionsApi
 from orchestrator.api.node_check import NodeCheckApi
 from orchestrator.api.nodes import NodesApi
+from orchestrator.api.people import PeopleApi
 from orchestrator.core.rights.rules import Action
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.logs.ingest import LogIngest
@@ -32,7 +36,7 @@ _MADE: Final = {201: {JSON: h.JobSummary}, 200: {JSON: h.JobSummary}}
 
 _HEALTH, _CLUSTER, _OPERATE = Action.CHECK_HEALTH, Action.READ_CLUSTER, Action.OPERATE_NODE
 _SUBMIT, _SEE, _READ = Action.SUBMIT_JOB, Action.SEE_JOB, Action.READ_JOB
-_CHANGE = Action.CHANGE_JOB
+_CHANGE, _PEOPLE = Action.CHANGE_JOB, Action.MANAGE_PEOPLE
 
 # A route has its method, path, handler and action in its first line.
 # fmt: off
@@ -130,6 +134,44 @@ ROUTES: Final = (
     Route("GET", "/v1/audit", AuditApi.show, Action.READ_AUDIT,
           "Requests that changed something, were refused, or read another's job.",
           query=p.AuditQuery, answers=as_json(AuditList)),
+    Route("POST", "/v1/blobs:missing", BundlesApi.missing, Action.SEND_CODE,
+          "Those of the chunks of a bundle that the caller has not uploaded.",
+          body=code.MissingRequest, answers=as_json(code.MissingAnswer), problems=(422,)),
+    Route("POST", "/v1/blobs", BundlesApi.put, Action.SEND_CODE,
+          "Upload a pack of chunks: each its length (4 bytes), its SHA-256 (32) and its content.",
+          body=BYTES, answers=as_json(code.PackAnswer, 201), problems=(422, 507)),
+    Route("PUT", "/v1/bundles/{id}", BundlesApi.put_manifest, Action.SEND_CODE,
+          "Upload the manifest of a bundle whose content the caller has uploaded.",
+          body=BYTES, answers=as_json(code.BundleView, 201), problems=(409, 422, 507)),
+    Route("GET", "/v1/bundles/{id}", BundlesApi.show, Action.SEND_CODE,
+          "A bundle that the caller has uploaded.", answers=as_json(code.BundleView)),
+    Route("GET", "/v1/agent/tasks/{id}/bundle", BundlesApi.manifest, Action.FETCH_CODE,
+          "The manifest of a task's code, for its node.", answers={200: {BYTES: None}},
+          headers=(TICKET,), problems=(409, 410)),
+    Route("POST", "/v1/agent/tasks/{id}/blobs", BundlesApi.chunks, Action.FETCH_CODE,
+          "Chunks of a task's code as a pack, for its node.", body=code.ChunksRequest,
+          answers={200: {BYTES: None}}, headers=(TICKET,), problems=(409, 410, 422)),
+    Route("GET", "/v1/users", PeopleApi.users, _PEOPLE, "The users by name.",
+          answers=as_json(people.UserList)),
+    Route("POST", "/v1/users", PeopleApi.add_user, _PEOPLE, "Add a user.", body=people.UserRequest,
+          answers=as_json(people.UserAnswer, 201), problems=(409, 507)),
+    Route("PATCH", "/v1/users/{id}", PeopleApi.change_user, _PEOPLE,
+          "Change a user's role or teams, or enable the user.", body=people.UserChange,
+          answers=as_json(people.UserAnswer), problems=(409, 507)),
+    Route("POST", "/v1/users/{id}/disable", PeopleApi.disable_user, _PEOPLE,
+          "Accept no token of the user any more.", body=people.DisableRequest,
+          answers=as_json(people.UserAnswer), problems=(409, 507)),
+    Route("GET", "/v1/tokens", PeopleApi.tokens, Action.LIST_TOKENS,
+          "Your tokens; to admins, all.", query=p.TokensQuery, answers=as_json(people.TokenList)),
+    Route("POST", "/v1/tokens", PeopleApi.create_token, _PEOPLE,
+          "Create a token; only this response has its text.", body=people.TokenRequest,
+          answers=as_json(people.NewToken, 201), problems=(404, 409, 422, 507)),
+    Route("POST", "/v1/tokens/{id}/revoke", PeopleApi.revoke_token, Action.USE_TOKEN,
+          "Revoke a token.", body=people.RevokeRequest, answers=as_json(people.TokenView),
+          problems=(409,)),
+    Route("GET", "/v1/ca", PeopleApi.ca, Action.READ_CA,
+          "The CA of the coordinator's certificate (PEM).",
+          answers=as_text("application/x-pem-file"), problems=(404,)),
     Route("GET", "/v1/agent", AgentSessions.serve, Action.CONNECT,
           "An agent's control connection (websocket).", answers={101: {}}),
     Route("GET", "/v1/agent/logs", LogIngest.serve, Action.CONNECT,

@@ -31,7 +31,7 @@ def is_full(error: sqlite3.Error, folder: Path) -> bool:
     """True if the error means a full disk, so that nothing was written and a retry is possible.
 
     SQLite reports a disk that fails or is read-only by the same code as a quota. Writing a file to
-    `folder` tells them apart.
+    `folder` distinguishes them.
     """
     code = getattr(error, "sqlite_errorcode", None)
     if code != sqlite3.SQLITE_IOERR_WRITE:

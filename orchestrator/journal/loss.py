@@ -81,9 +81,9 @@ def refuse_loss(path: Path, logs: Path | None = None, *, at_rest: bool = True) -
         raise LostLogError(
             f"{log} is {'empty' if log.exists() else 'missing'}: what was written last before the "
             "coordinator ended was in it; put it back if it was moved; if another program opened "
-            f"the journal since (sqlite3, say), that took the log in and nothing is lost: remove "
+            f"the journal since (sqlite3, say), it merged the log and nothing is lost: remove "
             f"{path.with_name(mark.FILE_NAME)} and see that `muster coordinator --check` counts "
-            "the jobs that there were"
+            "all earlier jobs"
         )
     if not at_rest:
         return ""
@@ -95,8 +95,9 @@ def refuse_loss(path: Path, logs: Path | None = None, *, at_rest: bool = True) -
     if found.bad is None:
         return ""
     return (
-        f"the last transaction in {log} (from frame {found.bad} on) is not whole: left out, as a "
-        "power failure in the middle of a commit leaves one that nobody was answered on"
+        f"the last transaction in {log} (from frame {found.bad} on) is incomplete and was left "
+        "out: a power failure during a commit leaves such a transaction, which was never "
+        "acknowledged"
     )
 
 

@@ -6,11 +6,13 @@ when it reconnects.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
 from aiohttp import WSCloseCode, WSMsgType, web
+from msgspec.structs import replace
 
 from muster.daemon.listen_address import is_loopback
 from muster.daemon.task_owner import TaskOwner
@@ -90,8 +92,11 @@ class AgentSessions:
         message_bytes_max: int,
         agents_max: int,
         write_timeout_s: float = WRITE_TIMEOUT_S,
+        ticket: Callable[[str, str], str] = lambda _task, _bundle: "",
     ) -> None:
-        """An agent that has not accepted one message within `write_timeout_s` is cut off."""
+        """An agent that has not accepted one message within `write_timeout_s` is cut off. `ticket`
+        makes the ticket of a task for a bundle."""
+        self._ticket = ticket
         self._owner = owner
         self._write_timeout_s = write_timeout_s
         self._message_bytes_max = min(message_bytes_max, FRAME_BYTES_MAX)
@@ -194,6 +199,9 @@ class AgentSessions:
             if isinstance(item, _Close):
                 await _close(session.socket, item)
                 return
+            if isinstance(item, PrepareTask) and item.bundle is not None:
+                # Only the node that has to prepare the task receives its ticket.
+                item = replace(item, ticket=self._ticket(item.task, item.bundle))
             try:
                 data = encode(CommandFrame(session.link.sent + 1, item))
             except FrameTooLarge as error:

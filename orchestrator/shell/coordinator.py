@@ -37,6 +37,7 @@ from orchestrator.core.facts.inputs import (
 )
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.people import People
 from orchestrator.core.model.plan import PoolPolicy
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.storage.removal import clock_doubt, may_remove_by_age
@@ -101,6 +102,7 @@ class Coordinator:
         archived: Mapping[str, int] | None = None,
         forgotten_to: int = 0,
         last_record_at: float | None = None,
+        people: People | None = None,
     ) -> None:
         self.state = state
         self.meters = Stats()
@@ -115,9 +117,8 @@ class Coordinator:
         # Measured on the monotonic clock, which nobody can set.
         self._last_record = None if last_record_at is None else last_record_at - began.mono
         self.limits: Final = limits
-        self._networks = networks
-        self._pools = dict(pools or {})
-        self._first_job = first_job
+        begin = partial(CoordinatorStarted, networks=networks, first_job=first_job, people=people)
+        self._begin = partial(begin, pools=dict(pools or {}))
         self._sessions = sessions
         self._inbox = Inbox(clock)
         self._timers: Timers[a.Timer] = Timers(
@@ -157,9 +158,7 @@ class Coordinator:
     async def run(self, epoch: int) -> None:
         """Own the state until cancelled. Any exception means that the process must exit."""
         name, secret = secrets.token_hex(6), secrets.token_hex(32)
-        self._inbox.put_now(
-            CoordinatorStarted(epoch, name, self._networks, self._first_job, self._pools, secret)
-        )
+        self._inbox.put_now(self._begin(epoch, cluster=name, secret=secret))
         try:
             while True:
                 await self._step(await self._inbox.take())

@@ -16,6 +16,8 @@ _SHOWN: Final = (
     "session",
     "peer",
     "origin",
+    "role",
+    "by",
     "error",
 )
 _log = structlog.get_logger("muster.coordinator")
@@ -25,6 +27,8 @@ def log_fact(fact: f.Fact) -> None:
     if not fact.milestone:
         return
     fields = {name: value for name in _SHOWN if (value := getattr(fact, name, None)) is not None}
+    if (token := getattr(fact, "token", None)) is not None:
+        fields["token_id"] = token  # the log hides what is called a token
     cause = getattr(fact, "cause", None)
     if cause is not None:
         fields["cause"], fields["why"] = cause.code.value, cause.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.clock import SystemClock
-from orchestrator.api.http.tokens import TokenStore
+from tests.orchestrator.process import CoordinatorProcess
 
 TREE = Path(__file__).resolve().parents[2]
 PAGE = (TREE / "docs/how-to/operate.md").read_text(encoding="utf-8")
@@ -45,18 +45,20 @@ def test_there_are_messages() -> None:
 
 
 def test_a_token_made_as_the_page_says_is_taken(tmp_path: Path) -> None:
-    match = re.search(r"^muster (token create .*?)  #", PAGE, re.MULTILINE)
-    assert match is not None
-    path = tmp_path / "tokens"
-    path.write_text("tokens: []\n")
-    path.chmod(0o600)
-    done = subprocess.run(
-        [sys.executable, "-m", "muster.cli", *match[1].split(), "--file", str(path)],
-        cwd=TREE,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = TokenStore(path, SystemClock()).find(done.stdout.strip())
-    assert found is not None
-    assert found.user == "bob"
+    lines = re.findall(r"^muster ((?:user|token) .*?)(?:  #.*)?$", PAGE, re.MULTILINE)
+    assert [line.split()[1] for line in lines] == ["add", "add", "create"]
+    with CoordinatorProcess(tmp_path).start() as process:
+
+        def run(*words: str, token: str) -> str:
+            done = subprocess.run(
+                [sys.executable, "-m", "muster.cli", *words],
+                cwd=TREE,
+                env={**os.environ, "MUSTER_URL": process.url, "MUSTER_TOKEN": token},
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            return done.stdout.strip()
+
+        *_, token = [run(*line.split(), token=process.admin) for line in lines]
+        assert run("whoami", token=token) == "bob"

@@ -4,7 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ DEADLINE_S = 60.0
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 Start = Callable[..., subprocess.Popen[bytes]]
 Muster = Callable[..., subprocess.CompletedProcess[str]]
+_NOTHING: Mapping[str, str] = {}
 
 
 @pytest.fixture
@@ -75,10 +76,17 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinato
 def muster(coordinator: CoordinatorProcess, environ: dict[str, str], tmp_path: Path) -> Muster:
     """Run `muster` to its end at the real coordinator."""
 
-    def run(*arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.CompletedProcess[str]:
+    def run(
+        *arguments: str, stdin: int = subprocess.DEVNULL, env: Mapping[str, str] = _NOTHING
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "muster.cli", *arguments],
-            env={**environ, "MUSTER_URL": coordinator.url, "MUSTER_TOKEN": coordinator.admin},
+            env={
+                **environ,
+                "MUSTER_URL": coordinator.url,
+                "MUSTER_TOKEN": coordinator.admin,
+                **env,
+            },
             cwd=tmp_path,
             stdin=stdin,
             capture_output=True,

@@ -160,7 +160,7 @@ def test_a_port_that_goes_down_between_two_launches(fabrics: LocalCluster, tmp_p
 
 
 def agree(cluster: LocalCluster) -> bool:
-    """True if the coordinator has heard that the first two nodes are as they were made."""
+    """True if the coordinator knows the real fabric of the first two nodes."""
     nodes = {node.name: node.rdma for node in cluster.client().nodes().nodes}
     one, other = nodes["node-1"], nodes["node-2"]
     return one is not None and other is not None and one.ports == 3 and one.kind == other.kind

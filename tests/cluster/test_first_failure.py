@@ -31,7 +31,7 @@ if rank == 3:
 time.sleep(1000)
 """
 
-# Rank 1 fails; the others find out by their connections, as torch tells them.
+# Rank 1 fails; the others notice their lost connections, as with torch.
 PEERS = """
 import os, signal, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")

@@ -156,7 +156,7 @@ def preparing(story: Story) -> None:
 
 
 def arranging(story: Story) -> None:
-    """All are prepared, and the agent of rank 0 has not heard the plan."""
+    """All are prepared, and the agent of rank 0 has not received the plan."""
     story.touch("hold-setup.1")
     story.submit()
     until(lambda: bool(story.view().attempts), "placed")
@@ -167,7 +167,7 @@ def arranging(story: Story) -> None:
 
 
 def starting(story: Story) -> None:
-    """Rank 0 runs, and the shim of rank 1 has not heard of its start."""
+    """Rank 0 runs, and the shim of rank 1 has not received its start."""
     story.touch("hold-setup.0")
     story.submit()
     until(lambda: bool(story.view().attempts), "placed")
@@ -192,7 +192,7 @@ def stopping(story: Story) -> None:
 
 
 def collecting(story: Story) -> None:
-    """Both have ended, their records are on disk, and no daemon has heard of it."""
+    """Both have ended, their records are on disk, and no daemon has read them."""
     story.submit()
     story.await_running()
     records = [story.task_folder(rank) / "exit.json" for rank in (0, 1)]

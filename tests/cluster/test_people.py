@@ -20,10 +20,8 @@ def person(cluster: LocalCluster) -> Callable[..., Person]:
     """Make a user with a token of their own, who runs `muster` with it."""
 
     def make(name: str, role: str = "user") -> Person:
-        made = cluster.muster(
-            "token", "create", "--user", name, "--role", role,
-            "--file", str(cluster.root / "config" / "tokens.yaml"),
-        )  # fmt: skip
+        cluster.muster("user", "add", name, "--role", role)
+        made = cluster.muster("token", "create", "--user", name)
         env = cluster.base_env() | {
             "MUSTER_TOKEN": made.stdout.strip(),
             "MUSTER_URL": cluster.client().url,

@@ -51,7 +51,7 @@ def table(rows: tuple[Row, ...]) -> tuple[Gid, ...]:
 
 
 def written_out(rows: list[Row], family: Family) -> int:
-    """The rule once more, step by step as the reference tells it."""
+    """The rule once more, step by step as in the reference."""
 
     def sort(gid: str) -> str:
         return "AF_INET" if gid.startswith("0000:0000:0000:0000:0000:ffff") else "AF_INET6"
@@ -104,7 +104,7 @@ def test_the_rule_beside_itself(rows: list[Row], family: Family) -> None:
         # An address at 0 stays.
         (((FOURTH, V2), (LOCAL, V2)), "AF_INET", 0),
         (((FOURTH, V1), (FOURTH, V2)), "AF_INET", 1),
-        # A kernel before 4.5 tells no types.
+        # A kernel before 4.5 reports no types.
         (((LOCAL, None), (FOURTH, None)), "AF_INET", 1),
         (((ZERO, None),) * 4, "AF_INET", None),
     ],

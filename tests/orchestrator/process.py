@@ -2,11 +2,12 @@
 
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +22,8 @@ def token_file(path: Path) -> dict[TokenClass, str]:
     """Write a tokens file with one token of each class, and return their texts."""
     texts, records = {}, []
     for class_ in TokenClass:
-        secret = secrets.token_urlsafe(32)
+        # The same in each folder, as a state folder keeps those that it began with.
+        secret = digest(f"of a test: {class_.value}")
         texts[class_] = make(class_, f"{class_.value}1", secret)
         records.append(
             {
@@ -36,27 +38,6 @@ def token_file(path: Path) -> dict[TokenClass, str]:
     path.write_text(json.dumps({"tokens": records}))
     path.chmod(0o600)
     return texts
-
-
-def add_token(
-    path: Path, user: str, role: str = "user", teams: Sequence[str] = (), id_: str = ""
-) -> str:
-    """Add a user's token to a tokens file, and return its text."""
-    name, secret = id_ or f"{user}1", secrets.token_urlsafe(32)
-    record = {
-        "id": name,
-        "class": "user",
-        "sha256": digest(secret),
-        "user": user,
-        "role": role,
-        "teams": list(teams),
-    }
-    others = [each for each in json.loads(path.read_text())["tokens"] if each["id"] != name]
-    new = path.with_name("tokens.new")
-    new.write_text(json.dumps({"tokens": [*others, record]}))
-    new.chmod(0o600)
-    new.replace(path)
-    return make(TokenClass.USER, name, secret)
 
 
 class CoordinatorProcess:
@@ -163,3 +144,34 @@ def run(config: Path, module: str = "orchestrator") -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def add_token(
+    process: CoordinatorProcess, user: str, role: str = "user", teams: Sequence[str] = ()
+) -> str:
+    """Make a user with a role and teams, and return the text of a new token of theirs."""
+    given = {"role": role, "teams": list(teams)}
+    if _asked(process, "POST", "/v1/users", {"name": user, **given}) is None:
+        set_user(process, user, **given)
+    made = _asked(process, "POST", "/v1/tokens", {"user": user})
+    assert made is not None
+    return str(made["text"])
+
+
+def set_user(process: CoordinatorProcess, user: str, **fields: object) -> None:
+    """Change the role or the teams of a user."""
+    assert _asked(process, "PATCH", f"/v1/users/{user}", fields) is not None
+
+
+def _asked(process: CoordinatorProcess, method: str, path: str, body: object) -> Any:
+    """The answer to an admin; None for 409."""
+    data = json.dumps(body).encode()
+    headers = {**process.headers(), "Content-Type": "application/json"}
+    request = urllib.request.Request(process.url + path, data, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        if error.code != 409:
+            raise
+        return None

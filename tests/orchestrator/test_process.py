@@ -5,7 +5,10 @@ import json
 import os
 import socket
 import ssl
+import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,13 @@ import trustme
 from muster.daemon.durable_files import write_atomic
 from muster.protocol.link.control_channel import PrepareTask
 from tests.orchestrator.fake_agent import DEADLINE_S, connect
-from tests.orchestrator.process import CoordinatorProcess, run, token_file
+from tests.orchestrator.process import (
+    TREE,
+    CoordinatorProcess,
+    add_token,
+    run,
+    token_file,
+)
 from tests.orchestrator.user import user_of
 
 
@@ -234,3 +243,60 @@ def test_a_certificate_that_is_renewed_is_shown_from_then_on(tmp_path: Path) -> 
 
     with CoordinatorProcess(tmp_path, tls=tls).start() as process:
         asyncio.run(main(process))
+
+
+def test_the_tokens_file_is_imported_once(tmp_path: Path) -> None:
+    process = CoordinatorProcess(tmp_path)
+    tokens = tmp_path / "tokens"
+    with process.start():
+        assert process.events("TokensImported")
+        bob = add_token(process, "bob")
+        assert process.terminate() == 0
+        text = tokens.read_text()
+        tokens.write_text('{"tokens": []}')
+        process.log.clear()
+        process.start()
+        (warning,) = process.events("tokens_file_not_read")
+        assert "muster user" in warning["why"]
+        assert whoami(process, process.admin) == "admin-user"
+        assert process.terminate() == 0
+        tokens.write_text(f"# a comment\n{text}")
+        process.log.clear()
+        process.start()
+        assert not process.events("tokens_file_not_read")
+        process.kill()
+        tokens.unlink()
+        process.start()
+        assert whoami(process, bob) == "bob"
+    assert not process.events("tokens_file_not_read")
+
+
+def test_an_admin_is_made_without_a_token(tmp_path: Path) -> None:
+    process = CoordinatorProcess(tmp_path)
+    command = [sys.executable, "-m", "orchestrator", "--config", str(process.config)]
+
+    def new_admin(name: str) -> "subprocess.CompletedProcess[str]":
+        given = [*command, "--new-admin", name]
+        return subprocess.run(given, cwd=TREE, capture_output=True, text=True, check=False)
+
+    with process.start():
+        add_token(process, "ada", "viewer")
+        refused = new_admin("ada")
+        assert (refused.returncode, "stop it first" in refused.stderr) == (1, True), refused.stderr
+        assert process.terminate() == 0
+        assert new_admin("a b").returncode == 2
+        made = new_admin("ada")
+        assert made.returncode == 0, made.stderr
+        process.start()
+        token = made.stdout.strip()
+        assert whoami(process, token) == "ada"
+        assert add_token(process, "eve")
+        request = urllib.request.Request(f"{process.url}/v1/users", headers=process.headers(token))
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+            assert b'"ada"' in answer.read()
+
+
+def whoami(process: CoordinatorProcess, token: str) -> str:
+    request = urllib.request.Request(f"{process.url}/v1/version", headers=process.headers(token))
+    with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+        return str(json.load(answer)["user"])

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import agent.monitors.gpus
 from agent.config import AgentConfig
 from agent.monitors.gpus import CLEAN_BYTES, GpuDirtyError, GpuGoneError, GpuMonitor
-from agent.probe import host
 from muster.protocol.link.control_channel import PrepareTask
 from muster.protocol.observations.gpus import GpuDevice, usable
 from orchestrator.core.model.state import Node, State
@@ -86,19 +86,19 @@ async def _nobody_looks(*_: Any) -> None:
     return
 
 
-async def _sees_nothing(*_: Any) -> dict[str, Any]:
-    return {}
-
-
 def _of_parts_alone(real: Any) -> Any:
-    async def dirty_of(self: GpuMonitor, wanted: tuple[str, ...]) -> Any:
-        return await real(self, wanted) if wanted else {}
+    async def check(self: GpuMonitor, prepare: PrepareTask) -> None:
+        if prepare.gpus:
+            await real(self, prepare)
 
-    return dirty_of
+    return check
 
 
-def _forgets(self: GpuMonitor) -> tuple[GpuDevice, ...]:
-    return host.devices(self._config)
+def _forgets(real: Any) -> Any:
+    async def look(self: GpuMonitor) -> tuple[GpuDevice, ...]:
+        return tuple(replace(gpu, busy="") for gpu in await real(self))
+
+    return look
 
 
 def _in_use_or_not(_: State, node: Node) -> tuple[GpuDevice, ...]:
@@ -114,19 +114,19 @@ BUGS = (
     Bug(
         "a task begins without a look at the memory of its GPUs",
         "I5",
-        put(GpuMonitor, "_await_clean", _nobody_looks),
+        put(GpuMonitor, "check", _nobody_looks),
         the_next_job_waits_for_the_memory,
     ),
     Bug(
         "what is in use of a GPU's memory is nothing to an agent",
         "I5",
-        put(GpuMonitor, "_dirty_of", _sees_nothing),
+        put(agent.monitors.gpus, "CLEAN_BYTES", 1 << 60),
         what_stays_dirty_is_given_to_nobody,
     ),
     Bug(
         "a job that has a whole node gets its GPUs as they are",
         "I5",
-        wrap(GpuMonitor, "_dirty_of", _of_parts_alone),
+        wrap(GpuMonitor, "check", _of_parts_alone),
         the_next_job_waits_for_the_memory,
     ),
     Bug(
@@ -138,7 +138,7 @@ BUGS = (
     Bug(
         "a GPU that was given up is offered to the next job",
         "I5",
-        put(GpuMonitor, "_devices", _forgets),
+        wrap(GpuMonitor, "look", _forgets),
         what_stays_dirty_is_given_to_nobody,
     ),
     Bug(

@@ -258,7 +258,7 @@ def _ends_unread(self: LogOffsets, task: TaskId) -> list[LogReport]:
 
 
 def _begins_anew(self: LogSource, offset: int, limit: int) -> bytes:
-    """A file that was emptied is read from its start, and nobody hears of it."""
+    """Read a truncated file from its start, without a report."""
     at = offset - self._begins_at
     if at < 0 or at > self.size():
         self._begins_at, at = offset, 0

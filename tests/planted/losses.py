@@ -19,14 +19,14 @@ from muster.spec.model import JobSpec, Shell
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Node, State
-from orchestrator.journal import loss, mark, schema
+from orchestrator.journal import journal, loss, mark, schema
 from orchestrator.journal.errors import JournalError
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.wal import WriteAheadLog
 from orchestrator.shell import coordinator
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.retention import Keep, Retention
-from tests.planted import Bug, put
+from tests.planted import Bug, put, wrap
 
 JOBS = 12
 DAY = 86400.0
@@ -117,17 +117,24 @@ def a_wrong_clock_removes_no_logs(folder: Path) -> None:
     assert removed == [], "the logs of a job are gone"
 
 
+def _of_a_database_alone(real: Any) -> Any:
+    def refuse_loss(path: Path, *more: Any, **options: Any) -> str:
+        return str(real(path, *more, **options)) if loss.size(path) else ""
+
+    return refuse_loss
+
+
 BUGS = (
     Bug(
         "a lost database is begun anew",
         "I6",
-        put(loss, "_refuse_traces", lambda *_: None),
+        wrap(journal, "refuse_loss", _of_a_database_alone),
         a_lost_database_is_not_begun_anew,
     ),
     Bug(
         "a damaged log is read as far as it goes",
         "I6",
-        put(loss, "_examined", lambda _: WriteAheadLog()),
+        put(loss, "examine_log", lambda _: WriteAheadLog()),
         a_bit_of_the_log_that_flips_loses_no_job_in_silence,
     ),
     Bug(

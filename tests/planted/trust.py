@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from agent.shim.system import job_files, syscalls
 from agent.shim.system.job_files import RefusedFileError, open_checked
-from agent.shims import members
-from agent.shims.members import Process, check
+from agent.shim.system.process_tree import ProcessTree
+from agent.shims.members import check
 from tests.agent.shims.shim_of import be_shim_of
-from tests.planted import Bug, put
+from tests.planted import Bug, put, wrap
 
 
 def a_job_names_a_process_of_another(folder: Path) -> None:
@@ -30,26 +30,29 @@ def a_job_moves_a_file_of_another(folder: Path) -> None:
     raise AssertionError("a file of another user is opened")
 
 
-def _takes_its_word(pid: int, _members: Mapping[int, int], _uid: int) -> Process:
-    found = syscalls.stat_of(pid)
-    return Process(pid, 0 if found is None else found[2])
+def _of_everybody(_: ProcessTree) -> dict[int, int]:
+    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
+    return {pid: found[2] for pid in pids if (found := syscalls.stat_of(pid)) is not None}
 
 
-def _any_owner(status: os.stat_result, _owner: int | None, *, fifo: bool) -> str:
-    return "" if status.st_nlink == 1 and not fifo else "is no file of one name"
+def _of_any_owner(real: Any) -> Any:
+    def reopen(handle: int, path: str, _owner: int | None, **options: Any) -> int:
+        return int(real(handle, path, None, **options))
+
+    return reopen
 
 
 BUGS = (
     Bug(
         "a pid is looked at because the job named it",
         "trust",
-        put(members, "_checked", _takes_its_word),
+        put(ProcessTree, "members", _of_everybody),
         a_job_names_a_process_of_another,
     ),
     Bug(
         "a file is read because it is in the job's folder",
         "trust",
-        put(job_files, "_problem", _any_owner),
+        wrap(job_files, "reopen", _of_any_owner),
         a_job_moves_a_file_of_another,
     ),
 )

@@ -20,7 +20,7 @@ SAID = random.Random(1).randbytes(300_000)
 
 
 class Echo:
-    """A server that says back what it hears, and what became of its connections."""
+    """A server that echoes, and records the ends of its connections."""
 
     def __init__(self) -> None:
         self.server = socket.create_server(("127.0.0.1", 0))

@@ -209,7 +209,7 @@ class Checkers:
                 self.fail(f"truth: {job}.{attempt} blames {cause.text!r}, what happened is {seen}")
 
     def _check_warned(self, attempt: Attempt) -> None:
-        """At its time limit. Where nothing fails any more, every node has heard of it, too."""
+        """At its time limit. In peace, every node has received the warning, too."""
         name = f"{attempt.job}.{attempt.number}"
         if attempt.warned_at is None:
             self.fail(f"warn: {name} is stopped at its limit and was not warned")

@@ -65,7 +65,7 @@ class Draining:
         checkers.watchers.append(self._turned)
         checkers.promises.others.append(self._kept)
         self._later()
-        # A deadline that is to be kept by a process that did not hear of it.
+        # A deadline for a process that did not receive it.
         world.at(trouble_s - 10.0, partial(self._drain_last, self.rng.choice(nodes)))
         world.at(trouble_s - 2.0, coordinator.crash)
 
@@ -96,8 +96,8 @@ class Draining:
         if self.coordinator.listening and name in self.coordinator.state.nodes:
             node = self.coordinator.state.nodes[name]
             if node.drain is not None and self.rng.random() < 0.7:
-                # A check looks at the clocks of nodes, too: where these are heard of at every
-                # report, it would be the wall clock that decides.
+                # A check compares the clocks of nodes, too. If nodes report their clocks at every
+                # report, the wall clock would decide.
                 checks = self.rng.random() < 0.5 and self.world.seed < FIRST_SEEN
                 self._resume(name, check=checks)
             else:
@@ -138,7 +138,7 @@ class Draining:
             self.world.met["resume_refused"] += result.code == "check_failed"
 
     def _in_peace(self, name: NodeName, number: int) -> None:
-        """Until it is heard: the coordinator may be restarting."""
+        """Repeat until it is received: the coordinator may be restarting."""
         node = self.coordinator.state.nodes.get(name)
         if self.coordinator.listening and node is not None and node.drain is not None:
             if node.drain.number == number and node.drain.left_s:

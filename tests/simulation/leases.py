@@ -23,7 +23,7 @@ def with_checkpoints(world: World, number: int, spec: JobSpec) -> JobSpec:
 
 
 def with_lease(world: World, number: int, spec: JobSpec) -> JobSpec:
-    """Perhaps a job that wants to go on for longer, or for less long, where nobody hears it."""
+    """Give the job a longer or shorter lease, in some runs."""
     own = random.Random(f"lease {world.seed} {number}")
     if world.seed < FIRST_LEASED or own.random() < 0.5:
         return spec

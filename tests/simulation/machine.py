@@ -43,7 +43,7 @@ class Folder:
 
 @dataclass(slots=True)
 class Machine:
-    """`reported` is where the agent that is attached, if there is one, hears of its shims."""
+    """`reported` passes reports of shims to the attached agent, if there is one."""
 
     world: World
     truth: Truth

@@ -113,7 +113,7 @@ class Connection:
             self.down.put(encode(CommandFrame(self.coordinator_link.next_seq(), command)))
 
     def close_agent(self, *, tell: bool = True) -> None:
-        """The agent's end is gone; the other hears of it, if it can."""
+        """Close the agent's end; the other end is notified if possible."""
         if self.agent_open:
             self.agent_open = False
             if tell:

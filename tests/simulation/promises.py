@@ -48,7 +48,7 @@ class Promises:
             case a.Signalled(job, _, _):
                 if not any(attempt.signals for attempt in self.durable.jobs[job].attempts):
                     self.fail(f"I1: the signal to job {job} is acknowledged and not on disk")
-            case a.NodeServiceChanged() | a.Stacks() | a.Declined():
+            case a.NodeServiceChanged() | a.PeopleChanged() | a.Stacks() | a.Declined():
                 pass
 
     def submit_acked(self, name: str, job: JobId) -> None:

@@ -1,8 +1,8 @@
 """A model of the shim and of the processes it owns: they outlive the agent, not the machine.
 
-It speaks the documents and commands of `agent.core.shim_protocol` and keeps to what the real one
+It uses the documents and commands of `agent.core.shim_protocol` and keeps to what the real one
 does: a ladder that only gets shorter, a lease of its own, an exit record that is there before
-anyone hears of the end.
+the end is reported.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Shim:
     def _reports_stuck(self) -> bool:
         return self.world.seed >= FIRST_STUCK
 
-    # --- who speaks to it -----------------------------------------------------------------
+    # --- messages of the agent -----------------------------------------------------------
 
     def alone(self) -> None:
         """Its agent is gone."""
@@ -456,7 +456,7 @@ class Shim:
         self.world.at(after_s, self._write_exit_record)
 
     def _write_exit_record(self) -> None:
-        """The record is on disk before anyone hears of the end."""
+        """The record is on disk before the end is reported."""
         if self._over():
             return
         self._ended_at = self._ended_at or self.world.now

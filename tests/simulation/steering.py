@@ -119,7 +119,7 @@ class Steering:
             self.world.met["explained"] += 1
 
     def _release_at_last(self, client: Client) -> None:
-        """Until it is heard: the coordinator may be restarting."""
+        """Repeat until it is received: the coordinator may be restarting."""
         state = self.coordinator.state
         job = client.job
         if self.coordinator.listening and job is not None and job in state.held:

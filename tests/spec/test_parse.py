@@ -26,6 +26,7 @@ from muster.spec.model import (
     nproc_on_node,
     ranks_on_node,
 )
+from muster.spec.overrides import apply_overrides
 from muster.spec.parse import parse_job, parse_json, parse_mapping
 from muster.spec.serialize import to_mapping
 from muster.spec.unsupported import LATER_KEYS
@@ -144,11 +145,6 @@ def test_later_keys_are_refused_in_words(path: str, key: str) -> None:
 @pytest.mark.parametrize(
     ("text", "field"),
     [
-        ("workdir: .", "workdir"),
-        ("workdir: src/x", "workdir"),
-        ("workdir: ~/x", "workdir"),
-        ("workdir: {path: ., ship: false}", "workdir.path"),
-        ("workdir: {path: /x, ship: true}", "workdir.ship"),
         ("workdir: https://host/x.git", "workdir"),
         ("resources: {gpu: H100:80GB:8}", "resources.gpu"),
     ],
@@ -160,7 +156,26 @@ def test_later_values_are_refused_in_words(text: str, field: str) -> None:
     assert problem.hint
 
 
-def test_the_example_of_the_contract_uses_three_later_features() -> None:
+def test_a_folder_of_the_client_or_its_content_or_none() -> None:
+    sent = "0" * 64
+    for text, workdir, bundle in (
+        (".", ".", None),
+        ("src/x", "src/x", None),
+        ("{path: ., ship: true}", ".", None),
+        ("/x", "/x", None),
+        ("{path: /x, ship: false}", "/x", None),
+        ("none", None, None),
+        (f"{{bundle: {sent}}}", None, sent),
+    ):
+        spec = parse_job(with_key(f"workdir: {text}"))
+        assert (spec.workdir, spec.bundle) == (workdir, bundle)
+    spec = parse_job(with_key(f"workdir: {{bundle: {sent}}}"))
+    assert parse_mapping(to_mapping(spec)) == spec
+    assert apply_overrides(to_mapping(spec), ["workdir=/x"])["workdir"] == "/x"
+    assert apply_overrides(to_mapping(spec), ["workdir.path=/x"])["workdir"] == {"path": "/x"}
+
+
+def test_the_example_of_the_contract_uses_two_later_features() -> None:
     text = """
 name: qwen-sft
 nodes: 4
@@ -177,7 +192,7 @@ retry: {infra: 3, user: 1}
 after: [41]
 """
     found = problems_of(text)
-    assert [p.field for p in found] == ["workdir", "secrets", "after"]
+    assert [p.field for p in found] == ["secrets", "after"]
     assert all(p.kind is ProblemKind.LATER and p.line and p.hint for p in found)
 
 
@@ -235,6 +250,10 @@ def test_unknown_keys(text: str, field: str, hint: str) -> None:
         ("nproc_per_node: 0", "nproc_per_node", "0"),
         ("workdir: {}", "workdir.path", None),
         ("workdir: {path: /x, ship: maybe}", "workdir.ship", "maybe"),
+        ("workdir: {path: /x, ship: true}", "workdir.ship", "true"),
+        ("workdir: {path: ., ship: false}", "workdir.ship", "false"),
+        ("workdir: ~/x", "workdir", "~/x"),
+        ("workdir: {bundle: x}", "workdir.bundle", "x"),
         ('workdir: "/x\\ny"', "workdir", "/x\\ny"),
         ("python: .venv", "python", ".venv"),
         ("python: ~/venv", "python", "~/venv"),

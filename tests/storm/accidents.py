@@ -64,7 +64,7 @@ def damaged(
 ) -> list[str]:
     """Kill the coordinator, do that, and start it: what of `jobs` is lost without a word. If it
     refuses to start, it runs with what it had before when this returns. If it serves, it goes on
-    with what it has, because users and agents have spoken to it meanwhile."""
+    with what it has, because users and agents have used it meanwhile."""
     coordinator, folder = cluster.coordinator, cluster.disk(COORDINATOR)
     coordinator.kill()
     kept = folder.with_name(f"{folder.name}.kept")

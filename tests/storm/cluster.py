@@ -105,7 +105,7 @@ def _no_files(folder: str, names: list[str]) -> set[str]:
 
 
 def job_of(folder: Path, kind: str, seconds: float) -> dict[str, object]:
-    """The spec of a job that runs the program; `folder` is for what it tells the judge."""
+    """The spec of a job that runs the program; `folder` is for its notes to the judge."""
     common: dict[str, object] = {
         "name": f"storm-{kind}",
         "workdir": str(folder),

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.timeout(600)]
 
 # As which jobs run.
 USER = "trainer"
-# Tells its pid, and ends when it is let go, or with 3 when it is asked to.
+# Writes its pid, and ends when released, or with 3 after SIGTERM.
 PROGRAM = """
 trap 'echo $$ > /tmp/$0.asked; exit 3' TERM
 echo $$ > /tmp/$0.new && mv /tmp/$0.new /tmp/$0.pid

@@ -11,7 +11,7 @@ import msgspec
 
 from muster.http.views import Problem
 from orchestrator.api.http.query_params import NoQuery
-from orchestrator.api.http.route import JOB, Route
+from orchestrator.api.http.route import BYTES, JOB, Route
 from orchestrator.api.routes import ROUTES
 
 Schema = Mapping[str, Any]
@@ -80,6 +80,8 @@ def _route(route: Route) -> Iterator[str]:
         yield f"- Headers: {', '.join(f'`{name}`' for name in route.headers)}"
     if route.body is JOB:
         yield "- Body: a [job file](job-file.md)"
+    elif route.body == BYTES:
+        yield f"- Body: `{BYTES}`"
     elif route.body is not None:
         yield f"- Body: {_link(route.body.__name__)}"
     for status, media in route.answers.items():
@@ -123,7 +125,7 @@ def _objects() -> Iterator[str]:
 def _kinds() -> Iterator[Any]:
     yield Problem
     for route in ROUTES:
-        if route.body is not None and route.body is not JOB:
+        if route.body not in (None, JOB, BYTES):
             yield route.body
         yield route.query
         yield from route.items

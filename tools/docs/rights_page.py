@@ -57,7 +57,7 @@ def _cell(action: Action, role: Role) -> str:
     who = Principal(Kind.USER, "me", role)
     private = Policy(visibility=Visibility.PRIVATE)
     if may(who, action, None, private):
-        return "all" if RULES[action].of_job else "yes"
+        return "all" if RULES[action].owned else "yes"
     if may(who, action, Owned("another"), Policy()):
         return "shown"
     return "own" if may(who, action, Owned("me"), private) else ""

@@ -203,7 +203,7 @@ def _forced(hca: Hca, index: int | None) -> Hca:
 
 
 def _is_virtual(tree: FsRoot) -> bool | None:
-    """True if this is a virtual machine; None if the processor does not tell."""
+    """True if this is a virtual machine; None if the processor does not report it."""
     text = tree.text("proc/cpuinfo")
     if isinstance(text, Unread):
         return None

@@ -412,7 +412,7 @@ class Preparation:
 def _interpreters(python: str | None) -> list[str]:
     """Possible paths of the interpreter.
 
-    A folder cannot be executed, so exec itself tells an interpreter from a prefix.
+    A folder cannot be executed, so exec itself distinguishes an interpreter from a prefix.
     """
     if python is None:
         return ["python3", "python"]

@@ -437,7 +437,7 @@ def _bin_folder(python: str) -> str:
 def _informative(error: OSError) -> int:
     """Rank an exec error by how informative it is.
 
-    "Not allowed" tells more than "not found", which tells more than a PATH entry that is not a
+    "Not allowed" goes before "not found", and "not found" before a PATH entry that is not a
     folder.
     """
     return {errno.ENOTDIR: 0, errno.ENOENT: 1}.get(error.errno or 0, 2)

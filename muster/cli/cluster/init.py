@@ -188,6 +188,7 @@ def _coordinator_yaml(cluster: Cluster) -> str:
             "tls:\n"
             f"  cert: {_scalar(str(cluster.tls.cert))}\n"
             f"  key: {_scalar(str(cluster.tls.key))}\n"
+            + (f"  ca: {_scalar(str(cluster.tls.ca))}\n" if cluster.tls.ca else "")
         )
     return text
 

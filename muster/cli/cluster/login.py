@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
@@ -12,10 +16,24 @@ from muster.cli.cluster.whoami import print_user
 from muster.cli.errors import RefusedError
 from muster.cli.output.format import note, safe
 from muster.client.client import Client
-from muster.client.config import client_file_path, given_settings
+from muster.client.config import check_url, client_file_path, given_settings
 from muster.daemon.durable_files import write_atomic
+from muster.http.views import VersionView
 
-_PRIVATE = 0o600
+if TYPE_CHECKING:
+    from muster.http.people import NewToken
+
+_PRIVATE: Final = 0o600
+_PREFIX: Final = "ml1"
+_CA_BYTES_MAX: Final = 1 << 18
+_CA_TIMEOUT_S: Final = 30.0
+
+
+class _Pinned(NamedTuple):
+    """A token with the SHA-256 of the CA by which the coordinator is known: `ml1.SHA256.TOKEN`."""
+
+    sha256: str
+    token: str
 
 
 @click.command("login")
@@ -30,24 +48,95 @@ _PRIVATE = 0o600
 def command(*, url: str, token: str | None, ca: Path | None, force: bool) -> None:
     """Check a token at the coordinator, and write both to the client's file (mode 0600).
 
-    Without TOKEN, asks for it, which keeps it out of the shell history and the process list.
+    Without TOKEN, asks for it, which keeps it out of the shell history and the process list. If it
+    begins with `ml1.`, it holds the SHA-256 of the coordinator's CA: the CA is fetched and compared
+    before the token is sent, and written beside the client's file.
     """
     if token is None:
         token = click.prompt("Token", hide_input=True, err=True)
-    settings = given_settings(os.environ, url, token.strip(), ca)
+    pinned = _pinned(token.strip())
+    if pinned is not None and ca is not None:
+        raise click.UsageError("the token names the CA already: leave --ca out")
     path = client_file_path(os.environ)
+    settings = given_settings(os.environ, url, pinned.token if pinned else token.strip(), ca)
     if not force and _other_url(path, settings.url):
         raise RefusedError(
             f"{safe(str(path))} is for another coordinator; nothing was written\n"
             "  name another file with MUSTER_CONFIG, or replace it with --force"
         )
-    known = Client.of(settings).version()
+    if pinned is not None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        pem = _fetched_ca(settings.url, pinned.sha256)
+        known = _checked_with(settings.url, pinned.token, pem, path.parent)
+        ca = path.with_suffix(".ca.pem").absolute()
+        write_atomic(ca, pem, _PRIVATE)
+        note(f"wrote {safe(str(ca))}")
+    else:
+        known = Client.of(settings).version()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fields = {"url": settings.url, "token": settings.token} | ({"ca": str(ca)} if ca else {})
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in fields.items())
     write_atomic(path, text.encode(), _PRIVATE)
     note(f"wrote {safe(str(path))}")
     print_user(known, settings.url)
+
+
+def login_line(url: str, made: NewToken) -> str:
+    """Return the command with which a user logs in with a new token."""
+    if not made.ca_sha256:
+        return f"muster login {url}"
+    return f"muster login {url} {_PREFIX}.{made.ca_sha256}.{made.text}"
+
+
+def _pinned(text: str) -> _Pinned | None:
+    prefix, dot, rest = text.partition(".")
+    if prefix != _PREFIX or not dot:
+        return None
+    sha256, _, token = rest.partition(".")
+    if len(sha256) != hashlib.sha256().digest_size * 2 or not token:
+        raise click.UsageError(
+            "the token is cut off: it is ml1.SHA256.SECRET, as `muster token create` prints it"
+        )
+    return _Pinned(sha256, token)
+
+
+def _fetched_ca(url: str, sha256: str) -> bytes:
+    """Fetch the CA over a connection that proves nothing, and compare its digest. The token is not
+    sent before. Raises RefusedError."""
+    from http.client import HTTPException, HTTPSConnection
+    from ssl import CERT_NONE, create_default_context
+
+    parts = check_url(url)
+    if parts.scheme != "https":
+        raise RefusedError(f"{url} has no TLS, and this token is for a coordinator with TLS")
+    context = create_default_context()
+    context.check_hostname = False
+    context.verify_mode = CERT_NONE
+    connection = HTTPSConnection(
+        parts.hostname or "", parts.port or 443, timeout=_CA_TIMEOUT_S, context=context
+    )
+    try:
+        connection.request("GET", "/v1/ca")
+        answer = connection.getresponse()
+        pem = answer.read(_CA_BYTES_MAX)
+    except (OSError, HTTPException) as error:
+        raise RefusedError(f"the CA cannot be fetched from {url}: {error}") from error
+    finally:
+        connection.close()
+    if answer.status != 200 or not hmac.compare_digest(hashlib.sha256(pem).hexdigest(), sha256):
+        raise RefusedError(
+            f"{url} shows another CA than the one that the token names; the token was not sent\n"
+            "  check the address; if the coordinator has a new CA, ask an admin for a new token"
+        )
+    return pem
+
+
+def _checked_with(url: str, token: str, pem: bytes, folder: Path) -> VersionView:
+    """Check the token over a connection that the CA vouches for."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="ca.", suffix=".pem") as file:
+        file.write(pem)
+        file.flush()
+        return Client.of(given_settings(os.environ, url, token, Path(file.name))).version()
 
 
 def _other_url(path: Path, url: str) -> bool:

@@ -1,201 +1,167 @@
-"""`muster token`: create, list and revoke access tokens in the coordinator's tokens file."""
+"""`muster token`: create, list and revoke access tokens."""
 
 from __future__ import annotations
 
-import os
-from datetime import datetime
-from pathlib import Path
+import sys
 from typing import Final
 
 import click
-import msgspec
 
-from muster.cli.cluster.init import default_folder, this_user, user_named
-from muster.cli.cluster.tokens_file import changing, new_token, read_tokens, utc_text
+from muster.cli.client_options import connect, connection_options
+from muster.cli.cluster.login import login_line
 from muster.cli.errors import RefusedError
 from muster.cli.input.param_types import DURATION
-from muster.cli.output.format import note, safe
+from muster.cli.output.format import moment, note, safe
 from muster.cli.output.json_output import json_option, print_json
 from muster.cli.output.table import Column, print_table
-from muster.client.config import client_file_path
-from muster.daemon.clock import SystemClock
+from muster.client import Client
+from muster.http.people import TokenList, TokenRequest, TokenView
+from muster.protocol.outcome import EXIT_CLIENT
 from muster.protocol.roles import Role
-from muster.protocol.tokens import TokenClass, TokenRecord
+from muster.protocol.text import count
+from muster.protocol.tokens import TokenClass
 
+JOIN: Final = TokenClass.JOIN.value
 _COLUMNS: Final = (
     Column("ID"),
     Column("ROLE"),
     Column("USER", elastic=True),
-    Column("TEAMS", drop=2),
-    Column("CREATED", drop=1),
+    Column("LABEL", drop=1),
+    Column("CREATED", drop=3),
+    Column("USED", drop=2),
     Column("EXPIRES"),
 )
-
-JOIN: Final = TokenClass.JOIN.value
-
-_file = click.option(
-    "--file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="The coordinator's tokens file (default: that of `muster init`).",
-)
-
-
-class Created(msgspec.Struct, frozen=True):
-    """The output of `muster token create --json`, the only time that the token is shown."""
-
-    id: str
-    token: str
-    role: str
-    user: str
-    expires: str
-    file: str
-
-
-class TokenLine(msgspec.Struct, frozen=True):
-    """A token in the output of `muster token list --json`, without its digest."""
-
-    id: str
-    role: str
-    user: str
-    created: str
-    expires: str
-    expired: bool
-    teams: tuple[str, ...] = ()
 
 
 @click.group("token")
 def command() -> None:
-    """Create, list and revoke tokens, on the machine that has the coordinator's tokens file.
+    """Create, list and revoke tokens. Admins do so for everybody; others list and revoke their own.
 
-    The coordinator rereads the file within a second of a change.
+    A token is shown once. The coordinator stores a digest of it.
     """
 
 
 @command.command("create", short_help="Create a token and print it, only this once.")
+@click.option("--user", metavar="NAME", help="User of the token (default: you).")
+@click.option("--label", metavar="TEXT", default="", help="What uses it, such as `laptop`.")
 @click.option(
     "--role",
     type=click.Choice([*(each.value for each in Role), JOIN]),
-    default=Role.USER.value,
-    show_default=True,
-    help="Role of the user; join: for agents.",
+    help="A lesser role than the user's; join: for agents.",
 )
-@click.option("--team", "teams", metavar="NAME", multiple=True, help="A team of the user.")
-@click.option("--user", metavar="NAME", help="User of the token (default: you).")
 @click.option(
     "--expires", type=DURATION, metavar="TIME", help="Lifetime, such as 30d (default: unlimited)."
 )
-@_file
 @json_option
+@connection_options
 def create(
-    *,
-    role: str,
-    teams: tuple[str, ...],
-    user: str | None,
-    expires: float | None,
-    file: Path | None,
-    as_json: bool,
+    *, user: str | None, label: str, role: str | None, expires: float | None, as_json: bool
 ) -> None:
-    """Create a token and print it, alone, on standard output. It cannot be shown again: the file
-    holds only a digest.
+    """Create a token and print it, alone, on standard output. It cannot be shown again. Needs the
+    role admin.
 
     \b
     muster token create --user bob --expires 30d
     """
-    user = user_named(this_user(os.environ) if user is None else user)
-    ends = "" if expires is None else utc_text(SystemClock().now().wall + expires)
-    if role == JOIN:
-        if teams:
-            raise click.UsageError("a join token has no teams")
-        text, record = new_token(TokenClass.JOIN, user, ends)
-    else:
-        text, record = new_token(TokenClass.USER, user, ends, Role(role), teams)
-    path = _path(file)
-    with changing(path) as records:
-        records.append(record)
-    if as_json:
-        print_json(Created(record.id, text, role, user, ends, str(path)))
-    else:
-        print(text)
-    until = f"until {ends}" if ends else "until it is revoked"
-    note(
-        f"token {record.id} of {safe(user)} is valid {until}; to revoke it: "
-        f"muster token revoke {record.id}{f' --file {path}' if file else ''}"
+    if role == JOIN and user is not None:
+        raise click.UsageError("a join token has no user: leave --user out")
+    client = connect()
+    made = client.create_token(
+        TokenRequest(
+            user=user or "",
+            label=label,
+            role=None if role in (None, JOIN) else Role(role),
+            expires_s=expires,
+            join=role == JOIN,
+        )
     )
-
-
-@command.command("list", short_help="List the tokens.")
-@_file
-@json_option
-def list_(*, file: Path | None, as_json: bool) -> None:
-    """List the tokens in the file. It does not contain their secrets."""
-    now = SystemClock().now().wall
-    lines = [_line(record, now) for record in read_tokens(_path(file))]
     if as_json:
-        print_json({"tokens": lines})
+        print_json(made)
+    else:
+        print(made.text)
+    token = made.token
+    until = f"until {moment(token.expires)}" if token.expires else "until it is revoked"
+    note(
+        f"token {token.id}{_whose(token)} is valid {until}; to revoke it: "
+        f"muster token revoke {token.id}"
+    )
+    if role != JOIN:
+        note(f"on the user's machine: {login_line(client.url, made)}")
+
+
+@command.command("list", short_help="List tokens.")
+@click.option("--user", metavar="NAME", help="Only tokens of this user.")
+@json_option
+@connection_options
+def list_(*, user: str | None, as_json: bool) -> None:
+    """List your tokens, or as an admin all. USED is the last use, to the day if it was before the
+    coordinator was last restarted."""
+    found = connect().tokens(user)
+    if as_json:
+        print_json(found)
         return
-    rows = [
-        [
-            line.id,
-            line.role,
-            line.user,
-            " ".join(line.teams) or "-",
-            line.created or "-",
-            _ends(line),
-        ]
-        for line in lines
-    ]
-    print_table(_COLUMNS, rows)
+    print_table(_COLUMNS, [_row(token) for token in found.tokens])
 
 
 @command.command("revoke", short_help="Revoke tokens.")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@_file
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
-def revoke(*, ids: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+@connection_options
+def revoke(*, ids: tuple[str, ...], yes: bool, as_json: bool) -> int:
     """Revoke tokens: all that are named, or none if one is unknown. Within a second, the
     coordinator refuses requests with them and closes their streams and agent connections."""
-    path = _path(file)
-    with changing(path) as records:
-        unknown = [each for each in ids if each not in {record.id for record in records}]
-        if unknown:
-            raise RefusedError(
-                f"there is no token {', '.join(map(safe, unknown))} in {safe(str(path))}; nothing "
-                "was revoked: muster token list"
-            )
-        gone = [record for record in records if record.id in ids]
-        records[:] = [record for record in records if record.id not in ids]
-    for record in gone:
-        note(f"token {record.id} of {safe(record.user)} is revoked")
+    client = connect()
+    found = _named(client, ids)
+    for token in found:
+        note(f"token {token.id}{_whose(token)}: {_use(token)}")
+    if not yes and sys.stdin.isatty():
+        what = "this token" if len(found) == 1 else f"these {len(found)} tokens"
+        if not click.confirm(f"revoke {what}?", default=False, err=True):
+            note("nothing was revoked")
+            return EXIT_CLIENT
+    gone = []
+    for token in found:
+        gone.append(client.revoke_token(token.id))
+        note(f"token {token.id}{_whose(token)} is revoked")
     if as_json:
-        print_json({"tokens": [_line(record, SystemClock().now().wall) for record in gone]})
+        print_json(TokenList(tuple(gone)))
+    return 0
 
 
-def _path(file: Path | None) -> Path:
-    return (
-        file if file is not None else default_folder(client_file_path(os.environ)) / "tokens.yaml"
-    )
+def _named(client: Client, ids: tuple[str, ...]) -> list[TokenView]:
+    known = {token.id: token for token in client.tokens().tokens}
+    unknown = [each for each in ids if each not in known]
+    if unknown:
+        raise RefusedError(
+            f"there is no token {', '.join(map(safe, unknown))} that you may revoke; nothing was "
+            "revoked: muster token list"
+        )
+    return [known[each] for each in dict.fromkeys(ids)]
 
 
-def _line(record: TokenRecord, now: float) -> TokenLine:
-    ends = _moment(record.expires)
-    return TokenLine(
-        id=record.id,
-        role=record.user_role.value if record.user_role else JOIN,
-        user=record.user,
-        created=record.created,
-        expires=record.expires,
-        expired=ends is not None and ends <= now,
-        teams=record.teams,
-    )
+def _whose(token: TokenView) -> str:
+    label = f" ({safe(token.label)})" if token.label else ""
+    return f" of {safe(token.user)}{label}" if token.user else f" of agents{label}"
 
 
-def _moment(text: str) -> float | None:
-    try:
-        return datetime.fromisoformat(text).timestamp() if text else None
-    except ValueError:
-        return None
+def _use(token: TokenView) -> str:
+    used = f"last used {moment(token.used)}" if token.used else "not used yet"
+    if not token.user:
+        return f"{used}; agents that use it lose their connections, and keep their jobs for a lease"
+    if not token.jobs:
+        return used
+    return f"{used}; {safe(token.user)} has {count(token.jobs, 'job')} that would run on"
 
 
-def _ends(line: TokenLine) -> str:
-    return f"{line.expires or 'never'}{' (expired)' if line.expired else ''}"
+def _row(token: TokenView) -> list[str]:
+    ends = moment(token.expires) if token.expires else "never"
+    return [
+        token.id,
+        token.role,
+        token.user or "-",
+        token.label or "-",
+        moment(token.created),
+        moment(token.used) if token.used else "-",
+        f"{ends} ({token.problem})" if token.problem else ends,
+    ]

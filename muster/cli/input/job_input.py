@@ -45,11 +45,20 @@ class JobInput(NamedTuple):
     """A job to submit: `mapping` is sent to the coordinator, `notes` are for the user.
 
     Values that were not given stay out of `mapping`, so that the coordinator chooses the defaults.
+    `code` is the folder whose content travels with the job; then `mapping` and `spec` lack it until
+    `with_bundle` adds its hash.
     """
 
     spec: JobSpec
     mapping: dict[str, object]
     notes: tuple[str, ...]
+    code: Path | None = None
+
+    def with_bundle(self, sha256: str) -> JobInput:
+        """Return the job with the hash of its code."""
+        mapping = {**self.mapping, "workdir": {"bundle": sha256}}
+        spec = replace(self.spec, workdir=None, bundle=sha256)
+        return JobInput(spec, mapping, self.notes, self.code)
 
 
 def read_job(typed: Typed, environ: Mapping[str, str]) -> JobInput:
@@ -78,7 +87,17 @@ def _read(typed: Typed, environ: Mapping[str, str], notes: list[str]) -> JobInpu
         tree, document = override_document(document, ["nccl_debug=true"], env)
         spec = parse_document(document, environ)
     notes += _script_not_here(spec)
-    return JobInput(spec, _filled(tree, spec), tuple(notes))
+    return JobInput(spec, _filled(tree, spec), tuple(notes), _code_folder(spec, typed))
+
+
+def _code_folder(spec: JobSpec, typed: Typed) -> Path | None:
+    """Return the folder that a relative `workdir` names: beside the job file, or here."""
+    if spec.workdir is None or spec.workdir.startswith("/"):
+        return None
+    beside = typed.file is not None and typed.file != STDIN
+    base = Path(typed.file or "").parent if beside else Path()
+    folder = (base / spec.workdir).absolute()
+    return Path(os.path.normpath(folder))
 
 
 def _script_not_here(spec: JobSpec) -> list[str]:

@@ -32,6 +32,7 @@ _TASKS: Final = (
     Column("REFUSED OR LEFT", elastic=True, wraps=True),
 )
 _RANKS_NAMED: Final = 6
+_NODES_NAMED: Final = 3
 _TAIL_LINES: Final = 20
 _RUN_CHARS: Final = 200
 # At this width or more, a timeline shows dates, too. Shorter sentences may be repeated.
@@ -202,16 +203,28 @@ def _print_attempt(attempt: AttemptView, launcher: str, printed: set[str]) -> No
 
 
 def _print_starts(tasks: tuple[TaskView, ...]) -> None:
-    """Print how the ranks of each node were started, of a job that requested forks."""
+    """Print how the ranks were started: one line for the nodes that did it alike, with the slowest
+    node's time of each part.
+    """
+    alike: dict[str, list[TaskView]] = {}
     for task in tasks:
-        start = task.start
-        if start is None:
-            continue
-        parts = {"import of torch": start.import_s, "preload": start.preload_s}
-        parts |= {"check": start.check_s, "fork": start.fork_s}
+        if task.start is not None:
+            forked = task.start.method == "fork"
+            how = "forked" if forked else f"not forked, because {task.start.why}"
+            alike.setdefault(how, []).append(task)
+    for how, found in alike.items():
+        starts = [task.start for task in found if task.start is not None]
+        parts = {
+            "import of torch": max(start.import_s for start in starts),
+            "preload": max(start.preload_s for start in starts),
+            "check": max(start.check_s for start in starts),
+            "fork": max(start.fork_s for start in starts),
+        }
         took = ", ".join(f"{name} {value:.2f} s" for name, value in parts.items() if value)
-        how = "forked" if start.method == "fork" else f"not forked, because {start.why}"
-        _line(f"{task.node}: {how} ({took})", "ranks: ")
+        names = ", ".join(task.node for task in found[:_NODES_NAMED])
+        more = len(found) - _NODES_NAMED
+        nodes = f"{names} and {more} more" if more > 0 else names
+        _line(f"{nodes}: {how}" + (f" ({took})" if took else ""), "ranks: ")
 
 
 def _print_tail(cause: Cause) -> None:

@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -29,6 +30,9 @@ from muster.protocol.outcome import EXIT_CLIENT, EXIT_NEVER_STARTED
 from muster.spec.checks.env_advice import env_advice
 from muster.spec.serialize import to_mapping
 
+if TYPE_CHECKING:
+    from muster.bundle.scan import Scanned
+
 # Statuses that concern the job, not the coordinator or the connection.
 _REFUSED: Final = frozenset({400, 413, 422})
 
@@ -41,6 +45,7 @@ _OURS: Final = frozenset(
         "--from-sbatch",
         "--gpus",
         "--idempotency-key",
+        "--list-files",
         "--nccl-debug",
         "--nodes",
         "--nproc-per-node",
@@ -165,6 +170,12 @@ class _Submit(click.Command):
     help="Only check the job; print it with its defaults, and whether it fits the nodes.",
 )
 @click.option(
+    "--list-files",
+    "lists",
+    is_flag=True,
+    help="Only list the files that would travel with the job.",
+)
+@click.option(
     "--json",
     "as_json",
     is_flag=True,
@@ -183,6 +194,7 @@ def command(
     follow: bool,
     key: str | None,
     dry_run: bool,
+    lists: bool,
     as_json: bool,
     command: tuple[str, ...],
     **options: str | None,
@@ -202,11 +214,20 @@ def command(
     job = read_job(Typed(file, command, sets, env, given, sbatch, nccl_debug), os.environ)
     for said in job.notes:
         note(safe(said))
+    code = None if job.code is None else _code_of(job, job.code)
+    if lists:
+        return _list_files(code)
+    if code is not None:
+        job = job.with_bundle(code.sha256)
     if dry_run:
         return _check_only(job, as_json=as_json)
     for advice in env_advice(job.spec):
         note(safe(advice))
     client = connect()
+    if code is not None:
+        from muster.cli.input.code import send_code
+
+        send_code(client, code)
     summary = _hand_over(client, job, key)
     # Note this first: the job is submitted even if the following output cannot be printed.
     note(f"submitted job {summary.id} ({safe(summary.name)}), {summary.state.value}")
@@ -215,11 +236,31 @@ def command(
             print(summary.id, flush=True)
         elif not waits:
             print_json(summary)
-    code = _stay(client, summary, waits=waits, follow=follow)
+    exit_code = _stay(client, summary, waits=waits, follow=follow)
     if as_json and waits:
         with suppress(BrokenPipeError):
             print_json(client.job(summary.id))
-    return code
+    return exit_code
+
+
+def _code_of(job: JobInput, folder: Path) -> Scanned:
+    """Scan the code of a job, and report what its author should know before it is sent."""
+    from muster.cli.input.code import read_code, remarks
+
+    found = read_code(folder, os.environ)
+    for said in remarks(found, job.spec):
+        note(safe(said))
+    return found
+
+
+def _list_files(code: Scanned | None) -> int:
+    from muster.cli.input.code import listed
+
+    if code is None:
+        note("no files travel with this job: its `workdir` is a folder of the nodes, or none")
+    else:
+        print(listed(code))
+    return 0
 
 
 def _check_usage(file: str | None, sbatch: str | None, command: tuple[str, ...]) -> None:

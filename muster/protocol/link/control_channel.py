@@ -349,22 +349,19 @@ class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
 
 
 class HeartbeatAck(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat_ack"):
-    """Renews all leases of the node's tasks from `sent_s`, the time (on the agent's clock) at which
-    the agent asked."""
+    """Renews all leases of the node's tasks from `sent_s`, when (on its clock) the agent asked."""
 
     sent_s: float
 
 
 class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"):
-    """Check everything, run `setup`, and bring the bootstrap to its start gate, without starting
-    the job.
+    """Check everything, run `setup`, and bring the bootstrap to its gate, without starting the job.
 
     `ports` is the number of free ports to find and report. `gpus` are the UUIDs of the task's
-    exclusive GPUs, all of which must exist; empty means all of the node. `lease_s`: the node ends
-    the task by itself once the coordinator has not answered for so long; None: never. The agent
-    reports changed files in `checkpoint_dir`. `preflight`: also check disks and mounts, and refuse
-    if one is nearly full or does not answer. `idle`: the limits for idle GPUs. `user` submitted the
-    job; the node runs it as that user if its configuration says so.
+    exclusive GPUs, all of which must exist; empty means all. `lease_s`: the node ends the task once
+    the coordinator has not answered for so long; None: never. The agent reports changed files in
+    `checkpoint_dir`. `preflight`: also check disks and mounts, and refuse if one is nearly full or
+    hangs. `idle`: limits for idle GPUs. `ticket`: to fetch `bundle`. `user` submitted the job.
     """
 
     task: TaskId
@@ -380,6 +377,8 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     checkpoint_dir: str | None = None
     preflight: bool = False
     idle: IdleGpus | None = None
+    bundle: str | None = None
+    ticket: str = ""
     user: str = ""
 
 

@@ -1,8 +1,8 @@
 """Access control: every route declares its action; anything else is closed.
 
 `check` finds the principal of a request and refuses actions that its role never allows.
-`check_job` then decides about the job in the path. Both remember what they allowed, so that
-`still_allowed` can decide again while a response is being streamed.
+`check_object` then decides about the job or the token in the path. Both remember what they allowed,
+so that `still_allowed` can decide again while a response is being streamed.
 """
 
 import math
@@ -13,20 +13,23 @@ from aiohttp import web
 
 from muster.protocol.ids import JobId
 from muster.protocol.roles import Role
-from muster.protocol.tokens import TokenClass, TokenRecord
+from muster.protocol.tokens import TokenClass
 from orchestrator.api.http.job_owners import JobOwners
 from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.rate_limit import RateLimit
-from orchestrator.api.http.request_parsing import job_id, no_such_job
-from orchestrator.api.http.route import JOB_PATH, Route
+from orchestrator.api.http.request_parsing import job_id, no_such_job, no_such_token
+from orchestrator.api.http.route import JOB_PATH, TOKEN_PATH, Route
 from orchestrator.api.http.tokens import TokenStore
+from orchestrator.core.model.people import KnownToken
 from orchestrator.core.rights.principals import NOBODY, NODE, Kind, Owned, Policy, Principal
 from orchestrator.core.rights.rules import RULES, Action, least_role, may, may_with_some
 from orchestrator.shell.coordinator import FORGOTTEN_HINT, forgotten_text
 
-TOKEN: Final = web.RequestKey("token", TokenRecord)
+TOKEN: Final = web.RequestKey("token", KnownToken)
 FOREIGN: Final = web.RequestKey("foreign", str)
 """Owner of the job that a request is about, if it is another user's."""
+SUBJECT: Final = web.RequestKey("subject", str)
+"""Object of a request whose path does not name it, for the audit log."""
 _JOB: Final = web.RequestKey("job", JobId)
 
 
@@ -80,19 +83,25 @@ class AccessTable:
             )
         why = self._tokens.why_not(record)
         if why:
-            raise _unauthorized(why, "ask whoever runs the coordinator for a new one")
+            raise _unauthorized(why, "ask an admin for a new one: muster token create")
+        self._tokens.used(record)
         request[TOKEN] = record
         who = self.principal(record)
         if not may_with_some(who, action):
             raise _forbidden(who, action)
 
-    async def check_job(self, request: web.Request, route: Route) -> None:
-        """Decide about the job in the path, if there is one. Raises ApiError (403, 404).
+    async def check_object(self, request: web.Request, route: Route) -> None:
+        """Decide about the job or the token in the path, if there is one. Raises ApiError (403,
+        404).
 
         A job that does not exist is refused here, because it may be submitted before the handler
         looks for it.
         """
-        if not RULES[route.action].of_job or not route.path.startswith(JOB_PATH):
+        if not RULES[route.action].owned:
+            return
+        if route.path.startswith(TOKEN_PATH):
+            self._check_token(request, route)
+        if not route.path.startswith(JOB_PATH):
             return
         name = job_id(request)
         owner = (await self._owners.of([name])).get(name)
@@ -110,6 +119,12 @@ class AccessTable:
         if owner != who.name and route.action is not Action.SEE_JOB:
             request[FOREIGN] = owner
 
+    def _check_token(self, request: web.Request, route: Route) -> None:
+        """Others' tokens do not exist for those who may not see them."""
+        owner = self._tokens.owner(request.match_info["id"])
+        if owner is None or not self.allows(request, route.action, owner):
+            raise no_such_token(request.match_info["id"])
+
     async def still_allowed(self, request: web.Request, route: Route) -> bool:
         """True if the principal of an open request may still do what it began with."""
         who = self.principal(request[TOKEN])
@@ -119,12 +134,12 @@ class AccessTable:
         owner = (await self._owners.of([name])).get(name)
         return owner is not None and self._allows(who, route.action, owner)
 
-    def principal(self, record: TokenRecord) -> Principal:
+    def principal(self, record: KnownToken) -> Principal:
         """Return the principal of a token, with the role and the teams of this moment."""
         if record.class_ is TokenClass.JOIN:
             return NODE
-        known = self._tokens.current(record)
-        return Principal(Kind.USER, known.user, known.user_role, frozenset(known.teams))
+        teams = self._tokens.teams_of(record.user)
+        return Principal(Kind.USER, record.user, self._tokens.role(record), teams)
 
     def allows(self, request: web.Request, action: Action, owner: str) -> bool:
         """True if the author of a request may do this with a job of `owner`."""

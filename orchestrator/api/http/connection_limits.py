@@ -15,7 +15,7 @@ from typing import Any, Final
 import structlog
 from aiohttp import web
 
-from muster.protocol.tokens import TokenClass, TokenRecord
+from muster.protocol.tokens import TokenClass
 from orchestrator.api.http.problems import (
     ApiError,
     internal_error,
@@ -24,6 +24,7 @@ from orchestrator.api.http.problems import (
     problem_response,
     unreadable,
 )
+from orchestrator.core.model.people import KnownToken
 from orchestrator.shell.fd_limits import HINT, is_last, is_short, shortage
 
 HEAD_S: Final = 5.0
@@ -72,7 +73,7 @@ class ConnectionLimits:
             self._logged_short_at = now
             _log.error("descriptors_short", why=shortage(), hint=HINT)
 
-    def authenticated(self, connection: "GuardedConnection", token: TokenRecord) -> bool:
+    def authenticated(self, connection: "GuardedConnection", token: KnownToken) -> bool:
         """Record the owner of a connection. Returns False if the owner has too many connections.
         Agents share a token, so they are counted in their sessions instead.
         """
@@ -227,7 +228,7 @@ class GuardedConnection(web.RequestHandler):
     def request_ended(self) -> None:
         self._busy = False
 
-    def authenticated(self, token: TokenRecord) -> None:
+    def authenticated(self, token: KnownToken) -> None:
         """Record the owner. Raises ApiError (429) if the owner has too many connections."""
         if not self._connections.authenticated(self, token):
             raise ApiError(

@@ -97,7 +97,7 @@ async def _answer(
             await turns.take(request[TOKEN].user)
         if route is not None:
             request[QUERY] = parse_query(request, route.query)
-            await access.check_job(request, route)
+            await access.check_object(request, route)
             if connection is not None and lasts(request):
                 connection.refuse_stream()
         await _go_on(request)

@@ -13,7 +13,7 @@ from muster.spec.schema import job_schema
 from orchestrator.api.http.job_body import JSON_TYPES, YAML_TYPES
 from orchestrator.api.http.problems import CONTENT_TYPE
 from orchestrator.api.http.query_params import EVENT_ID
-from orchestrator.api.http.route import JOB, JSON, Route
+from orchestrator.api.http.route import BYTES, JOB, JSON, Route
 from orchestrator.core.engine.decide import VERSION
 from orchestrator.core.rights.principals import NOBODY
 from orchestrator.core.rights.rules import may_with_some
@@ -25,6 +25,8 @@ _ANY: Final = (400, 408, 414, 421, 429, 431, 500, 503)
 _WITH_TOKEN: Final = (401, 403)
 _WITH_BODY: Final = (413, 415)
 _JOB_ID: Final[Schema] = {"type": "integer", "minimum": 1, "maximum": 10**18 - 1}
+_SHA256: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+_TASK_ID: Final[Schema] = {"type": "string", "pattern": "^[1-9][0-9]*\\.[1-9][0-9]*\\.[0-9]+$"}
 _NODE_ID: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": 253}
 _REQUEST_HEADERS: Final[Mapping[str, tuple[str, Schema]]] = {
     "Idempotency-Key": (
@@ -32,6 +34,10 @@ _REQUEST_HEADERS: Final[Mapping[str, tuple[str, Schema]]] = {
         {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
     ),
     "If-Match": ("The ETag of the job as last read by the caller.", {"type": "string"}),
+    "X-Muster-Ticket": (
+        "The ticket that came with the command to prepare the task.",
+        {"type": "string", "maxLength": 128},
+    ),
     "Last-Event-ID": (
         "Continue after this event.",
         {"type": "string", "pattern": EVENT_ID},
@@ -101,7 +107,7 @@ def _types(routes: Iterable[Route]) -> Iterable[Any]:
     yield Problem
     for route in routes:
         yield route.query
-        if route.body is not None and route.body is not JOB:
+        if route.body not in (None, JOB, BYTES):
             yield route.body
         yield from route.items
         for media in route.answers.values():
@@ -151,7 +157,8 @@ def _problems(route: Route) -> list[int]:
 
 
 def _path(path: str) -> list[Schema]:
-    kind = _NODE_ID if "/nodes/" in path else _JOB_ID
+    kinds = {"/nodes/": _NODE_ID, "/bundles/": _SHA256, "/tasks/": _TASK_ID}
+    kind = next((kind for part, kind in kinds.items() if part in path), _JOB_ID)
     return [
         {"name": name, "in": "path", "required": True, "schema": kind}
         for name in re.findall(r"{(\w+)}", path)
@@ -190,6 +197,8 @@ def _body(route: Route, found: Mapping[Any, Schema]) -> Schema:
             "required": True,
             "content": dict.fromkeys((*JSON_TYPES, *YAML_TYPES), schema),
         }
+    if route.body == BYTES:
+        return {"required": True, "content": {BYTES: {"schema": {"type": "string"}}}}
     return {"required": False, "content": {JSON: {"schema": found[route.body]}}}
 
 

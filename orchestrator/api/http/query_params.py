@@ -48,6 +48,12 @@ class NodesQuery(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class TokensQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/tokens: those that the caller may see."""
+
+    user: Annotated[_Word | None, Meta(description="of this user")] = None
+
+
 class ExplainQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /v1/jobs/{id}/explain. For a waiting job, also what-if questions."""
 

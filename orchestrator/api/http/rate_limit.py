@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 BURST_S: Final = 10.0
-_CALLERS_MAX: Final = 10_000
+CALLERS_MAX: Final = 10_000
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class RateLimit:
         """
         bucket = self._buckets.get(caller)
         if bucket is None:
-            if len(self._buckets) >= _CALLERS_MAX:
+            if len(self._buckets) >= CALLERS_MAX:
                 self._forget(now)
             bucket = self._buckets[caller] = _Bucket(self._burst, now)
         bucket.left = min(self._burst, bucket.left + (now - bucket.at) * self._per_s)
@@ -41,5 +41,5 @@ class RateLimit:
     def _forget(self, now: float) -> None:
         full = [name for name, b in self._buckets.items() if now - b.at >= BURST_S]
         # If no caller is idle, drop the oldest: a flood of addresses must not fill the memory.
-        for name in full or list(self._buckets)[: _CALLERS_MAX // 2]:
+        for name in full or list(self._buckets)[: CALLERS_MAX // 2]:
             del self._buckets[name]

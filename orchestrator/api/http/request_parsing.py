@@ -41,6 +41,11 @@ def no_such_job(name: object) -> ApiError:
     )
 
 
+def no_such_token(name: str) -> ApiError:
+    hint = "list the tokens: muster token list"
+    return ApiError(404, "unknown_token", f"there is no token {shown(name)}", hint)
+
+
 def read_moment(name: str, text: str, now: float) -> float:
     """Return the UTC seconds of a time in RFC 3339, or of a span (`10m`) before `now`. Raises
     ApiError.

@@ -15,8 +15,13 @@ STREAM: Final = "text/event-stream"
 JOB: Final = "a job file"
 """Placeholder for a body that is a job, as JSON or YAML."""
 
+BYTES: Final = "application/octet-stream"
+"""Placeholder for a body of bytes, and its type."""
+
 JOB_PATH: Final = "/v1/jobs/{id}"
 """Beginning of the paths that name a job."""
+TOKEN_PATH: Final = "/v1/tokens/{id}"  # noqa: S105 - a path
+"""Beginning of the paths that name a token."""
 
 Answers = Mapping[int, Mapping[str, Any]]
 """Type of the body (None: any text) by status and content type."""

@@ -9,10 +9,11 @@ import structlog
 from aiohttp import web
 
 from muster.daemon.errors import DaemonError
-from muster.protocol.tokens import TokenClass, TokenRecord
+from muster.protocol.tokens import TokenClass
 from orchestrator.api.http.access import TOKEN, AccessTable
 from orchestrator.api.http.route import ROUTE, Handler
 from orchestrator.api.http.tokens import TokenStore
+from orchestrator.core.model.people import KnownToken
 from orchestrator.shell.coordinator import CoordinatorStoppedError
 
 _LOOK_EVERY_S: Final = 1.0
@@ -31,7 +32,7 @@ class StreamRevocation:
     def __init__(self, tokens: TokenStore, access: AccessTable) -> None:
         self._tokens = tokens
         self._access = access
-        self._open: dict[int, tuple[web.Request, TokenRecord]] = {}
+        self._open: dict[int, tuple[web.Request, KnownToken]] = {}
         self._logged: set[str] = set()
 
     @web.middleware
@@ -54,7 +55,7 @@ class StreamRevocation:
                 if why and id(request) in self._open:
                     self._end(request, record, why)
 
-    async def _denied(self, request: web.Request, record: TokenRecord) -> str:
+    async def _denied(self, request: web.Request, record: KnownToken) -> str:
         """Return why the rights behind an open request have gone, or ""."""
         if record.class_ is TokenClass.JOIN:
             return ""
@@ -66,7 +67,7 @@ class StreamRevocation:
             return str(error)
         return "" if allowed else f"{record.user} may not do this any more"
 
-    def _end(self, request: web.Request, record: TokenRecord, why: str) -> None:
+    def _end(self, request: web.Request, record: KnownToken, why: str) -> None:
         if record.class_ is TokenClass.JOIN and self._tokens.knows(record):
             if record.id not in self._logged:
                 self._logged.add(record.id)

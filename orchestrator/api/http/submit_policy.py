@@ -25,6 +25,10 @@ class SubmitRules:
             for at, url in enumerate(spec.notify)
             if (why := refused(url, self.webhooks)) is not None
         ]
+        if spec.workdir is not None and not spec.workdir.startswith("/"):
+            why = "is a folder of the machine that submits, and its content was not sent"
+            hint = "submit with `muster submit`, or write an absolute path that the nodes have"
+            problems.append(FieldProblem("workdir", spec.workdir, why, hint))
         if problems:
             detail = "; ".join(f"{p.field}: {p.value} {p.message}" for p in problems)
             raise ApiError(422, "bad_job", detail, problems=problems)

@@ -17,6 +17,7 @@ from orchestrator.core.facts.hangs import HangFact
 from orchestrator.core.facts.idle import IdleFact
 from orchestrator.core.facts.links import LinkFact
 from orchestrator.core.facts.observations import TaskObserved
+from orchestrator.core.facts.people import PeopleFact
 from orchestrator.core.facts.queue import PromiseFact
 from orchestrator.core.facts.service import HardwareNoted, ServiceFact
 from orchestrator.core.facts.webhooks import WebhookFact
@@ -31,6 +32,7 @@ from orchestrator.core.monitoring.hang_state import apply_hang
 from orchestrator.core.monitoring.idle_gpus import apply_idle
 from orchestrator.core.monitoring.task_observations import apply_observations
 from orchestrator.core.nodes.service_state import apply_service
+from orchestrator.core.rights.people import apply_people
 from orchestrator.core.scheduling.gpus import share_of
 from orchestrator.core.webhooks.outbox import apply_webhook
 
@@ -65,6 +67,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             apply_service(state, fact, at)
         case rf.JournalRestored() | rf.RestoredNodeSettled() | rf.NodeDeclaredLost():
             apply_restored(state, fact)
+        case PeopleFact():
+            apply_people(state.people, fact, at)
         case ClusterFact():
             apply_cluster(state, fact)
         case _:

@@ -10,12 +10,12 @@ from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.links import OfLink
 from orchestrator.core.facts.queue import QueuesDue, QueuesPlanned
 from orchestrator.core.model.errors import InvalidTransition
-from orchestrator.core.model.hardware_rate import hardware_due
 from orchestrator.core.model.node import LINK_TRANSITIONS, LinkState
 from orchestrator.core.model.plan import MoveCause, PoolPolicy, QueueEvent, QueuePlan
 from orchestrator.core.model.registrations import (
     NewNodes,
     connection_due,
+    hardware_due,
     one_more_new_node,
     registration_due,
 )

@@ -70,11 +70,12 @@ from orchestrator.core.nodes.unkillable import (
     drain_for_unkillable,
     survivor_facts,
 )
+from orchestrator.core.rights.people import decide_people, import_people
 from orchestrator.core.scheduling.placement import never_fits
 from orchestrator.core.webhooks.outbox import on_attempted
 
 VERSION = "0.1.0"
-REBOOTED: Final = "it was booted anew"
+REBOOTED: Final = "it rebooted"
 
 
 def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Decision:
@@ -101,6 +102,14 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
             return remove(state, received)
         case s.LostReceived():
             return declare_lost(state, received)
+        case (
+            s.UserReceived()
+            | s.UserChangeReceived()
+            | s.TokenReceived()
+            | s.RevokeReceived()
+            | s.TokenSeen()
+        ):
+            return decide_people(state, received, now.wall)
         case s.HelloReceived(session, hello, peer, local):
             foreign = frozenset[str]() if local else limits.own_names
             return _hello(state, session, hello, peer, foreign, now, limits)
@@ -130,6 +139,8 @@ def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: 
             )
         ]
     )
+    if started.people is not None and not state.people.imported:
+        decision.facts += import_people(started.people)
     for node in state.nodes.values():
         if node.holders:
             decision.facts.append(lf.NodeAwaited(node.name, now.mono))

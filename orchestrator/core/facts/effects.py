@@ -96,6 +96,8 @@ SEARCH_AGAIN: Final = "search_again"
 """Code of a Declined: jobs were archived after the search for the idempotency key."""
 UNKNOWN_NODE: Final = "unknown_node"
 """Code of a Declined: no node of that name has joined."""
+UNKNOWN_USER: Final = "unknown_user"
+UNKNOWN_TOKEN: Final = "unknown_token"  # noqa: S105 - a code
 UNKNOWN_JOB: Final = "unknown_job"
 INTERNAL: Final = "internal"
 """Code of a Declined: the job is not in the state."""
@@ -120,6 +122,12 @@ class NodeServiceChanged(msgspec.Struct, frozen=True):
     """A node was drained, resumed or removed. `anything` is false if nothing had to change."""
 
     node: NodeName
+    anything: bool
+
+
+class PeopleChanged(msgspec.Struct, frozen=True):
+    """A user or a token was changed. `anything` is false if nothing had to change."""
+
     anything: bool
 
 
@@ -154,7 +162,16 @@ class Stacks(msgspec.Struct, frozen=True):
     view: StacksView
 
 
-Result = Submitted | Cancelled | Changed | Signalled | NodeServiceChanged | Stacks | Declined
+Result = (
+    Submitted
+    | Cancelled
+    | Changed
+    | Signalled
+    | NodeServiceChanged
+    | PeopleChanged
+    | Stacks
+    | Declined
+)
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -7,8 +7,11 @@ from msgspec import UNSET, UnsetType
 
 from muster.protocol.ids import JobId, NodeName, SessionId
 from muster.protocol.link.control_channel import Heartbeat, Hello, StacksReport, TaskReport
+from muster.protocol.roles import Role
+from muster.protocol.tokens import TokenClass
 from muster.spec.model import JobSpec
 from orchestrator.core.facts.effects import RequestId, Timer
+from orchestrator.core.model.people import People
 from orchestrator.core.model.plan import PoolPolicy
 
 
@@ -16,7 +19,8 @@ class CoordinatorStarted(msgspec.Struct, frozen=True):
     """The journal has been replayed; this process is its `epoch`-th owner.
 
     `cluster` becomes the name of a journal that has none yet, and `secret` its secret. `networks`
-    and `pools` come from the configuration. No new job gets a number below `first_job`.
+    and `pools` come from the configuration, and `people` from the tokens file of a cluster that has
+    imported none yet. No new job gets a number below `first_job`.
     """
 
     epoch: int
@@ -25,6 +29,7 @@ class CoordinatorStarted(msgspec.Struct, frozen=True):
     first_job: int = 0
     pools: dict[str, PoolPolicy] = msgspec.field(default_factory=dict)
     secret: str = ""
+    people: People | None = None
 
 
 class SubmitReceived(msgspec.Struct, frozen=True):
@@ -121,6 +126,55 @@ class LostReceived(msgspec.Struct, frozen=True):
     user: str
 
 
+class UserReceived(msgspec.Struct, frozen=True):
+    """An admin (`by`) adds a user."""
+
+    request: RequestId
+    user: str
+    role: Role
+    teams: tuple[str, ...]
+    by: str
+
+
+class UserChangeReceived(msgspec.Struct, frozen=True):
+    """An admin changes, enables or disables a user. What is UNSET stays as it is."""
+
+    request: RequestId
+    user: str
+    by: str
+    role: Role | UnsetType = UNSET
+    teams: tuple[str, ...] | UnsetType = UNSET
+    disabled: bool | UnsetType = UNSET
+
+
+class TokenReceived(msgspec.Struct, frozen=True):
+    """An admin creates a token. The shell has drawn its id and its secret."""
+
+    request: RequestId
+    token: str
+    class_: TokenClass
+    sha256: str
+    user: str
+    label: str
+    role: Role | None
+    expires: float | None
+    by: str
+
+
+class RevokeReceived(msgspec.Struct, frozen=True):
+    """A user revokes a token."""
+
+    request: RequestId
+    token: str
+    by: str
+
+
+class TokenSeen(msgspec.Struct, frozen=True):
+    """A token was used."""
+
+    token: str
+
+
 class HelloReceived(msgspec.Struct, frozen=True):
     """An agent opened a connection from the address `peer`. The shell numbered it `session`.
 
@@ -179,6 +233,11 @@ Input = (
     | ResumeReceived
     | RemoveReceived
     | LostReceived
+    | UserReceived
+    | UserChangeReceived
+    | TokenReceived
+    | RevokeReceived
+    | TokenSeen
     | HelloReceived
     | ReportReceived
     | SessionEnded

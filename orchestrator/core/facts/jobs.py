@@ -26,6 +26,7 @@ from orchestrator.core.facts import cluster as of_cluster
 from orchestrator.core.facts import hangs as of_hang
 from orchestrator.core.facts import idle as of_idle
 from orchestrator.core.facts import links as of_link
+from orchestrator.core.facts import people as of_people
 from orchestrator.core.facts import queue as of_queue
 from orchestrator.core.facts import restored as of_restore
 from orchestrator.core.facts import webhooks as nf
@@ -468,6 +469,7 @@ OfTask = (
 )
 Fact = (
     of_cluster.OfCluster
+    | of_people.OfPeople
     | of_restore.OfRestore
     | OfJob
     | OfAttempt

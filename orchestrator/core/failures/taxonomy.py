@@ -106,7 +106,7 @@ RULES: Final = (
         FailureKind.FILE_LIMIT,
         "OSError: [Errno 24] Too many open files",
         r"Too many open files|\[Errno 24\]|received 0 items of ancdata",
-        "it has as many files open as it may: use fewer data loader workers, or "
+        "it has reached the limit of open files: use fewer data loader workers, or "
         "torch.multiprocessing.set_sharing_strategy('file_system')",
     ),
     _rule(
@@ -173,9 +173,8 @@ RULES: Final = (
         FailureKind.IMPORT_FAILED,
         "ImportError: flash_attn_2_cuda.so: undefined symbol: _ZN3c105ErrorC2E",
         r"undefined symbol: (\w+)",
-        "an extension was built against another torch or CUDA (it misses {0}): build it anew in "
-        "the "
-        "environment that `python` names, or in `setup`",
+        "an extension was built against another torch or CUDA (it lacks {0}): rebuild it in "
+        "the environment that `python` names, or in `setup`",
     ),
     _rule(
         FailureKind.IMPORT_FAILED,

@@ -19,6 +19,7 @@ _BEFORE_A_SHIM: Final = frozenset(
         RefusalCode.NO_SPACE,
         RefusalCode.NO_PORTS,
         RefusalCode.NO_DESCRIPTORS,
+        RefusalCode.NO_CODE,
         RefusalCode.USER_REFUSED,
     }
 )

@@ -22,14 +22,14 @@ _RELATIVE: Final = (
 )
 _MODULE: Final = re.compile(r"No module named '?([\w.]+)")
 ADVICE: Final = (
-    "; the job has no `workdir`, so it ran in an empty folder: name the one that has {}, which "
-    "every node must have (muster submit --set workdir=/shared/folder)"
+    "; the job has no `workdir`, so it ran in an empty folder: send the one that has {} "
+    "with the job (muster submit --set workdir=.), or name one that every node has"
 )
 
 
 def add_workdir_hint(spec: JobSpec, task: Task, cause: Cause | None) -> Cause | None:
     """Add the hint to the cause, if a file was not found in the job's empty folder."""
-    if cause is None or spec.workdir is not None:
+    if cause is None or spec.workdir is not None or spec.bundle is not None:
         return cause
     folder = task.prepared.workdir if task.prepared is not None else ""
     opened = _OPENED.search(cause.text)

@@ -1,4 +1,6 @@
-"""Rates at which nodes are registered in the journal. Times are monotonic seconds."""
+"""Rates at which registrations, connections and hardware events of a node are recorded. Times are
+monotonic seconds.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,10 @@ REGISTRATION_EVERY_S: Final = 600.0
 CONNECTIONS_AT_ONCE: Final = 60
 CONNECTION_EVERY_S: Final = 2.0
 """The same for its connections: each records the tasks that it cuts off and brings back."""
+HARDWARE_AT_ONCE: Final = 32
+HARDWARE_EVERY_S: Final = 60.0
+"""The same for its hardware events. Kills for lack of memory, which a job can cause, have a rate of
+their own."""
 NEW_NODES_WITHIN_S: Final = 3600.0
 
 
@@ -36,6 +42,20 @@ def connection_due(due: float, at: float) -> float:
 def connection_wait_s(due: float, at: float) -> float:
     """Return the seconds from `at` until a node may connect again, 0 if it may now."""
     return max(0.0, due - at - (CONNECTIONS_AT_ONCE - 1) * CONNECTION_EVERY_S)
+
+
+def hardware_due(due: float, at: float, count: int) -> float:
+    """Return the time up to which a node's events use up the rate, after `count` at `at`.
+
+    `due` is that time before (the generic cell rate algorithm).
+    """
+    return max(due, at) + count * HARDWARE_EVERY_S if count else due
+
+
+def hardware_room(due: float, at: float) -> int:
+    """Return how many events of a node may be recorded at `at`."""
+    used = max(0.0, due - at) / HARDWARE_EVERY_S
+    return max(0, int(HARDWARE_AT_ONCE - used))
 
 
 class NewNodes(msgspec.Struct, frozen=True):

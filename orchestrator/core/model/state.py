@@ -35,6 +35,7 @@ from orchestrator.core.model.fabric_plan import FabricPlan
 from orchestrator.core.model.history import BoundedLines
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState
+from orchestrator.core.model.people import People
 from orchestrator.core.model.plan import PoolPolicy, QueuePlan
 from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.registrations import NewNodes
@@ -75,7 +76,7 @@ class Node:
     record_due: float = 0.0  # see `registration_due`
     connect_due: float = 0.0  # see `connection_due`
     hardware_passed: tuple[str, int] | None = None  # newest event, recorded or not
-    hardware_due: float = 0.0  # see `hardware_rate`
+    hardware_due: float = 0.0  # see `registrations`
     kills_due: float = 0.0  # of kills for lack of memory
     hardware_skipped: int = 0  # events beyond the rate
     link: LinkState = LinkState.OFFLINE
@@ -366,6 +367,7 @@ class State:
     networks: tuple[str, ...] = ()  # names and CIDRs for gangs, best first
     pools: dict[str, PoolPolicy] = field(default_factory=dict)  # those that are configured
     next_job: int = 1
+    people: People = field(default_factory=People)
     nodes: dict[NodeName, Node] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)
     keys: dict[tuple[str, str], tuple[JobId, str]] = field(default_factory=dict)

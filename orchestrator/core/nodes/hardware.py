@@ -30,8 +30,8 @@ from orchestrator.core.failures.stops import stop_or_leave
 from orchestrator.core.gangs.commands import tasks_on
 from orchestrator.core.gangs.launch import ranks_of
 from orchestrator.core.model.attempt import AttemptPhase
-from orchestrator.core.model.hardware_rate import hardware_room
 from orchestrator.core.model.node import ITSELF
+from orchestrator.core.model.registrations import hardware_room
 from orchestrator.core.model.state import Attempt, Job, Node, Share, State, Task
 
 _OVER: Final = frozenset({AttemptPhase.STOPPING, AttemptPhase.CLOSED})

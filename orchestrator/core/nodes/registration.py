@@ -39,8 +39,9 @@ def refuse_registration(state: State, hello: Hello, now: Instant, limits: Limits
     if node is not None and connection_wait_s(node.connect_due, now.mono):
         return Refused(
             "connects_often",
-            f"{hello.node} connects too often: once in {duration_text(CONNECTION_EVERY_S)} is "
-            "taken; it tries again by itself; see why its connections break",
+            f"{hello.node} connects too often: one connection in "
+            f"{duration_text(CONNECTION_EVERY_S)} is accepted; it retries without help; find out "
+            "why its connections break",
             soon=True,
         )
     if node is not None and not _new_identity(node, hello):
@@ -48,17 +49,17 @@ def refuse_registration(state: State, hello: Hello, now: Instant, limits: Limits
     if state.disk_full:
         return Refused(
             "disk_full",
-            f"{hello.node} is new, or has booted anew, and cannot be registered now: "
-            f"{state.disk_full}; it tries again by itself",
+            f"{hello.node} is new, or has rebooted, and cannot be registered now: "
+            f"{state.disk_full}; it retries without help",
         )
     if node is not None:
         if not registration_wait_s(node.record_due, now.mono):
             return None
         return Refused(
             "registers_often",
-            f"{hello.node} comes with another boot or another identity too often: once in "
-            f"{duration_text(REGISTRATION_EVERY_S)} is taken; it tries again by itself; see why "
-            "its machine boots again and again",
+            f"{hello.node} connects with another boot or identity too often: one registration in "
+            f"{duration_text(REGISTRATION_EVERY_S)} is accepted; it retries without help; find out "
+            "why its machine reboots so often",
         )
     if len(state.nodes) >= limits.nodes_max:
         return Refused(
@@ -70,7 +71,7 @@ def refuse_registration(state: State, hello: Hello, now: Instant, limits: Limits
         return Refused(
             "too_many_new_nodes",
             f"{hello.node} is new, and so were {limits.new_nodes_per_hour} others within an hour, "
-            "the limit: it tries again by itself; if they are yours, raise "
+            "the limit: it retries without help; if they are yours, raise "
             "limits.new_nodes_per_hour of the coordinator",
         )
     return None

@@ -17,23 +17,29 @@ class Action(enum.Enum):
     CONNECT = "link.connect"
     REPORT = "link.report"
     SHIP_LOGS = "link.logs"
+    FETCH_CODE = "link.code"
     READ_CLUSTER = "cluster.read"
     READ_METRICS = "metrics.read"
     OPERATE_NODE = "node.operate"
     LIST_JOBS = "jobs.list"
     LIST_EVENTS = "events.list"
+    SEND_CODE = "code.send"
     SUBMIT_JOB = "job.submit"
     SEE_JOB = "job.see"
     READ_JOB = "job.read"
     CHANGE_JOB = "job.change"
     RERUN_JOB = "job.rerun"
     READ_AUDIT = "audit.read"
+    READ_CA = "ca.read"
+    MANAGE_PEOPLE = "people.manage"
+    LIST_TOKENS = "tokens.list"
+    USE_TOKEN = "token.use"  # noqa: S105 - a name
 
 
 class Rule(NamedTuple):
     """A rule allows an action to `kinds` of principals. Of users it asks for at least the role
-    `own` for a job of their own, `shown` for a job whose line the site shows to them, and `all` for
-    everything.
+    `own` for a job or a token of their own, `shown` for a job whose line the site shows to them,
+    and `all` for everything.
     """
 
     text: str
@@ -43,8 +49,8 @@ class Rule(NamedTuple):
     kinds: frozenset[Kind] = frozenset({Kind.USER})
 
     @property
-    def of_job(self) -> bool:
-        """True if the action has a job as its object."""
+    def owned(self) -> bool:
+        """True if the action has an object with an owner: a job or a token."""
         return self.own is not None
 
 
@@ -56,11 +62,13 @@ RULES: Final[Mapping[Action, Rule]] = {
     Action.CONNECT: Rule("open an agent's connection", kinds=_NODES),
     Action.REPORT: Rule("report on the node of this connection and its tasks", kinds=_NODES),
     Action.SHIP_LOGS: Rule("send the output of tasks of this node", kinds=_NODES),
+    Action.FETCH_CODE: Rule("fetch the code of a task of this node, by its ticket", kinds=_NODES),
     Action.READ_CLUSTER: Rule("read nodes, hardware, versions", Role.VIEWER),
     Action.READ_METRICS: Rule("scrape the metrics of the cluster", Role.VIEWER),
     Action.OPERATE_NODE: Rule("drain, resume, remove, declare lost", Role.OPERATOR),
     Action.LIST_JOBS: Rule("list jobs, each if `job.see` allows it", Role.VIEWER),
     Action.LIST_EVENTS: Rule("list events, those of a job if `job.read` allows it", Role.VIEWER),
+    Action.SEND_CODE: Rule("upload code, refer to what the same user has uploaded", Role.USER),
     Action.SUBMIT_JOB: Rule("submit and validate a job, check a node", Role.USER),
     Action.SEE_JOB: Rule(
         "see the line of a job in the list, wait for its end",
@@ -82,6 +90,10 @@ RULES: Final[Mapping[Action, Rule]] = {
         own=Role.USER,
     ),
     Action.READ_AUDIT: Rule("read the audit log", Role.ADMIN),
+    Action.READ_CA: Rule("read the CA of the coordinator's certificate", kinds=_ALL_KINDS),
+    Action.MANAGE_PEOPLE: Rule("add, change and disable users, create tokens", Role.ADMIN),
+    Action.LIST_TOKENS: Rule("list tokens, each if `token.use` allows it", Role.VIEWER),
+    Action.USE_TOKEN: Rule("see and revoke a token", Role.ADMIN, own=Role.VIEWER),
 }
 
 

@@ -59,10 +59,7 @@ class Waiting(msgspec.Struct, frozen=True):
         if any(rejection is _UNLIKE for _, rejection in self.lacking):
             return f"needs {wanted} with RDMA of one kind, and not enough of these are free"
         if apart:
-            return (
-                f"needs {wanted} that {self.together}, and of the {apart} that are free no so many "
-                "do"
-            )
+            return f"needs {wanted} that {self.together}, and fewer of the {apart} free nodes do"
         parts = _some(_by_name(self.lacking))
         return f"needs {wanted}, {self.free} free" + (f": {parts}" if parts else "")
 

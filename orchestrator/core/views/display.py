@@ -237,7 +237,7 @@ def _reason(state: State, job: Job, now: Instant, waiting: WaitingReasons) -> h.
 
 def _why_held(job: Job) -> str:
     if job.hold is None:
-        raise AssertionError(f"job {job.id} is held by nobody")
+        raise AssertionError(f"job {job.id} is not held")
     return f"held by {job.hold.user}" + (f": {job.hold.reason}" if job.hold.reason else "")
 
 

@@ -1,7 +1,7 @@
 """The folder of job logs, which may be on a disk of its own.
 
 The disk may not be mounted yet when the coordinator starts. It then finds an empty mount point and
-would store logs there again, below the mount. A file tells the folder from a mount point.
+would store logs there again, below the mount. A file distinguishes the folder from a mount point.
 """
 
 from pathlib import Path

@@ -380,7 +380,7 @@ class LogStore:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def hold(self, name: StreamId) -> None:
-        """Tell readers that the next bytes of a stream wait for a disk that does not answer."""
+        """Notify readers that the next bytes of a stream wait for a disk that does not answer."""
         job = self._jobs.known(job_of(name))
         if job is None or job.removed is not None:
             return

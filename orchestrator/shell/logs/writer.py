@@ -24,7 +24,7 @@ class _Work(NamedTuple):
 class Writer:
     """Runs work in order, one at a time, in a thread that starts with the first work.
 
-    What work has to tell the loop goes through `post`, and arrives there before its `done`.
+    Messages of work to the loop go through `post`, and arrive there before its `done`.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""An agent tells what has happened to its hardware, and says it again on each new connection."""
+"""An agent reports events of its hardware, and repeats them on each new connection."""
 
 from __future__ import annotations
 

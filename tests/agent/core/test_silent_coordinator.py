@@ -1,4 +1,4 @@
-"""A coordinator that falls silent is dialled anew in time, and one that speaks is not."""
+"""An agent redials a coordinator that falls silent, and no other."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Node:
         self.listening = asyncio.get_running_loop().create_task(owner)
 
     def fall_asleep(self) -> None:
-        """Hear nothing until woken."""
+        """Receive nothing until woken."""
         assert self.listening is not None
         self.listening.cancel()
 
@@ -203,7 +203,7 @@ def test_no_link_is_made_before_the_owner_has_heard_of_the_end_of_the_last(tmp_p
         session = await coordinator.session()
         await session.close()
         with pytest.raises(TimeoutError):
-            # Else what the owner says in answer to the first would be heard on the second.
+            # Otherwise the owner's answers to the first would go to the second.
             await asyncio.wait_for(coordinator.session(), 0.5)
         it.wake_up()
         await coordinator.session()

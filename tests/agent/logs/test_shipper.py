@@ -377,7 +377,7 @@ async def test_a_log_that_cannot_be_opened_for_want_of_descriptors_is_read_later
         with descriptors_left():
             for task in (silent, loud):
                 it.follow(task, tmp_path / task, STREAMS)
-                # Nobody can tell yet: what has no output may be removed.
+                # It is not known yet: a task without output may be removed.
                 assert not it.complete(task)
         assert await stored.take(2) == {silent, loud}
         assert coordinator.logs.data[OUT] == coordinator.logs.data[ERR] == b"last words"

@@ -15,7 +15,7 @@ from agent.shim.system.process_tree import ProcessTree
 
 def test_a_signal_to_many_is_no_more_looks_at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look reads about each of its processes: one a process would take minutes for thousands,
-    in which the shim hears nobody."""
+    in which the shim answers nobody."""
     looks = []
 
     def counted(root: int) -> dict[int, int]:

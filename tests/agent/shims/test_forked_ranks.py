@@ -1,4 +1,4 @@
-"""Ranks that are forked: a program cannot tell them from ranks that are executed."""
+"""Ranks that are forked: a program cannot distinguish them from executed ranks."""
 
 from __future__ import annotations
 

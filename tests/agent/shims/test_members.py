@@ -63,7 +63,7 @@ def test_only_processes_of_the_task_pass(stage: Stage) -> None:
         assert found[5].problem == ENDED
         assert problem(other.dir, theirs) == ""
         await end(other)
-        # Without its shim there is nobody to tell whose a process is.
+        # Without its shim, the owner of a process is unknown.
         assert problem(other.dir, mine)
         await end(task)
         assert problem(task.dir, mine) == ENDED

@@ -41,7 +41,7 @@ async def spare_of(node: Node) -> int:
 
 
 async def until(holds: Callable[[], object], what: str) -> None:
-    """Look until it holds: nothing tells us of processes that are not ours."""
+    """Poll until it holds: foreign processes send no events."""
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline, f"never: {what}"

@@ -112,7 +112,7 @@ def test_a_killed_shim_is_found_lost_and_its_job_ended(stage: Stage) -> None:
         assert found.status is not None
         assert found.status.stopped_by == StoppedBy.SHIM_LOST
         assert found.status.phase is ShimPhase.CLEANED
-        # Nobody else can tell any more where its output is.
+        # Only the record still names the files of its output.
         assert {stream.path for stream in found.status.streams} == {
             "logs/rank-0.stdout",
             "logs/rank-0.stderr",

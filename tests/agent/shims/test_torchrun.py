@@ -262,7 +262,7 @@ def test_the_output_of_a_failed_rank_is_reported(any_stage: Stage, tmp_path: Pat
     any_stage.play(story)
 
 
-# In the job's interpreter: who waits for a rank hears of its end after everybody else.
+# In the job's interpreter: waitpid returns the end of a rank later than to everybody else.
 HEARS_LATE = """
 import os, threading, time
 real = os.waitid

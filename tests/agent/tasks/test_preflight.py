@@ -79,6 +79,6 @@ def test_paths_of_the_job_are_checked_with_the_rights_of_its_user(
         return found
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    # What the user cannot enter is for the start itself to tell, as what is not there.
+    # The start itself reports a folder that the user cannot enter, as if it were missing.
     asyncio.run(look(order(hidden), tmp_path, owner))
     assert sorted(answers) == sorted([f"{tmp_path}: seen", f"{hidden}: Permission denied"])

@@ -78,7 +78,7 @@ async def keeping(root: Path, *, adopted: bool) -> AsyncIterator[Bench]:
         proofs = TrafficSamplers(root, folders, logs, SystemClock(), say, owner)
         hangs = HangMonitor(SystemClock(), say, 5.0, root=root)
         known = Known(TaskPaths("", "", "", ""), (), NodeFabric(), (), None) if adopted else None
-        # The connection is there: what is said is heard at once.
+        # The connection is open: messages arrive at once.
         logs.complete(OTHER, reported=False)
         assert await stored.take(1) == {OTHER}
         supervised = TaskSupervisor(TASK, folders, logs, proofs, hangs, say, found=known)

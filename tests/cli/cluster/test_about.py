@@ -1,4 +1,4 @@
-"""Verbs that tell about one thing: a node, the caller, the versions, the schema, the completion."""
+"""Verbs about one thing: a node, the caller, the versions, the schema, the completion."""
 
 import json
 

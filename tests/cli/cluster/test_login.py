@@ -1,12 +1,21 @@
 """`muster login`, `logout`, and the verbs of other systems."""
 
+import contextlib
+import hashlib
+import json
+import ssl
 import stat
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import trustme
 
 from tests.cli.conftest import Run
 from tests.client.fake_coordinator import TOKEN, FakeCoordinator
+from tests.orchestrator.process import CoordinatorProcess
 
 
 def test_login_writes_a_private_file_and_logout_removes_it(
@@ -56,3 +65,76 @@ def test_a_verb_of_another_system_is_answered_with_ours(run: Run, typed: str, ou
     done = run(typed, "5")
     assert done.returncode == 2
     assert f"use: muster {ours}".encode() in done.stderr
+
+
+@contextlib.contextmanager
+def impostor(folder: Path, pem: bytes) -> Iterator[tuple[str, list[str]]]:
+    """A server with a certificate of its own CA that answers everything with `pem`. Yields its URL,
+    and the Authorization headers that it gets."""
+    got: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            got.extend(self.headers.get_all("Authorization", []))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(pem)))
+            self.end_headers()
+            self.wfile.write(pem)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    certificate(folder, trustme.CA())
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"https://127.0.0.1:{server.server_port}", got
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def certificate(folder: Path, authority: trustme.CA) -> dict[str, str]:
+    """Write a certificate of 127.0.0.1, and return the settings that name it."""
+    folder.mkdir(exist_ok=True)
+    made = authority.issue_cert("127.0.0.1")
+    made.private_key_pem.write_to_path(folder / "key.pem")
+    folder.joinpath("cert.pem").write_bytes(b"".join(p.bytes() for p in made.cert_chain_pems))
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    return {name: str(folder / f"{file}.pem") for name, file in _TLS.items()}
+
+
+_TLS = {"cert": "cert", "key": "key", "ca": "ca"}
+
+
+def test_a_login_trusts_only_the_ca_that_the_token_names(run: Run, tmp_path: Path) -> None:
+    tls = certificate(tmp_path / "tls", trustme.CA())
+    pem, file = Path(tls["ca"]).read_bytes(), tmp_path / ".config/muster/client.yaml"
+    with CoordinatorProcess(tmp_path, tls=tls).start() as process:
+        url = process.url.replace("http:", "https:")
+        admin = {"MUSTER_URL": url, "MUSTER_TOKEN": process.admin, "MUSTER_CA": tls["ca"]}
+        made = run("token", "create", "--json", **admin)
+        assert made.returncode == 0, made.stderr
+        new = json.loads(made.stdout)
+        line = f"muster login {url} ml1.{hashlib.sha256(pem).hexdigest()}.{new['text']}"
+        assert line.encode() in b" ".join(made.stderr.split())
+        word = line.rsplit(maxsplit=1)[-1]
+
+        for answer in (pem, b"another CA"):
+            with impostor(tmp_path / "impostor", answer) as (other, got):
+                refused = run("login", other, word)
+                assert (refused.returncode, got) == (125, []), refused.stderr
+        assert not list(tmp_path.glob(".config/muster/*"))
+        assert run("login", url, word[:40]).returncode == 2
+        assert run("login", url, word, "--ca", tls["ca"]).returncode == 2
+
+        done = run("login", url, word)
+        assert (done.returncode, done.stdout) == (0, b"admin-user\n"), done.stderr
+        ca = file.with_name("client.ca.pem")
+        assert [stat.S_IMODE(each.stat().st_mode) for each in (file, ca)] == [0o600, 0o600]
+        assert ca.read_bytes() == pem
+        assert run("whoami").stdout == b"admin-user\n"

@@ -1,116 +1,126 @@
-"""`muster token`: tokens that a coordinator takes, shown once, and ended."""
+"""`muster user` and `muster token`, at a real coordinator."""
 
 import json
-import os
 import re
-import stat
-import threading
-from pathlib import Path
 
 import pytest
 
-from muster.cli.cluster.tokens_file import changing, new_token
-from muster.daemon.clock import SystemClock
-from muster.protocol.roles import Role
-from muster.protocol.tokens import TokenClass
-from orchestrator.api.http.tokens import TokenStore
-from tests.cli.conftest import Run
+from tests.cli.conftest import Muster
+from tests.orchestrator.process import CoordinatorProcess
 
 
-@pytest.fixture
-def file(run: Run, tmp_path: Path) -> Path:
-    """The tokens file of a new cluster, in the place where the verb looks for it."""
-    run("init", "--dir", "cluster")
-    return tmp_path / "cluster" / "tokens.yaml"
+def as_user(muster: Muster, coordinator: CoordinatorProcess, name: str) -> str:
+    """Add a user, and return the text of a token of theirs."""
+    added = muster("user", "add", name, "--team", "lab")
+    assert added.returncode == 0, added.stderr
+    made = muster("token", "create", "--user", name)
+    assert made.returncode == 0, made.stderr
+    return made.stdout.strip()
 
 
-def store(file: Path) -> TokenStore:
-    return TokenStore(file, SystemClock())
-
-
-def test_a_new_token_is_good_and_its_secret_is_nowhere(run: Run, file: Path) -> None:
-    done = run("token", "create", "--user", "bob", "--expires", "30d", "--file", str(file))
-    token = done.stdout.decode().strip()
-    record = store(file).find(token)
-    assert record is not None
-    assert (record.user, record.user_role) == ("bob", Role.USER)
-    assert store(file).why_not(record) == ""
-    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", record.expires)
-    assert token.rpartition("_")[2] not in file.read_text()
-    assert f"muster token revoke {record.id}".encode() in done.stderr
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-
-
-def test_it_is_listed_and_revoked(run: Run, file: Path) -> None:
-    made = json.loads(
-        run("token", "create", "--role", "join", "--json", "--file", str(file)).stdout
-    )
-    listed = json.loads(run("token", "list", "--json", "--file", str(file)).stdout)["tokens"]
-    assert [line["role"] for line in listed] == ["admin", "join", "join"]
-    assert listed[-1]["id"] == made["id"]
-    assert "sha256" not in listed[-1]
-    assert made["id"] in run("token", "list", "--file", str(file)).stdout.decode()
-    refused = run("token", "revoke", made["id"], "nobody", "--file", str(file))
-    assert refused.returncode == 125
-    assert b"there is no token nobody" in refused.stderr
-    assert store(file).find(made["token"]) is not None, "all of them or none"
-    gone = run("token", "revoke", made["id"], "--json", "--file", str(file))
-    assert json.loads(gone.stdout)["tokens"][0]["id"] == made["id"]
-    assert store(file).find(made["token"]) is None
-
-
-def test_an_expired_token_is_listed_as_such(run: Run, file: Path) -> None:
-    with changing(file) as records:
-        records.append(new_token(TokenClass.ADMIN, "bob", "2020-01-01T00:00:00Z")[1])
-    assert b"2020-01-01T00:00:00Z (expired)" in run("token", "list", "--file", str(file)).stdout
-
-
-def test_the_file_of_init_is_the_default(run: Run, tmp_path: Path) -> None:
-    folder = tmp_path / "home"
-    run("init", "--dir", str(folder), MUSTER_CONFIG=str(folder / "client.yaml"))
-    there = run("token", "list", MUSTER_CONFIG=str(folder / "client.yaml"))
-    if os.geteuid() != 0:  # root's is /etc/muster
-        assert there.returncode == 0, there.stderr
-    for verb in ("list", "create"):
-        missing = run("token", verb, "--file", "nowhere.yaml")
-        assert missing.returncode == 125
-        assert b"nowhere.yaml: there is no tokens file; name it with --file" in missing.stderr
-
-
-@pytest.mark.parametrize("user", ["", " bob", "a\nb"])
-def test_a_user_of_no_name(run: Run, file: Path, user: str) -> None:
-    assert run("token", "create", "--user", user, "--file", str(file)).returncode == 2
-
-
-def test_two_who_change_it_wait_for_each_other(file: Path) -> None:
-    def add() -> None:
-        for _ in range(5):
-            with changing(file) as records:
-                records.append(new_token(TokenClass.ADMIN, "bob")[1])
-
-    threads = [threading.Thread(target=add) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    with changing(file) as records:
-        assert len(records) == 22
-
-
-@pytest.mark.root
-def test_its_owner_stays(run: Run, file: Path) -> None:
-    os.chown(file, 12345, 12346)
-    run("token", "create", "--file", str(file))
-    assert (file.stat().st_uid, file.stat().st_gid) == (12345, 12346)
-
-
-def test_a_link_stays_one_to_the_file_that_the_coordinator_reads(
-    run: Run, file: Path, tmp_path: Path
+def test_a_new_token_is_good_and_its_secret_is_nowhere(
+    muster: Muster, coordinator: CoordinatorProcess
 ) -> None:
-    (tmp_path / "link").symlink_to(file)
-    made = run("token", "create", "--file", str(tmp_path / "link"), "--json")
-    assert (tmp_path / "link").is_symlink()
-    name = json.loads(made.stdout)["id"]
-    assert name in file.read_text()
-    assert run("token", "revoke", name, "--file", str(tmp_path / "link")).returncode == 0
-    assert name not in file.read_text()
+    assert muster("user", "add", "bob").returncode == 0
+    done = muster("token", "create", "--user", "bob", "--expires", "30d", "--label", "laptop")
+    token = done.stdout.strip()
+    assert re.fullmatch(r"muster_user_[0-9a-f]{8}_[0-9a-f]{64}", token)
+    name, secret = token.split("_")[2:]
+    assert f"muster token revoke {name}" in done.stderr
+    assert f"muster login {coordinator.url}" in done.stderr
+    listed = json.loads(muster("token", "list", "--user", "bob", "--json").stdout)["tokens"]
+    (line,) = listed
+    assert (line["role"], line["label"], line["jobs"], line["used"]) == ("user", "laptop", 0, None)
+    assert "sha256" not in line
+    who = muster("whoami", env={"MUSTER_TOKEN": token})
+    assert who.stdout == "bob\n"
+    assert "laptop" in muster("token", "list").stdout
+    for file in (coordinator.state_dir / "journal.sqlite-wal", coordinator.folder / "tokens"):
+        assert secret.encode() not in file.read_bytes()
+    assert secret not in json.dumps(coordinator.log)
+
+
+def test_tokens_are_revoked_all_or_none(muster: Muster) -> None:
+    made = json.loads(muster("token", "create", "--role", "join", "--json").stdout)
+    name = made["token"]["id"]
+    refused = muster("token", "revoke", name, "nobody")
+    assert refused.returncode == 125
+    assert "there is no token nobody that you may revoke; nothing was revoked" in refused.stderr
+    assert name in muster("token", "list").stdout
+    gone = muster("token", "revoke", name, "--json")
+    assert json.loads(gone.stdout)["tokens"][0]["id"] == name
+    assert "agents that use it lose their connections" in gone.stderr
+    assert name not in muster("token", "list").stdout
+
+
+def test_users_see_and_revoke_their_own(muster: Muster, coordinator: CoordinatorProcess) -> None:
+    carol, dave = (as_user(muster, coordinator, name) for name in ("carol", "dave"))
+    own = {"MUSTER_TOKEN": carol}
+    lines = json.loads(muster("token", "list", "--json", env=own).stdout)["tokens"]
+    assert [line["user"] for line in lines] == ["carol"]
+    daves = dave.split("_")[2]
+    assert muster("token", "revoke", daves, env=own).returncode == 125
+    for words in (("user", "list"), ("user", "add", "eve"), ("token", "create")):
+        refused = muster(*words, env=own)
+        assert refused.returncode == 125
+        assert "needs the role admin" in refused.stderr, words
+    assert muster("token", "revoke", carol.split("_")[2], env=own).returncode == 0
+    assert "revoked" in muster("whoami", env=own).stderr
+    assert muster("whoami", env={"MUSTER_TOKEN": dave}).stdout == "dave\n"
+
+
+def test_a_user_is_changed_disabled_and_enabled(
+    muster: Muster, coordinator: CoordinatorProcess
+) -> None:
+    own = {"MUSTER_TOKEN": as_user(muster, coordinator, "frank")}
+    changed = muster("user", "set", "frank", "--role", "operator", "--no-teams", "--json")
+    assert json.loads(changed.stdout)["user"]["role"] == "operator"
+    assert json.loads(changed.stdout)["user"]["teams"] == []
+    job = muster("submit", "--", "true", env=own)
+    assert job.returncode == 0, job.stderr
+    asks = muster("user", "disable", "frank")
+    assert asks.returncode == 2
+    assert "1 job that has not ended: give --end-jobs or --keep-jobs" in asks.stderr
+    assert muster("whoami", env=own).returncode == 0
+    assert muster("user", "disable", "frank", "--keep-jobs").returncode == 0
+    refused = muster("whoami", env=own)
+    assert refused.returncode == 125
+    assert "the user frank is disabled" in refused.stderr
+    (line,) = (each for each in muster("user", "list").stdout.splitlines() if "frank" in each)
+    assert line.split()[-3:] == ["1", "1", "disabled"]
+    ended = muster("user", "disable", "frank", "--end-jobs")
+    assert "cancelled 1 job of frank" in ended.stderr
+    assert "CANCELLED" in muster("show", job.stdout.strip()).stdout
+    assert muster("user", "set", "frank", "--enable").returncode == 0
+    assert muster("whoami", env=own).stdout == "frank\n"
+
+
+def test_there_is_always_an_admin(muster: Muster, coordinator: CoordinatorProcess) -> None:
+    for words in (
+        ("user", "disable", "admin-user", "--keep-jobs"),
+        ("user", "set", "admin-user", "--role", "user"),
+        ("token", "revoke", "admin1"),
+    ):
+        refused = muster(*words)
+        assert refused.returncode == 125, words
+        assert "the last admin" in refused.stderr
+    assert muster("whoami").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("user", "add", "admin-user"), 125, "already"),
+        (("user", "add", "a b"), 125, "name"),
+        (("user", "set", "nobody", "--role", "user"), 125, "there is no user nobody"),
+        (("user", "set", "admin-user"), 2, "nothing to change"),
+        (("user", "disable", "x", "--end-jobs", "--keep-jobs"), 2, "exclude each other"),
+        (("token", "create", "--user", "nobody"), 125, "muster user add nobody"),
+        (("token", "create", "--user", "bob", "--role", "join"), 2, "no user"),
+    ],
+)
+def test_a_request_that_cannot_be_met_says_why(
+    muster: Muster, words: tuple[str, ...], code: int, said: str
+) -> None:
+    done = muster(*words)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from muster.http import views as api
+from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import timestamp
@@ -342,6 +343,28 @@ def test_the_exit_of_a_node_is_that_of_its_rank(
     fake.put(view)
     row = next(line for line in run("show", "42").stdout.decode().splitlines() if "gpu-01" in line)
     assert re.split("  +", row.strip())[5] == shown
+
+
+def test_show_says_how_ranks_were_started_and_how_long_each_part_took(
+    run: Run, fake: FakeCoordinator
+) -> None:
+    why = "transformers started a thread"
+    starts = [
+        *[RanksStart("fork", "", 1.0, 0.0, 0.01, 0.02 + number / 10) for number in range(4)],
+        RanksStart("exec", why, 1.2, 2.5),
+        None,
+    ]
+    tasks = tuple(
+        api.TaskView(f"n{at}", at, "worker", TaskState.STARTED, (), None, None, start=start)
+        for at, start in enumerate(starts)
+    )
+    attempt = api.AttemptView(1, "running", tasks, None, None, timestamp(1), timestamp(2), None)
+    fake.put(job_view(attempts=(attempt,)))
+    shown = " ".join(run("show", "42").stdout.decode().split())
+    parts = "(import of torch 1.00 s, check 0.01 s, fork 0.32 s)"
+    assert f"ranks: n0, n1, n2 and 1 more: forked {parts}" in shown
+    assert f"ranks: n4: not forked, because {why} (import of torch 1.20 s, preload 2.50 s)" in shown
+    assert shown.count("ranks: ") == 2
 
 
 @pytest.mark.parametrize("how", [ExitStatus(signal=9), ExitStatus(1)])

@@ -106,7 +106,7 @@ def test_a_job_on_standard_input(start: Start, fake: FakeCoordinator) -> None:
 def test_every_mistake_is_named_at_once_and_nothing_is_sent(
     run: Run, fake: FakeCoordinator, tmp_path: Path
 ) -> None:
-    (tmp_path / "job.yaml").write_text("run: train.py\nnodez: 2\nworkdir: .\ntime_limit: 90\n")
+    (tmp_path / "job.yaml").write_text("run: train.py\nnodez: 2\nworkdir: ~/x\ntime_limit: 90\n")
     done = run("submit", "-f", "job.yaml")
     assert (done.returncode, done.stdout) == (2, b"")
     for field in (b"nodez", b"workdir", b"time_limit"):

@@ -18,11 +18,11 @@ from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.audit import AuditLog
+from orchestrator.shell.bundles.store import BundleLimits, BundleStore
 from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.ingest import LogIngest
 from orchestrator.shell.logs.store import LogStore
-from tests.orchestrator.process import token_file
 
 
 def routes() -> list[tuple[str, str]]:
@@ -31,7 +31,6 @@ def routes() -> list[tuple[str, str]]:
     async def make() -> list[tuple[str, str]]:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
-            token_file(root / "tokens")
             clock, changes, owner = SystemClock(), ChangeCounters(), TaskOwner("test")
             writer = JournalWriter(Journal.open(root / "state"))
             agents = AgentSessions(owner, message_bytes_max=1, agents_max=1)
@@ -49,12 +48,13 @@ def routes() -> list[tuple[str, str]]:
                 agents=agents,
                 log_connections=LogIngest(owner, store, coordinator, connections_max=1),
                 log_store=store,
-                tokens=TokenStore(root / "tokens", clock),
+                tokens=TokenStore(coordinator.state.people, clock),
                 origins=Origins(None),
                 limits=HttpLimits(),
                 rules=SubmitRules(),
                 policy=Policy(),
                 audit_log=AuditLog(root),
+                bundles=BundleStore(root / "bundles", BundleLimits(1, 1, 1, 1.0)),
             )
             writer.close()
             return [(r.method, r.resource.canonical) for r in app.router.routes() if r.resource]

@@ -24,9 +24,8 @@ async def entries(user: User, query: str = "") -> list[dict[str, Any]]:
 
 async def test_requests_of_users_are_recorded(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path).start() as process:
-        tokens = tmp_path / "tokens"
-        ann = process.headers(add_token(tokens, "ann"))
-        olga = process.headers(add_token(tokens, "olga", "operator"))
+        ann = process.headers(add_token(process, "ann"))
+        olga = process.headers(add_token(process, "olga", "operator"))
         async with user_of(process) as admin, aiohttp.ClientSession(process.url) as http:
             async with connect(process, "n1") as agent:
                 await agent.hello()
@@ -44,6 +43,8 @@ async def test_requests_of_users_are_recorded(tmp_path: Path) -> None:
                 for each in reversed(found)
             ]
             assert said == [
+                *([("admin-user", "people.manage", "ann", 201)] * 2),
+                *([("admin-user", "people.manage", "olga", 201)] * 2),
                 ("ann", "job.submit", None, 201),
                 ("olga", "job.read", "1", 200),
                 ("ann", "node.operate", "n1", 403),
@@ -53,11 +54,11 @@ async def test_requests_of_users_are_recorded(tmp_path: Path) -> None:
                 (None, "login", None, 401),
             ]
             assert [each.get("count", 1) for each in found[:3]] == [4, 2, 1]
-            assert [each["address"] for each in found] == ["127.0.0.1"] * 7
+            assert [each["address"] for each in found] == ["127.0.0.1"] * 11
             assert [each["user"] for each in await entries(admin, "user=olga&limit=1")] == ["olga"]
             assert len(await entries(admin, "refused=true")) == 4
             assert len(await entries(admin, "action=login&subject=n1")) == 0
-            assert len(await entries(admin, "since=1h")) == 7
+            assert len(await entries(admin, "since=1h")) == 11
             for headers in (ann, olga):
                 async with http.get("/v1/audit", headers=headers) as answer:
                     assert answer.status == 403
@@ -66,7 +67,7 @@ async def test_requests_of_users_are_recorded(tmp_path: Path) -> None:
     assert "muster_" not in text
     assert ((tmp_path / "state" / FILE).stat().st_mode & 0o777) == 0o600
     # It outlives the process, and holds the two refusals of reading it, too.
-    assert len(text.splitlines()) == 9
+    assert len(text.splitlines()) == 13
 
 
 async def test_it_is_bounded_and_the_newest_stay(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from muster.client import ApiError, Client
 from orchestrator.api import events
 from tests.orchestrator.fake_agent import connect
-from tests.orchestrator.process import CoordinatorProcess
+from tests.orchestrator.process import CoordinatorProcess, add_token
 from tests.orchestrator.user import User, user_of
 
 
@@ -150,16 +150,17 @@ def test_nothing_is_lost_or_doubled_when_the_coordinator_dies(tmp_path: Path) ->
 def test_a_reader_whose_token_is_revoked_gets_no_more(tmp_path: Path) -> None:
     async def main() -> None:
         await known_node(coordinator)
+        token = add_token(coordinator, "ann")
         async with (
             asyncio.timeout(60),
-            user_of(coordinator) as user,
-            follow(user, "/v1/events") as answer,
+            aiohttp.ClientSession(coordinator.url, headers=coordinator.headers(token)) as http,
+            follow(user := User(http), "/v1/events") as answer,
         ):
             while (await next_event(answer)).get("event") != "NodeRegistered":
                 pass
-            tokens = json.loads((tmp_path / "tokens").read_text())["tokens"]
-            others = [token for token in tokens if token["class"] != "admin"]
-            (tmp_path / "tokens").write_text(json.dumps({"tokens": others}))
+            async with user_of(coordinator) as admin:
+                revoked = await admin.http.post(f"/v1/tokens/{token.split('_')[2]}/revoke")
+                assert revoked.status == 200
             while (await user.http.get("/v1/nodes")).status == 200:
                 pass
             async with connect(coordinator, "n2") as agent:

@@ -126,7 +126,7 @@ def test_the_wait_for_logs_of_an_ended_job(
 async def test_a_node_that_never_had_the_task_has_no_logs_to_deliver(
     coordinator: CoordinatorProcess,
 ) -> None:
-    """Its job was cancelled before the node had heard of it."""
+    """Its job was cancelled before the node received it."""
     async with log_scene(coordinator) as scene:
         await scene.finish()
         one, two = scene.agents

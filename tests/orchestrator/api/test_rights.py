@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from tests.orchestrator.fake_agent import DEADLINE_S, connect
-from tests.orchestrator.process import CoordinatorProcess, add_token
+from tests.orchestrator.process import CoordinatorProcess, add_token, set_user
 from tests.orchestrator.user import User
 
 SECRET = "canary-7712"
@@ -28,7 +28,7 @@ VERBS: dict[str, Any] = {
 async def person(
     coordinator: CoordinatorProcess, name: str, role: str = "user", *teams: str
 ) -> AsyncIterator[User]:
-    token = add_token(coordinator.folder / "tokens", name, role, teams)
+    token = add_token(coordinator, name, role, teams)
     headers = coordinator.headers(token)
     async with aiohttp.ClientSession(coordinator.url, headers=headers) as http:
         yield User(http)
@@ -150,7 +150,6 @@ async def test_an_operator_works_without_being_an_admin(coordinator: Coordinator
 def test_entries_without_a_role_are_named(tmp_path: Path) -> None:
     """They are admins', as before there were roles."""
     made, path = CoordinatorProcess(tmp_path), tmp_path / "tokens"
-    add_token(path, "ann")
     entries = json.loads(path.read_text())["tokens"]
     (admin,) = (entry for entry in entries if entry["id"] == "admin1")
     del admin["role"]
@@ -159,7 +158,7 @@ def test_entries_without_a_role_are_named(tmp_path: Path) -> None:
         pass
     (warning,) = process.events("tokens_without_role")
     assert warning["entries"] == ["admin1 (admin-user)"]
-    assert "`role: user`" in warning["why"]
+    assert "muster user set NAME --role user" in warning["why"]
 
 
 async def test_a_viewer_scrapes_and_submits_nothing(coordinator: CoordinatorProcess) -> None:
@@ -231,10 +230,7 @@ async def test_a_stream_ends_with_the_rights_behind_it(tmp_path: Path) -> None:
             logs = await olga.http.get(f"/v1/jobs/{job}/logs?follow=1")
             own = await ann.http.get(f"/v1/jobs/{job}/logs?follow=1")
             assert (logs.status, own.status) == (200, 200)
-            tokens = json.loads((tmp_path / "tokens").read_text())["tokens"]
-            (olgas,) = (each for each in tokens if each["user"] == "olga")
-            olgas["role"] = "user"
-            (tmp_path / "tokens").write_text(json.dumps({"tokens": tokens}))
+            set_user(process, "olga", role="user")
             async with asyncio.timeout(DEADLINE_S):
                 with pytest.raises(aiohttp.ClientError):
                     await logs.read()

@@ -83,7 +83,7 @@ QUICK = Limits(heartbeat_s=0.1, silence_s=60.0)
 
 
 def test_a_slow_disk_keeps_no_agent_waiting_for_its_answer(tmp_path: Path) -> None:
-    """Neither one that was heard before the commit began nor those that are heard meanwhile."""
+    """This holds for messages from before the commit and from during it."""
 
     async def main(rig: Rig) -> None:
         await rig.join()

@@ -51,7 +51,7 @@ def big(number: int) -> PrepareTask:
 
 
 @asynccontextmanager
-async def sessions(heard: Heard, **more: float) -> AsyncIterator[tuple[AgentSessions, str]]:
+async def sessions(heard: Heard, **more: Any) -> AsyncIterator[tuple[AgentSessions, str]]:
     """Connections of agents, and where they are to be made."""
     async with asyncio.timeout(DEADLINE_S), TaskOwner("test") as owner:
         agents = AgentSessions(owner, message_bytes_max=1 << 20, agents_max=10, **more)

@@ -72,7 +72,7 @@ async def run_to_the_end(user: User, agent: FakeAgent, url: str) -> int:
 
 
 async def queued_webhooks(user: User, job: int, wanted: Callable[[list[Any]], bool]) -> Any:
-    """The job, once what its webhooks have not heard is as wanted."""
+    """Return the job once its undelivered messages are as wanted."""
     async with asyncio.timeout(60):
         while True:
             view = await user.get(f"/v1/jobs/{job}")
@@ -136,7 +136,7 @@ def test_a_webhook_that_refuses_gets_no_retry_and_that_is_shown(
 
 
 def test_a_webhook_that_is_away_is_shown_and_notified_after_a_restart(tmp_path: Path) -> None:
-    """Also of a job that has ended: it goes to the archive when its webhooks have heard all."""
+    """This holds for an ended job, too: it is archived when all its messages are delivered."""
     away = Receiver()
     with listening(away):
         coordinator = started(tmp_path, away)

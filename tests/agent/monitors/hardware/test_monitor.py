@@ -170,7 +170,7 @@ async def test_many_kinds_are_bounded_and_a_critical_one_passes(node: Node) -> N
 
 @in_a_loop
 async def test_a_pipe_is_followed(tmp_path: Path) -> None:
-    """As the kernel's log is: it tells when there is more."""
+    """A pipe is like the kernel log: it signals new data."""
     os.mkfifo(tmp_path / "kmsg")
     node = Node(tmp_path, tmp_path / "kmsg")
     writer = os.open(node.log, os.O_RDWR)

@@ -244,7 +244,7 @@ def test_a_virtual_machine_says_nothing_of_nearness(node: Node) -> None:
     assert "virtual PCI topology" in problem.what
     assert "NCCL_TOPO_FILE" in problem.fix
     assert len(used(found)) == 8
-    # A processor that runs on no hypervisor tells that the tree is a real one.
+    # A processor without a hypervisor shows that the tree is a real one.
     node.file("proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu vme avx2\n")
     real = node.probe()
     assert {pair.distance for pair in real.affinity} == {AffinityClass.PHB}

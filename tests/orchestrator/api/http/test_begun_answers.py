@@ -2,7 +2,6 @@
 
 import asyncio
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,15 +14,15 @@ from orchestrator.api.http.cross_origin import Origins
 from orchestrator.api.http.middleware import add_headers, request_middleware
 from orchestrator.api.http.route import Route, as_text
 from orchestrator.api.http.tokens import TokenStore
+from orchestrator.core.model.people import People
 from orchestrator.core.rights.principals import Policy
 from orchestrator.core.rights.rules import Action
-from tests.orchestrator.process import token_file
 
 
 @pytest.mark.filterwarnings("ignore:request.loop property")
 @pytest.mark.parametrize("error", [DaemonError("it cannot be read"), RuntimeError("a mistake")])
 def test_a_stream_that_fails_ends_without_its_end_and_without_another_answer(
-    tmp_path: Path, error: Exception
+    error: Exception,
 ) -> None:
     async def stream(_api: object, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -33,8 +32,7 @@ def test_a_stream_that_fails_ends_without_its_end_and_without_another_answer(
         raise error
 
     async def main() -> bytes:
-        token_file(tmp_path / "tokens")
-        tokens = TokenStore(tmp_path / "tokens", SystemClock())
+        tokens = TokenStore(People(), SystemClock())
         route = Route("GET", "/healthz", stream, Action.CHECK_HEALTH, "fails", answers=as_text())
         owners: Any = None
         access = AccessTable([route], tokens, owners, Policy(), refusals_per_s=1)

@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from muster.protocol.tokens import TokenClass, TokenRecord, digest
+from muster.protocol.tokens import TokenClass, digest
 from orchestrator.api.http import connection_limits
 from orchestrator.api.http.connection_limits import ConnectionLimits, GuardedConnection
 from orchestrator.api.http.problems import ApiError
+from orchestrator.core.model.people import KnownToken
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n"
 Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def token(name: str, class_: TokenClass = TokenClass.ADMIN) -> TokenRecord:
-    return TokenRecord(id=name, class_=class_, sha256=digest("x"), user="u")
+def token(name: str, class_: TokenClass = TokenClass.ADMIN) -> KnownToken:
+    return KnownToken(id=name, class_=class_, sha256=digest("x"), user="u")
 
 
 async def fine(_request: web.Request) -> web.StreamResponse:

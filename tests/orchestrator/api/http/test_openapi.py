@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 from orchestrator.api.routes import ROUTES
 from tests.orchestrator.api.router import routes
 from tests.orchestrator.fake_agent import connect
-from tests.orchestrator.process import CoordinatorProcess
+from tests.orchestrator.process import CoordinatorProcess, add_token
 from tests.orchestrator.user import user_of
 
 CHECKS = (
@@ -68,7 +68,9 @@ def api(busy: CoordinatorProcess) -> Any:
     return schemathesis.openapi.from_url(f"{busy.url}/openapi.json", headers=busy.headers())
 
 
-def made_up(api: Any, busy: CoordinatorProcess, route: tuple[str, str], examples: int) -> None:
+def made_up(
+    api: Any, busy: CoordinatorProcess, route: tuple[str, str], examples: int, token: str = ""
+) -> None:
     """Make requests of one route by its description, and hold the answers to it."""
     method, path = route
 
@@ -82,7 +84,7 @@ def made_up(api: Any, busy: CoordinatorProcess, route: tuple[str, str], examples
         if isinstance(case.path_parameters.get("id"), int):
             case.path_parameters["id"] = case.path_parameters["id"] % 5 + 1  # most are no job's
         case.call_and_validate(
-            base_url=busy.url, headers=busy.headers(), checks=list(CHECKS), timeout=30
+            base_url=busy.url, headers=busy.headers(token), checks=list(CHECKS), timeout=30
         )
 
     ask()
@@ -93,6 +95,16 @@ def test_requests_that_the_schema_allows_get_the_answers_it_describes(
     route: tuple[str, str], api: Any, busy: CoordinatorProcess
 ) -> None:
     made_up(api, busy, route, 5)
+
+
+@pytest.mark.parametrize("role", ["viewer", "user", "operator"])
+def test_the_answers_to_each_role_are_as_described(
+    role: str, api: Any, busy: CoordinatorProcess
+) -> None:
+    """To an admin, the other tests make the requests."""
+    token = add_token(busy, f"the-{role}", role)
+    for route in NAMES:
+        made_up(api, busy, route, 2, token)
 
 
 @pytest.mark.long
@@ -142,7 +154,13 @@ async def test_every_route_is_described_and_nothing_else(busy: CoordinatorProces
         ("post", "/v1/jobs/{id}/rerun"),
         ("patch", "/v1/jobs/{id}"),
         ("post", "/v1/jobs/{id}/signal"),
+        ("post", "/v1/blobs"),
+        ("put", "/v1/bundles/{id}"),
         *(("post", f"/v1/nodes/{{id}}/{verb}") for verb in NODE_VERBS),
+        ("post", "/v1/users"),
+        ("patch", "/v1/users/{id}"),
+        ("post", "/v1/users/{id}/disable"),
+        ("post", "/v1/tokens"),
     }
     names = [
         operation["operationId"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.api.http.rate_limit import _CALLERS_MAX, BURST_S, RateLimit
+from orchestrator.api.http.rate_limit import BURST_S, CALLERS_MAX, RateLimit
 from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import CoordinatorProcess
 from tests.orchestrator.user import JOB, user_of
@@ -36,10 +36,15 @@ def test_a_client_that_waits_as_asked_passes() -> None:
 
 
 def test_many_callers_do_not_fill_the_memory() -> None:
-    limit = RateLimit(1)
-    for number in range(3 * _CALLERS_MAX):
+    limit = RateLimit(0.1)
+    for number in range(3 * CALLERS_MAX):
         limit.take(number, 0.0)
-    assert len(limit._buckets) <= _CALLERS_MAX
+    assert remembered(limit, 3 * CALLERS_MAX) <= CALLERS_MAX
+
+
+def remembered(limit: RateLimit, callers: int) -> int:
+    """Count the callers whose only request the limit still knows, the newest first."""
+    return sum(limit.take(number, 0.0) > 0 for number in reversed(range(callers)))
 
 
 def test_a_token_that_submits_too_fast_is_asked_to_wait(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Tokens that end: by their date, judged by the coordinator's clock, or by being taken out."""
+"""Tokens that end: by their date, judged by the coordinator's clock, by being revoked, or with
+their user."""
 
 import asyncio
 import json
@@ -8,18 +9,19 @@ from typing import Any
 import aiohttp
 import pytest
 
-from muster.daemon.errors import ConfigError
 from muster.protocol.instant import Instant
 from muster.protocol.link.control_channel import Heartbeat, HeartbeatAck
-from muster.protocol.tokens import TokenClass
+from muster.protocol.roles import Role
+from muster.protocol.tokens import TokenClass, digest, make
 from orchestrator.api.http.tokens import TokenStore
-from tests.descriptors import descriptors_left
+from orchestrator.core.model.people import KnownToken, KnownUser, People
 from tests.orchestrator.fake_agent import DEADLINE_S, connect
-from tests.orchestrator.process import CoordinatorProcess, token_file
-from tests.orchestrator.user import user_of
+from tests.orchestrator.late_clock import AHEAD
+from tests.orchestrator.process import CoordinatorProcess
+from tests.orchestrator.user import User, user_of
 
-PAST = "2020-01-01T00:00:00Z"
-FUTURE = "2120-01-01T02:00:00+02:00"
+SECRET = "s" * 43
+DAY_S = 86400.0
 
 
 class HandClock:
@@ -27,106 +29,153 @@ class HandClock:
 
     def __init__(self, wall: float) -> None:
         self.wall = wall
-        self.mono = 0.0
 
     def now(self) -> Instant:
-        self.mono += 10.0
-        return Instant(self.mono, self.wall)
+        return Instant(0.0, self.wall)
 
 
-def edit(path: Path, class_: TokenClass, expires: str | None) -> None:
-    """Give a token a date, or (None) take it out, as an operator does."""
-    records = json.loads(path.read_text())["tokens"]
-    changed = [r | {"expires": expires} if r["class"] == class_.value else r for r in records]
-    kept = [r for r in changed if expires is not None or r["class"] != class_.value]
-    new = path.with_name("tokens.new")
-    new.write_text(json.dumps({"tokens": kept}))
-    new.chmod(0o600)
-    new.replace(path)
+def people(role: Role = Role.USER, limit: Role | None = None, **fields: Any) -> People:
+    token = KnownToken("bob1", TokenClass.USER, digest(SECRET), "bob", role=limit, **fields)
+    return People({"bob": KnownUser("bob", role, ("lab",))}, {"bob1": token}, "imported")
+
+
+def text(name: str = "bob1", class_: TokenClass = TokenClass.USER, secret: str = SECRET) -> str:
+    return make(class_, name, secret)
+
+
+def test_only_the_whole_token_is_found() -> None:
+    store = TokenStore(people(), HandClock(0.0))
+    found = store.find(text())
+    assert found is not None
+    assert (found.user, store.role(found)) == ("bob", Role.USER)
+    assert store.teams_of("bob") == {"lab"}
+    for other in (text("bob2"), text(secret="t" * 43), text(class_=TokenClass.JOIN), "", "x"):
+        assert store.find(other) is None, other
 
 
 @pytest.mark.parametrize(
     ("expires", "wall", "good"),
     [
-        ("", 0.0, True),
-        ("2026-06-01T12:00:00Z", 1780315199.0, True),
-        ("2026-06-01T12:00:00Z", 1780315200.0, False),
-        ("2026-06-01T14:00:00+02:00", 1780315199.0, True),
-        ("2026-06-01T14:00:00+02:00", 1780315201.0, False),
+        (None, 0.0, True),
+        (1000.0, 999.0, True),
+        (1000.0, 1000.0, False),
         # A clock that is a day slow lets a token live a day longer, and no more than that.
-        ("2026-06-01T12:00:00Z", 1780315200.0 - 86400, True),
-        ("2026-06-01T12:00:00Z", 1780315200.0 + 86400, False),
+        (1000.0 + DAY_S, 1000.0, True),
     ],
 )
-def test_a_date_is_judged_by_the_wall_clock(
-    tmp_path: Path, expires: str, wall: float, good: bool
+def test_a_date_is_judged_by_the_wall_clock(expires: float | None, wall: float, good: bool) -> None:
+    store = TokenStore(people(expires=expires), HandClock(wall))
+    found = store.find(text())
+    assert found is not None
+    assert (store.why_not(found) == "") is good
+    assert good or "has expired (1970-01-01T00:16:40Z)" in store.why_not(found)
+
+
+def test_a_token_ends_with_its_user_and_by_being_revoked() -> None:
+    known = people()
+    store = TokenStore(known, HandClock(0.0))
+    found = store.find(text())
+    assert found is not None
+    known.users["bob"] = KnownUser("bob", Role.USER, disabled=True)
+    assert store.why_not(found) == "the user bob is disabled"
+    known.tokens.clear()
+    assert "revoked" in store.why_not(found)
+    assert store.find(text()) is None
+
+
+@pytest.mark.parametrize(
+    ("role", "limit", "expected"),
+    [
+        (Role.ADMIN, Role.VIEWER, Role.VIEWER),
+        (Role.USER, Role.ADMIN, Role.USER),
+        (Role.OPERATOR, None, Role.OPERATOR),
+    ],
+)
+def test_a_token_gives_no_more_than_its_user_has(
+    role: Role, limit: Role | None, expected: Role
 ) -> None:
-    tokens = token_file(tmp_path / "tokens")
-    edit(tmp_path / "tokens", TokenClass.ADMIN, expires)
-    store = TokenStore(tmp_path / "tokens", HandClock(wall))
-    record = store.find(tokens[TokenClass.ADMIN])
-    assert record is not None
-    assert (store.why_not(record) == "") is good
-    assert good or expires in store.why_not(record)
+    store = TokenStore(people(role, limit), HandClock(0.0))
+    found = store.find(text())
+    assert found is not None
+    assert store.role(found) is expected
 
 
-@pytest.mark.parametrize("expires", ["soon", "2026-06-01T12:00:00", "2026-13-01", "1780315200"])
-def test_a_date_that_cannot_be_read_is_reported(tmp_path: Path, expires: str) -> None:
-    token_file(tmp_path / "tokens")
-    edit(tmp_path / "tokens", TokenClass.ADMIN, expires)
-    with pytest.raises(ConfigError, match=r"token admin1: expires: .* 2027-01-31T12:00:00Z"):
-        TokenStore(tmp_path / "tokens", HandClock(0.0))
+def test_a_use_is_recorded_once_a_day() -> None:
+    asked: list[str] = []
+    known, clock = people(), HandClock(10 * DAY_S)
+    store = TokenStore(known, clock, asked.append)
+    for _ in range(3):
+        store.used(known.tokens["bob1"])
+        clock.wall += 1.0
+    assert asked == ["bob1"]
+    assert store.last_use(known.tokens["bob1"]) == clock.wall - 1.0
+    known.tokens["bob1"] = KnownToken(
+        "bob1", TokenClass.USER, digest(SECRET), "bob", used=10 * DAY_S
+    )
+    clock.wall += 7200.0
+    store.used(known.tokens["bob1"])
+    assert asked == ["bob1"]
+    clock.wall += DAY_S
+    store.used(known.tokens["bob1"])
+    assert asked == ["bob1", "bob1"]
 
 
-def test_a_change_that_could_not_be_read_is_read_once_it_can_be(tmp_path: Path) -> None:
-    tokens = token_file(tmp_path / "tokens")
-    store = TokenStore(tmp_path / "tokens", HandClock(0.0))
-    record = store.find(tokens[TokenClass.ADMIN])
-    assert record is not None
-    edit(tmp_path / "tokens", TokenClass.ADMIN, None)
-    # As with a file that is another user's until somebody gives it to the coordinator.
-    with descriptors_left(0):
-        assert store.why_not(record) == ""
-    assert "revoked" in store.why_not(record)
+async def made(admin: User, **fields: Any) -> str:
+    async with admin.http.post("/v1/tokens", json=fields) as answer:
+        body = await answer.json()
+        assert answer.status == 201, body
+        return str(body["text"])
 
 
-def test_a_token_ends_for_requests_streams_and_agents(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
+def test_a_token_ends_for_requests_streams_and_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = tmp_path / "ahead"
+    ahead.write_text("0")
+    monkeypatch.setenv(AHEAD, str(ahead))
 
     async def main(process: CoordinatorProcess) -> None:
-        async with user_of(process) as user, connect(process, "n1") as agent:
-            await agent.hello()
-            job = await user.submit()
-            edit(tokens, TokenClass.JOIN, PAST)
-            edit(tokens, TokenClass.ADMIN, FUTURE)
-            stream = await user.http.get(f"/v1/jobs/{job}/logs?follow=1")
-            assert stream.status == 200
-            edit(tokens, TokenClass.ADMIN, PAST)
-            # A stream that is cut has no last line: nobody takes it for the end of the job.
-            async with asyncio.timeout(DEADLINE_S):
-                with pytest.raises(aiohttp.ClientError):
-                    await stream.read()
-            async with user.http.get(f"/v1/jobs/{job}") as answer:
-                problem = json.loads(await answer.text())
-                assert (answer.status, problem["code"]) == (401, "unauthorized")
-                assert "has expired (2020-01-01T00:00:00Z)" in problem["detail"]
-            # The agent's connection lives on: its jobs must not end because of a date.
-            await agent.say(Heartbeat(1.0))
-            while await agent.hear() != HeartbeatAck(1.0):
-                pass
-            with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
-                async with connect(process, "n2"):
+        async with user_of(process) as admin:
+            join = await made(admin, join=True, expires_s=3600)
+            own = await made(admin, expires_s=3600)
+            process.join = join
+            async with (
+                connect(process, "n1") as agent,
+                aiohttp.ClientSession(process.url, headers=process.headers(own)) as http,
+            ):
+                await agent.hello()
+                job = await admin.submit()
+                stream = await http.get(f"/v1/jobs/{job}/logs?follow=1")
+                assert stream.status == 200
+                ahead.write_text("7200")
+                # A stream that is cut has no last line: nobody takes it for the end of the job.
+                async with asyncio.timeout(DEADLINE_S):
+                    with pytest.raises(aiohttp.ClientError):
+                        await stream.read()
+                async with http.get(f"/v1/jobs/{job}") as answer:
+                    problem = json.loads(await answer.text())
+                    assert (answer.status, problem["code"]) == (401, "unauthorized")
+                    assert "has expired (20" in problem["detail"]
+                # The agent's connection lives on: its jobs must not end because of a date.
+                await agent.say(Heartbeat(1.0))
+                while await agent.hear() != HeartbeatAck(1.0):
                     pass
-            assert caught.value.status == 401
-            # Revoked is another thing.
-            edit(tokens, TokenClass.JOIN, None)
-            async with asyncio.timeout(DEADLINE_S):
-                message = await agent.socket.receive()
-                while message.type is aiohttp.WSMsgType.TEXT:
+                with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+                    async with connect(process, "n2"):
+                        pass
+                assert caught.value.status == 401
+                # Revoked is another thing.
+                name = join.split("_")[2]
+                async with admin.http.post(f"/v1/tokens/{name}/revoke") as answer:
+                    assert answer.status == 200, await answer.text()
+                async with asyncio.timeout(DEADLINE_S):
                     message = await agent.socket.receive()
-            assert message.type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSE), message
+                    while message.type is aiohttp.WSMsgType.TEXT:
+                        message = await agent.socket.receive()
+                assert message.type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSE), message
 
-    with CoordinatorProcess(tmp_path, heartbeat_s=1, lease_s=10).start() as process:
+    module = "tests.orchestrator.late_clock"
+    with CoordinatorProcess(tmp_path, module=module, heartbeat_s=1, lease_s=10).start() as process:
         asyncio.run(main(process))
     cut: list[dict[str, Any]] = process.events("stream_cut")
     assert [line["path"] for line in cut] == ["/v1/jobs/1/logs", "/v1/agent"]

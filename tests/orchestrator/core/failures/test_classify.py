@@ -161,7 +161,7 @@ WRITTEN = (
     (
         "ImportError: /x/flash_attn_2_cuda.so: undefined symbol: _ZN3c105ErrorC2E",
         FailureKind.IMPORT_FAILED,
-        "misses _ZN3c105ErrorC2E",
+        "lacks _ZN3c105ErrorC2E",
     ),
     (
         "ImportError: attempted relative import with no known parent",

@@ -18,7 +18,7 @@ TRACEBACK = (
     'Traceback (most recent call last):\n  File "/shared/train.py", line 3, in <module>\n'
     "FileNotFoundError: [Errno 2] No such file or directory: '{}'"
 )
-SAID = "; the job has no `workdir`, so it ran in an empty folder: name the one that has {}, "
+SAID = "; the job has no `workdir`, so it ran in an empty folder: send the one that has {} "
 
 
 def ended_with(said: str, workdir: str | None = None, **more: Any) -> str:

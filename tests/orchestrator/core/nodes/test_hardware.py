@@ -29,8 +29,8 @@ from orchestrator.core.facts.base import Durability
 from orchestrator.core.facts.effects import Declined
 from orchestrator.core.facts.jobs import StopRequested
 from orchestrator.core.model.attempt import AttemptPhase
-from orchestrator.core.model.hardware_rate import HARDWARE_EVERY_S
 from orchestrator.core.model.node import AdminState
+from orchestrator.core.model.registrations import HARDWARE_EVERY_S
 from orchestrator.core.views.display import job_view, node_view
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 from tests.orchestrator.core.scheduling.test_gpus import gpu, join, part, uuid, where

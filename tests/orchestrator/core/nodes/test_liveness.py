@@ -180,7 +180,7 @@ def test_a_coordinator_that_was_stopped_judges_nobody_before_a_full_round(
     cluster.mono += away_s
     cluster.pass_time(LIMITS.silence_s - 1)
     assert [cluster.node(f"n{number}").session for number in range(3)] == sessions
-    # Two of them have said something meanwhile, of which it hears only now.
+    # Two of them sent something meanwhile, which arrives only now.
     for session in sessions[:2]:
         assert session is not None
         cluster.turn(s.ReportReceived(session, Heartbeat(1.0)))
@@ -257,7 +257,7 @@ def test_nothing_outlives_a_boot(report: TaskReport | None) -> None:
     hello(cluster, "n0", *([] if report is None else [report]), boot="another")
     cause = cluster.cause(1)
     assert cause.code is CauseCode.NODE_LOST
-    assert "n0 was lost: it was booted anew" in cause.text
+    assert "n0 was lost: it rebooted" in cause.text
     if report is not None:
         cleaned = report.state is TaskState.CLEANED
         assert cluster.commands("n0", ForgetTask if cleaned else StopTask)

@@ -1,4 +1,4 @@
-"""Nodes that nothing is heard of: gone by the word of their neighbours, or cut off, or neither."""
+"""Silent nodes: gone as their neighbours report, or cut off, or neither."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_single_node_that_was_not_cut_off_is_enough() -> None:
 
 
 def parted(*silent: str) -> Cluster:
-    """A gang of two of which nothing is heard, and others of which all is."""
+    """Make a silent gang of two, and other nodes that are connected."""
     cluster = gang(2)
     cluster.join("x", "y", "z")
     if silent:

@@ -8,7 +8,7 @@ import pytest
 from muster.protocol.link.control_channel import Command, Report
 from muster.protocol.link.log_channel import Chunk, LogReport
 from muster.protocol.roles import Role
-from orchestrator.api.http.route import JOB_PATH
+from orchestrator.api.http.route import JOB_PATH, TOKEN_PATH
 from orchestrator.api.routes import ROUTES
 from orchestrator.core.rights.link import MESSAGES, node_may_send
 from orchestrator.core.rights.principals import (
@@ -30,19 +30,26 @@ EXPECTED: dict[Action, tuple[Role | None, Role | None]] = {
     Action.CONNECT: (None, None),
     Action.REPORT: (None, None),
     Action.SHIP_LOGS: (None, None),
+    Action.FETCH_CODE: (None, None),
     Action.READ_CLUSTER: (VIEWER, VIEWER),
     Action.READ_METRICS: (VIEWER, VIEWER),
     Action.OPERATE_NODE: (OPERATOR, OPERATOR),
     Action.LIST_JOBS: (VIEWER, VIEWER),
     Action.LIST_EVENTS: (VIEWER, VIEWER),
+    Action.SEND_CODE: (USER, USER),
     Action.SUBMIT_JOB: (USER, USER),
     Action.SEE_JOB: (OPERATOR, VIEWER),
     Action.READ_JOB: (OPERATOR, VIEWER),
     Action.CHANGE_JOB: (OPERATOR, USER),
     Action.RERUN_JOB: (ADMIN, USER),
     Action.READ_AUDIT: (ADMIN, ADMIN),
+    Action.READ_CA: (VIEWER, VIEWER),
+    Action.MANAGE_PEOPLE: (ADMIN, ADMIN),
+    Action.LIST_TOKENS: (VIEWER, VIEWER),
+    Action.USE_TOKEN: (ADMIN, VIEWER),
 }
-OF_NODES = {Action.CONNECT, Action.REPORT, Action.SHIP_LOGS, Action.CHECK_HEALTH}
+OF_ALL = {Action.CHECK_HEALTH, Action.READ_CA}
+OF_NODES = {Action.CONNECT, Action.REPORT, Action.SHIP_LOGS, Action.FETCH_CODE} | OF_ALL
 LAB = frozenset({"lab"})
 JOBS = {
     "none": None,
@@ -74,13 +81,13 @@ def test_every_user_with_every_job() -> None:
         found = may(user(role), action, JOBS[whose], Policy(visibility=visibility))
         assert found is expected(action, role, whose, visibility), (action, role, whose, visibility)
         asked += 1
-    assert asked == 15 * 4 * 5 * 3
+    assert asked == 21 * 4 * 5 * 3
 
 
 def test_nodes_and_nobody() -> None:
     for action, job in product(Action, JOBS.values()):
         assert may(NODE, action, job, Policy()) is (action in OF_NODES)
-        assert may(NOBODY, action, job, Policy()) is (action is Action.CHECK_HEALTH)
+        assert may(NOBODY, action, job, Policy()) is (action in OF_ALL)
 
 
 def test_an_action_without_a_rule_is_denied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,10 +96,10 @@ def test_an_action_without_a_rule_is_denied(monkeypatch: pytest.MonkeyPatch) -> 
         assert not may(user(ADMIN), action, JOBS["own"], Policy())
 
 
-def test_a_user_without_a_role_may_do_nothing_but_ask_for_health() -> None:
+def test_a_user_without_a_role_may_do_no_more_than_nobody() -> None:
     for action, job in product(Action, JOBS.values()):
         found = may(Principal(Kind.USER, "bob"), action, job, Policy())
-        assert found is (action is Action.CHECK_HEALTH), action
+        assert found is (action in OF_ALL), action
 
 
 def test_every_action_has_a_rule_and_a_use() -> None:
@@ -101,10 +108,10 @@ def test_every_action_has_a_rule_and_a_use() -> None:
     assert {route.action for route in ROUTES} | decided_within == set(Action)
 
 
-def test_a_route_below_a_job_decides_about_that_job() -> None:
+def test_a_route_below_a_job_or_a_token_decides_about_it() -> None:
     for route in ROUTES:
-        about_a_job = route.path.startswith(JOB_PATH)
-        assert RULES[route.action].of_job is about_a_job, (route.method, route.path)
+        owned = route.path.startswith((JOB_PATH, TOKEN_PATH))
+        assert RULES[route.action].owned is owned, (route.method, route.path)
 
 
 def test_every_message_of_a_node_has_an_action() -> None:

@@ -44,9 +44,7 @@ def test_it_waits_for_one_switch_though_enough_nodes_are_free() -> None:
     cluster.submit(near(3))
     assert not cluster.job(2).attempts
     reason = why_waiting(cluster.state, cluster.job(2))
-    assert reason == (
-        "needs 3 nodes that have the same switch, and of the 4 that are free no so many do"
-    )
+    assert reason == "needs 3 nodes that have the same switch, and fewer of the 4 free nodes do"
     found = explain(cluster.state, cluster.job(2), cluster.now)
     said = {verdict.node: verdict.reason.text for verdict in found.nodes}
     assert said["b"] == "is free, and only 2 free nodes have switch leaf1"

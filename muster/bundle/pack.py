@@ -1,0 +1,68 @@
+"""Packs: many chunks in one request or answer. No I/O.
+
+A chunk is its length (4 bytes, big-endian), its SHA-256 (32 bytes) and its bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from muster.bundle.manifest import CHUNK_BYTES, digest
+
+PACK_BYTES: Final = 16 << 20
+"""Bytes of the chunks of one pack at most, unless it is only one."""
+PACK_CHUNKS: Final = 8192
+_HEAD: Final = struct.Struct(">I32s")
+PACK_BYTES_MAX: Final = PACK_BYTES + CHUNK_BYTES + PACK_CHUNKS * _HEAD.size
+"""Bytes of a whole pack at most."""
+
+
+class BadPackError(ValueError):
+    """Bytes that are not a pack, or a chunk that is not what its name says."""
+
+
+def head(chunk: str, size: int) -> bytes:
+    """Return what precedes a chunk in a pack."""
+    return _HEAD.pack(size, bytes.fromhex(chunk))
+
+
+def unpack(data: bytes) -> Iterator[tuple[str, memoryview]]:
+    """Yield the chunks of a pack, each verified. Raises BadPackError."""
+    view, at = memoryview(data), 0
+    while at < len(view):
+        if at + _HEAD.size > len(view):
+            raise BadPackError("the pack ends within a chunk's head")
+        size, name = _HEAD.unpack_from(view, at)
+        at += _HEAD.size
+        if not 0 < size <= CHUNK_BYTES or at + size > len(view):
+            raise BadPackError(f"the pack has a chunk of {size} bytes, or ends within it")
+        content = view[at : at + size]
+        chunk = name.hex()
+        if digest(content) != chunk:
+            raise BadPackError(f"the content of chunk {chunk} is not what its name says")
+        yield chunk, content
+        at += size
+
+
+def batches(chunks: Mapping[str, int]) -> Iterator[list[str]]:
+    """Divide chunks, given with their sizes, among packs."""
+    batch: list[str] = []
+    size = 0
+    for chunk, more in chunks.items():
+        if batch and (size + more > PACK_BYTES or len(batch) >= PACK_CHUNKS):
+            yield batch
+            batch, size = [], 0
+        batch.append(chunk)
+        size += more
+    if batch:
+        yield batch
+
+
+def pack(chunks: Iterable[tuple[str, bytes]]) -> bytes:
+    """Return the chunks as one pack."""
+    parts: list[bytes] = []
+    for chunk, content in chunks:
+        parts += (head(chunk, len(content)), content)
+    return b"".join(parts)

@@ -1,0 +1,169 @@
+"""Code that travels with a job: what of it is sent, and its transfer with progress."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from muster.bundle.index import cache_folder
+from muster.bundle.manifest import File, digest
+from muster.bundle.pack import batches, pack
+from muster.bundle.scan import ScanError, Scanned, read_chunk, scan, size_text, too_large
+from muster.bundle.suspects import data_sets, secrets
+from muster.cli.errors import RefusedError
+from muster.cli.output.format import note, safe
+from muster.client import ApiError, Client
+from muster.spec.model import Argv, JobSpec, Launcher
+
+_NAMED: Final = 10
+_UNKNOWN: Final = "unknown_bundle"
+_TOO_MUCH: Final = "too_much_code"
+
+
+def read_code(folder: Path, environ: Mapping[str, str]) -> Scanned:
+    """Scan the folder of a job's code. Raises RefusedError."""
+    with _refusals():
+        if not folder.is_dir():
+            raise ScanError(
+                f"workdir: there is no folder {folder} on this machine",
+                "a relative `workdir` is a folder beside the job file, which is sent to the "
+                "nodes; write an absolute path for one that the nodes have",
+            )
+        return scan(folder, cache_folder(environ))
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn a ScanError into a RefusedError, safe for a terminal."""
+    try:
+        yield
+    except ScanError as error:
+        lines = str(error).split("\n")
+        hint = [f"  {error.hint}"] if error.hint else []
+        raise RefusedError("\n".join(map(safe, lines + hint))) from None
+
+
+def remarks(code: Scanned, spec: JobSpec) -> Iterator[str]:
+    """Yield what users should know before the code is sent."""
+    files = code.manifest.files
+    what = f"{len(files) + len(code.manifest.links)} files, {size_text(code.manifest.size)}"
+    yield f"code: {code.folder} ({what}) travels with the job"
+    if found := secrets(files):
+        yield (
+            f"the code has files that look like secrets: {_some(found)}; name them in "
+            ".musterignore if the job does not need them"
+        )
+    if large := data_sets(files):
+        named = [f"{file.path} ({size_text(file.size)})" for file in large]
+        yield f"the code has files that look like data: {_some(named)}"
+    if (script := _script(spec)) is not None and script not in code.manifest.paths():
+        yield f"{script} is not in the code that travels with the job{_why_not(code, script)}"
+
+
+def listed(code: Scanned) -> str:
+    """Return the files and links that travel, with their sizes."""
+    lines = [f"{size_text(file.size):>9}  {safe(file.path)}" for file in code.manifest.files]
+    lines += [f"{'link':>9}  {safe(f'{a.path} -> {a.target}')}" for a in code.manifest.links]
+    return "\n".join(sorted(lines, key=lambda line: line[11:]))
+
+
+def send_code(client: Client, code: Scanned) -> None:
+    """Upload what the coordinator lacks of the code. Raises ClientError and RefusedError."""
+    with _refusals():
+        _send(client, code)
+
+
+def _send(client: Client, code: Scanned) -> None:
+    sha256 = code.sha256
+    try:
+        client.bundle(sha256)
+    except ApiError as error:
+        if error.problem.code != _UNKNOWN:
+            raise
+    else:
+        return  # all of it is there, from before
+    try:
+        missing = client.missing_chunks(code.manifest.chunks(), code.manifest.size)
+    except ApiError as error:
+        if error.problem.code != _TOO_MUCH:
+            raise
+        sizes = ((file.path, file.size) for file in code.manifest.files)
+        raise too_large(error.problem.detail, sizes) from error
+    total, sent = sum(missing.values()), 0
+    where = _places(code.manifest.files, missing)
+    progress = _Progress(total)
+    for batch in batches(missing):
+        contents = [(chunk, _content(code.folder, where[chunk], chunk)) for chunk in batch]
+        client.send_chunks(pack(contents))
+        sent += sum(missing[chunk] for chunk in batch)
+        progress.show(sent)
+    client.send_manifest(sha256, code.data)
+    progress.end(len(missing))
+
+
+def _content(folder: Path, place: tuple[str, int], chunk: str) -> bytes:
+    path, number = place
+    try:
+        data = read_chunk(folder, path, number)
+    except OSError as error:
+        raise ScanError(f"{path} cannot be read: {error.strerror}") from error
+    if digest(data) != chunk:
+        raise ScanError(f"{path} has changed since it was read", "submit again once it is complete")
+    return data
+
+
+def _places(files: tuple[File, ...], wanted: Mapping[str, int]) -> dict[str, tuple[str, int]]:
+    return {
+        chunk: (file.path, number)
+        for file in files
+        for number, chunk in enumerate(file.chunks)
+        if chunk in wanted
+    }
+
+
+class _Progress:
+    """Progress of an upload on standard error, if that is a terminal."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._shown = sys.stderr.isatty()
+        self.show(0)
+
+    def show(self, sent: int) -> None:
+        if self._shown and self._total:
+            line = f"\rsending code: {size_text(sent)} of {size_text(self._total)}   "
+            print(line, end="", file=sys.stderr, flush=True)
+
+    def end(self, chunks: int) -> None:
+        if self._shown and self._total:
+            print(file=sys.stderr)
+        note(f"sent {size_text(self._total)} of code in {chunks} new pieces")
+
+
+def _script(spec: JobSpec) -> str | None:
+    """Return the path of the script that the job starts, if it must be in the code."""
+    if spec.setup is not None or not isinstance(spec.run, Argv):
+        return None
+    script = spec.run.argv[0]
+    if spec.launcher is Launcher.NONE or not script.endswith(".py") or script.startswith("/"):
+        return None
+    return os.path.normpath(script)
+
+
+def _why_not(code: Scanned, script: str) -> str:
+    above = script
+    while above:
+        for name in (above, f"{above}/"):
+            if (origin := code.ignored.get(name)) is not None:
+                return f": line {origin.line} of {origin.file} ignores it"
+        above = above.rpartition("/")[0]
+    return f"; there is no such file in {code.folder}"
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_NAMED])
+    return f"{shown} and {len(names) - _NAMED} more" if len(names) > _NAMED else shown

@@ -1,0 +1,1 @@
+"""Code that travels with jobs, over HTTP."""

@@ -1,0 +1,232 @@
+"""Routes for the code that travels with jobs: uploads of users, and downloads of nodes.
+
+A user refers only to content that this user has uploaded. A node gets only the content of a task
+that was placed on it: it shows the ticket that came with the command to prepare that task.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from aiohttp import web
+
+from muster.bundle.manifest import MANIFEST_BYTES_MAX, BadManifestError, CodeManifest, is_digest
+from muster.bundle.pack import PACK_BYTES_MAX, PACK_CHUNKS, BadPackError, head
+from muster.http.bundles import (
+    BundleView,
+    ChunksRequest,
+    MissingAnswer,
+    MissingRequest,
+    PackAnswer,
+)
+from muster.protocol.ids import BadId, TaskId, parse_task_id
+from muster.protocol.states import TaskState
+from muster.spec.model import JobSpec
+from orchestrator.api.http.access import TOKEN
+from orchestrator.api.http.problems import ApiError
+from orchestrator.api.http.request_parsing import shown, struct_body
+from orchestrator.api.http.responses import reply
+from orchestrator.api.http.route import BYTES
+from orchestrator.core.model.task import reached
+from orchestrator.shell.bundles.store import BundleStore, QuotaError, StoreFullError
+from orchestrator.shell.coordinator import Coordinator
+
+TICKET: Final = "X-Muster-Ticket"
+_BODY_S: Final = 300.0
+_UPLOADS: Final = 8
+_UPLOADS_PER_USER: Final = 2
+_DECODED: Final = 16
+_T = TypeVar("_T")
+
+
+class BundlesApi:
+    """Routes below /v1/blobs, /v1/bundles and /v1/agent/tasks."""
+
+    def __init__(self, coordinator: Coordinator, store: BundleStore) -> None:
+        self._coordinator = coordinator
+        self._store = store
+        # Because bodies are kept in memory until they are verified, few are read at a time.
+        self._uploads = asyncio.Semaphore(_UPLOADS)
+        self._of_user: dict[str, asyncio.Semaphore] = {}
+        self._manifests: OrderedDict[str, tuple[bytes, CodeManifest, frozenset[str]]] = (
+            OrderedDict()
+        )
+
+    async def missing(self, request: web.Request) -> web.Response:
+        asked = await struct_body(request, MissingRequest)
+        if not all(map(is_digest, asked.chunks)):
+            raise ApiError(422, "bad_chunk", "a chunk's name is not a SHA-256 in lower case")
+        await self._stored(self._store.check_size, asked.bytes)
+        found = await self._stored(
+            self._store.missing, request[TOKEN].user, asked.chunks, self._now()
+        )
+        return reply(MissingAnswer(tuple(found)))
+
+    async def put(self, request: web.Request) -> web.Response:
+        user = request[TOKEN].user
+        async with self._turn(user), self._uploads:
+            data = await _body(request, PACK_BYTES_MAX)
+            stored = await self._stored(self._store.put, user, data, self._now())
+        return reply(PackAnswer(stored), 201)
+
+    async def put_manifest(self, request: web.Request) -> web.Response:
+        sha256, user = _sha256(request), request[TOKEN].user
+        async with self._turn(user), self._uploads:
+            data = await _body(request, MANIFEST_BYTES_MAX)
+            missing = await self._stored(self._store.put_manifest, user, sha256, data, self._now())
+        if missing:
+            raise ApiError(
+                409,
+                "content_missing",
+                f"{len(missing)} chunks of the bundle have not been uploaded by {user}",
+                "ask for them with POST /v1/blobs:missing, and send them first",
+            )
+        return await self.show(request, 201)
+
+    async def show(self, request: web.Request, status: int = 200) -> web.Response:
+        sha256, user = _sha256(request), request[TOKEN].user
+        found = await self._stored(self._store.bundle, user, sha256, self._now())
+        if found is None:
+            raise ApiError(404, "unknown_bundle", f"{user} has uploaded no bundle {sha256}")
+        return reply(BundleView(sha256, found.files, found.bytes), status)
+
+    async def check_spec(self, spec: JobSpec, user: str, owner: str | None) -> None:
+        """Refuse a job whose code the user has not uploaded. `owner`: the owner of the job that is
+        submitted again with the same code. Raises ApiError (422)."""
+        if spec.bundle is None:
+            return
+        now = self._now()
+        if await self._stored(self._store.bundle, user, spec.bundle, now) is not None:
+            return
+        if owner is not None and await self._stored(
+            self._store.share, owner, user, spec.bundle, now
+        ):
+            return
+        raise ApiError(
+            422,
+            "unknown_bundle",
+            f"the coordinator has no code of {user} with the hash {spec.bundle}",
+            "submit the job with `muster submit`, which sends the code first",
+        )
+
+    async def manifest(self, request: web.Request) -> web.Response:
+        data, _ = await self._of_task(request)
+        return web.Response(body=data, content_type=BYTES)
+
+    async def chunks(self, request: web.Request) -> web.StreamResponse:
+        """Send chunks of a task's bundle as a pack. Each is verified when it is read."""
+        asked = await struct_body(request, ChunksRequest)
+        _, allowed = await self._of_task(request)
+        if len(asked.chunks) > PACK_CHUNKS or not allowed.issuperset(asked.chunks):
+            raise ApiError(422, "not_in_bundle", "a chunk is not in the bundle of this task")
+        response = web.StreamResponse()
+        response.content_type = BYTES
+        for chunk in asked.chunks:
+            data = await self._stored(self._store.chunk, chunk)
+            if data is None:
+                if response.prepared:
+                    raise ConnectionError("a chunk is damaged, and the answer has begun")
+                raise ApiError(
+                    410,
+                    "content_lost",
+                    f"the coordinator's copy of chunk {chunk} is lost or damaged",
+                    "submit the job again, which sends the code again",
+                )
+            if not response.prepared:
+                await response.prepare(request)
+            await response.write(head(chunk, len(data)) + data)
+        if not response.prepared:
+            await response.prepare(request)
+        await response.write_eof()
+        return response
+
+    async def _of_task(self, request: web.Request) -> tuple[bytes, frozenset[str]]:
+        """Return the manifest of the task in the path, and its chunks. Raises ApiError."""
+        try:
+            task = TaskId(request.match_info["id"])
+            job_id, number, rank = parse_task_id(task)
+        except BadId:
+            raise _no_task(request) from None
+        job = await self._coordinator.job(job_id)
+        bundle = None if job is None else job.spec.bundle
+        if job is None or bundle is None:
+            raise _no_task(request)
+        if not self._store.is_ticket(request.headers.get(TICKET, ""), task, bundle):
+            raise _no_task(request)
+        attempt = next((each for each in job.attempts if each.number == number), None)
+        if attempt is None or rank >= len(attempt.tasks):
+            raise _no_task(request)
+        if reached(attempt.tasks[rank].state, TaskState.EXITED):
+            raise ApiError(409, "task_over", f"task {task} is over and needs no code")
+        found = self._manifests.get(bundle)
+        if found is None:
+            read = await self._stored(self._store.manifest, bundle)
+            if read is None:
+                raise ApiError(410, "content_lost", "the coordinator has lost the code of the job")
+            found = (*read, frozenset(read[1].chunks()))
+            self._manifests[bundle] = found
+            if len(self._manifests) > _DECODED:
+                self._manifests.popitem(last=False)
+        return found[0], found[2]
+
+    async def _stored(self, call: Callable[..., _T], *arguments: object) -> _T:
+        """Call the store in a thread. Raises ApiError."""
+        try:
+            return await asyncio.to_thread(call, *arguments)
+        except (BadPackError, BadManifestError) as error:
+            raise ApiError(422, "bad_content", str(error)) from error
+        except QuotaError as error:
+            raise ApiError(
+                413, "too_much_code", str(error), "name data in a .musterignore file"
+            ) from error
+        except StoreFullError as error:
+            raise ApiError(507, "disk_full", str(error), "ask an operator to make room") from error
+
+    def _turn(self, user: str) -> asyncio.Semaphore:
+        return self._of_user.setdefault(user, asyncio.Semaphore(_UPLOADS_PER_USER))
+
+    def _now(self) -> float:
+        return self._coordinator.now().wall
+
+
+async def _body(request: web.Request, most: int) -> bytes:
+    """Return a body of bytes. Raises ApiError (408, 413, 415)."""
+    if request.content_type != BYTES:
+        raise ApiError(415, "unsupported_media_type", "the body is not bytes", f"send {BYTES}")
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for part in request.content.iter_any():
+                size += len(part)
+                if size > most:
+                    raise ApiError(
+                        413,
+                        "body_too_large",
+                        f"the body is larger than {most} bytes",
+                        headers={"Connection": "close"},
+                    )
+                parts.append(part)
+    except TimeoutError:
+        raise ApiError(
+            408,
+            "request_timeout",
+            f"the body was not complete after {_BODY_S:g} s",
+            "send smaller packs",
+            headers={"Connection": "close"},
+        ) from None
+    return await asyncio.to_thread(b"".join, parts)
+
+
+def _sha256(request: web.Request) -> str:
+    text = request.match_info["id"]
+    if not is_digest(text):
+        raise ApiError(404, "unknown_bundle", f"{shown(text)} is not a SHA-256 in lower case")
+    return text
+
+
+def _no_task(request: web.Request) -> ApiError:
+    # The same for a wrong ticket, so that nodes learn nothing of other nodes' tasks.
+    name = shown(request.match_info["id"])
+    return ApiError(404, "unknown_task", f"there is no task {name} with code for this ticket")

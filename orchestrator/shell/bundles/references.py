@@ -1,0 +1,134 @@
+"""Index of the users' references to content: the chunks and bundles that each has uploaded.
+
+A user may refer only to these. The index is no fact: without it, users upload again.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS chunks (
+    user TEXT, sha256 TEXT, size INTEGER, seen REAL, PRIMARY KEY (user, sha256)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS bundles (
+    user TEXT, sha256 TEXT, files INTEGER, bytes INTEGER, seen REAL, PRIMARY KEY (user, sha256)
+) WITHOUT ROWID;
+"""
+_PARAMETERS: Final = 500
+
+
+class Bundle(NamedTuple):
+    """A bundle that a user has uploaded whole."""
+
+    files: int
+    bytes: int
+
+
+class References:
+    """The index, in one file. Thread-safe; the methods wait for the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._lock = threading.RLock()
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._db.close()
+
+    @contextmanager
+    def _write(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def missing(self, user: str, chunks: Sequence[str], now: float) -> list[str]:
+        """Return those of `chunks` to which the user has no reference; the others were seen now."""
+        have: set[str] = set()
+        with self._write() as db:
+            for part in _parts(chunks):
+                marks = ",".join("?" * len(part))
+                where = f"user = ? AND sha256 IN ({marks})"
+                rows = db.execute(f"SELECT sha256 FROM chunks WHERE {where}", (user, *part))  # noqa: S608
+                have.update(row[0] for row in rows)
+                db.execute(f"UPDATE chunks SET seen = ? WHERE {where}", (now, user, *part))  # noqa: S608
+        return [chunk for chunk in chunks if chunk not in have]
+
+    def add(self, user: str, chunks: Iterable[tuple[str, int]], now: float) -> None:
+        """Record that the user has uploaded these chunks, given with their sizes."""
+        with self._write() as db:
+            db.executemany(
+                "INSERT OR REPLACE INTO chunks VALUES (?, ?, ?, ?)",
+                [(user, chunk, size, now) for chunk, size in chunks],
+            )
+
+    def held_bytes(self, user: str) -> int:
+        """Return the sum of the sizes of the user's chunks."""
+        with self._lock:
+            row = self._db.execute(
+                "SELECT coalesce(sum(size), 0) FROM chunks WHERE user = ?", (user,)
+            ).fetchone()
+        return int(row[0])
+
+    def add_bundle(self, user: str, sha256: str, bundle: Bundle, now: float) -> None:
+        """Record that the user has uploaded a bundle."""
+        with self._write() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO bundles VALUES (?, ?, ?, ?, ?)",
+                (user, sha256, bundle.files, bundle.bytes, now),
+            )
+
+    def bundle(self, user: str, sha256: str, now: float) -> Bundle | None:
+        """Return a bundle of the user, which was seen now; None without a reference to it."""
+        with self._write() as db:
+            found = db.execute(
+                "SELECT files, bytes FROM bundles WHERE user = ? AND sha256 = ?", (user, sha256)
+            ).fetchone()
+            if found is not None:
+                db.execute(
+                    "UPDATE bundles SET seen = ? WHERE user = ? AND sha256 = ?",
+                    (now, user, sha256),
+                )
+        return None if found is None else Bundle(*found)
+
+    def forget_content(self, chunk: str) -> None:
+        """Drop all references to a chunk whose content is damaged, and to all bundles: each is
+        complete again once its user has sent what is missing."""
+        with self._write() as db:
+            db.execute("DELETE FROM chunks WHERE sha256 = ?", (chunk,))
+            db.execute("DELETE FROM bundles")
+
+    def drop_old(self, before: float, kept: Iterable[str]) -> set[str]:
+        """Drop bundles not seen since `before`, except those in `kept`; return the others."""
+        with self._write() as db:
+            live = set(kept)
+            rows = db.execute("SELECT user, sha256, seen FROM bundles").fetchall()
+            old = [(u, sha) for u, sha, seen in rows if seen < before and sha not in live]
+            db.executemany("DELETE FROM bundles WHERE user = ? AND sha256 = ?", old)
+            return live | {sha for u, sha, seen in rows if seen >= before}
+
+    def drop_chunks(self, before: float, kept: set[str]) -> set[str]:
+        """Drop references not seen since `before`, except to `kept`; return the chunks that anyone
+        still refers to."""
+        with self._write() as db:
+            rows = db.execute("SELECT user, sha256, seen FROM chunks").fetchall()
+            old = [(u, sha) for u, sha, seen in rows if seen < before and sha not in kept]
+            db.executemany("DELETE FROM chunks WHERE user = ? AND sha256 = ?", old)
+            return {sha for _, sha, seen in rows if seen >= before or sha in kept}
+
+
+def _parts(chunks: Sequence[str]) -> Iterator[Sequence[str]]:
+    for at in range(0, len(chunks), _PARAMETERS):
+        yield chunks[at : at + _PARAMETERS]

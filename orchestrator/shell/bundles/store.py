@@ -1,0 +1,263 @@
+"""Content of bundles on the coordinator's disk: chunks and manifests, each named by its SHA-256.
+
+Content is written to a temporary name, synced, and renamed. It is shared among users; who may refer
+to it is in `References`.
+"""
+
+import ctypes
+import errno
+import hashlib
+import hmac
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from muster.bundle.manifest import BadManifestError, CodeManifest, decode, digest
+from muster.bundle.pack import unpack
+from muster.daemon.durable_files import sync_directory, sync_file, write_atomic
+from muster.daemon.errors import DaemonError, FileError
+from orchestrator.shell.bundles.references import Bundle, References
+
+_INCOMING: Final = "incoming"
+_CHUNKS: Final = "chunks"
+_MANIFESTS: Final = "manifests"
+_KEY: Final = "ticket.key"
+_FEW: Final = 64
+
+_log = structlog.get_logger("muster.bundles")
+
+
+class BundleLimits(msgspec.Struct, frozen=True):
+    """Bytes of one bundle, of all chunks of a user, and those that stay free on the disk; seconds
+    for which unused content is kept."""
+
+    bundle_bytes: int
+    user_bytes: int
+    free_bytes: int
+    keep_s: float
+
+
+class StoreFullError(DaemonError):
+    """There is no room for more content."""
+
+
+class QuotaError(DaemonError):
+    """The user's content has reached its limit."""
+
+
+class BundleStore:
+    """The store in one directory. The methods wait for the disk: call them from a thread."""
+
+    def __init__(self, folder: Path, limits: BundleLimits) -> None:
+        """Create what is missing, and remove what an interrupted upload left. Raises FileError."""
+        self.limits = limits
+        self._folder = folder
+        self._change = threading.Lock()
+        try:
+            shutil.rmtree(folder / _INCOMING, ignore_errors=True)
+            for name in (_INCOMING, _CHUNKS, _MANIFESTS):
+                (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+            for number in range(256):
+                (folder / _CHUNKS / f"{number:02x}").mkdir(mode=0o700, exist_ok=True)
+            self._key = self._ticket_key()
+        except OSError as error:
+            raise FileError(f"{error.filename} cannot be made: {error.strerror}") from error
+        self._references = References(folder / "references.sqlite3")
+
+    def close(self) -> None:
+        """Close the index."""
+        self._references.close()
+
+    def missing(self, user: str, chunks: Sequence[str], now: float) -> list[str]:
+        """Return those of `chunks` that the user has not uploaded."""
+        return self._references.missing(user, chunks, now)
+
+    def bundle(self, user: str, sha256: str, now: float) -> Bundle | None:
+        """Return a bundle to which the user may refer, or None."""
+        return self._references.bundle(user, sha256, now)
+
+    def share(self, owner: str, user: str, sha256: str, now: float) -> bool:
+        """Let `user` refer to a bundle of `owner`'s job. Returns False if its content is gone."""
+        found = self._references.bundle(owner, sha256, now)
+        if found is not None:
+            self._references.add_bundle(user, sha256, found, now)
+        return found is not None
+
+    def put(self, user: str, data: bytes, now: float) -> int:
+        """Store a pack of chunks, on disk when this returns. Returns their number. Raises
+        BadPackError, QuotaError and StoreFullError; then nothing of it is kept."""
+        self._check_room(len(data))
+        if self._references.held_bytes(user) + len(data) > self.limits.user_bytes:
+            raise QuotaError(
+                f"the code that {user} has uploaded has reached {self.limits.user_bytes} bytes, "
+                f"the limit; unused code is dropped after {self.limits.keep_s / 86400:g} days"
+            )
+        incoming = self._folder / _INCOMING / secrets.token_hex(8)
+        written: dict[str, int] = {}
+        try:
+            incoming.mkdir(mode=0o700)
+            for chunk, content in unpack(data):
+                if chunk not in written:
+                    _write(incoming / chunk, content)
+                    written[chunk] = len(content)
+            _sync(incoming, written)
+            with self._change:
+                for chunk in written:
+                    os.replace(incoming / chunk, self._chunk(chunk))
+                self._sync_folders(written)
+                self._references.add(user, written.items(), now)
+        except OSError as error:
+            raise _full_or(error, self._folder) from error
+        finally:
+            shutil.rmtree(incoming, ignore_errors=True)
+        return len(written)
+
+    def put_manifest(self, user: str, sha256: str, data: bytes, now: float) -> list[str]:
+        """Store a manifest if the user has uploaded all its content; else return what is missing.
+        Raises BadManifestError, QuotaError and StoreFullError."""
+        if digest(data) != sha256:
+            raise BadManifestError("the manifest is not what its name says")
+        manifest = decode(data)
+        self.check_size(manifest.size)
+        self._check_room(len(data))
+        with self._change:
+            missing = self._references.missing(user, list(manifest.chunks()), now)
+            if not missing:
+                try:
+                    write_atomic(self._folder / _MANIFESTS / sha256, data, 0o600)
+                except FileError as error:
+                    raise _full_or(error.__cause__, self._folder) from error
+                files = len(manifest.files) + len(manifest.links)
+                self._references.add_bundle(user, sha256, Bundle(files, manifest.size), now)
+        return missing
+
+    def check_size(self, size: int) -> None:
+        """Raise QuotaError for a bundle that is too large."""
+        if size > self.limits.bundle_bytes:
+            raise QuotaError(
+                f"the code is {size} bytes, and at most {self.limits.bundle_bytes} may travel with "
+                "a job"
+            )
+
+    def manifest(self, sha256: str) -> tuple[bytes, CodeManifest] | None:
+        """Return a manifest as stored and decoded, or None if it is not here or is damaged."""
+        try:
+            data = (self._folder / _MANIFESTS / sha256).read_bytes()
+            if digest(data) != sha256:
+                raise BadManifestError("its content is not what its name says")
+            return data, decode(data)
+        except FileNotFoundError:
+            return None
+        except (OSError, BadManifestError) as error:
+            _log.error("manifest_damaged", bundle=sha256, why=str(error))
+            return None
+
+    def chunk(self, sha256: str) -> bytes | None:
+        """Return a chunk, or None if it is not here. A damaged one is dropped."""
+        try:
+            data = self._chunk(sha256).read_bytes()
+        except FileNotFoundError:
+            return None
+        if digest(data) == sha256:
+            return data
+        _log.error("chunk_damaged", chunk=sha256, done="dropped; its users upload it again")
+        with self._change:
+            self._references.forget_content(sha256)
+            self._chunk(sha256).unlink(missing_ok=True)
+        return None
+
+    def ticket(self, task: str, bundle: str) -> str:
+        """Return the ticket with which the node of a task may fetch its bundle."""
+        return hmac.new(self._key, f"{task} {bundle}".encode(), hashlib.sha256).hexdigest()
+
+    def is_ticket(self, ticket: str, task: str, bundle: str) -> bool:
+        """True if `ticket` was issued for this task and bundle."""
+        return hmac.compare_digest(ticket.encode(), self.ticket(task, bundle).encode())
+
+    def collect(self, live: Iterable[str], now: float) -> int:
+        """Remove content that has not been used for long, and that no job of `live` names. Returns
+        the number of chunks removed."""
+        before = now - self.limits.keep_s
+        with self._change:
+            bundles = self._references.drop_old(before, live)
+            kept: set[str] = set()
+            for sha256 in bundles:
+                found = self.manifest(sha256)
+                if found is not None:
+                    kept.update(found[1].chunks())
+            for path in (self._folder / _MANIFESTS).iterdir():
+                if path.name not in bundles:
+                    path.unlink(missing_ok=True)
+            kept |= self._references.drop_chunks(before, kept)
+            removed = 0
+            for path in (self._folder / _CHUNKS).glob("??/*"):
+                if path.name not in kept:
+                    path.unlink(missing_ok=True)
+                    removed += 1
+        return removed
+
+    def _chunk(self, sha256: str) -> Path:
+        return self._folder / _CHUNKS / sha256[:2] / sha256
+
+    def _check_room(self, more: int) -> None:
+        try:
+            disk = os.statvfs(self._folder)
+        except OSError as error:
+            raise FileError(f"{self._folder} cannot be examined: {error.strerror}") from error
+        if disk.f_bavail * disk.f_frsize < self.limits.free_bytes + more:
+            raise StoreFullError(f"the disk of {self._folder} has too little room for more code")
+
+    def _sync_folders(self, chunks: Iterable[str]) -> None:
+        folders = {chunk[:2] for chunk in chunks}
+        if len(folders) > _FEW:
+            _sync_all(self._folder)
+            return
+        for name in folders:
+            sync_directory(self._folder / _CHUNKS / name)
+
+    def _ticket_key(self) -> bytes:
+        path = self._folder / _KEY
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            write_atomic(path, secrets.token_bytes(32), 0o600)
+            return path.read_bytes()
+
+
+def _write(path: Path, content: memoryview) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb", buffering=0) as file:
+        while content:
+            content = content[file.write(content) :]
+
+
+def _sync(folder: Path, names: Iterable[str]) -> None:
+    """Sync files to disk: few of them one by one, many by one call for the file system."""
+    found = list(names)
+    if len(found) > _FEW:
+        _sync_all(folder)
+        return
+    for name in found:
+        sync_file(folder / name)
+
+
+def _sync_all(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(fd):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
+    finally:
+        os.close(fd)
+
+
+def _full_or(error: BaseException | None, folder: Path) -> DaemonError:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFullError(f"the disk of {folder} is full")
+    return FileError(f"code cannot be stored in {folder}: {error}")

@@ -1,0 +1,84 @@
+"""Fetch of a task's code: what arrives damaged is fetched once again, and then refused."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.code.fetch import CodeError, CodeFetcher
+from agent.code.store import CodeStore
+from agent.link.dialer import ConnectionLostError
+from muster.bundle.manifest import CodeManifest, File, digest, encode
+from muster.bundle.pack import pack
+from muster.daemon.clock import SystemClock
+from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import PrepareTask
+
+TEXTS = {digest(text): text for text in (b"one", b"two")}
+FILES = tuple(File(name[:8], len(text), False, (name,)) for name, text in TEXTS.items())
+MANIFEST = encode(CodeManifest(FILES))
+TASK = PrepareTask(
+    TaskId("1.1.0"), "none", None, None, (), {}, 1.0, bundle=digest(MANIFEST), ticket="t"
+)
+
+
+class Coordinator:
+    """Answers requests; `damage` is how many answers of each kind have a flipped bit."""
+
+    def __init__(self, damage: int = 0, refuses: str = "") -> None:
+        self.damage = {"bundle": damage, "blobs": damage}
+        self.refuses = refuses
+        self.asked: list[list[str]] = []
+
+    async def request(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], most: int
+    ) -> bytes:
+        assert headers == {"X-Muster-Ticket": "t"}
+        kind = path.removeprefix("/v1/agent/tasks/1.1.0/")
+        if self.refuses == kind:
+            raise ConnectionLostError("no", refused=True)
+        answer = MANIFEST
+        if kind == "blobs":
+            wanted = msgspec.json.decode(body or b"")["chunks"]
+            self.asked.append(wanted)
+            answer = pack((chunk, TEXTS[chunk]) for chunk in wanted)
+        self.damage[kind] -= 1
+        return answer[:-1] + bytes([answer[-1] ^ 1]) if self.damage[kind] >= 0 else answer
+
+
+def fetcher(tmp_path: Path, coordinator: Any) -> CodeFetcher:
+    store = CodeStore(tmp_path / "code")
+    store.prepare()
+    return CodeFetcher(store, coordinator, SystemClock())
+
+
+async def test_content_is_fetched_once(tmp_path: Path) -> None:
+    coordinator = Coordinator()
+    code = fetcher(tmp_path, coordinator)
+    for _ in range(2):
+        manifest = await code.fetch(TASK)
+        assert manifest is not None
+        code.release(manifest)
+    assert [set(each) for each in coordinator.asked] == [set(TEXTS)]
+    assert await code.fetch(msgspec.structs.replace(TASK, bundle=None)) is None
+
+
+async def test_a_flipped_bit_is_fetched_again(tmp_path: Path) -> None:
+    coordinator = Coordinator(damage=1)
+    code = fetcher(tmp_path, coordinator)
+    manifest = await code.fetch(TASK)
+    assert manifest is not None
+    assert len(coordinator.asked) == 2
+    assert code.store.missing(manifest) == {}
+
+
+@pytest.mark.parametrize("coordinator", [Coordinator(damage=2), Coordinator(refuses="blobs")])
+async def test_what_stays_damaged_or_refused_is_an_error(
+    tmp_path: Path, coordinator: Coordinator
+) -> None:
+    code = fetcher(tmp_path, coordinator)
+    with pytest.raises(CodeError):
+        await code.fetch(TASK)
+    assert not code._pinned

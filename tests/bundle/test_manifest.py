@@ -1,0 +1,103 @@
+"""Manifests: canonical, and refused unless the tree stays in its folder."""
+
+import pytest
+
+from muster.bundle.manifest import (
+    CHUNK_BYTES,
+    BadManifestError,
+    CodeManifest,
+    File,
+    TreeLink,
+    decode,
+    digest,
+    encode,
+)
+
+ONE = digest(b"1")
+
+
+def file(path: str) -> File:
+    return File(path, 1, False, (ONE,))
+
+
+def test_equal_trees_have_equal_manifests() -> None:
+    one = CodeManifest((file("b"), file("a")), (TreeLink("z", "a"), TreeLink("y", "b")))
+    other = CodeManifest((file("a"), file("b")), (TreeLink("y", "b"), TreeLink("z", "a")))
+    assert encode(one) == encode(other)
+    assert decode(encode(one)) == other
+    assert other.size == 2
+    assert other.chunks() == {ONE: 1}
+
+
+def test_a_large_file_has_chunks() -> None:
+    large = File("a", CHUNK_BYTES + 1, True, (digest(b"0"), ONE))
+    assert dict(large.sizes()) == {digest(b"0"): CHUNK_BYTES, ONE: 1}
+    assert decode(encode(CodeManifest((large,)))).files == (large,)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        CodeManifest((file("../a"),)),
+        CodeManifest((file("/a"),)),
+        CodeManifest((file("a/../b"),)),
+        CodeManifest((file("a//b"),)),
+        CodeManifest((file(""),)),
+        CodeManifest((file("."),)),
+        CodeManifest((file("a\0"),)),
+        CodeManifest((file(".git/config"),)),
+        CodeManifest((file("x/.git"),)),
+        CodeManifest((file("a" * 256),)),
+        CodeManifest((file("a/" * 2500 + "a"),)),
+        CodeManifest((file("a"), file("A"))),
+        CodeManifest((file("x/a"), file("X/b"))),
+        CodeManifest((file("a"), file("a/b"))),
+        CodeManifest((file("a"), file("a"))),
+        CodeManifest((file("a/b"),), (TreeLink("a", "c"),)),
+        CodeManifest((), (TreeLink("a", "/etc/passwd"),)),
+        CodeManifest((), (TreeLink("a", "../x"),)),
+        CodeManifest((), (TreeLink("d/a", "../../x"),)),
+        CodeManifest((), (TreeLink("d", "e"), TreeLink("a", "d/../../x"))),
+        CodeManifest((), (TreeLink("a", ""),)),
+        CodeManifest((File("a", 1, False, ()),)),
+        CodeManifest((File("a", 0, False, (ONE,)),)),
+        CodeManifest((File("a", -1, False, ()),)),
+        CodeManifest((File("a", 1, False, ("../../x",)),)),
+        CodeManifest((file("a"),), version=2),
+    ],
+)
+def test_what_leaves_the_tree_is_refused(manifest: CodeManifest) -> None:
+    with pytest.raises(BadManifestError):
+        decode(encode(manifest))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}x",
+        b"[" * 10_000,
+        b'{"files":"x"}',
+        b'{"files":[["a",1]]}',
+        b"{}",
+        encode(CodeManifest((file("a"),))) + b" ",
+        b'{"files":[["\xff",0,false,[]]],"links":[],"version":1}',
+    ],
+)
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(BadManifestError):
+        decode(data)
+
+
+def test_another_order_is_not_canonical() -> None:
+    data = encode(CodeManifest((file("a"), file("b"))))
+    with pytest.raises(BadManifestError, match="canonical"):
+        decode(data.replace(b'"a"', b'"c"'))
+
+
+def test_links_within_the_tree() -> None:
+    tree = CodeManifest(
+        (file("d/x"),), (TreeLink("d/e/a", "../../d/x"), TreeLink("b", "./d"), TreeLink("c", "no"))
+    )
+    assert set(decode(encode(tree)).links) == set(tree.links)
