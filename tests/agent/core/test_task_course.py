@@ -54,7 +54,7 @@ def test_a_task_goes_from_prepare_to_removal() -> None:
     first = sent_to_shim(agent.shim(ShimPhase.NEW))
     assert isinstance(first[0], ShimLease)
     assert isinstance(first[1], ShimPrepare)
-    assert (first[1].cwd, first[1].env) == ("/w", {"A": "1"})
+    assert (first[1].cwd, first[1].env) == ("/w", {"TMPDIR": "/t/scratch", "A": "1"})
     said = reports(agent.shim(ShimPhase.PREPARED))
     assert said[-1].state is TaskState.PREPARED
     assert said[-1].prepared is not None
