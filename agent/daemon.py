@@ -74,7 +74,7 @@ from agent.shims.backend import Shims, by_units, options_of, restricted
 from agent.shims.forked import ForkServer
 from agent.shims.systemd import SystemdUnits
 from agent.single_agent import single_agent_lock
-from agent.taskdirs.job_owners import JobOwners
+from agent.taskdirs.task_accounts import TaskAccounts
 from agent.taskdirs.taskdirs import TASKS, TaskDirs, user_of
 from agent.tasks.registry import TaskRegistry
 from muster.daemon.abandoned_thread import wait_at_most
@@ -102,7 +102,7 @@ class Agent:
         config: AgentConfig,
         identity: AgentIdentity,
         inventory: Inventory,
-        owners: JobOwners,
+        owners: TaskAccounts,
         clock: Clock,
         network: NetworkProbe,
     ) -> None:
@@ -336,7 +336,7 @@ async def serve(
     with lock_directory(config.state_dir):
         config = structs.replace(config, node=node_name(config))
         with single_agent_lock(config, environ):
-            owners = JobOwners(config)
+            owners = TaskAccounts(config)
             _warn_of_network(config)
             _warn_of_token(config)
             _check_ports(config)
@@ -360,7 +360,7 @@ def _shims(config: AgentConfig) -> Shims:
     return SystemdUnits(options) if units else ForkServer(options)
 
 
-def _folders_of(config: AgentConfig, owners: JobOwners) -> TaskDirs:
+def _folders_of(config: AgentConfig, owners: TaskAccounts) -> TaskDirs:
     """Open the task directories; runs in a thread. Logs leftovers of earlier agents before
     removal."""
     _name_traces(config)

@@ -15,7 +15,7 @@ import structlog
 
 from agent.core.inputs import Input, NodeObserved
 from agent.monitors.monitor import Monitor
-from agent.taskdirs.job_owners import JobOwners
+from agent.taskdirs.task_accounts import TaskAccounts
 from muster.daemon.abandoned_thread import BlockingCall
 from muster.protocol.link.control_channel import NodeChanges
 
@@ -28,7 +28,7 @@ _ENTER: Final = ("/bin/sh", "-c", 'cd -- "$1"', "sh")
 _log = structlog.get_logger("agent.monitors.job_user")
 
 
-def check(owners: JobOwners, tasks: Path, *, allow_root: bool) -> str:
+def check(owners: TaskAccounts, tasks: Path, *, allow_root: bool) -> str:
     """Return why every job would be refused here, else "". Blocks."""
     owner = owners.fixed
     if owners.submitters:
@@ -71,7 +71,7 @@ class JobUserMonitor(Monitor):
 
     def __init__(
         self,
-        owners: JobOwners,
+        owners: TaskAccounts,
         tasks: Path,
         post: Callable[[Input], None],
         *,

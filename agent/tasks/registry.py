@@ -36,7 +36,7 @@ from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.traffic.samplers import TrafficSamplers
 from agent.probe.network import NetworkProbe
 from agent.shims.backend import Shims
-from agent.taskdirs.job_owners import JobOwners, UserRefusedError
+from agent.taskdirs.task_accounts import TaskAccounts, UserRefusedError
 from agent.taskdirs.taskdirs import TASKS, DiskFullError, Owner, TaskDirs
 from agent.tasks import preflight
 from agent.tasks.adoption import Ownership, examine
@@ -65,7 +65,7 @@ class TaskRegistry:
     def __init__(
         self,
         folders: TaskDirs,
-        owners: JobOwners,
+        owners: TaskAccounts,
         shims: Shims,
         logs: LogShipper,
         ports: PortSettings,

@@ -254,7 +254,7 @@ def test_a_status_that_comes_late_changes_nothing() -> None:
 
 
 def prepared_with(placed: s.TaskPlaced, **more: Any) -> dict[str, Any]:
-    """What the shim is told to prepare for a task with these folders."""
+    """Return the command to prepare for a task with these folders."""
     agent = Agent()
     agent.connect()
     agent.hear(msgspec.structs.replace(PREPARE, **more))

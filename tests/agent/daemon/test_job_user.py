@@ -12,7 +12,7 @@ import pytest
 from agent.config import SUBMITTER, AgentConfig
 from agent.core.inputs import Input, NodeObserved
 from agent.monitors.job_user import JobUserMonitor, check
-from agent.taskdirs.job_owners import JobOwners
+from agent.taskdirs.task_accounts import TaskAccounts
 from muster.protocol.link.control_channel import NodeChanges
 from tests.agent.process_of_agent import joined
 
@@ -39,7 +39,7 @@ async def test_a_closed_folder_above_is_named_until_it_is_open(
     tasks = folder / "closed/state/tasks"
     tasks.mkdir(parents=True)
     posted: list[Input] = []
-    owners = JobOwners(AgentConfig(run_as=run_as))
+    owners = TaskAccounts(AgentConfig(run_as=run_as))
     monitor = JobUserMonitor(owners, tasks, posted.append, allow_root=False)
     await monitor.look()
     assert posted == [], "a node that takes jobs has nothing to report"
@@ -55,7 +55,7 @@ async def test_a_closed_folder_above_is_named_until_it_is_open(
 
 
 def test_root_needs_a_user_for_jobs(folder: Path) -> None:
-    none = JobOwners(AgentConfig())
+    none = TaskAccounts(AgentConfig())
     assert "has no run_as" in check(none, folder, allow_root=False)
     assert check(none, folder, allow_root=True) == ""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent.config import SUBMITTER, AgentConfig
-from agent.taskdirs.job_owners import JobOwners, UserRefusedError
+from agent.taskdirs.task_accounts import TaskAccounts, UserRefusedError
 from muster.daemon.errors import FileError
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import ForgetTask, StopTask, TaskReport
@@ -195,7 +195,7 @@ def test_a_user_without_an_account_for_jobs_is_refused(folder: Path, user: str, 
 @pytest.mark.parametrize("name", ["a:b", "-ann", "1000", "Ann", "ann\n", "a" * 33, "ann smith"])
 def test_no_odd_name_is_looked_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pwd, "getpwnam", lambda _: pytest.fail("it was looked up"))
-    owners = JobOwners(AgentConfig(run_as=SUBMITTER))
+    owners = TaskAccounts(AgentConfig(run_as=SUBMITTER))
     with pytest.raises(UserRefusedError, match="not the name of an account"):
         asyncio.run(owners.of(prepare(user=name)))
 
@@ -203,4 +203,4 @@ def test_no_odd_name_is_looked_up(name: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_only_root_can_run_jobs_as_their_submitters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(FileError, match="only root can run jobs as the users who submit them"):
-        JobOwners(AgentConfig(run_as=SUBMITTER))
+        TaskAccounts(AgentConfig(run_as=SUBMITTER))

@@ -22,7 +22,7 @@ class UserRefusedError(DaemonError):
     """This node runs no jobs as the submitter; the text is a sentence."""
 
 
-class JobOwners:
+class TaskAccounts:
     """Accounts of jobs by the agent's configuration. `fixed` is the one of all jobs, None if they
     run as the agent's user or with `submitters`, each as the user who submitted it.
     """
