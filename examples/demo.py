@@ -81,18 +81,18 @@ def leave_running(cluster: LocalCluster) -> None:
         return
     say(
         f"""
-The cluster goes on. To use it:
+The cluster keeps running. To use it:
 
   export MUSTER_CONFIG={cluster.client_config}
   export PATH={Path(MUSTER).parent}:$PATH
   muster nodes
   muster submit --name hello --nodes 3 --wait -- echo hello && muster logs --rank all hello
 
-Kill any of them and start it again; a running job does not notice:
+Kill any daemon and start it again with its command; running jobs do not notice:
 
 {_restarts(cluster)}
 
-To end it: cancel what still runs (muster ps, muster cancel --wait ID), then
+To stop it: cancel the jobs that still run (muster ps, muster cancel --wait ID), then
 
   kill {" ".join(str(d.pid) for d in (*cluster.nodes.values(), cluster.coordinator))}
   rm -r {cluster.root}"""
@@ -104,17 +104,17 @@ def leave_rig_running(cluster: NamespaceCluster) -> None:
     muster = " ".join(cluster.command())
     say(
         f"""
-The cluster goes on. To use it:
+The cluster keeps running. To use it:
 
   export MUSTER_CONFIG={cluster.client_config}
   alias muster='{muster}'
   muster nodes
 
-To enter a machine, or to pull its plug:
+To enter a machine, or to cut its power:
 
 {_machines(cluster)}
 
-To end it all:
+To stop all of it:
 
   kill {cluster.rig.supervisor_pid}"""
     )

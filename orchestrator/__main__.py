@@ -217,7 +217,7 @@ def _check(config: CoordinatorConfig) -> int:
     running = sum(1 for job in state.jobs.values() if job.current is not None)
     _say(
         _SERVE,
-        f"well: {config.state_dir} has {len(state.jobs) + found.archived} jobs, {running} of them "
+        f"ok: {config.state_dir} has {len(state.jobs) + found.archived} jobs, {running} of them "
         f"on nodes, and is in epoch {state.epoch}",
     )
     return 0

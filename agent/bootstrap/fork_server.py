@@ -50,7 +50,7 @@ class Cold(Exception):
 class RankForkServer:
     """The bootstrap's end. `why_not`: the reason for cold starts, "" if ranks can be forked."""
 
-    def __init__(self, why_not: str = "") -> None:
+    def __init__(self, env: dict[str, str], why_not: str = "") -> None:
         self.why_not = why_not
         self.preload_s = self.check_s = 0.0
         self._pid = 0
@@ -58,7 +58,7 @@ class RankForkServer:
         self._held: int | None = None
         self._channel: socket.socket | None = None
         # The environment in which the modules are loaded, and who has read which variable.
-        self._env = dict(os.environ)
+        self._env = env
         self._read: dict[str, str] = {}
 
     def connect(self, channel: socket.socket, pid: int) -> None:
@@ -123,6 +123,7 @@ class RankForkServer:
             "argv": words,
             "env": options["env"],
             "session": bool(options.get("start_new_session")),
+            "known": sorted(self._env),
         }
         memory = os.memfd_create("muster-rank")
         go = -1
@@ -240,12 +241,13 @@ def start(
     `before` is the snapshot before the modules `imported` were loaded, `reads` recorded since.
     """
     reads.end()
+    env = before[safety.ENVIRONMENT]
     try:
         safety.compare(before, safety.snapshot())
         safety.check_customised()
     except safety.Unsafe as error:
-        return RankForkServer(f"{imported} {error}"), None
-    server = RankForkServer()
+        return RankForkServer(env, f"{imported} {error}"), None
+    server = RankForkServer(env)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:

@@ -110,8 +110,11 @@ def arrange(request: dict[str, Any], go: int, tell: int, stdout: int, stderr: in
     if request["session"]:
         os.setsid()
     argv, env = request["argv"], request["env"]
+    known = {*request["known"], *env}
+    # The imports of a cold rank would add these.
+    added = {name: value for name, value in os.environ.items() if name not in known}
     os.environ.clear()
-    os.environ.update(env)
+    os.environ.update({**env, **added})
     show_as(argv, env)
     if hasattr(sys, "orig_argv"):
         sys.orig_argv[:] = argv

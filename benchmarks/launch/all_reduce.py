@@ -1,5 +1,5 @@
-"""Time from a submit to the first all-reduce of two nodes, compared with two torchruns started by
-hand.
+"""Time from a submit to the first all-reduce of two nodes, or to the first step of a model of
+transformers, compared with two torchruns started by hand.
 
 Pairs are run in the order ours, theirs, theirs, ours, so that a machine that becomes slower or
 faster favours neither. Every run starts new processes; torch's files are in the page cache.
@@ -8,6 +8,7 @@ faster favours neither. Every run starts new processes; torch's files are in the
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import os
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,9 @@ from benchmarks.launch.samples import Aim, Row
 from examples.local_cluster import LocalCluster, free_port
 
 NODES = 2
-_PROGRAM = Path(__file__).parent / "programs" / "first_all_reduce.py"
+_PROGRAMS = Path(__file__).parent / "programs"
+_ALL_REDUCE, _STEP = _PROGRAMS / "first_all_reduce.py", _PROGRAMS / "first_step.py"
+_MODEL = "transformers.models.llama.modeling_llama"
 _HAND_S = 120.0
 _HOSTS = ("127.0.0.11", "127.0.0.12")
 
@@ -34,53 +38,86 @@ def measure(pairs: int) -> tuple[list[Row], list[str]]:
     overhead from the job's history.
     """
     with cluster(NODES) as local, contextlib.closing(Connection(local)) as connection:
-        few = _Comparison("2 nodes x 1 rank, gloo", 1, {"exec": 1.0, "fork": 0.65})
-        many = _Comparison("2 nodes x 4 ranks, gloo", 4, {"fork": 0.55})
-        for comparison in (few, many):
+        few = _Comparison("first all-reduce, 2 nodes x 1 rank, gloo", 1, [_EXEC, _FORK])
+        many = _Comparison("first all-reduce, 2 nodes x 4 ranks, gloo", 4, [_Way("fork", 0.55)])
+        steps = _Comparison("first step, 2 nodes x 1 rank, transformers", 1, _PRELOADED, _STEP)
+        measured = [few, many, *([steps] if _installed() else [])]
+        for comparison in measured:
             comparison.run(local, connection, 1, Parts())
             comparison.clear()
         parts = Parts()
         few.run(local, connection, pairs, parts)
-        many.run(local, connection, max(1, pairs // 2), Parts())
-    return [*few.rows(), *parts.rows(), *many.rows()], []
+        for comparison in measured[1:]:
+            comparison.run(local, connection, max(1, pairs // 2), Parts())
+    rows = [*few.rows(), *parts.rows(), *many.rows()]
+    if not _installed():
+        missing = "the first step of transformers was left out: `pip install transformers`"
+        return rows, [missing]
+    return [*rows, *steps.rows()], []
+
+
+def _installed() -> bool:
+    return importlib.util.find_spec("transformers") is not None
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A start method of ranks, its aim, and the modules to load before."""
+
+    method: str
+    aim: float
+    preload: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        modules = ", ".join(name.rpartition(".")[2] for name in self.preload)
+        return f"{self.method}, preload: [{modules}]" if modules else self.method
+
+
+_EXEC, _FORK = _Way("exec", 1.0), _Way("fork", 0.65)
+# transformers loads the module of a model when it is asked for it.
+_PRELOADED = [
+    _Way("fork", 0.65, ("transformers",)),
+    _Way("fork", 0.65, ("transformers", _MODEL)),
+]
 
 
 class _Comparison:
-    """Runs of one size: ours by start method, and by hand."""
+    """Runs of one size and program: ours in several ways, and by hand."""
 
-    def __init__(self, what: str, ranks: int, aims: dict[str, float]) -> None:
-        self._what, self._ranks, self._aims = what, ranks, aims
+    def __init__(
+        self, what: str, ranks: int, ways: list[_Way], program: Path = _ALL_REDUCE
+    ) -> None:
+        self._what, self._ranks, self._ways, self._program = what, ranks, ways, program
         self.clear()
 
     def clear(self) -> None:
         what = self._what
         self._ours = {
-            method: Row("all-reduce", f"submit -> first all-reduce, {what}, {method}", "ours", "s")
-            for method in self._aims
+            way: Row("all-reduce", f"submit -> {what}, {way}", "ours", "s") for way in self._ways
         }
         self._hand = Row("all-reduce", f"two torchruns by hand, {what}", "peer", "s")
         self._ratios = {
-            method: Row(
-                "all-reduce", f"{method} / by hand, paired, {what}", "ours", "ratio", Aim(aim)
+            way: Row(
+                "all-reduce", f"{way} / by hand, paired, {what}", "ours", "ratio", Aim(way.aim)
             )
-            for method, aim in self._aims.items()
+            for way in self._ways
         }
 
     def run(self, local: LocalCluster, connection: Connection, pairs: int, parts: Parts) -> None:
         for _, forwards in zip(range(pairs), itertools.cycle((True, False)), strict=False):
-            took: dict[str, float] = {}
-            order = [*self._aims, "by hand"]
-            for who in order if forwards else reversed(order):
-                if who == "by hand":
-                    took[who] = _by_hand(local, self._ranks)
+            took: dict[_Way | None, float] = {}
+            order = [*self._ways, None]
+            for way in order if forwards else reversed(order):
+                if way is None:
+                    took[way] = _by_hand(local, self._ranks, self._program)
                 else:
-                    took[who], job = _ours(local, connection, self._ranks, who)
-                    if who == "exec":
+                    took[way], job = _ours(local, connection, self._ranks, way, self._program)
+                    if way == _EXEC:
                         parts.add(_Times(connection.events(job)))
-            self._hand.add(took["by hand"])
-            for method in self._aims:
-                self._ours[method].add(took[method])
-                self._ratios[method].add(took[method] / took["by hand"])
+            self._hand.add(took[None])
+            for way in self._ways:
+                self._ours[way].add(took[way])
+                self._ratios[way].add(took[way] / took[None])
 
     def rows(self) -> list[Row]:
         return [*self._ours.values(), self._hand, *self._ratios.values()]
@@ -148,17 +185,18 @@ class _Times:
 
 
 def _ours(
-    local: LocalCluster, connection: Connection, ranks: int, method: str
+    local: LocalCluster, connection: Connection, ranks: int, way: _Way, program: Path
 ) -> tuple[float, int]:
-    """Seconds until the slower rank's first sum, and the job."""
+    """Seconds until the slower rank has come to its moment, and the job."""
     settle(local)
     with _moments() as folder:
         body = job_of(
             nodes=NODES,
             nproc_per_node=ranks,
-            run=[str(_PROGRAM)],
+            run=[str(program)],
             env={"BENCH_MOMENTS": str(folder)},
-            start_method=method,
+            start_method=way.method,
+            **({"preload": list(way.preload)} if way.preload else {}),
         )
         began = time.time()
         job = connection.submit(body)
@@ -166,7 +204,7 @@ def _ours(
         return _last(folder, ranks) - began, job
 
 
-def _by_hand(local: LocalCluster, ranks: int) -> float:
+def _by_hand(local: LocalCluster, ranks: int, program: Path) -> float:
     """Seconds from the start of both commands."""
     settle(local)
     with _moments() as folder:
@@ -174,7 +212,7 @@ def _by_hand(local: LocalCluster, ranks: int) -> float:
         began = time.time()
         nodes = [
             subprocess.Popen(
-                _torchrun(rank, ranks, port, folder / f"logs-{rank}"),
+                [*_torchrun(rank, ranks, port, folder / f"logs-{rank}"), str(program)],
                 env={**_environment(port, ranks), "BENCH_MOMENTS": str(folder)},
                 cwd="/tmp",  # noqa: S108 - where ours runs too
                 stdin=subprocess.DEVNULL,
@@ -213,7 +251,6 @@ def _torchrun(rank: int, ranks: int, port: int, logs: Path) -> list[str]:
         *("--redirects", "3"),
         *("--log-dir", str(logs)),
         *("--local-addr", _HOSTS[rank]),
-        str(_PROGRAM),
     ]
 
 
@@ -240,5 +277,5 @@ def _moments() -> Iterator[Path]:
 def _last(folder: Path, ranks: int) -> float:
     moments = [float(path.read_text()) for path in folder.glob("rank-*")]
     if len(moments) != NODES * ranks:
-        raise Wrong(f"{len(moments)} of {NODES} ranks came to their all-reduce")
+        raise Wrong(f"{len(moments)} of {NODES} ranks came to their moment")
     return max(moments)

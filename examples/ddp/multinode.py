@@ -59,7 +59,7 @@ class Trainer:
             )
             loss.backward()
             self.optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     def _save(self, epoch: int) -> None:
         """Save atomically, because a rank may be killed at any time."""

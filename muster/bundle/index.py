@@ -14,7 +14,7 @@ import msgspec
 
 RACY_NS: Final = 2_000_000_000
 """A file changed so shortly before it was read may change again without a new time stamp."""
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 Entry: TypeAlias = tuple[int, int, int, int, tuple[str, ...]]
 """Inode, size, modification and change time (nanoseconds), and the chunks."""
@@ -23,6 +23,7 @@ Entry: TypeAlias = tuple[int, int, int, int, tuple[str, ...]]
 class _Stored(msgspec.Struct, array_like=True):
     version: int
     folder: str
+    checked: str
     entries: dict[str, Entry]
 
 
@@ -34,13 +35,15 @@ class Index:
         self._folder = os.fsdecode(folder)
         self._path = cache / f"{name}.index"
         self._entries: dict[str, Entry] = {}
+        self.checked = ""
+        """The hash of the last manifest of this folder that was checked."""
         self.now_ns = 0
         try:
             stored = msgspec.msgpack.decode(self._path.read_bytes(), type=_Stored)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return
         if stored.version == _VERSION and stored.folder == self._folder:
-            self._entries = stored.entries
+            self._entries, self.checked = stored.entries, stored.checked
 
     def begin(self) -> None:
         """Note the time before any file is read, by the clock of a file system."""
@@ -58,17 +61,16 @@ class Index:
             return None
         return entry[4]
 
-    def save(self, read: Mapping[str, tuple[os.stat_result, tuple[str, ...]]]) -> None:
-        """Replace the index. Files that have changed just now stay out. Best effort."""
+    def save(self, read: Mapping[str, tuple[os.stat_result, tuple[str, ...]]], sha: str) -> None:
+        """Replace the index. Files that have changed just now stay out. `sha` names the manifest,
+        which was checked. Best effort."""
         before = self.now_ns - RACY_NS
         entries = {
             path: (*_key(found), chunks)
             for path, (found, chunks) in read.items()
             if max(found.st_mtime_ns, found.st_ctime_ns) < before
         }
-        if entries == self._entries:
-            return
-        data = msgspec.msgpack.encode(_Stored(_VERSION, self._folder, entries))
+        data = msgspec.msgpack.encode(_Stored(_VERSION, self._folder, sha, entries))
         new = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}")
         try:
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

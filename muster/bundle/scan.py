@@ -87,12 +87,15 @@ def scan(folder: Path, cache: Path) -> Scanned:
         for path, (status, chunks) in read.items()
     )
     manifest = CodeManifest(files, tuple(found.links))
-    try:
-        check(manifest)
-    except BadManifestError as error:
-        raise ScanError(f"{folder} cannot travel: {error}", _HINT) from error
-    index.save(read)
-    return Scanned(folder, manifest, encode(manifest), found.ignored)
+    scanned = Scanned(folder, manifest, encode(manifest), found.ignored)
+    if pending or index.checked != scanned.sha256:
+        # Otherwise nothing differs from the last scan, which checked and saved the same.
+        try:
+            check(manifest)
+        except BadManifestError as error:
+            raise ScanError(f"{folder} cannot travel: {error}", _HINT) from error
+        index.save(read, scanned.sha256)
+    return scanned
 
 
 _HINT: Final = "rename or remove it, or name it in a .musterignore file, written as a .gitignore is"

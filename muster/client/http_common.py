@@ -111,7 +111,7 @@ class HttpContext:
         mismatch."""
         origin = self._settings.token_from
         if problem.status == 401 and origin:
-            return f"your token is from {origin}; {self.url} does not know it"
+            return f"your token is from {origin}; {self.url} does not accept it"
         if problem.status == 403 and origin:
             return f"{problem.hint}; yours is from {origin}".lstrip("; ")
         if problem.code in {"no_such_route", "method_not_allowed"}:

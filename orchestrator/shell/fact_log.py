@@ -16,7 +16,6 @@ _SHOWN: Final = (
     "session",
     "peer",
     "origin",
-    "role",
     "by",
     "error",
 )
@@ -29,6 +28,8 @@ def log_fact(fact: f.Fact) -> None:
     fields = {name: value for name in _SHOWN if (value := getattr(fact, name, None)) is not None}
     if (token := getattr(fact, "token", None)) is not None:
         fields["token_id"] = token  # the log hides what is called a token
+    if (role := getattr(fact, "role", None)) is not None:
+        fields["role"] = role.value
     cause = getattr(fact, "cause", None)
     if cause is not None:
         fields["cause"], fields["why"] = cause.code.value, cause.text

@@ -99,5 +99,13 @@ def test_one_line_changed_sends_one_chunk(
     job = second.stdout.strip()
     assert wait(cluster, job) == 0
     assert "answer 4711" in log_of(cluster, job)
+    (laptop / "lib/model.py").write_text("ANSWER = 4712\n")
+    third = muster(cluster, cache, "rerun", job, "--ship")
+    assert "in 1 new pieces" in third.stderr, third.stderr
+    assert wait(cluster, third.stdout.strip()) == 0
+    assert "answer 4712" in log_of(cluster, third.stdout.strip())
+    elsewhere = muster(cluster, tmp_path / "other", "rerun", job, "--ship")
+    assert elsewhere.returncode != 0
+    assert "not sent from this machine" in elsewhere.stderr
     assert wait(cluster, first.stdout.strip()) == 0
     assert "answer 42" in log_of(cluster, first.stdout.strip())

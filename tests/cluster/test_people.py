@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,35 +12,38 @@ import pytest
 from examples.local_cluster import MUSTER, LocalCluster
 from tests.cluster.jobs import await_file, until
 
-Person = Callable[..., "subprocess.CompletedProcess[str]"]
 SECRET = "canary-3391"
+
+
+@dataclass
+class Person:
+    """A user with a token of their own, who runs `muster` with it."""
+
+    cluster: LocalCluster
+    env: dict[str, str]
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [MUSTER, *words],
+            env=self.env,
+            cwd=self.cluster.root,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
 
 
 @pytest.fixture
 def person(cluster: LocalCluster) -> Callable[..., Person]:
-    """Make a user with a token of their own, who runs `muster` with it."""
+    """Make a user with a token."""
 
     def make(name: str, role: str = "user") -> Person:
         cluster.muster("user", "add", name, "--role", role)
         made = cluster.muster("token", "create", "--user", name)
-        env = cluster.base_env() | {
-            "MUSTER_TOKEN": made.stdout.strip(),
-            "MUSTER_URL": cluster.client().url,
-        }
-
-        def run(*words: str) -> subprocess.CompletedProcess[str]:
-            return subprocess.run(
-                [MUSTER, *words],
-                env=env,
-                cwd=cluster.root,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-
-        return run
+        env = {"MUSTER_TOKEN": made.stdout.strip(), "MUSTER_URL": cluster.client().url}
+        return Person(cluster, cluster.base_env() | env)
 
     return make
 
@@ -77,6 +81,10 @@ def test_bob_learns_and_changes_nothing_of_anns(
         ("hold", job),
         ("node", "drain", "node-1", "--reason", "mine"),
         ("audit",),
+        ("user", "list"),
+        ("user", "set", "bob", "--role", "admin"),
+        ("user", "disable", "ann", "--end-jobs"),
+        ("token", "create", "--user", "ann"),
     ):
         done = bob(*words)
         assert done.returncode != 0, (words, done.stdout)
@@ -97,3 +105,37 @@ def test_bob_learns_and_changes_nothing_of_anns(
     audit = cluster.muster("audit").stdout
     assert [each.split()[-1] for each in audit.splitlines() if " olga " in each][-1] == "202"
     assert SECRET not in audit
+
+
+def test_a_user_who_leaves_is_cut_off_at_once(
+    cluster: LocalCluster, person: Callable[..., Person], tmp_path: Path
+) -> None:
+    dan, olga = person("dan"), person("olga2", "operator")
+    script = f"echo yes > {tmp_path}/ready; while :; do sleep 0.02; done"
+    fields = f"launcher: none\nnodes: 1\nworkdir: {tmp_path}\n"
+    file = tmp_path / "job.yaml"
+    file.write_text(f"run: {script}\nname: dans\n{fields}")
+    job = dan("submit", "-f", str(file)).stdout.strip()
+    await_file(tmp_path / "ready")
+    with subprocess.Popen(
+        [MUSTER, "logs", "-f", job],
+        env=dan.env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as reader:
+        assert olga("user", "disable", "dan", "--end-jobs").returncode == 125
+        cluster.muster("user", "disable", "dan", "--keep-jobs")
+        _, said = reader.communicate(timeout=60)
+    assert reader.returncode == 125
+    assert "the user dan is disabled" in said
+    assert dan("cancel", job).returncode == 125
+    assert '"RUNNING"' in olga("show", job, "--json").stdout
+    ended = cluster.muster("user", "disable", "dan", "--end-jobs")
+    assert "cancelled 1 job of dan" in ended.stderr
+    assert olga("wait", job).returncode == 121
+    (token,) = (
+        line for line in cluster.muster("token", "list").stdout.splitlines() if " dan " in line
+    )
+    assert "the user dan is disabled" in token

@@ -20,6 +20,7 @@ import trustme
 from muster.daemon.durable_files import write_atomic
 from muster.protocol.link.control_channel import PrepareTask
 from tests.orchestrator.fake_agent import DEADLINE_S, connect
+from tests.orchestrator.journal.commands import command
 from tests.orchestrator.process import (
     TREE,
     CoordinatorProcess,
@@ -273,10 +274,10 @@ def test_the_tokens_file_is_imported_once(tmp_path: Path) -> None:
 
 def test_an_admin_is_made_without_a_token(tmp_path: Path) -> None:
     process = CoordinatorProcess(tmp_path)
-    command = [sys.executable, "-m", "orchestrator", "--config", str(process.config)]
+    program = [sys.executable, "-m", "orchestrator", "--config", str(process.config)]
 
     def new_admin(name: str) -> "subprocess.CompletedProcess[str]":
-        given = [*command, "--new-admin", name]
+        given = [*program, "--new-admin", name]
         return subprocess.run(given, cwd=TREE, capture_output=True, text=True, check=False)
 
     with process.start():
@@ -294,6 +295,23 @@ def test_an_admin_is_made_without_a_token(tmp_path: Path) -> None:
         request = urllib.request.Request(f"{process.url}/v1/users", headers=process.headers(token))
         with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
             assert b'"ada"' in answer.read()
+
+
+def test_a_backup_has_users_and_tokens(tmp_path: Path) -> None:
+    process = CoordinatorProcess(tmp_path)
+    with process.start():
+        ann, bob = add_token(process, "ann"), add_token(process, "bob")
+        assert command(tmp_path, "backup", "BACKUP")[0] == 0
+        for path in ("/v1/users/ann/disable", f"/v1/tokens/{bob.split('_')[2]}/revoke"):
+            url, headers = f"{process.url}{path}", process.headers()
+            request = urllib.request.Request(url, b"{}", headers)
+            with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+                assert answer.status == 200
+        assert process.terminate() == 0
+        assert command(tmp_path, "restore", "BACKUP")[0] == 0
+        process.start()
+        # As the how-to page on people says.
+        assert [whoami(process, token) for token in (ann, bob)] == ["ann", "bob"]
 
 
 def whoami(process: CoordinatorProcess, token: str) -> str:

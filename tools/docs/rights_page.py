@@ -21,10 +21,11 @@ a job. Made by `python -m tools.docs.rights_page > docs/reference/rights.md` fro
 coordinator applies.
 
 A request comes from a user, who has a role and teams, or from a node. Everything that the tables
-do not allow is refused. While a stream is open, rights are checked again every second.
+do not allow is refused. While a stream is open, rights are checked again every second. [Users and
+tokens](../how-to/people.md) says how to give people a role.
 
-- **own**: allowed for the user's own jobs. **shown**: also for jobs whose line `visibility` shows.
-  **all**: for every job.
+- **own**: allowed for the user's own jobs and tokens. **shown**: also for jobs whose line
+  `visibility` shows. **all**: for every job.
 - `visibility` in the coordinator's configuration says who sees the line of a job in `muster ps`
   besides its owner and operators: `public` (default), `team` or `private`. To users who may not
   read the job, its `reason` has no text. Requests for a job that is not shown get the answer for an

@@ -136,6 +136,7 @@ def command(
     )
     check_url(cluster.url)
     files = cluster_files(cluster)
+    _refuse_journal(cluster)
     if not force:
         _refuse_existing(files)
     elif os.path.lexists(cluster.client_file) and not _is_of(cluster):
@@ -209,12 +210,12 @@ def _agent_yaml(cluster: Cluster) -> str:
 
 
 _HINTS: Final = """\
-# The default interpreter of jobs: a venv with torch. Without it, jobs use the agent's own.
+# Interpreter, with torch, for jobs that do not set `python`. Default: the agent's own.
 #python: /opt/training/bin/python
-# An agent that runs as root needs the user of its jobs: a name, or SUBMITTER for each job's own.
+# User of the jobs, or SUBMITTER for each job's own; required if the agent runs as root.
 #run_as: trainer
-# The network of this node that its jobs use: an address, or else an interface. The default is for
-# the coordinator to choose the best one that all nodes of a gang share.
+# Network of the jobs on this node: an address, or else an interface. Default: for each gang, the
+# coordinator chooses the best network that all of its nodes share.
 #address: 10.0.0.11
 #interface: ib0
 """
@@ -274,6 +275,20 @@ def _refuse_existing(files: list[NewFile]) -> None:
             + "".join(f"  {safe(str(path))}\n" for path in existing)
             + "  choose another --dir (and MUSTER_CONFIG for the client's file), or --force"
         )
+
+
+def _refuse_journal(cluster: Cluster) -> None:
+    """Refuse new tokens that the coordinator would not read, because it has imported others."""
+    journal = cluster.state / "coordinator" / "journal.sqlite"
+    if not os.path.lexists(journal):
+        return
+    config = safe(str(cluster.folder / "coordinator.yaml"))
+    raise RefusedError(
+        f"nothing was written: the coordinator of this folder has run; its users and tokens are in "
+        f"{safe(str(journal))}\n"
+        f"  for an admin's token: muster coordinator --config {config} --new-admin NAME\n"
+        f"  for a new cluster: move {safe(str(cluster.state))} away, or choose another --dir"
+    )
 
 
 def _is_of(cluster: Cluster) -> bool:

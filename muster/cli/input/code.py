@@ -13,6 +13,7 @@ from muster.bundle.index import cache_folder
 from muster.bundle.manifest import File, digest
 from muster.bundle.pack import batches, pack
 from muster.bundle.scan import ScanError, Scanned, read_chunk, scan, size_text, too_large
+from muster.bundle.sources import folder_of, remember
 from muster.bundle.suspects import data_sets, secrets
 from muster.cli.errors import RefusedError
 from muster.cli.output.format import note, safe
@@ -75,6 +76,25 @@ def send_code(client: Client, code: Scanned) -> None:
     """Upload what the coordinator lacks of the code. Raises ClientError and RefusedError."""
     with _refusals():
         _send(client, code)
+    remember(cache_folder(os.environ), code.sha256, code.folder)
+
+
+def send_again(client: Client, number: int) -> Scanned:
+    """Send the code of a job as it is now, in the folder from which this machine sent it. Raises
+    ClientError and RefusedError."""
+    workdir = client.job(number).spec.get("workdir")
+    bundle = workdir.get("bundle") if isinstance(workdir, dict) else None
+    if not isinstance(bundle, str):
+        raise RefusedError(f"the code of job {number} did not travel with it: leave --ship out")
+    folder = folder_of(cache_folder(os.environ), bundle)
+    if folder is None:
+        raise RefusedError(
+            f"the code of job {number} was not sent from this machine and account\n"
+            "  submit its job file: muster submit -f FILE"
+        )
+    code = read_code(folder, os.environ)
+    send_code(client, code)
+    return code
 
 
 def _send(client: Client, code: Scanned) -> None:

@@ -19,6 +19,9 @@ from muster.cli.output.json_output import json_option, print_json
 @click.option("--exclude", multiple=True, metavar="NODE", type=NODE, help="Exclude this node.")
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a key of the job.")
 @click.option(
+    "--ship", "ships", is_flag=True, help="Send the code as it is now in its folder, not as before."
+)
+@click.option(
     "--idempotency-key",
     "key",
     type=IDEMPOTENCY_KEY,
@@ -28,15 +31,28 @@ from muster.cli.output.json_output import json_option, print_json
 @json_option
 @connection_options
 def command(
-    *, job: str, exclude: tuple[str, ...], sets: tuple[str, ...], key: str | None, as_json: bool
+    *,
+    job: str,
+    exclude: tuple[str, ...],
+    sets: tuple[str, ...],
+    ships: bool,
+    key: str | None,
+    as_json: bool,
 ) -> None:
     """Submit a job again as it was submitted; prints the new id, alone, on standard output.
 
     \b
     muster rerun 42 --exclude gpu-07 --set time_limit=36h
+    muster rerun last --ship
     """
     client = connect()
     number = find_job(client, job)
+    if ships:
+        from muster.cli.input.code import send_again
+
+        code = send_again(client, number)
+        note(f"code: {safe(str(code.folder))} as it is now")
+        sets = (*sets, f"workdir={{bundle: {code.sha256}}}")
     try:
         summary = client.rerun(number, key or os.urandom(16).hex(), sets=sets, exclude=exclude)
     except KeyboardInterrupt:

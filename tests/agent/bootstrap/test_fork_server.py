@@ -191,6 +191,11 @@ def reads_another_variable():
     return story.run(), story.why()
 
 @story
+def adds_a_variable():
+    story = Story("adds_a_variable", "adds_variable")
+    return story.run(), open(f"{folder}/adds_a_variable-0").read()
+
+@story
 def under_a_tracer():
     sys.setprofile(lambda *_: None)
     try:
@@ -215,7 +220,10 @@ print(json.dumps(found))
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The result of each story."""
     folder = tmp_path_factory.mktemp("stories")
-    (folder / "program.py").write_text("import sys\nopen(sys.argv[1], 'x').close()\n")
+    (folder / "program.py").write_text(
+        "import os, sys\nopen(sys.argv[1], 'x').write(os.environ.get('PLANTED', ''))\n"
+    )
+    (folder / "adds_variable.py").write_text("import os\nos.environ['PLANTED'] = 'added'\n")
     (folder / "sleeps.py").write_text("import time\ntime.sleep(99)\n")
     (folder / "reads_rank.py").write_text("import os\nRANK = os.environ.get('RANK', '0')\n")
     (folder / "reads_home.py").write_text("import os\nHOME = os.environ.copy()\n")
@@ -257,6 +265,7 @@ DIED = "the fork server has died"
         ("starts_each_rank_once", [[0, 0], True, False, [""]]),
         ("reads_the_rank", [None, ["RANK had another value when reads_rank was imported"]]),
         ("reads_another_variable", [0, [""]]),
+        ("adds_a_variable", [0, "added"]),
         ("under_a_tracer", [None, ["torch is loaded under a tracer or profiler"]]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

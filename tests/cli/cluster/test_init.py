@@ -74,6 +74,19 @@ def test_nothing_is_replaced_without_force(run: Run, tmp_path: Path) -> None:
     assert {path.name for path in changed} == {"tokens.yaml", "join-token", "client.yaml"}
 
 
+def test_the_tokens_of_a_cluster_that_has_run_stay(run: Run, tmp_path: Path) -> None:
+    """The coordinator reads the tokens file once: it would not accept the new tokens."""
+    run("init", "--dir", "cluster")
+    journal = tmp_path / "cluster/state/coordinator/journal.sqlite"
+    journal.parent.mkdir(parents=True)
+    journal.touch()
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    refused = run("init", "--dir", "cluster", "--force")
+    assert refused.returncode == 125
+    assert b"--new-admin NAME" in refused.stderr
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+
+
 def test_the_clients_file_of_another_cluster_is_kept_as_a_copy(run: Run, tmp_path: Path) -> None:
     client = tmp_path / ".config/muster/client.yaml"
     olds: list[bytes] = []

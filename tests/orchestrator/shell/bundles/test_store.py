@@ -1,0 +1,148 @@
+"""The coordinator's store of code: quotas, room, what is kept and what is collected."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from muster.bundle.manifest import CodeManifest, File, digest, encode
+from muster.bundle.pack import BadPackError, pack
+from muster.daemon.errors import FileError
+from orchestrator.shell.bundles.store import (
+    BundleLimits,
+    BundleStore,
+    QuotaError,
+    StoreFullError,
+)
+from tests.small_disk import small_disk
+
+LIMITS = BundleLimits(bundle_bytes=1000, user_bytes=5000, free_bytes=0, keep_s=100.0)
+
+
+def bundle(*texts: bytes) -> tuple[str, bytes, bytes]:
+    """Return the name and the manifest of a bundle, and its content as a pack."""
+    files = tuple(File(digest(t)[:9], len(t), False, (digest(t),)) for t in texts)
+    data = encode(CodeManifest(files))
+    return digest(data), data, pack((digest(text), text) for text in texts)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[BundleStore]:
+    made = BundleStore(tmp_path / "bundles", LIMITS)
+    yield made
+    made.close()
+
+
+def put(store: BundleStore, user: str, now: float, *texts: bytes) -> str:
+    name, data, content = bundle(*texts)
+    store.put(user, content, now)
+    assert store.put_manifest(user, name, data, now) == []
+    return name
+
+
+def chunks(tmp_path: Path) -> set[str]:
+    return {path.name for path in (tmp_path / "bundles/chunks").glob("??/*")}
+
+
+def test_content_is_shared_and_references_are_not(store: BundleStore, tmp_path: Path) -> None:
+    name = put(store, "ann", 1.0, b"one", b"two")
+    assert chunks(tmp_path) == {digest(b"one"), digest(b"two")}
+    assert store.bundle("ann", name, 1.0) == (2, 6)
+    assert store.bundle("bob", name, 1.0) is None
+    assert store.missing("bob", [digest(b"one")], 1.0) == [digest(b"one")]
+    _, data, _ = bundle(b"one", b"two")
+    assert set(store.put_manifest("bob", name, data, 1.0)) == chunks(tmp_path)
+    assert store.share("ann", "bob", name, 1.0)
+    assert not store.share("ann", "bob", "0" * 64, 1.0)
+    assert store.bundle("bob", name, 1.0) == (2, 6)
+
+
+def test_it_is_all_there_after_a_restart(store: BundleStore, tmp_path: Path) -> None:
+    name = put(store, "ann", 1.0, b"one")
+    ticket = store.ticket("1.1.0", name)
+    store.close()
+    (tmp_path / "bundles/incoming/half").mkdir()
+    again = BundleStore(tmp_path / "bundles", LIMITS)
+    assert again.bundle("ann", name, 1.0) == (1, 3)
+    assert again.chunk(digest(b"one")) == b"one"
+    assert again.is_ticket(ticket, "1.1.0", name)
+    assert not again.is_ticket(ticket, "1.1.1", name)
+    assert not again.is_ticket("", "1.1.0", name)
+    assert list((tmp_path / "bundles/incoming").iterdir()) == []
+    again.close()
+
+
+def test_old_code_goes_and_that_of_live_jobs_stays(store: BundleStore, tmp_path: Path) -> None:
+    old = put(store, "ann", 0.0, b"old", b"both")
+    live = put(store, "ann", 0.0, b"live")
+    new = put(store, "bob", 90.0, b"new", b"both")
+    assert store.collect([live], 101.0) == 1
+    assert chunks(tmp_path) == {digest(text) for text in (b"live", b"new", b"both")}
+    assert store.bundle("ann", old, 101.0) is None
+    assert store.manifest(old) is None
+    assert store.manifest(live) is not None
+    assert store.bundle("bob", new, 101.0) == (2, 7)
+    # To use code is to keep it.
+    assert store.collect([live], 195.0) == 0
+    assert store.collect([], 400.0) == 3
+    assert chunks(tmp_path) == set()
+
+
+def test_limits_are_named(store: BundleStore, tmp_path: Path) -> None:
+    name, data, content = bundle(b"x" * 1001)
+    store.put("ann", content, 1.0)
+    with pytest.raises(QuotaError, match="1001 bytes"):
+        store.put_manifest("ann", name, data, 1.0)
+    for letter in (b"a", b"b", b"c"):
+        store.put("ann", bundle(letter * 1000)[2], 1.0)
+    with pytest.raises(QuotaError, match="ann"):
+        store.put("ann", bundle(b"d" * 1000)[2], 1.0)
+    store.put("bob", bundle(b"d" * 1000)[2], 1.0)
+    full = replace(LIMITS, free_bytes=1 << 60)
+    other = BundleStore(tmp_path / "other", full)
+    with pytest.raises(StoreFullError):
+        other.put("ann", bundle(b"x")[2], 1.0)
+    other.close()
+
+
+def test_damaged_content_is_sent_again(store: BundleStore, tmp_path: Path) -> None:
+    name = put(store, "ann", 1.0, b"one")
+    (path,) = (tmp_path / "bundles/chunks").glob("??/*")
+    path.write_bytes(b"two")
+    assert store.chunk(digest(b"one")) is None
+    assert store.bundle("ann", name, 1.0) is None
+    assert store.missing("ann", [digest(b"one")], 1.0) == [digest(b"one")]
+    assert put(store, "ann", 2.0, b"one") == name
+    assert store.chunk(digest(b"one")) == b"one"
+
+
+def test_many_small_chunks_in_one_pack(tmp_path: Path) -> None:
+    store = BundleStore(
+        tmp_path / "bundles", replace(LIMITS, user_bytes=1 << 20, bundle_bytes=1 << 20)
+    )
+    texts = [str(number).encode() for number in range(500)]
+    put(store, "ann", 1.0, *texts)
+    assert chunks(tmp_path) == set(map(digest, texts))
+    with pytest.raises(BadPackError):
+        store.put("ann", pack([(digest(b"y"), b"y"), (digest(b"x"), b"z")]), 1.0)
+    assert digest(b"y") not in chunks(tmp_path)
+    store.close()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(FileError):
+        BundleStore(tmp_path / "file", LIMITS)
+
+
+@pytest.mark.root
+def test_a_disk_that_fills_keeps_nothing_half_made(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        store = BundleStore(disk / "bundles", replace(LIMITS, user_bytes=1 << 30))
+        big = [bytes([number]) * (400 << 10) for number in range(4)]
+        with pytest.raises(StoreFullError):
+            store.put("ann", bundle(*big)[2], 1.0)
+        assert list(disk.glob("bundles/chunks/??/*")) == []
+        assert list((disk / "bundles/incoming").iterdir()) == []
+        store.close()
