@@ -33,8 +33,11 @@ SITE_SETTINGS: Final = (
 connected, traffic classes, a provider's topology, NICs that must not be merged."""
 _POOL: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 _INTERFACE: Final = r"^[A-Za-z0-9_.@-]{1,15}$"
-# useradd's own rule.
-_USER: Final = r"^[a-z_][a-z0-9_-]{0,30}\$?$"
+SUBMITTER: Final = "SUBMITTER"
+"""The value of `run_as` for the user who submitted the job; no account's name has capitals."""
+# useradd's own rule, or SUBMITTER.
+_USER: Final = r"^([a-z_][a-z0-9_-]{0,30}\$?|SUBMITTER)$"
+_ACCOUNT: Final = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 
 
 def default_node_name() -> str:
@@ -131,6 +134,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     shared_host: bool = False
     shims: Literal["auto", "forked", "systemd"] = "auto"
     run_as: Annotated[str, msgspec.Meta(pattern=_USER)] | None = None
+    uid_min: Annotated[int, msgspec.Meta(ge=1)] = 1000
+    user_map: dict[str, str] = {}
     allow_root_jobs: bool = False
     unkillable_s: Seconds = 60.0
     processes_max: Annotated[int, msgspec.Meta(ge=16)] | None = None
@@ -156,6 +161,19 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.run_as == "root" and not self.allow_root_jobs:
             raise ValueError("run_as is root, but allow_root_jobs is false: name another user")
+        if self.run_as == SUBMITTER and self.allow_root_jobs:
+            raise ValueError(
+                f"run_as is {SUBMITTER} and allow_root_jobs is true: no submitter runs jobs as "
+                "root; set allow_root_jobs to false"
+            )
+        for user, account in self.user_map.items():
+            if not is_account(account):
+                raise ValueError(f"user_map.{user}: {account!r} is not a user's name")
+
+
+def is_account(name: str) -> bool:
+    """True if a text can be the name of an account that jobs run as."""
+    return _ACCOUNT.fullmatch(name) is not None
 
 
 def load(

@@ -74,7 +74,8 @@ from agent.shims.backend import Shims, by_units, options_of, restricted
 from agent.shims.forked import ForkServer
 from agent.shims.systemd import SystemdUnits
 from agent.single_agent import single_agent_lock
-from agent.taskdirs.taskdirs import TASKS, Owner, TaskDirs, owner_named
+from agent.taskdirs.task_accounts import TaskAccounts
+from agent.taskdirs.taskdirs import TASKS, TaskDirs, user_of
 from agent.tasks.registry import TaskRegistry
 from muster.daemon.abandoned_thread import wait_at_most
 from muster.daemon.clock import Clock, SystemClock
@@ -101,7 +102,7 @@ class Agent:
         config: AgentConfig,
         identity: AgentIdentity,
         inventory: Inventory,
-        owner: Owner | None,
+        owners: TaskAccounts,
         clock: Clock,
         network: NetworkProbe,
     ) -> None:
@@ -117,7 +118,7 @@ class Agent:
         )
         self._inbox = InputQueue()
         self.vouches = VouchSocket(peers, self._state, self._inbox.post)
-        self._jobs_owner = owner
+        self._owners = owners
         self._timers: Timers[Timer] = Timers(
             clock, lambda timer: self._turn(TimerFired(timer)), ring=self._inbox.wake
         )
@@ -136,7 +137,7 @@ class Agent:
         self._config = config
         self._disks = DiskMonitor(config.state_dir, self._inbox.post)
         self._job_user = JobUserMonitor(
-            owner,
+            owners,
             config.state_dir / TASKS,
             self._inbox.post,
             allow_root=config.allow_root_jobs,
@@ -148,7 +149,7 @@ class Agent:
     async def run(self, stop: asyncio.Event, notifier: Notifier) -> None:
         """Serve until `stop`; jobs keep running. Raises DaemonError."""
         config, identity = self._config, self._state.identity
-        folders = await asyncio.to_thread(_folders_of, config, self._jobs_owner)
+        folders = await asyncio.to_thread(_folders_of, config, self._owners)
         async with self._dialer, TaskOwner("agent") as owner:
             self._proofs = TrafficSamplers(
                 config.fabric.root,
@@ -175,6 +176,7 @@ class Agent:
             fabric = FabricMonitor(config, self._inbox.post)
             self._tasks = TaskRegistry(
                 folders,
+                self._owners,
                 self._shims,
                 self._logs,
                 config.ports,
@@ -184,7 +186,7 @@ class Agent:
                 hangs,
                 gpus,
                 CheckpointMonitor(
-                    owner_named(config.run_as),
+                    lambda task: user_of(folders.path(task)),
                     self._inbox.post,
                     asyncio.get_running_loop().call_soon_threadsafe,
                 ),
@@ -334,13 +336,13 @@ async def serve(
     with lock_directory(config.state_dir):
         config = structs.replace(config, node=node_name(config))
         with single_agent_lock(config, environ):
-            owner = owner_named(config.run_as)
+            owners = TaskAccounts(config)
             _warn_of_network(config)
             _warn_of_token(config)
             _check_ports(config)
             network = NetworkProbe(config.address, config.interface)
             identity, inventory = await asyncio.to_thread(identify, config, network)
-            agent = Agent(config, identity, inventory, owner, SystemClock(), network)
+            agent = Agent(config, identity, inventory, owners, SystemClock(), network)
             with contextlib.closing(agent.vouches):
                 await agent.run(stop, Notifier(environ))
 
@@ -358,12 +360,12 @@ def _shims(config: AgentConfig) -> Shims:
     return SystemdUnits(options) if units else ForkServer(options)
 
 
-def _folders_of(config: AgentConfig, owner: Owner | None) -> TaskDirs:
+def _folders_of(config: AgentConfig, owners: TaskAccounts) -> TaskDirs:
     """Open the task directories; runs in a thread. Logs leftovers of earlier agents before
     removal."""
     _name_traces(config)
     hosts_file = config.hosts.file if mode_of(config) == "private" else None
-    return TaskDirs(config.state_dir, owner, hosts_file)
+    return TaskDirs(config.state_dir, hosts_file, others=owners.others)
 
 
 def _name_traces(config: AgentConfig) -> None:

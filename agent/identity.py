@@ -38,7 +38,6 @@ def identify(config: AgentConfig, network: NetworkProbe) -> tuple[AgentIdentity,
         agent_id=agent_id(config.state_dir),
         boot_id=host.boot_id(),
         version=version(),
-        run_as=config.run_as or "",
         allow_root_jobs=config.allow_root_jobs,
         instance=secrets.token_hex(8),
     )

@@ -121,12 +121,12 @@ class EndedJobs(msgspec.Struct, frozen=True, kw_only=True):
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of a pool: `defaults` of its jobs, in the words of a job file, and the order of its
-    queue. With `off`, no job goes ahead of another. With `conservative`, the first `promises`
-    waiting jobs get a latest start that later jobs may not delay, and with `easy` only the first.
+    queue. With `conservative`, the first `promises` waiting jobs get a latest start that later jobs
+    may not delay, and with `easy` only the first. With `off`, no job goes ahead of another.
     """
 
     defaults: dict[str, Any] = {}
-    backfill: Literal["conservative", "easy", "off"] = "off"
+    backfill: Literal["conservative", "easy", "off"] = "conservative"
     promises: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
 
 

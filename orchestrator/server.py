@@ -392,11 +392,10 @@ def _cannot_listen(host: str, port: int, error: OSError) -> str:
 
 
 def _pools(config: CoordinatorConfig) -> dict[str, PoolPolicy]:
-    """The policies of pools with backfill."""
+    """The policies of the configured pools; all others have the default."""
     return {
         name: PoolPolicy(Backfill(pool.backfill), pool.promises)
         for name, pool in config.pools.items()
-        if pool.backfill != "off"
     }
 
 

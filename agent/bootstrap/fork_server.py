@@ -139,7 +139,7 @@ class RankForkServer:
             if "pid" not in report:
                 raise Cold(report.get("why_cold") or self.why_not)
             return int(report["pid"])
-        except BrokenPipeError:
+        except ConnectionError:
             self.end(_DIED)
             raise Cold(_DIED) from None
         except BaseException:

@@ -117,8 +117,8 @@ def _apply_held(
     | f.LogsKept,
 ) -> None:
     match fact:
-        case f.TaskDirsCreated(_, paths, ports):
-            held.paths, held.ports = paths, ports
+        case f.TaskDirsCreated(_, paths, ports, user):
+            held.paths, held.ports, held.user = paths, ports, user
         case f.TaskChanged(_, changes, at):
             _merge(held, changes, at)
         case f.RecordKept(_, record):

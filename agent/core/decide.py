@@ -68,15 +68,16 @@ def decide(state: State, received: s.Input, now: Instant) -> Decision:
         case s.ShimFailed(task, text, code):
             if task not in state.tasks:
                 return Decision()
-            refusal = m.Refusal(code, text, node_fault=True)
+            # Accounts are the site's choice, not a fault of the node.
+            refusal = m.Refusal(code, text, node_fault=code != RefusalCode.USER_REFUSED)
             return Decision([f.TaskFailed(task, refusal)])
-        case s.TaskPlaced(task, paths, ports, interfaces, fabric):
+        case s.TaskPlaced(task, paths, ports, interfaces, fabric, user):
             # The interfaces get a fact of their own, because the task's report may never come.
             seen = _node_observed(state, m.NodeChanges(interfaces=interfaces), now)
             if task in state.tasks:
                 if fabric is not None:
                     seen.facts.append(f.TaskChanged(task, s.TaskChanges(fabric=fabric), now.mono))
-                seen.facts.append(f.TaskDirsCreated(task, paths, ports))
+                seen.facts.append(f.TaskDirsCreated(task, paths, ports, user))
             return seen
         case s.TaskObserved(task, changes):
             held = state.tasks.get(task)
@@ -293,7 +294,7 @@ def _about_task(state: State, command: AboutTask, now: Instant) -> Decision:
                 return said()
             return Decision([f.GateOpened(held.id)])
         case m.StopTask():
-            if _over(held) and (held.stop is not None or not held.vouches):
+            if _over(held) and (held.stop is not None or not held.confirms_end):
                 return said()
             if held.stop is not None and held.stop.force:
                 return Decision()

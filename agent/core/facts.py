@@ -10,7 +10,7 @@ import msgspec
 
 from agent.core.inputs import TaskChanges, TaskPaths
 from agent.core.record import TaskRecord
-from agent.core.shim_protocol import ShimStatus
+from agent.core.shim_protocol import ShimStatus, ShimUser
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import (
     ArrangeTask,
@@ -95,6 +95,7 @@ class TaskDirsCreated(msgspec.Struct, frozen=True):
     task: TaskId
     paths: TaskPaths
     ports: tuple[int, ...]
+    user: ShimUser | None = None
 
 
 class TaskChanged(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from agent.core.effects import Timer
 from agent.core.record import TaskRecord
-from agent.core.shim_protocol import ShimStatus
+from agent.core.shim_protocol import ShimStatus, ShimUser
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import Command, NodeChanges, Refusal, StacksReport
 from muster.protocol.observations.fabric import NodeFabric
@@ -102,7 +102,7 @@ class TaskPlaced(msgspec.Struct, frozen=True):
     """The directories of the task exist, and these ports were free.
 
     `interfaces` are the node's current ones; None if they were not read. `fabric` is None if
-    an observation of it follows.
+    an observation of it follows. The job runs as `user`, None for the agent's own.
     """
 
     task: TaskId
@@ -110,6 +110,7 @@ class TaskPlaced(msgspec.Struct, frozen=True):
     ports: tuple[int, ...]
     interfaces: tuple[Interface, ...] | None = None
     fabric: NodeFabric | None = NO_FABRIC
+    user: ShimUser | None = None
 
 
 class TaskChanges(msgspec.Struct, frozen=True):

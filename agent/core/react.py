@@ -22,7 +22,6 @@ from agent.core.shim_protocol import (
     ShimRelease,
     ShimStart,
     ShimStop,
-    ShimUser,
 )
 from agent.core.state import HeldTask, State
 from agent.core.task import report, succeeded, task_state
@@ -37,6 +36,9 @@ SHORTENABLE: Final = STOPPABLE | {ShimPhase.STOPPING, ShimPhase.EXITED}
 """The phases in which a stop may still shorten the deadline: a shim whose task is ending keeps the
 earlier one."""
 LEASE_S_MIN: Final = 0.001
+TMPDIR_CHARS_MAX: Final = 68
+"""Longer paths leave no room for the names of sockets (107 characters) that multiprocessing and
+torch create in TMPDIR."""
 
 
 def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
@@ -58,7 +60,7 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
         case f.RecordKept(task, record):
             held = state.tasks[task]
             # The report of the start confirms the first terms, and that of its effect most stops.
-            stopped = held.vouches and record.stop is not None and not _is_stoppable(held)
+            stopped = held.confirms_end and record.stop is not None and not _is_stoppable(held)
             changed = record.plan is not None and record.terms != record.plan.terms
             said = _report(state, held, now) if stopped or changed else []
             limit = limit_command(held) if changed else []
@@ -149,8 +151,8 @@ def _advance_shim(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
                 cwd=held.paths.workdir,
                 python=prepare.python or node.python or None,
                 setup=prepare.setup or None,
-                env=prepare.env,
-                user=ShimUser(who.run_as) if who.run_as else None,
+                env={**_temporary(held.paths), **prepare.env},
+                user=held.user,
                 allow_root=who.allow_root_jobs,
                 setup_timeout_s=prepare.timeout_s,
                 bootstrap_timeout_s=prepare.timeout_s,
@@ -158,6 +160,11 @@ def _advance_shim(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
             ),
         ),
     ]
+
+
+def _temporary(paths: TaskPaths) -> dict[str, str]:
+    """The place for temporary files, which goes with the task."""
+    return {"TMPDIR": paths.scratch} if len(paths.scratch) <= TMPDIR_CHARS_MAX else {}
 
 
 def _hosts(paths: TaskPaths) -> ShimHosts | None:

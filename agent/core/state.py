@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from agent.core.inputs import TaskPaths
 from agent.core.network_phase import NetworkPhase
 from agent.core.record import TaskRecord
-from agent.core.shim_protocol import ShimStatus
+from agent.core.shim_protocol import ShimStatus, ShimUser
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.link.control_channel import (
     ArrangeTask,
@@ -27,15 +27,14 @@ from muster.protocol.observations.traffic import FabricReport
 class AgentIdentity:
     """The identity of this agent; constant for the whole process.
 
-    `run_as` is the user that jobs run as ("": the agent's own). `instance` identifies this agent
-    process. At UDP port `peer_port` it answers agents of its gangs (0: it does not).
+    `instance` identifies this agent process. At UDP port `peer_port` it answers agents of its gangs
+    (0: it does not).
     """
 
     node: NodeName
     agent_id: str
     boot_id: str
     version: str
-    run_as: str = ""
     allow_root_jobs: bool = False
     instance: str = ""
     peer_port: int = 0
@@ -51,6 +50,7 @@ class HeldTask:
     gpus: tuple[str, ...] = ()  # by UUID; () means all GPUs of the node
     lease_s: float | None = None  # None: the task runs however long the coordinator is away
     paths: TaskPaths | None = None
+    user: ShimUser | None = None  # None: the agent's own
     ports: tuple[int, ...] = ()
     status: ShimStatus | None = None
     status_at: float = 0.0
@@ -85,6 +85,12 @@ class HeldTask:
     def vouches(self) -> bool:
         """True if the agents of the task's gang vouch for each other."""
         return self.arrange is not None and bool(self.arrange.key)
+
+    @property
+    def confirms_end(self) -> bool:
+        """True if a stop is stored and confirmed even after the task's end: its gang vouches, or
+        did so in an earlier boot."""
+        return self.vouches or (self.stored is not None and self.stored.plan is None)
 
     @property
     def stop_stored(self) -> bool:

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import platform
+import pwd
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +20,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from agent.core.inputs import Input, TaskChanges, TaskObserved
-from agent.taskdirs.taskdirs import Owner
+from agent.taskdirs.taskdirs import TaskUser
 from muster.protocol.ids import TaskId
 
 EVERY_S: Final = 10.0
@@ -160,17 +161,16 @@ def printable(name: str) -> str:
 
 
 class CheckpointMonitor:
-    """The watches of all tasks of this node. `owner`: the user of the jobs, None for the agent's
-    own."""
+    """The watches of all tasks of this node, each with the rights of the task's user."""
 
     def __init__(
         self,
-        owner: Owner | None,
+        user_of: Callable[[TaskId], TaskUser],
         post: Callable[[Input], None],
         call_soon: Callable[[Callable[[], None]], object],
         every_s: float = EVERY_S,
     ) -> None:
-        self._owner = owner
+        self._user_of = user_of
         self._post = post
         self._call_soon = call_soon
         self._every_s = every_s
@@ -193,8 +193,9 @@ class CheckpointMonitor:
 
     def _watch(self, task: TaskId, folder: str, over: threading.Event) -> None:
         try:
-            if self._owner is not None and os.geteuid() == 0:
-                become(self._owner)
+            user = self._user_of(task)
+            if user.uid != os.geteuid():
+                become(user)
         except OSError as error:
             _log.warning("checkpoints_not_watched", task=task, why=str(error))
             return
@@ -211,19 +212,22 @@ class CheckpointMonitor:
             watch.look()
 
 
-def become(owner: Owner) -> None:
+def become(user: TaskUser) -> None:
     """Give this thread alone the file access rights of a user. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     number = _SETGROUPS.get(platform.machine())
     if number is None:
         raise OSError(f"not supported on {platform.machine()}")
-    groups = os.getgrouplist(owner.name, owner.gid)
+    try:
+        groups = os.getgrouplist(pwd.getpwuid(user.uid).pw_name, user.gid)
+    except KeyError:
+        groups = [user.gid]  # the account is gone
     listed = (ctypes.c_uint32 * len(groups))(*groups)
     # Use the system calls directly: libc's functions would change all threads.
     if libc.syscall(number, len(groups), listed) != 0:
         raise OSError(ctypes.get_errno(), "setgroups")
-    libc.setfsgid(owner.gid)
-    libc.setfsuid(owner.uid)
+    libc.setfsgid(user.gid)
+    libc.setfsuid(user.uid)
     # These calls return the previous id, so a second call shows whether the first one worked.
-    if libc.setfsuid(-1) != owner.uid or libc.setfsgid(-1) != owner.gid:
-        raise OSError(f"cannot get the rights of {owner.name}")
+    if libc.setfsuid(-1) != user.uid or libc.setfsgid(-1) != user.gid:
+        raise OSError(f"cannot get the rights of uid {user.uid}")

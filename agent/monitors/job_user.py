@@ -15,24 +15,32 @@ import structlog
 
 from agent.core.inputs import Input, NodeObserved
 from agent.monitors.monitor import Monitor
-from agent.taskdirs.taskdirs import Owner
+from agent.taskdirs.task_accounts import TaskAccounts
 from muster.daemon.abandoned_thread import BlockingCall
 from muster.protocol.link.control_channel import NodeChanges
 
 PERIOD_S: Final = 30.0
+NOBODY: Final = 65534
+"""A uid and gid without rights of its own."""
 _PATIENCE_S: Final = 10.0
 _ENTER: Final = ("/bin/sh", "-c", 'cd -- "$1"', "sh")
 
 _log = structlog.get_logger("agent.monitors.job_user")
 
 
-def check(owner: Owner | None, tasks: Path, *, allow_root: bool) -> str:
+def check(owners: TaskAccounts, tasks: Path, *, allow_root: bool) -> str:
     """Return why every job would be refused here, else "". Blocks."""
-    if owner is None:
+    owner = owners.fixed
+    if owners.submitters:
+        # Which groups they will have is not known.
+        who, uid, gid, groups = "users", NOBODY, NOBODY, [NOBODY]
+    elif owner is None:
         if os.geteuid() == 0 and not allow_root:
             return "this agent runs as root and has no run_as: set it to the user of the jobs"
         return ""
-    groups = os.getgrouplist(owner.name, owner.gid)
+    else:
+        who, uid, gid = f"user {owner.name}", owner.uid, owner.gid
+        groups = os.getgrouplist(owner.name, owner.gid)
     try:
         # Only the kernel knows: the folders above may have access lists.
         entered = subprocess.run(
@@ -42,18 +50,18 @@ def check(owner: Owner | None, tasks: Path, *, allow_root: bool) -> str:
             stderr=subprocess.DEVNULL,
             cwd="/",
             env={},
-            user=owner.uid,
-            group=owner.gid,
+            user=uid,
+            group=gid,
             extra_groups=groups,
             check=False,
         )
     except OSError as error:
-        _log.warning("job_user_not_examined", user=owner.name, why=str(error))
+        _log.warning("job_user_not_examined", user=who, why=str(error))
         return ""
     if entered.returncode == 0:
         return ""
     return (
-        f"user {owner.name}, whom jobs run as, cannot enter {tasks}: let others pass through each "
+        f"{who}, whom jobs run as, cannot enter {tasks}: let others pass through each "
         "folder above it (chmod o+x)"
     )
 
@@ -63,7 +71,7 @@ class JobUserMonitor(Monitor):
 
     def __init__(
         self,
-        owner: Owner | None,
+        owners: TaskAccounts,
         tasks: Path,
         post: Callable[[Input], None],
         *,
@@ -72,7 +80,7 @@ class JobUserMonitor(Monitor):
     ) -> None:
         super().__init__(post, period_s)
         self._check = BlockingCall(
-            lambda: check(owner, tasks, allow_root=allow_root), "agent.monitors.job_user"
+            lambda: check(owners, tasks, allow_root=allow_root), "agent.monitors.job_user"
         )
 
     async def look(self) -> None:

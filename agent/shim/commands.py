@@ -131,8 +131,10 @@ def _variables(field: str, value: object) -> dict[str, str]:
 
 def _user(field: str, value: object) -> ShimUser:
     if isinstance(value, dict) and isinstance(value.get("name"), str) and value["name"]:
-        return ShimUser(value["name"])
-    raise Malformed(f"{field} {value!r} has no name")
+        uid = value.get("uid")
+        if uid is None or (type(uid) is int and uid >= 0):
+            return ShimUser(value["name"], uid)
+    raise Malformed(f"{field} {value!r} has no name, or a uid that is none")
 
 
 def _hosts(field: str, value: object) -> ShimHosts:

@@ -225,9 +225,10 @@ class ShimStatus:
 
 @message
 class ShimUser:
-    """An account of this node, by name."""
+    """An account of this node, by name. It is refused if its uid is not `uid` (None: any)."""
 
     name: str
+    uid: int | None = None
 
 
 @message

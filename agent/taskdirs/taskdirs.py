@@ -138,23 +138,22 @@ class TaskDirs:
     """All task directories of one agent. The methods block on the disk: call them from a thread."""
 
     def __init__(
-        self, state_dir: Path, owner: Owner | None, machine_hosts: Path | None = None
+        self, state_dir: Path, machine_hosts: Path | None = None, *, others: bool = False
     ) -> None:
         """Create missing parts of the state directory. Each task gets its own copy of
-        `machine_hosts`. Raises FileError.
+        `machine_hosts`. `others`: jobs run as other users than the agent. Raises FileError.
         """
         self._root = state_dir
         self._tasks = state_dir / TASKS
         self._output = state_dir / OUTPUT
         self._machine_hosts = machine_hosts
-        self._owner = owner
         # The end of an attempt must not remove the job's directory while the next one begins.
         self._outputs = threading.Lock()
         try:
             for name in (TASKS, OUTPUT):
                 (state_dir / name).mkdir(mode=0o700, exist_ok=True)
-            if owner is not None:
-                # The job's user traverses them to its own directories; nobody can list them.
+            if others:
+                # A job's user traverses them to its own directories; nobody can list them.
                 for folder in (state_dir, state_dir / TASKS, state_dir / OUTPUT):
                     folder.chmod(0o711)
         except OSError as error:
@@ -167,11 +166,6 @@ class TaskDirs:
     def root(self) -> Path:
         """State directory."""
         return self._root
-
-    @property
-    def owner(self) -> Owner | None:
-        """Owner of new tasks' directories; None: the agent's user."""
-        return self._owner
 
     def path(self, task: TaskId) -> Path:
         """Return the directory of a task, existing or not. Raises BadId: no other text becomes a
@@ -188,10 +182,12 @@ class TaskDirs:
         self,
         prepare: PrepareTask,
         ports: tuple[int, ...],
+        owner: Owner | None = None,
         copy_code: Callable[[Path, Owner | None], None] | None = None,
     ) -> TaskPaths:
-        """Create the task's directories and write its manifest. `copy_code` fills the directory of
-        the job's code. On FileError nothing is left.
+        """Create the task's directories, those of its job for `owner` (None: the agent's user), and
+        write its manifest. `copy_code` fills the directory of the job's code. On FileError nothing
+        is left.
         """
         task = prepare.task
         job, attempt, _ = parse_task_id(task)
@@ -209,9 +205,10 @@ class TaskDirs:
         self._check_room()
         try:
             with self._outputs, _opened(self._output) as output:
-                self._make_output(output, (str(job), str(attempt)))
+                _make_output(output, (str(job), str(attempt)), owner)
             with _opened(self._tasks) as tasks:
-                self._make_task(tasks, task, msgspec.json.encode(manifest), copy_code)
+                data = msgspec.json.encode(manifest)
+                self._make_task(tasks, task, data, owner, copy_code)
         except FileError:
             with contextlib.suppress(OSError):
                 self._remove_entry(f"{_NEW}{task}")
@@ -334,6 +331,7 @@ class TaskDirs:
         tasks: int,
         task: TaskId,
         manifest: bytes,
+        owner: Owner | None,
         copy_code: Callable[[Path, Owner | None], None] | None,
     ) -> None:
         new = f"{_NEW}{task}"
@@ -342,33 +340,39 @@ class TaskDirs:
             _write(folder, MANIFEST, manifest, 0o600)
             if self._machine_hosts is not None:
                 _write(folder, HOSTS, machine_text(self._machine_hosts), 0o644)
-            self._make_owned(SCRATCH, folder)
-            self._make_owned(NCCL, folder)
+            _make_owned(SCRATCH, folder, owner)
+            _make_owned(NCCL, folder, owner)
             if copy_code is not None:
                 # Nobody but the agent can enter the new folder, so paths in it are safe.
                 os.mkdir(CODE, 0o700, dir_fd=folder)
-                copy_code(self._tasks / new / CODE, self._owner)
-            if self._owner is not None:
-                os.chown(folder, 0, self._owner.gid)
+                copy_code(self._tasks / new / CODE, owner)
+            if owner is not None:
+                os.chown(folder, 0, owner.gid)
                 os.chmod(folder, _PASS)
         os.rename(new, task, src_dir_fd=tasks, dst_dir_fd=tasks)
 
-    def _make_output(self, output: int, parts: tuple[str, str]) -> None:
-        job, attempt = parts
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(job, 0o700, dir_fd=output)
-        with _opened(job, output) as folder:
-            if self._owner is not None:
-                os.chown(folder, 0, self._owner.gid)
-                os.chmod(folder, _PASS)
-            self._make_owned(attempt, folder)
 
-    def _make_owned(self, name: str, above: int) -> None:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, 0o700, dir_fd=above)
-        if self._owner is not None:
-            with _opened(name, above) as folder:
-                os.chown(folder, self._owner.uid, self._owner.gid)
+def _make_output(output: int, parts: tuple[str, str], owner: Owner | None) -> None:
+    job, attempt = parts
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(job, 0o700, dir_fd=output)
+    with _opened(job, output) as folder:
+        if owner is not None:
+            os.chown(folder, 0, owner.gid)
+            os.chmod(folder, _PASS)
+        _make_owned(attempt, folder, owner)
+
+
+def _make_owned(name: str, above: int, owner: Owner | None) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=above)
+    if owner is not None:
+        with _opened(name, above) as folder:
+            before = os.fstat(folder).st_uid
+            if before not in (0, owner.uid):
+                # A job of the same number in another cluster, or of another user.
+                raise PermissionError(errno.EPERM, f"{name} belongs to uid {before}")
+            os.chown(folder, owner.uid, owner.gid)
 
 
 def _is_folder(path: Path) -> bool:

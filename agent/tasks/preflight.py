@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.monitors.checkpoints import become
-from agent.taskdirs.taskdirs import Owner
+from agent.taskdirs.taskdirs import Owner, TaskUser
 from muster.daemon.errors import DaemonError
 from muster.protocol.link.control_channel import PrepareTask
 
@@ -79,7 +79,7 @@ def _ask(
     found: os.statvfs_result | OSError
     try:
         if owner is not None and os.geteuid() == 0:
-            become(owner)
+            become(TaskUser(owner.uid, owner.gid))
         found = os.statvfs(place)
     except OSError as error:
         found = error

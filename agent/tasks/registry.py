@@ -25,7 +25,7 @@ from agent.core.inputs import (
     TaskPlaced,
 )
 from agent.core.record import TaskRecord
-from agent.core.shim_protocol import ShimCommand
+from agent.core.shim_protocol import ShimCommand, ShimUser
 from agent.gang.ports import NoPortsError, free_ports
 from agent.logs.shipper import LogShipper
 from agent.monitors.checkpoints import CheckpointMonitor
@@ -36,6 +36,7 @@ from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.traffic.samplers import TrafficSamplers
 from agent.probe.network import NetworkProbe
 from agent.shims.backend import Shims
+from agent.taskdirs.task_accounts import TaskAccounts, UserRefusedError
 from agent.taskdirs.taskdirs import TASKS, DiskFullError, Owner, TaskDirs
 from agent.tasks import preflight
 from agent.tasks.adoption import Ownership, examine
@@ -64,6 +65,7 @@ class TaskRegistry:
     def __init__(
         self,
         folders: TaskDirs,
+        owners: TaskAccounts,
         shims: Shims,
         logs: LogShipper,
         ports: PortSettings,
@@ -79,6 +81,7 @@ class TaskRegistry:
         owner: TaskOwner,
     ) -> None:
         self._folders = folders
+        self._owners = owners
         self._shims = shims
         self._logs = logs
         self._range = ports
@@ -213,8 +216,9 @@ class TaskRegistry:
         taken = {port for other in self._supervisors.values() for port in other.ports}
         try:
             await self._gpus.check(prepare)
-            await preflight.look(prepare, self._folders.root, self._folders.owner)
-            placed = await self._placed(prepare, taken)
+            job_owner = await self._owners.of(prepare)
+            await preflight.look(prepare, self._folders.root, job_owner)
+            placed = await self._placed(prepare, taken, job_owner)
             supervisor.ports = placed.ports
             self._post(placed)
             self._checkpoints.begin(task, prepare.checkpoint_dir)
@@ -250,20 +254,22 @@ class TaskRegistry:
         fabric = await self._fabric.look(task)
         self._post(TaskObserved(task, TaskChanges(fabric=fabric)))
 
-    async def _placed(self, prepare: PrepareTask, taken: set[int]) -> TaskPlaced:
+    async def _placed(
+        self, prepare: PrepareTask, taken: set[int], owner: Owner | None
+    ) -> TaskPlaced:
         """Create the task's directories, with a copy of the job's code if it travels."""
         manifest = await self._code.fetch(prepare)
         if manifest is None:
-            return await asyncio.to_thread(self._place, prepare, taken, None)
+            return await asyncio.to_thread(self._place, prepare, taken, owner, None)
         try:
             copy = partial(self._code.store.copy, manifest)
             try:
-                return await asyncio.to_thread(self._place, prepare, taken, copy)
+                return await asyncio.to_thread(self._place, prepare, taken, owner, copy)
             except DamagedError as error:
                 _log.warning("code_damaged", task=prepare.task, why=str(error))
             # What is damaged on this disk is fetched again, once.
             await self._code.complete(prepare, manifest)
-            return await asyncio.to_thread(self._place, prepare, taken, copy)
+            return await asyncio.to_thread(self._place, prepare, taken, owner, copy)
         finally:
             self._code.release(manifest)
             await self._code.clean()
@@ -272,19 +278,21 @@ class TaskRegistry:
         self,
         prepare: PrepareTask,
         taken: set[int],
+        owner: Owner | None,
         copy_code: Callable[[Path, Owner | None], None] | None,
     ) -> TaskPlaced:
         """Create the task's directories; runs in a thread, because the disk may be slow."""
         check_descriptors()
         ports = free_ports(prepare.ports, self._range.first, self._range.last, taken)
-        paths = self._folders.create(prepare, ports, copy_code)
+        paths = self._folders.create(prepare, ports, owner, copy_code)
         try:
             interfaces = self._network.interfaces()
         except OSError as error:
             _log.warning("network_not_read", task=prepare.task, why=str(error))
             interfaces = None
         fabric = None if self._fabric.there() else NO_FABRIC
-        return TaskPlaced(prepare.task, paths, ports, interfaces, fabric)
+        user = None if owner is None else ShimUser(owner.name, owner.uid)
+        return TaskPlaced(prepare.task, paths, ports, interfaces, fabric, user)
 
 
 def _code(error: Exception) -> RefusalCode:
@@ -301,6 +309,8 @@ def _code(error: Exception) -> RefusalCode:
             return RefusalCode.NO_PORTS
         case NoDescriptorsError():
             return RefusalCode.NO_DESCRIPTORS
+        case UserRefusedError():
+            return RefusalCode.USER_REFUSED
         case CodeError() | DamagedError():
             return RefusalCode.NO_CODE
         case _:

@@ -24,7 +24,8 @@ class RefusalCode(enum.StrEnum):
     SPAWN_FAILED = "spawn_failed"
     NO_SPACE = "no_space"
     # Sent by an agent before there is a shim. GPU_BUSY: another task on the node has one of the
-    # GPUs. NO_CODE: the code that travels with the job did not arrive.
+    # GPUs. NO_CODE: the code that travels with the job did not arrive. USER_REFUSED: the node runs
+    # no jobs as the user who submitted this one.
     GPU_BUSY = "gpu_busy"
     GPU_GONE = "gpu_gone"
     GPU_DIRTY = "gpu_dirty"
@@ -32,6 +33,7 @@ class RefusalCode(enum.StrEnum):
     NO_PORTS = "no_ports"
     NO_DESCRIPTORS = "no_descriptors"
     NO_CODE = "no_code"
+    USER_REFUSED = "user_refused"
     # Sent while the gang is arranged. PORT_TAKEN: the rendezvous port is in use by now, and another
     # one may work. UNREACHABLE: a node does not reach its gang's launcher; either may be to blame.
     PORT_TAKEN = "port_taken"

@@ -150,6 +150,9 @@ def test_a_token_in_the_clear_is_refused() -> None:
         ({"ports.last": 70_000}, r"ports\.last"),
         ({"run_as": "root"}, "name another user"),
         ({"run_as": "a b"}, "run_as"),
+        ({"run_as": "SUBMITTER", "allow_root_jobs": True}, "set allow_root_jobs to false"),
+        ({"user_map": {"ann@example.org": "an n"}}, r"user_map\.ann@example\.org: 'an n'"),
+        ({"uid_min": 0}, "uid_min"),
         ({"state_dir": "state"}, "state_dir state is not an absolute path"),
     ],
 )

@@ -119,7 +119,7 @@ class Checkers:
         job = state.jobs[fact.job]
         mine = (-job.spec.priority, job.id)
         ahead = [name for priority, name in state.queues[job.spec.pool] if (priority, name) < mine]
-        if job.spec.pool not in state.pools:
+        if state.policy(job.spec.pool).is_strict:
             if ahead:
                 self.fail(f"queue: job {job.id} is placed before job {ahead[0]}")
         elif job.id not in self.starts.promised:
@@ -138,11 +138,14 @@ class Checkers:
 
     def _idle(self, state: State, now: Instant) -> None:
         """Nodes that the first job of a queue could have are not left idle."""
+        waiting = [name for queue in state.queues.values() for _, name in queue]
         for queue in state.queues.values():
             if queue:
                 job = state.jobs[queue[0][1]]
+                # Of other pools as well: agents of one machine may be in several.
+                others = [state.jobs[name] for name in waiting if name != job.id]
+                promised = any(other.starts_by is not None for other in others)
                 unknown = any(parse_task_id(task)[0] == job.id for _, task in state.unknown)
-                promised = any(state.jobs[name].starts_by is not None for _, name in queue[1:])
                 if fits(state, job.spec, job.avoid) and not unknown and not promised:
                     self.fail(f"queue: job {job.id} waits although it fits")
                 if chance(state, job, now).starts_now:
@@ -158,7 +161,8 @@ class Checkers:
                 case f.JobEnded(job, cause):
                     self._once(self.ends, job, cause)
                     for shim in self.ground.of_job.get(job, {}).values():
-                        if not shim.wedged and not self.ground.of_before(job, shim.attempt):
+                        before = self.ground.of_before(job, shim.attempt)
+                        if not before and not self.ground.may_outlive(shim):
                             self.fail(f"I4: job {job} has ended, {shim.task} on {shim.node} not")
                 case f.AttemptPlaced(job, attempt):
                     if attempt <= self.numbers.get(job, 0):
@@ -256,7 +260,7 @@ class Checkers:
 def _next_start(state: State, now: Instant, limits: Limits) -> f.Fact | None:
     """The next gang that could start, in any pool."""
     placed = next_placement(state)
-    if placed is not None or not state.pools:
+    if placed is not None:
         return placed
     found = schedule(state, [], now, limits.lease_s + margin_s(limits.lease_s))
     return next((it for it in found if isinstance(it, f.AttemptPlaced)), None)

@@ -10,7 +10,7 @@ from muster.spec.model import JobSpec
 from orchestrator.core.gangs.log_delivery import tasks_with_pending_logs
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.limits import Limits
-from orchestrator.core.model.plan import PoolPolicy
+from orchestrator.core.model.plan import Backfill, PoolPolicy
 from orchestrator.core.model.state import Job
 from tests.simulation.cards import Cards, with_cards
 from tests.simulation.checkers import Checkers
@@ -33,9 +33,12 @@ from tests.simulation.restores import Restores
 from tests.simulation.shim import HELD_S
 from tests.simulation.steering import FIRST_STEERED, Steering
 from tests.simulation.stuck import Stuck
+from tests.simulation.vouching import LEASES_S, VOUCHING, Vouching
 from tests.simulation.world import Violation, World
 
 TROUBLE_S = 1200.0
+STRICT = PoolPolicy(Backfill.OFF)
+"""Most worlds have strict queues: their seeds stay the runs that they were."""
 BOUND_S = 4 * 3600.0
 """I10: once nothing fails any more, every job has ended within so long. A dozen jobs may have to
 run one after the other, each up to five times, for at most 440 s and the timeouts around them."""
@@ -57,7 +60,7 @@ class Cluster:
         verbose: bool = False,
         trouble_s: float = TROUBLE_S,
         crashes: Crashes | None = None,
-        backfill: PoolPolicy | None = None,
+        policy: PoolPolicy = STRICT,
     ) -> None:
         self.world = World(seed, wall_jumps=wall_jumps, verbose=verbose)
         self.world.crashes = crashes
@@ -66,6 +69,8 @@ class Cluster:
         self.network = Network(self.world)
         self.programs = Programs(self.world)
         lease_s = rng.choice((30.0, 60.0, 120.0))
+        if seed in VOUCHING:
+            lease_s = LEASES_S[seed % len(LEASES_S)]
         self.limits = Limits(
             lease_s=lease_s,
             prepare_timeout_s=120.0,
@@ -84,8 +89,7 @@ class Cluster:
         self._peace_at = 0.0
         self.gone: Node | None = None
         pools = self._make_nodes()
-        if backfill is not None:
-            self.coordinator.pools = dict.fromkeys(pools, backfill)
+        self.coordinator.pools = dict.fromkeys(pools, policy)
         self.clients = self._make_clients(pools)
         steered = seed >= FIRST_STEERED
         self.steering = (
@@ -94,6 +98,7 @@ class Cluster:
         self.swarm = Swarm(self)
         self.mishaps = Mishaps(self)
         self.restores = Restores(self)
+        self.vouching = Vouching(self)
         self.operator = Operator(self)
         names = [node.name for node in self.nodes]
         self.draining = (
@@ -199,13 +204,14 @@ class Cluster:
         down_s = rng.choice((rng.uniform(0.05, 2.0), rng.uniform(1.0, 60.0)))
         if rng.random() < 0.1:
             down_s = self.limits.lease_s * rng.uniform(0.8, 2.0)
-        self.world.at(down_s, self.coordinator.start)
+        self.world.at(self.vouching.absence_s() or down_s, self.coordinator.start)
 
     def _make_peace(self) -> None:
         self.world.log("peace")
         self.swarm.stop()
         self.mishaps.make_peace()
         self.restores.make_peace()
+        self.vouching.make_peace()
         self.cards.make_peace()
         for node in self.nodes:
             node.traffic.make_peace()

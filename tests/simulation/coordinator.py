@@ -73,7 +73,8 @@ class Coordinator:
         self.slow_disk = 0.0
         self.epochs = 0  # known to a restore
         self.first_job = 0
-        self.pools: dict[str, PoolPolicy] = {}  # those with backfill
+        self.pools: dict[str, PoolPolicy] = {}
+        self.secret = ""  # of a new journal
         self.crashed: Callable[[], None] = lambda: None
         self._life = 0
         self._clock_offset = 0.0
@@ -112,7 +113,7 @@ class Coordinator:
         epoch = max(self.epochs, self.state.epoch) + 1
         self.world.log(f"coordinator starts, epoch {epoch}")
         self.checkers.restarted(self.state)
-        self.put(s.CoordinatorStarted(epoch, "sim", (), self.first_job, self.pools))
+        self.put(s.CoordinatorStarted(epoch, "sim", (), self.first_job, self.pools, self.secret))
 
     def crash(self, *, power: bool = False) -> None:
         if not self.up:

@@ -12,6 +12,7 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.model import JobSpec, Launcher, Rdma
 from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.state import Attempt, State
 from orchestrator.core.model.task import OVER
 from tests.simulation.disk import Disk
@@ -70,13 +71,24 @@ class Ground:
         here[shim.task] = shim
         siblings = self.of_job.setdefault(shim.job, {})
         for other in siblings.values():
-            if not other.wedged and other.attempt != shim.attempt:
+            if other.attempt != shim.attempt and not self.may_outlive(other):
                 self.fail(f"I3: {other.task} on {other.node} still runs as {shim.task} begins")
         siblings[shim.task] = shim
         if self.of_before(shim.job, shim.attempt):
             return
         if self.durable.jobs[shim.job].phase is JobPhase.ENDED:
             self.fail(f"I4: {shim.task} begins on {shim.node} although its job has ended")
+
+    def may_outlive(self, shim: Shim) -> bool:
+        """True if processes of a task may exist after its attempt: the kernel holds them, or they
+        escape SIGKILL on a node that is cut off, so that its lease counts as their end.
+        """
+        if shim.wedged:
+            return True
+        attempt = self._attempt(shim.job, shim.attempt)
+        if attempt is None or shim.rank >= len(attempt.tasks):
+            return False
+        return shim.doomed and attempt.tasks[shim.rank].proof is TaskProof.LEASE
 
     def _check_apart(self, shim: Shim, other: Shim) -> None:
         """Only those share a node that each have a part of it."""

@@ -30,6 +30,7 @@ from tests.simulation.network import Connection, Network
 from tests.simulation.progress import Progress
 from tests.simulation.shim import writes_nothing
 from tests.simulation.traffic import Traffic
+from tests.simulation.vouching import Vouching
 from tests.simulation.world import World
 
 REFUSED_PAUSE_S = 30.0
@@ -83,6 +84,9 @@ class Node:
         self.progress = Progress(self)
         self.health = Health(self)
         self.names = Names(self)
+        self.vouching: Vouching | None = None
+        self.peer_port = 0
+        self._stored_at = 0.0
 
     # --- its life -------------------------------------------------------------------------
 
@@ -104,6 +108,7 @@ class Node:
                 machine.boot_id,
                 "0.1.0",
                 instance=f"{self.name}-{self._life}",
+                peer_port=self.peer_port,
             ),
             NodeObservations(machine.described()),
             cluster=self.cluster,
@@ -253,8 +258,9 @@ class Node:
                 self.dies(Deed.WRITES, "KeepCluster", When.AFTER)
             case a.CreateTask(task, prepare):
                 self.later(self.pause(0.02), partial(self._make_folder, task, prepare))
-            case a.AskMembers():
-                pass  # no plan of this coordinator has a key
+            case a.AskMembers(questions):
+                if self.vouching is not None:
+                    self.vouching.ask(self, questions)
             case a.StoreRecord(task, record):
                 self._records[task] = record
             case a.SendToShim(task, command):
@@ -268,8 +274,11 @@ class Node:
                 self.later(self.pause(0.01), self.names.arranging(task))
             case a.ReleasePort():
                 pass
-            case a.WatchPeers(task, _):
-                self.health.watch_peers(task)
+            case a.WatchPeers(task, arrange):
+                if self.vouching is not None:
+                    self.vouching.watch_peers(self, task, arrange)
+                else:
+                    self.health.watch_peers(task)
             case a.TakeStacks(task, look):
                 seen = s.StacksObserved(self.health.stacks(task, look))
                 self.later(self.pause(0.01), partial(self.feed, seen))
@@ -287,16 +296,27 @@ class Node:
                 assert_never(action)
 
     def _store_records(self) -> None:
-        """Write what the turn has to store: at once, so that the course is that of a quick disk."""
+        """Write what the turn has to store: at once, so that the course is that of a quick disk.
+
+        Agents that vouch have a slow one.
+        """
         records, self._records = self._records, {}
         for task, record in records.items():
-            folder = self.machine.folders.get(task)
-            if folder is None or self.dies(Deed.WRITES, "StoreRecord", When.BEFORE):
-                return
-            folder.memory = record
-            if self.dies(Deed.WRITES, "StoreRecord", When.AFTER):
-                return
-            self.feed(s.RecordStored(task, record))
+            if self.vouching is None:
+                self._store(task, record)
+                continue
+            self._stored_at = max(self._stored_at, self.world.now) + self.pause(0.2)
+            later_s = self._stored_at - self.world.now
+            self.later(later_s, partial(self._store, task, record))
+
+    def _store(self, task: TaskId, record: TaskRecord) -> None:
+        folder = self.machine.folders.get(task)
+        if folder is None or self.dies(Deed.WRITES, "StoreRecord", When.BEFORE):
+            return
+        folder.memory = record
+        if self.dies(Deed.WRITES, "StoreRecord", When.AFTER):
+            return
+        self.feed(s.RecordStored(task, record))
 
     def _timer(self, timer: a.Timer, at: float) -> None:
         if self._timers.get(timer) == at:

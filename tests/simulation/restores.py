@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.core.facts.restored import JournalRestored
 from orchestrator.core.model.job import JobPhase
 from orchestrator.journal.left_out import first_attempt
+from tests.simulation.vouching import VOUCHING
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -29,12 +30,12 @@ class Restores:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.world = cluster.world
+        self.world, seed = cluster.world, cluster.world.seed
         self.rng = random.Random(f"restores {cluster.world.seed}")
         self.backup: list[tuple[bytes, float]] = []
         self.number = 0
         self.peace = False
-        if cluster.world.seed in RESTORED:
+        if cluster.world.seed in RESTORED or (seed in VOUCHING and seed % 4 == 0):
             self._later()
 
     def make_peace(self) -> None:

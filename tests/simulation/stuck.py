@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from agent.core.shim_protocol import ShimPhase
-from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.ids import NodeName, TaskId, parse_task_id
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts import service as sf
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import State
 from orchestrator.core.model.task import OVER
+from orchestrator.core.nodes.unkillable import NODES_MAX
 from tests.simulation.checkers import Checkers
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.shim import FIRST_STUCK, Shim
@@ -36,6 +37,7 @@ class Stuck:
         self.coordinator = coordinator
         self.checkers = checkers
         self._resumed: set[NodeName] = set()
+        self._spared: set[NodeName] = set()  # stay in service despite such processes
         self._since: dict[TaskId, float] = {}
         if world.seed >= FIRST_STUCK:
             checkers.watchers.append(self._turned)
@@ -44,10 +46,14 @@ class Stuck:
     def _turned(self, state: State, facts: list[f.Fact]) -> None:
         for fact in facts:
             match fact:
-                case lf.SurvivorsReported(node, _, pids) if pids:
+                case lf.SurvivorsReported(node, task, pids) if pids:
                     self._resumed.discard(node)
+                    if state.nodes[node].in_service and self._user_has_taken_enough(state, task):
+                        self._spared.add(node)
                 case sf.NodeResumed(node):
                     self._resumed.add(node)
+                case sf.NodeDrained(node):
+                    self._spared.discard(node)
                 case f.AttemptPlaced(job, _, nodes):
                     self._check(state, job, nodes)
                 case f.TaskJoined(job, _, _, node):
@@ -60,8 +66,17 @@ class Stuck:
     def _check(self, state: State, job: int, nodes: tuple[NodeName, ...]) -> None:
         for name in nodes:
             held = state.nodes[name].survivors
-            if held and name not in self._resumed:
+            if held and name not in self._resumed | self._spared:
                 self.checkers.fail(f"stuck: job {job} is sent to {name}, which {held} hold")
+
+    def _user_has_taken_enough(self, state: State, task: TaskId) -> bool:
+        """True if the jobs of the task's user have taken as many nodes out of service as they
+        may.
+        """
+        job = state.jobs.get(parse_task_id(task)[0])
+        drains = [node.drain.left_by for node in state.nodes.values() if node.drain is not None]
+        users = [left_by[1] for left_by in drains if left_by is not None]
+        return job is not None and users.count(job.user) >= NODES_MAX
 
     def _look(self) -> None:
         self.world.at(_EVERY_S, self._look)

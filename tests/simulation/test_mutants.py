@@ -14,6 +14,7 @@ from tests.simulation.mutants.links import stumbles_as_it_asks
 from tests.simulation.rails import FIRST_RAILED
 from tests.simulation.restores import RESTORED
 from tests.simulation.steering import FIRST_STEERED
+from tests.simulation.vouching import VOUCHING
 
 SEEDS = range(40)
 """Tried where the seed that once found the bug does so no more: the simulator has changed.
@@ -42,6 +43,8 @@ def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     shared = mutant.seed >= FIRST_SHARED
     if mutant.seed in RESTORED:
         order = RESTORED
+    elif mutant.seed in VOUCHING:
+        order = VOUCHING
     elif shared:
         order = DRAINED if drained else RAILED if railed else SHARED
     else:

@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from agent.config import PREFIX, AgentConfig, load
+from agent.config import PREFIX, SUBMITTER, AgentConfig, load
 from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.report import doctor_text, exit_code, probe_text
 from agent.probe.fabric.user_access import JobUser, user_named
@@ -58,14 +58,16 @@ def asked_by(
     config: AgentConfig, *, live: bool = True, nccl: str | None = None, agent: bool = False
 ) -> ProbeOptions:
     """Options of a probe from this node's configuration. `agent`: the agent itself probes."""
-    user = user_named(config.run_as) if live and config.run_as is not None else None
+    submitters = config.run_as == SUBMITTER
+    known = live and config.run_as is not None and not submitters
+    user = user_named(config.run_as or "") if known else None
     return ProbeOptions(
         rules=config.fabric,
         settings=config.fabric.variables,
         nccl=nccl,
         python=str(config.python),
         user=user,
-        home=_home(user) if live else None,
+        home=_home(user) if live and not submitters else None,
         network=config.interface or config.address,
         agent=agent,
         state_dir=config.state_dir if live and not config.shared_host else None,

@@ -133,6 +133,17 @@ def of_processes(tree: FsRoot, processes_max: int | None) -> Iterator[FabricProb
     )
 
 
+def of_users(shared: str) -> Iterator[FabricProblem]:
+    """Jobs of all users run as the user `shared`."""
+    if shared:
+        yield info(
+            f"all jobs run as {shared} (run_as), so users are not kept apart: a job can read the "
+            "files and environments of all others, and end them",
+            "set `run_as: SUBMITTER` if users do not trust each other: jobs then run as the users "
+            "who submitted them",
+        )
+
+
 def of_node(node: HostFacts) -> Iterator[FabricProblem]:
     """Problems of everything except the ports."""
     for check in (_libraries, _limits, _gpudirect, _topology, _nccl_conf, _nccl, _name):

@@ -125,6 +125,7 @@ def probe(
         found.append(problems.info(py_spy_check.ABSENT, py_spy_check.INSTALL))
     if not asked.agent:
         found += host_problems.of_processes(tree, asked.processes_max)
+        found += host_problems.of_users(asked.user.name if asked.user is not None else "")
     # An agent has removed leftovers at its start.
     if tree.live and not asked.agent:
         found += host_problems.of_earlier_lives(leftover_processes())

@@ -71,16 +71,23 @@ class Preparation:
 
     def begin(self) -> None:
         child = self._take()
-        name = None if self._command.user is None else self._command.user.name
+        user = self._command.user
         if child is None:
             return
-        if name is None or name == self._own.name:
+        if user is None or (user.name == self._own.name and user.uid in (None, self._own.uid)):
             self._as_user(self._own, child)
             return
+        name, uid = user.name, user.uid
 
         def looked_up(report: RunnerReport) -> None:
             found = report.result
-            if isinstance(found, dict):
+            if isinstance(found, dict) and uid not in (None, found["uid"]):
+                self._refuse(
+                    RefusalCode.USER_UNKNOWN,
+                    f"User {name} had uid {uid} when the folders of the task were made, and has"
+                    f" {found['uid']} now; if the account has changed, restart the agent.",
+                )
+            elif isinstance(found, dict):
                 self._as_user(Credentials(**found), child)
             else:
                 self._refuse(

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
@@ -23,10 +22,12 @@ def main() -> None:
         num_hidden_layers=2,
         num_attention_heads=4,
     )
-    model = DistributedDataParallel(LlamaForCausalLM(config))
+    model = LlamaForCausalLM(config)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
     words = torch.randint(0, 256, (2, 16))
     model(input_ids=words, labels=words).loss.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
     optimiser.step()
     moment = time.time()
     folder = Path(os.environ["BENCH_MOMENTS"])

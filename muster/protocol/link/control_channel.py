@@ -349,8 +349,7 @@ class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
 
 
 class HeartbeatAck(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat_ack"):
-    """Renews all leases of the node's tasks from `sent_s`, the time (on the agent's clock) at which
-    the agent asked."""
+    """Renews all leases of the node's tasks from `sent_s`, when (on its clock) the agent asked."""
 
     sent_s: float
 
@@ -359,10 +358,10 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     """Check everything, run `setup`, and bring the bootstrap to its gate, without starting the job.
 
     `ports` is the number of free ports to find and report. `gpus` are the UUIDs of the task's
-    exclusive GPUs, all of which must exist; empty means all of the node. `lease_s`: the node ends
-    the task by itself once the coordinator has not answered for so long; None: never. The agent
-    reports changed files in `checkpoint_dir`. `preflight`: also check disks and mounts, and refuse
-    if one is nearly full or hangs. `idle`: limits for idle GPUs. `ticket`: to fetch `bundle`.
+    exclusive GPUs, all of which must exist; empty means all. `lease_s`: the node ends the task once
+    the coordinator has not answered for so long; None: never. The agent reports changed files in
+    `checkpoint_dir`. `preflight`: also check disks and mounts, and refuse if one is nearly full or
+    hangs. `idle`: limits for idle GPUs. `ticket`: to fetch `bundle`. `user` submitted the job.
     """
 
     task: TaskId
@@ -380,6 +379,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     idle: IdleGpus | None = None
     bundle: str | None = None
     ticket: str = ""
+    user: str = ""
 
 
 class RendezvousCheck(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -74,7 +74,7 @@ def _change_pools(state: State, pools: dict[str, PoolPolicy]) -> None:
     first = MoveCause.POOL if changed else MoveCause.RESTART
     state.pools, state.plan = pools, QueuePlan(events=(QueueEvent(first),))
     for pool, queue in state.queues.items():
-        if pool not in pools:
+        if state.policy(pool).is_strict:
             for _, name in queue:
                 state.jobs[name].starts_by = None
 

@@ -271,7 +271,7 @@ def _hello(
         task = _task(state, report.task)
         if task is None or task.node != hello.node:
             continue
-        decision.facts += muted(state, task, now) if report.stop_stored else []
+        decision.facts += muted(state, task, now) if report.stop_stored or rebooted else []
         if task.state in OVER:
             continue
         if rebooted and _may_have_run(task, report):
@@ -331,7 +331,7 @@ def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -
         # For an ended task, `running_s` is the length of its whole run.
         return []
     since = now.mono - report.running_s
-    planned = state.jobs[task.job].spec.pool in state.pools
+    planned = not state.policy(state.jobs[task.job].spec.pool).is_strict
     if planned and since >= state.running.get(task.job, math.inf):
         # The report was delayed: a run does not begin later than known.
         return []

@@ -63,8 +63,7 @@ def advance(state: State, decision: Decision, now: Instant, limits: Limits) -> T
         while (placed := next_placement(state)) is not None:
             leased = _with_lease(state, placed, limits)
             _apply_with_reactions(state, [leased], now, limits, done)
-    if state.pools:
-        _backfill(state, now, limits, done)
+    _backfill(state, now, limits, done)
     if state.elastic and any(may_join(state, fact) for fact in done.facts):
         while (joined := next_join(state, now)) is not None:
             _apply_with_reactions(state, [joined], now, limits, done)

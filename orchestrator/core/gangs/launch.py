@@ -82,6 +82,7 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         lease_s=job.attempt(task.attempt).lease_s,
         checkpoint_dir=spec.checkpoint_dir,
         idle=asked_of_nodes(spec),
+        user=job.user,
     )
 
 

@@ -20,6 +20,7 @@ _BEFORE_A_SHIM: Final = frozenset(
         RefusalCode.NO_PORTS,
         RefusalCode.NO_DESCRIPTORS,
         RefusalCode.NO_CODE,
+        RefusalCode.USER_REFUSED,
     }
 )
 """Refusals by an agent itself, before any process of the job ran.

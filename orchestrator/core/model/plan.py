@@ -14,27 +14,33 @@ from muster.protocol.ids import JobId, NodeName
 
 
 class Backfill(enum.Enum):
-    """The jobs that may start before jobs ahead of them: those that delay no promise, or those that
-    do not delay the first job.
+    """The jobs that may start before jobs ahead of them: those that delay no promise, those that do
+    not delay the first job, or none.
     """
 
     CONSERVATIVE = "conservative"
     EASY = "easy"
+    OFF = "off"
 
 
 class PoolPolicy(msgspec.Struct, frozen=True):
-    """The backfill of a pool's queue. `promises` counts jobs at its head.
-
-    A pool without a policy has a strict queue.
-    """
+    """The backfill of a pool's queue. `promises` counts jobs at its head."""
 
     backfill: Backfill = Backfill.CONSERVATIVE
     promises: int = 100
 
     @property
+    def is_strict(self) -> bool:
+        """True if the first job of the queue holds up all others, and nothing is planned."""
+        return self.backfill is Backfill.OFF
+
+    @property
     def horizon(self) -> int:
         """The number of waiting jobs whose start is planned."""
         return 1 if self.backfill is Backfill.EASY else self.promises
+
+
+DEFAULT_POLICY: Final = PoolPolicy()
 
 
 class MoveCause(enum.Enum):

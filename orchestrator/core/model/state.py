@@ -36,7 +36,7 @@ from orchestrator.core.model.history import BoundedLines
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState
 from orchestrator.core.model.people import People
-from orchestrator.core.model.plan import PoolPolicy, QueuePlan
+from orchestrator.core.model.plan import DEFAULT_POLICY, PoolPolicy, QueuePlan
 from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.registrations import NewNodes
 from orchestrator.core.model.task import OVER
@@ -409,6 +409,10 @@ class State:
     def attempt(self, job: JobId, number: int) -> Attempt | None:
         owner = self.jobs.get(job)
         return None if owner is None else owner.find_attempt(number)
+
+    def policy(self, pool: str) -> PoolPolicy:
+        """The policy of a pool's queue."""
+        return self.pools.get(pool, DEFAULT_POLICY)
 
     def task(self, name: TaskId) -> Task | None:
         """Return the task with this id, or None. Raises BadId if `name` is not a task id."""

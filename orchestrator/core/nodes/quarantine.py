@@ -35,10 +35,11 @@ _NO_EVIDENCE = frozenset(
         RefusalCode.BOOTSTRAP_FAILED,
         RefusalCode.NO_SPACE,
         RefusalCode.NO_PORTS,
+        RefusalCode.USER_REFUSED,
     }
 )
-"""Refusals that say nothing about the node: the job or its programs choose them, or another job on
-the node has used up what they name.
+"""Refusals that say nothing about the node: the job, its user or its programs choose them, or
+another job on the node has used up what they name.
 """
 _OF_NO_NODE = frozenset({CauseCode.DRAINED, CauseCode.RESTORED})
 

@@ -79,9 +79,9 @@ def may_grow(state: State, job: Job) -> bool:
     """True if a running gang may get more nodes, because each waiting job of its pool either has
     booked the nodes that it will get, or cannot start at all.
     """
-    policy = state.pools.get(job.spec.pool)
+    policy = state.policy(job.spec.pool)
     waiting = len(state.queues.get(job.spec.pool, ()))
-    if policy is None:
+    if policy.is_strict:
         return not waiting
     return waiting <= policy.horizon and state.plan.next_job is None
 
@@ -98,7 +98,7 @@ def is_booked(state: State, job: Job, node: NodeName) -> bool:
 
 def _queues(state: State) -> dict[str, list[tuple[int, JobId]]]:
     """The queues of pools with backfill."""
-    return {pool: queue for pool, queue in state.queues.items() if pool in state.pools}
+    return {pool: queue for pool, queue in state.queues.items() if not state.policy(pool).is_strict}
 
 
 class _Pass:
@@ -182,7 +182,7 @@ class _Pass:
         resume_at = self.state.plan.next_job if resume else None
         for pool, queue in _queues(self.state).items():
             jobs = [self.state.jobs[name] for _, name in queue]
-            policy = self.state.pools[pool]
+            policy = self.state.policy(pool)
             planned = 0
             for job in jobs:
                 if self.profile.looks >= self.looks_max:
@@ -221,10 +221,11 @@ class _Pass:
         """Start a job, or plan its start; returns whether it waits with a booking."""
         profile, old = self.profile, self.profile.bookings.get(job.id)
         valid = old is not None and self._holds(job, old)
-        # A job that is new at its place, or has lost its booking, goes before those behind it.
-        # Others respect the promises made to those.
-        first = self._is_new(job) or (old is not None and not valid)
-        ignored = {job.id} | self._behind(job, promised=first)
+        # A job that is new at its place, or has lost its promised start, goes before those behind
+        # it. Others respect the promises made to those.
+        lost = old is not None and not valid and job.id in self.promises
+        first = self._is_new(job) or lost
+        ignored = {job.id} | self._behind(job, promised=first) | self._unsure_elsewhere(job)
         if valid and job.id in self.promises:
             ignored |= self._unknown()
         self.unsettled.discard(job.id)
@@ -234,7 +235,9 @@ class _Pass:
         if valid and old is not None and now < old.start < math.inf:
             if self.freed and profile.looks < self.looks_max // IMPROVED_SHARE:
                 earlier = self._earliest(job, old.start - LATER_S, ignored)
-                if earlier is not None:
+                # A promise is not staked on a node that may not come back.
+                free = job.id not in self.promises
+                if earlier is not None and (free or self._are_there(earlier)):
                     profile.book(job.id, earlier)
             return True
         found = None
@@ -266,6 +269,21 @@ class _Pass:
             if jobs[name].spec.pool == job.spec.pool
             and (-jobs[name].spec.priority, name) > mine
             and (promised or name not in self.promises)
+        }
+
+    def _unsure_elsewhere(self, job: Job) -> set[JobId]:
+        """Jobs of other pools whose start nobody knows: it depends on the end of a job without a
+        time limit, or on a node that is away.
+
+        They matter because agents of one machine may be in different pools.
+        """
+        jobs = self.state.jobs
+        return {
+            name
+            for name, booking in self.profile.bookings.items()
+            if jobs[name].spec.pool != job.spec.pool
+            and name not in self.promises
+            and (booking.start == math.inf or not self._are_there(booking))
         }
 
     def _waits_for_unknown(self, job: Job, ignored: set[JobId]) -> bool:
@@ -411,8 +429,8 @@ class _Pass:
                 self.facts.append(moved)
 
     def _are_there(self, booking: Booking) -> bool:
-        nodes = self.state.nodes
-        return all(nodes[name].link is LinkState.CONNECTED for name in booking.nodes)
+        nodes = [self.state.nodes.get(name) for name in booking.nodes]
+        return all(it is not None and it.link is LinkState.CONNECTED for it in nodes)
 
     def _event(self, job: Job) -> QueueEvent:
         """The event that explains why the promise of a job moves."""

@@ -7,6 +7,7 @@ from typing import Final
 
 from muster.protocol.instant import Instant
 from orchestrator.core.facts.jobs import Fact, RunTimed, TaskJoined, TaskStarted
+from orchestrator.core.facts.queue import QueuesPlanned
 from orchestrator.core.model.state import Attempt, Job, Node, State
 from orchestrator.core.scheduling.backfill import is_booked, may_grow
 from orchestrator.core.scheduling.gpu_preference import is_short
@@ -23,6 +24,8 @@ COMES_BACK: Final = 2
 
 def may_join(state: State, fact: Fact) -> bool:
     """True if this fact may let a node join a gang that no node could join before."""
+    if isinstance(fact, QueuesPlanned):
+        return True  # a waiting job may have given up a booked node
     return frees_capacity(state, fact) or (
         isinstance(fact, TaskStarted | RunTimed) and fact.job in state.elastic
     )

@@ -86,7 +86,7 @@ def _unplanned(state: State, job: Job) -> str:
         strange = [it.name for it in fitting if used_by_strangers(it)]
         if strange:
             return f"unknown: waits for GPUs that foreign processes use, on {named(strange)}"
-        horizon = state.pools[job.spec.pool].horizon
+        horizon = state.policy(job.spec.pool).horizon
         return f"unknown: only the first {horizon} waiting jobs of a pool have a planned start"
     if drained:
         return f"unknown: waits for a drained node to be resumed: {named(drained)}"

@@ -204,6 +204,13 @@ class Profile:
         """
         known = self.state.nodes.values() if only is None else self._known(only)
         nodes = {node.name: self._copy(node, start, end, ignored) for node in known}
+        if only is not None and any(node.inventory.shared_host for node in known):
+            # Other agents of the same machines hold GPUs of it, and are no candidates here.
+            machines = {node.inventory.machine_id for node in known}
+            for node in self.state.nodes.values():
+                if node.inventory.machine_id in machines and node.name not in nodes:
+                    copy = self._copy(node, start, end, ignored)
+                    nodes[node.name] = replace(copy, link=LinkState.LOST)
         self.looks += len(nodes)
         trial = State(networks=self.state.networks, nodes=nodes, unknown=self.state.unknown)
         return consider(trial, job), trial

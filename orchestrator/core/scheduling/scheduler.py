@@ -46,7 +46,7 @@ def next_placement(state: State) -> AttemptPlaced | JobHeld | None:
     if state.disk_full or is_held(state):
         return None
     for pool, queue in state.queues.items():
-        if not queue or pool in state.pools:
+        if not queue or not state.policy(pool).is_strict:
             continue
         job = state.jobs[queue[0][1]]
         try:

@@ -66,7 +66,7 @@ def chance(state: State, job: Job, now: Instant) -> Chance:
     line = [state.jobs[name] for rank, name in queue if (rank, name) < mine]
     found = consider(state, job)
     queued = job.phase is JobPhase.QUEUED
-    if job.spec.pool in state.pools:
+    if not state.policy(job.spec.pool).is_strict:
         seen = outlook(state, job, now)
         return Chance(line, found, queued and seen.starts_now, seen)
     held = state.disk_full or why_held(state) or why_job_held(state, job)

@@ -64,8 +64,6 @@ class BundleStore:
             shutil.rmtree(folder / _INCOMING, ignore_errors=True)
             for name in (_INCOMING, _CHUNKS, _MANIFESTS):
                 (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-            for number in range(256):
-                (folder / _CHUNKS / f"{number:02x}").mkdir(mode=0o700, exist_ok=True)
             self._key = self._ticket_key()
         except OSError as error:
             raise FileError(f"{error.filename} cannot be made: {error.strerror}") from error
@@ -109,6 +107,8 @@ class BundleStore:
                     written[chunk] = len(content)
             _sync(incoming, written)
             with self._change:
+                for name in {chunk[:2] for chunk in written}:
+                    (self._folder / _CHUNKS / name).mkdir(mode=0o700, exist_ok=True)
                 for chunk in written:
                     os.replace(incoming / chunk, self._chunk(chunk))
                 self._sync_folders(written)
@@ -221,6 +221,7 @@ class BundleStore:
             return
         for name in folders:
             sync_directory(self._folder / _CHUNKS / name)
+        sync_directory(self._folder / _CHUNKS)
 
     def _ticket_key(self) -> bytes:
         path = self._folder / _KEY

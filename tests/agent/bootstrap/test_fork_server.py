@@ -57,6 +57,8 @@ class Story:
         names = load()
         names["PARTS"].update(changed)
         self.forks = names["Forks"]()
+        # The machine may be slow.
+        self.forks._safety.TRIAL_S = 60.0
         more(self.forks)
         program = self.forks.start("torchrun")
         if program is not None:

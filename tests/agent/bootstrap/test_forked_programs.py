@@ -196,6 +196,8 @@ def read(path):
 
 def main():
     forks = bootstrap["Forks"]()
+    # The machine may be slow.
+    forks._safety.TRIAL_S = 60.0
     import torch, numpy
     program = forks.start("torchrun")
     if program is not None:

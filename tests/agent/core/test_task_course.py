@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from agent.core import effects as a
 from agent.core import inputs as s
 from agent.core import shim_protocol
+from agent.core.react import TMPDIR_CHARS_MAX
 from agent.core.shim_protocol import (
     LEASE_GRACE_S,
     ShimExit,
@@ -25,8 +26,8 @@ from agent.core.shim_protocol import (
     ShimStart,
     ShimStatus,
     ShimStop,
+    ShimUser,
 )
-from agent.core.state import State
 from muster.protocol.ids import SessionId, TaskId
 from muster.protocol.link import control_channel as m
 from muster.protocol.link.codec import FRAME_BYTES_MAX, ReportFrame, encode
@@ -36,8 +37,6 @@ from muster.protocol.states import TaskState
 from orchestrator.core.model import leases
 from tests.agent.core.playbook import (
     ARRANGE,
-    IDENTITY,
-    OBSERVED,
     PATHS,
     PREPARE,
     TASK,
@@ -55,7 +54,7 @@ def test_a_task_goes_from_prepare_to_removal() -> None:
     first = sent_to_shim(agent.shim(ShimPhase.NEW))
     assert isinstance(first[0], ShimLease)
     assert isinstance(first[1], ShimPrepare)
-    assert (first[1].cwd, first[1].env) == ("/w", {"A": "1"})
+    assert (first[1].cwd, first[1].env) == ("/w", {"TMPDIR": "/t/scratch", "A": "1"})
     said = reports(agent.shim(ShimPhase.PREPARED))
     assert said[-1].state is TaskState.PREPARED
     assert said[-1].prepared is not None
@@ -254,13 +253,29 @@ def test_a_status_that_comes_late_changes_nothing() -> None:
     assert not agent.shim(ShimPhase.RUNNING, running_s=0.5)
 
 
-def test_the_user_of_a_job_comes_from_the_configuration() -> None:
-    agent = Agent(State(replace(IDENTITY, run_as="trainer"), OBSERVED))
+def prepared_with(placed: s.TaskPlaced, **more: Any) -> dict[str, Any]:
+    """Return the command to prepare for a task with these folders."""
+    agent = Agent()
     agent.connect()
-    agent.hear(PREPARE)
-    agent.turn(s.TaskPlaced(TASK, PATHS, ()))
-    prepare = sent_to_shim(agent.shim(ShimPhase.NEW))[1]
-    assert msgspec.to_builtins(prepare)["user"] == {"name": "trainer"}
+    agent.hear(msgspec.structs.replace(PREPARE, **more))
+    agent.turn(placed)
+    prepare: dict[str, Any] = msgspec.to_builtins(sent_to_shim(agent.shim(ShimPhase.NEW))[1])
+    return prepare
+
+
+def test_the_job_runs_as_the_user_whom_its_folders_were_made_for() -> None:
+    placed = s.TaskPlaced(TASK, PATHS, (), user=ShimUser("trainer", 1001))
+    assert prepared_with(placed)["user"] == {"name": "trainer", "uid": 1001}
+    assert prepared_with(s.TaskPlaced(TASK, PATHS, ()))["user"] is None
+
+
+def test_temporary_files_go_with_the_task() -> None:
+    placed = s.TaskPlaced(TASK, PATHS, ())
+    assert prepared_with(placed)["env"] == {"TMPDIR": "/t/scratch", "A": "1"}
+    assert prepared_with(placed, env={"TMPDIR": "/mine"})["env"] == {"TMPDIR": "/mine"}
+    # Sockets in a longer one would have too long names.
+    deep = msgspec.structs.replace(PATHS, scratch="/" + "t" * TMPDIR_CHARS_MAX)
+    assert prepared_with(s.TaskPlaced(TASK, deep, ()))["env"] == {"A": "1"}
 
 
 def test_a_lease_says_how_long_the_job_has_when_it_is_over() -> None:

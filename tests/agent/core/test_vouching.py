@@ -140,10 +140,10 @@ def test_nobody_vouches_after_a_stop_or_a_forget(how: str) -> None:
     assert answer(second.state, asked(first)["10.0.0.1"]) is None
 
 
-def found(record: TaskRecord) -> Agent:
+def found(record: TaskRecord, phase: ShimPhase = ShimPhase.RUNNING) -> Agent:
     """The next agent process of the second member."""
     agent = Agent(State(with_fields(IDENTITY, node=NodeName("n1"), instance="next"), OBSERVED))
-    status = ShimStatus(TASKS[1], ShimPhase.RUNNING, running_s=1.0)
+    status = ShimStatus(TASKS[1], phase, running_s=1.0)
     agent.turn(s.TaskFound(TASKS[1], status, PATHS, lease_s=LEASE_S, record=record))
     return agent
 
@@ -162,6 +162,14 @@ def test_a_new_boot_never_vouches() -> None:
     plan = replace(PLAN, task=TASKS[1])
     record = TaskRecord("earlier", "c1", plan, plan.terms)
     assert answer(found(record).state, asked(gang()[0])["10.0.0.1"]) is None
+
+
+def test_after_a_boot_an_ended_task_confirms_a_stop() -> None:
+    plan = replace(PLAN, task=TASKS[1])
+    agent = found(TaskRecord("earlier", "c1", plan, plan.terms), ShimPhase.CLEANED)
+    agent.connect(TASKS[1])
+    agent.hear(m.StopTask(TASKS[1], force=True))
+    assert agent.state.tasks[TASKS[1]].stop_stored
 
 
 def test_a_restarted_agent_keeps_the_lease_and_begins_without_votes() -> None:

@@ -52,7 +52,7 @@ async def test_an_agent_that_starts_waits_for_all_at_once(
     monkeypatch.setattr("agent.tasks.adoption.kill_everything_of", held)
     config = load(file=write_config(tmp_path, "http://127.0.0.1:1"), environ={})
     config.state_dir.mkdir()
-    folders = TaskDirs(config.state_dir, None)
+    folders = TaskDirs(config.state_dir)
     tasks = [TaskId(f"{number}.1.0") for number in range(1, MANY + 1)]
     for task in tasks:
         left_by_a_dead_shim(folders, task)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import pwd
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from agent.config import SUBMITTER, AgentConfig
 from agent.core.inputs import Input, NodeObserved
 from agent.monitors.job_user import JobUserMonitor, check
-from agent.taskdirs.taskdirs import Owner
+from agent.taskdirs.task_accounts import TaskAccounts
 from muster.protocol.link.control_channel import NodeChanges
 from tests.agent.process_of_agent import joined
 
@@ -20,8 +20,6 @@ pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
 ]
-ACCOUNT = pwd.getpwnam("nobody")
-NOBODY = Owner(ACCOUNT.pw_name, ACCOUNT.pw_uid, ACCOUNT.pw_gid)
 
 
 @pytest.fixture
@@ -32,11 +30,17 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-async def test_a_closed_folder_above_is_named_until_it_is_open(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("run_as", "who"), [("nobody", "user nobody"), (SUBMITTER, "users")], ids=["one", "each"]
+)
+async def test_a_closed_folder_above_is_named_until_it_is_open(
+    folder: Path, run_as: str, who: str
+) -> None:
     tasks = folder / "closed/state/tasks"
     tasks.mkdir(parents=True)
     posted: list[Input] = []
-    monitor = JobUserMonitor(NOBODY, tasks, posted.append, allow_root=False)
+    owners = TaskAccounts(AgentConfig(run_as=run_as))
+    monitor = JobUserMonitor(owners, tasks, posted.append, allow_root=False)
     await monitor.look()
     assert posted == [], "a node that takes jobs has nothing to report"
     (folder / "closed").chmod(0o700)
@@ -47,12 +51,13 @@ async def test_a_closed_folder_above_is_named_until_it_is_open(folder: Path) -> 
     refused, taken = posted
     assert taken == NodeObserved(NodeChanges(refuses_jobs=""))
     assert isinstance(refused, NodeObserved)
-    assert f"nobody, whom jobs run as, cannot enter {tasks}" in (refused.changes.refuses_jobs or "")
+    assert f"{who}, whom jobs run as, cannot enter {tasks}" in (refused.changes.refuses_jobs or "")
 
 
 def test_root_needs_a_user_for_jobs(folder: Path) -> None:
-    assert "has no run_as" in check(None, folder, allow_root=False)
-    assert check(None, folder, allow_root=True) == ""
+    none = TaskAccounts(AgentConfig())
+    assert "has no run_as" in check(none, folder, allow_root=False)
+    assert check(none, folder, allow_root=True) == ""
 
 
 async def test_the_hello_says_so(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_the_removal_of_a_task_leaves_what_has_its_name_and_is_no_folder(
     kind: str, tmp_path: Path
 ) -> None:
     """A task of that name could not begin, and its removal is asked for."""
-    folders = TaskDirs(tmp_path, None)
+    folders = TaskDirs(tmp_path)
     junk = tmp_path / "tasks" / TASK
     if kind == "file":
         junk.write_text("a file")
@@ -85,5 +85,5 @@ def test_junk_does_not_keep_the_old_name_of_a_node(tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "5.1.0").write_text("a file")
     assert not has_tasks(tmp_path)
-    TaskDirs(tmp_path, None).path(TaskId("6.1.0")).mkdir()
+    TaskDirs(tmp_path).path(TaskId("6.1.0")).mkdir()
     assert has_tasks(tmp_path)

@@ -44,10 +44,14 @@ def prepare(task: TaskId = TASK, **more: object) -> PrepareTask:
 
 
 async def begin(
-    session: Session, *argv: str, task: TaskId = TASK, lease_s: float | None = 20.0
+    session: Session,
+    *argv: str,
+    task: TaskId = TASK,
+    lease_s: float | None = 20.0,
+    user: str = "",
 ) -> TaskReport:
     """Walk a task up to its start; returns what was reported when it was prepared."""
-    await session.send(prepare(task, lease_s=lease_s))
+    await session.send(prepare(task, lease_s=lease_s, user=user))
     prepared = await session.expect(TaskReport, lambda it: it.state is TaskState.PREPARED)
     await session.send(ArrangeTask(task, argv, {"MUSTER_NODE_RANK": "0"}, (), "n1 slots=1\n"))
     await session.expect(TaskReport, lambda it: it.state is TaskState.ARRANGED)

@@ -31,7 +31,7 @@ def mode(path: Path) -> int:
 
 
 def test_a_task_gets_its_folders_and_a_manifest(tmp_path: Path) -> None:
-    folders = TaskDirs(tmp_path, None)
+    folders = TaskDirs(tmp_path)
     asked = prepare(env={"A": "b"})
     paths = folders.create(asked, (20_000,))
     folder = folders.path(TASK)
@@ -46,11 +46,11 @@ def test_a_task_gets_its_folders_and_a_manifest(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_a_job_is_its_cwd_if_it_names_one(tmp_path: Path) -> None:
-    assert TaskDirs(tmp_path, None).create(prepare(workdir="/data"), ()).workdir == "/data"
+    assert TaskDirs(tmp_path).create(prepare(workdir="/data"), ()).workdir == "/data"
 
 
 def test_a_task_that_is_there_is_not_made_again(tmp_path: Path) -> None:
-    folders = TaskDirs(tmp_path, None)
+    folders = TaskDirs(tmp_path)
     folders.create(prepare(), (1,))
     with pytest.raises(FileError):
         folders.create(prepare(), (2,))
@@ -62,7 +62,7 @@ def test_a_task_that_is_there_is_not_made_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "1.1", "", "1.1.0/..", "01.1.0"])
 def test_no_other_text_becomes_a_path(tmp_path: Path, name: str) -> None:
-    folders = TaskDirs(tmp_path, None)
+    folders = TaskDirs(tmp_path)
     for act in (folders.path, folders.remove):
         with pytest.raises(BadId):
             act(TaskId(name))
@@ -70,8 +70,8 @@ def test_no_other_text_becomes_a_path(tmp_path: Path, name: str) -> None:
 
 @root_only
 def test_a_users_folders_are_the_users_and_the_rest_is_not(tmp_path: Path) -> None:
-    folders = TaskDirs(tmp_path, NOBODY)
-    paths = folders.create(prepare(), ())
+    folders = TaskDirs(tmp_path, others=True)
+    paths = folders.create(prepare(), (), NOBODY)
     folder = folders.path(TASK)
     for path in (Path(paths.scratch), Path(paths.output)):
         assert (path.stat().st_uid, mode(path)) == (NOBODY.uid, 0o700)
@@ -82,7 +82,7 @@ def test_a_users_folders_are_the_users_and_the_rest_is_not(tmp_path: Path) -> No
 
 
 def test_a_removal_follows_no_link_and_minds_no_depth(tmp_path: Path) -> None:
-    folders = TaskDirs(tmp_path, None)
+    folders = TaskDirs(tmp_path)
     folders.create(prepare(), ())
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -105,7 +105,7 @@ def test_a_removal_follows_no_link_and_minds_no_depth(tmp_path: Path) -> None:
 
 
 def test_a_record_is_kept_with_the_manifest_and_closed_to_the_job(tmp_path: Path) -> None:
-    folders = TaskDirs(tmp_path, None)
+    folders = TaskDirs(tmp_path)
     folders.create(prepare(env={"A": "b"}), (1,))
     first = folders.manifest(TASK)
     assert first is not None
@@ -121,7 +121,7 @@ def test_a_record_is_kept_with_the_manifest_and_closed_to_the_job(tmp_path: Path
 
 
 def test_a_removal_of_a_wide_folder_takes_no_memory_for_its_names(tmp_path: Path) -> None:
-    folders = TaskDirs(tmp_path, None)
+    folders = TaskDirs(tmp_path)
     folders.create(prepare(), ())
     wide = folders.path(TASK) / "scratch/wide"
     wide.mkdir()
@@ -160,7 +160,7 @@ def mount() -> Iterator[Mount]:
 def test_mounts_of_a_job_are_detached_with_their_content_intact(
     tmp_path: Path, mount: Mount, where: str
 ) -> None:
-    folders = TaskDirs(tmp_path, None)
+    folders = TaskDirs(tmp_path)
     folders.create(prepare(), ())
     outside, target = tmp_path / "outside", folders.path(TASK) / where
     (outside / "below").mkdir(parents=True)
@@ -184,7 +184,7 @@ def test_mounts_of_a_job_are_detached_with_their_content_intact(
 def test_an_agent_starts_despite_folders_it_cannot_remove(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = TaskDirs(tmp_path, None)
+    folders = TaskDirs(tmp_path)
     folders.create(prepare(), ())
     (tmp_path / "tasks/.gone-6.1.0").mkdir()
 
@@ -198,7 +198,7 @@ def test_an_agent_starts_despite_folders_it_cannot_remove(
 
 
 def test_a_removal_that_was_cut_off_is_finished(tmp_path: Path) -> None:
-    folders = TaskDirs(tmp_path, None)
+    folders = TaskDirs(tmp_path)
     cut_off = tmp_path / "tasks/.gone-6.1.0"
     for number in range(40):
         for name in (f".removed-{number}", f"scratch/{number}"):
@@ -226,7 +226,7 @@ def test_a_removal_has_a_bound_and_goes_on_later(tmp_path: Path) -> None:
 
 
 def test_an_output_stays_unless_it_is_empty(tmp_path: Path) -> None:
-    folders = TaskDirs(tmp_path, None)
+    folders = TaskDirs(tmp_path)
     folders.create(prepare(), ())
     paths = folders.create(prepare(TaskId("7.2.0")), ())
     (Path(paths.output) / "result").touch()
@@ -254,7 +254,7 @@ def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_an_attempt_can_begin_while_the_one_before_it_is_removed(tmp_path: Path) -> None:
-    folders = TaskDirs(tmp_path, None)
+    folders = TaskDirs(tmp_path)
     with ThreadPoolExecutor(2) as both:
         for number in range(1, 200):
             old, new = (TaskId(f"7.{number + more}.0") for more in (0, 1))
@@ -263,3 +263,16 @@ def test_an_attempt_can_begin_while_the_one_before_it_is_removed(tmp_path: Path)
             begun = both.submit(folders.create, prepare(new), ())
             both.submit(folders.remove, old).result()
             assert Path(begun.result().output).is_dir()
+
+
+@root_only
+def test_the_output_of_one_user_is_not_handed_to_another(tmp_path: Path) -> None:
+    """A job of the same number, in a cluster that was set up anew."""
+    folders = TaskDirs(tmp_path, others=True)
+    output = Path(folders.create(prepare(), (), Owner("ann", 47_111, 47_100)).output)
+    (output / "result").touch()
+    folders.remove(TASK)
+    with pytest.raises(FileError, match="1 belongs to uid 47111"):
+        folders.create(prepare(), (), NOBODY)
+    assert output.stat().st_uid == 47_111
+    assert os.listdir(tmp_path / "tasks") == []

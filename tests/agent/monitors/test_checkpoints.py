@@ -22,7 +22,7 @@ from agent.monitors.checkpoints import (
     changed,
     printable,
 )
-from agent.taskdirs.taskdirs import Owner
+from agent.taskdirs.taskdirs import TaskUser
 from muster.protocol.ids import TaskId
 
 TASK = TaskId("1.1.0")
@@ -161,7 +161,10 @@ def test_a_thread_of_its_own_notifies_the_agent(
         posted: asyncio.Queue[Input] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         watched = CheckpointMonitor(
-            None, posted.put_nowait, loop.call_soon_threadsafe, every_s=0.01
+            lambda _: TaskUser(os.geteuid(), os.getegid()),
+            posted.put_nowait,
+            loop.call_soon_threadsafe,
+            every_s=0.01,
         )
         watched.begin(TASK, str(tmp_path / "ckpt"))
         watched.begin(TaskId("2.1.0"), None)
@@ -209,7 +212,7 @@ def as_nobody(folder: str) -> str:
     seen: list[str] = []
 
     def look() -> None:
-        become(Owner("nobody", entry.pw_uid, entry.pw_gid))
+        become(TaskUser(entry.pw_uid, entry.pw_gid))
         try:
             seen.append(", ".join(file.name for file in changed(folder)))
         except PermissionError:

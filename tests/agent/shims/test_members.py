@@ -84,7 +84,7 @@ def test_a_launcher_that_names_others_has_nobody_looked_at(any_stage: Stage) -> 
     process, of the shim and of another task."""
 
     async def story(node: Node) -> None:
-        folders = TaskDirs(node.state_dir, None)
+        folders = TaskDirs(node.state_dir)
         other, theirs = await running(node, "8.1.0")
         named = (os.getpid(), 1, other.pid, theirs)
         words = f"""
@@ -168,7 +168,7 @@ def as_nobody() -> Iterator[int]:
 
 @pytest.mark.skipif(py_spy_check.find() is None, reason="py-spy is not installed")
 def test_the_stacks_of_another_process_are_not_shown(tmp_path: Path) -> None:
-    folders = TaskDirs(tmp_path, None)
+    folders = TaskDirs(tmp_path)
     folder = folders.path(TASK)
     be_shim_of(folder)
 

@@ -329,6 +329,19 @@ def test_an_unknown_user_is_refused(any_stage: Stage) -> None:
     any_stage.play(story)
 
 
+def test_a_user_with_another_uid_than_its_folders_is_refused(any_stage: Stage) -> None:
+    """The account has changed since the agent made them."""
+
+    async def story(node: Node) -> None:
+        task = await node.task()
+        status = await task.prepared(user=ShimUser("nobody", 47_111))
+        assert status.refusal is not None
+        assert status.refusal.code == RefusalCode.USER_UNKNOWN
+        assert "nobody had uid 47111" in status.refusal.text
+
+    any_stage.play(story)
+
+
 def test_a_job_becomes_its_user_for_good(stage: Stage) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")

@@ -68,7 +68,7 @@ async def keeping(root: Path, *, adopted: bool) -> AsyncIterator[Bench]:
         shipping(root, coordinator) as (logs, stored),
         TaskOwner("test") as owner,
     ):
-        folders = TaskDirs(root, None)
+        folders = TaskDirs(root)
         folder = folders.path(TASK)
         for name in ("logs", NCCL):
             (folder / name).mkdir(parents=True)

@@ -36,12 +36,14 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts.base import Durability
 from orchestrator.core.facts.jobs import Fact
 from orchestrator.core.model.limits import Limits
-from orchestrator.core.model.plan import PoolPolicy
+from orchestrator.core.model.plan import Backfill, PoolPolicy
 from orchestrator.core.model.state import Job, Node, State
 from orchestrator.core.model.status import job_state
 
 INVENTORY = Inventory(address="10.0.0.1", machine_id="m1", python="python3", cpus=4)
 OBSERVED = NodeObservations(INVENTORY)
+STRICT = {"default": PoolPolicy(Backfill.OFF)}
+"""Pools without backfill."""
 
 
 def spec(name: str = "train", nodes: int = 1, **more: Any) -> JobSpec:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from orchestrator.core.model.plan import PoolPolicy
-from tests.simulation.cluster import Cluster
+from orchestrator.core.model.plan import DEFAULT_POLICY
+from tests.simulation.cluster import STRICT, Cluster
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -40,9 +40,9 @@ class Found:
 
 def run_seed(seed: int, *, backfill: bool = False) -> str | None:
     """Return the violation in this run, or None; the wall clock may change nothing (I9)."""
-    policy = PoolPolicy() if backfill else None
-    jumping = Cluster(seed, backfill=policy)
-    steady = Cluster(seed, wall_jumps=False, backfill=policy)
+    policy = DEFAULT_POLICY if backfill else STRICT
+    jumping = Cluster(seed, policy=policy)
+    steady = Cluster(seed, wall_jumps=False, policy=policy)
     try:
         jumping.run()
         if seed % 5 == 0:

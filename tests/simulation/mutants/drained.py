@@ -89,7 +89,7 @@ MUTANTS = (
             _wrap(placement, "busy", _blind_to_drains),
             _wrap(elastic, "busy", _blind_to_drains),
         ),
-        ("drain", "books", "queue"),
+        ("drain", "books", "queue", "explain"),
         seed=380,
     ),
     Mutant(

@@ -18,6 +18,7 @@ from tests.simulation.mutants import (
     restored,
     steered,
     stops,
+    vouched,
 )
 
 EVERY = (
@@ -36,4 +37,5 @@ EVERY = (
     *restored.MUTANTS,
     *steered.MUTANTS,
     *stops.MUTANTS,
+    *vouched.MUTANTS,
 )

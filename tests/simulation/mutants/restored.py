@@ -47,7 +47,7 @@ MUTANTS = (
     Mutant(
         "an attempt of before a restore is begun again",
         forgotten_attempts_begin_again,
-        ("I1", "I3", "gang"),
+        ("I1", "I3", "gang", "books"),
         seed=-73,
     ),
 )

@@ -41,7 +41,7 @@ def test_a_recorder_that_writes_late_is_no_sign_that_its_rank_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flight_recorder, "WAIT_S", 0.1)
-    folders = TaskDirs(tmp_path, None)
+    folders = TaskDirs(tmp_path)
     folder = folders.path(TASK)
     for name in ("logs", NCCL):
         (folder / name).mkdir(parents=True)

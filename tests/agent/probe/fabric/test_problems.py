@@ -12,6 +12,7 @@ from agent.probe.fabric.limits import limits_of
 from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.report import exit_code, summary
 from agent.probe.fabric.software import software_of
+from agent.probe.fabric.user_access import JobUser
 from muster.fabric.model import UNLIMITED, Severity
 from tests.agent.probe.fabric.trees import (
     LINK_LOCAL,
@@ -474,6 +475,18 @@ def test_cards_without_a_driver_beside_one_with(node: Node) -> None:
     assert "0000:03:00.0" in words(found.problems)
     assert "05:00.1" not in words(found.problems)
     assert used(found) == []
+
+
+def test_one_user_for_all_jobs_is_said(node: Node) -> None:
+    compute(node)
+    before = probe(node.root, ProbeOptions()).problems
+    user = JobUser("trainer", 1001, frozenset({1001}), "/home/trainer")
+    (said,) = [it for it in probe(node.root, ProbeOptions(user=user)).problems if it not in before]
+    assert said.severity is Severity.INFO
+    assert "all jobs run as trainer" in said.what
+    assert "users are not kept apart" in said.what
+    agents = probe(node.root, ProbeOptions(user=user, agent=True)).problems
+    assert said not in agents
 
 
 @pytest.mark.parametrize(

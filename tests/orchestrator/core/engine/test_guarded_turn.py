@@ -14,9 +14,9 @@ from orchestrator.core.engine.guarded_turn import TurnFailedError, guarded_turn
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
-from orchestrator.core.scheduling import scheduler
-from orchestrator.core.scheduling.placement import place
-from tests.orchestrator.core.playbook import Cluster, spec
+from orchestrator.core.model.plan import PoolPolicy
+from orchestrator.core.scheduling import profile, scheduler
+from tests.orchestrator.core.playbook import STRICT, Cluster, spec
 
 
 def broken(*_: Any) -> Any:
@@ -110,14 +110,21 @@ def test_an_input_that_ended_two_processes_is_refused_by_the_third(
     assert cluster.shown(1) is not JobState.PREPARING
 
 
+@pytest.mark.parametrize("pools", [STRICT, {}], ids=["strict", "backfill"])
 def test_a_job_whose_placement_fails_is_held_and_the_others_go_on(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    pools: dict[str, PoolPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        scheduler, "place", lambda state, job: broken() if job.id == 2 else place(state, job)
-    )
-    cluster.submit(spec())
-    cluster.submit(spec())
+    for module, judge in ((scheduler, "place"), (profile, "consider")):
+        real = getattr(module, judge)
+        monkeypatch.setattr(
+            module,
+            judge,
+            lambda state, job, real=real: broken() if job.id == 2 else real(state, job),
+        )
+    cluster = Cluster(pools=pools)
+    cluster.join("a", "b")
+    for _ in range(3):
+        cluster.submit(spec())
     held = cluster.job(2).hold
     assert held is not None
     assert held.user == "muster"

@@ -115,7 +115,13 @@ def test_output_of_a_program_is_no_evidence_against_a_node(
 
 @pytest.mark.parametrize(
     ("code", "node_fault"),
-    [("setup_failed", False), ("bootstrap_failed", False), ("no_space", True), ("no_ports", True)],
+    [
+        ("setup_failed", False),
+        ("bootstrap_failed", False),
+        ("no_space", True),
+        ("no_ports", True),
+        ("user_refused", False),
+    ],
 )
 def test_a_refusal_that_a_job_can_cause_is_no_nodes_fault(
     cluster: Cluster, code: str, node_fault: bool

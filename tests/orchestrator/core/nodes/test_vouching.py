@@ -43,10 +43,10 @@ def ends(cluster: Cluster, task: TaskId, *, confirms: bool) -> None:
     cluster.report(task, TaskState.CLEANED, **said, stop_stored=confirms)
 
 
-def hello(cluster: Cluster, name: str, boot: str) -> None:
+def hello(cluster: Cluster, name: str, boot: str, *tasks: TaskReport) -> None:
     cluster.sessions += 1
     who = (NodeName(name), f"id-{name}", boot, "0.1.0")
-    said = Hello(*who, NodeObservations(INVENTORY), protocol_max=PROTOCOL_MAX)
+    said = Hello(*who, NodeObservations(INVENTORY), tasks, protocol_max=PROTOCOL_MAX)
     cluster.turn(s.HelloReceived(SessionId(cluster.sessions), said, "127.0.0.1"))
 
 
@@ -120,6 +120,19 @@ def test_the_boot_of_another_member_counts_as_its_confirmation() -> None:
     cluster.beat(5000.0)
     hello(cluster, "n0", "another")
     assert cluster.shown(1) is JobState.STOPPING
+    cluster.beat(WAIT_S - 1)
+    assert cluster.shown(1) is JobState.STOPPING
+    cluster.beat(2)
+    assert cluster.shown(1) is JobState.LOST
+
+
+def test_the_boot_of_a_member_that_was_declared_lost_counts_as_well() -> None:
+    cluster, launcher, _ = gang()
+    cluster.leave("n0")
+    cluster.leave("n1")
+    cluster.declare_lost("n0")
+    cluster.beat(5000.0)
+    hello(cluster, "n0", "another", TaskReport(launcher, TaskState.CLEANED))
     cluster.beat(WAIT_S - 1)
     assert cluster.shown(1) is JobState.STOPPING
     cluster.beat(2)

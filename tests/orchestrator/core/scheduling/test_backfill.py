@@ -14,7 +14,7 @@ from orchestrator.core.facts.queue import QueuesPlanned, StartMoved, StartPromis
 from orchestrator.core.model.plan import Backfill, MoveCause, PoolPolicy
 from orchestrator.core.scheduling.profile import CLEAN_S, START_S
 from orchestrator.core.views.explain import explain
-from tests.orchestrator.core.playbook import Cluster, spec
+from tests.orchestrator.core.playbook import STRICT, Cluster, spec
 from tests.orchestrator.core.scheduling.test_gpus import join as join_with_gpus
 from tests.orchestrator.core.scheduling.test_gpus import part
 
@@ -87,7 +87,7 @@ def test_the_grace_of_a_stop_counts(gang_waits: Cluster) -> None:
 
 
 def test_without_backfill_the_queue_is_strict() -> None:
-    cluster = Cluster()
+    cluster = Cluster(pools=STRICT)
     cluster.join("n0", "n1", "n2")
     cluster.submit(limited(HOUR))
     cluster.submit(limited(HOUR, nodes=3))
@@ -243,13 +243,13 @@ def test_promises_end_with_the_backfill_of_the_pool() -> None:
     cluster.submit(limited(HOUR))
     cluster.submit(limited(HOUR, nodes=2))
     assert cluster.job(2).starts_by is not None
-    again = Cluster(cluster.replayed(), mono=cluster.mono)
+    again = Cluster(cluster.replayed(), mono=cluster.mono, pools=STRICT)
     assert again.job(2).starts_by is None
     assert again.state.plan.bookings == {}
 
 
 def test_without_backfill_there_is_no_plan_and_no_timer() -> None:
-    cluster = Cluster()
+    cluster = Cluster(pools=STRICT)
     cluster.join("n0")
     for _ in range(3):
         cluster.submit(limited(HOUR))

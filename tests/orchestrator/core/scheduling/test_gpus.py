@@ -28,7 +28,7 @@ from orchestrator.core.scheduling import scheduler
 from orchestrator.core.scheduling.gpus import choose
 from orchestrator.core.views.display import job_summary, job_view, node_view
 from orchestrator.core.views.explain import explain
-from tests.orchestrator.core.playbook import INVENTORY, Cluster, spec, task
+from tests.orchestrator.core.playbook import INVENTORY, STRICT, Cluster, spec, task
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -341,7 +341,7 @@ def test_a_task_gets_its_gpus_and_counts_follow_them() -> None:
 
 
 def test_explain_says_which_job_has_to_end() -> None:
-    cluster = Cluster()
+    cluster = Cluster(pools=STRICT)
     join(cluster, "a")
     for limit_s in (600.0, 60.0, None):
         cluster.submit(part(2, time_limit_s=limit_s))

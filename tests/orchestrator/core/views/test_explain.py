@@ -22,12 +22,13 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.facts.jobs import JobHeld
 from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.plan import Backfill, PoolPolicy
 from orchestrator.core.model.state import State
 from orchestrator.core.scheduling.placement import Waiting, place
 from orchestrator.core.scheduling.scheduler import next_placement, why_waiting
 from orchestrator.core.scheduling.what_if import what_if_state
 from orchestrator.core.views.explain import chance, explain
-from tests.orchestrator.core.playbook import INVENTORY, Cluster, spec, task
+from tests.orchestrator.core.playbook import INVENTORY, STRICT, Cluster, spec, task
 from tests.orchestrator.core.scheduling.test_rendezvous import eth
 
 
@@ -86,7 +87,7 @@ def test_each_node_says_why_not() -> None:
 
 
 def test_when_it_starts_at_the_latest() -> None:
-    cluster = Cluster()
+    cluster = Cluster(pools=STRICT)
     cluster.join("n0", "n1")
     cluster.submit(limited())
     cluster.submit(spec(time_limit_s=7200.0))
@@ -104,7 +105,7 @@ def test_when_it_starts_at_the_latest() -> None:
 
 
 def test_jobs_ahead_count_with_their_whole_time_limit() -> None:
-    cluster = Cluster()
+    cluster = Cluster(pools=STRICT)
     cluster.join("n0")
     for name in ("one", "two", "three"):
         cluster.submit(limited(name=name))
@@ -115,7 +116,7 @@ def test_jobs_ahead_count_with_their_whole_time_limit() -> None:
 
 
 def test_jobs_without_a_time_limit_are_named() -> None:
-    cluster = Cluster()
+    cluster = Cluster(pools=STRICT)
     cluster.join("n0")
     cluster.submit(spec())
     cluster.submit(spec())
@@ -128,7 +129,7 @@ def test_jobs_without_a_time_limit_are_named() -> None:
 
 
 def test_a_free_node_is_for_who_is_first() -> None:
-    cluster = Cluster()
+    cluster = Cluster(pools=STRICT)
     cluster.join("n0", "n1")
     cluster.submit(limited())
     cluster.submit(spec("wide", nodes=2))
@@ -283,7 +284,8 @@ JOBS = st.lists(
 def state_of(nodes: list[Any], jobs: list[Any], taken: set[int], avoid: set[int]) -> State:
     """Make a state that no turn leaves behind: jobs that could be placed and have not been yet."""
     state = State()
-    apply(state, cf.EpochStarted(1, "here"), 0.0)
+    pools = {it[2]: PoolPolicy(Backfill.OFF) for it in (*nodes, *jobs)}
+    apply(state, cf.EpochStarted(1, "here", pools=pools), 0.0)
     for number, (gpus_there, model, pool, subnet, connected) in enumerate(nodes):
         cluster_node = NodeName(f"n{number}")
         inventory = {

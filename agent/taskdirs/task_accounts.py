@@ -1,0 +1,88 @@
+"""The account that a job runs as on this node: the same for all jobs, or the submitter's own."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from functools import partial
+from typing import Final
+
+from agent.config import SUBMITTER, AgentConfig, is_account
+from agent.taskdirs.taskdirs import Owner, owner_named
+from muster.daemon.abandoned_thread import BlockingCall
+from muster.daemon.errors import DaemonError, FileError
+from muster.protocol.link.control_channel import PrepareTask
+
+# As in the shim: a directory server that takes longer is considered hung.
+ANSWER_S: Final = 120.0
+_SHOWN: Final = 64
+
+
+class UserRefusedError(DaemonError):
+    """This node runs no jobs as the submitter; the text is a sentence."""
+
+
+class TaskAccounts:
+    """Accounts of jobs by the agent's configuration. `fixed` is the one of all jobs, None if they
+    run as the agent's user or with `submitters`, each as the user who submitted it.
+    """
+
+    def __init__(self, config: AgentConfig) -> None:
+        """Look up the account of `run_as`. Raises FileError."""
+        self.submitters = config.run_as == SUBMITTER
+        if self.submitters and os.geteuid() != 0:
+            raise FileError(
+                f"run_as: only root can run jobs as the users who submit them ({SUBMITTER}), and "
+                f"this agent runs as uid {os.geteuid()}"
+            )
+        self.fixed = None if self.submitters else owner_named(config.run_as)
+        self._uid_min = config.uid_min
+        self._map = config.user_map
+
+    @property
+    def others(self) -> bool:
+        """True if jobs run as other users than the agent."""
+        return self.submitters or self.fixed is not None
+
+    async def of(self, prepare: PrepareTask) -> Owner | None:
+        """Return the account of a task, None for the agent's user. Raises UserRefusedError, or
+        FileError if the directory services do not answer.
+        """
+        if not self.submitters:
+            return self.fixed
+        name = self._map.get(prepare.user, prepare.user)
+        if not name:
+            raise UserRefusedError(
+                "The coordinator does not say who submitted the job, as whom it would run; "
+                "upgrade the coordinator."
+            )
+        if not is_account(name):
+            raise UserRefusedError(
+                f"The job was submitted by {name[:_SHOWN]!r}, which is not the name of an account; "
+                "map it in `user_map` of the agent's configuration."
+            )
+        call = BlockingCall(partial(_looked_up, name, self._uid_min), f"agent.account.{name}")
+        try:
+            return await call.result(min(ANSWER_S, prepare.timeout_s))
+        except TimeoutError as error:
+            raise FileError(
+                f"Looking up user {name} had no answer; check that the directory services of this "
+                "node answer (getent passwd)."
+            ) from error
+
+
+def _looked_up(name: str, uid_min: int) -> Owner:
+    """Blocks. Raises UserRefusedError."""
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError as error:
+        raise UserRefusedError(
+            f"User {name}, who submitted the job, does not exist on this node; add the account, or "
+            "map the name in `user_map` of the agent's configuration."
+        ) from error
+    if entry.pw_uid < uid_min:
+        raise UserRefusedError(
+            f"User {name}, who submitted the job, has uid {entry.pw_uid} on this node, and jobs "
+            f"run as users from uid {uid_min} only (`uid_min` of the agent's configuration)."
+        )
+    return Owner(entry.pw_name, entry.pw_uid, entry.pw_gid)

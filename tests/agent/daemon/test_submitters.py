@@ -1,0 +1,206 @@
+"""Jobs that run as the users who submitted them, two at once on one node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.config import SUBMITTER, AgentConfig
+from agent.taskdirs.task_accounts import TaskAccounts, UserRefusedError
+from muster.daemon.errors import FileError
+from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ForgetTask, StopTask, TaskReport
+from muster.protocol.link.log_channel import StreamId, StreamKind
+from muster.protocol.states import TaskState
+from tests.agent.coordinator import Coordinator, Session
+from tests.agent.daemon.test_one_task import TASK, begin, is_in, prepare, until_gone
+from tests.agent.process_of_agent import AgentProcess, write_config
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
+]
+OTHER = TaskId("8.1.0")
+# Users of one primary group, as on many clusters.
+ANN, BOB, GROUP, VISION = 47_111, 47_112, 47_100, 47_121
+MAP = {"bob@example.org": "bob"}
+
+# The real accounts of this machine stay as they are: the agent sees these files in their place.
+WITHIN = (
+    "unshare",
+    "--mount",
+    "--propagation",
+    "private",
+    "sh",
+    "-c",
+    'mount --bind passwd /etc/passwd && mount --bind group /etc/group && exec "$@"',
+    "sh",
+)
+
+WHO = """\
+echo "$(id -u) $(id -g) $(id -G | tr ' ' '\\n' | sort -n | tr '\\n' ' ')"
+echo "$HOME $USER $LOGNAME $SHELL $(umask)"
+echo "$TMPDIR"; echo secret > "$HOME/private"; cat "$HOME/private"; touch "$TMPDIR/x" "$1/x"
+"""
+
+# All that a job might try with another's; prints what worked.
+ATTEMPTS = """\
+pid=$2 home=$3 folder=$4 output=$5
+try() { if "$@" > /dev/null 2>&1; then echo "could $*"; fi; }
+try cat $home/private; try ls $home; try touch $home/x
+try cat /proc/$pid/environ; try ls /proc/$pid/fd/; try ls /proc/$pid/cwd/; try cat /proc/$pid/maps
+try sh -c "echo forged >> /proc/$pid/fd/1"
+try ls $folder; try cat $folder/task.json; try touch $folder/x; try ls $folder/scratch
+try ls $folder/nccl; try ls $folder/logs; try cat $folder/logs/rank-0.stdout
+try test -r $folder/shim.sock; try test -w $folder/shim.sock
+try ls ${output%/*}; try ls $output; try cat $output/x; try touch $output/y
+try kill -0 $pid; try kill -TERM $pid
+echo done
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that all users may pass, with the accounts and the homes of two of them."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name)
+        path.chmod(0o711)
+        accounts = [("ann", ANN), ("bob", BOB), ("system", 501)]
+        lines = [f"{name}:x:{uid}:{GROUP}::{path}/{name}:/bin/sh\n" for name, uid in accounts]
+        for file, more in (
+            ("passwd", "".join(lines)),
+            ("group", f"users47:x:{GROUP}:\nvision:x:{VISION}:ann\n"),
+        ):
+            shutil.copy(f"/etc/{file}", path / file)
+            with (path / file).open("a") as text:
+                text.write(more)
+        for user, uid in accounts[:2]:
+            (path / user).mkdir(mode=0o700)
+            os.chown(path / user, uid, GROUP)
+        yield path
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    folder: Path, run_as: str = SUBMITTER
+) -> AsyncIterator[tuple[Coordinator, Session]]:
+    async with Coordinator() as coordinator:
+        config = write_config(
+            folder, coordinator.url, run_as=run_as, user_map=MAP, allow_root_jobs=False
+        )
+        async with AgentProcess(config, within=WITHIN):
+            session = await coordinator.session()
+            await session.welcome()
+            yield coordinator, session
+
+
+def cleaned(task: TaskId) -> Callable[[TaskReport], bool]:
+    return lambda report: report.task == task and report.state is TaskState.CLEANED
+
+
+async def said_by(coordinator: Coordinator, task: TaskId) -> list[str]:
+    """The lines of a task that has ended."""
+    await coordinator.logs.until(lambda store: task in store.tasks)
+    return bytes(coordinator.logs.data[StreamId(task, StreamKind.STDOUT, 0)]).decode().splitlines()
+
+
+async def two_jobs(folder: Path, run_as: str) -> tuple[list[str], list[str], str]:
+    """Run Ann's job, and Bob's against it; what both said, and what ended hers."""
+    async with serving(folder, run_as) as (coordinator, session):
+        output = folder / "state/output/7/1"
+        script = f"{WHO} exec sleep 600"
+        await begin(session, "/bin/sh", "-c", script, "sh", str(output), user="ann")
+        ann = await session.expect(TaskReport, lambda it: bool(it.ranks and it.ranks[0].pid))
+        # The shell is `sleep` once its files are there.
+        own = str(folder / "state/tasks" / TASK)
+        await begin(
+            session,
+            *("/bin/sh", "-c", f"{WHO} {ATTEMPTS}", "sh", str(folder / "state/output/8/1")),
+            *(str(ann.ranks[0].pid), str(folder / "ann"), own, str(output)),
+            task=OTHER,
+            user="bob@example.org",
+        )
+        await session.expect(TaskReport, cleaned(OTHER))
+        await session.send(StopTask(TASK, grace_s=5.0))
+        end = await session.expect(TaskReport, cleaned(TASK))
+        hers, his = await said_by(coordinator, TASK), await said_by(coordinator, OTHER)
+        for task in (TASK, OTHER):
+            await session.send(ForgetTask(task))
+            await until_gone(folder / "state/tasks" / task)
+        return hers, his, end.stopped_by
+
+
+def test_two_users_at_once_are_kept_apart(folder: Path) -> None:
+    hers, his, ended = asyncio.run(two_jobs(folder, SUBMITTER))
+    for said, name, ids, task in (
+        (hers, "ann", f"{ANN} {GROUP} {GROUP} {VISION} ", TASK),
+        (his, "bob", f"{BOB} {GROUP} {GROUP} ", OTHER),
+    ):
+        scratch = folder / "state/tasks" / task / "scratch"
+        home = f"{folder}/{name} {name} {name} /bin/sh 0022"
+        assert said[:4] == [ids, home, str(scratch), "secret"]
+        assert (folder / name / "private").stat().st_mode & 0o777 == 0o644
+    assert hers[4:] == []
+    assert his[4:] == ["done"], "the job of another user has reached what it must not"
+    assert ended == "stop"
+    assert (folder / "state/output/7/1/x").stat().st_uid == ANN
+    assert (folder / "state/output/8/1/x").stat().st_uid == BOB
+
+
+def test_with_one_user_for_all_jobs_they_are_not(folder: Path) -> None:
+    """So the test above tries what does work."""
+    hers, his, _ = asyncio.run(two_jobs(folder, "ann"))
+    could = {line.split()[1]: line for line in his if line.startswith("could")}
+    assert {"cat", "ls", "touch", "kill", "sh"} <= could.keys()
+    assert "forged" in hers
+    assert not [line for line in his if "task.json" in line or line.endswith("/logs")]
+
+
+@pytest.mark.parametrize(
+    ("user", "words"),
+    [
+        ("carol", "User carol, who submitted the job, does not exist on this node"),
+        ("system", "has uid 501 on this node, and jobs run as users from uid 1000 only"),
+        ("root", "has uid 0 on this node"),
+        ("../bob", "'../bob', which is not the name of an account; map it in `user_map`"),
+        ("", "upgrade the coordinator"),
+    ],
+)
+def test_a_user_without_an_account_for_jobs_is_refused(folder: Path, user: str, words: str) -> None:
+    async def story() -> None:
+        async with serving(folder) as (_, session):
+            await session.send(prepare(setup=("touch", str(folder / "made")), user=user))
+            report = await session.expect(TaskReport, is_in(TaskState.CLEANED))
+            assert report.refusal is not None
+            assert (report.refusal.code, report.refusal.node_fault) == ("user_refused", False)
+            assert words in report.refusal.text
+            await session.send(ForgetTask(TASK))
+            await session.send(prepare(OTHER, user="ann"))
+            await session.expect(TaskReport, is_in(TaskState.PREPARED))
+            assert os.listdir(folder / "state/tasks") == [OTHER]
+            assert os.listdir(folder / "state/output") == ["8"]
+
+    asyncio.run(story())
+    assert not (folder / "made").exists()
+
+
+@pytest.mark.parametrize("name", ["a:b", "-ann", "1000", "Ann", "ann\n", "a" * 33, "ann smith"])
+def test_no_odd_name_is_looked_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pwd, "getpwnam", lambda _: pytest.fail("it was looked up"))
+    owners = TaskAccounts(AgentConfig(run_as=SUBMITTER))
+    with pytest.raises(UserRefusedError, match="not the name of an account"):
+        asyncio.run(owners.of(prepare(user=name)))
+
+
+def test_only_root_can_run_jobs_as_their_submitters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(FileError, match="only root can run jobs as the users who submit them"):
+        TaskAccounts(AgentConfig(run_as=SUBMITTER))
