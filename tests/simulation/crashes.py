@@ -95,6 +95,7 @@ MOOT: Final = frozenset(
             for kind in typing.get_args(OfPeople)
             for when in When
         ),
+        *(Point(Who.COORDINATOR, Deed.SENDS, "PeopleChanged", when) for when in When),
     }
 )
 """It goes by itself then."""

@@ -85,6 +85,7 @@ def test_the_environment_of_a_node() -> None:
         "NCCL_SOCKET_IFNAME": "=eth0",
         "OMP_NUM_THREADS": "1",
         "A": "1",
+        "MUSTER_START_METHOD": "fork",
         "MUSTER_JOB_ID": "1",
         "MUSTER_JOB_NAME": "train",
         "MUSTER_ATTEMPT": "1",
