@@ -79,7 +79,9 @@ class Restores:
         cluster.disk.stage(fact, self.world.wall())
         cluster.disk.sync()
         coordinator.epochs = max(coordinator.epochs, replaced.epoch)
-        coordinator.first_job = max(replaced.next_job, state.next_job) + JOBS_LEFT_OUT
+        # A journal that is replaced before its coordinator has started has this number, too.
+        known = max(replaced.next_job, state.next_job, coordinator.first_job)
+        coordinator.first_job = known + JOBS_LEFT_OUT
         cluster.checkers.restored()
         self._forget()
 

@@ -270,16 +270,17 @@ def test_no_name_of_a_hosts_file_leads_elsewhere(scene: Scene, name: str, hostna
         try:
             if rogue.refused is not None:
                 return
-            job = scene.honest("sleep 1", nodes=3, retry={"infra": 0}, time_limit="20s")
+            job = scene.honest("sleep 1", nodes=3, retry={"infra": 0})
             client = scene.cluster.client()
 
-            def over() -> bool:
+            def under_way() -> bool:
                 for machine in victims:
                     words = set(machine.hosts().split())
                     found.update(words & names)
-                return client.job(job).state in ENDED_STATES
+                return client.job(job).state in {JobState.RUNNING, *ENDED_STATES}
 
-            until(over, "the gang has come to its end")
+            until(under_way, "the gang has its hosts files")
+            scene.cancelled(job)
         finally:
             scene.rogues.leave(rogue)
     assert not found, f"in the hosts file of a peer {found} led to {rogue.address}"
