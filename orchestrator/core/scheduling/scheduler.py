@@ -121,7 +121,8 @@ def why_waiting(state: State, job: Job) -> str:
 
 def _first_of(state: State, head: Job) -> str:
     way_on = f"it is held (muster hold {head.id}), cancelled, or fits again"
-    why = _why_not(state, head, f"; the others wait until {way_on}")
+    strict = state.policy(head.spec.pool).is_strict
+    why = _why_not(state, head, f"; the others wait until {way_on}" if strict else "")
     because = f", which {why}" if why else ""
     return f"job {head.id} (priority {head.spec.priority}){because}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -197,8 +198,21 @@ def test_a_job_that_no_longer_fits_says_never() -> None:
     assert said(found)["n1"] == (False, "has 4 of the 8 GPUs wanted")
 
 
-def test_a_job_that_no_longer_fits_says_so_in_every_list_and_to_jobs_behind_it() -> None:
-    cluster = Cluster()
+@pytest.mark.parametrize(
+    ("pools", "so"),
+    [
+        (
+            STRICT,
+            "; the others wait until it is held (muster hold 2), cancelled, or fits again",
+        ),
+        ({}, ""),
+    ],
+    ids=["strict", "backfill"],
+)
+def test_a_job_that_no_longer_fits_says_so_in_every_list_and_to_jobs_behind_it(
+    pools: dict[str, PoolPolicy], so: str
+) -> None:
+    cluster = Cluster(pools=pools)
     cluster.join("n0", gpus=8)
     cluster.submit(spec())
     cluster.submit(spec("second", resources=gpus(8)))
@@ -211,8 +225,7 @@ def test_a_job_that_no_longer_fits_says_so_in_every_list_and_to_jobs_behind_it()
     assert why_waiting(cluster.state, cluster.job(2)) == cannot
     assert explained(cluster, 2).text == cannot
     assert why_waiting(cluster.state, cluster.job(3)) == (
-        f"1 ahead in pool default; first is job 2 (priority 50), which {cannot}; the others wait "
-        "until it is held (muster hold 2), cancelled, or fits again"
+        f"1 ahead in pool default; first is job 2 (priority 50), which {cannot}{so}"
     )
 
 
