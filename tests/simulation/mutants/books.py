@@ -383,7 +383,7 @@ MUTANTS = (
         "a port that is leased is given again, and the books are not read",
         _unseen(_put(transitions, "choose_rendezvous", _first_port)),
         ("ports",),
-        seed=93,
+        seed=161,
     ),
     Mutant(
         "the gates open when the first has its plan, and the books are not read",
