@@ -13,7 +13,7 @@ SCENES = ("reboots", "is_cancelled", "ends_deaf", "restarts_alone")
 
 def test_gangs_that_vouch_run_once_however_long_the_coordinator_is_away() -> None:
     met: Counter[str] = Counter()
-    for seed in VOUCHING[::2]:
+    for seed in VOUCHING[-100::2]:
         cluster = Cluster(seed)
         try:
             cluster.run()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
     from tests.simulation.node import Node
 
-VOUCHING: Final = range(-200, -100)
+VOUCHING: Final = range(-500, -100)
 DRIFT: Final = 0.02
 LEASES_S: Final = (20.0, 30.0, 60.0)
 _SPLIT_EVERY_S: Final = 120.0

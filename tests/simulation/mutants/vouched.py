@@ -80,12 +80,12 @@ def _ends_confirm(_: Any, received: Any) -> Any:
 
 
 MUTANTS = (
-    Mutant("a new boot vouches for the gang of an old one", believes_old_boots, _TWICE, seed=-182),
+    Mutant("a new boot vouches for the gang of an old one", believes_old_boots, _TWICE, seed=-341),
     Mutant(
         "an agent vouches after a stop",
         everywhere(vouching.answer, _in_spite_of_stops),
         _TWICE,
-        seed=-187,
+        seed=-485,
     ),
     Mutant("a restarted agent has forgotten a stop", forgets_stops, _TWICE, seed=-156),
     Mutant("a restarted agent has forgotten the lease", forgets_the_lease, _TWICE, seed=-183),
