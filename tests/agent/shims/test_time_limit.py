@@ -17,14 +17,14 @@ from tests.agent.shims.test_torchrun import behind_gate
 PYTHON = sys.executable
 SAVES = """
 import signal, sys, time
-def told(number, _):
+def caught(number, _):
     print(signal.Signals(number).name, flush=True)
     if number == signal.SIGUSR2:
         time.sleep(0.5)
         print("saved", flush=True)
         sys.exit(0)
-signal.signal(signal.SIGUSR1, told)
-signal.signal(signal.SIGUSR2, told)
+signal.signal(signal.SIGUSR1, caught)
+signal.signal(signal.SIGUSR2, caught)
 while True:
     time.sleep(0.01)
 """
