@@ -136,8 +136,9 @@ def one_a_machine(nodes: Iterable[Node]) -> list[Node]:
     seen: set[tuple[str, str]] = set()
     kept = []
     for node in nodes:
-        if node.inventory.shared_host and node.inventory.devices:
-            devices = node.inventory.devices
+        # GPUs that the agent's configuration excludes, for example, are not given to any job.
+        devices = usable(node.inventory.devices)
+        if node.inventory.shared_host and devices:
             mine = {(node.inventory.machine_id, gpu.uuid or gpu.pci) for gpu in devices}
             if mine & seen:
                 continue
