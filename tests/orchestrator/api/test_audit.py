@@ -10,7 +10,7 @@ from muster.protocol.timestamp import timestamp
 from orchestrator.shell.audit import FILE, FILES_MAX, AuditLog
 from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import CoordinatorProcess, add_token
-from tests.orchestrator.user import User, user_of
+from tests.orchestrator.user import JOB, User, user_of
 
 
 def entry(number: int) -> AuditEntry:
@@ -68,6 +68,53 @@ async def test_requests_of_users_are_recorded(tmp_path: Path) -> None:
     assert ((tmp_path / "state" / FILE).stat().st_mode & 0o777) == 0o600
     # It outlives the process, and holds the two refusals of reading it, too.
     assert len(text.splitlines()) == 13
+
+
+async def test_a_token_that_ended_names_its_user(tmp_path: Path) -> None:
+    """Its user was disabled, or it was revoked: the attempt is theirs, and counted."""
+    with CoordinatorProcess(tmp_path).start() as process:
+        gone, left = add_token(process, "gone"), add_token(process, "left", "operator")
+        async with user_of(process) as admin, aiohttp.ClientSession(process.url) as http:
+            tried = {"gone": gone.split("_")[2], "left": left.split("_")[2]}
+            await admin.http.post("/v1/users/gone/disable", json={})
+            await admin.http.post(f"/v1/tokens/{tried['left']}/revoke")
+            bad = [gone, left, left, left, left.removesuffix(left[-1]) + "x"]
+            for token in bad:
+                async with http.get("/v1/nodes", headers=process.headers(token)) as answer:
+                    assert answer.status == 401
+            found = [
+                (each.get("user"), each.get("token"), each["route"], each.get("count", 1))
+                for each in reversed(await entries(admin, "action=login"))
+            ]
+            assert found == [
+                ("gone", tried["gone"], "/v1/nodes", 1),
+                ("left", tried["left"], "/v1/nodes", 1),
+                ("left", tried["left"], "/v1/nodes", 2),
+                (None, None, "/v1/nodes", 1),
+            ]
+            assert [each["status"] for each in await entries(admin, "user=gone")] == [401]
+            async with admin.http.get("/metrics") as answer:
+                assert "muster_failed_logins_total 5.0" in await answer.text()
+        assert process.terminate() == 0
+    refused = [each.get("user") for each in process.events("request") if each["status"] == 401]
+    assert refused == ["gone", "left", "left", "left", None]
+
+
+async def test_what_an_operator_reads_of_others_is_in_the_log_too(tmp_path: Path) -> None:
+    """Which journald keeps: whoever changes the file does not change that."""
+    with CoordinatorProcess(tmp_path).start() as process:
+        ann, olga = add_token(process, "ann"), add_token(process, "olga", "operator")
+        async with aiohttp.ClientSession(process.url) as http:
+            async with connect(process, "n1") as agent:
+                await agent.hello()
+            await http.post("/v1/jobs", json=JOB, headers=process.headers(ann))
+            for token in (ann, olga):
+                await http.get("/v1/jobs/1/env", headers=process.headers(token))
+        assert process.terminate() == 0
+    reads = [each for each in process.events("request") if each["method"] == "GET"]
+    assert [(each["user"], each["path"], each["status"]) for each in reads] == [
+        ("olga", "/v1/jobs/1/env", 200)
+    ]
 
 
 async def test_it_is_bounded_and_the_newest_stay(tmp_path: Path) -> None:
