@@ -101,7 +101,7 @@ async def test_a_token_that_ended_names_its_user(tmp_path: Path) -> None:
 
 
 async def test_what_an_operator_reads_of_others_is_in_the_log_too(tmp_path: Path) -> None:
-    """Which journald keeps: whoever changes the file does not change that."""
+    """journald keeps them when somebody changes the file."""
     with CoordinatorProcess(tmp_path).start() as process:
         ann, olga = add_token(process, "ann"), add_token(process, "olga", "operator")
         async with aiohttp.ClientSession(process.url) as http:
