@@ -1,5 +1,8 @@
 """The audit log: who did what to which job or node, and what came of it."""
 
+import asyncio
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +128,25 @@ async def test_it_is_bounded_and_the_newest_stay(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) <= FILES_MAX
     newest = await log.newest(lambda _: True, 5)
     assert [each.subject for each in newest] == ["29", "28", "27", "26", "25"]
+
+
+async def test_entries_stay_in_order_though_somebody_reads(tmp_path: Path) -> None:
+    overtaken = threading.Event()
+
+    class SlowLog(AuditLog):
+        def _write(self, batch: Sequence[AuditEntry]) -> None:
+            if batch[0].subject == "1":
+                overtaken.wait(0.2)
+            super()._write(batch)
+            overtaken.set()
+
+    log = SlowLog(tmp_path)
+    log.add(entry(1))
+    first = asyncio.create_task(log.flush())
+    await asyncio.sleep(0)
+    log.add(entry(2))
+    assert [each.subject for each in await log.newest(lambda _: True, 5)] == ["2", "1"]
+    await first
 
 
 async def test_a_line_that_a_crash_cut_off_hides_no_other(tmp_path: Path) -> None:
