@@ -219,16 +219,6 @@ def test_cpus_and_memory_that_parts_asked_for_are_taken() -> None:
     assert explained.text.startswith("has 40.0 GiB of memory free: job 1 has the rest")
 
 
-def test_agents_of_one_machine_that_manage_no_gpus_form_a_gang() -> None:
-    cluster = Cluster()
-    same = tuple(msgspec.structs.replace(gpu(at), fault="is excluded") for at in range(2))
-    for name in ("a", "b"):
-        join(cluster, name, devices=same, machine_id="m", shared_host=True)
-    cluster.submit(part(None, nodes=2))
-    (attempt,) = cluster.job(1).attempts
-    assert [task.node for task in attempt.tasks] == ["a", "b"]
-
-
 def test_gpus_of_two_agents_of_one_machine_are_given_once() -> None:
     cluster = Cluster()
     same = tuple(gpu(at) for at in range(4))
