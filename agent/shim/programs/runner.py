@@ -26,8 +26,9 @@ import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from agent.shim.messages import ShimHosts, ShimPlaces
+from agent.shim.programs import private_places
 from agent.shim.programs.failure import Failure
-from agent.shim.system import private_places, syscalls
+from agent.shim.system import syscalls
 from agent.shim.system.cgroup import Cgroup
 from agent.shim.system.credentials import Credentials, look_up, take_on
 from agent.shim.system.event_loop import close_quietly
