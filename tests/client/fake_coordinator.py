@@ -226,7 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
         if answer is not None:
             self._raw(*answer)
         elif self.headers["Authorization"] != f"Bearer {TOKEN}":
-            self._refuse(401, "unauthorized", "the token is missing, wrong or revoked")
+            self._refuse(401, "unauthorized", "the token is missing or wrong")
         else:
             self._route(method, url.path.removeprefix("/v1/").split("/"))
 

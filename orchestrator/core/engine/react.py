@@ -32,6 +32,7 @@ from orchestrator.core.gangs.commands import (
     signals,
     tasks_on,
 )
+from orchestrator.core.gangs.late_limit import limit_timer, limit_timers_on
 from orchestrator.core.gangs.launch import gang_of
 from orchestrator.core.gangs.retry_policy import after_attempt
 from orchestrator.core.gangs.silent_members import (
@@ -100,14 +101,17 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
         case sf.NodeDrained() | sf.DrainTimed():
             return react_to_drain(state, fact, now)
         case lf.NodeSynced(name, held):
-            return _synced(state, name, held, limits)
+            synced = _synced(state, name, held, limits)
+            return Decision(synced.facts, [*synced.effects, *limit_timers_on(state, name, now)])
         case lf.FailureSuspected(_, task):
             return _suspected(state, task, now, limits)
         case f.JobChanged(job_id):
-            return Decision([], send_terms(state, state.jobs[job_id]))
+            job = state.jobs[job_id]
+            return Decision([], [*send_terms(state, job), *limit_timer(state, job, now)])
         case f.RunTimed(job_id, number):
             job = state.jobs[job_id]
-            return Decision([], schedule_idle_check(job, job.attempt(number), now))
+            idle = schedule_idle_check(job, job.attempt(number), now)
+            return Decision([], [*idle, *limit_timer(state, job, now)])
         case f.SignalRequested():
             return _signalled(state, fact)
         case lf.NodeDisconnected(name, _):

@@ -23,6 +23,7 @@ class TimerKind(enum.Enum):
     START = "start"
     BLAME = "blame"
     TRAFFIC = "traffic"
+    LIMIT = "limit"
     RETRY = "retry"
     DRAIN = "drain"
     HANG = "hang"
