@@ -1,7 +1,8 @@
 """A log line per event, for our own code and for libraries that use the standard logging.
 
-JSON for machines, columns for people. Values under a secret's name, or after the word Bearer, and
-the secrets of tokens are not printed. That is a safety net: code should not log secrets in the first place.
+JSON for machines, columns for people. Values under a secret's name or after the word Bearer, and
+the secrets of tokens, are not printed. That is a safety net: code should not log secrets in the
+first place.
 """
 
 import contextlib
