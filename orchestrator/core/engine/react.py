@@ -275,7 +275,9 @@ def _stopping(
     job, attempt = _of(state, fact)
     decision = Decision()
     for task in attempt.tasks:
-        if task.state not in OVER:
+        # The node of an ended task may have kept it to vouch for the others.
+        kept = task.state is TaskState.CLEANED and bool(attempt.vouch_key)
+        if task.state not in OVER or kept:
             decision.effects += send_desired(state, job, attempt, task, task.state, limits)
     decision.effects += ask_to_confirm(state, attempt)
     # If every task is over, such as when all are lost, close the attempt at once.

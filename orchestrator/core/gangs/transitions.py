@@ -23,7 +23,7 @@ from orchestrator.core.facts.decision import Decision
 from orchestrator.core.facts.members import MemberAdded
 from orchestrator.core.failures.causes import launcher_ended
 from orchestrator.core.failures.stops import stop, stop_or_leave
-from orchestrator.core.gangs.commands import may_start, send_desired, send_terms
+from orchestrator.core.gangs.commands import may_start, send_desired, send_terms, still_vouches
 from orchestrator.core.gangs.fabric import misfit, plan_for, roll_back
 from orchestrator.core.gangs.numa_binding import binding_refused
 from orchestrator.core.gangs.preflight import refused_joiner, refused_nodes
@@ -89,7 +89,7 @@ def task_moved(
         case f.TaskCleaned():
             session = state.nodes[task.node].session
             forget: list[a.Effect] = []
-            if session is not None:
+            if session is not None and not still_vouches(attempt, task):
                 forget.append(a.Send(task.node, session, ForgetTask(task.id)))
             asked = ask_to_confirm(state, attempt)
             ended = closed(attempt) or _unexpected_end(job, attempt, task)
