@@ -26,6 +26,8 @@ from orchestrator.core.rights.rules import RULES, Action, least_role, may, may_w
 from orchestrator.shell.coordinator import FORGOTTEN_HINT, forgotten_text
 
 TOKEN: Final = web.RequestKey("token", KnownToken)
+REFUSED: Final = web.RequestKey("refused", KnownToken)
+"""Token of a request that is refused because the token is not valid any more."""
 FOREIGN: Final = web.RequestKey("foreign", str)
 """Owner of the job that a request is about, if it is another user's."""
 SUBJECT: Final = web.RequestKey("subject", str)
@@ -78,11 +80,12 @@ class AccessTable:
                     headers={"Retry-After": str(math.ceil(wait_s))},
                 )
             raise _unauthorized(
-                "the token is missing, wrong or revoked",
+                "the token is missing or wrong",
                 "send the header `Authorization: Bearer muster_...`",
             )
         why = self._tokens.why_not(record)
         if why:
+            request[REFUSED] = record
             raise _unauthorized(why, "ask an admin for a new one: muster token create")
         self._tokens.used(record)
         request[TOKEN] = record
