@@ -374,7 +374,9 @@ def _folders_of(config: AgentConfig, owners: TaskAccounts) -> TaskDirs:
     removal."""
     _name_traces(config)
     hosts_file = config.hosts.file if mode_of(config) == "private" else None
-    return TaskDirs(config.state_dir, hosts_file, others=owners.others)
+    return TaskDirs(
+        config.state_dir, hosts_file, others=owners.others, private_tmp=config.has_private_tmp
+    )
 
 
 def _name_traces(config: AgentConfig) -> None:

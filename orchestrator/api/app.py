@@ -76,7 +76,7 @@ def make_app(
     metrics = MetricsApi(coordinator, agents, log_connections, log_store)
     apis = (
         SchemaApi(ROUTES),
-        NodesApi(coordinator, tokens, access, owners),
+        NodesApi(coordinator, tokens, access, owners, rules, bundles.limits),
         metrics,
         NodeCheckApi(coordinator, jobs, rules),
         NodeActionsApi(coordinator),
