@@ -24,7 +24,7 @@ _VERSION: Final = 2
 _PARAMETERS: Final = 500
 
 
-class Held(NamedTuple):
+class StoredContent(NamedTuple):
     """Files in the store to which a user refers, and their bytes."""
 
     files: int
@@ -87,7 +87,7 @@ class References:
                 [(user, chunk, size, now) for chunk, size in chunks],
             )
 
-    def held(self, user: str) -> Held:
+    def held(self, user: str) -> StoredContent:
         """Return what the user's chunks and manifests take."""
         with self._lock:
             row = self._db.execute(
@@ -96,7 +96,7 @@ class References:
                 "SELECT stored FROM bundles WHERE user = ?1)",
                 (user,),
             ).fetchone()
-        return Held(*row)
+        return StoredContent(*row)
 
     def add_bundle(self, user: str, sha256: str, bundle: Bundle, stored: int, now: float) -> None:
         """Record that the user has uploaded a bundle, whose manifest has `stored` bytes."""
