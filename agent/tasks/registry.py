@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -26,6 +27,7 @@ from agent.core.inputs import (
 )
 from agent.core.record import TaskRecord
 from agent.core.shim_protocol import ShimCommand, ShimUser
+from agent.gang.fence import Fence
 from agent.gang.ports import NoPortsError, free_ports
 from agent.logs.shipper import LogShipper
 from agent.monitors.checkpoints import CheckpointMonitor
@@ -77,6 +79,7 @@ class TaskRegistry:
         checkpoints: CheckpointMonitor,
         idle: GpuUtilizationMonitor,
         code: CodeFetcher,
+        fence: Fence,
         post: Callable[[Input], None],
         owner: TaskOwner,
     ) -> None:
@@ -93,6 +96,7 @@ class TaskRegistry:
         self._checkpoints = checkpoints
         self._idle = idle
         self._code = code
+        self._fence = fence
         self._post = post
         self._owner = owner
         self._supervisors: dict[TaskId, TaskSupervisor] = {}
@@ -168,6 +172,8 @@ class TaskRegistry:
             finally:
                 self._checkpoints.end(supervisor.task)
                 self._idle.end(supervisor.task)
+            # Not when the agent ends: the job goes on behind its fence.
+            await self._fence.drop(supervisor.task)
             self._supervisors.pop(supervisor.task, None)
 
         self._owner.spawn(kept(), name=f"task.{supervisor.task}")
@@ -220,6 +226,8 @@ class TaskRegistry:
             await preflight.look(prepare, self._folders.root, job_owner)
             placed = await self._placed(prepare, taken, job_owner)
             supervisor.ports = placed.ports
+            uid = os.geteuid() if job_owner is None else job_owner.uid
+            await self._fence.lease(task, placed.ports, uid)
             self._post(placed)
             self._checkpoints.begin(task, prepare.checkpoint_dir)
             self._idle.begin(task, prepare.idle, prepare.gpus)
