@@ -42,6 +42,7 @@ from agent.core.effects import (
 from agent.core.inputs import CommandReceived, Input, LogsStored, TimerFired
 from agent.core.state import AgentIdentity, State
 from agent.core.turn import turn
+from agent.gang.fence import Fence, fenced_in
 from agent.gang.host_names import GangHostNames, mode_of
 from agent.gang.peer_pings import PeerPings
 from agent.gang.ports import check_range
@@ -134,6 +135,7 @@ class Agent:
         )
         self._code = CodeFetcher(CodeStore(config.state_dir / "code"), self._dialer, clock)
         self._shims = _shims(config)
+        self._fence = Fence(identity.agent_id, on=config.fences, must=config.fence is True)
         self._probe = network
         self._config = config
         self._disks = DiskMonitor(config.state_dir, self._inbox.post)
@@ -141,7 +143,6 @@ class Agent:
             owners,
             config.state_dir / TASKS,
             self._inbox.post,
-            allow_root=config.allow_root_jobs,
         )
         self._idle = GpuUtilizationMonitor(
             lambda: use_of(FsRoot(config.fabric.root)), self._gpus_of_node, clock, self._inbox.post
@@ -194,12 +195,13 @@ class Agent:
                 self._idle,
                 self._code,
                 self._site_hooks(hardware, owner),
+                self._fence,
                 self._inbox.post,
                 owner,
             )
             hosts = GangHostNames(config, folders.hosts_file)
             self._neighbours = PeerPings(identity.node, self._inbox.post, owner)
-            self._network = GangSetup(hosts, self._inbox.post, owner)
+            self._network = GangSetup(hosts, self._fence, self._inbox.post, owner)
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
             interfaces = InterfaceMonitor(self._probe, self._inbox.post).run()
@@ -257,6 +259,7 @@ class Agent:
         await asyncio.to_thread(self._code.store.prepare)
         left = await asyncio.to_thread(folders.set_aside)
         await self._network.begin(await asyncio.to_thread(folders.found))
+        await self._fence.begin(await asyncio.to_thread(fenced_in, folders))
         await self._tasks.adopt()
         # Jobs decide how long both take, and the leases of other jobs must not end meanwhile.
         await wait_at_most(_LEFTOVERS_S, _end_remains, self._config)
