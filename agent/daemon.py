@@ -131,7 +131,9 @@ class Agent:
             identity.agent_id,
             lambda task: self._inbox.post(LogsStored(task)),
         )
-        self._code = CodeFetcher(CodeStore(config.state_dir / "code"), self._dialer, clock)
+        self._code = CodeFetcher(
+            CodeStore(config.state_dir / "code"), self._dialer, clock, config.peer_port
+        )
         self._shims = _shims(config)
         self._probe = network
         self._config = config
@@ -239,7 +241,7 @@ class Agent:
                 _log.info("stopping", jobs_left_running=len(self._tasks))
                 await owner.close()
                 hosts.close()
-                await self._shims.close()
+                await asyncio.gather(self._code.peers.close(), self._shims.close())
 
     def _devices(self) -> tuple[GpuDevice, ...]:
         return self._state.observed.inventory.devices
