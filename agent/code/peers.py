@@ -1,7 +1,7 @@
 """Exchange of code among the nodes of a gang, so that the coordinator sends each chunk about once.
 
-The coordinator gives the nodes of an attempt a key. They seal requests and answers with it: whoever
-lacks it gets nothing, and reads nothing on the network.
+The coordinator gives the nodes of an attempt a key, with which they seal requests and answers. A
+node without the key gets nothing, and reads nothing on the network.
 """
 
 from __future__ import annotations
