@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.code import fan_out
 from benchmarks.launch.report import machine, table, write_json
 from benchmarks.launch.samples import Aim, Row
 from examples.local_cluster import LocalCluster
@@ -29,6 +30,11 @@ _FOLDERS = 200
 def main() -> int:
     args = _arguments()
     where = machine()
+    if args.fan_out:
+        with tempfile.TemporaryDirectory(prefix="muster-code-", dir=args.dir) as folder:
+            rows = fan_out.measure(Path(folder), args.fan_out_bytes)
+        print(table(where, rows, []))
+        return 0
     with (
         tempfile.TemporaryDirectory(prefix="muster-code-", dir=args.dir) as folder,
         LocalCluster(Path(folder) / "cluster", agents=1) as cluster,
@@ -107,6 +113,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--bytes", type=int, default=2_000_000_000, help="bytes of all files")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dir", type=Path, help="folder for the files (default: TMPDIR)")
+    parser.add_argument("--fan-out", action="store_true", help="to simulated nodes; needs root")
+    parser.add_argument("--fan-out-bytes", type=int, default=256_000_000)
     parser.add_argument("--json", type=Path, help="write the samples here")
     return parser.parse_args()
 
