@@ -133,7 +133,9 @@ class Agent:
             identity.agent_id,
             lambda task: self._inbox.post(LogsStored(task)),
         )
-        self._code = CodeFetcher(CodeStore(config.state_dir / "code"), self._dialer, clock)
+        self._code = CodeFetcher(
+            CodeStore(config.state_dir / "code"), self._dialer, clock, config.peer_port
+        )
         self._shims = _shims(config)
         self._fence = Fence(identity.agent_id, on=config.fences, must=config.fence is True)
         self._probe = network
@@ -243,7 +245,7 @@ class Agent:
                 _log.info("stopping", jobs_left_running=len(self._tasks))
                 await owner.close()
                 hosts.close()
-                await self._shims.close()
+                await asyncio.gather(self._code.peers.close(), self._shims.close())
 
     def _site_hooks(self, hardware: HardwareMonitor, owner: TaskOwner) -> SiteHooks:
         hooks = SiteHooks(self._config, self._clock, hardware.tell)
