@@ -12,7 +12,7 @@ from muster.spec.model import JobSpec, Rendezvous
 from orchestrator.core.facts.effects import TimerKind
 from orchestrator.core.facts.queue import QueuesPlanned, StartMoved, StartPromised
 from orchestrator.core.model.plan import Backfill, MoveCause, PoolPolicy
-from orchestrator.core.scheduling.profile import CLEAN_S, START_S
+from orchestrator.core.scheduling.planned_ends import CLEAN_S, START_S
 from orchestrator.core.views.explain import explain
 from tests.orchestrator.core.playbook import STRICT, Cluster, spec
 from tests.orchestrator.core.scheduling.test_gpus import join as join_with_gpus
