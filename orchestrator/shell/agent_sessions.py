@@ -42,6 +42,7 @@ from orchestrator.core.facts.inputs import HelloReceived, ReportReceived, Sessio
 from orchestrator.core.rights.link import node_may_send
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.frame_budget import FrameBudget
+from orchestrator.shell.peer_certificate import shown_by
 
 HELLO_TIMEOUT_S: Final = 5.0
 OUTBOX_MAX: Final = 1 << 16
@@ -156,7 +157,8 @@ class AgentSessions:
             said_hello = True
             session.log = log.bind(node=hello.node)
             local = _is_local(request, peer)
-            await self.coordinator.put(HelloReceived(session.id, hello, peer, local))
+            certificate = shown_by(request)
+            await self.coordinator.put(HelloReceived(session.id, hello, peer, local, certificate))
             await self._read(session, self.coordinator)
         except ProtocolError as error:
             session.log.warning("agent_protocol_error", why=str(error))

@@ -36,11 +36,13 @@ from muster.protocol.link.log_channel import (
     decode_log_report,
     encode_text,
 )
+from orchestrator.core.nodes.enrolment import refuse_certificate
 from orchestrator.core.rights.link import node_may_send
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.connection import LogConnection
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream_file import LogStoreError, NotWantedError
+from orchestrator.shell.peer_certificate import shown_by
 
 HELLO_TIMEOUT_S: Final = 5.0
 # An agent that sends nothing for this many heartbeats, despite pings, is gone. If it is alive, it
@@ -105,6 +107,9 @@ class LogIngest:
         writer: asyncio.Task[None] | None = None
         try:
             hello = await self._hello(socket)
+            bad = refuse_certificate(self._coordinator.state, hello.node, shown_by(request))
+            if bad is not None:
+                raise ProtocolError(bad.text)
             connection = LogConnection(socket, hello.node)
             connection.post = self._store.writer.post
             connection.synced = partial(self._synced, connection)
