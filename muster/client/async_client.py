@@ -55,12 +55,6 @@ if TYPE_CHECKING:
     from muster.client.resumable_stream import ResumableStream
     from muster.http.audit import AuditList
     from muster.http.bundles import BundleView, PackAnswer
-    from muster.http.enrolment import (
-        EnrolmentList,
-        JoinSecretRequest,
-        JoinSecretView,
-        NewJoinSecret,
-    )
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import NodeProbe
@@ -399,25 +393,9 @@ class AsyncClient:
         """Revoke a token, which may be your own, and return it as it was."""
         return await self._call(endpoints.revoke_token(name))
 
-    async def enrolment(self) -> EnrolmentList:
-        """Return the join secrets, and the machines that wait to be nodes."""
-        return await self._call(endpoints.enrolment())
-
-    async def create_join_secret(self, wanted: JoinSecretRequest) -> NewJoinSecret:
-        """Create a secret with which nodes join. Its text is in this answer only."""
-        return await self._call(endpoints.create_join_secret(wanted))
-
-    async def revoke_join_secret(self, name: str) -> JoinSecretView:
-        """Revoke a join secret, and return it as it was."""
-        return await self._call(endpoints.revoke_join_secret(name))
-
-    async def accept_node(self, name: str, *, reject: bool = False) -> EnrolmentList:
-        """Accept, or reject, the machine that waits to be this node."""
-        return await self._call(endpoints.accept_node(name, reject=reject))
-
-    async def revoke_node(self, name: str) -> EnrolmentList:
-        """Accept no certificate of this node any more, which closes its connections."""
-        return await self._call(endpoints.revoke_node(name))
+    async def call(self, wanted: Call[_T]) -> _T:
+        """Make a call of `muster.client.endpoints` that has no method here."""
+        return await self._call(wanted)
 
     def logs(
         self, job: int, query: LogQuery | None = None

@@ -53,12 +53,6 @@ if TYPE_CHECKING:
     from muster.client.resumable_stream import ResumableStream
     from muster.http.audit import AuditList
     from muster.http.bundles import BundleView, PackAnswer
-    from muster.http.enrolment import (
-        EnrolmentList,
-        JoinSecretRequest,
-        JoinSecretView,
-        NewJoinSecret,
-    )
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import NodeProbe
@@ -388,25 +382,9 @@ class Client:
         """Revoke a token, which may be your own, and return it as it was."""
         return self._call(endpoints.revoke_token(name))
 
-    def enrolment(self) -> EnrolmentList:
-        """Return the join secrets, and the machines that wait to be nodes."""
-        return self._call(endpoints.enrolment())
-
-    def create_join_secret(self, wanted: JoinSecretRequest) -> NewJoinSecret:
-        """Create a secret with which nodes join. Its text is in this answer only."""
-        return self._call(endpoints.create_join_secret(wanted))
-
-    def revoke_join_secret(self, name: str) -> JoinSecretView:
-        """Revoke a join secret, and return it as it was."""
-        return self._call(endpoints.revoke_join_secret(name))
-
-    def accept_node(self, name: str, *, reject: bool = False) -> EnrolmentList:
-        """Accept, or reject, the machine that waits to be this node."""
-        return self._call(endpoints.accept_node(name, reject=reject))
-
-    def revoke_node(self, name: str) -> EnrolmentList:
-        """Accept no certificate of this node any more, which closes its connections."""
-        return self._call(endpoints.revoke_node(name))
+    def call(self, wanted: Call[_T]) -> _T:
+        """Make a call of `muster.client.endpoints` that has no method here."""
+        return self._call(wanted)
 
     def logs(self, job: int, query: LogQuery | None = None) -> Iterator[LogRecord | LogTrailer]:
         """Yield the records of a job's logs, and a trailer last.
