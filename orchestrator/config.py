@@ -60,7 +60,7 @@ class ListenAgents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
-    """How nodes join. With `approve`, each new node waits for `muster node accept`. `run_as` and
+    """Joining of nodes. With `approve`, each new node waits for `muster node accept`. `run_as` and
     `address` are printed in the lines for nodes. `certificate_s` is the lifetime of a node's
     certificate, which is renewed at two thirds of it.
     """

@@ -44,12 +44,6 @@ if TYPE_CHECKING:
     # Importing these types takes longer than importing all other answers.
     from muster.http.audit import AuditList
     from muster.http.bundles import BundleView, PackAnswer
-    from muster.http.enrolment import (
-        EnrolmentList,
-        JoinSecretRequest,
-        JoinSecretView,
-        NewJoinSecret,
-    )
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import CheckRequest, NodeProbe
@@ -291,40 +285,6 @@ def revoke_token(name: str) -> Call[TokenView]:
     from muster.http.people import TokenView
 
     return Call(TokenView, "POST", _path("tokens", name, "/revoke"), body=b"{}", patience_s=None)
-
-
-def enrolment() -> Call[EnrolmentList]:
-    from muster.http.enrolment import EnrolmentList
-
-    return Call(EnrolmentList, "GET", "/v1/join")
-
-
-def create_join_secret(wanted: JoinSecretRequest) -> Call[NewJoinSecret]:
-    from muster.http.enrolment import NewJoinSecret
-
-    body = msgspec.json.encode(wanted)
-    return Call(NewJoinSecret, "POST", "/v1/join/secrets", body=body, patience_s=None)
-
-
-def revoke_join_secret(name: str) -> Call[JoinSecretView]:
-    from muster.http.enrolment import JoinSecretView
-
-    path = _path("join/secrets", name, "/revoke")
-    return Call(JoinSecretView, "POST", path, body=b"{}", patience_s=None)
-
-
-def accept_node(name: str, *, reject: bool) -> Call[EnrolmentList]:
-    from muster.http.enrolment import AcceptRequest, EnrolmentList
-
-    body = msgspec.json.encode(AcceptRequest(reject))
-    return Call(EnrolmentList, "POST", _path("nodes", name, "/accept"), body=body, patience_s=None)
-
-
-def revoke_node(name: str) -> Call[EnrolmentList]:
-    from muster.http.enrolment import EnrolmentList
-
-    path = _path("nodes", name, "/revoke")
-    return Call(EnrolmentList, "POST", path, body=b"{}", patience_s=None)
 
 
 def audit(

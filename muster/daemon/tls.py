@@ -1,6 +1,8 @@
 """TLS contexts for the two ends of a link, with errors that name the file and the remedy."""
 
+import asyncio
 import contextlib
+import hashlib
 import ssl
 from asyncio import sslproto
 from pathlib import Path
@@ -61,6 +63,15 @@ def certificate_names(cert: Path, key: Path) -> tuple[str, ...]:
     found = one.getpeercert() or {}
     entries = cast("tuple[tuple[str, str], ...]", found.get("subjectAltName", ()))
     return tuple(name for kind, name in entries if kind == "DNS")
+
+
+def peer_fingerprint(transport: asyncio.BaseTransport | None) -> str:
+    """The SHA-256, in hex, of the certificate that the peer of a connection showed; "" without
+    one.
+    """
+    connection = None if transport is None else transport.get_extra_info("ssl_object")
+    der = None if connection is None else connection.getpeercert(binary_form=True)
+    return hashlib.sha256(der).hexdigest() if der else ""
 
 
 class Renewed:

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from orchestrator.api.audit import AuditApi
 from orchestrator.api.bundles.transfers import BundlesApi
-from orchestrator.api.enrolment import EnrolmentApi
+from orchestrator.api.enrolment.routes import EnrolmentApi
 from orchestrator.api.events import EventsApi
 from orchestrator.api.http.access import AccessTable
 from orchestrator.api.http.cross_origin import Origins

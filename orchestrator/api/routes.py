@@ -15,7 +15,7 @@ from muster.http.node_probe import CheckRequest, NodeProbe
 from muster.protocol.observations.hangs import StacksView
 from orchestrator.api.audit import AuditApi
 from orchestrator.api.bundles.transfers import TICKET, BundlesApi
-from orchestrator.api.enrolment import EnrolmentApi
+from orchestrator.api.enrolment.routes import EnrolmentApi
 from orchestrator.api.events import EventsApi
 from orchestrator.api.http import query_params as p
 from orchestrator.api.http.openapi import SchemaApi

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from muster.daemon.listen_address import is_loopback
 from muster.daemon.task_owner import TaskOwner
+from muster.daemon.tls import peer_fingerprint
 from muster.protocol.ids import SessionId
 from muster.protocol.link.codec import (
     FRAME_BYTES_MAX,
@@ -42,7 +43,6 @@ from orchestrator.core.facts.inputs import HelloReceived, ReportReceived, Sessio
 from orchestrator.core.rights.link import node_may_send
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.frame_budget import FrameBudget
-from orchestrator.shell.peer_certificate import shown_by
 
 HELLO_TIMEOUT_S: Final = 5.0
 OUTBOX_MAX: Final = 1 << 16
@@ -157,7 +157,7 @@ class AgentSessions:
             said_hello = True
             session.log = log.bind(node=hello.node)
             local = _is_local(request, peer)
-            certificate = shown_by(request)
+            certificate = peer_fingerprint(request.transport)
             await self.coordinator.put(HelloReceived(session.id, hello, peer, local, certificate))
             await self._read(session, self.coordinator)
         except ProtocolError as error:

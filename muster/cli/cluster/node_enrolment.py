@@ -10,7 +10,7 @@ from muster.cli.client_options import connect, connection_options
 from muster.cli.input.job_ref import NODE
 from muster.cli.output.format import note, safe
 from muster.cli.output.json_output import json_option, print_json
-from muster.client import endpoints
+from muster.client import enrolment as calls
 from muster.protocol.outcome import EXIT_CLIENT
 
 
@@ -22,7 +22,7 @@ from muster.protocol.outcome import EXIT_CLIENT
 def accept(*, node: str, reject: bool, as_json: bool) -> None:
     """Accept the machine that waits to be NODE. If another machine has the name, it loses it.
     `muster token list --join` shows who waits, and from which address."""
-    found = connect().call(endpoints.accept_node(node, reject=reject))
+    found = connect().call(calls.accept_node(node, reject=reject))
     note(f"{safe(node)} is {'rejected' if reject else 'accepted'}")
     if as_json:
         print_json(found)
@@ -41,7 +41,7 @@ def revoke(*, node: str, yes: bool, as_json: bool) -> int:
         if not click.confirm(text, default=False, err=True):
             note("nothing was revoked")
             return EXIT_CLIENT
-    found = connect().call(endpoints.revoke_node(node))
+    found = connect().call(calls.revoke_node(node))
     note(f"the certificates of {safe(node)} are revoked")
     if as_json:
         print_json(found)

@@ -14,7 +14,8 @@ from muster.cli.input.param_types import DURATION
 from muster.cli.output.format import moment, note, safe
 from muster.cli.output.json_output import json_option, print_json
 from muster.cli.output.table import Column, print_table
-from muster.client import Client, endpoints
+from muster.client import Client
+from muster.client import enrolment as calls
 from muster.http.enrolment import (
     JOIN_S,
     EnrolmentList,
@@ -161,7 +162,7 @@ def revoke(*, ids: tuple[str, ...], yes: bool, join: bool, as_json: bool) -> int
     coordinator refuses requests with them and closes their streams and agent connections."""
     client = connect()
     if join:
-        secrets = [client.call(endpoints.revoke_join_secret(name)) for name in dict.fromkeys(ids)]
+        secrets = [client.call(calls.revoke_join_secret(name)) for name in dict.fromkeys(ids)]
         for secret in secrets:
             note(f"join secret {secret.id} is revoked; nodes that joined with it stay")
         if as_json:
@@ -196,7 +197,7 @@ def _create_join(
 ) -> None:
     client = connect()
     made = client.call(
-        endpoints.create_join_secret(JoinSecretRequest(uses, expires_s, names, pool, label))
+        calls.create_join_secret(JoinSecretRequest(uses, expires_s, names, pool, label))
     )
     if as_json:
         print_json(made)
@@ -210,7 +211,7 @@ def _create_join(
 
 
 def _list_join(*, as_json: bool) -> None:
-    found = connect().call(endpoints.enrolment())
+    found = connect().call(calls.enrolment())
     if as_json:
         print_json(found)
         return

@@ -24,7 +24,7 @@ from muster.cli.errors import RefusedError
 from muster.cli.input.param_types import DURATION
 from muster.cli.output.format import note, safe
 from muster.cli.output.json_output import json_option, print_json
-from muster.client import endpoints
+from muster.client import enrolment as calls
 from muster.client.client import Client
 from muster.client.config import client_file_path, load_settings
 from muster.client.errors import ClientError
@@ -289,7 +289,7 @@ def _join_secret() -> NewJoinSecret | None:
     yet."""
     try:
         client = Client.of(load_settings(os.environ))
-        return client.call(endpoints.create_join_secret(JoinSecretRequest()))
+        return client.call(calls.create_join_secret(JoinSecretRequest()))
     except ClientError as error:
         note(f"no join secret was created: {safe(str(error))}")
         return None

@@ -11,6 +11,7 @@ from typing import Final
 
 from aiohttp import web
 
+from muster.daemon.tls import peer_fingerprint
 from muster.protocol.ids import JobId
 from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass
@@ -24,7 +25,6 @@ from orchestrator.core.model.people import KnownToken
 from orchestrator.core.rights.principals import NOBODY, Kind, Owned, Policy, Principal
 from orchestrator.core.rights.rules import RULES, Action, least_role, may, may_with_some
 from orchestrator.shell.coordinator import FORGOTTEN_HINT, forgotten_text
-from orchestrator.shell.peer_certificate import shown_by
 
 TOKEN: Final = web.RequestKey("token", KnownToken)
 FOREIGN: Final = web.RequestKey("foreign", str)
@@ -67,7 +67,7 @@ class AccessTable:
         action = Action.READ_CLUSTER if route is None else route.action
         if may_with_some(NOBODY, action):
             return
-        certificate = shown_by(request)
+        certificate = peer_fingerprint(request.transport)
         record = (
             self._tokens.of_node(certificate) if certificate else self._tokens.find(bearer(request))
         )

@@ -16,6 +16,7 @@ import structlog
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from muster.daemon.task_owner import TaskOwner
+from muster.daemon.tls import peer_fingerprint
 from muster.protocol.ids import BadId, TaskId, parse_task_id
 from muster.protocol.link.codec import ProtocolError, UnknownMessage
 from muster.protocol.link.log_channel import (
@@ -42,7 +43,6 @@ from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.connection import LogConnection
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream_file import LogStoreError, NotWantedError
-from orchestrator.shell.peer_certificate import shown_by
 
 HELLO_TIMEOUT_S: Final = 5.0
 # An agent that sends nothing for this many heartbeats, despite pings, is gone. If it is alive, it
@@ -107,7 +107,9 @@ class LogIngest:
         writer: asyncio.Task[None] | None = None
         try:
             hello = await self._hello(socket)
-            bad = refuse_certificate(self._coordinator.state, hello.node, shown_by(request))
+            bad = refuse_certificate(
+                self._coordinator.state, hello.node, peer_fingerprint(request.transport)
+            )
             if bad is not None:
                 raise ProtocolError(bad.text)
             connection = LogConnection(socket, hello.node)
