@@ -75,10 +75,11 @@ def make_app(
     )
     reads = BulkReads()
     audit = AuditApi(coordinator, audit_log)
+    open_requests = StreamRevocation(tokens, access)
     metrics = MetricsApi(coordinator, agents, log_connections, log_store)
     apis = (
         SchemaApi(ROUTES),
-        NodesApi(coordinator, tokens, access, owners),
+        NodesApi(coordinator, tokens, access, owners, rules, bundles.limits),
         metrics,
         NodeCheckApi(coordinator, jobs, rules),
         NodeActionsApi(coordinator),
@@ -90,7 +91,7 @@ def make_app(
         LogsApi(coordinator, log_store, reads),
         audit,
         code,
-        PeopleApi(coordinator, tokens, access, ca),
+        PeopleApi(coordinator, tokens, access, open_requests, ca),
         EnrolmentApi(coordinator, enrolment, limits.refusals_per_s),
         agents,
         log_connections,
@@ -101,7 +102,6 @@ def make_app(
         audit.observe(request, status)
 
     streams = StreamLimits(per_user_max=limits.streams_per_user_max, total_max=limits.streams_max)
-    open_requests = StreamRevocation(tokens, access)
     app = web.Application(
         middlewares=[
             request_middleware(access, origins, ended),

@@ -256,7 +256,11 @@ def _whose(token: TokenView) -> str:
 def _use(token: TokenView) -> str:
     used = f"last used {moment(token.used)}" if token.used else "not used yet"
     if not token.user:
-        return f"{used}; agents that use it lose their connections, and keep their jobs for a lease"
+        if not token.agents:
+            return f"{used}; no agent is connected with it"
+        who = f"{count(token.agents, 'agent')} {'is' if token.agents == 1 else 'are'} connected"
+        jobs = f"with {count(token.jobs, 'job')} on their nodes"
+        return f"{used}; {who} with it, {jobs}, and would keep jobs for a lease only"
     if not token.jobs:
         return used
     return f"{used}; {safe(token.user)} has {count(token.jobs, 'job')} that would run on"

@@ -27,6 +27,8 @@ from orchestrator.core.rights.rules import RULES, Action, least_role, may, may_w
 from orchestrator.shell.coordinator import FORGOTTEN_HINT, forgotten_text
 
 TOKEN: Final = web.RequestKey("token", KnownToken)
+REFUSED: Final = web.RequestKey("refused", KnownToken)
+"""Token of a request that is refused because the token is not valid any more."""
 FOREIGN: Final = web.RequestKey("foreign", str)
 """Owner of the job that a request is about, if it is another user's."""
 SUBJECT: Final = web.RequestKey("subject", str)
@@ -86,12 +88,13 @@ class AccessTable:
                     "no node has this certificate (any more)", "join again: muster join"
                 )
             raise _unauthorized(
-                "the token is missing, wrong or revoked",
+                "the token is missing or wrong",
                 "send the header `Authorization: Bearer muster_...`",
             )
         why = self._tokens.why_not(record)
         renews = certificate and route is not None and route.action is Action.RENEW
         if why and not (renews and self._tokens.replaced(record)):
+            request[REFUSED] = record
             raise _unauthorized(why, "ask an admin for a new one: muster token create")
         self._tokens.used(record)
         request[TOKEN] = record

@@ -9,11 +9,13 @@ import structlog
 from aiohttp import web
 
 from muster.daemon.errors import DaemonError
+from muster.protocol.ids import NodeName
 from muster.protocol.tokens import TokenClass
 from orchestrator.api.http.access import TOKEN, AccessTable
 from orchestrator.api.http.route import ROUTE, Handler
 from orchestrator.api.http.tokens import NodeCredential, TokenStore
 from orchestrator.core.model.people import KnownToken
+from orchestrator.shell.agent_sessions import NODE
 from orchestrator.shell.coordinator import CoordinatorStoppedError
 
 _LOOK_EVERY_S: Final = 1.0
@@ -47,6 +49,14 @@ class StreamRevocation:
         finally:
             self._open.pop(id(request), None)
 
+    def nodes_with(self, token: str) -> set[NodeName]:
+        """Return the nodes whose agents are connected with this join token."""
+        return {
+            request[NODE]
+            for request, record in self._open.values()
+            if record.id == token and NODE in request
+        }
+
     async def watch(self) -> Never:
         """Check all streams every second, because tokens expire without an event."""
         while True:
@@ -76,7 +86,7 @@ class StreamRevocation:
                 _log.warning(
                     "join_token_expired",
                     token_id=record.id,
-                    why=f"{why}; agents that use it stay connected, and are cannot reconnect: give "
+                    why=f"{why}; agents that use it stay connected, and cannot reconnect: give "
                     "each a new token_file",
                 )
             return

@@ -40,12 +40,14 @@ class TokenStore:
         self._asked: dict[str, float] = {}  # when the record of a use was asked for
 
     def find(self, text: str) -> KnownToken | None:
-        """Return the token `text`, or None. Call `why_not` to check its validity."""
+        """Return the token `text`, or None. Call `why_not` to check its validity: it may have been
+        revoked.
+        """
         try:
             given = parse(text)
         except BadToken:
             return None
-        known = self._people.tokens.get(given.id)
+        known = self._people.tokens.get(given.id) or self._people.revoked.get(given.id)
         # Compare even without such an id, so that timing does not reveal ids.
         same = hmac.compare_digest(
             digest(given.secret), known.sha256 if known is not None else _UNKNOWN

@@ -12,6 +12,7 @@ from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass
 
 _DAY_S: Final = 86400.0
+_REVOKED_MAX: Final = 1000
 
 
 class KnownUser(msgspec.Struct, frozen=True):
@@ -51,16 +52,24 @@ class KnownToken(msgspec.Struct, frozen=True):
 @dataclass(slots=True)
 class People:
     """Users by name, and tokens by id. `imported` is the digest of the tokens file from which they
-    were imported; empty before that.
+    were imported; empty before that. `revoked` has the newest revoked tokens, so that their use is
+    known as such.
     """
 
     users: dict[str, KnownUser] = field(default_factory=dict)
     tokens: dict[str, KnownToken] = field(default_factory=dict)
     imported: str = ""
+    revoked: dict[str, KnownToken] = field(default_factory=dict)
 
     def tokens_of(self, user: str) -> list[KnownToken]:
         """Return the tokens of a user."""
         return [token for token in self.tokens.values() if token.user == user]
+
+    def revoke(self, name: str) -> None:
+        """Take a token out of use, and remember it."""
+        self.revoked[name] = self.tokens.pop(name)
+        if len(self.revoked) > _REVOKED_MAX:
+            del self.revoked[next(iter(self.revoked))]
 
     def admins(self, now: float) -> set[str]:
         """Return the users who can act as an admin at `now` (UTC seconds): enabled, with a valid

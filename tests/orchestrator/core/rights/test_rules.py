@@ -22,7 +22,7 @@ from orchestrator.core.rights.principals import (
 )
 from orchestrator.core.rights.rules import RULES, Action, least_role, may, may_with_some
 
-VIEWER, USER, OPERATOR, ADMIN = Role.VIEWER, Role.USER, Role.OPERATOR, Role.ADMIN
+ORDER = VIEWER, USER, OPERATOR, ADMIN = Role.VIEWER, Role.USER, Role.OPERATOR, Role.ADMIN
 # The least role that may do this with anything, and with a job of one's own. Said here once more,
 # independently of the product.
 EXPECTED: dict[Action, tuple[Role | None, Role | None]] = {
@@ -73,12 +73,16 @@ def user(role: Role, teams: frozenset[str] = LAB) -> Principal:
     return Principal(Kind.USER, "bob", role, teams)
 
 
+def at_least(role: Role, needed: Role | None) -> bool:
+    return needed is not None and ORDER.index(role) >= ORDER.index(needed)
+
+
 def expected(action: Action, role: Role, whose: str, visibility: Visibility) -> bool:
     anything, own = EXPECTED[action]
-    if anything is not None and role.includes(anything):
+    if at_least(role, anything):
         return True
     if whose == "own":
-        return own is not None and role.includes(own)
+        return at_least(role, own)
     if action is not Action.SEE_JOB or whose == "none":
         return False
     return visibility is Visibility.PUBLIC or (visibility is Visibility.TEAM and whose == "team's")
