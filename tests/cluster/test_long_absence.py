@@ -78,7 +78,8 @@ while not os.path.exists("away"):
     time.sleep(0.05)
 for term in range({TERMS}):
     time.sleep({LEASE_S})
-    pathlib.Path(f"saved/step-{{term}}.{{rank}}").write_text("weights")
+    if term == 5:
+        pathlib.Path(f"saved/step-{{term}}.{{rank}}").write_text("weights")
     pathlib.Path(f"term.{{rank}}.{{term}}").write_text("over\\n")
 print("rank", rank, "is done")
 """
