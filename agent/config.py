@@ -144,6 +144,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     fence: bool | None = None
     unkillable_s: Seconds = 60.0
     processes_max: Annotated[int, msgspec.Meta(ge=16)] | None = None
+    prolog: Path | None = None
+    epilog: Path | None = None
+    health_check: Path | None = None
+    health_check_period_s: Seconds = 300.0
+    hook_timeout_s: Seconds = 60.0
     log: LogSettings = LogSettings()
 
     def __post_init__(self) -> None:

@@ -48,6 +48,7 @@ from agent.gang.peer_pings import PeerPings
 from agent.gang.ports import check_range
 from agent.gang.setup import GangSetup
 from agent.gang.vouch_socket import VouchSocket, open_socket
+from agent.hooks.site_hooks import SiteHooks, check_hooks
 from agent.identity import identify, node_name, read_name
 from agent.leftovers import units as left_units
 from agent.leftovers.inventory import list_leftovers
@@ -194,6 +195,7 @@ class Agent:
                 self._idle,
                 self._code,
                 self._fence,
+                self._site_hooks(hardware, owner),
                 self._inbox.post,
                 owner,
             )
@@ -242,6 +244,12 @@ class Agent:
                 await owner.close()
                 hosts.close()
                 await self._shims.close()
+
+    def _site_hooks(self, hardware: HardwareMonitor, owner: TaskOwner) -> SiteHooks:
+        hooks = SiteHooks(self._config, self._clock, hardware.tell)
+        if self._config.health_check is not None:
+            owner.spawn_monitor(hooks.check_health, name="health_check")
+        return hooks
 
     def _devices(self) -> tuple[GpuDevice, ...]:
         return self._state.observed.inventory.devices
@@ -343,6 +351,7 @@ async def serve(
             _warn_of_network(config)
             _warn_of_token(config)
             _check_ports(config)
+            check_hooks(config)
             network = NetworkProbe(config.address, config.interface)
             identity, inventory = await asyncio.to_thread(identify, config, network)
             agent = Agent(config, identity, inventory, owners, SystemClock(), network)

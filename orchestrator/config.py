@@ -101,14 +101,14 @@ class QuarantineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 class Bundles(msgspec.Struct, frozen=True, kw_only=True):
     """Storage of the code that travels with jobs: bytes of one job's code, of all the code of a
-    user, and those that stay free on the disk. Code that no live job names is kept for `keep_s`
-    after its last use.
+    user, and those that stay free on the disk, more than job logs leave free. Code that no live job
+    names is kept for `keep_s` after its last use.
     """
 
     dir: Path | None = None
     bundle_bytes_max: Count = 4 << 30
     user_bytes_max: Count = 32 << 30
-    free_bytes_min: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
+    free_bytes_min: Annotated[int, msgspec.Meta(ge=0)] = 1 << 30
     keep_s: Annotated[float, msgspec.Meta(ge=3600)] = 30 * 86400
 
 

@@ -402,7 +402,7 @@ def _rest_of_report(
         job, attempt, task, report.observed.traffic, disk_full=bool(state.disk_full)
     )
     observed = observation_facts(state, job, attempt, task, report, now)
-    found = [*judged, *new_facts_from_report(task, report), *observed]
+    found = [*judged, *new_facts_from_report(task, report, now), *observed]
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
     if stopped := stopped_since_backup(job, attempt, task, report):

@@ -40,6 +40,7 @@ from orchestrator.core.facts.base import (
     JobFact,
     TaskFact,
 )
+from orchestrator.core.facts.members import MemberAdded, TermsStored
 from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.facts.service import HardwareNoted, OfService
 from orchestrator.core.model.fabric_plan import FabricPlan
@@ -414,12 +415,6 @@ class JobEnded(JobFact, durability=SYNC, reschedules=True, milestone=True):
         return f"ended: {self.cause.text}"
 
 
-class TermsStored(TaskFact, Inert, durability=EPHEMERAL, reschedules=False, revises=False):
-    """The node has the terms of this number on disk, and follows them."""
-
-    number: int
-
-
 class RunTimed(
     AttemptFact, durability=EPHEMERAL, reschedules=False, milestone=False, revises=False
 ):
@@ -478,6 +473,7 @@ OfTask = (
     | TaskJoined
     | TaskLeft
     | TaskCheckpointed
+    | MemberAdded
     | TermsStored
 )
 Fact = (
