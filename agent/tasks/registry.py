@@ -81,8 +81,8 @@ class TaskRegistry:
         checkpoints: CheckpointMonitor,
         idle: GpuUtilizationMonitor,
         code: CodeFetcher,
-        hooks: SiteHooks,
         fence: Fence,
+        hooks: SiteHooks,
         post: Callable[[Input], None],
         owner: TaskOwner,
     ) -> None:
@@ -99,8 +99,8 @@ class TaskRegistry:
         self._checkpoints = checkpoints
         self._idle = idle
         self._code = code
-        self._hooks = hooks
         self._fence = fence
+        self._hooks = hooks
         self._post = post
         self._owner = owner
         self._supervisors: dict[TaskId, TaskSupervisor] = {}
@@ -177,8 +177,8 @@ class TaskRegistry:
                 self._checkpoints.end(supervisor.task)
                 self._idle.end(supervisor.task)
             # Not when the agent ends: the job goes on behind its fence.
-            await self._fence.drop(supervisor.task)
             self._supervisors.pop(supervisor.task, None)
+            await self._fence.drop(supervisor.task)
 
         self._owner.spawn(kept(), name=f"task.{supervisor.task}")
 

@@ -187,7 +187,7 @@ class TestWithAKernel:
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program in the place of nft that keeps what it was told last."""
+    """The file into which a replacement for nft writes its last input."""
     said = tmp_path / "said"
     script = tmp_path / NFT
     script.write_text(f"#!/bin/sh\n/bin/cat > {said}\n")
