@@ -121,6 +121,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: Path = Path("/var/lib/muster/agent")
     token_file: Path | None = None
     tls_ca: Path | None = None
+    certificate: Path | None = None
     pool: Annotated[str, msgspec.Meta(pattern=_POOL)] = "default"
     labels: dict[str, str] = {}
     python: Path = Path(sys.executable)
@@ -141,6 +142,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     hide_processes: bool | None = None
     unkillable_s: Seconds = 60.0
     processes_max: Annotated[int, msgspec.Meta(ge=16)] | None = None
+    prolog: Path | None = None
+    epilog: Path | None = None
+    health_check: Path | None = None
+    health_check_period_s: Seconds = 300.0
+    hook_timeout_s: Seconds = 60.0
     log: LogSettings = LogSettings()
 
     def __post_init__(self) -> None:

@@ -73,7 +73,10 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
                 command for held in state.tasks.values() for command in _renew(state, held, now)
             ]
         case f.RoundBegun(task):
-            return [a.AskMembers(questions(state, state.tasks[task]))]
+            held = state.tasks[task]
+            if not held.awaited:
+                return _renew(state, held, now)
+            return [a.AskMembers(questions(state, held))]
         case f.MemberVouched(task):
             held = state.tasks[task]
             return [] if held.awaited else _renew(state, held, now)
@@ -91,7 +94,8 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             said = [] if arrange.start else _report(state, state.tasks[task], now)
             return [*stored, hostfile, *said]
         case f.TermsTaken(task):
-            return _store(state, state.tasks[task])
+            held = state.tasks[task]
+            return [*_store(state, held), *_ask_soon(held, now)]
         case f.NetworkReady(task):
             held = state.tasks[task]
             return [*_report(state, held, now), *(_open_gate(held) if held.started else [])]

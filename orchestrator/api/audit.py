@@ -7,7 +7,7 @@ from aiohttp import web
 
 from muster.http.audit import AuditEntry, AuditList
 from muster.protocol.timestamp import timestamp
-from muster.protocol.tokens import TokenClass
+from muster.protocol.tokens import TokenClass, without_secrets
 from orchestrator.api.http.access import FOREIGN, REFUSED, SUBJECT, TOKEN
 from orchestrator.api.http.problems import request_id_of
 from orchestrator.api.http.query_params import AuditQuery
@@ -56,6 +56,7 @@ class AuditApi:
         count: int = 1,
     ) -> None:
         route = request.get(ROUTE)
+        subject = request.get(SUBJECT, request.match_info.get("id", ""))
         self._log.add(
             AuditEntry(
                 at=timestamp(self._coordinator.now().wall),
@@ -66,7 +67,7 @@ class AuditApi:
                 token="" if token is None else token.id,
                 method=request.method,
                 route="" if route is None else route.path,
-                subject=request.get(SUBJECT, request.match_info.get("id", ""))[:_SUBJECT_CHARS_MAX],
+                subject=without_secrets(subject)[:_SUBJECT_CHARS_MAX],
                 request_id=request_id_of(request),
                 count=count,
             )

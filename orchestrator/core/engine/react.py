@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from muster.protocol.ids import NodeName, TaskId, parse_task_id
+from muster.protocol.ids import NodeName, TaskId, parse_task_id, task_id
 from muster.protocol.instant import Instant
 from muster.protocol.states import TaskState
 from orchestrator.core.engine.timers import phase_timers, traffic_timer
@@ -23,6 +23,7 @@ from orchestrator.core.facts import service as sf
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.base import AttemptFact, Inert, TaskFact
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.facts.members import MemberAdded, TermsStored
 from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.gangs.commands import (
     commands_for_reported_task,
@@ -79,6 +80,12 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             attempt = job.attempt(number)
             task = attempt.tasks[rank]
             return Decision([], send_desired(state, job, attempt, task, None, limits))
+        case MemberAdded(job_id):
+            return Decision([], send_terms(state, state.jobs[job_id]))
+        case TermsStored():
+            # A task that has left may be over once another node has confirmed that.
+            name = task_id(fact.job, fact.attempt, fact.rank)
+            return Decision([], _silent_timers(state, name, now, limits))
         case f.TaskCheckpointed():
             return Decision(leaves_after_checkpoint(state, fact))
         case TaskFact():
@@ -268,7 +275,9 @@ def _stopping(
     job, attempt = _of(state, fact)
     decision = Decision()
     for task in attempt.tasks:
-        if task.state not in OVER:
+        # The node of an ended task may have kept it to vouch for the others.
+        kept = task.state is TaskState.CLEANED and bool(attempt.vouch_key)
+        if task.state not in OVER or kept:
             decision.effects += send_desired(state, job, attempt, task, task.state, limits)
     decision.effects += ask_to_confirm(state, attempt)
     # If every task is over, such as when all are lost, close the attempt at once.

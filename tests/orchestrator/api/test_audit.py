@@ -1,6 +1,7 @@
 """The audit log: who did what to which job or node, and what came of it."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ async def test_requests_of_users_are_recorded(tmp_path: Path) -> None:
             assert said == [
                 *([("admin-user", "people.manage", "ann", 201)] * 2),
                 *([("admin-user", "people.manage", "olga", 201)] * 2),
-                ("ann", "job.submit", None, 201),
+                ("ann", "job.submit", "1", 201),
                 ("olga", "job.read", "1", 200),
                 ("ann", "node.operate", "n1", 403),
                 ("olga", "node.operate", "n1", 200),
@@ -101,6 +102,43 @@ async def test_a_token_that_ended_names_its_user(tmp_path: Path) -> None:
         assert process.terminate() == 0
     refused = [each.get("user") for each in process.events("request") if each["status"] == 401]
     assert refused == ["gone", "left", "left", "left", None]
+
+
+async def test_no_secret_is_in_the_audit_log_or_the_log(tmp_path: Path) -> None:
+    """Wherever a caller puts one: a token in a path, a query or a body, values of a job."""
+    with CoordinatorProcess(tmp_path).start() as process:
+        ann = add_token(process, "ann")
+        secret = ann.rpartition("_")[2]
+        async with user_of(process) as admin:
+            job = {
+                **JOB,
+                "run": "train --key canary-argv",
+                "env": {"WANDB_API_KEY": "canary-env"},
+                "notify": ["https://hooks.test/canary-hook"],
+            }
+            for method, path, body in (
+                ("POST", f"/v1/tokens/{ann}/revoke", {}),
+                ("GET", f"/v1/jobs?user={ann}", None),
+                ("GET", f"/v1/nodes/{ann}", None),
+                ("POST", f"/v1/nodes/{ann}/drain", {"reason": "canary-reason"}),
+                ("POST", "/v1/tokens", {"user": ann}),
+                ("POST", "/v1/users", {"name": ann}),
+                ("POST", f"/v1/users/{ann}/disable", {}),
+                ("POST", "/v1/jobs", job),
+                ("POST", "/v1/jobs", {**job, "notify": []}),
+                ("POST", "/v1/jobs/1/rerun", {"set": ["env.HF_TOKEN=canary-set"]}),
+                ("POST", "/v1/jobs/1/cancel", {"reason": "canary-why"}),
+            ):
+                async with admin.http.request(method, path, json=body) as answer:
+                    await answer.read()
+            found = await entries(admin)
+            assert len(found) >= 9
+            assert f"muster_user_{ann.split('_')[2]}_..." in {each.get("subject") for each in found}
+        assert process.terminate() == 0
+    for text in ((tmp_path / "state" / FILE).read_text(), json.dumps(process.log)):
+        assert secret not in text
+        assert process.admin.rpartition("_")[2] not in text
+        assert "canary" not in text
 
 
 async def test_what_an_operator_reads_of_others_is_in_the_log_too(tmp_path: Path) -> None:
