@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 import click
@@ -19,7 +20,7 @@ from muster.http.people import TokenList, TokenRequest, TokenView
 from muster.protocol.outcome import EXIT_CLIENT
 from muster.protocol.roles import Role
 from muster.protocol.text import count
-from muster.protocol.tokens import TokenClass
+from muster.protocol.tokens import BadToken, TokenClass, parse
 
 JOIN: Final = TokenClass.JOIN.value
 _COLUMNS: Final = (
@@ -110,9 +111,12 @@ def list_(*, user: str | None, as_json: bool) -> None:
 @connection_options
 def revoke(*, ids: tuple[str, ...], yes: bool, as_json: bool) -> int:
     """Revoke tokens: all that are named, or none if one is unknown. Within a second, the
-    coordinator refuses requests with them and closes their streams and agent connections."""
+    coordinator refuses requests with them and closes their streams and agent connections.
+
+    A whole token stands for its id.
+    """
     client = connect()
-    found = _named(client, ids)
+    found = _named(client, [_id(each) for each in ids])
     for token in found:
         note(f"token {token.id}{_whose(token)}: {_use(token)}")
     if not yes and sys.stdin.isatty():
@@ -129,7 +133,14 @@ def revoke(*, ids: tuple[str, ...], yes: bool, as_json: bool) -> int:
     return 0
 
 
-def _named(client: Client, ids: tuple[str, ...]) -> list[TokenView]:
+def _id(text: str) -> str:
+    try:
+        return parse(text).id
+    except BadToken:
+        return text
+
+
+def _named(client: Client, ids: Sequence[str]) -> list[TokenView]:
     known = {token.id: token for token in client.tokens().tokens}
     unknown = [each for each in ids if each not in known]
     if unknown:
