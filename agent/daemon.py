@@ -55,6 +55,7 @@ from agent.leftovers.processes import describe, kill_leftovers, leftover_process
 from agent.link.control import ControlLink
 from agent.link.dialer import Dialer
 from agent.link.inbox import InputQueue
+from agent.link.renewal import CertificateRenewal
 from agent.logs.shipper import LogShipper
 from agent.monitors.checkpoints import CheckpointMonitor
 from agent.monitors.disks import DiskMonitor
@@ -123,7 +124,10 @@ class Agent:
         self._timers: Timers[Timer] = Timers(
             clock, lambda timer: self._turn(TimerFired(timer)), ring=self._inbox.wake
         )
-        self._dialer = Dialer(config.coordinator, config.token_file, config.tls_ca)
+        self._dialer = Dialer(
+            config.coordinator, config.token_file, config.tls_ca, config.certificate
+        )
+        self._renewal = CertificateRenewal(self._dialer, config.certificate, identity.node, clock)
         self._link = ControlLink(self._dialer, self._inbox)
         self._logs = LogShipper(
             self._dialer,
@@ -225,9 +229,9 @@ class Agent:
                 if fabric.devices():
                     owner.spawn_monitor(ports.run, name="ports")
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
-                owner.spawn_monitor(gpus.run, name="gpus")
-                owner.spawn_monitor(self._idle.run, name="idle")
-                owner.spawn_monitor(hangs.run, name="hangs")
+                monitors = {"gpus": gpus.run, "idle": self._idle.run, "hangs": hangs.run}
+                for name, run in {**monitors, "certificate": self._renewal.run}.items():
+                    owner.spawn_monitor(run, name=name)
                 owner.spawn(self._link.run(), name="link", eternal=True)
                 _log.info("serving", node=identity.node, coordinator=config.coordinator)
                 notifier.ready(f"node {identity.node}, coordinator {config.coordinator}")

@@ -13,6 +13,7 @@ from orchestrator.core.engine.apply_restored import apply_restored
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import restored as rf
 from orchestrator.core.facts.base import AttemptFact, ClusterFact, JobFact, TaskFact
+from orchestrator.core.facts.enrolment import EnrolmentFact
 from orchestrator.core.facts.hangs import HangFact
 from orchestrator.core.facts.idle import IdleFact
 from orchestrator.core.facts.links import LinkFact
@@ -32,6 +33,7 @@ from orchestrator.core.monitoring.checkpoints import apply_checkpoint
 from orchestrator.core.monitoring.hang_state import apply_hang
 from orchestrator.core.monitoring.idle_gpus import apply_idle
 from orchestrator.core.monitoring.task_observations import apply_observations
+from orchestrator.core.nodes.enrolment import apply_enrolment
 from orchestrator.core.nodes.service_state import apply_service
 from orchestrator.core.rights.people import apply_people
 from orchestrator.core.scheduling.gpus import share_of
@@ -70,6 +72,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             apply_restored(state, fact)
         case PeopleFact():
             apply_people(state.people, fact, at)
+        case EnrolmentFact():
+            apply_enrolment(state.enrolment, fact, at)
         case ClusterFact():
             apply_cluster(state, fact)
         case _:

@@ -35,7 +35,7 @@ from orchestrator.core.model.fabric_plan import FabricPlan
 from orchestrator.core.model.history import BoundedLines
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState
-from orchestrator.core.model.people import People
+from orchestrator.core.model.people import Enrolment, People
 from orchestrator.core.model.plan import DEFAULT_POLICY, PoolPolicy, QueuePlan
 from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.registrations import NewNodes
@@ -376,6 +376,7 @@ class State:
     pools: dict[str, PoolPolicy] = field(default_factory=dict)  # those that are configured
     next_job: int = 1
     people: People = field(default_factory=People)
+    enrolment: Enrolment = field(default_factory=Enrolment)
     nodes: dict[NodeName, Node] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)
     keys: dict[tuple[str, str], tuple[JobId, str]] = field(default_factory=dict)
