@@ -121,6 +121,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: Path = Path("/var/lib/muster/agent")
     token_file: Path | None = None
     tls_ca: Path | None = None
+    certificate: Path | None = None
     pool: Annotated[str, msgspec.Meta(pattern=_POOL)] = "default"
     labels: dict[str, str] = {}
     python: Path = Path(sys.executable)
@@ -137,8 +138,15 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     uid_min: Annotated[int, msgspec.Meta(ge=1)] = 1000
     user_map: dict[str, str] = {}
     allow_root_jobs: bool = False
+    private_tmp: bool | None = None
+    hide_processes: bool | None = None
     unkillable_s: Seconds = 60.0
     processes_max: Annotated[int, msgspec.Meta(ge=16)] | None = None
+    prolog: Path | None = None
+    epilog: Path | None = None
+    health_check: Path | None = None
+    health_check_period_s: Seconds = 300.0
+    hook_timeout_s: Seconds = 60.0
     log: LogSettings = LogSettings()
 
     def __post_init__(self) -> None:
@@ -169,6 +177,16 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         for user, account in self.user_map.items():
             if not is_account(account):
                 raise ValueError(f"user_map.{user}: {account!r} is not a user's name")
+
+    @property
+    def has_private_tmp(self) -> bool:
+        """True if each job has its own /tmp, /var/tmp and /dev/shm."""
+        return self.run_as == SUBMITTER if self.private_tmp is None else self.private_tmp
+
+    @property
+    def hides_processes(self) -> bool:
+        """True if jobs do not see the processes of other users."""
+        return self.run_as == SUBMITTER if self.hide_processes is None else self.hide_processes
 
 
 def is_account(name: str) -> bool:

@@ -47,6 +47,7 @@ from agent.gang.peer_pings import PeerPings
 from agent.gang.ports import check_range
 from agent.gang.setup import GangSetup
 from agent.gang.vouch_socket import VouchSocket, open_socket
+from agent.hooks.site_hooks import SiteHooks, check_hooks
 from agent.identity import identify, node_name, read_name
 from agent.leftovers import units as left_units
 from agent.leftovers.inventory import list_leftovers
@@ -54,6 +55,7 @@ from agent.leftovers.processes import describe, kill_leftovers, leftover_process
 from agent.link.control import ControlLink
 from agent.link.dialer import Dialer
 from agent.link.inbox import InputQueue
+from agent.link.renewal import CertificateRenewal
 from agent.logs.shipper import LogShipper
 from agent.monitors.checkpoints import CheckpointMonitor
 from agent.monitors.disks import DiskMonitor
@@ -122,7 +124,10 @@ class Agent:
         self._timers: Timers[Timer] = Timers(
             clock, lambda timer: self._turn(TimerFired(timer)), ring=self._inbox.wake
         )
-        self._dialer = Dialer(config.coordinator, config.token_file, config.tls_ca)
+        self._dialer = Dialer(
+            config.coordinator, config.token_file, config.tls_ca, config.certificate
+        )
+        self._renewal = CertificateRenewal(self._dialer, config.certificate, identity.node, clock)
         self._link = ControlLink(self._dialer, self._inbox)
         self._logs = LogShipper(
             self._dialer,
@@ -192,6 +197,7 @@ class Agent:
                 ),
                 self._idle,
                 self._code,
+                self._site_hooks(hardware, owner),
                 self._inbox.post,
                 owner,
             )
@@ -223,9 +229,9 @@ class Agent:
                 if fabric.devices():
                     owner.spawn_monitor(ports.run, name="ports")
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
-                owner.spawn_monitor(gpus.run, name="gpus")
-                owner.spawn_monitor(self._idle.run, name="idle")
-                owner.spawn_monitor(hangs.run, name="hangs")
+                monitors = {"gpus": gpus.run, "idle": self._idle.run, "hangs": hangs.run}
+                for name, run in {**monitors, "certificate": self._renewal.run}.items():
+                    owner.spawn_monitor(run, name=name)
                 owner.spawn(self._link.run(), name="link", eternal=True)
                 _log.info("serving", node=identity.node, coordinator=config.coordinator)
                 notifier.ready(f"node {identity.node}, coordinator {config.coordinator}")
@@ -240,6 +246,12 @@ class Agent:
                 await owner.close()
                 hosts.close()
                 await self._shims.close()
+
+    def _site_hooks(self, hardware: HardwareMonitor, owner: TaskOwner) -> SiteHooks:
+        hooks = SiteHooks(self._config, self._clock, hardware.tell)
+        if self._config.health_check is not None:
+            owner.spawn_monitor(hooks.check_health, name="health_check")
+        return hooks
 
     def _devices(self) -> tuple[GpuDevice, ...]:
         return self._state.observed.inventory.devices
@@ -340,6 +352,7 @@ async def serve(
             _warn_of_network(config)
             _warn_of_token(config)
             _check_ports(config)
+            check_hooks(config)
             network = NetworkProbe(config.address, config.interface)
             identity, inventory = await asyncio.to_thread(identify, config, network)
             agent = Agent(config, identity, inventory, owners, SystemClock(), network)
@@ -365,7 +378,9 @@ def _folders_of(config: AgentConfig, owners: TaskAccounts) -> TaskDirs:
     removal."""
     _name_traces(config)
     hosts_file = config.hosts.file if mode_of(config) == "private" else None
-    return TaskDirs(config.state_dir, hosts_file, others=owners.others)
+    return TaskDirs(
+        config.state_dir, hosts_file, others=owners.others, private_tmp=config.has_private_tmp
+    )
 
 
 def _name_traces(config: AgentConfig) -> None:

@@ -40,6 +40,7 @@ def identify(config: AgentConfig, network: NetworkProbe) -> tuple[AgentIdentity,
         version=version(),
         allow_root_jobs=config.allow_root_jobs,
         instance=secrets.token_hex(8),
+        hide_processes=config.hides_processes,
     )
     return identity, host.inventory(config, interfaces)
 

@@ -40,7 +40,7 @@ def typed(cluster: LocalCluster, *args: str) -> int:
 
 def run_job(cluster: LocalCluster) -> int:
     """Submit pi, follow its log, and show the result. Returns the job's exit code."""
-    submit = ("submit", "-f", str(PI / "job.yaml"), "--set", f"workdir={PI}")
+    submit = ("submit", "-f", str(PI / "job.yaml"))
     say(f"\n$ muster {' '.join(submit)}")
     job = cluster.muster(*submit).stdout.strip()
     say(job)

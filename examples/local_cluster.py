@@ -137,6 +137,13 @@ class LocalCluster:
     def client_config(self) -> Path:
         return self.root / "config" / "client.yaml"
 
+    @property
+    def empty(self) -> Path:
+        """A folder without files: commands that run there send no code."""
+        folder = self.root / "empty"
+        folder.mkdir(exist_ok=True)
+        return folder
+
     def client(self) -> Client:
         return Client.of(load_settings(self.base_env()))
 
@@ -173,9 +180,15 @@ class LocalCluster:
         shutil.rmtree(self.root)
 
     def muster(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run the command line against this cluster and return the completed process."""
+        """Run the command line against this cluster, in an empty folder, and return the completed
+        process."""
         done = subprocess.run(
-            self.command(*args), env=self.base_env(), capture_output=True, text=True, check=False
+            self.command(*args),
+            env=self.base_env(),
+            cwd=self.empty,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if check and done.returncode != 0:
             raise ClusterError(f"muster {' '.join(args)}: exit {done.returncode}: {done.stderr}")

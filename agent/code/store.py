@@ -19,7 +19,7 @@ from typing import Final
 
 import structlog
 
-from agent.taskdirs.taskdirs import DiskFullError, Owner
+from agent.taskdirs.taskdirs import RESERVE_BYTES, DiskFullError, Owner
 from muster.bundle.manifest import CHUNK_BYTES, BadManifestError, CodeManifest, File, decode, digest
 from muster.daemon.errors import FileError
 
@@ -106,6 +106,7 @@ class CodeStore:
         """Make the tree in an empty folder that no other user can enter yet, every byte verified.
         Raises DamagedError, FileError and DiskFullError."""
         with _explained(folder):
+            _check_room(folder, manifest.size)
             made = {""}
             for path in sorted(manifest.paths()):
                 _make_folders(folder, path.rpartition("/")[0], made, owner)
@@ -145,22 +146,21 @@ class CodeStore:
     def _copy_file(self, file: File, at: Path, owner: Owner | None) -> None:
         fd = os.open(at, _WRITE, 0o600)
         try:
-            for number, chunk in enumerate(file.chunks):
-                self._copy_chunk(chunk, fd, number * CHUNK_BYTES)
+            for number, (chunk, size) in enumerate(file.sizes()):
+                self._copy_chunk(chunk, size, fd, number * CHUNK_BYTES)
             if owner is not None:
                 os.fchown(fd, owner.uid, owner.gid)
             os.fchmod(fd, 0o755 if file.executable else 0o644)
         finally:
             os.close(fd)
 
-    def _copy_chunk(self, chunk: str, fd: int, offset: int) -> None:
+    def _copy_chunk(self, chunk: str, size: int, fd: int, offset: int) -> None:
         path = self._path(chunk)
         try:
             source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             raise DamagedError(chunk) from None
         try:
-            size = os.fstat(source).st_size
             data = memoryview(os.pread(source, CHUNK_BYTES + 1, 0))
             if len(data) != size or digest(data) != chunk:
                 path.unlink(missing_ok=True)
@@ -202,6 +202,17 @@ class CodeStore:
 
     def _path(self, chunk: str) -> Path:
         return self._folder / _CHUNKS / chunk[:2] / chunk
+
+
+def _check_room(folder: Path, size: int) -> None:
+    disk = os.statvfs(folder)
+    free = disk.f_bavail * disk.f_frsize
+    if free < size + RESERVE_BYTES:
+        raise DiskFullError(
+            f"the code of the job is {size >> 20} MiB, and the disk of {folder} has {free >> 20} "
+            f"MiB, of which {RESERVE_BYTES >> 20} MiB stay free; make room, or move the agent's "
+            "`state_dir`"
+        )
 
 
 def _make_folders(root: Path, path: str, made: set[str], owner: Owner | None) -> None:

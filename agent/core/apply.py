@@ -97,6 +97,12 @@ def _follow(held: HeldTask, terms: Terms | None) -> None:
         held.awaited = set()
 
 
+def _count(held: HeldTask) -> None:
+    """Count a round that all members have answered. It is as old as its begin."""
+    if not held.awaited:
+        held.voted_at = held.asked_at
+
+
 def _apply_held(
     held: HeldTask,
     fact: f.TaskDirsCreated
@@ -125,10 +131,10 @@ def _apply_held(
             held.stored = record
         case f.RoundBegun(_, at):
             held.round, held.asked_at, held.awaited = held.round + 1, at, set(held.peers)
+            _count(held)
         case f.MemberVouched(_, member):
             held.awaited.discard(member)
-            if not held.awaited:
-                held.voted_at = held.asked_at
+            _count(held)
         case f.ShimSeen(_, status, at, no_output):
             held.status, held.status_at, held.no_output = status, at, no_output
         case f.TaskFailed(_, refusal):

@@ -47,7 +47,8 @@ class TaskPaths(msgspec.Struct, frozen=True):
     """Absolute paths of a task's directories on this node, created before its shim starts.
 
     The program runs in `workdir`. `hosts` is the job's private hosts file, mounted over `hosts_of`;
-    "" if the job uses the machine's. NCCL may write its log lines below `nccl`.
+    "" if the job uses the machine's. NCCL may write its log lines below `nccl`. `tmp` is the job's
+    own /tmp; "" if it has the machine's.
     """
 
     workdir: str
@@ -57,6 +58,7 @@ class TaskPaths(msgspec.Struct, frozen=True):
     hosts: str = ""
     hosts_of: str = ""
     nccl: str = ""
+    tmp: str = ""
 
 
 class TaskFound(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ fact."""
 from __future__ import annotations
 
 import math
+import posixpath
 from typing import Final, assert_never
 
 from agent.core import effects as a
@@ -18,6 +19,7 @@ from agent.core.shim_protocol import (
     ShimLease,
     ShimLimit,
     ShimPhase,
+    ShimPlaces,
     ShimPrepare,
     ShimRelease,
     ShimStart,
@@ -27,6 +29,7 @@ from agent.core.state import HeldTask, State
 from agent.core.task import report, succeeded, task_state
 from agent.core.vouching import asks, questions
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import PrepareTask
 from muster.protocol.states import TaskState
 
 STOPPABLE: Final = frozenset(
@@ -70,7 +73,10 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
                 command for held in state.tasks.values() for command in _renew(state, held, now)
             ]
         case f.RoundBegun(task):
-            return [a.AskMembers(questions(state, state.tasks[task]))]
+            held = state.tasks[task]
+            if not held.awaited:
+                return _renew(state, held, now)
+            return [a.AskMembers(questions(state, held))]
         case f.MemberVouched(task):
             held = state.tasks[task]
             return [] if held.awaited else _renew(state, held, now)
@@ -88,7 +94,8 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             said = [] if arrange.start else _report(state, state.tasks[task], now)
             return [*stored, hostfile, *said]
         case f.TermsTaken(task):
-            return _store(state, state.tasks[task])
+            held = state.tasks[task]
+            return [*_store(state, held), *_ask_soon(held, now)]
         case f.NetworkReady(task):
             held = state.tasks[task]
             return [*_report(state, held, now), *(_open_gate(held) if held.started else [])]
@@ -157,6 +164,7 @@ def _advance_shim(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
                 setup_timeout_s=prepare.timeout_s,
                 bootstrap_timeout_s=prepare.timeout_s,
                 hosts=_hosts(held.paths),
+                places=_places(held.paths, prepare, node.python, hide=who.hide_processes),
             ),
         ),
     ]
@@ -169,6 +177,22 @@ def _temporary(paths: TaskPaths) -> dict[str, str]:
 
 def _hosts(paths: TaskPaths) -> ShimHosts | None:
     return ShimHosts(paths.hosts, paths.hosts_of) if paths.hosts else None
+
+
+def _places(
+    paths: TaskPaths, prepare: PrepareTask, python: str, *, hide: bool
+) -> ShimPlaces | None:
+    """The places of the job alone, in which the folders that Muster and the job name are shown."""
+    if not paths.tmp:
+        return ShimPlaces(hide=True) if hide else None
+    folder, name = posixpath.split(prepare.python or python)
+    prefix = (
+        posixpath.dirname(folder) if posixpath.basename(folder) == "bin" else f"{folder}/{name}"
+    )
+    task = posixpath.dirname(paths.hostfile)
+    shown = [path for path in (task, paths.output, paths.workdir, prefix) if path]
+    made = [prepare.checkpoint_dir] if prepare.checkpoint_dir else []
+    return ShimPlaces(paths.tmp, shown, made, hide)
 
 
 def _renew(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:

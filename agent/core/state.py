@@ -28,7 +28,7 @@ class AgentIdentity:
     """The identity of this agent; constant for the whole process.
 
     `instance` identifies this agent process. At UDP port `peer_port` it answers agents of its gangs
-    (0: it does not).
+    (0: it does not). `hide_processes`: jobs do not see the processes of other users.
     """
 
     node: NodeName
@@ -38,6 +38,7 @@ class AgentIdentity:
     allow_root_jobs: bool = False
     instance: str = ""
     peer_port: int = 0
+    hide_processes: bool = False
 
 
 @dataclass(slots=True)

@@ -43,10 +43,14 @@ class Vouch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def asks(held: HeldTask) -> bool:
-    """True if the agent asks the members of the task's gang: they matter until it has ended."""
+    """True if the agent asks the members of the task's gang: they matter until it has ended.
+
+    An elastic gang may have no other member. Then a round is complete when it begins.
+    """
     over = task_state(held) in (TaskState.EXITED, TaskState.CLEANED)
     leased = held.lease_s is not None
-    return held.vouches and leased and bool(held.peers) and not over and held.stop is None
+    named = held.terms is not None and bool(held.terms.members)
+    return held.vouches and leased and named and not over and held.stop is None
 
 
 def pause_s(held: HeldTask) -> float:

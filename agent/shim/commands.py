@@ -14,6 +14,7 @@ from agent.shim.messages import (
     ShimKill,
     ShimLease,
     ShimLimit,
+    ShimPlaces,
     ShimPrepare,
     ShimRelease,
     ShimSignal,
@@ -145,6 +146,14 @@ def _hosts(field: str, value: object) -> ShimHosts:
     raise Malformed(f"{field} {value!r} is not a source and a target, both absolute paths")
 
 
+def _places(field: str, value: object) -> ShimPlaces:
+    if not isinstance(value, dict):
+        raise Malformed(f"{field} {value!r} is not a map of places")
+    folder = _text("folder", value.get("folder") or "")
+    shown, made = (_words(name, value.get(name) or []) for name in ("shown", "made"))
+    return ShimPlaces(folder, shown, made, value.get("hide") is True)
+
+
 def _port(field: str, value: object) -> int:
     if isinstance(value, int) and 0 < value < 65536:
         return value
@@ -190,6 +199,7 @@ _CHECKS: dict[type[Any], dict[str, Callable[[str, object], object]]] = {
         "setup_timeout_s": _seconds,
         "bootstrap_timeout_s": _seconds,
         "hosts": _hosts,
+        "places": _places,
     },
     ShimHostfile: {"text": _text},
     ShimStart: {

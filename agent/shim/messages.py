@@ -240,6 +240,19 @@ class ShimHosts:
 
 
 @message
+class ShimPlaces:
+    """Places of the job alone. `folder` is mounted over /tmp and /var/tmp, and memory over
+    /dev/shm; "": the job has the machine's. Only the folders `shown` and `made` below them stay
+    visible; missing ones of `made` are made. `hide`: processes of other users are invisible.
+    """
+
+    folder: str = ""
+    shown: Sequence[str] = ()
+    made: Sequence[str] = ()
+    hide: bool = False
+
+
+@message
 class ShimPrepare:
     """Refuse or get ready: do all that may be slow or fail, but start no program.
 
@@ -259,6 +272,7 @@ class ShimPrepare:
     setup_timeout_s: float = SETUP_TIMEOUT_S
     bootstrap_timeout_s: float = BOOTSTRAP_TIMEOUT_S
     hosts: ShimHosts | None = None
+    places: ShimPlaces | None = None
 
 
 @message

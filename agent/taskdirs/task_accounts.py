@@ -35,6 +35,12 @@ class TaskAccounts:
                 f"run_as: only root can run jobs as the users who submit them ({SUBMITTER}), and "
                 f"this agent runs as uid {os.geteuid()}"
             )
+        if os.geteuid() != 0 and (config.has_private_tmp or config.hides_processes):
+            name = "private_tmp" if config.has_private_tmp else "hide_processes"
+            raise FileError(
+                f"{name}: only root can give jobs places of their own, and this agent runs as uid "
+                f"{os.geteuid()}"
+            )
         self.fixed = None if self.submitters else owner_named(config.run_as)
         self._uid_min = config.uid_min
         self._map = config.user_map

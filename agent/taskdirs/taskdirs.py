@@ -5,6 +5,7 @@ STATE_DIR/tasks/42.1.0/     the agent's; task.json, the shim's files, hostfile, 
           .../scratch/      the job's; goes with the task
           .../code/         the job's copy of the code that travels with it
           .../nccl/         the job's; NCCL writes its lines there
+          .../private/tmp/  the job's /tmp, if it has one of its own
 STATE_DIR/output/42/1/      the job's; stays when the task goes
 """
 
@@ -42,6 +43,8 @@ HOSTS: Final = "hosts"
 SCRATCH: Final = "scratch"
 NCCL: Final = "nccl"
 CODE: Final = "code"
+PRIVATE: Final = "private"
+TMP: Final = "tmp"
 # Directories that are being created or removed; no task has such a name.
 _NEW: Final = ".new-"
 _GONE: Final = ".gone-"
@@ -138,15 +141,22 @@ class TaskDirs:
     """All task directories of one agent. The methods block on the disk: call them from a thread."""
 
     def __init__(
-        self, state_dir: Path, machine_hosts: Path | None = None, *, others: bool = False
+        self,
+        state_dir: Path,
+        machine_hosts: Path | None = None,
+        *,
+        others: bool = False,
+        private_tmp: bool = False,
     ) -> None:
         """Create missing parts of the state directory. Each task gets its own copy of
-        `machine_hosts`. `others`: jobs run as other users than the agent. Raises FileError.
+        `machine_hosts`, and with `private_tmp` a folder for its own /tmp. `others`: jobs run as
+        other users than the agent. Raises FileError.
         """
         self._root = state_dir
         self._tasks = state_dir / TASKS
         self._output = state_dir / OUTPUT
         self._machine_hosts = machine_hosts
+        self._private_tmp = private_tmp
         # The end of an attempt must not remove the job's directory while the next one begins.
         self._outputs = threading.Lock()
         try:
@@ -200,6 +210,7 @@ class TaskDirs:
             hosts="" if self._machine_hosts is None else str(self.hosts_file(task)),
             hosts_of="" if self._machine_hosts is None else str(self._machine_hosts),
             nccl=f"{folder}/{NCCL}",
+            tmp=f"{folder}/{PRIVATE}/{TMP}" if self._private_tmp else "",
         )
         manifest = Manifest(task, prepare, paths, ports)
         self._check_room()
@@ -342,6 +353,12 @@ class TaskDirs:
                 _write(folder, HOSTS, machine_text(self._machine_hosts), 0o644)
             _make_owned(SCRATCH, folder, owner)
             _make_owned(NCCL, folder, owner)
+            if self._private_tmp:
+                # Under this path it is the agent's alone: no other job of the user can lay a link
+                # where root makes mount points.
+                os.mkdir(PRIVATE, 0o700, dir_fd=folder)
+                with _opened(PRIVATE, folder) as private:
+                    _make_owned(TMP, private, owner)
             if copy_code is not None:
                 # Nobody but the agent can enter the new folder, so paths in it are safe.
                 os.mkdir(CODE, 0o700, dir_fd=folder)

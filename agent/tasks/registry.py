@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -27,6 +29,7 @@ from agent.core.inputs import (
 from agent.core.record import TaskRecord
 from agent.core.shim_protocol import ShimCommand, ShimUser
 from agent.gang.ports import NoPortsError, free_ports
+from agent.hooks.site_hooks import PrologError, SiteHooks
 from agent.logs.shipper import LogShipper
 from agent.monitors.checkpoints import CheckpointMonitor
 from agent.monitors.fabric import FabricMonitor
@@ -37,7 +40,7 @@ from agent.monitors.traffic.samplers import TrafficSamplers
 from agent.probe.network import NetworkProbe
 from agent.shims.backend import Shims
 from agent.taskdirs.task_accounts import TaskAccounts, UserRefusedError
-from agent.taskdirs.taskdirs import TASKS, DiskFullError, Owner, TaskDirs
+from agent.taskdirs.taskdirs import TASKS, DiskFullError, Owner, TaskDirs, user_of
 from agent.tasks import preflight
 from agent.tasks.adoption import Ownership, examine
 from agent.tasks.fd_budget import NoDescriptorsError, check_descriptors
@@ -77,6 +80,7 @@ class TaskRegistry:
         checkpoints: CheckpointMonitor,
         idle: GpuUtilizationMonitor,
         code: CodeFetcher,
+        hooks: SiteHooks,
         post: Callable[[Input], None],
         owner: TaskOwner,
     ) -> None:
@@ -93,6 +97,7 @@ class TaskRegistry:
         self._checkpoints = checkpoints
         self._idle = idle
         self._code = code
+        self._hooks = hooks
         self._post = post
         self._owner = owner
         self._supervisors: dict[TaskId, TaskSupervisor] = {}
@@ -191,9 +196,14 @@ class TaskRegistry:
         self._proofs.adopt(task)
         record = None if manifest is None else manifest.record
         known = Known(paths, ports, fabric, gpus, lease_s, record)
-        return TaskSupervisor(
+        supervisor = TaskSupervisor(
             task, self._folders, self._logs, self._proofs, self._hangs, self._post, found=known
         )
+        if manifest is not None:
+            with contextlib.suppress(OSError):
+                uid = user_of(self._folders.path(task)).uid
+                supervisor.epilog = partial(self._hooks.after, manifest.prepare, uid)
+        return supervisor
 
     def _is_without_shim(self, task: TaskId) -> bool:
         """True if a folder without a manifest has no record of a shim, either. It is removed, or
@@ -218,6 +228,9 @@ class TaskRegistry:
             await self._gpus.check(prepare)
             job_owner = await self._owners.of(prepare)
             await preflight.look(prepare, self._folders.root, job_owner)
+            uid = os.geteuid() if job_owner is None else job_owner.uid
+            await self._hooks.before(prepare, uid)
+            supervisor.epilog = partial(self._hooks.after, prepare, uid)
             placed = await self._placed(prepare, taken, job_owner)
             supervisor.ports = placed.ports
             self._post(placed)
@@ -229,6 +242,7 @@ class TaskRegistry:
         except (DaemonError, OSError, RuntimeError, MemoryError) as error:
             # Also raised if this process runs out of descriptors, threads or memory: the agent goes
             # on.
+            await supervisor.run_epilog()
             self._logs.complete(task)
             self._post(ShimFailed(task, str(error), _code(error)))
             await supervisor.run_failed()
@@ -305,6 +319,8 @@ def _code(error: Exception) -> RefusalCode:
             return RefusalCode.NO_SPACE
         case PreflightError():
             return RefusalCode.PREFLIGHT_FAILED
+        case PrologError():
+            return RefusalCode.PROLOG_FAILED
         case NoPortsError():
             return RefusalCode.NO_PORTS
         case NoDescriptorsError():

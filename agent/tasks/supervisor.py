@@ -7,7 +7,7 @@ import asyncio
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple, Never
@@ -106,6 +106,7 @@ class TaskSupervisor:
         self._removal = asyncio.Event()
         self._statuses: asyncio.Queue[ShimStatus] = asyncio.Queue()  # received, not yet posted
         self._complaint = ""  # the last one that was logged
+        self.epilog: Callable[[], Awaitable[None]] | None = None
 
     def order(self, order: ShimCommand) -> None:
         """Queue an order. If the shim has exited, the order is dropped."""
@@ -296,6 +297,8 @@ class TaskSupervisor:
             ended = status.exit is not None or status.phase.terminal
             if ended:
                 await self._proofs.finish(self.task)
+            if status.phase.terminal:
+                await self.run_epilog()
             adopts = self._found is not None
             self._say(status)
             if adopts:
@@ -304,6 +307,12 @@ class TaskSupervisor:
                     # Not earlier, because only now the task's NCCL log is complete.
                     self._logs.complete(self.task, reported=False)
             self.known.set()
+
+    async def run_epilog(self) -> None:
+        """Run the site's epilog, once: the processes of the task have ended."""
+        epilog, self.epilog = self.epilog, None
+        if epilog is not None:
+            await epilog()
 
     async def _next_status(self) -> ShimStatus:
         """Return the next status. If it names processes that survive SIGKILL because of a FUSE file

@@ -1,6 +1,6 @@
 """Print the arguments of each rank: they arrive unchanged.
 
-Needs no torch. `muster submit -f job.yaml --set workdir=$PWD`, or with arguments of your own:
+Needs no torch. `muster submit -f job.yaml`, or with arguments of your own:
 `muster submit --set launcher=processes -- show_arguments.py --lr 1e-5 'two words' '$HOME'`.
 """
 

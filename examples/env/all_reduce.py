@@ -3,8 +3,8 @@
 It reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from its environment, as on Azure ML,
 whichever launcher has set them:
 
-  muster submit -f processes.yaml --set workdir=$PWD    Muster starts the ranks
-  muster submit -f torchrun.yaml --set workdir=$PWD     a torchrun of your own does
+  muster submit -f processes.yaml    Muster starts the ranks
+  muster submit -f torchrun.yaml     a torchrun of your own does
 """
 
 import os

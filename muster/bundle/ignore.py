@@ -10,9 +10,6 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from pathspec.patterns.gitignore.base import GitIgnorePatternError
-from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
-
 FILES: Final = (".gitignore", ".musterignore")
 """Names of the files with rules; of two in one directory, the later wins."""
 
@@ -103,6 +100,10 @@ def _pattern(line: str, origin: Origin) -> _Pattern | None:
     text = line if line.endswith("\\ ") else line.rstrip(" ")
     if not text or text.startswith("#"):
         return None
+    # Because its import takes longer than a small scan, folders without rules do without.
+    from pathspec.patterns.gitignore.base import GitIgnorePatternError
+    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+
     directories = text.endswith("/")
     try:
         source, ignores = GitIgnoreSpecPattern.pattern_to_regex(text.removesuffix("/"))

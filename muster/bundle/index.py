@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -49,7 +48,7 @@ class Index:
         """Note the time before any file is read, by the clock of a file system."""
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            probe = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}")
+            probe = self._path.with_name(f"{self._path.name}.{os.urandom(4).hex()}")
             probe.touch(mode=0o600)
             self.now_ns = probe.stat().st_mtime_ns
             probe.unlink()
@@ -71,7 +70,7 @@ class Index:
             if max(found.st_mtime_ns, found.st_ctime_ns) < before
         }
         data = msgspec.msgpack.encode(_Stored(_VERSION, self._folder, sha, entries))
-        new = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}")
+        new = self._path.with_name(f"{self._path.name}.{os.urandom(4).hex()}")
         try:
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(data)

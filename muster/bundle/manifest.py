@@ -16,7 +16,10 @@ import msgspec
 CHUNK_BYTES: Final = 4 << 20
 """Size of every chunk of a file except the last."""
 FILES_MAX: Final = 200_000
-MANIFEST_BYTES_MAX: Final = 64 << 20
+ENTRIES_MAX: Final = 2 * FILES_MAX
+"""Number of files, links and folders of a tree."""
+LEVELS_MAX: Final = 64
+MANIFEST_BYTES_MAX: Final = 32 << 20
 VERSION: Final = 1
 _PATH_BYTES_MAX: Final = 4000
 _NAME_BYTES_MAX: Final = 255
@@ -111,8 +114,12 @@ def check(manifest: CodeManifest) -> None:
     """Raise BadManifestError unless the tree can be made in any folder, and stays in it."""
     if len(manifest.files) + len(manifest.links) > FILES_MAX:
         raise BadManifestError(f"the tree has more than {FILES_MAX} files")
+    sizes: dict[str, int] = {}
     for file in manifest.files:
         _check_content(file)
+        for chunk, size in file.sizes():
+            if sizes.setdefault(chunk, size) != size:
+                raise BadManifestError(f"{file.path!r} has a chunk that has another size elsewhere")
     _check_paths(manifest.paths())
     for link in manifest.links:
         if why := link_problem(link.path, link.target):
@@ -128,25 +135,25 @@ def _check_content(file: File) -> None:
 
 
 def _check_paths(paths: list[str]) -> None:
-    # Because names may be compared without case on some node, folders count as well as files.
-    spelled: dict[str, str] = {}
-    folders: set[str] = set()
+    # A folder has a number, because many long paths would have too many prefixes to keep. Because
+    # names may be compared without case on some node, folders count as well as files.
+    entries: dict[tuple[int, str], tuple[int, str, bool]] = {}
     for path in paths:
         if why := path_problem(path):
             raise BadManifestError(f"the path {path!r} {why}")
-        above = path.rpartition("/")[0]
-        while above and above not in folders:
-            folders.add(above)
-            above = above.rpartition("/")[0]
-    for path in (*folders, *paths):
-        other = spelled.setdefault(path.casefold(), path)
-        if other != path:
-            raise BadManifestError(f"{other!r} and {path!r} differ only by case")
-    seen: set[str] = set()
-    for path in paths:
-        if path in folders or path in seen:
-            raise BadManifestError(f"{path!r} stands for two files, or a file and a folder")
-        seen.add(path)
+        folder, parts = 0, path.split("/")
+        for level, name in enumerate(parts, 1):
+            new = (len(entries) + 1, name, level == len(parts))
+            number, spelled, is_file = entries.setdefault((folder, name.casefold()), new)
+            if spelled != name:
+                above = parts[: level - 1]
+                other, here = ("/".join([*above, last]) for last in (spelled, name))
+                raise BadManifestError(f"{other!r} and {here!r} differ only by case")
+            if number != new[0] and (is_file or level == len(parts)):
+                raise BadManifestError(f"{path!r} stands for two files, or a file and a folder")
+            folder = number
+        if len(entries) > ENTRIES_MAX:
+            raise BadManifestError(f"the tree has more than {ENTRIES_MAX} files and folders")
 
 
 def path_problem(path: str) -> str:
@@ -158,6 +165,8 @@ def path_problem(path: str) -> str:
     if len(raw) > _PATH_BYTES_MAX:
         return f"is longer than {_PATH_BYTES_MAX} bytes"
     parts = path.split("/")
+    if len(parts) > LEVELS_MAX:
+        return f"has more than {LEVELS_MAX} levels"
     if "\0" in path or any(part in ("", ".", "..") for part in parts):
         return "leaves the tree or is not in its shortest form"
     if ".git" in parts:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from muster.bundle.ignore import FILES, IgnoreRules, Origin, ignoring
 from muster.bundle.index import Index
@@ -26,6 +26,8 @@ from muster.bundle.manifest import (
 )
 
 _THREADS: Final = min(4, os.cpu_count() or 1)
+_AT_ONCE: Final = 64
+_FEW_BYTES: Final = 4 << 20
 _RULES_BYTES_MAX: Final = 1 << 20
 _EXCLUDE: Final = ".git/info/exclude"
 _NAMED: Final = 10
@@ -53,35 +55,50 @@ class Scanned(NamedTuple):
         return digest(self.data)
 
 
+_Content: TypeAlias = tuple[os.stat_result, tuple[str, ...]]
+"""A file as it was read, and its chunks."""
+
+
 class _Found(NamedTuple):
     files: list[tuple[str, os.stat_result]]
     links: list[TreeLink]
     ignored: dict[str, Origin]
 
 
-def scan(folder: Path, cache: Path) -> Scanned:
-    """Read a folder. Files that have not changed since the last scan are not read again. Raises
-    ScanError."""
+def scan(
+    folder: Path,
+    cache: Path,
+    *,
+    bytes_max: int = 0,
+    show: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Scanned:
+    """Read a folder. Files that have not changed since the last scan are not read again; `show`
+    gets the bytes read and to read. Raises ScanError, for more than `bytes_max` (0: no limit)
+    before anything is read."""
     try:
         found = _walk(folder)
     except OSError as error:
         raise ScanError(f"{error.filename} cannot be read: {error.strerror}") from error
+    size = sum(status.st_size for _, status in found.files)
+    if bytes_max and size > bytes_max:
+        why = f"the code is {size} bytes, and at most {bytes_max} may travel with a job"
+        raise too_large(why, ((path, status.st_size) for path, status in found.files))
     index = Index(cache, folder)
     index.begin()
-    read: dict[str, tuple[os.stat_result, tuple[str, ...]]] = {}
-    with ThreadPoolExecutor(_THREADS) as threads:
-        pending = []
-        for path, status in found.files:
-            chunks = index.chunks(path, status)
-            if chunks is None:
-                pending.append((path, threads.submit(_read, folder, path)))
-            else:
-                read[path] = status, chunks
-        for path, reading in pending:
-            try:
-                read[path] = reading.result()
-            except OSError as error:
-                raise ScanError(f"{path} cannot be read: {error.strerror}") from error
+    read: dict[str, _Content] = {}
+    pending: list[str] = []
+    left = 0
+    for path, status in found.files:
+        chunks = index.chunks(path, status)
+        if chunks is None:
+            pending.append(path)
+            left += status.st_size
+        else:
+            read[path] = status, chunks
+    for contents in _read_all(folder, pending, left):
+        read.update(contents)
+        show(size - left, size)
+        left -= sum(status.st_size for status, _ in contents.values())
     files = tuple(
         File(path, status.st_size, bool(status.st_mode & stat.S_IXUSR), chunks)
         for path, (status, chunks) in read.items()
@@ -109,6 +126,17 @@ def too_large(why: str, sizes: Iterable[tuple[str, int]]) -> ScanError:
         f"{why}; the largest files:{listed}",
         "name data and checkpoints in a .musterignore file, and keep them on storage that the "
         "nodes mount",
+    )
+
+
+def _too_many(folder: Path, found: _Found) -> ScanError:
+    """Return the refusal of a folder with too many files, with the ten folders that have most."""
+    paths = [path for path, _ in found.files]
+    holding = Counter(path.rpartition("/")[0] or "." for path in paths).most_common(_NAMED)
+    listed = "".join(f"\n  {number:>9}  {path}" for path, number in holding)
+    return ScanError(
+        f"{folder} has more than {FILES_MAX} files; the folders with most:{listed}",
+        "name what the job does not need in a .musterignore file",
     )
 
 
@@ -149,10 +177,7 @@ def _walk(folder: Path) -> _Found:
             else:
                 _take(entry, path, found)
         if len(found.files) + len(found.links) > FILES_MAX:
-            raise ScanError(
-                f"{folder} has more than {FILES_MAX} files",
-                "name what the job does not need in a .musterignore file",
-            )
+            raise _too_many(folder, found)
     return found
 
 
@@ -212,14 +237,38 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _read(folder: Path, path: str) -> tuple[os.stat_result, tuple[str, ...]]:
+def _read_all(folder: Path, paths: list[str], size: int) -> Iterator[dict[str, _Content]]:
+    """Read files, some at a time; many in threads, because hashing lets others run."""
+
+    def read_some(at: int) -> dict[str, _Content]:
+        return {path: _read(folder, path) for path in paths[at : at + _AT_ONCE]}
+
+    starts = range(0, len(paths), _AT_ONCE)
+    if size < _FEW_BYTES:
+        yield from map(read_some, starts)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    threads = ThreadPoolExecutor(_THREADS)
+    try:
+        yield from threads.map(read_some, starts)
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def _read(folder: Path, path: str) -> _Content:
     """Hash a file, twice at most: its size and times must not change while it is read."""
     for _ in range(2):
-        fd = os.open(folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(fd, "rb", buffering=0) as file:
-            before = os.fstat(fd)
-            chunks = tuple(digest(data) for data in _chunks(file.fileno()))
-            after = os.fstat(fd)
+        try:
+            fd = os.open(folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                before = os.fstat(fd)
+                chunks = tuple(digest(data) for data in _chunks(fd))
+                after = os.fstat(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise ScanError(f"{path} cannot be read: {error.strerror}") from error
         same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
         if same and len(chunks) == -(-after.st_size // CHUNK_BYTES):
             return after, chunks

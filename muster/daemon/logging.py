@@ -1,7 +1,8 @@
 """A log line per event, for our own code and for libraries that use the standard logging.
 
-JSON for machines, columns for people. Values under a secret's name, or after the word Bearer, are
-not printed. That is a safety net: code should not log secrets in the first place.
+JSON for machines, columns for people. Values under a secret's name or after the word Bearer, and
+the secrets of tokens, are not printed. That is a safety net: code should not log secrets in the
+first place.
 """
 
 import contextlib
@@ -16,6 +17,8 @@ from typing import Literal, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
+
+from muster.protocol.tokens import without_secrets
 
 Format = Literal["auto", "json", "console"]
 Level = Literal["debug", "info", "warning", "error"]
@@ -158,7 +161,9 @@ def _redacted(key: str, value: object) -> object:
     if _is_secret(key):
         return REDACTED
     if isinstance(value, str):
-        # Few texts contain the word, and every line of a busy coordinator passes here.
+        # Few texts contain the words, and every line of a busy coordinator passes here.
+        if "muster_" in value:
+            value = without_secrets(value)
         return _BEARER.sub(rf"\1 {REDACTED}", value) if "bearer" in value.lower() else value
     if isinstance(value, Mapping):
         return {str(inner): _redacted(str(inner), item) for inner, item in value.items()}

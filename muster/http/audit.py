@@ -9,9 +9,9 @@ from muster.protocol.timestamp import Timestamp
 
 class AuditEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """A request that changed something, was refused, or read the job of another user: its author
-    (none for a failed login), the token's id, the address, and the HTTP status as the result.
+    (none if the token is unknown), the token's id, the address, and the HTTP status as the result.
     `subject` is the job, node, user or token, as the path or the body names it. `count` is the
-    number of failed logins from the address within a minute.
+    number of failed logins from the address with this token, or with unknown ones, within a minute.
     """
 
     at: Timestamp

@@ -88,7 +88,8 @@ class RevokeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TokenView(msgspec.Struct, frozen=True):
     """A token, without its secret. `role` is the role that it gives, or `join`. `used` is the last
     use, which may be up to a day later if the coordinator has been restarted since. `jobs` counts
-    the jobs of its user that have not ended. `problem` says why it is not accepted.
+    the jobs of its user that have not ended. `problem` says why it is not accepted. Of a join
+    token, `agents` counts those that are connected with it, and `jobs` those on their nodes.
     """
 
     id: str
@@ -100,6 +101,7 @@ class TokenView(msgspec.Struct, frozen=True):
     used: Timestamp | None
     jobs: int
     problem: str
+    agents: int = 0
 
 
 class TokenList(msgspec.Struct, frozen=True):

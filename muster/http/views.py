@@ -485,6 +485,8 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class VersionView(msgspec.Struct, frozen=True):
+    """The version, the caller's user, and by pool the folder that it sets for its jobs."""
+
     version: str
     protocol_min: int
     protocol_max: int
@@ -493,3 +495,5 @@ class VersionView(msgspec.Struct, frozen=True):
     role: str = ""
     teams: tuple[str, ...] = ()
     address: str = ""
+    code_bytes_max: int = 0
+    workdirs: dict[str, str] = {}

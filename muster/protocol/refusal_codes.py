@@ -25,11 +25,12 @@ class RefusalCode(enum.StrEnum):
     NO_SPACE = "no_space"
     # Sent by an agent before there is a shim. GPU_BUSY: another task on the node has one of the
     # GPUs. NO_CODE: the code that travels with the job did not arrive. USER_REFUSED: the node runs
-    # no jobs as the user who submitted this one.
+    # no jobs as the user who submitted this one. PROLOG_FAILED: the site's own program.
     GPU_BUSY = "gpu_busy"
     GPU_GONE = "gpu_gone"
     GPU_DIRTY = "gpu_dirty"
     PREFLIGHT_FAILED = "preflight_failed"
+    PROLOG_FAILED = "prolog_failed"
     NO_PORTS = "no_ports"
     NO_DESCRIPTORS = "no_descriptors"
     NO_CODE = "no_code"

@@ -110,11 +110,12 @@ KEYS: Final[dict[str, KeyDoc]] = {
     "workdir": KeyDoc(
         "Working directory of the job. A relative path is a folder beside the job file; "
         "`muster submit` sends its content to the nodes, and each gets a copy of its own. An "
-        "absolute path exists on the nodes. `none` is a new empty directory on each node.",
+        "absolute path exists on the nodes. `none` is a new empty directory on each node, which is "
+        "also the default of jobs that the Python client or the HTTP API submits.",
         "workdir: .",
         "a path, or `none`; also `{path: /x, ship: false}`, and `{bundle: SHA256}` for content "
         "that was sent before",
-        "`none`",
+        "the pool's default, else `.`",
     ),
     "python": KeyDoc(
         "The interpreter of the job: a program, a virtual environment or a conda prefix.",

@@ -6,6 +6,7 @@ from aiohttp import web
 
 from orchestrator.api.audit import AuditApi
 from orchestrator.api.bundles.transfers import BundlesApi
+from orchestrator.api.enrolment.routes import EnrolmentApi
 from orchestrator.api.events import EventsApi
 from orchestrator.api.http.access import AccessTable
 from orchestrator.api.http.cross_origin import Origins
@@ -29,6 +30,7 @@ from orchestrator.api.people import PeopleApi
 from orchestrator.api.routes import ROUTES
 from orchestrator.config import RequestLimits
 from orchestrator.core.rights.principals import Policy
+from orchestrator.enrolment import EnrolmentSettings
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.audit import AuditLog
 from orchestrator.shell.bulk_reads import BulkReads
@@ -54,6 +56,7 @@ def make_app(
     audit_log: AuditLog,
     bundles: BundleStore,
     ca: bytes = b"",
+    enrolment: EnrolmentSettings | None = None,
 ) -> web.Application:
     """Build the application. Only the routes of the table are reachable."""
     owners = JobOwners(coordinator)
@@ -72,10 +75,11 @@ def make_app(
     )
     reads = BulkReads()
     audit = AuditApi(coordinator, audit_log)
+    open_requests = StreamRevocation(tokens, access)
     metrics = MetricsApi(coordinator, agents, log_connections, log_store)
     apis = (
         SchemaApi(ROUTES),
-        NodesApi(coordinator, tokens, access, owners),
+        NodesApi(coordinator, tokens, access, owners, rules, bundles.limits),
         metrics,
         NodeCheckApi(coordinator, jobs, rules),
         NodeActionsApi(coordinator),
@@ -87,7 +91,8 @@ def make_app(
         LogsApi(coordinator, log_store, reads),
         audit,
         code,
-        PeopleApi(coordinator, tokens, access, ca),
+        PeopleApi(coordinator, tokens, access, open_requests, ca),
+        EnrolmentApi(coordinator, enrolment, limits.refusals_per_s),
         agents,
         log_connections,
     )
@@ -97,7 +102,6 @@ def make_app(
         audit.observe(request, status)
 
     streams = StreamLimits(per_user_max=limits.streams_per_user_max, total_max=limits.streams_max)
-    open_requests = StreamRevocation(tokens, access)
     app = web.Application(
         middlewares=[
             request_middleware(access, origins, ended),

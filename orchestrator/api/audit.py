@@ -7,13 +7,14 @@ from aiohttp import web
 
 from muster.http.audit import AuditEntry, AuditList
 from muster.protocol.timestamp import timestamp
-from muster.protocol.tokens import TokenClass
-from orchestrator.api.http.access import FOREIGN, SUBJECT, TOKEN
+from muster.protocol.tokens import TokenClass, without_secrets
+from orchestrator.api.http.access import FOREIGN, REFUSED, SUBJECT, TOKEN
 from orchestrator.api.http.problems import request_id_of
 from orchestrator.api.http.query_params import AuditQuery
 from orchestrator.api.http.request_parsing import read_moment, read_query
 from orchestrator.api.http.responses import reply
 from orchestrator.api.http.route import ROUTE
+from orchestrator.core.model.people import KnownToken
 from orchestrator.shell.audit import AuditLog
 from orchestrator.shell.coordinator import Coordinator
 
@@ -29,47 +30,64 @@ class AuditApi:
     def __init__(self, coordinator: Coordinator, log: AuditLog) -> None:
         self._coordinator = coordinator
         self._log = log
-        self._failed: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._failed: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
 
     def observe(self, request: web.Request, status: int) -> None:
         """Record a request, once it is answered, if it belongs in the log."""
-        token, route = request.get(TOKEN), request.get(ROUTE)
+        token = request.get(TOKEN)
         if token is None:
             if status in (401, 429):
-                self._failed_login(request.remote or "", status)
+                self._failed_login(request, status)
             return
         reads = request.method in {"GET", "HEAD"}
         if token.class_ is TokenClass.JOIN or (
             reads and status not in (401, 403) and FOREIGN not in request
         ):
             return
+        route = request.get(ROUTE)
+        self._add(request, status, "" if route is None else route.action.value, token)
+
+    def _add(
+        self,
+        request: web.Request,
+        status: int,
+        action: str,
+        token: KnownToken | None,
+        count: int = 1,
+    ) -> None:
+        route = request.get(ROUTE)
+        subject = request.get(SUBJECT, request.match_info.get("id", ""))
         self._log.add(
             AuditEntry(
                 at=timestamp(self._coordinator.now().wall),
                 address=request.remote or "",
-                action="" if route is None else route.action.value,
+                action=action,
                 status=status,
-                user=token.user,
-                token=token.id,
+                user="" if token is None else token.user,
+                token="" if token is None else token.id,
                 method=request.method,
                 route="" if route is None else route.path,
-                subject=request.get(SUBJECT, request.match_info.get("id", ""))[:_SUBJECT_CHARS_MAX],
+                subject=without_secrets(subject)[:_SUBJECT_CHARS_MAX],
                 request_id=request_id_of(request),
+                count=count,
             )
         )
 
-    def _failed_login(self, address: str, status: int) -> None:
-        """Count failed logins by address. Of many, the first, second, fourth ... is recorded."""
-        now = self._coordinator.now()
-        since, count = self._failed.pop(address, (now.mono, 0))
+    def _failed_login(self, request: web.Request, status: int) -> None:
+        """Count failed logins by address and by the token that is not valid any more. Of many, the
+        first, second, fourth ... is recorded.
+        """
+        now, token = self._coordinator.now(), request.get(REFUSED)
+        key = request.remote or "", "" if token is None else token.id
+        since, count = self._failed.pop(key, (now.mono, 0))
         if now.mono - since > _WINDOW_S:
             since, count = now.mono, 0
         count += 1
-        self._failed[address] = since, count
+        self._failed[key] = since, count
         if len(self._failed) > _ADDRESSES_MAX:
             self._failed.popitem(last=False)
         if count & (count - 1) == 0:
-            self._log.add(AuditEntry(timestamp(now.wall), address, LOGIN, status, count=count))
+            self._add(request, status, LOGIN, token, count)
 
     async def show(self, request: web.Request) -> web.Response:
         query = read_query(request, AuditQuery)

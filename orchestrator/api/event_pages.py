@@ -9,6 +9,7 @@ import msgspec
 from muster.protocol.ids import JobId
 from orchestrator.api.event_text import event_view
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.cluster import InputFailed
 from orchestrator.core.facts.people import PeopleFact
 from orchestrator.core.facts.service import NodeDrained, NodeFaultRecorded, QuarantineSkipped
 from orchestrator.core.model.state import Job
@@ -113,7 +114,7 @@ def _reader(fact: f.Fact) -> JobId | None:
             return fact.of_job
         case PeopleFact():
             return OF_ADMINS
-        case QuarantineSkipped() | NodeDrained(jobs=(_, *_)):
+        case QuarantineSkipped() | NodeDrained(jobs=(_, *_)) | InputFailed():
             return OF_OPERATORS
         case _:
             name: JobId | None = getattr(fact, "job", None)

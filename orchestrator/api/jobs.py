@@ -12,7 +12,7 @@ from muster.http.views import JobSummary, Reason
 from muster.protocol.ids import JobId
 from muster.spec.model import JobSpec
 from orchestrator.api.bundles.transfers import BundlesApi
-from orchestrator.api.http.access import TOKEN, AccessTable
+from orchestrator.api.http.access import SUBJECT, TOKEN, AccessTable
 from orchestrator.api.http.job_body import Read, spec_body
 from orchestrator.api.http.preconditions import idempotency_key, job_etag, request_digest
 from orchestrator.api.http.problems import ApiError, bad_field
@@ -110,7 +110,7 @@ class JobsApi:
         known = await self._coordinator.submitted(request[TOKEN].user, key) if key else None
         if known is None:
             return None
-        return await self._submitted(submitted_before(key, digest, *known))
+        return await self._submitted(request, submitted_before(key, digest, *known))
 
     async def submit_spec(
         self,
@@ -147,11 +147,13 @@ class JobsApi:
         result = await self._coordinator.submit(
             SubmitReceived(RequestId(0), spec, user, key, digest, rerun_of)
         )
-        return await self._submitted(result)
+        return await self._submitted(request, result)
 
-    async def _submitted(self, result: Result) -> web.Response:
+    async def _submitted(self, request: web.Request, result: Result) -> web.Response:
         match result:
             case Submitted(job, created):
+                if "id" not in request.match_info:
+                    request[SUBJECT] = str(job)
                 location = {"Location": f"/v1/jobs/{job}"}
                 return reply(await self._summary(job), 201 if created else 200, location)
             case Declined():

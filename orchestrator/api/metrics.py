@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from muster.protocol.instant import Instant
 from muster.protocol.states import JobState
+from orchestrator.api.http.access import TOKEN
 from orchestrator.api.traffic_metrics import traffic
 from orchestrator.core.engine.decide import VERSION
 from orchestrator.core.model.node import AdminState, LinkState
@@ -189,6 +190,11 @@ FAMILIES: Final = {
             ("method", "route", "status"),
         ),
         Family(
+            "muster_failed_logins",
+            "counter",
+            "Requests that were refused for want of a valid token.",
+        ),
+        Family(
             "muster_http_request_seconds",
             "histogram",
             "Duration until the answer was ready, or until the end of a stream.",
@@ -212,6 +218,7 @@ class HttpCounts:
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, str]] = Counter()
+        self.failed_logins = 0
         self.seconds: dict[str, Histogram] = {}
 
     def ended(self, request: web.Request, status: int, took_s: float) -> None:
@@ -220,6 +227,7 @@ class HttpCounts:
         route = resource.canonical if resource is not None else "other"
         method = request.method if resource is not None else "other"
         self.requests[method, route, str(status)] += 1
+        self.failed_logins += status in (401, 429) and TOKEN not in request
         self.seconds.setdefault(route, Histogram(SLOW_S)).add(took_s)
 
 
@@ -291,6 +299,7 @@ class MetricsApi(Collector):
         yield _values("muster_webhooks_waiting", {(): waiting})
         yield _values("muster_webhooks_dropped", {(): meters.webhooks_dropped})
         yield _values("muster_http_requests", self.http.requests)
+        yield _values("muster_failed_logins", {(): self.http.failed_logins})
         seconds = {(route,): found for route, found in self.http.seconds.items()}
         yield _histograms("muster_http_request_seconds", seconds)
 

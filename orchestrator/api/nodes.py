@@ -21,12 +21,14 @@ from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.query_params import NodesQuery
 from orchestrator.api.http.request_parsing import read_query, shown
 from orchestrator.api.http.responses import reply
+from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.http.tokens import TokenStore
 from orchestrator.core.engine.decide import VERSION
 from orchestrator.core.facts.effects import UNKNOWN_NODE
 from orchestrator.core.rights.rules import Action
 from orchestrator.core.scheduling.restore_hold import silent_nodes, why_held
 from orchestrator.core.views.display import node_seen
+from orchestrator.shell.bundles.store import BundleLimits
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.fd_limits import shortage
 
@@ -74,11 +76,15 @@ class NodesApi:
         tokens: TokenStore,
         access: AccessTable,
         owners: JobOwners,
+        rules: SubmitRules,
+        code: BundleLimits,
     ) -> None:
         self._coordinator = coordinator
         self._access = access
         self._owners = owners
         self._tokens = tokens
+        self._workdirs = rules.workdirs()
+        self._code_bytes_max = code.bundle_bytes
 
     async def nodes(self, request: web.Request) -> web.Response:
         query = read_query(request, NodesQuery)
@@ -129,6 +135,8 @@ class NodesApi:
                 role=role.value if role else "",
                 teams=tuple(sorted(self._tokens.teams_of(token.user))),
                 address=request.remote or "",
+                code_bytes_max=self._code_bytes_max,
+                workdirs=self._workdirs,
             )
         )
 

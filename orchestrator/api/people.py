@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections import Counter
+from collections.abc import Collection
 from typing import Final
 
 from aiohttp import web
@@ -21,7 +22,7 @@ from muster.http.people import (
     UserRequest,
     UserView,
 )
-from muster.protocol.ids import JobId
+from muster.protocol.ids import JobId, NodeName
 from muster.protocol.timestamp import maybe_timestamp, timestamp
 from muster.protocol.tokens import TokenClass
 from orchestrator.api.http.access import SUBJECT, TOKEN, AccessTable
@@ -29,6 +30,7 @@ from orchestrator.api.http.problems import ApiError, bad_field
 from orchestrator.api.http.query_params import TokensQuery
 from orchestrator.api.http.request_parsing import no_such_token, read_query, struct_body
 from orchestrator.api.http.responses import reply
+from orchestrator.api.http.stream_revocation import StreamRevocation
 from orchestrator.api.http.tokens import TokenStore
 from orchestrator.api.jobs import declined
 from orchestrator.core.facts.effects import Declined, PeopleChanged, Result
@@ -53,11 +55,17 @@ class PeopleApi:
     """Routes /v1/users, /v1/tokens and /v1/ca. `ca` is a PEM file, empty if clients need none."""
 
     def __init__(
-        self, coordinator: Coordinator, tokens: TokenStore, access: AccessTable, ca: bytes
+        self,
+        coordinator: Coordinator,
+        tokens: TokenStore,
+        access: AccessTable,
+        open_requests: StreamRevocation,
+        ca: bytes,
     ) -> None:
         self._coordinator = coordinator
         self._tokens = tokens
         self._access = access
+        self._open_requests = open_requests
         self._ca = ca
 
     async def users(self, _request: web.Request) -> web.Response:
@@ -214,9 +222,14 @@ class PeopleApi:
         jobs = self._coordinator.state.jobs
         return Counter(jobs[name].user for name in self._coordinator.index.open)
 
+    def _jobs_on(self, nodes: Collection[NodeName]) -> int:
+        known = self._coordinator.state.nodes
+        return len({job for name in nodes if name in known for job, _ in known[name].holders})
+
     def _token(self, token: KnownToken, jobs: Counter[str]) -> TokenView:
         role = self._tokens.role(token)
         join = token.class_ is TokenClass.JOIN
+        agents = self._open_requests.nodes_with(token.id) if join else set()
         return TokenView(
             id=token.id,
             role=TokenClass.JOIN.value if join else role.value if role else "",
@@ -225,8 +238,9 @@ class PeopleApi:
             created=timestamp(token.created),
             expires=maybe_timestamp(token.expires),
             used=maybe_timestamp(self._tokens.last_use(token)),
-            jobs=jobs[token.user] if token.user else 0,
+            jobs=self._jobs_on(agents) if join else jobs[token.user],
             problem=self._tokens.why_not(token),
+            agents=len(agents),
         )
 
 

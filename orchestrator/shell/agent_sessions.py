@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from muster.daemon.listen_address import is_loopback
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.ids import SessionId
+from muster.daemon.tls import peer_fingerprint
+from muster.protocol.ids import NodeName, SessionId
 from muster.protocol.link.codec import (
     FRAME_BYTES_MAX,
     CommandFrame,
@@ -47,6 +48,8 @@ HELLO_TIMEOUT_S: Final = 5.0
 OUTBOX_MAX: Final = 1 << 16
 """Commands that wait for one agent. The answer to a hello alone has one for each of its tasks."""
 WRITE_TIMEOUT_S: Final = 30.0
+NODE: Final = web.RequestKey("node", NodeName)
+"""Node of an open control connection."""
 _CLOSE_TIMEOUT_S: Final = 0.5
 _REASON_BYTES_MAX: Final = 120
 
@@ -155,8 +158,10 @@ class AgentSessions:
             hello = await _hello(session)
             said_hello = True
             session.log = log.bind(node=hello.node)
+            request[NODE] = hello.node
             local = _is_local(request, peer)
-            await self.coordinator.put(HelloReceived(session.id, hello, peer, local))
+            certificate = peer_fingerprint(request.transport)
+            await self.coordinator.put(HelloReceived(session.id, hello, peer, local, certificate))
             await self._read(session, self.coordinator)
         except ProtocolError as error:
             session.log.warning("agent_protocol_error", why=str(error))

@@ -33,6 +33,7 @@ class AuditLog:
         self._bytes_max = bytes_max
         self._waiting: deque[AuditEntry] = deque()
         self._work = asyncio.Event()
+        self._writing = asyncio.Lock()
         self._lost = 0
 
     def add(self, entry: AuditEntry) -> None:
@@ -50,7 +51,11 @@ class AuditLog:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write all entries added so far."""
+        """Write all entries added so far, in this order."""
+        async with self._writing:
+            await self._flush()
+
+    async def _flush(self) -> None:
         self._work.clear()
         batch, lost = list(self._waiting), self._lost
         self._waiting.clear()

@@ -1,5 +1,7 @@
 """Manifests: canonical, and refused unless the tree stays in its folder."""
 
+import tracemalloc
+
 import pytest
 
 from muster.bundle.manifest import (
@@ -49,9 +51,13 @@ def test_a_large_file_has_chunks() -> None:
         CodeManifest((file("x/.git"),)),
         CodeManifest((file("a" * 256),)),
         CodeManifest((file("a/" * 2500 + "a"),)),
+        CodeManifest((file("a/" * 64 + "a"),)),
         CodeManifest((file("a"), file("A"))),
         CodeManifest((file("x/a"), file("X/b"))),
         CodeManifest((file("a"), file("a/b"))),
+        CodeManifest((file("a/b/c"), file("a/b"))),
+        CodeManifest((file("a/b/c"), file("a/B/d"))),
+        CodeManifest((file("a"), File("b", 2, False, (ONE,)))),
         CodeManifest((file("a"), file("a"))),
         CodeManifest((file("a/b"),), (TreeLink("a", "c"),)),
         CodeManifest((), (TreeLink("a", "/etc/passwd"),)),
@@ -101,3 +107,24 @@ def test_links_within_the_tree() -> None:
         (file("d/x"),), (TreeLink("d/e/a", "../../d/x"), TreeLink("b", "./d"), TreeLink("c", "no"))
     )
     assert set(decode(encode(tree)).links) == set(tree.links)
+
+
+def test_the_memory_of_a_check_follows_the_size_of_the_manifest() -> None:
+    """Each prefix of these paths is another folder: kept as texts, they would be 400 MB."""
+    inner = "/".join(["a" * 60] * 62)
+    manifest = CodeManifest(tuple(file(f"{number:05}/{inner}/f") for number in range(3000)))
+    data = encode(manifest)
+    tracemalloc.start()
+    try:
+        decode(data)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 10 * len(data)
+
+
+def test_folders_count_as_files_do() -> None:
+    deep = "/".join("abcdefghij" * 5)
+    many = CodeManifest(tuple(file(f"{number}/{deep}/f") for number in range(8000)))
+    with pytest.raises(BadManifestError, match="files and folders"):
+        decode(encode(many))

@@ -21,8 +21,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from muster.bundle.pack import unpack
 from muster.http import job_actions as verbs
 from muster.http import views as api
+from muster.http.bundles import BundleView, MissingAnswer, PackAnswer
 from muster.http.fabric import FabricView
 from muster.protocol.states import ENDED_STATES, JobState
 from muster.protocol.timestamp import timestamp
@@ -101,6 +103,10 @@ class Script:
     first_answers: list[tuple[int, bytes, str]] = field(default_factory=list)
     # How many answers are cut in the middle of their body, the next ones.
     halves: int = 0
+    version: api.VersionView | None = None
+    # Code that was sent: manifests and chunks by their SHA-256.
+    bundles: dict[str, bytes] = field(default_factory=dict)
+    chunks: dict[str, bytes] = field(default_factory=dict)
     submitted: dict[str, Any] = field(default_factory=dict)
     cancelled: list[tuple[int, verbs.CancelRequest]] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
@@ -205,6 +211,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._serve("POST")
 
+    def do_PUT(self) -> None:
+        self._serve("PUT")
+
     def _serve(self, method: str) -> None:
         script = self.server.script
         url = urlsplit(self.path)
@@ -217,7 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
         if answer is not None:
             self._raw(*answer)
         elif self.headers["Authorization"] != f"Bearer {TOKEN}":
-            self._refuse(401, "unauthorized", "the token is missing, wrong or revoked")
+            self._refuse(401, "unauthorized", "the token is missing or wrong")
         else:
             self._route(method, url.path.removeprefix("/v1/").split("/"))
 
@@ -251,6 +260,22 @@ class _Handler(BaseHTTPRequestHandler):
                 self._cancel(int(number))
             case "GET", ["nodes"]:
                 self._nodes()
+            case "GET", ["bundles", sha256] if sha256 not in script.bundles:
+                self._refuse(404, "unknown_bundle", f"there is no bundle {sha256}")
+            case "GET", ["bundles", sha256]:
+                self._reply(BundleView(sha256, 0, len(script.bundles[sha256])))
+            case "PUT", ["bundles", sha256]:
+                script.bundles[sha256] = self.body
+                self._reply(BundleView(sha256, 0, len(self.body)), 201)
+            case "POST", ["blobs:missing"]:
+                wanted = json.loads(self.body)["chunks"]
+                self._reply(MissingAnswer(tuple(c for c in wanted if c not in script.chunks)))
+            case "POST", ["blobs"]:
+                sent = {chunk: bytes(content) for chunk, content in unpack(self.body)}
+                script.chunks.update(sent)
+                self._reply(PackAnswer(len(sent)), 201)
+            case "GET", ["version"] if script.version is not None:
+                self._reply(script.version)
             case "GET", ["version"]:
                 self._reply(api.VersionView("0.1.0", 1, 1, 7, "alice", "admin"))
             case _:

@@ -29,6 +29,13 @@ def wait(cluster: LocalCluster, job: str) -> int:
     return cluster.muster("wait", "--timeout", "60s", job, check=False).returncode
 
 
+def assert_forked(cluster: LocalCluster, job: str) -> None:
+    """Assert that the ranks of each node of the last attempt were started by fork."""
+    tasks = cluster.client().job(int(job)).attempts[-1].tasks
+    starts = {task.node: (task.start.method, task.start.why) for task in tasks if task.start}
+    assert starts == {task.node: ("fork", "") for task in tasks}
+
+
 def until(reached: Callable[[], bool], what: str) -> None:
     """Wait for something that sends no event, a file or a process of another program."""
     deadline = time.monotonic() + PATIENCE_S

@@ -13,7 +13,7 @@ from examples.local_cluster import LocalCluster
 from examples.namespace_cluster import NamespaceCluster
 from muster.http.views import JobView
 from muster.protocol.states import JobState
-from tests.cluster.jobs import await_file, environments, submit, until, wait
+from tests.cluster.jobs import assert_forked, await_file, environments, submit, until, wait
 
 # Some minutes: torch has to start six times, and 15 s pass before a node counts as gone.
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(400)]
@@ -91,6 +91,7 @@ def test_a_gang_grows_shrinks_and_comes_back(own_cluster: LocalCluster, tmp_path
     (attempt,) = view.attempts
     places = [(task.node_rank, task.left is None) for task in attempt.tasks]
     assert places == [(0, True), (1, False), (2, True)]
+    assert_forked(own_cluster, job)
     assert sum("joins" in step.text for step in view.timeline) == 2
     until(lambda: own_cluster.survivors() == [], "no process of the job is left")
 

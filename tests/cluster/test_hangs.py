@@ -17,7 +17,7 @@ import pytest
 from agent.probe import py_spy_check
 from examples.local_cluster import LocalCluster
 from tests.cluster.conftest import PORTS
-from tests.cluster.jobs import pid_of, submit, until
+from tests.cluster.jobs import assert_forked, pid_of, submit, until
 from tests.cluster.scripted_fabric import ScriptedCluster
 
 pytestmark = [
@@ -162,6 +162,7 @@ def test_a_rank_that_is_stopped_is_found_and_named(quick: LocalCluster, tmp_path
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGCONT)
     until(lambda: "it moves again" in quick.muster("events", job).stdout, "it moves again")
+    assert_forked(quick, job)
     end(quick, job)
 
 

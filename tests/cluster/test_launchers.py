@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from examples.local_cluster import LocalCluster
-from tests.cluster.jobs import submit, wait
+from tests.cluster.jobs import assert_forked, submit, wait
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch", reason="torch is not installed")
@@ -78,6 +78,7 @@ def environments(
         cluster, tmp_path, nodes=2, nproc_per_node=2, env={"PYTHONPATH": str(packages)}, **job
     )
     assert wait(cluster, number) == 0, cluster.muster("show", number).stdout
+    assert_forked(cluster, number)
     return [json.loads((tmp_path / f"found-{rank}").read_text()) for rank in range(4)]
 
 

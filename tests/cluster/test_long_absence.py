@@ -67,6 +67,59 @@ def test_a_job_outlives_a_coordinator_that_is_away(
         assert len((tmp_path / f"pids.{rank}").read_text().split()) == 1
 
 
+TERMS = 30
+# Notes each lease term that it has run for.
+COUNTS = f"""
+import os, pathlib, time
+rank = os.environ["RANK"]
+with open(f"pids.{{rank}}", "a") as file:
+    file.write(f"{{os.getpid()}}\n")
+while not os.path.exists("away"):
+    time.sleep(0.05)
+for term in range({TERMS}):
+    time.sleep({LEASE_S})
+    pathlib.Path(f"term.{{rank}}.{{term}}").write_text("over\n")
+print("rank", rank, "is done")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(TERMS * LEASE_S + 180)
+def test_a_gang_and_a_single_node_outlive_a_coordinator_for_thirty_leases(tmp_path: Path) -> None:
+    lease = {
+        "MUSTER_COORDINATOR_HEARTBEAT_S": "1",
+        "MUSTER_COORDINATOR_LEASE_S": f"{LEASE_S}",
+    }
+    with LocalCluster(tmp_path / "cluster", agents=3, env={**PORTS, **lease}) as cluster:
+        jobs = {}
+        for nodes in (1, 2):
+            folder = tmp_path / f"of-{nodes}"
+            folder.mkdir()
+            (folder / "counts.py").write_text(COUNTS)
+            name = submit(cluster, folder, nodes=nodes, launcher="torchrun", run=["counts.py"])
+            jobs[name] = (nodes, folder)
+        for name, (nodes, folder) in jobs.items():
+            await_running(cluster, name)
+            for rank in range(nodes):
+                await_file(folder / f"pids.{rank}")
+        cluster.coordinator.kill()
+        for _, folder in jobs.values():
+            (folder / "away").touch()
+        for term in range(TERMS):
+            for nodes, folder in jobs.values():
+                for rank in range(nodes):
+                    await_file(folder / f"term.{rank}.{term}")
+        cluster.coordinator.start()
+        cluster.wait_for_nodes()
+        for name, (nodes, folder) in jobs.items():
+            assert wait(cluster, name) == 0
+            assert len(cluster.client().job(int(name)).attempts) == 1
+            for rank in range(nodes):
+                assert f"rank {rank} is done" in log_of(cluster, name, "--rank", str(rank))
+                assert len((folder / f"pids.{rank}").read_text().split()) == 1
+    until(lambda: cluster.leftovers() == [], "no process of the cluster is left")
+
+
 # Writes which signals it got, and exits well at the second.
 WARNED = """
 import os, pathlib, signal, sys, time

@@ -10,7 +10,7 @@ import pytest
 
 from examples.local_cluster import LocalCluster
 from examples.namespace_cluster import NamespaceCluster
-from tests.cluster.jobs import alive, await_running, submit, until, wait
+from tests.cluster.jobs import alive, assert_forked, await_running, submit, until, wait
 
 FOUR_AND_TWO = {"node-1": 4, "node-2": 2}
 PLACES = [(rank, 1 if rank < 4 else 2, rank if rank < 4 else rank - 4) for rank in range(6)]
@@ -53,6 +53,29 @@ def test_four_and_two_under_torchrun(cluster: LocalCluster, tmp_path: Path) -> N
         line = rf"^\[node-{node} r{rank}\] local rank {local} of {of}$"
         assert re.search(line, printed, re.MULTILINE), printed
     assert ranks_of(cluster, job) == [[0, 1, 2, 3], [4, 5]]
+    assert_forked(cluster, job)
+
+
+@pytest.mark.torch
+def test_roles_with_scripts_of_their_own_under_torchrun(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    meets = 'import torch.distributed as dist\ndist.init_process_group("gloo")\ndist.barrier()\n'
+    ends = "dist.destroy_process_group()\n"
+    (tmp_path / "leads.py").write_text(f"{meets}print('leads')\n{ends}")
+    (tmp_path / "works.py").write_text(f"{meets}print('works')\n{ends}")
+    job = submit(
+        cluster,
+        tmp_path,
+        launcher="torchrun",
+        nodes=2,
+        run="works.py",
+        roles={"launcher": {"run": "leads.py"}},
+    )
+    assert wait(cluster, job) == 0
+    printed = cluster.muster("logs", "--rank", "all", "--no-prefix", job).stdout
+    assert sorted(printed.splitlines()) == ["leads", "works"]
+    assert_forked(cluster, job)
 
 
 def test_four_and_two_that_we_start(cluster: LocalCluster, tmp_path: Path) -> None:

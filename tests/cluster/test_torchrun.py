@@ -37,7 +37,7 @@ time.sleep(1000)
 
 def test_pi_on_three_nodes(cluster: LocalCluster) -> None:
     pi = EXAMPLES / "pi"
-    done = cluster.muster("submit", "-f", str(pi / "job.yaml"), "--set", f"workdir={pi}")
+    done = cluster.muster("submit", "-f", str(pi / "job.yaml"))
     job = done.stdout.strip()
     followed = cluster.muster("logs", "-f", "--rank", "all", "--tail", "all", "--exit-status", job)
     assert re.search(r"^\[node-1 r0\] pi = 3\.14159265359", followed.stdout, re.MULTILINE)
@@ -196,6 +196,7 @@ def test_a_demo_that_is_kept_can_be_used_and_ended(tmp_path: Path) -> None:
     try:
         used = subprocess.run(
             [MUSTER, "submit", "--nodes", "3", "--wait", "--", "true"],
+            cwd="/",
             env={**env, "MUSTER_CONFIG": config[1]},
             capture_output=True,
             check=False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.planted import bounds, dirty, hosts, logs, losses, meetings, trust
+from tests.planted import bounds, dirty, hosts, logs, losses, meetings, rights, trust
 
 EVERY = (
     *logs.BUGS,
@@ -12,4 +12,5 @@ EVERY = (
     *meetings.BUGS,
     *losses.BUGS,
     *trust.BUGS,
+    *rights.BUGS,
 )

@@ -83,7 +83,7 @@ def _without_the_seen(job: Job) -> Job:
         for task in attempt.tasks:
             task.activity, task.activity_at, task.silent = (), 0.0, ()
             task.idle_since = task.mute_at = None
-            task.terms = 0
+            task.terms, task.terms_at = 0, 0.0
     return job
 
 

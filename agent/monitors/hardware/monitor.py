@@ -77,11 +77,17 @@ class HardwareMonitor(Monitor):
         self._written_at = 0.0
         self._unwritten = False
         self._gpus: tuple[GpuDevice, ...] = ()
+        self._told: list[tuple[str, str]] = []
         self.watching = False
 
     def saw(self, devices: tuple[GpuDevice, ...]) -> None:
         """Record the result of a GPU check."""
         self._gpus = devices
+        self.stir()
+
+    def tell(self, code: str, text: str) -> None:
+        """Report a critical event that somebody else has found."""
+        self._told.append((code, text))
         self.stir()
 
     async def run(self, critical: Callable[[], object] = lambda: None) -> Never:
@@ -144,6 +150,7 @@ class HardwareMonitor(Monitor):
             before = self._ledger.last
             more = self._fd is not None and self._read(self._fd, judge=True)
             self._count()
+            self._take_told()
             fresh = [it for it in self._ledger.events if it.number > before]
             if fresh:
                 self._learn_gpus()
@@ -247,6 +254,12 @@ class HardwareMonitor(Monitor):
         if ailing != known:
             self._unwritten = True
             self._ledger = msgspec.structs.replace(self._ledger, ailing=tuple(sorted(ailing)))
+
+    def _take_told(self) -> None:
+        told, self._told = self._told, []
+        for code, text in told:
+            event = self._event(KernelEvent(code, Grade.CRITICAL, text))
+            self._ledger = self._ledger.with_event(event)
 
     def _uuid(self, pci: str) -> str:
         now = {gpu.pci: gpu.uuid for gpu in self._devices() if gpu.uuid}

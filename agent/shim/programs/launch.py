@@ -10,12 +10,12 @@ import os
 
 from agent.shim.messages import ShimExit, ShimRefusal, ShimStart
 from agent.shim.programs.bootstrap_channel import LOG_FOLDER, LOG_FOLDER_FD
+from agent.shim.programs.failure import Failure
 from agent.shim.programs.preparation import Preparation
 from agent.shim.programs.ranks import Ranks, error_file
 from agent.shim.programs.runner import (
     EXIT_CANNOT_RUN,
     EXIT_NOT_FOUND,
-    Failure,
     Program,
     RunnerReport,
 )

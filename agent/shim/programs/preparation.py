@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from agent.shim.exit_record import TORCHRUN_LOGS, Logs
 from agent.shim.messages import PROCESSES, TORCHRUN, ShimExit, ShimPrepare
 from agent.shim.programs.bootstrap_channel import EXIT_TOO_OLD, LAST_PACKETS, PRELUDE, Gate
-from agent.shim.programs.runner import Failure, Program, RunnerReport, describe
+from agent.shim.programs.failure import Failure, describe
+from agent.shim.programs.runner import Program, RunnerReport
 from agent.shim.programs.runners import OnReport, RunnerProcess, Runners
 from agent.shim.system.credentials import Credentials, base_environment
 from agent.shim.system.event_loop import Loop, now
@@ -203,7 +204,7 @@ class Preparation:
             self.identity,
             cwd,
             self._command.no_new_privileges,
-            self._command.hosts,
+            self._children.namespace,
             answered,
             programs,
             path,
@@ -244,6 +245,35 @@ class Preparation:
             return
         self.identity = identity
         self._logs.own(identity.uid, identity.gid)
+        hosts, places = self._command.hosts, self._command.places
+        if hosts is None and places is None:
+            self._in_place(child)
+            return
+
+        def apart(report: RunnerReport) -> None:
+            if self._over or self._refused_early(report, RefusalCode.SPAWN_FAILED):
+                return
+            try:
+                # No program of the job runs yet that could have put another in its place.
+                self._children.share(child)
+            except OSError as error:
+                text = f"The mount namespace of the task cannot be kept: {error.strerror}."
+                self._refuse(RefusalCode.SPAWN_FAILED, text)
+                return
+            self._in_place(child)
+
+        child.go_apart(
+            identity,
+            hosts,
+            places,
+            self._in_time(
+                "The job got no places of its own: no answer",
+                "a file system hangs on this node; check its mounts",
+                apart,
+            ),
+        )
+
+    def _in_place(self, child: RunnerProcess) -> None:
         if self._command.setup:
             self._setup(self._command.setup, child)
         else:

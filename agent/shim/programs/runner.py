@@ -25,12 +25,13 @@ import signal
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from agent.shim.messages import ShimHosts
+from agent.shim.messages import ShimHosts, ShimPlaces
+from agent.shim.programs import private_places
+from agent.shim.programs.failure import Failure
 from agent.shim.system import syscalls
 from agent.shim.system.cgroup import Cgroup
 from agent.shim.system.credentials import Credentials, look_up, take_on
 from agent.shim.system.event_loop import close_quietly
-from muster.protocol.refusal_codes import RefusalCode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,30 +83,6 @@ class Program:
         self.python = python
 
 
-class Failure:
-    """Why a runner could not carry out an order. `stage`: log, fork, look_up, hosts, user, folder,
-    program.
-    """
-
-    __slots__ = ("code", "path", "stage", "text")
-
-    def __init__(self, stage: str, path: str, code: int, text: str) -> None:
-        self.stage = stage
-        self.path = path
-        self.code = code
-        self.text = text
-
-    @classmethod
-    def of(cls, error: OSError, stage: str, path: str) -> Failure:
-        return cls(stage, path, error.errno or 0, error.strerror or str(error))
-
-    @property
-    def refusal(self) -> RefusalCode:
-        """The refusal code for this failure, if its stage has none of its own."""
-        full = self.stage == "log" and self.code in (errno.ENOSPC, errno.EDQUOT)
-        return RefusalCode.NO_SPACE if full else RefusalCode.SPAWN_FAILED
-
-
 class RunnerReport:
     """The answer of a runner."""
 
@@ -138,29 +115,38 @@ class Runner:
         """Request the account of that name; the result is an Identity's fields."""
         self._send({"do": "look_up", "name": name})
 
+    def go_apart(
+        self, identity: Credentials, hosts: ShimHosts | None, places: ShimPlaces | None
+    ) -> None:
+        """Order: make the mount namespace of the task, with its hosts file and places."""
+        order: dict[str, object] = {
+            "identity": _fields(identity),
+            "hosts": None if hosts is None else vars(hosts),
+            "places": None if places is None else vars(places),
+        }
+        self._send({"do": "go_apart", **order})
+
     def enter(
         self,
         identity: Credentials,
         cwd: str,
         no_new_privileges: bool,
-        hosts: ShimHosts | None = None,
+        namespace: int | None = None,
         programs: Sequence[str] = (),
         path: str = "",
     ) -> None:
-        """Order: mount the task's hosts file, take on the user and enter the folder. One of
+        """Order: join the mount namespace, take on the user and enter the folder. One of
         `programs`, if there are any, has to be executable there; bare names are looked up in
         `path`.
         """
-        fields = {name: getattr(identity, name) for name in Credentials.__slots__}
         order: dict[str, object] = {
-            "identity": fields,
+            "identity": _fields(identity),
             "cwd": cwd,
             "no_new_privileges": no_new_privileges,
-            "hosts": None if hosts is None else [hosts.source, hosts.target],
             "programs": list(programs),
             "path": path,
         }
-        self._send({"do": "enter", **order})
+        self._send({"do": "enter", **order}, [] if namespace is None else [namespace])
 
     def become(self, program: Program) -> None:
         """Order: exec `program`."""
@@ -195,6 +181,10 @@ class Runner:
             self.channel.sendmsg([marshal.dumps(order, _PLAIN)], rights)
         except OSError:
             return
+
+
+def _fields(identity: Credentials) -> dict[str, object]:
+    return {name: getattr(identity, name) for name in Credentials.__slots__}
 
 
 def fork_runner(cgroup: Cgroup | None, rehearsed: bool = False) -> Runner:
@@ -265,8 +255,10 @@ class _Orders:
                 match order.get("do"):
                     case "look_up":
                         self._look_up(str(order["name"]))
+                    case "go_apart":
+                        self._go_apart(order)
                     case "enter":
-                        self._enter(order)
+                        self._enter(order, fds)
                     case "become":
                         self._become(order, fds)
                     case _:
@@ -293,14 +285,25 @@ class _Orders:
     def _look_up(self, name: str) -> None:
         self._stage, self._path = "look_up", name
         found = look_up(name)
-        self._answer({field: getattr(found, field) for field in Credentials.__slots__})
+        self._answer(_fields(found))
 
-    def _enter(self, order: dict[str, object]) -> None:
+    def _go_apart(self, order: dict[str, Any]) -> None:
+        identity = Credentials(**order["identity"])
+        hosts, places = order["hosts"], order["places"]
+        self._stage = "apart"
+        for self._path in private_places.make(
+            identity,
+            None if hosts is None else ShimHosts(**hosts),
+            None if places is None else ShimPlaces(**places),
+        ):
+            pass
+        os.write(self._answers, _DONE)
+
+    def _enter(self, order: dict[str, object], fds: list[int]) -> None:
         identity = Credentials(**order["identity"])  # type: ignore[arg-type]
-        hosts = order["hosts"]
-        if isinstance(hosts, list):
-            self._stage, self._path = "hosts", hosts[1]
-            syscalls.bind_privately(*hosts)
+        self._stage, self._path = "apart", "mount namespace"
+        for namespace in fds:
+            syscalls.join_mounts(namespace)
         self._stage, self._path = "user", identity.name
         take_on(identity, order["no_new_privileges"] is True)
         self._stage, self._path = "folder", str(order["cwd"])
@@ -456,39 +459,3 @@ def _paths(candidates: Sequence[str], env: Mapping[str, str]) -> Iterator[tuple[
 
 def _absolute(path: str) -> str:
     return path if path.startswith("/") else os.path.join(os.getcwd(), path)
-
-
-def describe(failure: Failure, user: str) -> str:
-    """Describe the failure in one sentence: what failed, on which path, what to do."""
-    match failure.stage:
-        case "log":
-            return f"{failure.path} cannot be made in the agent's state_dir: {failure.text}."
-        case "hosts":
-            return (
-                f"The job cannot get a {failure.path} of its own: {failure.text}."
-                " The agent has to run as root, or without `hosts.mode: private`."
-            )
-        case "user":
-            return (
-                f"This node could not become user {failure.path}: {failure.text}."
-                " The agent has to run as root."
-            )
-        case "folder":
-            return (
-                f"User {user} cannot enter the folder {failure.path}: {failure.text}."
-                " Make it on this node or name another `workdir`."
-            )
-        case "program" if failure.code == errno.ENOENT:
-            return (
-                f"The program {failure.path!r} was not found for user {user};"
-                " check its name and PATH."
-            )
-        case "program" if failure.code == errno.ENOEXEC:
-            return (
-                f"{failure.path} is not a program: give it a first line such as #!/bin/sh,"
-                " or call its interpreter."
-            )
-        case "program":
-            return f"User {user} cannot run {failure.path!r}: {failure.text}."
-        case _:
-            return f"{failure.text or failure.stage} ({failure.path})."

@@ -7,7 +7,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from agent.shim.messages import ShimExit, ShimHosts
+from agent.shim.messages import ShimExit, ShimHosts, ShimPlaces
 from agent.shim.programs.runner import PACKET_BYTES_MAX, Program, Runner, RunnerReport, fork_runner
 from agent.shim.status import exit_of
 from agent.shim.system.cgroup import Cgroup
@@ -41,19 +41,30 @@ class RunnerProcess:
         self._waiting.append(on_report)
         self._runner.look_up(name)
 
+    def go_apart(
+        self,
+        identity: Credentials,
+        hosts: ShimHosts | None,
+        places: ShimPlaces | None,
+        on_report: OnReport,
+    ) -> None:
+        """As Runner.go_apart."""
+        self._waiting.append(on_report)
+        self._runner.go_apart(identity, hosts, places)
+
     def enter(
         self,
         identity: Credentials,
         cwd: str,
         no_new_privileges: bool,
-        hosts: ShimHosts | None,
+        namespace: int | None,
         on_report: OnReport,
         programs: Sequence[str] = (),
         path: str = "",
     ) -> None:
         """As Runner.enter."""
         self._waiting.append(on_report)
-        self._runner.enter(identity, cwd, no_new_privileges, hosts, programs, path)
+        self._runner.enter(identity, cwd, no_new_privileges, namespace, programs, path)
 
     def become(self, program: Program, on_report: OnReport) -> None:
         """As Runner.become."""
@@ -109,6 +120,8 @@ class Runners:
         self._cgroup = cgroup
         self._orphan_ended = orphan_ended
         self._children: dict[int, RunnerProcess] = {}
+        # The mount namespace of the task, if it has one.
+        self.namespace: int | None = None
         self._spare = None if runner is None else self._keep(runner)
 
     def take(self) -> RunnerProcess:
@@ -147,6 +160,12 @@ class Runners:
         """
         for child in (*self._children.values(), *filter(None, [self._spare])):
             child.close()
+        if self.namespace is not None:
+            os.close(self.namespace)
+
+    def share(self, child: RunnerProcess) -> None:
+        """Keep the mount namespace of a runner for later ones. Raises OSError."""
+        self.namespace = os.open(f"/proc/{child.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
     def _keep(self, runner: Runner) -> RunnerProcess:
         child = self._children[runner.pid] = RunnerProcess(runner, self._loop)

@@ -20,6 +20,9 @@ FD_MAX = 2**31 - 1
 _CLONE_INTO_CGROUP = 0x200000000
 
 _CLONE_NEWNS = 0x20000
+_MS_NOSUID = 2
+_MS_NODEV = 4
+_MS_NOEXEC = 8
 _MS_BIND = 4096
 _MS_REC = 16384
 _MS_PRIVATE = 1 << 18
@@ -101,15 +104,39 @@ def unblock_signals() -> None:
     _sigprocmask(_SIG_SETMASK, _NO_SIGNALS, None)
 
 
-def bind_privately(source: str, target: str) -> None:
-    """Give the calling thread a mount namespace in which `target` is `source`. Raises OSError.
+def own_mounts() -> None:
+    """Give the calling thread a mount namespace of its own. Raises OSError.
 
     Later mounts of the machine appear in it too, such as home folders that an automounter mounts.
     Its own mounts appear nowhere else.
     """
     _check(_libc.unshare(ctypes.c_int(_CLONE_NEWNS)))
     _mount(None, "/", _MS_REC | _MS_SLAVE)
-    _mount(source, target, _MS_BIND)
+
+
+def join_mounts(namespace: int) -> None:
+    """Move the calling process to a mount namespace, and to its root. Raises OSError."""
+    _check(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(_CLONE_NEWNS)))
+
+
+def bind(source: str | int, target: str) -> None:
+    """Mount `source`, a path or a descriptor, over `target`, with all mounts below. Raises
+    OSError.
+    """
+    path = source if isinstance(source, str) else f"/proc/self/fd/{source}"
+    _mount(path, target, _MS_BIND | _MS_REC)
+
+
+def mount_new(kind: str, target: str, options: str, runs_programs: bool) -> None:
+    """Mount a new file system of a kind (tmpfs, proc) over `target`. Raises OSError."""
+    flags = _MS_NOSUID | _MS_NODEV | (0 if runs_programs else _MS_NOEXEC)
+    _mount(kind, target, flags, kind, options)
+
+
+def bind_privately(source: str, target: str) -> None:
+    """Give the calling thread a mount namespace in which `target` is `source`. Raises OSError."""
+    own_mounts()
+    bind(source, target)
 
 
 def unmount(fd: int) -> None:
@@ -123,9 +150,13 @@ def unmount(fd: int) -> None:
     _check(_libc.umount2(os.fsencode(target), ctypes.c_int(_MNT_DETACH)))
 
 
-def _mount(source: str | None, target: str, flags: int) -> None:
+def _mount(
+    source: str | None, target: str, flags: int, kind: str | None = None, options: str = ""
+) -> None:
     said = None if source is None else os.fsencode(source)
-    _check(_libc.mount(said, os.fsencode(target), None, ctypes.c_ulong(flags), None))
+    of_kind = None if kind is None else kind.encode()
+    more = options.encode() or None
+    _check(_libc.mount(said, os.fsencode(target), of_kind, ctypes.c_ulong(flags), more))
 
 
 def _check(result: int) -> None:

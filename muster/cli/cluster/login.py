@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import os
 import tempfile
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 _PRIVATE: Final = 0o600
 _PREFIX: Final = "ml1"
-_CA_BYTES_MAX: Final = 1 << 18
-_CA_TIMEOUT_S: Final = 30.0
 
 
 class _Pinned(NamedTuple):
@@ -101,34 +98,16 @@ def _pinned(text: str) -> _Pinned | None:
 
 
 def _fetched_ca(url: str, sha256: str) -> bytes:
-    """Fetch the CA over a connection that proves nothing, and compare its digest. The token is not
-    sent before. Raises RefusedError."""
-    from http.client import HTTPException, HTTPSConnection
-    from ssl import CERT_NONE, create_default_context
+    """Fetch the CA, which proves itself by its digest. Raises RefusedError."""
+    from muster.client.pinned_ca import CaError, fetch_ca
 
     parts = check_url(url)
     if parts.scheme != "https":
         raise RefusedError(f"{url} has no TLS, and this token is for a coordinator with TLS")
-    context = create_default_context()
-    context.check_hostname = False
-    context.verify_mode = CERT_NONE
-    connection = HTTPSConnection(
-        parts.hostname or "", parts.port or 443, timeout=_CA_TIMEOUT_S, context=context
-    )
     try:
-        connection.request("GET", "/v1/ca")
-        answer = connection.getresponse()
-        pem = answer.read(_CA_BYTES_MAX)
-    except (OSError, HTTPException) as error:
-        raise RefusedError(f"the CA cannot be fetched from {url}: {error}") from error
-    finally:
-        connection.close()
-    if answer.status != 200 or not hmac.compare_digest(hashlib.sha256(pem).hexdigest(), sha256):
-        raise RefusedError(
-            f"{url} shows another CA than the one that the token names; the token was not sent\n"
-            "  check the address; if the coordinator has a new CA, ask an admin for a new token"
-        )
-    return pem
+        return fetch_ca(parts.hostname or "", parts.port or 443, sha256)
+    except CaError as error:
+        raise RefusedError(str(error)) from error
 
 
 def _checked_with(url: str, token: str, pem: bytes, folder: Path) -> VersionView:

@@ -16,17 +16,50 @@ from muster.bundle.scan import ScanError, Scanned, read_chunk, scan, size_text, 
 from muster.bundle.sources import folder_of, remember
 from muster.bundle.suspects import data_sets, secrets
 from muster.cli.errors import RefusedError
+from muster.cli.input.job_input import JobInput
 from muster.cli.output.format import note, safe
+from muster.cli.output.progress import Progress
 from muster.client import ApiError, Client
 from muster.spec.model import Argv, JobSpec, Launcher
 
 _NAMED: Final = 10
+_LARGE_BYTES: Final = 50 << 20
+_LARGE_FILES: Final = 5000
 _UNKNOWN: Final = "unknown_bundle"
 _TOO_MUCH: Final = "too_much_code"
 
 
-def read_code(folder: Path, environ: Mapping[str, str]) -> Scanned:
-    """Scan the folder of a job's code. Raises RefusedError."""
+def ship(client: Client, job: JobInput, folder: Path) -> JobInput:
+    """Send the code of a job, and return the job with its hash. A folder that the job does not name
+    stays here if the job's pool has one. Raises ClientError and RefusedError."""
+    coordinator = client.version()
+    if job.by_default and (there := coordinator.workdirs.get(job.spec.pool)) is not None:
+        note(f"workdir: {safe(there)}, by the defaults of pool {safe(job.spec.pool)}")
+        return job
+    code = read_code(job, folder, coordinator.code_bytes_max)
+    shipped = with_code(job, code)
+    if shipped is not job:
+        send_code(client, code)
+    return shipped
+
+
+def with_code(job: JobInput, code: Scanned) -> JobInput:
+    """Return the job with the hash of its code. An empty folder that it does not name is left
+    out."""
+    empty = not (code.manifest.files or code.manifest.links)
+    return job if job.by_default and empty else job.with_bundle(code.sha256)
+
+
+def read_code(job: JobInput, folder: Path, bytes_max: int = 0) -> Scanned:
+    """Scan the folder of a job's code, and report what its author should know before it is sent.
+    Raises RefusedError, also for more than `bytes_max` if that is not 0."""
+    found = _scan(folder, bytes_max)
+    for said in remarks(found, job):
+        note(safe(said))
+    return found
+
+
+def _scan(folder: Path, bytes_max: int = 0) -> Scanned:
     with _refusals():
         if not folder.is_dir():
             raise ScanError(
@@ -34,7 +67,10 @@ def read_code(folder: Path, environ: Mapping[str, str]) -> Scanned:
                 "a relative `workdir` is a folder beside the job file, which is sent to the "
                 "nodes; write an absolute path for one that the nodes have",
             )
-        return scan(folder, cache_folder(environ))
+        progress = Progress("reading code", sys.stderr)
+        found = scan(folder, cache_folder(os.environ), bytes_max=bytes_max, show=progress.show)
+        progress.end()
+        return found
 
 
 @contextmanager
@@ -48,11 +84,16 @@ def _refusals() -> Iterator[None]:
         raise RefusedError("\n".join(map(safe, lines + hint))) from None
 
 
-def remarks(code: Scanned, spec: JobSpec) -> Iterator[str]:
+def remarks(code: Scanned, job: JobInput) -> Iterator[str]:
     """Yield what users should know before the code is sent."""
     files = code.manifest.files
-    what = f"{len(files) + len(code.manifest.links)} files, {size_text(code.manifest.size)}"
-    yield f"code: {code.folder} ({what}) travels with the job"
+    size, number = code.manifest.size, len(files) + len(code.manifest.links)
+    yield f"code: {code.folder} ({number} files, {size_text(size)}) travels with the job"
+    if job.by_default and (size > _LARGE_BYTES or number > _LARGE_FILES):
+        yield (
+            "this is all of the folder, since the job names no `workdir`; if it needs none of it: "
+            "--set workdir=none; what it does not need can be named in .musterignore"
+        )
     if found := secrets(files):
         yield (
             f"the code has files that look like secrets: {_some(found)}; name them in "
@@ -61,7 +102,7 @@ def remarks(code: Scanned, spec: JobSpec) -> Iterator[str]:
     if large := data_sets(files):
         named = [f"{file.path} ({size_text(file.size)})" for file in large]
         yield f"the code has files that look like data: {_some(named)}"
-    if (script := _script(spec)) is not None and script not in code.manifest.paths():
+    if (script := _script(job.spec)) is not None and script not in code.manifest.paths():
         yield f"{script} is not in the code that travels with the job{_why_not(code, script)}"
 
 
@@ -92,7 +133,7 @@ def send_again(client: Client, number: int) -> Scanned:
             f"the code of job {number} was not sent from this machine and account\n"
             "  submit its job file: muster submit -f FILE"
         )
-    code = read_code(folder, os.environ)
+    code = _scan(folder, client.version().code_bytes_max)
     send_code(client, code)
     return code
 
@@ -115,14 +156,16 @@ def _send(client: Client, code: Scanned) -> None:
         raise too_large(error.problem.detail, sizes) from error
     total, sent = sum(missing.values()), 0
     where = _places(code.manifest.files, missing)
-    progress = _Progress(total)
+    progress = Progress("sending code", sys.stderr)
+    progress.show(0, total)
     for batch in batches(missing):
         contents = [(chunk, _content(code.folder, where[chunk], chunk)) for chunk in batch]
         client.send_chunks(pack(contents))
         sent += sum(missing[chunk] for chunk in batch)
-        progress.show(sent)
+        progress.show(sent, total)
     client.send_manifest(sha256, code.data)
-    progress.end(len(missing))
+    progress.end()
+    note(f"sent {size_text(total)} of code in {len(missing)} new pieces")
 
 
 def _content(folder: Path, place: tuple[str, int], chunk: str) -> bytes:
@@ -143,25 +186,6 @@ def _places(files: tuple[File, ...], wanted: Mapping[str, int]) -> dict[str, tup
         for number, chunk in enumerate(file.chunks)
         if chunk in wanted
     }
-
-
-class _Progress:
-    """Progress of an upload on standard error, if that is a terminal."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._shown = sys.stderr.isatty()
-        self.show(0)
-
-    def show(self, sent: int) -> None:
-        if self._shown and self._total:
-            line = f"\rsending code: {size_text(sent)} of {size_text(self._total)}   "
-            print(line, end="", file=sys.stderr, flush=True)
-
-    def end(self, chunks: int) -> None:
-        if self._shown and self._total:
-            print(file=sys.stderr)
-        note(f"sent {size_text(self._total)} of code in {chunks} new pieces")
 
 
 def _script(spec: JobSpec) -> str | None:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import click
 from msgspec.structs import replace
 
+from muster.cli.input.unasked import may_travel_unasked
 from muster.cli.output.format import safe
 from muster.spec.errors import SpecError
 from muster.spec.from_command import from_command
@@ -46,19 +47,20 @@ class JobInput(NamedTuple):
 
     Values that were not given stay out of `mapping`, so that the coordinator chooses the defaults.
     `code` is the folder whose content travels with the job; then `mapping` and `spec` lack it until
-    `with_bundle` adds its hash.
+    `with_bundle` adds its hash. `by_default`: the job does not name that folder.
     """
 
     spec: JobSpec
     mapping: dict[str, object]
     notes: tuple[str, ...]
     code: Path | None = None
+    by_default: bool = False
 
     def with_bundle(self, sha256: str) -> JobInput:
         """Return the job with the hash of its code."""
         mapping = {**self.mapping, "workdir": {"bundle": sha256}}
         spec = replace(self.spec, workdir=None, bundle=sha256)
-        return JobInput(spec, mapping, self.notes, self.code)
+        return self._replace(spec=spec, mapping=mapping)
 
 
 def read_job(typed: Typed, environ: Mapping[str, str]) -> JobInput:
@@ -78,8 +80,6 @@ def _read(typed: Typed, environ: Mapping[str, str], notes: list[str]) -> JobInpu
     tree, document = override_document(document, typed.sets, typed.env, options=typed.options)
     if typed.command:
         tree, document = _with_command(tree, document, typed, notes)
-    if typed.sbatch is not None:
-        tree, document = _in_this_folder(tree, document, notes)
     spec = parse_document(document, environ)
     if typed.nccl_debug:
         silent = spec.env.get(_NCCL_DEBUG, _NCCL_TALKATIVE[0]).upper() not in _NCCL_TALKATIVE
@@ -87,16 +87,23 @@ def _read(typed: Typed, environ: Mapping[str, str], notes: list[str]) -> JobInpu
         tree, document = override_document(document, ["nccl_debug=true"], env)
         spec = parse_document(document, environ)
     notes += _script_not_here(spec)
-    return JobInput(spec, _filled(tree, spec), tuple(notes), _code_folder(spec, typed))
+    by_default = tree.get("workdir") is None
+    code = _code_folder("." if by_default else spec.workdir, typed)
+    if by_default and code is not None and not may_travel_unasked(code, spec, environ):
+        code = None
+        notes.append(
+            "workdir: an empty folder, because this one is no project's, and is not sent unasked"
+        )
+    return JobInput(spec, _filled(tree, spec), tuple(notes), code, by_default)
 
 
-def _code_folder(spec: JobSpec, typed: Typed) -> Path | None:
+def _code_folder(workdir: str | None, typed: Typed) -> Path | None:
     """Return the folder that a relative `workdir` names: beside the job file, or here."""
-    if spec.workdir is None or spec.workdir.startswith("/"):
+    if workdir is None or workdir.startswith("/"):
         return None
     beside = typed.file is not None and typed.file != STDIN
     base = Path(typed.file or "").parent if beside else Path()
-    folder = (base / spec.workdir).absolute()
+    folder = (base / workdir).absolute()
     return Path(os.path.normpath(folder))
 
 
@@ -165,20 +172,7 @@ def _with_command(
     changed = {**tree, **made.mapping}
     gone = set(made.mapping)
     lines = {path: line for path, line in document.lines.items() if path not in gone}
-    document = replace(document, tree=changed, lines=lines)
-    return _in_this_folder(changed, document, notes) if typed.file is None else (changed, document)
-
-
-def _in_this_folder(
-    tree: dict[str, object], document: Document, notes: list[str]
-) -> tuple[dict[str, object], Document]:
-    """Set `workdir` to the current folder if the job has none."""
-    if "workdir" in tree:
-        return tree, document
-    here = str(Path.cwd())
-    notes.append(f"workdir: {here} (this folder, which the nodes must have too)")
-    changed = {**tree, "workdir": here}
-    return changed, replace(document, tree=changed)
+    return changed, replace(document, tree=changed, lines=lines)
 
 
 def _text(file: str) -> str:

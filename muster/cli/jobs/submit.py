@@ -6,8 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
@@ -29,9 +28,6 @@ from muster.http.views import JobSummary
 from muster.protocol.outcome import EXIT_CLIENT, EXIT_NEVER_STARTED
 from muster.spec.checks.env_advice import env_advice
 from muster.spec.serialize import to_mapping
-
-if TYPE_CHECKING:
-    from muster.bundle.scan import Scanned
 
 # Statuses that concern the job, not the coordinator or the connection.
 _REFUSED: Final = frozenset({400, 413, 422})
@@ -214,20 +210,17 @@ def command(
     job = read_job(Typed(file, command, sets, env, given, sbatch, nccl_debug), os.environ)
     for said in job.notes:
         note(safe(said))
-    code = None if job.code is None else _code_of(job, job.code)
     if lists:
-        return _list_files(code)
-    if code is not None:
-        job = job.with_bundle(code.sha256)
+        return _list_files(job)
     if dry_run:
         return _check_only(job, as_json=as_json)
     for advice in env_advice(job.spec):
         note(safe(advice))
     client = connect()
-    if code is not None:
-        from muster.cli.input.code import send_code
+    if job.code is not None:
+        from muster.cli.input.code import ship
 
-        send_code(client, code)
+        job = ship(client, job, job.code)
     summary = _hand_over(client, job, key)
     # Note this first: the job is submitted even if the following output cannot be printed.
     note(f"submitted job {summary.id} ({safe(summary.name)}), {summary.state.value}")
@@ -243,23 +236,13 @@ def command(
     return exit_code
 
 
-def _code_of(job: JobInput, folder: Path) -> Scanned:
-    """Scan the code of a job, and report what its author should know before it is sent."""
-    from muster.cli.input.code import read_code, remarks
-
-    found = read_code(folder, os.environ)
-    for said in remarks(found, job.spec):
-        note(safe(said))
-    return found
-
-
-def _list_files(code: Scanned | None) -> int:
-    from muster.cli.input.code import listed
-
-    if code is None:
+def _list_files(job: JobInput) -> int:
+    if job.code is None:
         note("no files travel with this job: its `workdir` is a folder of the nodes, or none")
-    else:
-        print(listed(code))
+        return 0
+    from muster.cli.input.code import listed, read_code
+
+    print(listed(read_code(job, job.code)))
     return 0
 
 
@@ -282,17 +265,24 @@ def _check_usage(file: str | None, sbatch: str | None, command: tuple[str, ...])
 
 def _check_only(job: JobInput, *, as_json: bool) -> int:
     """Check the job here and, if it answers, by the coordinator; print it with its defaults."""
+    sent = job
+    if job.code is not None:
+        from muster.cli.input.code import read_code, with_code
+
+        sent = with_code(job, read_code(job, job.code))
     try:
-        found = connect().validate(job.mapping)
+        # The pool's own `workdir` is preferred to the folder that a job does not name.
+        found = connect().validate((job if job.by_default else sent).mapping)
     except ClientError as error:
         if isinstance(error, ApiError) and error.status in _REFUSED:
             raise
-        _print_job(to_mapping(job.spec), as_json=as_json)
+        _print_job(to_mapping(sent.spec), as_json=as_json)
         for advice in env_advice(job.spec):
             note(safe(advice))
         note(f"checked here only, not against the nodes: {safe(str(error))}")
         return 0
-    _print_job(found.spec, as_json=as_json)
+    code = {key: sent.mapping[key] for key in ("workdir",) if key in sent.mapping}
+    _print_job({**code, **found.spec}, as_json=as_json)
     if found.pool_defaults:
         keys = ", ".join(map(safe, found.pool_defaults))
         note(f"of pool {safe(str(found.spec.get('pool', '')))}, by its defaults: {keys}")

@@ -9,7 +9,7 @@ from aiohttp.typedefs import Middleware
 
 from muster.daemon.errors import DaemonError
 from muster.protocol.tokens import TokenClass
-from orchestrator.api.http.access import TOKEN, AccessTable
+from orchestrator.api.http.access import FOREIGN, REFUSED, TOKEN, AccessTable
 from orchestrator.api.http.connection_limits import GuardedConnection
 from orchestrator.api.http.cross_origin import Origins
 from orchestrator.api.http.problems import (
@@ -158,9 +158,9 @@ def _check_size(request: web.Request) -> None:
 
 
 def _log_request(request: web.Request, status: int, took_s: float) -> None:
-    token = request.get(TOKEN)
-    # Log requests that change something. Successful reads are too many.
-    quiet = request.method in {"GET", "HEAD"} and status < 400
+    token = request.get(TOKEN) or request.get(REFUSED)
+    # Log requests that change something, and reads of others' jobs. Other reads are too many.
+    quiet = request.method in {"GET", "HEAD"} and status < 400 and FOREIGN not in request
     (_log.debug if quiet else _log.info)(
         "request",
         method=request.method,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from muster.http.views import FieldProblem
 from muster.spec.model import JobSpec
-from muster.spec.pool_defaults import PoolDefaults
+from muster.spec.pool_defaults import PoolDefaults, check_defaults
 from orchestrator.api.http.problems import ApiError
 from orchestrator.webhooks.allowlist import AllowedPlace, refused
 
@@ -17,6 +17,11 @@ class SubmitRules:
 
     defaults: PoolDefaults = field(default_factory=dict)
     webhooks: tuple[AllowedPlace, ...] = ()
+
+    def workdirs(self) -> dict[str, str]:
+        """The `workdir` that each pool sets for its jobs, of those that do."""
+        specs = {pool: check_defaults(pool, dict(tree)) for pool, tree in self.defaults.items()}
+        return {pool: spec.workdir for pool, spec in specs.items() if spec.workdir is not None}
 
     def check(self, spec: JobSpec) -> None:
         """Check a job. Raises ApiError (422)."""

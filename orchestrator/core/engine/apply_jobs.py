@@ -94,6 +94,7 @@ def _apply_change(
             job.spec = structs.replace(job.spec, **changes)
             if job.current is not None and time_limit_s is not UNSET:
                 job.current.terms += 1
+                job.current.limit_terms = job.current.terms
             if waits:
                 enqueue(state, job)
         case _:

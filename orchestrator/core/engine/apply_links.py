@@ -43,7 +43,7 @@ def apply_cluster(state: State, fact: cf.OfCluster | QueuesPlanned | QueuesDue) 
             state.look_number = 0
             for job in state.jobs.values():
                 for task in () if job.current is None else job.current.tasks:
-                    task.mute_at = None
+                    task.mute_at, task.terms, task.terms_at = None, 0, 0.0
             for node in state.nodes.values():
                 _reset(node)
             state.judged_from, state.new_nodes = 0.0, NewNodes()

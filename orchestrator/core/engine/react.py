@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from muster.protocol.ids import NodeName, TaskId, parse_task_id
+from muster.protocol.ids import NodeName, TaskId, parse_task_id, task_id
 from muster.protocol.instant import Instant
 from muster.protocol.states import TaskState
 from orchestrator.core.engine.timers import phase_timers, traffic_timer
@@ -23,6 +23,7 @@ from orchestrator.core.facts import service as sf
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.base import AttemptFact, Inert, TaskFact
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.facts.members import MemberAdded, TermsStored
 from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.gangs.commands import (
     commands_for_reported_task,
@@ -32,6 +33,7 @@ from orchestrator.core.gangs.commands import (
     signals,
     tasks_on,
 )
+from orchestrator.core.gangs.late_limit import limit_timer, limit_timers_on
 from orchestrator.core.gangs.launch import gang_of
 from orchestrator.core.gangs.retry_policy import after_attempt
 from orchestrator.core.gangs.silent_members import (
@@ -78,6 +80,12 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             attempt = job.attempt(number)
             task = attempt.tasks[rank]
             return Decision([], send_desired(state, job, attempt, task, None, limits))
+        case MemberAdded(job_id):
+            return Decision([], send_terms(state, state.jobs[job_id]))
+        case TermsStored():
+            # A task that has left may be over once another node has confirmed that.
+            name = task_id(fact.job, fact.attempt, fact.rank)
+            return Decision([], _silent_timers(state, name, now, limits))
         case f.TaskCheckpointed():
             return Decision(leaves_after_checkpoint(state, fact))
         case TaskFact():
@@ -100,14 +108,17 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
         case sf.NodeDrained() | sf.DrainTimed():
             return react_to_drain(state, fact, now)
         case lf.NodeSynced(name, held):
-            return _synced(state, name, held, limits)
+            synced = _synced(state, name, held, limits)
+            return Decision(synced.facts, [*synced.effects, *limit_timers_on(state, name, now)])
         case lf.FailureSuspected(_, task):
             return _suspected(state, task, now, limits)
         case f.JobChanged(job_id):
-            return Decision([], send_terms(state, state.jobs[job_id]))
+            job = state.jobs[job_id]
+            return Decision([], [*send_terms(state, job), *limit_timer(state, job, now)])
         case f.RunTimed(job_id, number):
             job = state.jobs[job_id]
-            return Decision([], schedule_idle_check(job, job.attempt(number), now))
+            idle = schedule_idle_check(job, job.attempt(number), now)
+            return Decision([], [*idle, *limit_timer(state, job, now)])
         case f.SignalRequested():
             return _signalled(state, fact)
         case lf.NodeDisconnected(name, _):
@@ -264,7 +275,9 @@ def _stopping(
     job, attempt = _of(state, fact)
     decision = Decision()
     for task in attempt.tasks:
-        if task.state not in OVER:
+        # The node of an ended task may have kept it to vouch for the others.
+        kept = task.state is TaskState.CLEANED and bool(attempt.vouch_key)
+        if task.state not in OVER or kept:
             decision.effects += send_desired(state, job, attempt, task, task.state, limits)
     decision.effects += ask_to_confirm(state, attempt)
     # If every task is over, such as when all are lost, close the attempt at once.

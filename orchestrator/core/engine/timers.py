@@ -14,6 +14,7 @@ from orchestrator.core.facts.decision import Decision
 from orchestrator.core.facts.queue import QueuesDue
 from orchestrator.core.failures.causes import from_record, is_consequence
 from orchestrator.core.failures.stops import stop
+from orchestrator.core.gangs.late_limit import limit_timer_fired
 from orchestrator.core.gangs.refusals import refusal_cause
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.job import JobPhase
@@ -55,6 +56,11 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
             if cause is None:
                 return Decision()
             return Decision([stop(attempt, cause)])
+        case a.TimerKind.LIMIT:
+            attempt = state.attempt(timer.job, timer.attempt)
+            if attempt is None:
+                return Decision()
+            return limit_timer_fired(state, state.jobs[timer.job], attempt, now)
         case a.TimerKind.HANG | a.TimerKind.LOOK:
             return stack_dumps.timer_fired(state, timer, now, limits)
         case a.TimerKind.IDLE:
@@ -160,6 +166,7 @@ def _overdue(
             | a.TimerKind.WORD
             | a.TimerKind.RETRY
             | a.TimerKind.DRAIN
+            | a.TimerKind.LIMIT
             | a.TimerKind.HANG
             | a.TimerKind.LOOK
             | a.TimerKind.IDLE

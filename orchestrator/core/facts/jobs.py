@@ -23,10 +23,10 @@ from muster.spec.model import JobSpec
 from muster.spec.serialize import nodes_text
 from muster.spec.units import duration_text
 from orchestrator.core.facts import cluster as of_cluster
+from orchestrator.core.facts import enrolment as of_enrolment
 from orchestrator.core.facts import hangs as of_hang
 from orchestrator.core.facts import idle as of_idle
 from orchestrator.core.facts import links as of_link
-from orchestrator.core.facts import people as of_people
 from orchestrator.core.facts import queue as of_queue
 from orchestrator.core.facts import restored as of_restore
 from orchestrator.core.facts import webhooks as nf
@@ -40,6 +40,7 @@ from orchestrator.core.facts.base import (
     JobFact,
     TaskFact,
 )
+from orchestrator.core.facts.members import MemberAdded, TermsStored
 from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.facts.service import HardwareNoted, OfService
 from orchestrator.core.model.fabric_plan import FabricPlan
@@ -414,12 +415,6 @@ class JobEnded(JobFact, durability=SYNC, reschedules=True, milestone=True):
         return f"ended: {self.cause.text}"
 
 
-class TermsStored(TaskFact, Inert, durability=EPHEMERAL, reschedules=False, revises=False):
-    """The node has the terms of this number on disk, and follows them."""
-
-    number: int
-
-
 class RunTimed(
     AttemptFact, durability=EPHEMERAL, reschedules=False, milestone=False, revises=False
 ):
@@ -478,11 +473,12 @@ OfTask = (
     | TaskJoined
     | TaskLeft
     | TaskCheckpointed
+    | MemberAdded
     | TermsStored
 )
 Fact = (
     of_cluster.OfCluster
-    | of_people.OfPeople
+    | of_enrolment.OfCredentials
     | of_restore.OfRestore
     | OfJob
     | OfAttempt

@@ -101,7 +101,7 @@ def from_report(task: Task, report: TaskReport, leased: int = 0) -> Cause | None
 def limit_over(job: Job, attempt: Attempt, task: Task, report: TaskReport) -> Cause:
     """The cause of an attempt whose time limit is over on a node, which has stopped its ranks."""
     limit_s = job.spec.time_limit_s
-    if limit_s is None or report.terms < attempt.terms:
+    if limit_s is None or report.terms < attempt.limit_terms:
         text = f"{task.node} had not received the new time limit when the old one was over"
     else:
         text = f"the time limit of {limit_s:g} s is over"

@@ -44,6 +44,8 @@ def desired_commands(
     Callers that loop over the tasks of an attempt pass `gang`, if it can be built already, so that
     it is not recomputed.
     """
+    if on_node is TaskState.CLEANED and still_vouches(attempt, task):
+        return []
     if task.state in OVER or attempt.phase is AttemptPhase.CLOSED:
         return [ForgetTask(task.id) if on_node is TaskState.CLEANED else fence(task.id)]
     match attempt.phase:
@@ -72,6 +74,12 @@ def desired_commands(
             return [] if by_itself else [stop_command(job, attempt, task)]
         case _:
             assert_never(attempt.phase)
+
+
+def still_vouches(attempt: Attempt, task: Task) -> bool:
+    """True if the node of an ended task keeps it, to vouch for the members that still run."""
+    ended = task.state is TaskState.CLEANED and task.present
+    return ended and bool(attempt.vouch_key) and attempt.phase is AttemptPhase.RUNNING
 
 
 def merge_plan_and_start(commands: list[Command]) -> list[Command]:

@@ -15,6 +15,7 @@ _BEFORE_A_SHIM: Final = frozenset(
         RefusalCode.GPU_GONE,
         RefusalCode.GPU_DIRTY,
         RefusalCode.PREFLIGHT_FAILED,
+        RefusalCode.PROLOG_FAILED,
         RefusalCode.SPAWN_FAILED,
         RefusalCode.NO_SPACE,
         RefusalCode.NO_PORTS,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from muster.protocol.instant import Instant
 from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.members import TermsStored
 from orchestrator.core.model.state import Task
 from orchestrator.core.model.task import OVER, reached
 
 
-def new_facts_from_report(task: Task, report: TaskReport) -> list[f.Fact]:
+def new_facts_from_report(task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
     """The facts in `report` that `task` does not have yet, in the order in which they happened.
 
     A report may skip states, if earlier reports were lost with a connection. It never moves a task
@@ -26,7 +28,7 @@ def new_facts_from_report(task: Task, report: TaskReport) -> list[f.Fact]:
     if report.prepared is not None and not reached(task.state, TaskState.PREPARED):
         found.append(f.TaskPrepared(*key, report.prepared))
     if report.terms > task.terms:
-        found.append(f.TermsStored(*key, report.terms))
+        found.append(TermsStored(*key, report.terms, now.mono))
     prepared = task.prepared is not None or report.prepared is not None
     if prepared:
         found += _run(task, report)

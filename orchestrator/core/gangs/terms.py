@@ -9,6 +9,7 @@ from muster.protocol.link.terms import Member, Terms
 from muster.protocol.states import TaskState
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.leases import may_vouch
+from orchestrator.core.model.members import require_prepared
 from orchestrator.core.model.state import Attempt, Job, State, Task
 from orchestrator.core.scheduling.rendezvous import endpoint
 
@@ -26,23 +27,30 @@ def vouch_key(state: State, job: Job, attempt: Attempt) -> str:
 
 
 def members_of(attempt: Attempt) -> tuple[Member, ...]:
-    """The members of a gang whose agents vouch for each other; () if they do not."""
+    """The members of a gang whose agents vouch for each other; () if they do not.
+
+    Terms of the same number name the same members to all nodes, except that a node which joins is
+    a member by its own plan before the others know it: it has to have the plan when they ask.
+    """
     if not attempt.vouch_key:
         return ()
-    return tuple(
-        Member(task.id, endpoint(attempt, task).address, task.prepared.peer_port)
-        for task in attempt.tasks
-        if task.prepared is not None
-    )
+    return tuple(_member(attempt, it) for it in attempt.present if it.member_from is not None)
+
+
+def _member(attempt: Attempt, task: Task) -> Member:
+    address = endpoint(attempt, task).address
+    return Member(task.id, address, require_prepared(task).peer_port)
 
 
 def terms_of(job: Job, attempt: Attempt, task: Task, members: tuple[Member, ...]) -> Terms:
-    """The current terms of a task.
+    """The current terms of a task, with the members of its gang.
 
     The limit of a task that joined is late by the time that its node needed for it. That ends no
     gang too late, because the first node of an elastic gang stays to its end.
     """
     limit_s, warn = job.spec.time_limit_s, job.spec.stop.warn
+    if attempt.vouch_key and task.member_from is None:
+        members = (*members, _member(attempt, task))
     if limit_s is None:
         return Terms(attempt.terms, members=members)
     rest_s = max(0.0, limit_s - task.joined_after_s)
@@ -53,11 +61,11 @@ def terms_of(job: Job, attempt: Attempt, task: Task, members: tuple[Member, ...]
 
 
 def nodes_without_terms(attempt: Attempt) -> tuple[NodeName, ...]:
-    """The nodes of a running attempt that have not confirmed its changed terms yet."""
-    if attempt.phase is not AttemptPhase.RUNNING or attempt.terms == 1:
+    """The nodes of a running attempt that have not confirmed its changed time limit yet."""
+    if attempt.phase is not AttemptPhase.RUNNING or attempt.limit_terms == 1:
         return ()
     return tuple(
         task.node
         for task in attempt.present
-        if task.state is TaskState.STARTED and task.terms < attempt.terms
+        if task.state is TaskState.STARTED and task.terms < attempt.limit_terms
     )

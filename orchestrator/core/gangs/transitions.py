@@ -20,9 +20,10 @@ from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.decision import Decision
+from orchestrator.core.facts.members import MemberAdded
 from orchestrator.core.failures.causes import launcher_ended
 from orchestrator.core.failures.stops import stop, stop_or_leave
-from orchestrator.core.gangs.commands import may_start, send_desired
+from orchestrator.core.gangs.commands import may_start, send_desired, send_terms, still_vouches
 from orchestrator.core.gangs.fabric import misfit, plan_for, roll_back
 from orchestrator.core.gangs.numa_binding import binding_refused
 from orchestrator.core.gangs.preflight import refused_joiner, refused_nodes
@@ -61,7 +62,8 @@ def task_moved(
             refused = refused_joiner(state, job, task) or misfit(job, attempt, task)
         if refused is not None:
             return Decision([refused])
-        return Decision([], send_desired(state, job, attempt, task, task.state, limits))
+        added = _added(attempt, task) if isinstance(fact, f.TaskStarted) else []
+        return Decision(added, send_desired(state, job, attempt, task, task.state, limits))
     match fact:
         case f.TaskPrepared() | f.TaskArranged() if task.refusal is not None:
             # The same report had the refusal, and its consequences are decided.
@@ -87,7 +89,7 @@ def task_moved(
         case f.TaskCleaned():
             session = state.nodes[task.node].session
             forget: list[a.Effect] = []
-            if session is not None:
+            if session is not None and not still_vouches(attempt, task):
                 forget.append(a.Send(task.node, session, ForgetTask(task.id)))
             asked = ask_to_confirm(state, attempt)
             ended = closed(attempt) or _unexpected_end(job, attempt, task)
@@ -101,9 +103,16 @@ def task_moved(
                 if task.state in OVER
                 else send_desired(state, job, attempt, task, task.state, limits)
             )
-            return Decision(_all_exited(attempt), forward)
+            return Decision(_all_exited(attempt), [*forward, *send_terms(state, job)])
         case _:
             assert_never(fact)
+
+
+def _added(attempt: Attempt, task: Task) -> list[f.Fact]:
+    """Make a task that has joined a member for the others: it has its plan on disk, and vouches."""
+    if not attempt.vouch_key or not task.present or attempt.phase is not AttemptPhase.RUNNING:
+        return []
+    return [MemberAdded(task.job, task.attempt, task.rank)]
 
 
 def _prepared(state: State, job: Job, attempt: Attempt) -> Decision:

@@ -12,6 +12,12 @@ of every other member. So the coordinator needs to know that one other member P 
 that N runs at T, and the next attempt begins at T by this lease. N asked for its last full vote at
 t >= T - L. P was known to vouch no more at c <= T - L - margin, and gave no vouch after c, so that
 t <= c: N has ended by c + L and the kill, which is before T.
+
+In an elastic gang, N asks the members that its terms name. Terms are numbered, and N never goes
+back behind those that it has confirmed. P counts for N only if all terms that N may follow name P.
+N may have asked for a vote under earlier terms without P, so c is not before N's confirmation of
+the terms that named P. If N has left the gang, P vouches for N no more once P has confirmed terms
+without N.
 """
 
 from __future__ import annotations
@@ -49,10 +55,10 @@ def margin_s(lease_s: float) -> float:
 
 
 def may_vouch(job: Job, attempt: Attempt) -> bool:
-    """True if the members of such a gang may keep each other alive: a fixed one of several nodes,
-    whose job sets no lease."""
-    fixed = len(attempt.tasks) > 1 and not job.spec.elastic
-    return fixed and attempt.lease_s is not None and job.spec.lease_s is None
+    """True if the members of such a gang may keep each other alive: one of several nodes or an
+    elastic one, whose job sets no lease."""
+    gang = len(attempt.tasks) > 1 or job.spec.elastic
+    return gang and attempt.lease_s is not None and job.spec.lease_s is None
 
 
 def vouches(job: Job, attempt: Attempt) -> bool:
@@ -71,14 +77,36 @@ def over_at(state: State, attempt: Attempt, task: Task) -> float | None:
     """
     if attempt.lease_s is None:
         return None
-    since = state.nodes[task.node].answered_at
-    if vouches(state.jobs[attempt.job], attempt):
-        others = [it.mute_at for it in attempt.present if it is not task]
-        confirmed = [at for at in others if at is not None]
-        if not confirmed:
+    job, since = state.jobs[attempt.job], state.nodes[task.node].answered_at
+    if vouches(job, attempt):
+        if job.spec.elastic and job.is_restored(attempt.number):
+            return None  # the journal may lack terms that the node follows
+        confirmed = [_mute_for(attempt, task, it) for it in attempt.tasks if it is not task]
+        found = [at for at in confirmed if at is not None]
+        if not found:
             return None
-        since = max(since, min(confirmed))
+        since = max(since, min(found))
     return since + attempt.lease_s + margin_s(attempt.lease_s)
+
+
+def _mute_for(attempt: Attempt, task: Task, other: Task) -> float | None:
+    """Return since when `task` gets no full vote, because `other` vouches for it no more.
+
+    Returns None if `other` may vouch for it, or if `task` may follow terms without `other`.
+    """
+    known = max(task.terms, task.planned_terms)
+    last = attempt.terms if task.member_until is None else task.member_until - 1
+    if other.member_from is None or other.member_from > known:
+        return None
+    if other.member_until is not None and other.member_until <= last:
+        return None
+    mute = [] if other.mute_at is None else [other.mute_at]
+    if task.member_until is not None and other.terms >= task.member_until:
+        mute.append(other.terms_at)
+    if not mute:
+        return None
+    earlier_terms = other.member_from > task.planned_terms
+    return max(min(mute), task.terms_at) if earlier_terms else min(mute)
 
 
 def wait_text(state: State, attempt: Attempt, tasks: Iterable[Task], now: Instant) -> str:

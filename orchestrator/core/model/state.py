@@ -35,7 +35,7 @@ from orchestrator.core.model.fabric_plan import FabricPlan
 from orchestrator.core.model.history import BoundedLines
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState
-from orchestrator.core.model.people import People
+from orchestrator.core.model.people import Enrolment, People
 from orchestrator.core.model.plan import DEFAULT_POLICY, PoolPolicy, QueuePlan
 from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.registrations import NewNodes
@@ -132,6 +132,10 @@ class Task:
     idle_since: float | None = None  # volatile; of its GPUs, monotonic
     no_output: bool = False  # the task ended without output
     terms: int = 0  # volatile; number of the newest terms that the node has on disk
+    terms_at: float = 0.0  # volatile; when its node confirmed them, monotonic
+    planned_terms: int = 1  # its plan has terms of this number, or later ones
+    member_from: int | None = 1  # number of the first terms that name it; None: none yet
+    member_until: int | None = None  # number of the first terms that name it no more
     joined: bool = False  # joined a running gang
     joined_after_s: float = 0.0  # run time of the attempt at that moment
     endpoint: Endpoint | None = None  # of a task that joined
@@ -231,6 +235,7 @@ class Attempt:
     cause: Cause | None = None
     forced: bool = False
     terms: int = 1  # number of the newest terms of its tasks
+    limit_terms: int = 1  # number of the first terms with the current time limit
     warned_at: float | None = None  # time of the time limit's warning
     prepared_at: float | None = None
     released_at: float | None = None  # when the gates opened
@@ -371,6 +376,7 @@ class State:
     pools: dict[str, PoolPolicy] = field(default_factory=dict)  # those that are configured
     next_job: int = 1
     people: People = field(default_factory=People)
+    enrolment: Enrolment = field(default_factory=Enrolment)
     nodes: dict[NodeName, Node] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)
     keys: dict[tuple[str, str], tuple[JobId, str]] = field(default_factory=dict)

@@ -88,7 +88,7 @@ def apply_people(people: People, fact: pf.OfPeople, at: float) -> None:
         case pf.TokenCreated(name, class_, sha256, user, label, role, expires):
             people.tokens[name] = KnownToken(name, class_, sha256, user, label, role, expires, at)
         case pf.TokenRevoked(name):
-            del people.tokens[name]
+            people.revoke(name)
         case pf.TokenUsed(name):
             if name in people.tokens:  # recorded late, it may have been revoked meanwhile
                 people.tokens[name] = replace(people.tokens[name], used=at)

@@ -120,15 +120,15 @@ def siblings_hold(state: State, node: Node) -> tuple[Holder, ...]:
 
 
 def one_a_machine(nodes: Iterable[Node]) -> list[Node]:
-    """Drop nodes whose GPUs an earlier node in the list has, too.
+    """Drop nodes whose usable GPUs an earlier node in the list has, too.
 
     Several agents may share a machine; this way no gang gets a GPU twice.
     """
     seen: set[tuple[str, str]] = set()
     kept = []
     for node in nodes:
-        if node.inventory.shared_host and node.inventory.devices:
-            devices = node.inventory.devices
+        devices = usable(node.inventory.devices)
+        if node.inventory.shared_host and devices:
             mine = {(node.inventory.machine_id, gpu.uuid or gpu.pci) for gpu in devices}
             if mine & seen:
                 continue

@@ -15,10 +15,20 @@ CREATE TABLE IF NOT EXISTS chunks (
     user TEXT, sha256 TEXT, size INTEGER, seen REAL, PRIMARY KEY (user, sha256)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS bundles (
-    user TEXT, sha256 TEXT, files INTEGER, bytes INTEGER, seen REAL, PRIMARY KEY (user, sha256)
+    user TEXT, sha256 TEXT, files INTEGER, bytes INTEGER, stored INTEGER, seen REAL,
+    PRIMARY KEY (user, sha256)
 ) WITHOUT ROWID;
 """
+_OLD: Final = "DROP TABLE IF EXISTS chunks; DROP TABLE IF EXISTS bundles;"
+_VERSION: Final = 2
 _PARAMETERS: Final = 500
+
+
+class StoredContent(NamedTuple):
+    """Files in the store to which a user refers, and their bytes."""
+
+    files: int
+    bytes: int
 
 
 class Bundle(NamedTuple):
@@ -36,7 +46,10 @@ class References:
         self._lock = threading.RLock()
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
-        self._db.executescript(_SCHEMA)
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version != _VERSION:
+            self._db.executescript(_OLD)
+        self._db.executescript(f"{_SCHEMA} PRAGMA user_version = {_VERSION};")
 
     def close(self) -> None:
         """Close the file."""
@@ -54,17 +67,17 @@ class References:
                 raise
             self._db.execute("COMMIT")
 
-    def missing(self, user: str, chunks: Sequence[str], now: float) -> list[str]:
-        """Return those of `chunks` to which the user has no reference; the others were seen now."""
-        have: set[str] = set()
+    def sizes(self, user: str, chunks: Sequence[str], now: float) -> dict[str, int]:
+        """Return the sizes of those of `chunks` to which the user refers; they were seen now."""
+        have: dict[str, int] = {}
         with self._write() as db:
             for part in _parts(chunks):
                 marks = ",".join("?" * len(part))
                 where = f"user = ? AND sha256 IN ({marks})"
-                rows = db.execute(f"SELECT sha256 FROM chunks WHERE {where}", (user, *part))  # noqa: S608
-                have.update(row[0] for row in rows)
+                rows = db.execute(f"SELECT sha256, size FROM chunks WHERE {where}", (user, *part))  # noqa: S608
+                have.update(rows)
                 db.execute(f"UPDATE chunks SET seen = ? WHERE {where}", (now, user, *part))  # noqa: S608
-        return [chunk for chunk in chunks if chunk not in have]
+        return have
 
     def add(self, user: str, chunks: Iterable[tuple[str, int]], now: float) -> None:
         """Record that the user has uploaded these chunks, given with their sizes."""
@@ -74,20 +87,23 @@ class References:
                 [(user, chunk, size, now) for chunk, size in chunks],
             )
 
-    def held_bytes(self, user: str) -> int:
-        """Return the sum of the sizes of the user's chunks."""
+    def held(self, user: str) -> StoredContent:
+        """Return what the user's chunks and manifests take."""
         with self._lock:
             row = self._db.execute(
-                "SELECT coalesce(sum(size), 0) FROM chunks WHERE user = ?", (user,)
+                "SELECT count(*), coalesce(sum(size), 0) FROM ("
+                "SELECT size FROM chunks WHERE user = ?1 UNION ALL "
+                "SELECT stored FROM bundles WHERE user = ?1)",
+                (user,),
             ).fetchone()
-        return int(row[0])
+        return StoredContent(*row)
 
-    def add_bundle(self, user: str, sha256: str, bundle: Bundle, now: float) -> None:
-        """Record that the user has uploaded a bundle."""
+    def add_bundle(self, user: str, sha256: str, bundle: Bundle, stored: int, now: float) -> None:
+        """Record that the user has uploaded a bundle, whose manifest has `stored` bytes."""
         with self._write() as db:
             db.execute(
-                "INSERT OR REPLACE INTO bundles VALUES (?, ?, ?, ?, ?)",
-                (user, sha256, bundle.files, bundle.bytes, now),
+                "INSERT OR REPLACE INTO bundles VALUES (?, ?, ?, ?, ?, ?)",
+                (user, sha256, bundle.files, bundle.bytes, stored, now),
             )
 
     def bundle(self, user: str, sha256: str, now: float) -> Bundle | None:

@@ -30,6 +30,12 @@ _CHUNKS: Final = "chunks"
 _MANIFESTS: Final = "manifests"
 _KEY: Final = "ticket.key"
 _FEW: Final = 64
+USER_FILES_MAX: Final = 1_000_000
+"""Number of chunks and manifests of a user."""
+INODES_LEFT: Final = 20
+"""The part of the disk's inodes that uploads leave free, as a divisor."""
+_SHORT_KEEP_S: Final = 3600.0
+"""Seconds for which unused content is kept if the disk is short."""
 
 _log = structlog.get_logger("muster.bundles")
 
@@ -75,7 +81,8 @@ class BundleStore:
 
     def missing(self, user: str, chunks: Sequence[str], now: float) -> list[str]:
         """Return those of `chunks` that the user has not uploaded."""
-        return self._references.missing(user, chunks, now)
+        have = self._references.sizes(user, chunks, now)
+        return [chunk for chunk in chunks if chunk not in have]
 
     def bundle(self, user: str, sha256: str, now: float) -> Bundle | None:
         """Return a bundle to which the user may refer, or None."""
@@ -85,18 +92,15 @@ class BundleStore:
         """Let `user` refer to a bundle of `owner`'s job. Returns False if its content is gone."""
         found = self._references.bundle(owner, sha256, now)
         if found is not None:
-            self._references.add_bundle(user, sha256, found, now)
+            # The owner has uploaded the manifest, and it counts as theirs alone.
+            self._references.add_bundle(user, sha256, found, 0, now)
         return found is not None
 
     def put(self, user: str, data: bytes, now: float) -> int:
         """Store a pack of chunks, on disk when this returns. Returns their number. Raises
         BadPackError, QuotaError and StoreFullError; then nothing of it is kept."""
         self._check_room(len(data))
-        if self._references.held_bytes(user) + len(data) > self.limits.user_bytes:
-            raise QuotaError(
-                f"the code that {user} has uploaded has reached {self.limits.user_bytes} bytes, "
-                f"the limit; unused code is dropped after {self.limits.keep_s / 86400:g} days"
-            )
+        self._check_quota(user, len(data))
         incoming = self._folder / _INCOMING / secrets.token_hex(8)
         written: dict[str, int] = {}
         try:
@@ -126,16 +130,24 @@ class BundleStore:
             raise BadManifestError("the manifest is not what its name says")
         manifest = decode(data)
         self.check_size(manifest.size)
-        self._check_room(len(data))
+        chunks = manifest.chunks()
         with self._change:
-            missing = self._references.missing(user, list(manifest.chunks()), now)
+            sizes = self._references.sizes(user, list(chunks), now)
+            missing = [chunk for chunk in chunks if chunk not in sizes]
+            known = self._references.bundle(user, sha256, now)
             if not missing:
+                if sizes != chunks:
+                    raise BadManifestError("a chunk has another size than the manifest says")
+                if known is None:
+                    self._check_room(len(data))
+                    self._check_quota(user, len(data))
                 try:
                     write_atomic(self._folder / _MANIFESTS / sha256, data, 0o600)
                 except FileError as error:
                     raise _full_or(error.__cause__, self._folder) from error
                 files = len(manifest.files) + len(manifest.links)
-                self._references.add_bundle(user, sha256, Bundle(files, manifest.size), now)
+                bundle = Bundle(files, manifest.size)
+                self._references.add_bundle(user, sha256, bundle, len(data), now)
         return missing
 
     def check_size(self, size: int) -> None:
@@ -182,9 +194,12 @@ class BundleStore:
         return hmac.compare_digest(ticket.encode(), self.ticket(task, bundle).encode())
 
     def collect(self, live: Iterable[str], now: float) -> int:
-        """Remove content that has not been used for long, and that no job of `live` names. Returns
-        the number of chunks removed."""
-        before = now - self.limits.keep_s
+        """Remove content that has not been used for long, or for an hour if the disk is short, and
+        that no job of `live` names. Returns the number of chunks removed."""
+        keep_s = self.limits.keep_s
+        if not self._has_room(self.limits.free_bytes):
+            keep_s = min(keep_s, _SHORT_KEEP_S)
+        before = now - keep_s
         with self._change:
             bundles = self._references.drop_old(before, live)
             kept: set[str] = set()
@@ -207,12 +222,31 @@ class BundleStore:
         return self._folder / _CHUNKS / sha256[:2] / sha256
 
     def _check_room(self, more: int) -> None:
+        if not self._has_room(more):
+            raise StoreFullError(f"the disk of {self._folder} has too little room for more code")
+
+    def _has_room(self, more: int) -> bool:
+        """True if the disk has `more` bytes and the inodes for them above what stays free."""
         try:
             disk = os.statvfs(self._folder)
         except OSError as error:
             raise FileError(f"{self._folder} cannot be examined: {error.strerror}") from error
-        if disk.f_bavail * disk.f_frsize < self.limits.free_bytes + more:
-            raise StoreFullError(f"the disk of {self._folder} has too little room for more code")
+        # Some file systems have no fixed number of inodes, and say 0.
+        inodes = not disk.f_files or disk.f_favail > disk.f_files // INODES_LEFT
+        return inodes and disk.f_bavail * disk.f_frsize >= self.limits.free_bytes + more
+
+    def _check_quota(self, user: str, more: int) -> None:
+        held, days = self._references.held(user), self.limits.keep_s / 86400
+        if held.bytes + more > self.limits.user_bytes:
+            reached = f"{self.limits.user_bytes} bytes"
+        elif held.files >= USER_FILES_MAX:
+            reached = f"{USER_FILES_MAX} pieces"
+        else:
+            return
+        raise QuotaError(
+            f"the code that {user} has uploaded has reached {reached}, the limit; unused code is "
+            f"dropped after {days:g} days"
+        )
 
     def _sync_folders(self, chunks: Iterable[str]) -> None:
         folders = {chunk[:2] for chunk in chunks}

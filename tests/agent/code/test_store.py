@@ -124,6 +124,26 @@ def test_the_copy_belongs_to_the_user_of_the_job(store: CodeStore, tmp_path: Pat
     assert {(p.stat().st_uid, stat.S_IMODE(p.stat().st_mode)) for p in kept} == {(0, 0o600)}
 
 
+def test_a_chunk_of_another_size_is_not_copied(store: CodeStore, tmp_path: Path) -> None:
+    store.keep(unpack(ALL))
+    many = CodeManifest((File("a", 1, False, (digest(PARTS[0]),)),))
+    (tmp_path / "made").mkdir()
+    with pytest.raises(DamagedError):
+        store.copy(many, tmp_path / "made", None)
+
+
+@pytest.mark.root
+def test_a_copy_needs_room_for_the_whole_tree(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 24 << 20) as disk:
+        store = CodeStore(disk / "code")
+        store.prepare()
+        store.keep(unpack(ALL))
+        (disk / "made").mkdir()
+        with pytest.raises(DiskFullError, match="16 MiB stay free"):
+            store.copy(TREE, disk / "made", None)
+        assert list((disk / "made").iterdir()) == []
+
+
 @pytest.mark.root
 def test_a_disk_that_fills_leaves_nothing_half_made(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 2 << 20) as disk:

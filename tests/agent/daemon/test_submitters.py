@@ -51,9 +51,12 @@ echo "$HOME $USER $LOGNAME $SHELL $(umask)"
 echo "$TMPDIR"; echo secret > "$HOME/private"; cat "$HOME/private"; touch "$TMPDIR/x" "$1/x"
 """
 
+# Files in folders that all users share.
+LEAVE = "touch /tmp/$2 /var/tmp/$2 /dev/shm/$2"
+
 # All that a job might try with another's; prints what worked.
 ATTEMPTS = """\
-pid=$2 home=$3 folder=$4 output=$5
+pid=$2 home=$3 folder=$4 output=$5 name=$6
 try() { if "$@" > /dev/null 2>&1; then echo "could $*"; fi; }
 try cat $home/private; try ls $home; try touch $home/x
 try cat /proc/$pid/environ; try ls /proc/$pid/fd/; try ls /proc/$pid/cwd/; try cat /proc/$pid/maps
@@ -62,6 +65,8 @@ try ls $folder; try cat $folder/task.json; try touch $folder/x; try ls $folder/s
 try ls $folder/nccl; try ls $folder/logs; try cat $folder/logs/rank-0.stdout
 try test -r $folder/shim.sock; try test -w $folder/shim.sock
 try ls ${output%/*}; try ls $output; try cat $output/x; try touch $output/y
+try ls -d /proc/$pid; try cat /proc/$pid/cmdline; try sh -c "exec 3< /proc/$pid/mem"
+try ls /tmp/$name; try ls /var/tmp/$name; try ls /dev/shm/$name
 try kill -0 $pid; try kill -TERM $pid
 echo done
 """
@@ -90,11 +95,11 @@ def folder() -> Iterator[Path]:
 
 @contextlib.asynccontextmanager
 async def serving(
-    folder: Path, run_as: str = SUBMITTER
+    folder: Path, run_as: str = SUBMITTER, **more: object
 ) -> AsyncIterator[tuple[Coordinator, Session]]:
     async with Coordinator() as coordinator:
         config = write_config(
-            folder, coordinator.url, run_as=run_as, user_map=MAP, allow_root_jobs=False
+            folder, coordinator.url, run_as=run_as, user_map=MAP, allow_root_jobs=False, **more
         )
         async with AgentProcess(config, within=WITHIN):
             session = await coordinator.session()
@@ -106,25 +111,41 @@ def cleaned(task: TaskId) -> Callable[[TaskReport], bool]:
     return lambda report: report.task == task and report.state is TaskState.CLEANED
 
 
+def _name(folder: Path) -> str:
+    return f"left-by-{folder.name}"
+
+
+def found_of(folder: Path) -> list[Path]:
+    """The files of LEAVE on the machine; they are removed."""
+    places = [Path(place) / _name(folder) for place in ("/tmp", "/var/tmp", "/dev/shm")]
+    left = [path for path in places if path.exists()]
+    for path in left:
+        path.unlink()
+    return left
+
+
 async def said_by(coordinator: Coordinator, task: TaskId) -> list[str]:
     """The lines of a task that has ended."""
     await coordinator.logs.until(lambda store: task in store.tasks)
     return bytes(coordinator.logs.data[StreamId(task, StreamKind.STDOUT, 0)]).decode().splitlines()
 
 
-async def two_jobs(folder: Path, run_as: str) -> tuple[list[str], list[str], str]:
+async def two_jobs(
+    folder: Path, run_as: str = SUBMITTER, **more: object
+) -> tuple[list[str], list[str], str]:
     """Run Ann's job, and Bob's against it; what both said, and what ended hers."""
-    async with serving(folder, run_as) as (coordinator, session):
+    async with serving(folder, run_as, **more) as (coordinator, session):
         output = folder / "state/output/7/1"
-        script = f"{WHO} exec sleep 600"
-        await begin(session, "/bin/sh", "-c", script, "sh", str(output), user="ann")
+        script = f"{WHO} {LEAVE}; exec sleep 600"
+        argv = "/bin/sh", "-c", script, "sh", str(output), _name(folder)
+        await begin(session, *argv, user="ann")
         ann = await session.expect(TaskReport, lambda it: bool(it.ranks and it.ranks[0].pid))
         # The shell is `sleep` once its files are there.
         own = str(folder / "state/tasks" / TASK)
         await begin(
             session,
             *("/bin/sh", "-c", f"{WHO} {ATTEMPTS}", "sh", str(folder / "state/output/8/1")),
-            *(str(ann.ranks[0].pid), str(folder / "ann"), own, str(output)),
+            *(str(ann.ranks[0].pid), str(folder / "ann"), own, str(output), _name(folder)),
             task=OTHER,
             user="bob@example.org",
         )
@@ -151,8 +172,19 @@ def test_two_users_at_once_are_kept_apart(folder: Path) -> None:
     assert hers[4:] == []
     assert his[4:] == ["done"], "the job of another user has reached what it must not"
     assert ended == "stop"
+    assert not found_of(folder), "a job has left something behind"
     assert (folder / "state/output/7/1/x").stat().st_uid == ANN
     assert (folder / "state/output/8/1/x").stat().st_uid == BOB
+
+
+def test_what_a_site_may_switch_off(folder: Path) -> None:
+    off = two_jobs(folder, SUBMITTER, private_tmp=False, hide_processes=False)
+    _, his, _ = asyncio.run(off)
+    could = {" ".join(line.split()[1:-1]) for line in his if line.startswith("could")}
+    assert could == {"ls", "ls -d", "cat"}
+    found = [line.split()[-1] for line in his if line.startswith("could")]
+    assert [path.endswith(("/cmdline", _name(folder))) for path in found[1:]] == [True] * 4
+    assert len(found_of(folder)) == 3
 
 
 def test_with_one_user_for_all_jobs_they_are_not(folder: Path) -> None:

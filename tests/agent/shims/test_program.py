@@ -23,7 +23,7 @@ from agent.core.shim_protocol import (
     ShimUser,
     StreamName,
 )
-from agent.shim.programs.runner import Failure
+from agent.shim.programs.failure import Failure
 from muster.protocol.refusal_codes import RefusalCode
 from tests.agent.shims.conftest import Node, Stage
 

@@ -52,6 +52,7 @@ class Machine:
     boot: int = 1
     life: int = 0
     record: TaskRecord | None = None
+    wanted: TaskRecord | None = None  # is being written, or next
     runs: bool = True
     deadline: float | None = None  # of the world's clock
     ended_at: float | None = None
@@ -79,15 +80,19 @@ class World:
         self.mute: dict[int, float] = {}
         self.ended: set[int] = set()  # by their own report
         self.stopping = False
+        self.disk_s = 2.0  # a write takes so long at most
         self.sent: list[tuple[int, bytes]] = []
-        for machine, task in zip(self.machines, self.tasks, strict=True):
-            plan = m.ArrangeTask(
-                task, ("x",), {}, (), "", key="ab" * 32, terms=Terms(1, members=members)
-            )
-            machine.record = TaskRecord("boot-1", "c1", plan, plan.terms)
-            machine.deadline = LEASE_S
-            self._watch(machine)
-            self.start(machine)
+        for machine in self.machines:
+            self.run_on(machine, Terms(1, members=members))
+
+    def run_on(self, machine: Machine, terms: Terms) -> None:
+        """A machine has its plan on disk, and its ranks run."""
+        task = self.tasks[machine.rank]
+        plan = m.ArrangeTask(task, ("x",), {}, (), "", key="ab" * 32, terms=terms)
+        machine.record = TaskRecord("boot-1", "c1", plan, plan.terms)
+        machine.deadline = self.now + LEASE_S
+        self._watch(machine)
+        self.start(machine)
 
     # --- the clock ----------------------------------------------------------------------------
 
@@ -132,7 +137,7 @@ class World:
 
     def crash(self, machine: Machine, for_s: float) -> None:
         """Kill the agent; the ranks go on."""
-        machine.state, machine.connection = None, 0
+        machine.state, machine.connection, machine.wanted = None, 0, None
         machine.life += 1
         life = machine.life
         self.at(for_s, lambda: self.start(machine) if machine.life == life else None)
@@ -226,13 +231,9 @@ class World:
                 self.at(0.0, lambda: self._feed(machine, s.LinkDown()))
                 self.at(1.0, lambda: self._dial(machine, life))
             case a.StoreRecord(task, record):
-
-                def stored() -> None:
-                    if machine.life == life:
-                        machine.record = record
-                        self._feed(machine, s.RecordStored(task, record))
-
-                self.at(self.rng.uniform(0.0, 2.0), stored)
+                idle, machine.wanted = machine.wanted is None, record
+                if idle:
+                    self._write(machine, task)
             case a.SendToShim(_, command):
                 self._tell(machine, command)
             case a.AskMembers(questions):
@@ -248,6 +249,23 @@ class World:
                 self.at(max(0.0, at / machine.rate - self.now), fire)
             case _:
                 pass
+
+    def _write(self, machine: Machine, task: TaskId) -> None:
+        """Write the newest record, and then one that was wanted meanwhile."""
+        life, record = machine.life, machine.wanted
+        assert record is not None
+
+        def stored() -> None:
+            if machine.life != life:
+                return
+            machine.record = record
+            self._feed(machine, s.RecordStored(task, record))
+            if machine.wanted is record:
+                machine.wanted = None
+            else:
+                self._write(machine, task)
+
+        self.at(self.rng.uniform(0.0, self.disk_s), stored)
 
     # --- networks -----------------------------------------------------------------------------
 

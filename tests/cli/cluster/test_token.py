@@ -1,12 +1,15 @@
 """`muster user` and `muster token`, at a real coordinator."""
 
+import asyncio
 import json
 import re
 
 import pytest
 
 from tests.cli.conftest import Muster
+from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import CoordinatorProcess
+from tests.orchestrator.user import user_of
 
 
 def as_user(muster: Muster, coordinator: CoordinatorProcess, name: str) -> str:
@@ -49,8 +52,31 @@ def test_tokens_are_revoked_all_or_none(muster: Muster) -> None:
     assert name in muster("token", "list").stdout
     gone = muster("token", "revoke", name, "--json")
     assert json.loads(gone.stdout)["tokens"][0]["id"] == name
-    assert "agents that use it lose their connections" in gone.stderr
+    assert "no agent is connected with it" in gone.stderr
     assert name not in muster("token", "list").stdout
+
+
+async def test_a_join_token_says_how_many_agents_use_it(
+    muster: Muster, coordinator: CoordinatorProcess
+) -> None:
+    def asked(*words: str) -> str:
+        done = muster("token", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    made = (await asyncio.to_thread(asked, "create", "--role", "join")).splitlines()[0]
+    name = made.split("_")[2]
+    coordinator.join, first = made, coordinator.join
+    async with connect(coordinator, "j1") as one, connect(coordinator, "j2") as two:
+        await one.hello()
+        await two.hello()
+        coordinator.join = first
+        async with user_of(coordinator) as admin:
+            await admin.submit(nodes=2)
+        (view,) = json.loads(await asyncio.to_thread(asked, "list", "--json"))["tokens"][-1:]
+        assert (view["id"], view["agents"], view["jobs"]) == (name, 2, 1)
+        said = await asyncio.to_thread(asked, "revoke", name)
+    assert "2 agents are connected with it, with 1 job on their nodes" in said
 
 
 def test_users_see_and_revoke_their_own(muster: Muster, coordinator: CoordinatorProcess) -> None:

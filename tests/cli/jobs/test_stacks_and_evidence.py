@@ -40,6 +40,7 @@ def job(muster: Muster, tmp_path: Path) -> str:
         "run": ["/bin/true", "--api-token", SECRET],
         "setup": f"export API_TOKEN={SECRET}",
         "env": {"API_TOKEN": SECRET},
+        "workdir": "none",
     }
     (tmp_path / "job.json").write_text(json.dumps(spec))
     return muster("submit", "-f", "job.json").stdout.strip()

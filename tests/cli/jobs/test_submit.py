@@ -11,6 +11,9 @@ from muster.protocol.states import JobState
 from tests.cli.conftest import DEADLINE_S, Run, Start
 from tests.client.fake_coordinator import FakeCoordinator, ended, job_view, record
 
+ELSEWHERE = "/proc/nowhere"
+"""A home directory that is not the current folder."""
+
 
 def mapping_of(fake: FakeCoordinator) -> dict[str, object]:
     ((_, mapping),) = fake.script.submitted.values()
@@ -70,17 +73,20 @@ def test_a_variable_goes_before_the_file_and_an_option_before_it(
     assert mapping_of(fake) == {"run": "train.py", "pool": "c", "time_limit": "2h"}
 
 
-def test_a_bare_command_runs_where_one_stands(
+def test_the_folder_of_a_bare_command_travels(
     run: Run, fake: FakeCoordinator, tmp_path: Path
 ) -> None:
-    done = run("submit", "--nodes", "2", "--", "python", "train.py", "--nodes", "7")
-    assert done.stdout == b"42\n"
+    (tmp_path / "train.py").write_text("x")
+    command = ("python", "train.py", "--nodes", "7")
+    done = run("submit", "--nodes", "2", "--", *command, HOME=ELSEWHERE)
+    assert done.stdout == b"42\n", done.stderr
+    (sha256,) = fake.script.bundles
     assert mapping_of(fake) == {
         "run": ["train.py", "--nodes", "7"],
         "nodes": "2",
-        "workdir": str(tmp_path),
+        "workdir": {"bundle": sha256},
     }
-    assert f"muster: workdir: {tmp_path} (this folder".encode() in done.stderr
+    assert f"code: {tmp_path} (1 files, 1 B) travels".encode() in done.stderr
 
 
 def test_a_command_that_is_no_python_is_said_to_be_none(run: Run, fake: FakeCoordinator) -> None:
@@ -93,7 +99,7 @@ def test_a_program_with_a_blank_in_its_name(
     run: Run, fake: FakeCoordinator, tmp_path: Path
 ) -> None:
     (tmp_path / "my script.sh").touch()
-    assert run("submit", "--", "./my script.sh").returncode == 0
+    assert run("submit", "--", "./my script.sh", HOME=ELSEWHERE).returncode == 0
     assert mapping_of(fake)["run"] == ["./my script.sh"]
 
 
@@ -155,9 +161,10 @@ def test_a_script_that_is_not_in_this_folder_is_reported_before_it_waits(
 ) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").write_text("run: trian.py\nworkdir: /data\n")
-    done = run("submit", *(word.replace("HERE", str(tmp_path)) for word in arguments))
+    words = [word.replace("HERE", str(tmp_path)) for word in arguments]
+    done = run("submit", *words, HOME=ELSEWHERE)
     assert (done.returncode, done.stdout) == (0, b"42\n"), done.stderr
-    assert (b"trian.py is not in this folder" in done.stderr) is warned
+    assert (b"trian.py is not in th" in done.stderr) is warned
 
 
 @pytest.mark.parametrize("more", [(), ("--wait",), ("--follow",), ("--wait", "--json")])
@@ -254,12 +261,13 @@ def test_a_batch_script_of_slurm_is_submitted_with_what_is_typed_beside_it(
     (tmp_path / "job.sh").write_text(
         "#!/bin/bash\n#SBATCH -N 4 -p gpu\nsrun torchrun --nnodes=4 train.py --lr 1\n"
     )
-    done = run("submit", "--from-sbatch", "job.sh", "--nodes", "2")
+    done = run("submit", "--from-sbatch", "job.sh", "--nodes", "2", HOME=ELSEWHERE)
     assert (done.returncode, done.stdout) == (0, b"42\n")
+    (sha256,) = fake.script.bundles
     assert mapping_of(fake) == {
         "run": ["train.py", "--lr", "1"],
         "nodes": "2",
-        "workdir": str(tmp_path),
+        "workdir": {"bundle": sha256},
     }
     assert b"#SBATCH --partition=gpu is ignored: name a pool with --pool" in done.stderr
     assert run("submit", "--from-sbatch", "job.sh", "-f", "job.yaml").returncode == 2

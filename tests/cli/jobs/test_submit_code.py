@@ -1,10 +1,13 @@
 """Code that travels with a job, as the command line shows it before anything is sent."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from muster.http.views import VersionView
 from tests.cli.conftest import Run
+from tests.client.fake_coordinator import FakeCoordinator
 
 
 @pytest.fixture
@@ -53,7 +56,9 @@ def test_a_script_that_does_not_travel_is_named_with_its_rule(run: Run, laptop: 
     assert b"tain.py is not in the code" in done.stderr
 
 
-def test_what_cannot_travel_is_refused_in_words(run: Run, laptop: Path) -> None:
+def test_what_cannot_travel_is_refused_in_words(
+    run: Run, fake: FakeCoordinator, laptop: Path
+) -> None:
     (laptop / "data").symlink_to("/shared/data")
     done = run("submit", "-f", "laptop/job.yaml")
     assert (done.returncode, done.stdout) == (125, b"")
@@ -62,3 +67,103 @@ def test_what_cannot_travel_is_refused_in_words(run: Run, laptop: Path) -> None:
     missing = run("submit", "-f", "laptop/job.yaml", "--set", "workdir=nothing")
     assert missing.returncode == 125
     assert b"there is no folder" in missing.stderr
+
+
+def test_a_job_without_workdir_takes_the_folder_of_its_file(
+    run: Run, fake: FakeCoordinator, laptop: Path
+) -> None:
+    (laptop / "job.yaml").write_text("run: train.py\n")
+    done = run("submit", "-f", "laptop/job.yaml")
+    assert done.stdout == b"42\n", done.stderr
+    (sha256,) = fake.script.bundles
+    assert submitted(fake)["workdir"] == {"bundle": sha256}
+    assert f"code: {laptop} (4 files".encode() in done.stderr
+    again = run("submit", "-f", "laptop/job.yaml")
+    assert again.returncode == 0
+    assert not [r for r in fake.script.requests[-3:] if "blobs" in r]
+    none = run("submit", "-f", "laptop/job.yaml", "--set", "workdir=none")
+    assert none.returncode == 0
+    assert list(fake.script.submitted.values())[-1][1]["workdir"] == "none"
+
+
+def test_an_empty_folder_does_not_travel_unasked(
+    run: Run, fake: FakeCoordinator, laptop: Path
+) -> None:
+    (laptop / ".gitignore").write_text("*\n")
+    (laptop / "job.yaml").write_text("run: hostname\nlauncher: none\n")
+    assert run("submit", "-f", "laptop/job.yaml").returncode == 0
+    assert "workdir" not in submitted(fake)
+    assert not fake.script.bundles
+
+
+def test_the_folder_that_a_pool_sets_is_preferred(
+    run: Run, fake: FakeCoordinator, laptop: Path
+) -> None:
+    fake.script.version = VersionView("0.1.0", 1, 1, 7, workdirs={"lab": "/shared/lab"})
+    (laptop / "job.yaml").write_text("run: train.py\n")
+    done = run("submit", "-f", "laptop/job.yaml", "--pool", "lab")
+    assert b"workdir: /shared/lab, by the defaults of pool lab" in done.stderr
+    assert submitted(fake) == {"run": "train.py", "pool": "lab"}
+    assert not fake.script.bundles
+
+
+@pytest.mark.parametrize("of", ["home", "above"])
+def test_a_home_directory_does_not_travel_unasked(
+    run: Run, fake: FakeCoordinator, tmp_path: Path, of: str
+) -> None:
+    home = str(tmp_path if of == "home" else tmp_path / "ann")
+    (tmp_path / "train.py").touch()
+    (tmp_path / "model").mkdir()
+    said = b"your home directory" if of == "home" else b"above your home directory"
+    for command in (
+        ("python", "train.py"),
+        ("-m", "train"),
+        ("sh", "-c", "cat <./train.py"),
+        ("ls", "model"),
+    ):
+        done = run("submit", "--", *command, HOME=home)
+        assert (done.returncode, done.stdout) == (125, b""), command
+        assert said in done.stderr
+        assert b"workdir: none" in done.stderr
+    assert not fake.script.submitted
+    done = run("submit", "--", "nvidia-smi", "-q", HOME=home)
+    assert done.stdout == b"42\n", done.stderr
+    assert b"workdir: an empty folder" in done.stderr
+    assert "workdir" not in submitted(fake)
+    asked = run("submit", "--set", "workdir=.", "--", "python", "train.py", HOME=home)
+    assert asked.returncode == 0, asked.stderr
+    assert fake.script.bundles
+
+
+def test_a_large_folder_is_refused_before_it_is_read(
+    run: Run, fake: FakeCoordinator, laptop: Path
+) -> None:
+    fake.script.version = VersionView("0.1.0", 1, 1, 7, code_bytes_max=1000)
+    for number in range(12):
+        (laptop / f"data-{number}").write_bytes(bytes(number * 100))
+    (laptop / "data-11").chmod(0)  # reading it would fail, for other users than root
+    done = run("submit", "-f", "laptop/job.yaml")
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert b"at most 1000 may travel with a job; the largest files:" in done.stderr
+    assert [line.split()[-1] for line in done.stderr.decode().splitlines()[1:11]] == [
+        f"data-{number}" for number in range(11, 1, -1)
+    ]
+    assert not fake.script.bundles
+
+
+def test_a_folder_of_many_files_comes_with_the_advice_to_send_none(
+    run: Run, fake: FakeCoordinator, laptop: Path
+) -> None:
+    (laptop / "data").touch()
+    os.truncate(laptop / "data", 51 << 20)
+    (laptop / "job.yaml").write_text("run: hostname\nlauncher: none\n")
+    done = run("submit", "-f", "laptop/job.yaml", "--list-files")
+    assert b"--set workdir=none" in done.stderr
+    (laptop / "job.yaml").write_text("run: hostname\nlauncher: none\nworkdir: .\n")
+    named = run("submit", "-f", "laptop/job.yaml", "--list-files")
+    assert b"--set workdir=none" not in named.stderr
+
+
+def submitted(fake: FakeCoordinator) -> dict[str, object]:
+    """The first job."""
+    return dict(next(iter(fake.script.submitted.values()))[1])

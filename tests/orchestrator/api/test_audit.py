@@ -1,5 +1,9 @@
 """The audit log: who did what to which job or node, and what came of it."""
 
+import asyncio
+import json
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ from muster.protocol.timestamp import timestamp
 from orchestrator.shell.audit import FILE, FILES_MAX, AuditLog
 from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import CoordinatorProcess, add_token
-from tests.orchestrator.user import User, user_of
+from tests.orchestrator.user import JOB, User, user_of
 
 
 def entry(number: int) -> AuditEntry:
@@ -45,7 +49,7 @@ async def test_requests_of_users_are_recorded(tmp_path: Path) -> None:
             assert said == [
                 *([("admin-user", "people.manage", "ann", 201)] * 2),
                 *([("admin-user", "people.manage", "olga", 201)] * 2),
-                ("ann", "job.submit", None, 201),
+                ("ann", "job.submit", "1", 201),
                 ("olga", "job.read", "1", 200),
                 ("ann", "node.operate", "n1", 403),
                 ("olga", "node.operate", "n1", 200),
@@ -70,6 +74,90 @@ async def test_requests_of_users_are_recorded(tmp_path: Path) -> None:
     assert len(text.splitlines()) == 13
 
 
+async def test_a_token_that_ended_names_its_user(tmp_path: Path) -> None:
+    """Its user was disabled, or it was revoked: the attempt is theirs, and counted."""
+    with CoordinatorProcess(tmp_path).start() as process:
+        gone, left = add_token(process, "gone"), add_token(process, "left", "operator")
+        async with user_of(process) as admin, aiohttp.ClientSession(process.url) as http:
+            tried = {"gone": gone.split("_")[2], "left": left.split("_")[2]}
+            await admin.http.post("/v1/users/gone/disable", json={})
+            await admin.http.post(f"/v1/tokens/{tried['left']}/revoke")
+            bad = [gone, left, left, left, left.removesuffix(left[-1]) + "x"]
+            for token in bad:
+                async with http.get("/v1/nodes", headers=process.headers(token)) as answer:
+                    assert answer.status == 401
+            found = [
+                (each.get("user"), each.get("token"), each["route"], each.get("count", 1))
+                for each in reversed(await entries(admin, "action=login"))
+            ]
+            assert found == [
+                ("gone", tried["gone"], "/v1/nodes", 1),
+                ("left", tried["left"], "/v1/nodes", 1),
+                ("left", tried["left"], "/v1/nodes", 2),
+                (None, None, "/v1/nodes", 1),
+            ]
+            assert [each["status"] for each in await entries(admin, "user=gone")] == [401]
+            async with admin.http.get("/metrics") as answer:
+                assert "muster_failed_logins_total 5.0" in await answer.text()
+        assert process.terminate() == 0
+    refused = [each.get("user") for each in process.events("request") if each["status"] == 401]
+    assert refused == ["gone", "left", "left", "left", None]
+
+
+async def test_no_secret_is_in_the_audit_log_or_the_log(tmp_path: Path) -> None:
+    """Wherever a caller puts one: a token in a path, a query or a body, values of a job."""
+    with CoordinatorProcess(tmp_path).start() as process:
+        ann = add_token(process, "ann")
+        secret = ann.rpartition("_")[2]
+        async with user_of(process) as admin:
+            job = {
+                **JOB,
+                "run": "train --key canary-argv",
+                "env": {"WANDB_API_KEY": "canary-env"},
+                "notify": ["https://hooks.test/canary-hook"],
+            }
+            for method, path, body in (
+                ("POST", f"/v1/tokens/{ann}/revoke", {}),
+                ("GET", f"/v1/jobs?user={ann}", None),
+                ("GET", f"/v1/nodes/{ann}", None),
+                ("POST", f"/v1/nodes/{ann}/drain", {"reason": "canary-reason"}),
+                ("POST", "/v1/tokens", {"user": ann}),
+                ("POST", "/v1/users", {"name": ann}),
+                ("POST", f"/v1/users/{ann}/disable", {}),
+                ("POST", "/v1/jobs", job),
+                ("POST", "/v1/jobs", {**job, "notify": []}),
+                ("POST", "/v1/jobs/1/rerun", {"set": ["env.HF_TOKEN=canary-set"]}),
+                ("POST", "/v1/jobs/1/cancel", {"reason": "canary-why"}),
+            ):
+                async with admin.http.request(method, path, json=body) as answer:
+                    await answer.read()
+            found = await entries(admin)
+            assert len(found) >= 9
+            assert f"muster_user_{ann.split('_')[2]}_..." in {each.get("subject") for each in found}
+        assert process.terminate() == 0
+    for text in ((tmp_path / "state" / FILE).read_text(), json.dumps(process.log)):
+        assert secret not in text
+        assert process.admin.rpartition("_")[2] not in text
+        assert "canary" not in text
+
+
+async def test_what_an_operator_reads_of_others_is_in_the_log_too(tmp_path: Path) -> None:
+    """journald keeps them when somebody changes the file."""
+    with CoordinatorProcess(tmp_path).start() as process:
+        ann, olga = add_token(process, "ann"), add_token(process, "olga", "operator")
+        async with aiohttp.ClientSession(process.url) as http:
+            async with connect(process, "n1") as agent:
+                await agent.hello()
+            await http.post("/v1/jobs", json=JOB, headers=process.headers(ann))
+            for token in (ann, olga):
+                await http.get("/v1/jobs/1/env", headers=process.headers(token))
+        assert process.terminate() == 0
+    reads = [each for each in process.events("request") if each["method"] == "GET"]
+    assert [(each["user"], each["path"], each["status"]) for each in reads] == [
+        ("olga", "/v1/jobs/1/env", 200)
+    ]
+
+
 async def test_it_is_bounded_and_the_newest_stay(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, bytes_max=1)
     for number in range(30):
@@ -78,6 +166,25 @@ async def test_it_is_bounded_and_the_newest_stay(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) <= FILES_MAX
     newest = await log.newest(lambda _: True, 5)
     assert [each.subject for each in newest] == ["29", "28", "27", "26", "25"]
+
+
+async def test_entries_stay_in_order_though_somebody_reads(tmp_path: Path) -> None:
+    overtaken = threading.Event()
+
+    class SlowLog(AuditLog):
+        def _write(self, batch: Sequence[AuditEntry]) -> None:
+            if batch[0].subject == "1":
+                overtaken.wait(0.2)
+            super()._write(batch)
+            overtaken.set()
+
+    log = SlowLog(tmp_path)
+    log.add(entry(1))
+    first = asyncio.create_task(log.flush())
+    await asyncio.sleep(0)
+    log.add(entry(2))
+    assert [each.subject for each in await log.newest(lambda _: True, 5)] == ["2", "1"]
+    await first
 
 
 async def test_a_line_that_a_crash_cut_off_hides_no_other(tmp_path: Path) -> None:

@@ -78,9 +78,11 @@ def test_a_token_ends_with_its_user_and_by_being_revoked() -> None:
     assert found is not None
     known.users["bob"] = KnownUser("bob", Role.USER, disabled=True)
     assert store.why_not(found) == "the user bob is disabled"
-    known.tokens.clear()
+    known.revoke("bob1")
     assert "revoked" in store.why_not(found)
-    assert store.find(text()) is None
+    assert store.find(text()) == found
+    assert store.find(text(secret="t" * 43)) is None
+    assert store.owner("bob1") is None
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,6 @@ def test_every_member_gets_the_key_and_the_addresses_of_all() -> None:
     [
         pytest.param(1, (), {}, id="a gang of one"),
         pytest.param(2, (), {"lease_s": 600.0}, id="a lease of the job"),
-        pytest.param(2, (), {"max_nodes": 3, "rendezvous": "c10d"}, id="an elastic gang"),
         pytest.param(2, (7079, 0), {}, id="an agent without a port"),
     ],
 )

@@ -36,7 +36,7 @@ def warnings(cluster: Cluster) -> list[f.AttemptWarned]:
 def test_nodes_warn_and_the_first_that_reaches_the_limit_ends_the_gang() -> None:
     cluster, tasks = limited()
     assert [cluster.terms(it) for it in tasks] == [Terms(1, 100.0, 70.0, "SIGUSR1")] * 2
-    cluster.beat(200)
+    cluster.beat(120)
     assert cluster.shown(1) is JobState.RUNNING
     for name in tasks:
         cluster.warn(name)

@@ -7,6 +7,7 @@ from typing import Any, Final
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
+    ForgetTask,
     Hello,
     NodeObservations,
     StopTask,
@@ -100,6 +101,20 @@ def test_a_member_that_ended_before_the_other_fell_silent_is_asked_too() -> None
     before = stops(cluster, "n0")
     cluster.leave("n1")
     assert stops(cluster, "n0") == before + 1
+
+
+def test_a_member_that_has_ended_is_kept_until_the_others_have() -> None:
+    """Its node vouches for those that still run, also while the coordinator is away."""
+    cluster, launcher, worker = gang()
+    cluster.finish(worker)
+    ended = TaskReport(worker, TaskState.CLEANED, prepared=prepared(), exit=ExitStatus(0))
+    cluster.leave("n1")
+    cluster.join("n1", tasks=(ended,))
+    assert not cluster.commands("n1", ForgetTask)
+    cluster.finish(launcher)
+    assert cluster.commands("n0", ForgetTask) == [ForgetTask(launcher)]
+    assert cluster.commands("n1", ForgetTask) == [ForgetTask(worker)]
+    assert cluster.shown(1) is JobState.SUCCEEDED
 
 
 def test_its_own_confirmation_is_not_another_s() -> None:

@@ -144,6 +144,15 @@ def test_users_and_tokens_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [site.code(token("bob1")), site.code(token("bob2"))] == ["", "too_many_tokens"]
 
 
+def test_the_newest_revoked_tokens_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.core.model.people._REVOKED_MAX", 2)
+    site = Site()
+    for name in ("one", "two", "three"):
+        assert site.code(token(name, "ada")) == ""
+        assert site.code(revoke(name)) == ""
+    assert list(site.state.people.revoked) == ["two", "three"]
+
+
 def test_people_are_imported_once() -> None:
     site = Site()
     other = People({"eve": KnownUser("eve", Role.ADMIN)}, {}, "another")

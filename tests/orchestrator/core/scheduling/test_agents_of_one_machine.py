@@ -16,9 +16,11 @@ from tests.orchestrator.core.scheduling.test_rendezvous import eth
 HERE, THERE = "10.0.0", "10.1.0"
 
 
-def join(cluster: Cluster, name: str, machine: str, network: str) -> None:
+def join(cluster: Cluster, name: str, machine: str, network: str, fault: str = "") -> None:
     number = int(machine[1:])
-    devices = tuple(GpuDevice(f"0000:0{at}:00.0", f"GPU-{machine}-{at}") for at in range(2))
+    devices = tuple(
+        GpuDevice(f"0000:0{at}:00.0", f"GPU-{machine}-{at}", fault=fault) for at in range(2)
+    )
     described = with_devices(INVENTORY, devices)
     fields: dict[str, Any] = {
         field: getattr(described, field) for field in INVENTORY.__struct_fields__
@@ -77,3 +79,12 @@ def test_the_other_one_is_said_to_have_the_same_gpus(cluster: Cluster) -> None:
         it.node.name: None if it.rejection is None else it.rejection.code for it in found.verdicts
     }
     assert rejections == {"a": "same_gpus", "b": "same_gpus"} | {there: None, "c": None}
+
+
+def test_agents_that_use_none_of_their_gpus_can_be_one_gang() -> None:
+    cluster = Cluster()
+    for name in "ab":
+        join(cluster, name, "m1", HERE, fault="excluded")
+    cluster.submit(spec(nodes=2))
+    (attempt,) = cluster.job(1).attempts
+    assert [task.node for task in attempt.tasks] == ["a", "b"]

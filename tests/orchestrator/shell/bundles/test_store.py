@@ -1,12 +1,13 @@
 """The coordinator's store of code: quotas, room, what is kept and what is collected."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from muster.bundle.manifest import CodeManifest, File, digest, encode
+from muster.bundle.manifest import BadManifestError, CodeManifest, File, digest, encode
 from muster.bundle.pack import BadPackError, pack
 from muster.daemon.errors import FileError
 from orchestrator.shell.bundles.store import (
@@ -104,6 +105,52 @@ def test_limits_are_named(store: BundleStore, tmp_path: Path) -> None:
     with pytest.raises(StoreFullError):
         other.put("ann", bundle(b"x")[2], 1.0)
     other.close()
+
+
+def test_manifests_count_as_content_does(store: BundleStore) -> None:
+    """A tree of empty files needs no content, but its manifest is kept."""
+
+    def empty(number: int) -> CodeManifest:
+        return CodeManifest(tuple(File(f"{number}-{n}", 0, False, ()) for n in range(60)))
+
+    def send(user: str, number: int) -> None:
+        data = encode(empty(number))
+        store.put_manifest(user, digest(data), data, 1.0)
+
+    for number in range(4):
+        send("ann", number)
+    with pytest.raises(QuotaError, match="ann"):
+        send("ann", 4)
+    send("ann", 3)  # it is here already
+    send("bob", 4)
+
+
+def test_pieces_count_as_bytes_do(store: BundleStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.shell.bundles.store.USER_FILES_MAX", 3)
+    put(store, "ann", 1.0, b"1", b"2")
+    with pytest.raises(QuotaError, match="3 pieces"):
+        store.put("ann", bundle(b"3")[2], 1.0)
+
+
+def test_a_chunk_has_the_size_that_the_manifest_says(store: BundleStore) -> None:
+    store.put("ann", pack([(digest(b"x" * 900), b"x" * 900)]), 1.0)
+    data = encode(CodeManifest((File("a", 1, False, (digest(b"x" * 900),)),)))
+    with pytest.raises(BadManifestError, match="another size"):
+        store.put_manifest("ann", digest(data), data, 1.0)
+
+
+@pytest.mark.root
+def test_uploads_leave_inodes_free_and_unused_code_makes_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 8 << 20, inodes=400) as disk:
+        store = BundleStore(disk / "bundles", replace(LIMITS, keep_s=1e9, user_bytes=1 << 20))
+        put(store, "ann", 0.0, *(b"%d" % number for number in range(200)))
+        new = (bundle(b"%d" % number)[2] for number in range(200, 400))
+        with pytest.raises(StoreFullError):
+            all(store.put("ann", content, 5000.0) for content in new)
+        assert os.statvfs(disk).f_favail > 10
+        assert store.collect([], 5000.0) == 200
+        put(store, "ann", 5000.0, b"more")
+        store.close()
 
 
 def test_damaged_content_is_sent_again(store: BundleStore, tmp_path: Path) -> None:

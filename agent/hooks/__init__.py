@@ -1,0 +1,1 @@
+"""Programs of the site that the agent runs before and after each task, and to check the node."""

@@ -1,0 +1,162 @@
+"""/tmp, /var/tmp, /dev/shm and /proc of one job, and what it still sees of the machine's."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.core.shim_protocol import ShimPhase, ShimPlaces, ShimRelease, ShimStart, ShimUser
+from tests.agent.shims.conftest import Node, Spoken, Stage
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount"),
+]
+NOBODY = 65534
+PLACES = ("/tmp", "/var/tmp", "/dev/shm")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder below /tmp that all users may pass; one of the job's own is in it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        path = Path(name)
+        path.chmod(0o711)
+        (path / "tmp").mkdir(mode=0o700)
+        os.chown(path / "tmp", NOBODY, NOBODY)
+        yield path
+
+
+def places(folder: Path, *shown: Path | str, made: str = "", hide: bool = False) -> ShimPlaces:
+    return ShimPlaces(str(folder / "tmp"), [str(it) for it in shown], [made] if made else [], hide)
+
+
+async def output(task: Spoken, script: str, **given: object) -> list[str]:
+    """The output of a job of another user."""
+    status = await task.prepared(user=ShimUser("nobody"), **given)
+    assert status.phase is ShimPhase.PREPARED, status.refusal
+    await task.send(ShimStart(argv=["/bin/sh", "-c", script]))
+    ended = await task.ended()
+    assert ended.phase is ShimPhase.CLEANED, ended.refusal
+    said = task.read(ended.ranks[0].stdout) + task.read(ended.ranks[0].stderr)
+    await task.send(ShimRelease())
+    await task.gone()
+    return said.decode().splitlines()
+
+
+def test_ranks_and_setup_share_them_and_the_machine_gets_nothing(
+    any_stage: Stage, folder: Path
+) -> None:
+    name = f"muster-{secrets.token_hex(8)}"
+    paths = sorted(f"{place}/{name}" for place in PLACES)
+    wait = "until [ -e /dev/shm/$0$other ]; do sleep 0.05; done"
+    script = f"other=$((1 - RANK)); echo $RANK > /dev/shm/$0$RANK; {wait}; cat /dev/shm/$0$other"
+
+    async def story(node: Node) -> None:
+        task = await node.task()
+        setup = ["/bin/sh", "-c", f"touch {' '.join(paths)}"]
+        user = ShimUser("nobody")
+        status = await task.prepared(user=user, setup=setup, places=places(folder), launcher="none")
+        assert status.phase is ShimPhase.PREPARED, status.refusal
+        own: list[dict[str, str]] = [{"RANK": "0"}, {"RANK": "1"}]
+        script_too = f"ls {' '.join(paths)} && {script}"
+        await task.send(ShimStart(argv=["/bin/sh", "-c", script_too, name], ranks=own))
+        ended = await task.ended()
+        said = {rank.rank: task.read(rank.stdout).decode() for rank in ended.ranks}
+        errors = [task.read(rank.stderr) for rank in ended.ranks]
+        assert said == {
+            rank: "".join(f"{it}\n" for it in paths) + f"{1 - rank}\n" for rank in (0, 1)
+        }, errors
+
+    any_stage.play(story)
+    assert not [path for path in paths if Path(path).exists()]
+    assert (folder / "tmp" / name).exists()
+
+
+def test_memory_of_a_job_is_bounded_and_its_own(any_stage: Stage, folder: Path) -> None:
+    async def story(node: Node) -> None:
+        script = "stat -f -c '%T %b' /dev/shm; stat -c %a /dev/shm; ls -A /dev/shm /tmp | wc -l"
+        said = await output(await node.task(), script, places=places(folder))
+        kind, blocks = said[0].split()
+        assert kind == "tmpfs"
+        assert int(blocks) * os.sysconf("SC_PAGE_SIZE") < os.sysconf("SC_PAGE_SIZE") * os.sysconf(
+            "SC_PHYS_PAGES"
+        )
+        assert said[1:] == ["1777", "3"]
+
+    any_stage.play(story)
+
+
+def test_folders_that_the_job_names_stay_visible(any_stage: Stage, folder: Path) -> None:
+    data, alias, new = folder / "data", folder / "alias", folder / "open/new/checkpoints"
+    data.mkdir()
+    (data / "x").write_text("seen\n")
+    alias.symlink_to(data)
+    (folder / "open").mkdir()
+    (folder / "open").chmod(0o777)
+    (folder / "other").mkdir()
+
+    async def story(node: Node) -> None:
+        script = f"pwd; cat x {alias}/x; ls {folder}; touch {new}/kept; ls {folder}/other"
+        said = await output(
+            await node.task(),
+            script,
+            places=places(folder, data, alias, made=str(new)),
+            cwd=str(data),
+        )
+        assert said[:6] == [str(data), "seen", "seen", "alias", "data", "open"]
+        assert len(said) == 7
+        assert "other" in said[6]
+
+    any_stage.play(story)
+    assert (new / "kept").stat().st_uid == NOBODY
+    assert new.stat().st_uid == NOBODY
+
+
+def test_nothing_is_shown_that_the_user_cannot_reach(any_stage: Stage, folder: Path) -> None:
+    """Root opens what a job names with the rights of its user."""
+    closed, link = folder / "closed", folder / "link"
+    (closed / "secret").mkdir(parents=True)
+    closed.chmod(0o700)
+    link.symlink_to(closed / "secret")
+    new = closed / "new"
+
+    async def story(node: Node) -> None:
+        shown = closed / "secret", link
+        script = f"ls -d {closed}/secret {link} {new} 2>/dev/null; echo done"
+        task = await node.task()
+        said = await output(task, script, places=places(folder, *shown, made=str(new)))
+        assert said == ["done"]
+
+    any_stage.play(story)
+    assert not new.exists()
+
+
+@pytest.mark.parametrize("hide", [True, False])
+def test_processes_of_other_users_are_invisible(
+    any_stage: Stage, folder: Path, *, hide: bool
+) -> None:
+    async def story(node: Node) -> None:
+        script = f"ls -d /proc/{os.getpid()} 2> /dev/null; cat /proc/$$/comm; ls -d /proc/meminfo"
+        said = await output(await node.task(), script, places=places(folder, hide=hide))
+        theirs = [] if hide else [f"/proc/{os.getpid()}"]
+        assert said == [*theirs, "sh", "/proc/meminfo"]
+
+    any_stage.play(story)
+    assert Path(f"/proc/{os.getpid()}").exists()
+
+
+def test_a_place_that_cannot_be_made_is_a_refusal_in_words(any_stage: Stage, folder: Path) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        status = await task.prepared(places=places(folder / "nowhere"))
+        assert status.phase is ShimPhase.REFUSED
+        assert status.refusal is not None
+        assert "`private_tmp`" in status.refusal.text
+
+    any_stage.play(story)

@@ -1,0 +1,63 @@
+"""The site's programs on a cluster of real daemons: what they keep off a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.local_cluster import LocalCluster
+from tests.cluster.jobs import submit, until, wait
+
+
+class Hooked(LocalCluster):
+    """Two nodes, of which the first has a prolog and the second an epilog. Each fails while there
+    is a file `fault` of the program's name."""
+
+    def program(self, name: str) -> str:
+        path = self.root / name
+        fault = self.root / f"{name}.fault"
+        path.write_text(f"#!/bin/sh\ncat {fault} 2>/dev/null && exit 1\nexit 0\n")
+        path.chmod(0o755)
+        return str(path)
+
+    def _place(self, number: int) -> dict[str, object]:
+        name = "prolog" if number == 1 else "epilog"
+        return {**super()._place(number), name: self.program(name)}
+
+
+@pytest.fixture(scope="module")
+def hooked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hooked]:
+    made = Hooked(tmp_path_factory.mktemp("hooked"), agents=2)
+    with made:
+        yield made
+    until(lambda: made.leftovers() == [], "no process of the cluster is left")
+
+
+def test_a_failing_prolog_keeps_a_job_off_its_node_and_a_failing_epilog_drains(
+    hooked: Hooked, tmp_path: Path
+) -> None:
+    (hooked.root / "prolog.fault").write_text("/scratch is not mounted\n")
+    job = submit(hooked, tmp_path, run="true", retry={"backoff": "0.1s"})
+    assert wait(hooked, job) == 0
+    tried = hooked.client().job(int(job)).attempts
+    assert [task.node for each in tried for task in each.tasks] == ["node-1", "node-2"]
+    said = " ".join(hooked.muster("events", job).stdout.split())
+    assert "prolog failed with exit code 1: /scratch is not mounted" in said
+    (hooked.root / "epilog.fault").write_text("a mount is stuck\n")
+    placed = {"include": ["node-2"]}
+    assert wait(hooked, submit(hooked, tmp_path, run="true", placement=placed)) == 0
+
+    def drained() -> bool:
+        return hooked.client().node("node-2").drain is not None
+
+    until(drained, "the node is drained")
+    drain = hooked.client().node("node-2").drain
+    assert drain is not None
+    assert drain.user == "muster"
+    assert drain.reason.endswith("epilog failed with exit code 1: a mount is stuck")
+    (hooked.root / "epilog.fault").unlink()
+    assert hooked.muster("node", "resume", "node-2").returncode == 0
+    assert wait(hooked, submit(hooked, tmp_path, run="true", placement=placed)) == 0
+    assert hooked.client().node("node-2").drain is None

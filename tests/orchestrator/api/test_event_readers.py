@@ -1,0 +1,49 @@
+"""Events are shown to those who may read the job that they quote."""
+
+from typing import Any, get_args
+
+import msgspec
+
+from orchestrator.api import event_pages
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.base import EPHEMERAL
+from orchestrator.core.facts.cluster import InputFailed
+from orchestrator.core.facts.people import PeopleFact
+
+# About nodes and the cluster. A reason that an operator or the site's programs wrote is public.
+SHOWN_TO_ALL = {
+    "DrainTimed",
+    "EpochStarted",
+    "HardwareReported",
+    "JournalRestored",
+    "NodeDeclaredLost",
+    "NodeFaultsDecayed",
+    "NodeRegistered",
+    "NodeRemoved",
+    "NodeResumed",
+    "RestoredNodeSettled",
+}
+DECIDED_BY_CONTENT = {"NodeDrained", "NodeFaultRecorded", "QuarantineSkipped", "InputFailed"}
+
+
+def _kinds(union: Any) -> list[type[msgspec.Struct]]:
+    inner = get_args(union)
+    return [kind for each in inner for kind in _kinds(each)] if inner else [union]
+
+
+def test_a_recorded_fact_without_a_job_is_one_that_everybody_may_read() -> None:
+    """Another one needs a case in `_reader`: it may quote the output of a job."""
+    found = {
+        kind.__name__
+        for kind in _kinds(f.Fact)
+        if getattr(kind, "durability") is not EPHEMERAL  # noqa: B009 - of the base class
+        and not issubclass(kind, PeopleFact)
+        and "job" not in kind.__struct_fields__
+    }
+    assert found == SHOWN_TO_ALL | DECIDED_BY_CONTENT
+
+
+def test_the_error_of_a_bug_is_for_operators() -> None:
+    """It quotes what could not be decided, such as a job file."""
+    fact = InputFailed("1", "POST /v1/jobs", "KeyError: 'canary'", False)
+    assert event_pages._reader(fact) == event_pages.OF_OPERATORS
