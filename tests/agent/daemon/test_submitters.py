@@ -91,6 +91,7 @@ def folder() -> Iterator[Path]:
             (path / user).mkdir(mode=0o700)
             os.chown(path / user, uid, GROUP)
         yield path
+        found_of(path)
 
 
 @contextlib.asynccontextmanager
