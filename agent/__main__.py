@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from agent import join
 from agent.config import AgentConfig, load
 from agent.probe.fabric import command
 from muster.daemon.errors import ConfigError, DaemonError, TlsError
@@ -33,6 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the agent and return the exit code: 0 stopped, 1 failed, 2 invalid configuration."""
     prepare_process_env()
     given = sys.argv[1:] if arguments is None else list(arguments)
+    if given and given[0] == join.VERB:
+        try:
+            return join.main(given[1:])
+        except KeyboardInterrupt:
+            return 130
     if given and given[0] in command.VERBS:
         try:
             return command.main(given[0], given[1:])

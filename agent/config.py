@@ -122,6 +122,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: Path = Path("/var/lib/muster/agent")
     token_file: Path | None = None
     tls_ca: Path | None = None
+    certificate: Path | None = None
     pool: Annotated[str, msgspec.Meta(pattern=_POOL)] = "default"
     labels: dict[str, str] = {}
     python: Path = Path(sys.executable)

@@ -41,6 +41,7 @@ from orchestrator.config import CoordinatorConfig, ca_pem, load, webhook_secret
 from orchestrator.core.engine.decide import VERSION
 from orchestrator.core.facts.people import TokenCreated, UserAdded, UserChanged
 from orchestrator.core.facts.restored import NodeDeclaredLost
+from orchestrator.enrolment import enrolment_settings
 from orchestrator.journal.backup import (
     back_up,
     examined,
@@ -207,6 +208,7 @@ def _new_admin(config: CoordinatorConfig, user: str) -> int:
 def _check(config: CoordinatorConfig) -> int:
     webhook_secret(config)
     ca_pem(config)
+    enrolment_settings(config)
     if config.tls is not None:
         server_context(config.tls.cert, config.tls.key)
     with examined(config.state_dir, config.job_logs_path) as found:

@@ -11,7 +11,7 @@ import msgspec
 from muster.daemon.config_loader import load_config
 from muster.daemon.errors import ConfigError, InsecureConfigError
 from muster.daemon.listen_address import is_loopback
-from muster.daemon.log_settings import Count, LogSettings, Seconds
+from muster.daemon.log_settings import Count, LogSettings, Port, Seconds
 from muster.protocol.observations.interfaces import usable_name
 from muster.protocol.roles import Role
 from muster.spec.errors import SpecError
@@ -42,12 +42,33 @@ class Listen(msgspec.Struct, frozen=True, kw_only=True):
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True):
     """PEM files: the certificate with its chain, its private key without a passphrase, and the CA
-    that clients need, unless they trust it already.
+    that clients need, unless they trust it already. With `ca_key`, the CA's private key, the
+    coordinator signs certificates of nodes that join.
     """
 
     cert: Path
     key: Path
     ca: Path | None = None
+    ca_key: Path | None = None
+
+
+class ListenAgents(msgspec.Struct, frozen=True, kw_only=True):
+    """Address at which agents with a certificate reach the coordinator."""
+
+    host: Annotated[str, msgspec.Meta(min_length=1, max_length=253)] = "127.0.0.1"
+    port: Port = 7079
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True):
+    """Joining of nodes. With `approve`, each new node waits for `muster node accept`. `run_as` and
+    `address` are printed in the lines for nodes. `certificate_s` is the lifetime of a node's
+    certificate, which is renewed at two thirds of it.
+    """
+
+    approve: bool = False
+    run_as: str = ""
+    address: str = ""
+    certificate_s: Annotated[float, msgspec.Meta(ge=60, le=10 * 366 * 86400)] = 90 * 86400.0
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,8 +192,10 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of a coordinator; durations are in seconds."""
 
     listen: Listen = Listen()
+    listen_agents: ListenAgents | None = None
     state_dir: Path = Path("/var/lib/muster/coordinator")
     tls: Tls | None = None
+    join: Join = Join()
     tokens_file: Path | None = None
     visibility: Visibility = Visibility.PUBLIC
     priority_max: PriorityMax = PriorityMax()
@@ -197,6 +220,12 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"lease_s ({self.lease_s:g}) must be at least three times heartbeat_s "
                 f"({self.heartbeat_s:g}), or one lost heartbeat ends jobs"
+            )
+        tls = self.tls
+        if self.listen_agents is not None and (tls is None or not tls.ca or not tls.ca_key):
+            raise ValueError(
+                "listen_agents needs tls.ca and tls.ca_key: agents show certificates of that CA, "
+                "and the coordinator signs them; `muster up` makes all of it"
             )
         for entry in self.networks:
             _check_network(entry)

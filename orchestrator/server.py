@@ -5,7 +5,7 @@ import errno
 import gc
 import signal
 import socket
-import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, Never
@@ -32,6 +32,7 @@ from orchestrator.core.model.members import streams_of
 from orchestrator.core.model.people import People
 from orchestrator.core.model.plan import Backfill, PoolPolicy
 from orchestrator.core.model.state import State
+from orchestrator.enrolment import EnrolmentSettings, enrolment_settings
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.agent_sessions import AgentSessions
@@ -97,7 +98,8 @@ async def serve(config: CoordinatorConfig) -> None:
     """Run until SIGTERM or SIGINT. Raises DaemonError."""
     clock = SystemClock()
     certificate = None if config.tls is None else Renewed(config.tls.cert, config.tls.key)
-    secret, ca = webhook_secret(config), ca_pem(config)
+    of_agents = _of_agents(config)
+    secret, ca, joining = webhook_secret(config), ca_pem(config), enrolment_settings(config)
     stop = _stop_signal()
     journal = Journal.open(config.state_dir, config.limits.disk_reserve_bytes, config.job_logs_path)
     try:
@@ -118,11 +120,11 @@ async def serve(config: CoordinatorConfig) -> None:
         raise
     writer = JournalWriter(journal)
     try:
-        parts = _build(config, state, writer, clock, known, secret, ca)
+        parts = _build(config, state, writer, clock, known, secret, ca, joining)
         async with parts.owner:
-            server = await _start(parts, config, epoch, certificate)
+            servers = await _start(parts, config, epoch, certificate, of_agents)
             await parts.owner.run_until(stop)
-            await _stop(parts, server)
+            await _stop(parts, servers)
         await parts.coordinator.flush()
     finally:
         writer.close()
@@ -160,6 +162,7 @@ def _build(
     known: _Archived,
     secret: bytes,
     ca: bytes,
+    joining: EnrolmentSettings | None,
 ) -> _Parts:
     allowed = read_allowed(config.webhooks.allow)
     owner = TaskOwner("coordinator")
@@ -208,7 +211,12 @@ def _build(
         agents=agents,
         log_connections=logs,
         log_store=store,
-        tokens=TokenStore(state.people, clock, lambda token: coordinator.put_now(TokenSeen(token))),
+        tokens=TokenStore(
+            state.people,
+            clock,
+            lambda token: coordinator.put_now(TokenSeen(token)),
+            state.enrolment,
+        ),
         origins=_origins(config),
         limits=config.limits,
         rules=SubmitRules(config.pool_defaults, allowed),
@@ -216,6 +224,7 @@ def _build(
         audit_log=audit_log,
         bundles=bundles,
         ca=ca,
+        enrolment=joining,
     )
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     keep = Keep(config.job_logs.keep_s, config.job_logs.keep_bytes_max)
@@ -248,9 +257,13 @@ def _origins(config: CoordinatorConfig) -> Origins:
 
 
 async def _start(
-    parts: _Parts, config: CoordinatorConfig, epoch: int, certificate: Renewed | None
-) -> asyncio.Server:
-    """Take over the state, then open the listening socket."""
+    parts: _Parts,
+    config: CoordinatorConfig,
+    epoch: int,
+    certificate: Renewed | None,
+    of_agents: Renewed | None,
+) -> list[asyncio.Server]:
+    """Take over the state, then open the listening sockets."""
     on_own_disk = config.job_logs.dir is not None
     await parts.store.prepare(existed=on_own_disk and parts.coordinator.state.next_job > 1)
     parts.owner.spawn(parts.coordinator.run(epoch), name="owner", eternal=True)
@@ -269,16 +282,16 @@ async def _start(
     parts.owner.spawn(parts.sender.run(), name="webhooks", eternal=True)
     parts.owner.spawn(parts.coordinator.watch_space(), name="space", eternal=True)
     parts.owner.spawn(parts.runner.app[OPEN_REQUESTS].watch(), name="tokens", eternal=True)
-    if certificate is not None:
-        parts.owner.spawn(_renew(certificate), name="certificate", eternal=True)
+    for each in (certificate, of_agents):
+        if each is not None:
+            parts.owner.spawn(_renew(each), name="certificate", eternal=True)
     await parts.runner.setup()
     try:
-        context = None if certificate is None else certificate.context
-        server = await _listen(parts.runner, config, context)
+        servers = await _listen(parts.runner, config, certificate, of_agents)
     except BaseException:
         await parts.runner.cleanup()
         raise
-    addresses = [found.getsockname() for found in server.sockets]
+    addresses = [found.getsockname() for server in servers for found in server.sockets]
     where = " ".join(host_port(str(address[0]), address[1]) for address in addresses)
     jobs = len(parts.coordinator.state.jobs) + parts.coordinator.archive.ended.total()
     _log.info("serving", address=where, epoch=epoch, jobs=jobs)
@@ -288,7 +301,7 @@ async def _start(
         parts.owner.spawn(
             _watchdog(notifier, parts.coordinator, notifier.watchdog_s), name="watchdog"
         )
-    return server
+    return servers
 
 
 async def _measure_lag(lag: Histogram) -> Never:
@@ -328,13 +341,14 @@ async def _watchdog(notifier: Notifier, coordinator: Coordinator, every_s: float
         await asyncio.sleep(every_s)
 
 
-async def _stop(parts: _Parts, server: asyncio.Server) -> None:
+async def _stop(parts: _Parts, servers: Sequence[asyncio.Server]) -> None:
     """Stop accepting, notify all clients, and flush everything to disk. Agents and jobs
     continue.
     """
     Notifier().stopping()
     _log.info("stopping")
-    server.close()
+    for server in servers:
+        server.close()
     parts.coordinator.changes.close()
     parts.agents.close_all()
     await parts.logs.close_all()
@@ -351,26 +365,45 @@ async def _stop(parts: _Parts, server: asyncio.Server) -> None:
 
 
 async def _listen(
-    runner: web.AppRunner, config: CoordinatorConfig, context: ssl.SSLContext | None
-) -> asyncio.Server:
-    host, port = config.listen.host, config.listen.port
+    runner: web.AppRunner,
+    config: CoordinatorConfig,
+    certificate: Renewed | None,
+    of_agents: Renewed | None,
+) -> list[asyncio.Server]:
     manager = runner.server
     assert manager is not None
     connections = ConnectionLimits(
         pending_per_address_max=config.limits.pending_connections_per_address_max,
         per_token_max=config.limits.connections_per_token_max,
     )
-    try:
-        return await asyncio.get_running_loop().create_server(
-            lambda: GuardedConnection(connections, manager),
-            host,
-            port,
-            ssl=context,
-            ssl_handshake_timeout=None if context is None else HEAD_S,
-            backlog=1024,
-        )
-    except OSError as error:
-        raise ListenError(_cannot_listen(host, port, error)) from error
+    places = [(config.listen.host, config.listen.port, certificate)]
+    if config.listen_agents is not None:
+        places.append((config.listen_agents.host, config.listen_agents.port, of_agents))
+    servers: list[asyncio.Server] = []
+    for host, port, shown in places:
+        try:
+            servers.append(
+                await asyncio.get_running_loop().create_server(
+                    lambda: GuardedConnection(connections, manager),
+                    host,
+                    port,
+                    ssl=None if shown is None else shown.context,
+                    ssl_handshake_timeout=None if shown is None else HEAD_S,
+                    backlog=1024,
+                )
+            )
+        except OSError as error:
+            for server in servers:
+                server.close()
+            raise ListenError(_cannot_listen(host, port, error)) from error
+    return servers
+
+
+def _of_agents(config: CoordinatorConfig) -> Renewed | None:
+    """The certificate of the agents' listener, which demands one of each client."""
+    if config.tls is None or config.listen_agents is None:
+        return None
+    return Renewed(config.tls.cert, config.tls.key, config.tls.ca)
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> str:

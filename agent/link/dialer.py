@@ -74,21 +74,31 @@ class ConnectionLostError(Exception):
 class Dialer:
     """Opens websockets to the coordinator. Use it as an async context manager."""
 
-    def __init__(self, coordinator: str, token_file: Path | None, tls_ca: Path | None) -> None:
-        """`coordinator` is its http(s) URL. Raises ConfigError and TlsError."""
-        if token_file is None:
+    def __init__(
+        self,
+        coordinator: str,
+        token_file: Path | None,
+        tls_ca: Path | None,
+        certificate: Path | None = None,
+    ) -> None:
+        """`coordinator` is its http(s) URL. With a certificate of its own, the node shows no token.
+        Raises ConfigError and TlsError.
+        """
+        if token_file is None and certificate is None:
             raise ConfigError(
-                "token_file is not set: name a file with a join token of the coordinator"
+                "neither certificate nor token_file is set: run `muster join` on this node, or "
+                "name a file with a join token of the coordinator"
             )
         self._url = coordinator.rstrip("/")
         self._token_file = token_file
         self._tls_ca = tls_ca
-        self._version: FileVersion | None = None
+        self._certificate = certificate
+        self._versions: tuple[FileVersion | None, ...] = ()
         self._tls: ssl.SSLContext | None = None
         if coordinator.startswith("https:"):
             self._trust()
         self._session: aiohttp.ClientSession | None = None
-        self._token()
+        self._credentials()
 
     async def __aenter__(self) -> Self:
         # Resolve the name for each dial, because a coordinator may move.
@@ -113,7 +123,7 @@ class Dialer:
             async with asyncio.timeout(_HANDSHAKE_S):
                 websocket = await self._session.ws_connect(
                     self._url + path,
-                    headers={"Authorization": f"Bearer {self._token()}"},
+                    headers=self._credentials(),
                     ssl=self._tls if self._tls is not None else True,
                     max_msg_size=frame_bytes_max,
                     timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
@@ -145,7 +155,7 @@ class Dialer:
                 method,
                 self._url + path,
                 data=body,
-                headers={"Authorization": f"Bearer {self._token()}", **headers},
+                headers={**self._credentials(), **headers},
                 ssl=self._tls if self._tls is not None else True,
                 timeout=aiohttp.ClientTimeout(total=None, connect=_HANDSHAKE_S, sock_read=_READ_S),
                 allow_redirects=False,
@@ -163,26 +173,36 @@ class Dialer:
         return data
 
     def _trust(self) -> None:
-        """Reload the CA if it has changed, so that it can be replaced while the agent runs."""
-        version = None if self._tls_ca is None else version_of(self._tls_ca, "tls_ca")
-        if self._tls is None or version != self._version:
-            self._tls = client_context(self._tls_ca)
-            self._version = version
+        """Reload the CA and the certificate if they have changed, so that they can be replaced
+        while the agent runs.
+        """
+        files = (self._tls_ca, "tls_ca"), (self._certificate, "certificate")
+        versions = tuple(None if path is None else version_of(path, name) for path, name in files)
+        if self._tls is None or versions != self._versions:
+            self._tls = client_context(self._tls_ca, self._certificate)
+            self._versions = versions
 
-    def _token(self) -> str:
+    def _credentials(self) -> dict[str, str]:
+        """The headers that identify this node, unless its certificate does."""
+        if self._certificate is not None or self._token_file is None:
+            return {}
+        return {"Authorization": f"Bearer {self._token(self._token_file)}"}
+
+    @staticmethod
+    def _token(token_file: Path) -> str:
         """Read the token again for each dial, so that it can be replaced while the agent runs."""
         try:
-            with self._token_file.open("rb") as file:
+            with token_file.open("rb") as file:
                 token = file.read(_TOKEN_BYTES_MAX).decode("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
-            if _is_token(str(self._token_file)):
+            if _is_token(str(token_file)):
                 raise ConfigError(
                     "token_file: is itself a token; write it to a file of mode 0600, and name that"
                 ) from None
             why = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise ConfigError(f"token_file: {self._token_file} cannot be read ({why})") from error
+            raise ConfigError(f"token_file: {token_file} cannot be read ({why})") from error
         if not token or not token.isprintable() or " " in token:
-            raise ConfigError(f"token_file: {self._token_file} does not hold one token")
+            raise ConfigError(f"token_file: {token_file} does not hold one token")
         return token
 
 
@@ -288,8 +308,9 @@ def _explain(url: str, error: Exception) -> ConnectionLostError:
     match error:
         case aiohttp.WSServerHandshakeError(status=401 | 403 as status):
             return ConnectionLostError(
-                f"{url} does not accept this node's token ({status}): "
-                "put a join token of that coordinator into token_file",
+                f"{url} does not accept this node's certificate or token ({status}): a certificate "
+                "waits for `muster node accept`, was revoked, or has expired (muster join gets "
+                "another); into token_file, put a join token of that coordinator",
                 refused=True,
             )
         case aiohttp.WSServerHandshakeError(status=status):

@@ -48,6 +48,7 @@ CLUSTER: Final = {
     "audit": "List the requests of users (audit log).",
     "user": "Add, list, change and disable users.",
     "token": "Create, list and revoke tokens.",
+    "up": "Set up and start the coordinator on this machine.",
     "init": "Write the configuration and tokens of a new cluster.",
 }
 # Name -> help text, the daemon's package, and its first arguments.
@@ -64,6 +65,7 @@ DAEMONS: Final[dict[str, tuple[str, ...]]] = {
         "restore",
     ),
     "agent": ("Run a node's agent.", "agent"),
+    "join": ("Make this machine a node of a cluster.", "agent", "join"),
     "probe": ("Show this node's HCAs and GPUs, and which of them jobs use.", "agent", "probe"),
     "doctor": ("Show problems of this node's fabric, and how to fix them.", "agent", "doctor"),
 }

@@ -393,6 +393,10 @@ class AsyncClient:
         """Revoke a token, which may be your own, and return it as it was."""
         return await self._call(endpoints.revoke_token(name))
 
+    async def call(self, wanted: Call[_T]) -> _T:
+        """Make a call of `muster.client.endpoints` that has no method here."""
+        return await self._call(wanted)
+
     def logs(
         self, job: int, query: LogQuery | None = None
     ) -> AsyncIterator[LogRecord | LogTrailer]:

@@ -382,6 +382,10 @@ class Client:
         """Revoke a token, which may be your own, and return it as it was."""
         return self._call(endpoints.revoke_token(name))
 
+    def call(self, wanted: Call[_T]) -> _T:
+        """Make a call of `muster.client.endpoints` that has no method here."""
+        return self._call(wanted)
+
     def logs(self, job: int, query: LogQuery | None = None) -> Iterator[LogRecord | LogTrailer]:
         """Yield the records of a job's logs, and a trailer last.
 

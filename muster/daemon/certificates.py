@@ -131,6 +131,15 @@ def ends_at(pem: bytes) -> float:
     return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
 
 
+def renewal_due(pem: bytes) -> float:
+    """Return when a certificate should be renewed, in UTC seconds: at two thirds of its lifetime.
+    Raises ValueError.
+    """
+    cert = x509.load_pem_x509_certificate(pem)
+    began = (cert.not_valid_before_utc + _BACKDATED).timestamp()
+    return began + (cert.not_valid_after_utc.timestamp() - began) * 2 / 3
+
+
 def is_authority(authority: Authority) -> bool:
     """True if the key is that of the certificate, and the certificate may sign others."""
     try:

@@ -1,6 +1,8 @@
 """TLS contexts for the two ends of a link, with errors that name the file and the remedy."""
 
+import asyncio
 import contextlib
+import hashlib
 import ssl
 from asyncio import sslproto
 from pathlib import Path
@@ -13,11 +15,12 @@ BUFFER_BYTES: Final = 16 * 1024
 """Read buffer of a connection: one TLS record."""
 
 
-def server_context(cert: Path, key: Path) -> ssl.SSLContext:
+def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.SSLContext:
     """The context with which a daemon listens: TLS 1.2 or newer.
 
     `cert` is a PEM file with the certificate first and its chain after it, `key` its private key
-    without a passphrase. Raises TlsError.
+    without a passphrase. With `client_ca`, each client must show a certificate of that CA. Raises
+    TlsError.
 
     From then on every TLS connection of this process reads through BUFFER_BYTES. asyncio would give
     each connection 256 KiB: 1.2 GiB for the agents of a large cluster.
@@ -32,6 +35,9 @@ def server_context(cert: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(cert, key, password=b"")
     except ssl.SSLError as error:
         raise TlsError(_why_not(error, cert, key)) from error
+    if client_ca is not None:
+        context.load_verify_locations(client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
@@ -59,18 +65,28 @@ def certificate_names(cert: Path, key: Path) -> tuple[str, ...]:
     return tuple(name for kind, name in entries if kind == "DNS")
 
 
+def peer_fingerprint(transport: asyncio.BaseTransport | None) -> str:
+    """The SHA-256, in hex, of the certificate that the peer of a connection showed; "" without
+    one.
+    """
+    connection = None if transport is None else transport.get_extra_info("ssl_object")
+    der = None if connection is None else connection.getpeercert(binary_form=True)
+    return hashlib.sha256(der).hexdigest() if der else ""
+
+
 class Renewed:
     """A server context that follows the certificate's files, so that renewal needs no restart.
 
     Open connections keep the certificate with which they began.
     """
 
-    def __init__(self, cert: Path, key: Path) -> None:
+    def __init__(self, cert: Path, key: Path, client_ca: Path | None = None) -> None:
         """As `server_context`. Raises TlsError."""
         self._cert = cert
         self._key = key
+        self._client_ca = client_ca
         self._version = self._versions()
-        self._now = self.context = server_context(cert, key)
+        self._now = self.context = server_context(cert, key, client_ca)
         # Called in every handshake, also if the client sends no server name.
         self.context.sni_callback = self._choose
 
@@ -82,7 +98,7 @@ class Renewed:
         version = self._versions()
         if version == self._version:
             return False
-        self._now = server_context(self._cert, self._key)
+        self._now = server_context(self._cert, self._key, self._client_ca)
         self._version = version
         return True
 
@@ -102,11 +118,12 @@ def version_of(path: Path, name: str) -> FileVersion:
     return file_version(found)
 
 
-def client_context(ca: Path | None) -> ssl.SSLContext:
+def client_context(ca: Path | None, certificate: Path | None = None) -> ssl.SSLContext:
     """The context with which clients dial a daemon: TLS 1.2 or newer, certificate and host name
     checked.
 
-    `ca` is a PEM file of the authorities to trust instead of the system's. Raises TlsError.
+    `ca` is a PEM file of the authorities to trust instead of the system's, `certificate` a PEM file
+    with the client's own certificate and its key. Raises TlsError.
     """
     if ca is not None:
         _readable(ca, "tls_ca")
@@ -120,6 +137,15 @@ def client_context(ca: Path | None) -> ssl.SSLContext:
             "tls_ca takes a PEM file with one or more CA certificates"
         ) from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if certificate is not None:
+        _readable(certificate, "certificate")
+        try:
+            context.load_cert_chain(certificate, password=b"")
+        except ssl.SSLError as error:
+            raise TlsError(
+                f"certificate: {certificate} does not hold a key and its certificate "
+                f"({_reason(error)}); `muster join` writes such a file"
+            ) from error
     return context
 
 

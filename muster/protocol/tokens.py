@@ -16,8 +16,12 @@ import msgspec
 from muster.protocol.roles import Role
 
 TOKEN_CHARS_MAX: Final = 256
+_DIGEST_CHARS: Final = 64
 
 _TOKEN: Final = re.compile(r"muster_([a-z]{1,16})_([a-z0-9]{4,32})_([A-Za-z0-9_-]{32,128})")
+
+_JOIN_PREFIX: Final = "mj1"
+_JOIN_SECRET: Final = re.compile(r"([a-z0-9]{4,32})-([A-Za-z0-9_]{32,128})")
 
 _IN_A_TEXT: Final = re.compile(r"(muster_[a-z]{1,16}_[a-z0-9]{4,32}_)[A-Za-z0-9_-]{8,}")
 
@@ -45,6 +49,19 @@ class Token(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"Token({self.class_.value}, {self.id})"
+
+
+class JoinSecretText(msgspec.Struct, frozen=True):
+    """A parsed join secret, `mj1.SHA256.ID-SECRET`: the SHA-256 of the coordinator's CA, by which a
+    node knows the coordinator, the id of the secret, and the secret.
+    """
+
+    ca_sha256: str
+    id: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"JoinSecretText({self.id})"
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,6 +120,26 @@ def parse(text: str) -> Token:
     except ValueError:
         raise BadToken(f"no token class is called {match[1]!r}") from None
     return Token(class_, match[2], match[3])
+
+
+def make_join(ca_sha256: str, id_: str, secret: str) -> str:
+    """Return the text of a join secret. Raises BadToken."""
+    text = f"{_JOIN_PREFIX}.{ca_sha256}.{id_}-{secret}"
+    parse_join(text)
+    return text
+
+
+def parse_join(text: str) -> JoinSecretText:
+    """Parse a join secret. Raises BadToken."""
+    prefix, _, rest = text.partition(".")
+    ca_sha256, _, own = rest.partition(".")
+    match = _JOIN_SECRET.fullmatch(own)
+    if prefix != _JOIN_PREFIX or len(ca_sha256) != _DIGEST_CHARS or match is None:
+        raise BadToken(
+            "not a whole join secret: it is mj1.SHA256.SECRET, as `muster token create --join` "
+            "prints it"
+        )
+    return JoinSecretText(ca_sha256, match[1], match[2])
 
 
 def without_secrets(text: str) -> str:

@@ -6,6 +6,7 @@ from aiohttp import web
 
 from orchestrator.api.audit import AuditApi
 from orchestrator.api.bundles.transfers import BundlesApi
+from orchestrator.api.enrolment.routes import EnrolmentApi
 from orchestrator.api.events import EventsApi
 from orchestrator.api.http.access import AccessTable
 from orchestrator.api.http.cross_origin import Origins
@@ -29,6 +30,7 @@ from orchestrator.api.people import PeopleApi
 from orchestrator.api.routes import ROUTES
 from orchestrator.config import RequestLimits
 from orchestrator.core.rights.principals import Policy
+from orchestrator.enrolment import EnrolmentSettings
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.audit import AuditLog
 from orchestrator.shell.bulk_reads import BulkReads
@@ -54,6 +56,7 @@ def make_app(
     audit_log: AuditLog,
     bundles: BundleStore,
     ca: bytes = b"",
+    enrolment: EnrolmentSettings | None = None,
 ) -> web.Application:
     """Build the application. Only the routes of the table are reachable."""
     owners = JobOwners(coordinator)
@@ -89,6 +92,7 @@ def make_app(
         audit,
         code,
         PeopleApi(coordinator, tokens, access, open_requests, ca),
+        EnrolmentApi(coordinator, enrolment, limits.refusals_per_s),
         agents,
         log_connections,
     )

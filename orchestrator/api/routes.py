@@ -3,6 +3,7 @@
 from typing import Final
 
 from muster.http import bundles as code
+from muster.http import enrolment as join
 from muster.http import job_actions as verbs
 from muster.http import node_actions as nodes
 from muster.http import people
@@ -14,6 +15,7 @@ from muster.http.node_probe import CheckRequest, NodeProbe
 from muster.protocol.observations.hangs import StacksView
 from orchestrator.api.audit import AuditApi
 from orchestrator.api.bundles.transfers import TICKET, BundlesApi
+from orchestrator.api.enrolment.routes import EnrolmentApi
 from orchestrator.api.events import EventsApi
 from orchestrator.api.http import query_params as p
 from orchestrator.api.http.openapi import SchemaApi
@@ -36,7 +38,7 @@ _MADE: Final = {201: {JSON: h.JobSummary}, 200: {JSON: h.JobSummary}}
 
 _HEALTH, _CLUSTER, _OPERATE = Action.CHECK_HEALTH, Action.READ_CLUSTER, Action.OPERATE_NODE
 _SUBMIT, _SEE, _READ = Action.SUBMIT_JOB, Action.SEE_JOB, Action.READ_JOB
-_CHANGE, _PEOPLE = Action.CHANGE_JOB, Action.MANAGE_PEOPLE
+_CHANGE, _PEOPLE, _ENROL = Action.CHANGE_JOB, Action.MANAGE_PEOPLE, Action.ENROL_NODE
 
 # A route has its method, path, handler and action in its first line.
 # fmt: off
@@ -151,6 +153,10 @@ ROUTES: Final = (
     Route("POST", "/v1/agent/tasks/{id}/blobs", BundlesApi.chunks, Action.FETCH_CODE,
           "Chunks of a task's code as a pack, for its node.", body=code.ChunksRequest,
           answers={200: {BYTES: None}}, headers=(TICKET,), problems=(409, 410, 422)),
+    Route("POST", "/v1/agent/tasks/{id}/peers", BundlesApi.peers, Action.FETCH_CODE,
+          "The other nodes of the gang that give content of a task's code, for its node.",
+          body=code.PeersRequest, answers=as_json(code.PeersAnswer), headers=(TICKET,),
+          problems=(409,)),
     Route("GET", "/v1/users", PeopleApi.users, _PEOPLE, "The users by name.",
           answers=as_json(people.UserList)),
     Route("POST", "/v1/users", PeopleApi.add_user, _PEOPLE, "Add a user.", body=people.UserRequest,
@@ -169,6 +175,28 @@ ROUTES: Final = (
     Route("POST", "/v1/tokens/{id}/revoke", PeopleApi.revoke_token, Action.USE_TOKEN,
           "Revoke a token.", body=people.RevokeRequest, answers=as_json(people.TokenView),
           problems=(409,)),
+    Route("POST", "/v1/join", EnrolmentApi.join, Action.JOIN,
+          "Join as a node: sign its certificate. The body has a join secret.",
+          body=join.JoinRequest, answers=as_json(join.JoinAnswer, 201),
+          problems=(404, 409, 422, 429, 507)),
+    Route("GET", "/v1/join", EnrolmentApi.show, _ENROL,
+          "The join secrets, and the machines that wait for an operator.",
+          answers=as_json(join.EnrolmentList)),
+    Route("POST", "/v1/join/secrets", EnrolmentApi.create_secret, _ENROL,
+          "Create a join secret; only this response has its text.", body=join.JoinSecretRequest,
+          answers=as_json(join.NewJoinSecret, 201), problems=(404, 409, 507)),
+    Route("POST", "/v1/join/secrets/{id}/revoke", EnrolmentApi.revoke_secret, _ENROL,
+          "Revoke a join secret.", body=join.RevokeSecretRequest,
+          answers=as_json(join.JoinSecretView)),
+    Route("POST", "/v1/nodes/{id}/accept", EnrolmentApi.accept, _ENROL,
+          "Accept, or reject, the machine that waits to be this node.", body=join.AcceptRequest,
+          answers=as_json(join.EnrolmentList), problems=(409, 507)),
+    Route("POST", "/v1/nodes/{id}/revoke", EnrolmentApi.revoke_node, _ENROL,
+          "Accept no certificate of this node any more.", body=join.RevokeNodeRequest,
+          answers=as_json(join.EnrolmentList), problems=(409,)),
+    Route("POST", "/v1/agent/certificate", EnrolmentApi.renew, Action.RENEW,
+          "Renew the certificate that this node shows.", body=join.RenewRequest,
+          answers=as_json(join.RenewAnswer), problems=(404, 409, 422, 507)),
     Route("GET", "/v1/ca", PeopleApi.ca, Action.READ_CA,
           "The CA of the coordinator's certificate (PEM).",
           answers=as_text("application/x-pem-file"), problems=(404,)),

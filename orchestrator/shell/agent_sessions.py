@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from muster.daemon.listen_address import is_loopback
 from muster.daemon.task_owner import TaskOwner
+from muster.daemon.tls import peer_fingerprint
 from muster.protocol.ids import NodeName, SessionId
 from muster.protocol.link.codec import (
     FRAME_BYTES_MAX,
@@ -159,7 +160,8 @@ class AgentSessions:
             session.log = log.bind(node=hello.node)
             request[NODE] = hello.node
             local = _is_local(request, peer)
-            await self.coordinator.put(HelloReceived(session.id, hello, peer, local))
+            certificate = peer_fingerprint(request.transport)
+            await self.coordinator.put(HelloReceived(session.id, hello, peer, local, certificate))
             await self._read(session, self.coordinator)
         except ProtocolError as error:
             session.log.warning("agent_protocol_error", why=str(error))

@@ -134,7 +134,7 @@ def test_help_lists_the_verbs_and_the_exit_codes(run: Run) -> None:
     [
         verb
         for verb in VERBS
-        if verb not in {"coordinator", "backup", "restore", "agent", "probe", "doctor"}
+        if verb not in {"coordinator", "backup", "restore", "agent", "probe", "doctor", "join"}
     ],
 )
 def test_every_verb_has_a_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from muster.cli.client_options import connect, connection_options
+from muster.cli.cluster.node_enrolment import accept, revoke
 from muster.cli.cluster.node_maintenance import drain, lost, remove, resume
 from muster.cli.cluster.nodes import gpus_of
 from muster.cli.input.job_ref import NODE
@@ -78,6 +79,8 @@ command.add_command(drain)
 command.add_command(resume)
 command.add_command(remove)
 command.add_command(lost)
+command.add_command(accept)
+command.add_command(revoke)
 
 
 def _facts(view: NodeView) -> list[tuple[str, str]]:

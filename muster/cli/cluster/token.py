@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 import click
@@ -15,11 +16,19 @@ from muster.cli.output.format import moment, note, safe
 from muster.cli.output.json_output import json_option, print_json
 from muster.cli.output.table import Column, print_table
 from muster.client import Client
+from muster.client import enrolment as calls
+from muster.http.enrolment import (
+    JOIN_S,
+    EnrolmentList,
+    JoinSecretRequest,
+    JoinSecretView,
+    NewJoinSecret,
+)
 from muster.http.people import TokenList, TokenRequest, TokenView
 from muster.protocol.outcome import EXIT_CLIENT
 from muster.protocol.roles import Role
 from muster.protocol.text import count
-from muster.protocol.tokens import TokenClass
+from muster.protocol.tokens import BadToken, TokenClass, parse
 
 JOIN: Final = TokenClass.JOIN.value
 _COLUMNS: Final = (
@@ -33,6 +42,17 @@ _COLUMNS: Final = (
 )
 
 
+_JOIN_COLUMNS: Final = (
+    Column("ID"),
+    Column("NODES"),
+    Column("NAMES", elastic=True),
+    Column("POOL", drop=1),
+    Column("BY", drop=2),
+    Column("LABEL", drop=3),
+    Column("EXPIRES"),
+)
+
+
 @click.group("token")
 def command() -> None:
     """Create, list and revoke tokens. Admins do so for everybody; others list and revoke their own.
@@ -41,7 +61,7 @@ def command() -> None:
     """
 
 
-@command.command("create", short_help="Create a token and print it, only this once.")
+@command.command("create", short_help="Create a token or a join secret; prints it only once.")
 @click.option("--user", metavar="NAME", help="User of the token (default: you).")
 @click.option("--label", metavar="TEXT", default="", help="What uses it, such as `laptop`.")
 @click.option(
@@ -50,19 +70,43 @@ def command() -> None:
     help="A lesser role than the user's; join: for agents.",
 )
 @click.option(
-    "--expires", type=DURATION, metavar="TIME", help="Lifetime, such as 30d (default: unlimited)."
+    "--expires",
+    type=DURATION,
+    metavar="TIME",
+    help="Lifetime, such as 30d (default: unlimited; 1h for a join secret).",
 )
+@click.option("--join", is_flag=True, help="Create a secret with which nodes join.")
+@click.option("--uses", type=click.IntRange(1, 100_000), help="With --join: nodes (default: 1).")
+@click.option("--names", metavar="PATTERN", help="With --join: names, such as gpu-* (default: *).")
+@click.option("--pool", metavar="POOL", help="With --join: the pool of these nodes.")
 @json_option
 @connection_options
 def create(
-    *, user: str | None, label: str, role: str | None, expires: float | None, as_json: bool
+    *,
+    user: str | None,
+    label: str,
+    role: str | None,
+    expires: float | None,
+    join: bool,
+    uses: int | None,
+    names: str | None,
+    pool: str | None,
+    as_json: bool,
 ) -> None:
     """Create a token and print it, alone, on standard output. It cannot be shown again. Needs the
-    role admin.
+    role admin. With --join, create a secret with which nodes join, and print the line for them.
 
     \b
     muster token create --user bob --expires 30d
+    muster token create --join --uses 16 --names 'gpu-*'
     """
+    if join:
+        if user is not None or role is not None:
+            raise click.UsageError("a join secret has neither user nor role")
+        _create_join(uses or 1, expires or JOIN_S, names or "*", pool or "", label, as_json=as_json)
+        return
+    if uses is not None or names is not None or pool is not None:
+        raise click.UsageError("--uses, --names and --pool need --join")
     if role == JOIN and user is not None:
         raise click.UsageError("a join token has no user: leave --user out")
     client = connect()
@@ -91,11 +135,16 @@ def create(
 
 @command.command("list", short_help="List tokens.")
 @click.option("--user", metavar="NAME", help="Only tokens of this user.")
+@click.option("--join", is_flag=True, help="List join secrets, and machines that wait.")
 @json_option
 @connection_options
-def list_(*, user: str | None, as_json: bool) -> None:
+def list_(*, user: str | None, join: bool, as_json: bool) -> None:
     """List your tokens, or as an admin all. USED is the last use, to the day if it was before the
-    coordinator was last restarted."""
+    coordinator was last restarted. With --join, list the join secrets, and the machines that wait
+    for `muster node accept`."""
+    if join:
+        _list_join(as_json=as_json)
+        return
     found = connect().tokens(user)
     if as_json:
         print_json(found)
@@ -106,13 +155,24 @@ def list_(*, user: str | None, as_json: bool) -> None:
 @command.command("revoke", short_help="Revoke tokens.")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--join", is_flag=True, help="The IDs are those of join secrets.")
 @json_option
 @connection_options
-def revoke(*, ids: tuple[str, ...], yes: bool, as_json: bool) -> int:
+def revoke(*, ids: tuple[str, ...], yes: bool, join: bool, as_json: bool) -> int:
     """Revoke tokens: all that are named, or none if one is unknown. Within a second, the
-    coordinator refuses requests with them and closes their streams and agent connections."""
+    coordinator refuses requests with them and closes their streams and agent connections.
+
+    A whole token stands for its id.
+    """
     client = connect()
-    found = _named(client, ids)
+    if join:
+        secrets = [client.call(calls.revoke_join_secret(name)) for name in dict.fromkeys(ids)]
+        for secret in secrets:
+            note(f"join secret {secret.id} is revoked; nodes that joined with it stay")
+        if as_json:
+            print_json(EnrolmentList(tuple(secrets), ()))
+        return 0
+    found = _named(client, [_id(each) for each in ids])
     for token in found:
         note(f"token {token.id}{_whose(token)}: {_use(token)}")
     if not yes and sys.stdin.isatty():
@@ -129,7 +189,66 @@ def revoke(*, ids: tuple[str, ...], yes: bool, as_json: bool) -> int:
     return 0
 
 
-def _named(client: Client, ids: tuple[str, ...]) -> list[TokenView]:
+def join_line(url: str, made: NewJoinSecret | None, run_as: str) -> str:
+    """Return the command with which a machine becomes a node. Without a secret, it asks for one."""
+    where = url.partition("://")[2].rstrip("/")
+    secret = f" {made.text}" if made is not None else ""
+    return f"muster join {where}{secret}{f' --run-as {run_as}' if run_as else ''}"
+
+
+def _create_join(
+    uses: int, expires_s: float, names: str, pool: str, label: str, *, as_json: bool
+) -> None:
+    client = connect()
+    made = client.call(
+        calls.create_join_secret(JoinSecretRequest(uses, expires_s, names, pool, label))
+    )
+    if as_json:
+        print_json(made)
+    else:
+        print(join_line(client.url, made, made.run_as))
+    secret = made.secret
+    note(
+        f"join secret {secret.id} is for {count(secret.uses, 'node')}, until "
+        f"{moment(secret.expires)}; to revoke it: muster token revoke --join {secret.id}"
+    )
+
+
+def _list_join(*, as_json: bool) -> None:
+    found = connect().call(calls.enrolment())
+    if as_json:
+        print_json(found)
+        return
+    print_table(_JOIN_COLUMNS, [_join_row(secret) for secret in found.secrets])
+    for each in found.waiting:
+        taken = ", a name that another machine has" if each.known else ""
+        note(
+            f"a machine at {safe(each.peer)} waits to be {safe(each.node)}{taken} (certificate "
+            f"{each.fingerprint[:16]}): muster node accept {safe(each.node)}, or with --reject"
+        )
+
+
+def _join_row(secret: JoinSecretView) -> list[str]:
+    ends = moment(secret.expires)
+    return [
+        secret.id,
+        f"{secret.used}/{secret.uses}",
+        secret.names,
+        secret.pool or "-",
+        secret.by,
+        secret.label or "-",
+        f"{ends} ({secret.problem})" if secret.problem else ends,
+    ]
+
+
+def _id(text: str) -> str:
+    try:
+        return parse(text).id
+    except BadToken:
+        return text
+
+
+def _named(client: Client, ids: Sequence[str]) -> list[TokenView]:
     known = {token.id: token for token in client.tokens().tokens}
     unknown = [each for each in ids if each not in known]
     if unknown:

@@ -11,6 +11,7 @@ from typing import Final
 
 from aiohttp import web
 
+from muster.daemon.tls import peer_fingerprint
 from muster.protocol.ids import JobId
 from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass
@@ -19,9 +20,9 @@ from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.rate_limit import RateLimit
 from orchestrator.api.http.request_parsing import job_id, no_such_job, no_such_token
 from orchestrator.api.http.route import JOB_PATH, TOKEN_PATH, Route
-from orchestrator.api.http.tokens import TokenStore
+from orchestrator.api.http.tokens import NodeCredential, TokenStore
 from orchestrator.core.model.people import KnownToken
-from orchestrator.core.rights.principals import NOBODY, NODE, Kind, Owned, Policy, Principal
+from orchestrator.core.rights.principals import NOBODY, Kind, Owned, Policy, Principal
 from orchestrator.core.rights.rules import RULES, Action, least_role, may, may_with_some
 from orchestrator.shell.coordinator import FORGOTTEN_HINT, forgotten_text
 
@@ -68,7 +69,10 @@ class AccessTable:
         action = Action.READ_CLUSTER if route is None else route.action
         if may_with_some(NOBODY, action):
             return
-        record = self._tokens.find(bearer(request))
+        certificate = peer_fingerprint(request.transport)
+        record = (
+            self._tokens.of_node(certificate) if certificate else self._tokens.find(bearer(request))
+        )
         if record is None:
             wait_s = self._refusals.take(request.remote, request.loop.time())
             if wait_s:
@@ -79,12 +83,17 @@ class AccessTable:
                     "check the token before the next request",
                     headers={"Retry-After": str(math.ceil(wait_s))},
                 )
+            if certificate:
+                raise _unauthorized(
+                    "no node has this certificate (any more)", "join again: muster join"
+                )
             raise _unauthorized(
                 "the token is missing or wrong",
                 "send the header `Authorization: Bearer muster_...`",
             )
         why = self._tokens.why_not(record)
-        if why:
+        renews = certificate and route is not None and route.action is Action.RENEW
+        if why and not (renews and self._tokens.replaced(record)):
             request[REFUSED] = record
             raise _unauthorized(why, "ask an admin for a new one: muster token create")
         self._tokens.used(record)
@@ -140,7 +149,8 @@ class AccessTable:
     def principal(self, record: KnownToken) -> Principal:
         """Return the principal of a token, with the role and the teams of this moment."""
         if record.class_ is TokenClass.JOIN:
-            return NODE
+            node = record.node if isinstance(record, NodeCredential) else ""
+            return Principal(Kind.NODE, node)
         teams = self._tokens.teams_of(record.user)
         return Principal(Kind.USER, record.user, self._tokens.role(record), teams)
 

@@ -13,7 +13,7 @@ from muster.protocol.ids import NodeName
 from muster.protocol.tokens import TokenClass
 from orchestrator.api.http.access import TOKEN, AccessTable
 from orchestrator.api.http.route import ROUTE, Handler
-from orchestrator.api.http.tokens import TokenStore
+from orchestrator.api.http.tokens import NodeCredential, TokenStore
 from orchestrator.core.model.people import KnownToken
 from orchestrator.shell.agent_sessions import NODE
 from orchestrator.shell.coordinator import CoordinatorStoppedError
@@ -28,7 +28,8 @@ class StreamRevocation:
     when its rights have gone.
 
     An agent's connection survives the expiry of its token, because cutting it would in the end stop
-    its jobs. The agent cannot reconnect, though, and a revoked token cuts the connection.
+    its jobs. The agent cannot reconnect, though, and a revoked token cuts the connection. A node's
+    certificate is renewed in time, so its end cuts the connection.
     """
 
     def __init__(self, tokens: TokenStore, access: AccessTable) -> None:
@@ -78,7 +79,8 @@ class StreamRevocation:
         return "" if allowed else f"{record.user} may not do this any more"
 
     def _end(self, request: web.Request, record: KnownToken, why: str) -> None:
-        if record.class_ is TokenClass.JOIN and self._tokens.knows(record):
+        token = record.class_ is TokenClass.JOIN and not isinstance(record, NodeCredential)
+        if token and self._tokens.knows(record):
             if record.id not in self._logged:
                 self._logged.add(record.id)
                 _log.warning(

@@ -5,23 +5,35 @@ from collections.abc import Callable
 from typing import Final
 
 from muster.daemon.clock import Clock
+from muster.protocol.ids import NodeName
 from muster.protocol.roles import Role
 from muster.protocol.timestamp import timestamp
 from muster.protocol.tokens import BadToken, TokenClass, digest, parse
-from orchestrator.core.model.people import KnownToken, People
+from orchestrator.core.model.people import Enrolment, KnownToken, People
 
 _UNKNOWN: Final = digest("")
 _ASK_S: Final = 3600.0
+
+
+class NodeCredential(KnownToken, frozen=True):
+    """The certificate of a node, in the place of a token: `sha256` is its fingerprint."""
+
+    node: NodeName = NodeName("")
 
 
 class TokenStore:
     """The users and tokens of the state. A change holds from the turn that decides it."""
 
     def __init__(
-        self, people: People, clock: Clock, seen: Callable[[str], None] = lambda _: None
+        self,
+        people: People,
+        clock: Clock,
+        seen: Callable[[str], None] = lambda _: None,
+        enrolment: Enrolment | None = None,
     ) -> None:
         """`seen` is called with the id of a token whose use is to be recorded."""
         self._people = people
+        self._enrolment = enrolment or Enrolment()
         self._clock = clock
         self._seen = seen
         self._used: dict[str, float] = {}
@@ -44,13 +56,28 @@ class TokenStore:
             return None
         return known
 
+    def of_node(self, fingerprint: str) -> NodeCredential | None:
+        """Return the certificate of a node by its fingerprint. Call `why_not` to check it."""
+        name = self._enrolment.owners.get(fingerprint)
+        if name is None:
+            return None
+        found = self._enrolment.key(fingerprint)
+        expires = None if found is None else found[1].expires
+        return NodeCredential(
+            fingerprint[:8], TokenClass.JOIN, fingerprint, expires=expires, node=name
+        )
+
     def knows(self, token: KnownToken) -> bool:
         """True if the token has not been revoked, valid or not."""
+        if isinstance(token, NodeCredential):
+            return self._enrolment.key(token.sha256) is not None
         known = self._people.tokens.get(token.id)
         return known is not None and known.sha256 == token.sha256
 
     def why_not(self, token: KnownToken) -> str:
         """Return why a token is no longer valid, or ""."""
+        if isinstance(token, NodeCredential):
+            return self._why_not_certificate(token)
         if not self.knows(token):
             return "the token has been revoked"
         # The wall clock decides here because people write the expiry dates.
@@ -63,6 +90,25 @@ class TokenStore:
         if user is None or user.disabled:
             return f"the user {token.user} is disabled"
         return ""
+
+    def replaced(self, shown: KnownToken) -> bool:
+        """True if this certificate was renewed, and the next one is in use. A renewal of it shows
+        that there are two copies of its key."""
+        joined = (
+            self._enrolment.nodes.get(shown.node) if isinstance(shown, NodeCredential) else None
+        )
+        return joined is not None and joined.previous == shown.sha256
+
+    def _why_not_certificate(self, shown: NodeCredential) -> str:
+        found = self._enrolment.key(shown.sha256)
+        if found is not None:
+            ended = found[1].expires <= self._clock.now().wall
+            return f"the certificate of {shown.node} has expired" if ended else ""
+        joined = self._enrolment.nodes.get(shown.node)
+        waiting = None if joined is None else joined.waiting
+        if waiting is not None and waiting.fingerprint == shown.sha256:
+            return f"{shown.node} waits for an operator: muster node accept {shown.node}"
+        return f"the certificate of {shown.node} has been revoked or replaced"
 
     def role(self, token: KnownToken) -> Role | None:
         """Return the role of a token's user, limited by that of the token; None for agents."""
@@ -88,6 +134,8 @@ class TokenStore:
 
     def used(self, token: KnownToken) -> None:
         """Remember the use of a token. The journal has one use a day at most."""
+        if isinstance(token, NodeCredential):
+            return
         now = self._clock.now().wall
         self._used[token.id] = now
         if not token.seen_today(now) and not 0 <= now - self._asked.get(token.id, 0) < _ASK_S:

@@ -13,6 +13,7 @@ from orchestrator.core.engine.apply_restored import apply_restored
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import restored as rf
 from orchestrator.core.facts.base import AttemptFact, ClusterFact, JobFact, TaskFact
+from orchestrator.core.facts.enrolment import EnrolmentFact
 from orchestrator.core.facts.hangs import HangFact
 from orchestrator.core.facts.idle import IdleFact
 from orchestrator.core.facts.links import LinkFact
@@ -32,6 +33,7 @@ from orchestrator.core.monitoring.checkpoints import apply_checkpoint
 from orchestrator.core.monitoring.hang_state import apply_hang
 from orchestrator.core.monitoring.idle_gpus import apply_idle
 from orchestrator.core.monitoring.task_observations import apply_observations
+from orchestrator.core.nodes.enrolment import apply_enrolment
 from orchestrator.core.nodes.service_state import apply_service
 from orchestrator.core.rights.people import apply_people
 from orchestrator.core.scheduling.gpus import share_of
@@ -70,6 +72,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             apply_restored(state, fact)
         case PeopleFact():
             apply_people(state.people, fact, at)
+        case EnrolmentFact():
+            apply_enrolment(state.enrolment, fact, at)
         case ClusterFact():
             apply_cluster(state, fact)
         case _:
@@ -180,9 +184,9 @@ def _apply_task(state: State, fact: f.OfTask, at: float) -> None:
         case f.TaskCheckpointed():
             apply_checkpoint(attempt, task, fact, at)
         case f.TaskLeft():
-            _leave(attempt, task, fact, at)
+            _leave(job, attempt, task, fact, at)
         case MemberAdded() | TermsStored():
-            _change_terms(attempt, task, fact)
+            _change_terms(job, attempt, task, fact)
         case _:
             assert_never(fact)
     del attempt.cuts[:-CUTS_KEPT]
@@ -191,19 +195,19 @@ def _apply_task(state: State, fact: f.OfTask, at: float) -> None:
         _release(state, attempt, task)
 
 
-def _change_terms(attempt: Attempt, task: Task, fact: MemberAdded | TermsStored) -> None:
+def _change_terms(job: Job, attempt: Attempt, task: Task, fact: MemberAdded | TermsStored) -> None:
     match fact:
         case MemberAdded():
-            attempt.terms += 1
+            attempt.terms = job.next_terms(attempt)
             task.member_from = attempt.terms
         case TermsStored(_, _, _, number, received_at):
             task.terms, task.terms_at = number, received_at
 
 
-def _leave(attempt: Attempt, task: Task, fact: f.TaskLeft, at: float) -> None:
+def _leave(job: Job, attempt: Attempt, task: Task, fact: f.TaskLeft, at: float) -> None:
     task.left, task.left_force = fact.reason, fact.force
     if attempt.vouch_key:
-        attempt.terms += 1
+        attempt.terms = job.next_terms(attempt)
         task.member_until = attempt.terms
     here = len(attempt.present)
     nodes = "1 node goes" if here == 1 else f"{here} nodes go"

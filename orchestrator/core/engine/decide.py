@@ -59,6 +59,7 @@ from orchestrator.core.monitoring.task_observations import observation_facts
 from orchestrator.core.nodes.admission import NAME_CODES, clock_ahead_s, refuse
 from orchestrator.core.nodes.crash_loops import restarted
 from orchestrator.core.nodes.drains import drain, remove, resume
+from orchestrator.core.nodes.enrolment import decide_enrolment, refuse_certificate, shown
 from orchestrator.core.nodes.hardware import hardware_facts, may_be_hardware
 from orchestrator.core.nodes.observations import change_facts, health_facts
 from orchestrator.core.nodes.registration import refuse_registration, registered
@@ -115,9 +116,23 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
             | s.TokenSeen()
         ):
             return decide_people(state, received, now.wall)
-        case s.HelloReceived(session, hello, peer, local):
+        case (
+            s.JoinSecretReceived()
+            | s.JoinSecretRevokeReceived()
+            | s.JoinReceived()
+            | s.AcceptReceived()
+            | s.RevokeNodeReceived()
+            | s.RenewReceived()
+        ):
+            return decide_enrolment(state, received, now.wall, limits)
+        case s.HelloReceived(session, hello, peer, local, certificate):
+            bad = refuse_certificate(state, hello.node, certificate)
+            if bad is not None:
+                return Decision([], [a.RefuseSession(session, bad)])
             foreign = frozenset[str]() if local else limits.own_names
-            return _hello(state, session, hello, peer, foreign, now, limits)
+            decision = _hello(state, session, hello, peer, foreign, now, limits)
+            decision.facts += shown(state, hello.node, certificate)
+            return decision
         case s.SessionEnded(session):
             name = state.sessions.get(session)
             return Decision([lf.NodeDisconnected(name, session)] if name is not None else [])

@@ -125,9 +125,12 @@ class NodeServiceChanged(msgspec.Struct, frozen=True):
 
 
 class PeopleChanged(msgspec.Struct, frozen=True):
-    """A user or a token was changed. `anything` is false if nothing had to change."""
+    """A user or a credential was changed. `anything` is false if nothing had to change. `waits`: a
+    node has joined, and waits for an operator.
+    """
 
     anything: bool
+    waits: bool = False
 
 
 class Declined(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass
 from muster.spec.model import JobSpec
 from orchestrator.core.facts.effects import RequestId, Timer
-from orchestrator.core.model.people import People
+from orchestrator.core.model.people import NodeKey, People
 from orchestrator.core.model.plan import PoolPolicy
 
 
@@ -169,6 +169,69 @@ class RevokeReceived(msgspec.Struct, frozen=True):
     by: str
 
 
+class JoinSecretReceived(msgspec.Struct, frozen=True):
+    """An admin creates a join secret. The shell has drawn its id and its secret."""
+
+    request: RequestId
+    secret: str
+    sha256: str
+    uses: int
+    expires: float
+    names: str
+    pool: str
+    approve: bool
+    label: str
+    by: str
+
+
+class JoinSecretRevokeReceived(msgspec.Struct, frozen=True):
+    """An admin revokes a join secret."""
+
+    request: RequestId
+    secret: str
+    by: str
+
+
+class JoinReceived(msgspec.Struct, frozen=True):
+    """A node at `peer` shows a join secret (its id, and the digest of the rest). `key` is the
+    certificate that the shell has signed for it. `local` as in HelloReceived.
+    """
+
+    request: RequestId
+    secret: str
+    sha256: str
+    node: NodeName
+    key: NodeKey
+    peer: str
+    local: bool = False
+
+
+class AcceptReceived(msgspec.Struct, frozen=True):
+    """An operator accepts, or rejects, the machine that waits for a name."""
+
+    request: RequestId
+    node: NodeName
+    by: str
+    reject: bool = False
+
+
+class RevokeNodeReceived(msgspec.Struct, frozen=True):
+    """An operator revokes the certificates of a node."""
+
+    request: RequestId
+    node: NodeName
+    by: str
+
+
+class RenewReceived(msgspec.Struct, frozen=True):
+    """A node that shows the certificate `fingerprint` asks for its next one, `key`."""
+
+    request: RequestId
+    node: NodeName
+    fingerprint: str
+    key: NodeKey
+
+
 class TokenSeen(msgspec.Struct, frozen=True):
     """A token was used."""
 
@@ -178,13 +241,15 @@ class TokenSeen(msgspec.Struct, frozen=True):
 class HelloReceived(msgspec.Struct, frozen=True):
     """An agent opened a connection from the address `peer`. The shell numbered it `session`.
 
-    `local`: the agent runs on the coordinator's own machine.
+    `local`: the agent runs on the coordinator's own machine. `certificate` is the fingerprint of
+    the certificate that the agent showed; "" if it showed a token.
     """
 
     session: SessionId
     hello: Hello
     peer: str
     local: bool = False
+    certificate: str = ""
 
 
 class ReportReceived(msgspec.Struct, frozen=True):
@@ -238,6 +303,12 @@ Input = (
     | TokenReceived
     | RevokeReceived
     | TokenSeen
+    | JoinSecretReceived
+    | JoinSecretRevokeReceived
+    | JoinReceived
+    | AcceptReceived
+    | RevokeNodeReceived
+    | RenewReceived
     | HelloReceived
     | ReportReceived
     | SessionEnded

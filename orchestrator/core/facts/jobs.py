@@ -23,10 +23,10 @@ from muster.spec.model import JobSpec
 from muster.spec.serialize import nodes_text
 from muster.spec.units import duration_text
 from orchestrator.core.facts import cluster as of_cluster
+from orchestrator.core.facts import enrolment as of_enrolment
 from orchestrator.core.facts import hangs as of_hang
 from orchestrator.core.facts import idle as of_idle
 from orchestrator.core.facts import links as of_link
-from orchestrator.core.facts import people as of_people
 from orchestrator.core.facts import queue as of_queue
 from orchestrator.core.facts import restored as of_restore
 from orchestrator.core.facts import webhooks as nf
@@ -478,7 +478,7 @@ OfTask = (
 )
 Fact = (
     of_cluster.OfCluster
-    | of_people.OfPeople
+    | of_enrolment.OfCredentials
     | of_restore.OfRestore
     | OfJob
     | OfAttempt

@@ -1,4 +1,4 @@
-"""Users and their access tokens."""
+"""Credentials: users and their access tokens, join secrets, and the certificates of nodes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from muster.protocol.ids import NodeName
 from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass
 
@@ -83,3 +84,89 @@ class People:
             and user.role is Role.ADMIN
             and not user.disabled
         }
+
+
+class JoinSecret(msgspec.Struct, frozen=True):
+    """A secret with which nodes join, as its digest. `uses` is how many nodes may, `names` a
+    pattern of their names, `pool` their pool ("" for the node's own choice). With `approve`, each
+    waits for an operator. `keys` are digests of the keys that have joined. Times are UTC seconds.
+    """
+
+    id: str
+    sha256: str
+    uses: int
+    expires: float
+    names: str = "*"
+    pool: str = ""
+    approve: bool = False
+    label: str = ""
+    by: str = ""
+    created: float = 0.0
+    keys: tuple[str, ...] = ()
+
+    def why_not(self, key_sha256: str, now: float) -> str:
+        """Return why a node with this key cannot join at `now` (UTC seconds), or "". A node may
+        repeat a join whose answer was lost.
+        """
+        if self.expires <= now:
+            return "it has expired"
+        if key_sha256 not in self.keys and len(self.keys) >= self.uses:
+            return "it is used up"
+        return ""
+
+
+class NodeKey(msgspec.Struct, frozen=True):
+    """A certificate of a node: digests of it and of its public key, its end (UTC seconds), and how
+    many certificates the node had before.
+    """
+
+    fingerprint: str
+    key_sha256: str
+    expires: float
+    generation: int = 0
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """A node that has joined. `current` is its certificate (None: revoked), `next` a renewed one
+    that it has not shown yet, `previous` the fingerprint of the one before. `waiting` is the
+    certificate of another machine at the address `peer` that claims the name.
+    """
+
+    current: NodeKey | None = None
+    next: NodeKey | None = None
+    previous: str = ""
+    waiting: NodeKey | None = None
+    peer: str = ""
+
+
+@dataclass(slots=True)
+class Enrolment:
+    """Join secrets by id, and nodes with a certificate by name."""
+
+    secrets: dict[str, JoinSecret] = field(default_factory=dict)
+    nodes: dict[NodeName, Joined] = field(default_factory=dict)
+    owners: dict[str, NodeName] = field(default_factory=dict)  # by fingerprint: all of `nodes`
+
+    def put(self, name: NodeName, joined: Joined | None) -> None:
+        """Replace what is known of a node; None forgets it."""
+        known = self.nodes.pop(name, Joined())
+        for fingerprint in _fingerprints(known):
+            self.owners.pop(fingerprint, None)
+        if joined is not None:
+            self.nodes[name] = joined
+            self.owners.update(dict.fromkeys(_fingerprints(joined), name))
+
+    def key(self, fingerprint: str) -> tuple[NodeName, NodeKey] | None:
+        """Return the node and the accepted certificate with this fingerprint, or None."""
+        name = self.owners.get(fingerprint)
+        if name is None:
+            return None
+        for key in (self.nodes[name].current, self.nodes[name].next):
+            if key is not None and key.fingerprint == fingerprint:
+                return name, key
+        return None
+
+
+def _fingerprints(joined: Joined) -> list[str]:
+    keys = [key.fingerprint for key in (joined.current, joined.next, joined.waiting) if key]
+    return [*keys, joined.previous] if joined.previous else keys

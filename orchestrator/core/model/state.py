@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -35,12 +35,14 @@ from orchestrator.core.model.fabric_plan import FabricPlan
 from orchestrator.core.model.history import BoundedLines
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState
-from orchestrator.core.model.people import People
+from orchestrator.core.model.people import Enrolment, People
 from orchestrator.core.model.plan import DEFAULT_POLICY, PoolPolicy, QueuePlan
 from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.registrations import NewNodes
 from orchestrator.core.model.task import OVER
 from orchestrator.core.model.user_webhooks import UserWebhooks
+
+TERMS_LEFT_OUT: Final = 1000
 
 
 class Share(NamedTuple):
@@ -339,6 +341,14 @@ class Job:
         """True if the attempt was made before the journal was restored."""
         return attempt <= self.left_out_to
 
+    def next_terms(self, attempt: Attempt) -> int:
+        """The number of the next terms of an attempt.
+
+        The nodes of a restored attempt may have later terms than the journal, so that it leaves a
+        gap.
+        """
+        return attempt.terms + (TERMS_LEFT_OUT if self.is_restored(attempt.number) else 1)
+
     def find_attempt(self, number: int) -> Attempt | None:
         """Return the attempt with this number, or None."""
         # The newest is almost always the one that is looked for.
@@ -376,6 +386,7 @@ class State:
     pools: dict[str, PoolPolicy] = field(default_factory=dict)  # those that are configured
     next_job: int = 1
     people: People = field(default_factory=People)
+    enrolment: Enrolment = field(default_factory=Enrolment)
     nodes: dict[NodeName, Node] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)
     keys: dict[tuple[str, str], tuple[JobId, str]] = field(default_factory=dict)

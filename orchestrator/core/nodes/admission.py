@@ -33,7 +33,7 @@ def refuse(
 
     `foreign` are names of machines other than the agent's.
     """
-    bad = _refuse_name(hello.node, foreign) or _refuse_texts(hello)
+    bad = refuse_name(hello.node, foreign) or _refuse_texts(hello)
     if bad is not None:
         return bad
     too_old = hello.protocol_max < PROTOCOL_MIN
@@ -119,7 +119,7 @@ def _refuse_texts(hello: Hello) -> Refused | None:
     return None
 
 
-def _refuse_name(name: str, foreign: frozenset[str]) -> Refused | None:
+def refuse_name(name: str, foreign: frozenset[str]) -> Refused | None:
     """Refuse invalid names, and names of other machines: peers get the name in their hosts
     files."""
     try:

@@ -29,6 +29,7 @@ def apply_service(state: State, fact: sf.OfService, at: float) -> None:
                 node.drain = replace(node.drain, left_s=left_s, left_at=at)
         case sf.NodeRemoved():
             del state.nodes[fact.node]
+            state.enrolment.put(fact.node, None)
         case sf.NodeResumed():
             node.drain, node.spared, node.hardware = None, "", ()
             node.hardware_skipped = 0

@@ -18,9 +18,12 @@ class Action(enum.Enum):
     REPORT = "link.report"
     SHIP_LOGS = "link.logs"
     FETCH_CODE = "link.code"
+    JOIN = "link.join"
+    RENEW = "link.renew"
     READ_CLUSTER = "cluster.read"
     READ_METRICS = "metrics.read"
     OPERATE_NODE = "node.operate"
+    ENROL_NODE = "node.enrol"
     LIST_JOBS = "jobs.list"
     LIST_EVENTS = "events.list"
     SEND_CODE = "code.send"
@@ -63,9 +66,14 @@ RULES: Final[Mapping[Action, Rule]] = {
     Action.REPORT: Rule("report on the node of this connection and its tasks", kinds=_NODES),
     Action.SHIP_LOGS: Rule("send the output of tasks of this node", kinds=_NODES),
     Action.FETCH_CODE: Rule("fetch the code of a task of this node, by its ticket", kinds=_NODES),
+    Action.JOIN: Rule("join as a node, with a join secret", kinds=_ALL_KINDS),
+    Action.RENEW: Rule("renew the certificate of this node", kinds=_NODES),
     Action.READ_CLUSTER: Rule("read nodes, hardware, versions", Role.VIEWER),
     Action.READ_METRICS: Rule("scrape the metrics of the cluster", Role.VIEWER),
     Action.OPERATE_NODE: Rule("drain, resume, remove, declare lost", Role.OPERATOR),
+    Action.ENROL_NODE: Rule(
+        "create join secrets, accept nodes, revoke their certificates", Role.ADMIN
+    ),
     Action.LIST_JOBS: Rule("list jobs, each if `job.see` allows it", Role.VIEWER),
     Action.LIST_EVENTS: Rule("list events, those of a job if `job.read` allows it", Role.VIEWER),
     Action.SEND_CODE: Rule("upload code, refer to what the same user has uploaded", Role.USER),

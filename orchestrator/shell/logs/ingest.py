@@ -16,6 +16,7 @@ import structlog
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from muster.daemon.task_owner import TaskOwner
+from muster.daemon.tls import peer_fingerprint
 from muster.protocol.ids import BadId, TaskId, parse_task_id
 from muster.protocol.link.codec import ProtocolError, UnknownMessage
 from muster.protocol.link.log_channel import (
@@ -36,6 +37,7 @@ from muster.protocol.link.log_channel import (
     decode_log_report,
     encode_text,
 )
+from orchestrator.core.nodes.enrolment import refuse_certificate
 from orchestrator.core.rights.link import node_may_send
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.connection import LogConnection
@@ -105,6 +107,11 @@ class LogIngest:
         writer: asyncio.Task[None] | None = None
         try:
             hello = await self._hello(socket)
+            bad = refuse_certificate(
+                self._coordinator.state, hello.node, peer_fingerprint(request.transport)
+            )
+            if bad is not None:
+                raise ProtocolError(bad.text)
             connection = LogConnection(socket, hello.node)
             connection.post = self._store.writer.post
             connection.synced = partial(self._synced, connection)

@@ -25,6 +25,7 @@ WITHOUT: Final = {
     "coordinator": "is a daemon; what it prints is its log",
     "agent": "is a daemon; what it prints is its log",
     "backup": "prints one line; its exit code says whether the copy is whole",
+    "join": "asks for the secret, and says how to go on; its exit code says whether it joined",
     "login": "asks for the token, and prints one line; its exit code says whether it was taken",
     "logout": "prints one line; its exit code says whether the token is gone",
     "restore": "prints one line; its exit code says whether the backup is in place",

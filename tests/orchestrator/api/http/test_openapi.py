@@ -161,6 +161,10 @@ async def test_every_route_is_described_and_nothing_else(busy: CoordinatorProces
         ("patch", "/v1/users/{id}"),
         ("post", "/v1/users/{id}/disable"),
         ("post", "/v1/tokens"),
+        ("post", "/v1/join"),
+        ("post", "/v1/join/secrets"),
+        ("post", "/v1/nodes/{id}/accept"),
+        ("post", "/v1/agent/certificate"),
     }
     names = [
         operation["operationId"]

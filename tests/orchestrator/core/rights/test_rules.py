@@ -31,9 +31,12 @@ EXPECTED: dict[Action, tuple[Role | None, Role | None]] = {
     Action.REPORT: (None, None),
     Action.SHIP_LOGS: (None, None),
     Action.FETCH_CODE: (None, None),
+    Action.JOIN: (VIEWER, VIEWER),
+    Action.RENEW: (None, None),
     Action.READ_CLUSTER: (VIEWER, VIEWER),
     Action.READ_METRICS: (VIEWER, VIEWER),
     Action.OPERATE_NODE: (OPERATOR, OPERATOR),
+    Action.ENROL_NODE: (ADMIN, ADMIN),
     Action.LIST_JOBS: (VIEWER, VIEWER),
     Action.LIST_EVENTS: (VIEWER, VIEWER),
     Action.SEND_CODE: (USER, USER),
@@ -48,8 +51,14 @@ EXPECTED: dict[Action, tuple[Role | None, Role | None]] = {
     Action.LIST_TOKENS: (VIEWER, VIEWER),
     Action.USE_TOKEN: (ADMIN, VIEWER),
 }
-OF_ALL = {Action.CHECK_HEALTH, Action.READ_CA}
-OF_NODES = {Action.CONNECT, Action.REPORT, Action.SHIP_LOGS, Action.FETCH_CODE} | OF_ALL
+OF_ALL = {Action.CHECK_HEALTH, Action.READ_CA, Action.JOIN}
+OF_NODES = OF_ALL | {
+    Action.CONNECT,
+    Action.REPORT,
+    Action.SHIP_LOGS,
+    Action.FETCH_CODE,
+    Action.RENEW,
+}
 LAB = frozenset({"lab"})
 JOBS = {
     "none": None,
@@ -85,7 +94,7 @@ def test_every_user_with_every_job() -> None:
         found = may(user(role), action, JOBS[whose], Policy(visibility=visibility))
         assert found is expected(action, role, whose, visibility), (action, role, whose, visibility)
         asked += 1
-    assert asked == 21 * 4 * 5 * 3
+    assert asked == 24 * 4 * 5 * 3
 
 
 def test_nodes_and_nobody() -> None:

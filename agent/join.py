@@ -1,0 +1,253 @@
+"""`muster join`: make this machine a node of a cluster.
+
+The CA proves itself by the digest in the join secret. The secret and the signing request are sent
+over a second connection, which that CA vouches for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import os
+import pwd
+import sys
+from collections.abc import Mapping, Sequence
+from http.client import HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agent.config import SUBMITTER, default_node_name, load
+from agent.probe.fabric import command as doctor
+from muster.client.pinned_ca import CaError, fetch_ca
+from muster.daemon.durable_files import write_atomic
+from muster.daemon.errors import ConfigError, DaemonError, TlsError
+from muster.daemon.tls import client_context
+from muster.daemon.units import AGENT, install_unit, program, systemd_runs
+from muster.http.enrolment import JoinAnswer, JoinRequest
+from muster.protocol.tokens import BadToken, JoinSecretText, parse_join
+
+VERB: Final = "join"
+_SYSTEM_DIR: Final = Path("/etc/muster")
+_SYSTEM_STATE: Final = Path("/var/lib/muster/agent")
+_CERTIFICATE: Final = "node.pem"
+_PRIVATE: Final = 0o600
+_PUBLIC: Final = 0o644
+_TIMEOUT_S: Final = 30.0
+_BYTES_MAX: Final = 1 << 16
+
+
+class JoinError(Exception):
+    """The node has not joined. The message is for users."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Join, and return the exit code: 0 joined, 1 not joined, 2 usage error."""
+    flags = _parser().parse_args(arguments)
+    try:
+        host, port = _target(flags.coordinator)
+        secret = parse_join(flags.secret or _asked_secret())
+        return _join(flags, host, port, secret)
+    except BadToken as error:
+        return _complain(error, 2)
+    except (JoinError, CaError, ConfigError, TlsError, DaemonError, OSError) as error:
+        return _complain(error, 1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"muster {VERB}",
+        description="Make this machine a node of a cluster: get a certificate of its own, write "
+        "the agent's configuration, and start the agent if systemd runs.",
+    )
+    parser.add_argument("coordinator", metavar="HOST:PORT", help="the coordinator's users' port")
+    parser.add_argument(
+        "secret",
+        metavar="SECRET",
+        nargs="?",
+        help="mj1.SHA256.SECRET, from `muster token create --join`; default: asked for, or read "
+        "from standard input",
+    )
+    parser.add_argument("--node", metavar="NAME", help="name (default: this machine's host name)")
+    parser.add_argument(
+        "--run-as",
+        metavar="USER",
+        help=f"user of the jobs, or {SUBMITTER} for each job's own; required as root",
+    )
+    parser.add_argument("--pool", metavar="POOL", help="pool (default: that of the secret)")
+    parser.add_argument("--python", metavar="FILE", help="interpreter of jobs that name none")
+    parser.add_argument("--dir", type=Path, metavar="DIR", help="directory of the configuration")
+    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="directory of the state")
+    parser.add_argument("--no-start", action="store_true", help="do not install the systemd unit")
+    return parser
+
+
+def _target(text: str) -> tuple[str, int]:
+    host, colon, port = text.removeprefix("https://").rstrip("/").rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise JoinError(f"{text!r} is not HOST:PORT, such as head:7077")
+    return host, int(port)
+
+
+def _asked_secret() -> str:
+    """Read the secret from the terminal, or from the first line of standard input."""
+    if sys.stdin.isatty():
+        return getpass.getpass("Join secret: ").strip()
+    return sys.stdin.readline().strip()
+
+
+def _join(flags: argparse.Namespace, host: str, port: int, secret: JoinSecretText) -> int:
+    # Imported late, because it takes time, and usage errors come first.
+    from muster.daemon.certificates import signing_request
+
+    root = os.geteuid() == 0
+    folder: Path = (flags.dir or (_SYSTEM_DIR if root else _own_dir())).absolute()
+    state: Path = (
+        flags.state_dir or (_SYSTEM_STATE if folder == _SYSTEM_DIR else folder / "agent")
+    ).absolute()
+    node = flags.node or default_node_name()
+    run_as = _run_as(flags.run_as, root=root)
+    config = folder / "agent.yaml"
+    _refuse_other(config)
+
+    pem = fetch_ca(host, port, secret.ca_sha256)
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    state.mkdir(mode=0o711, parents=True, exist_ok=True)
+    ca = folder / "ca.pem"
+    write_atomic(ca, pem, _PUBLIC)
+    key = _own_key(state / _CERTIFICATE)
+    asked = JoinRequest(f"{secret.id}-{secret.secret}", node, signing_request(key, node))
+    answer = _ask(host, port, ca, asked)
+    write_atomic(state / _CERTIFICATE, answer.certificate.encode() + key, _PRIVATE)
+
+    shown = f"[{host}]" if ":" in host else host
+    settings = {
+        "coordinator": f"https://{shown}:{answer.agents_port}",
+        "node": node,
+        "certificate": str(state / _CERTIFICATE),
+        "tls_ca": str(ca),
+        "state_dir": str(state),
+        "pool": answer.pool or flags.pool,
+        "run_as": run_as,
+        "python": flags.python,
+    }
+    write_atomic(config, _yaml(settings).encode(), _PUBLIC)
+    load(file=config, environ={})
+    _say(f"{node} joined {host}:{port}; wrote {config}")
+    if answer.waits:
+        _say(f"it waits for an operator: muster node accept {node}")
+    if systemd_runs() and not flags.no_start:
+        install_unit(AGENT, config)
+        _say(f"started {AGENT}")
+    else:
+        _say(f"start the agent with: {program()} agent --config {config}")
+    sys.stdout.flush()
+    doctor.main("doctor", ["--config", str(config)])
+    return 0
+
+
+def _own_dir() -> Path:
+    own = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(own) / "muster"
+
+
+def _run_as(given: str | None, *, root: bool) -> str | None:
+    if given is None and root and sys.stdin.isatty():
+        given = input(f"User of the jobs on this node, or {SUBMITTER} for each job's own: ").strip()
+    if not given:
+        if root:
+            raise JoinError(
+                f"name the user of the jobs: --run-as USER, or --run-as {SUBMITTER} for each job's "
+                "own; without it, this node would refuse every job"
+            )
+        return None
+    if given != SUBMITTER:
+        try:
+            pwd.getpwnam(given)
+        except KeyError:
+            raise JoinError(
+                f"there is no user {given} on this node: useradd --create-home {given}"
+            ) from None
+    return given
+
+
+def _refuse_other(config: Path) -> None:
+    """Refuse to replace a configuration that was not written by a join."""
+    try:
+        text = config.read_text("utf-8")
+    except FileNotFoundError:
+        return
+    if not text.startswith(_HEAD):
+        raise JoinError(f"{config} exists, and `muster join` did not write it: move it away first")
+
+
+def _own_key(path: Path) -> bytes:
+    """Return this node's private key, which stays on the node. An earlier join's is used again:
+    by it the coordinator knows that it is the same machine.
+    """
+    from muster.daemon.certificates import new_key
+
+    begin = b"-----BEGIN PRIVATE KEY-----"
+    try:
+        _, found, rest = path.read_bytes().partition(begin)
+    except FileNotFoundError:
+        found = rest = b""
+    if found:
+        return found + rest
+    key = new_key()
+    write_atomic(path, key, _PRIVATE)
+    return key
+
+
+def _ask(host: str, port: int, ca: Path, asked: JoinRequest) -> JoinAnswer:
+    context = client_context(ca)
+    connection = HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
+    try:
+        connection.request(
+            "POST", "/v1/join", msgspec.json.encode(asked), {"Content-Type": "application/json"}
+        )
+        answer = connection.getresponse()
+        body = answer.read(_BYTES_MAX)
+    except (OSError, HTTPException) as error:
+        raise JoinError(
+            f"{host}:{port} cannot be trusted or reached: {error}; the secret was not sent unless "
+            "the connection broke after that"
+        ) from error
+    finally:
+        connection.close()
+    if answer.status != 201:
+        raise JoinError(_why(answer.status, body))
+    try:
+        return msgspec.json.decode(body, type=JoinAnswer)
+    except msgspec.DecodeError as error:
+        raise JoinError(f"{host}:{port} answered what no coordinator does: {error}") from error
+
+
+def _why(status: int, body: bytes) -> str:
+    try:
+        problem = msgspec.json.decode(body, type=dict[str, object])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        problem = {}
+    text = "".join(c if c.isprintable() else "?" for c in str(problem.get("detail", "")))
+    hint = "".join(c if c.isprintable() else "?" for c in str(problem.get("hint", "")))
+    return f"{text or f'the coordinator answered {status}'}{f'; {hint}' if hint else ''}"
+
+
+_HEAD: Final = "# A node's agent, written by `muster join`"
+
+
+def _yaml(settings: Mapping[str, str | None]) -> str:
+    lines = [f"{name}: {json.dumps(value)}\n" for name, value in settings.items() if value]
+    return f"{_HEAD}; run it with: muster agent --config THIS_FILE\n{''.join(lines)}"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+def _complain(error: Exception, code: int) -> int:
+    sys.stderr.write(f"muster {VERB}: {' '.join(str(error).split())}\n")
+    return code

@@ -1,0 +1,91 @@
+"""Renewal of this node's certificate, at two thirds of its lifetime."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Final, Never
+
+import msgspec
+import structlog
+
+from agent.link.dialer import ConnectionLostError, Dialer
+from muster.daemon.clock import Clock
+from muster.daemon.durable_files import write_atomic
+from muster.daemon.errors import FileError
+from muster.http.enrolment import RenewAnswer, RenewRequest
+
+_ROUTE: Final = "/v1/agent/certificate"
+_LOOK_S: Final = 60.0
+_AGAIN_S: Final = 5.0
+_BYTES_MAX: Final = 1 << 16
+PRIVATE: Final = 0o600
+
+_log = structlog.get_logger("agent.certificate")
+
+
+class CertificateRenewal:
+    """Renews the certificate in a file that also has its key. The new key is on disk before the
+    coordinator signs for it, so that a lost answer can be asked for again with the same key.
+    """
+
+    def __init__(self, dialer: Dialer, path: Path | None, node: str, clock: Clock) -> None:
+        """Without a path, this node has no certificate."""
+        self._dialer = dialer
+        self._path = path
+        self._node = node
+        self._clock = clock
+
+    async def run(self) -> Never:
+        """Renew for ever, if there is a certificate."""
+        warned = ""
+        while True:
+            wait_s, problem = _LOOK_S, ""
+            try:
+                if self._path is not None:
+                    wait_s = await self.step(self._path)
+            except (ConnectionLostError, OSError, FileError, ValueError) as error:
+                problem, wait_s = str(error), _AGAIN_S
+            if problem and problem != warned:
+                _log.warning("certificate_not_renewed", why=problem)
+            warned = problem
+            await asyncio.sleep(wait_s)
+
+    async def step(self, path: Path) -> float:
+        """Renew if it is time, and return the pause before the next look."""
+        left_s = _due(path) - self._clock.now().wall
+        if left_s > 0:
+            return min(left_s, _LOOK_S)
+        following = path.with_name(f"{path.name}.next-key")
+        key, request = _drawn(following, self._node)
+        asked = msgspec.json.encode(RenewRequest(request))
+        headers = {"Content-Type": "application/json"}
+        answer = await self._dialer.request("POST", _ROUTE, asked, headers, _BYTES_MAX)
+        made = msgspec.json.decode(answer, type=RenewAnswer).certificate
+        write_atomic(path, made.encode() + key, PRIVATE)
+        _forget(following)
+        _log.info("certificate_renewed")
+        return 0.0
+
+
+def _due(path: Path) -> float:
+    # Imported late, because only agents with a certificate need it.
+    from muster.daemon.certificates import renewal_due
+
+    return renewal_due(path.read_bytes())
+
+
+def _drawn(path: Path, node: str) -> tuple[bytes, str]:
+    """Return the next key, from an earlier attempt if there is one, and a signing request."""
+    from muster.daemon.certificates import new_key, signing_request
+
+    try:
+        key = path.read_bytes()
+    except FileNotFoundError:
+        key = new_key()
+        write_atomic(path, key, PRIVATE)
+    return key, signing_request(key, node)
+
+
+def _forget(path: Path) -> None:
+    path.unlink(missing_ok=True)

@@ -1,0 +1,360 @@
+"""`muster up`: set up and start the coordinator on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import os
+import pwd
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import click
+import msgspec
+
+from muster.cli.cluster.init import default_folder, this_user, user_named
+from muster.cli.cluster.token import join_line
+from muster.cli.cluster.tokens_file import new_token, tokens_text
+from muster.cli.errors import RefusedError
+from muster.cli.input.param_types import DURATION
+from muster.cli.output.format import note, safe
+from muster.cli.output.json_output import json_option, print_json
+from muster.client import enrolment as calls
+from muster.client.client import Client
+from muster.client.config import client_file_path, load_settings
+from muster.client.errors import ClientError
+from muster.daemon.clock import SystemClock
+from muster.daemon.durable_files import write_atomic
+from muster.daemon.units import COORDINATOR, install_unit, program, systemd_runs
+from muster.http.enrolment import JoinSecretRequest, NewJoinSecret
+from muster.protocol.roles import Role
+from muster.protocol.tokens import TokenClass
+from muster.spec.units import duration_text
+
+_SYSTEM_DIR: Final = Path("/etc/muster")
+_SYSTEM_STATE: Final = Path("/var/lib/muster")
+_ACCOUNT: Final = "muster"
+_PRIVATE: Final = 0o600
+_PUBLIC: Final = 0o644
+_TIME_LIMIT_S: Final = 86400.0
+SUBMITTER: Final = "SUBMITTER"
+
+
+class UpOutput(msgspec.Struct, frozen=True):
+    """The output of `muster up --json`. `node_line` and `person_line` are the commands for nodes
+    and for people, `start` the one that starts the coordinator, unless it was started. `new` is
+    false if the cluster was set up before.
+    """
+
+    url: str
+    folder: str
+    start: str
+    node_line: str
+    person_line: str
+    new: bool
+
+
+class _Plan(NamedTuple):
+    """The choices of a new cluster."""
+
+    folder: Path
+    state: Path
+    host: str
+    port: int
+    agents_port: int
+    listen: str
+    names: tuple[str, ...]
+    run_as: str
+    pools: tuple[str, ...]
+    time_limit_s: float
+    user: str
+    approve: bool
+
+
+@click.command("up")
+@click.option(
+    "--run-as",
+    metavar="USER",
+    help=f"User of the jobs on the nodes, or {SUBMITTER} for each job's own; asked for if missing.",
+)
+@click.option(
+    "--name",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    help="Host name or address of this machine for nodes and people; the first one is printed "
+    "(default: the address of the default route). Its other names and addresses work, too.",
+)
+@click.option("--pool", "pools", metavar="POOL", multiple=True, help="A pool (default: default).")
+@click.option(
+    "--time-limit",
+    "time_limit_s",
+    type=DURATION,
+    metavar="TIME",
+    help="Time limit of jobs that set none (default: 1d).",
+)
+@click.option("--user", metavar="NAME", help="The first admin (default: you).")
+@click.option("--approve", is_flag=True, help="Make new nodes wait for `muster node accept`.")
+@click.option("--port", type=click.IntRange(1, 65535), default=7077, help="Port of users.")
+@click.option("--agents-port", type=click.IntRange(1, 65535), default=7079, help="Port of agents.")
+@click.option("--listen", metavar="ADDRESS", help="Listen only on this address (default: all).")
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory of the configuration (default: /etc/muster for root).",
+)
+@click.option("--no-start", is_flag=True, help="Do not install and start the systemd unit.")
+@json_option
+def command(
+    *,
+    run_as: str | None,
+    names: tuple[str, ...],
+    pools: tuple[str, ...],
+    time_limit_s: float | None,
+    user: str | None,
+    approve: bool,
+    port: int,
+    agents_port: int,
+    listen: str | None,
+    folder: Path | None,
+    no_start: bool,
+    as_json: bool,
+) -> None:
+    """Set up a cluster with this machine as its coordinator: a CA of its own, certificates, the
+    configuration and the first admin. Where systemd runs, the coordinator is started. Prints the
+    lines for nodes and for people. Run again, it changes nothing.
+
+    \b
+    muster up --run-as trainer
+    """
+    client_file = client_file_path(os.environ).absolute()
+    folder = (folder or default_folder(client_file)).absolute()
+    config = folder / "coordinator.yaml"
+    new = not os.path.lexists(config)
+    if new:
+        plan = _Plan(
+            folder=folder,
+            state=_SYSTEM_STATE if folder == _SYSTEM_DIR else folder / "state",
+            host=names[0] if names else _own_address(),
+            port=port,
+            agents_port=agents_port,
+            listen=listen or "0.0.0.0",  # noqa: S104 - with TLS and tokens only
+            names=names,
+            run_as=_run_as(run_as),
+            pools=pools or ("default",),
+            time_limit_s=time_limit_s or _TIME_LIMIT_S,
+            user=user_named(user or this_user(os.environ)),
+            approve=approve,
+        )
+        _write(plan, client_file, start=systemd_runs() and not no_start)
+    else:
+        note(f"{safe(str(config))} exists: nothing was changed")
+    _print(config, start=systemd_runs() and not no_start, new=new, as_json=as_json)
+
+
+def _run_as(given: str | None) -> str:
+    if not given and sys.stdin.isatty():
+        given = click.prompt(f"User of the jobs on the nodes, or {SUBMITTER}", err=True)
+    if not given:
+        raise click.UsageError(
+            f"name the user of the jobs: --run-as USER, or --run-as {SUBMITTER} for each job's "
+            "own; without it, nodes would refuse every job"
+        )
+    return given.strip()
+
+
+def _write(plan: _Plan, client_file: Path, *, start: bool) -> None:
+    """Write the files; the configuration comes last, because by it a later run knows that all of
+    them are there."""
+    from muster.daemon.certificates import Authority, new_authority, new_key, server_certificate
+
+    if os.path.lexists(plan.state / "coordinator" / "journal.sqlite"):
+        raise RefusedError(
+            f"nothing was written: a coordinator has run here, with its journal in "
+            f"{safe(str(plan.state / 'coordinator'))}; choose another --dir, or move it away"
+        )
+    if os.path.lexists(client_file):
+        raise RefusedError(
+            f"nothing was written: {safe(str(client_file))} is for another cluster; move it away, "
+            "or name another file with MUSTER_CONFIG"
+        )
+    owner = _account(create=start)
+    plan.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    client_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    now = SystemClock().now().wall
+    ca, ca_key = plan.folder / "ca.pem", plan.folder / "ca-key.pem"
+    if os.path.lexists(ca) and os.path.lexists(ca_key):
+        # Of a run that was interrupted: nodes and people may know this CA already.
+        authority = Authority(ca.read_bytes(), ca_key.read_bytes())
+    else:
+        authority = new_authority(now)
+        write_atomic(ca_key, authority.key, _PRIVATE, owner=owner)
+        write_atomic(ca, authority.cert, _PUBLIC)
+    key = new_key()
+    hosts, addresses = _all_names(plan.names)
+    cert = server_certificate(authority, key, hosts, addresses, now)
+    write_atomic(plan.folder / "server-key.pem", key, _PRIVATE, owner=owner)
+    write_atomic(plan.folder / "server.pem", cert, _PUBLIC)
+    token, record = new_token(TokenClass.USER, plan.user, role=Role.ADMIN)
+    tokens = tokens_text([record]).encode()
+    write_atomic(plan.folder / "tokens.yaml", tokens, _PRIVATE, owner=owner)
+    settings = {"url": _url(plan.host, plan.port), "token": token, "ca": str(ca)}
+    write_atomic(client_file, _yaml(settings).encode(), _PRIVATE)
+    write_atomic(plan.folder / "coordinator.yaml", _coordinator(plan).encode(), _PUBLIC)
+
+
+def _coordinator(plan: _Plan) -> str:
+    listen = {"host": plan.listen, "port": plan.port}
+    folder = plan.folder
+    limit = {"defaults": {"time_limit": duration_text(plan.time_limit_s)}}
+    return (
+        "# A coordinator, written by `muster up`; run it with: muster coordinator --config "
+        "THIS_FILE\n"
+        + _yaml(
+            {
+                "listen": listen,
+                "listen_agents": {**listen, "port": plan.agents_port},
+                "state_dir": str(plan.state / "coordinator"),
+                "tokens_file": str(folder / "tokens.yaml"),
+                "tls": {
+                    "cert": str(folder / "server.pem"),
+                    "key": str(folder / "server-key.pem"),
+                    "ca": str(folder / "ca.pem"),
+                    "ca_key": str(folder / "ca-key.pem"),
+                },
+                "join": {
+                    "approve": plan.approve,
+                    "run_as": plan.run_as,
+                    "address": _shown(plan.host, plan.port),
+                },
+                "pools": dict.fromkeys(plan.pools, limit),
+            }
+        )
+    )
+
+
+def _print(config: Path, *, start: bool, new: bool, as_json: bool) -> None:
+    """Start the coordinator if systemd runs, and print the lines for nodes and for people."""
+    import yaml
+
+    try:
+        tree = yaml.safe_load(config.read_text("utf-8"))
+        join = tree["join"]
+        address, run_as = str(join["address"]), str(join["run_as"])
+        ca = Path(tree["tls"]["ca"]).read_bytes()
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise RefusedError(
+            f"{safe(str(config))} was not written by `muster up`; for another cluster, choose "
+            "another --dir"
+        ) from error
+    url = f"https://{address}"
+    command_line = f"{program()} coordinator --config {config}"
+    made = None
+    if start:
+        install_unit(COORDINATOR, config)
+        note(f"{COORDINATOR} runs")
+        made = _join_secret() if new else None
+        command_line = ""
+    found = UpOutput(
+        url=url,
+        folder=str(config.parent),
+        start=command_line,
+        node_line=join_line(url, made, run_as),
+        person_line="muster user add NAME && muster token create --user NAME",
+        new=new,
+    )
+    if as_json:
+        print_json(found)
+        return
+    if command_line:
+        print(f"start the coordinator:  {command_line}")
+    secret = (
+        "one node, within an hour; for more: muster token create --join"
+        if made is not None
+        else "asks for a secret: muster token create --join prints the whole line"
+    )
+    print(f"each node, as root:     {found.node_line}\n                        ({secret})")
+    print(f"each person:            {found.person_line}\n                        (prints a line)")
+    note(f"the coordinator is {url}; the SHA-256 of its CA is {hashlib.sha256(ca).hexdigest()}")
+
+
+def _join_secret() -> NewJoinSecret | None:
+    """Create the first join secret with the admin's token. None if the coordinator does not answer
+    yet."""
+    try:
+        client = Client.of(load_settings(os.environ))
+        return client.call(calls.create_join_secret(JoinSecretRequest()))
+    except ClientError as error:
+        note(f"no join secret was created: {safe(str(error))}")
+        return None
+
+
+def _account(*, create: bool) -> tuple[int, int] | None:
+    """Return the coordinator's own user, who owns the private files; None for the caller."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        found = pwd.getpwnam(_ACCOUNT)
+    except KeyError:
+        if not create:
+            return None
+        words = ["useradd", "--system", "--shell", "/usr/sbin/nologin", "--no-create-home"]
+        subprocess.run([*words, "--home-dir", str(_SYSTEM_STATE), _ACCOUNT], check=True)
+        found = pwd.getpwnam(_ACCOUNT)
+    return found.pw_uid, found.pw_gid
+
+
+def _all_names(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return all host names and addresses of this machine, those that were given first."""
+    hostname = socket.gethostname()
+    names = [*given, hostname, hostname.partition(".")[0], socket.getfqdn(), "localhost"]
+    addresses = [name for name in names if _is_address(name)] + _addresses()
+    hosts = [name for name in names if not _is_address(name)]
+    return list(dict.fromkeys(hosts)), list(dict.fromkeys(addresses))
+
+
+def _addresses() -> list[str]:
+    """Return the addresses of this machine's interfaces, without link-local ones."""
+    done = subprocess.run(
+        ["ip", "-json", "address"], capture_output=True, text=True, check=False, timeout=30
+    )
+    found: list[dict[str, Any]] = json.loads(done.stdout or "[]") if not done.returncode else []
+    known = [str(at["local"]) for each in found for at in each.get("addr_info", ())]
+    return [each for each in known if not ipaddress.ip_address(each).is_link_local] or ["127.0.0.1"]
+
+
+def _own_address() -> str:
+    """Return the address of the default route, or this machine's host name."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # for documentation: no packet is sent
+            return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostname()
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _url(host: str, port: int) -> str:
+    return f"https://{_shown(host, port)}"
+
+
+def _shown(host: str, port: int) -> str:
+    return f"{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _yaml(settings: dict[str, Any]) -> str:
+    """Write JSON values, which are YAML, so that no text is read as a number or a date."""
+    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in settings.items())

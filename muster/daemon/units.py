@@ -1,0 +1,58 @@
+"""Installation of Muster's systemd units by `muster up` and `muster join`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from muster.daemon.durable_files import write_atomic
+from muster.daemon.errors import FileError
+
+COORDINATOR: Final = "muster-coordinator.service"
+AGENT: Final = "muster-agent.service"
+_UNITS: Final = Path("/etc/systemd/system")
+_PROGRAM: Final = "/opt/muster/bin/muster"
+_CONFIGS: Final = {
+    COORDINATOR: "/etc/muster/coordinator.yaml",
+    AGENT: "/etc/muster/agent.yaml",
+}
+
+
+def systemd_runs() -> bool:
+    """True if systemd is this machine's service manager and this process may install units."""
+    return Path("/run/systemd/system").is_dir() and os.geteuid() == 0
+
+
+def program() -> str:
+    """Return the path of `muster` in this interpreter's environment."""
+    return str(Path(sys.prefix) / "bin" / "muster")
+
+
+def unit_text(name: str, config: Path) -> str:
+    """Return the shipped unit, for this installation and configuration. Raises FileError."""
+    # A wheel has the units in its environment, a source tree beside the packages.
+    places = (
+        Path(sys.prefix) / "share" / "muster" / "systemd" / name,
+        Path(__file__).resolve().parents[2] / "systemd" / name,
+    )
+    for place in places:
+        try:
+            text = place.read_text("utf-8")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise FileError(f"{place} cannot be read: {error.strerror}") from error
+        return text.replace(_PROGRAM, program()).replace(_CONFIGS[name], str(config))
+    raise FileError(f"{name} is not part of this installation: {places[0]} is missing")
+
+
+def install_unit(name: str, config: Path) -> None:
+    """Write, enable and start a unit. Raises FileError."""
+    write_atomic(_UNITS / name, unit_text(name, config).encode(), 0o644)
+    for words in (("daemon-reload",), ("enable", "--now", name)):
+        done = subprocess.run(
+            ["systemctl", *words], capture_output=True, text=True, check=False, timeout=600
+        )
+        if done.returncode:
+            raise FileError(f"systemctl {' '.join(words)}: {done.stderr.strip()}")

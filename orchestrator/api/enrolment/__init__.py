@@ -1,0 +1,1 @@
+"""Routes by which nodes join and renew their certificates."""

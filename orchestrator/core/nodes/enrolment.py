@@ -1,0 +1,273 @@
+"""Nodes that join with a secret, and the certificates by which they are known from then on.
+
+Only certificates that are on record are accepted. A name that is known belongs to the machine whose
+key joined first; any other machine waits for an operator.
+"""
+
+from __future__ import annotations
+
+import hmac
+from fnmatch import fnmatchcase
+from typing import Final, assert_never
+
+from msgspec.structs import replace
+
+from muster.protocol.ids import NodeName
+from muster.protocol.link.control_channel import Refused
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import enrolment as ef
+from orchestrator.core.facts import inputs as s
+from orchestrator.core.facts.decision import Decision
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.people import Enrolment, Joined, JoinSecret
+from orchestrator.core.model.state import State
+from orchestrator.core.nodes.admission import refuse_name
+
+SECRETS_MAX: Final = 10_000
+_UNKNOWN: Final = "0" * 64
+
+OfEnrolmentReceived = (
+    s.JoinSecretReceived
+    | s.JoinSecretRevokeReceived
+    | s.JoinReceived
+    | s.AcceptReceived
+    | s.RevokeNodeReceived
+    | s.RenewReceived
+)
+_Found = ef.OfEnrolment | a.Declined
+
+
+def decide_enrolment(
+    state: State, asked: OfEnrolmentReceived, now: float, limits: Limits
+) -> Decision:
+    """Decide on a request about join secrets or certificates. `now` is UTC seconds."""
+    found: _Found | None
+    match asked:
+        case s.JoinSecretReceived():
+            found = _create(state, asked, now)
+        case s.JoinSecretRevokeReceived(_, name, by):
+            known = name in state.enrolment.secrets
+            found = ef.JoinSecretRevoked(name, by) if known else unknown_secret(name)
+        case s.JoinReceived():
+            found = _join(state, asked, now, limits)
+        case s.AcceptReceived():
+            found = _accept(state.enrolment, asked)
+        case s.RevokeNodeReceived(_, node, by):
+            found = _revoke(state.enrolment, node, by)
+        case s.RenewReceived():
+            found = _renew(state.enrolment, asked)
+        case _:
+            assert_never(asked)
+    spares = isinstance(found, ef.JoinSecretRevoked | ef.NodeRejected | ef.NodeRevoked)
+    if state.disk_full and not spares and not isinstance(found, a.Declined):
+        found = a.no_room(state.disk_full, "no node joins, and no join secret is created")
+    if isinstance(found, a.Declined):
+        return Decision([], [a.Answer(asked.request, found)])
+    return Decision([found], [a.Answer(asked.request, _answer(found))])
+
+
+def _answer(fact: ef.OfEnrolment) -> a.Result:
+    if isinstance(fact, ef.NodeRevoked) and fact.why:
+        return a.Declined(RENEWED_TWICE, fact.why, f"join again: muster node accept {fact.node}")
+    return a.PeopleChanged(anything=True, waits=isinstance(fact, ef.NodeJoined) and fact.waits)
+
+
+RENEWED_TWICE: Final = "renewed_twice"
+"""Code of a Declined: two keys asked for the certificate after the same one."""
+
+
+def find_secret(
+    enrolment: Enrolment, name: str, sha256: str, key_sha256: str, now: float
+) -> JoinSecret | a.Declined:
+    """Return the join secret that a node shows, or why the node cannot join with it."""
+    secret = enrolment.secrets.get(name)
+    # Compare even without such an id, so that timing does not reveal ids.
+    same = hmac.compare_digest(sha256, _UNKNOWN if secret is None else secret.sha256)
+    if secret is None or not same:
+        return _bad_secret("is wrong or revoked")
+    why = secret.why_not(key_sha256, now)
+    return _bad_secret(f"is not accepted: {why}") if why else secret
+
+
+def refuse_certificate(state: State, name: str, fingerprint: str) -> Refused | None:
+    """Return why an agent that shows this certificate ("" for none) may not speak for a node."""
+    enrolment = state.enrolment
+    if not fingerprint:
+        if NodeName(name) not in enrolment.nodes:
+            return None
+        return Refused(
+            "needs_certificate",
+            f"{name} has joined with a certificate of its own, and a join token does not stand for "
+            "it: run `muster join` on this machine",
+        )
+    found = enrolment.key(fingerprint)
+    if found is not None and found[0] == name:
+        return None
+    whose = "no node's" if found is None else f"{found[0]}'s"
+    return Refused(
+        "wrong_name",
+        f"this agent calls itself {name}, but its certificate is {whose}: set `node` in its "
+        "configuration, or run `muster join` for the new name",
+    )
+
+
+def shown(state: State, name: NodeName, fingerprint: str) -> list[ef.NodeKeyTaken]:
+    """Return the fact that a node shows its renewed certificate for the first time, if it does."""
+    joined = state.enrolment.nodes.get(name)
+    key = joined and joined.next
+    return [ef.NodeKeyTaken(name)] if key and key.fingerprint == fingerprint else []
+
+
+def apply_enrolment(enrolment: Enrolment, fact: ef.OfEnrolment, at: float) -> None:
+    match fact:
+        case ef.JoinSecretCreated(name, sha256, uses, expires, names, pool, approve, label, by):
+            enrolment.secrets[name] = JoinSecret(
+                name, sha256, uses, expires, names, pool, approve, label, by, at
+            )
+            for old in [each for each in enrolment.secrets.values() if each.expires <= at]:
+                del enrolment.secrets[old.id]
+        case ef.JoinSecretRevoked(name):
+            enrolment.secrets.pop(name, None)
+        case ef.NodeJoined(node, key, secret, peer, waits):
+            known = enrolment.secrets.get(secret)
+            if known is not None and key.key_sha256 not in known.keys:
+                enrolment.secrets[secret] = replace(known, keys=(*known.keys, key.key_sha256))
+            before = enrolment.nodes.get(node, Joined())
+            enrolment.put(
+                node,
+                replace(before, waiting=key, peer=peer) if waits else Joined(current=key),
+            )
+        case ef.NodeAccepted(node):
+            enrolment.put(node, Joined(current=enrolment.nodes[node].waiting))
+        case ef.NodeRejected(node):
+            left = replace(enrolment.nodes[node], waiting=None, peer="")
+            enrolment.put(node, None if left == Joined() else left)
+        case ef.NodeRevoked(node):
+            enrolment.put(node, Joined(waiting=enrolment.nodes[node].waiting))
+        case ef.NodeKeyRenewed(node, key):
+            enrolment.put(node, replace(enrolment.nodes[node], next=key))
+        case ef.NodeKeyTaken(node):
+            joined = enrolment.nodes[node]
+            before_it = "" if joined.current is None else joined.current.fingerprint
+            enrolment.put(node, replace(joined, current=joined.next, next=None, previous=before_it))
+        case _:
+            assert_never(fact)
+
+
+def _create(state: State, asked: s.JoinSecretReceived, now: float) -> _Found:
+    known = state.enrolment.secrets
+    if asked.secret in known:
+        return a.Declined("secret_exists", f"there is a secret {asked.secret}", "try again")
+    if sum(1 for each in known.values() if each.expires > now) >= SECRETS_MAX:
+        hint = "revoke some: muster token list --join"
+        return a.Declined("too_many_secrets", f"there are {SECRETS_MAX} join secrets", hint)
+    return ef.JoinSecretCreated(
+        asked.secret,
+        asked.sha256,
+        asked.uses,
+        asked.expires,
+        asked.names,
+        asked.pool,
+        asked.approve,
+        asked.label,
+        asked.by,
+    )
+
+
+def _join(state: State, asked: s.JoinReceived, now: float, limits: Limits) -> _Found:
+    secret = find_secret(state.enrolment, asked.secret, asked.sha256, asked.key.key_sha256, now)
+    if isinstance(secret, a.Declined):
+        return secret
+    bad = refuse_name(asked.node, frozenset() if asked.local else limits.own_names)
+    if bad is not None:
+        return a.Declined(bad.code, bad.text)
+    if not fnmatchcase(asked.node, secret.names):
+        return a.Declined(
+            "name_not_allowed",
+            f"this join secret is for nodes named {secret.names}, and not for {asked.node}",
+            "ask an admin for another: muster token create --join --names PATTERN",
+        )
+    joined = state.enrolment.nodes.get(asked.node)
+    known = joined is not None or asked.node in state.nodes
+    if not known and len(state.enrolment.nodes) >= limits.nodes_max:
+        return a.Declined("too_many_nodes", f"{limits.nodes_max} nodes are known, the limit")
+    own = () if joined is None else (joined.current, joined.next)
+    same = any(each is not None and each.key_sha256 == asked.key.key_sha256 for each in own)
+    other = None if joined is None else joined.waiting
+    if joined and other and not same and other.key_sha256 != asked.key.key_sha256:
+        return a.Declined(
+            "name_waits",
+            f"another machine, at {joined.peer}, waits to be {asked.node}",
+            f"an operator decides about it first: muster node accept {asked.node} (or --reject)",
+        )
+    waits = not same and (known or secret.approve)
+    return ef.NodeJoined(asked.node, asked.key, secret.id, asked.peer, waits)
+
+
+def _accept(enrolment: Enrolment, asked: s.AcceptReceived) -> _Found:
+    joined = enrolment.nodes.get(asked.node)
+    if joined is None or joined.waiting is None:
+        return a.Declined(
+            "nothing_waits",
+            f"no machine waits to be {asked.node}",
+            "list those that wait with: muster token list --join",
+        )
+    if asked.reject:
+        return ef.NodeRejected(asked.node, asked.by)
+    return ef.NodeAccepted(asked.node, asked.by)
+
+
+def _revoke(enrolment: Enrolment, node: NodeName, by: str) -> _Found:
+    joined = enrolment.nodes.get(node)
+    if joined is None or joined.current is None:
+        return a.Declined(
+            "no_certificate",
+            f"no certificate of {node} is accepted",
+            "agents with a join token lose it by: muster token revoke",
+        )
+    return ef.NodeRevoked(node, by)
+
+
+def _renew(enrolment: Enrolment, asked: s.RenewReceived) -> _Found:
+    """Give a node its next certificate. If two keys ask for the one after the same certificate, one
+    of them is a thief's, and nobody knows which.
+    """
+    joined = enrolment.nodes.get(asked.node)
+    current = None if joined is None else joined.current
+    if joined is None or current is None:
+        return a.Declined("no_certificate", f"no certificate of {asked.node} is accepted")
+    twice = asked.fingerprint == joined.previous or (
+        asked.fingerprint == current.fingerprint
+        and joined.next is not None
+        and joined.next.key_sha256 != asked.key.key_sha256
+    )
+    if twice:
+        return ef.NodeRevoked(
+            asked.node,
+            why=f"the certificate of {asked.node} was renewed twice, so a copy of its key is in "
+            "use; neither is accepted any more",
+        )
+    if asked.fingerprint != current.fingerprint:
+        return a.Declined("not_current", "only the current certificate of a node can be renewed")
+    return ef.NodeKeyRenewed(asked.node, replace(asked.key, generation=current.generation + 1))
+
+
+def _bad_secret(why: str) -> a.Declined:
+    return a.Declined(
+        BAD_SECRET,
+        f"the join secret {why}",
+        "ask an admin for a new one: muster token create --join",
+    )
+
+
+BAD_SECRET: Final = "bad_join_secret"  # noqa: S105 - a code
+"""Code of a Declined: the join secret is not accepted."""
+
+
+def unknown_secret(name: str) -> a.Declined:
+    """The answer to a request for a join secret that does not exist."""
+    return a.Declined(
+        a.UNKNOWN_TOKEN,
+        f"there is no join secret {name}",
+        "list the secrets with: muster token list --join",
+    )

@@ -1,0 +1,46 @@
+"""The CA and the settings with which nodes join, read from the files of the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from muster.daemon.errors import ConfigError
+from orchestrator.config import CoordinatorConfig, ca_pem
+
+if TYPE_CHECKING:
+    from muster.daemon.certificates import Authority
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolmentSettings:
+    """The CA that signs certificates of nodes, the port of agents, the certificates' lifetime,
+    `approve` if new nodes wait for an operator, and the site's `run_as`.
+    """
+
+    authority: Authority
+    agents_port: int
+    certificate_s: float
+    approve: bool = False
+    run_as: str = ""
+
+
+def enrolment_settings(config: CoordinatorConfig) -> EnrolmentSettings | None:
+    """Return the CA and the settings with which nodes join; None if none do. Raises ConfigError."""
+    tls, agents = config.tls, config.listen_agents
+    if tls is None or agents is None or tls.ca is None or tls.ca_key is None:
+        return None
+    # Because importing cryptography takes time and memory, only coordinators that sign do so.
+    from muster.daemon.certificates import Authority, is_authority
+
+    try:
+        mode, key = tls.ca_key.stat().st_mode, tls.ca_key.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"tls.ca_key: {tls.ca_key} cannot be read: {error.strerror}") from error
+    if mode & 0o077:
+        raise ConfigError(f"tls.ca_key: others can read {tls.ca_key}; run: chmod 600 {tls.ca_key}")
+    authority = Authority(ca_pem(config), key)
+    if not is_authority(authority):
+        raise ConfigError(f"tls.ca_key: {tls.ca_key} is not the key of the CA in {tls.ca}")
+    join = config.join
+    return EnrolmentSettings(authority, agents.port, join.certificate_s, join.approve, join.run_as)

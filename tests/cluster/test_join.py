@@ -1,0 +1,323 @@
+"""A cluster by `muster up` and `muster join`, and those who try to get in without."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.client import HTTPSConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.link.dialer import ConnectionLostError, Dialer
+from agent.link.renewal import CertificateRenewal
+from examples.local_cluster import MUSTER, Daemon, free_port
+from muster.client import Client, load_settings
+from muster.daemon.certificates import new_authority, new_key, server_certificate, signing_request
+from muster.daemon.clock import SystemClock
+from muster.daemon.tls import client_context
+from muster.protocol.instant import Instant
+from tests.cluster.jobs import until
+
+
+@dataclass
+class Site:
+    """A folder in which `muster up` and `muster join` write, and the daemons of it."""
+
+    root: Path
+    options: tuple[str, ...] = ()
+    port: int = field(default_factory=free_port)
+    agents_port: int = field(default_factory=free_port)
+    daemons: list[Daemon] = field(default_factory=list)
+
+    @property
+    def env(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("MUSTER_")}
+        return {**kept, "HOME": str(self.root), "MUSTER_CONFIG": str(self.root / "client.yaml")}
+
+    def muster(
+        self, *words: str, stdin: str = "", code: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [MUSTER, *words],
+            env=self.env,
+            cwd=self.root,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == code, (words, done.stdout, done.stderr)
+        return done
+
+    def up(self) -> str:
+        where = ("--dir", "etc", "--listen", "127.0.0.1", "--name", "127.0.0.1")
+        ports = ("--port", str(self.port), "--agents-port", str(self.agents_port))
+        given = (*where, *ports, "--run-as", "SUBMITTER", "--user", "ada", "--no-start")
+        return self.muster("up", *given, *self.options).stdout
+
+    def start(self, name: str, *words: str, **env: str) -> Daemon:
+        made = Daemon(name, [MUSTER, *words], {**self.env, **env}, self.root / f"{name}.log")
+        self.daemons.append(made)
+        made.start()
+        return made
+
+    def serve(self) -> None:
+        config = str(self.root / "etc" / "coordinator.yaml")
+        daemon = self.start("coordinator", "coordinator", "--config", config)
+        until(lambda: '"serving"' in daemon.tail(), "the coordinator serves")
+
+    def secret(self, *options: str) -> str:
+        line = self.muster("token", "create", "--join", *options).stdout
+        return line.split()[3]
+
+    def join(self, node: str, secret: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        where = ("--dir", node, "--no-start", "--run-as", "SUBMITTER")
+        target = f"127.0.0.1:{self.port}"
+        return self.muster("join", target, "--node", node, *where, stdin=f"{secret}\n", code=code)
+
+    def agent(self, node: str) -> Daemon:
+        own = {
+            "MUSTER_AGENT_PEER_PORT": str(free_port()),
+            "MUSTER_AGENT_SHARED_HOST": "true",
+            "MUSTER_AGENT_SHIMS": "forked",
+        }
+        config = str(self.root / node / "agent.yaml")
+        return self.start(node, "agent", "--config", config, **own)
+
+    def client(self) -> Client:
+        return Client.of(load_settings(self.env))
+
+    def links(self) -> dict[str, str]:
+        return {node.name: node.link for node in self.client().nodes().nodes}
+
+    def certificate(self, node: str) -> Path:
+        return self.root / node / "agent" / "node.pem"
+
+    def post(self, path: str, body: object, node: str = "", token: str = "") -> tuple[int, str]:
+        """POST to the users' port, or with a node's certificate to that of the agents."""
+        ca = self.root / "etc" / "ca.pem"
+        context = client_context(ca, self.certificate(node) if node else None)
+        port = self.agents_port if node else self.port
+        connection = HTTPSConnection("127.0.0.1", port, timeout=30, context=context)
+        headers = {"Content-Type": "application/json"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        with contextlib.closing(connection):
+            connection.request("POST", path, json.dumps(body), headers)
+            answer = connection.getresponse()
+            found = json.loads(answer.read())
+            return answer.status, found.get("code", "")
+
+
+@contextlib.contextmanager
+def running(root: Path, *options: str) -> Iterator[Site]:
+    site = Site(root, options)
+    try:
+        site.up()
+        site.serve()
+        yield site
+    finally:
+        for daemon in reversed(site.daemons):
+            daemon.stop()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with running(tmp_path_factory.mktemp("site")) as made:
+        yield made
+
+
+def test_up_writes_a_whole_cluster_and_changes_nothing_when_it_runs_again(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    first = site.up()
+    assert f"muster join 127.0.0.1:{site.port} --run-as SUBMITTER" in first
+    assert "muster user add" in first
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+    private = {path.name for path in files if path.stat().st_mode & 0o777 == 0o600}
+    assert private == {"ca-key.pem", "server-key.pem", "tokens.yaml", "client.yaml"}
+    config = yaml.safe_load((tmp_path / "etc/coordinator.yaml").read_text())
+    assert config["pools"] == {"default": {"defaults": {"time_limit": "1d"}}}
+    site.muster("coordinator", "--config", "etc/coordinator.yaml", "--check")
+
+    assert site.up() == first
+    assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in files} == before
+    assert "muster_" not in first
+
+
+def test_up_and_join_ask_for_the_user_of_the_jobs(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    assert "--run-as" in site.muster("up", "--dir", "etc", "--no-start", code=2).stderr
+    assert not (tmp_path / "etc").exists()
+
+
+def test_a_node_joins_by_one_line_and_is_in_the_pool(site: Site) -> None:
+    secret = site.secret("--names", "gpu-*", "--pool", "lab")
+    done = site.join("gpu-01", secret)
+    assert secret not in done.stdout + done.stderr
+    assert site.certificate("gpu-01").stat().st_mode & 0o777 == 0o600
+    assert "0 problems" in done.stdout
+    site.agent("gpu-01")
+    until(lambda: site.links().get("gpu-01") == "connected", "the node is in the pool")
+    assert site.client().node("gpu-01").pool == "lab"
+    # One use; but the machine that used it may repeat the line.
+    assert "used up" in site.join("gpu-02", secret, code=1).stderr
+    site.join("gpu-01", secret)
+
+
+def test_what_is_not_a_good_secret_lets_nobody_in(site: Site) -> None:
+    secret = site.secret("--names", "cpu-*")
+    ca, _, own = secret.removeprefix("mj1.").partition(".")
+    assert "is for nodes named cpu-*" in site.join("gpu-09", secret, code=1).stderr
+    wrong = f"mj1.{ca}.{own[:-1]}{'0' if own[-1] != '0' else '1'}"
+    assert "wrong or revoked" in site.join("cpu-09", wrong, code=1).stderr
+    assert "not a whole join secret" in site.join("cpu-09", secret[:40], code=2).stderr
+    site.muster("token", "revoke", "--join", own.partition("-")[0])
+    assert "wrong or revoked" in site.join("cpu-09", secret, code=1).stderr
+    assert "cpu-09" not in site.links()
+
+
+def test_a_request_for_another_name_is_not_signed(site: Site) -> None:
+    _, _, own = site.secret().removeprefix("mj1.").partition(".")
+    asked = {"secret": own, "node": "gpu-10", "request": signing_request(new_key(), "gpu-11")}
+    assert site.post("/v1/join", asked) == (422, "bad_signing_request")
+    asked["node"] = "127.0.0.1"
+    asked["request"] = signing_request(new_key(), "127.0.0.1")
+    assert site.post("/v1/join", asked) == (409, "bad_name")
+
+
+@contextlib.contextmanager
+def impostor(folder: Path, pem: bytes) -> Iterator[tuple[int, list[bytes]]]:
+    """A server with a certificate of its own CA that shows `pem`. Yields its port, and the bodies
+    that it gets."""
+    got: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(pem)))
+            self.end_headers()
+            self.wfile.write(pem)
+
+        def do_POST(self) -> None:
+            got.append(self.rfile.read(int(self.headers["Content-Length"])))
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    now = SystemClock().now().wall
+    key = new_key()
+    cert = server_certificate(new_authority(now), key, ("localhost",), ("127.0.0.1",), now)
+    (folder / "impostor.pem").write_bytes(cert + key)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "impostor.pem")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port, got
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("shows", ["its own CA", "the real CA"])
+def test_a_man_in_the_middle_gets_no_secret(tmp_path: Path, shows: str) -> None:
+    real = new_authority(SystemClock().now().wall).cert
+    shown = real if shows == "the real CA" else b"another"
+    secret = f"mj1.{hashlib.sha256(real).hexdigest()}.abcd1234-{'s' * 48}"
+    with impostor(tmp_path, shown) as (port, got):
+        done = Site(tmp_path, port=port).join("gpu-01", secret, code=1)
+    assert got == []
+    assert "not sent" in done.stderr or "CERTIFICATE_VERIFY_FAILED" in done.stderr
+
+
+def test_a_known_name_waits_for_an_operator_and_a_revoked_node_is_cut(site: Site) -> None:
+    site.join("gpu-03", site.secret())
+    site.agent("gpu-03")
+    until(lambda: site.links().get("gpu-03") == "connected", "the node is in the pool")
+    mine = site.certificate("gpu-03").read_bytes()
+
+    site.muster("node", "revoke", "gpu-03")
+    until(lambda: site.links()["gpu-03"] != "connected", "the node is cut off")
+    assert site.post("/v1/agent/certificate", {"request": ""}, "gpu-03")[0] == 401
+
+    other = site.root / "thief"
+    other.mkdir()
+    thief = Site(other, port=site.port)
+    assert "waits for" in thief.join("gpu-03", site.secret()).stdout
+    assert "gpu-03" in site.muster("token", "list", "--join").stderr
+    site.muster("node", "accept", "gpu-03", "--reject")
+    site.certificate("gpu-03").write_bytes(mine)
+    assert "waits for" in site.join("gpu-03", site.secret()).stdout
+    site.muster("node", "accept", "gpu-03")
+    assert site.post("/v1/agent/certificate", {"request": ""}, "gpu-03") == (
+        422,
+        "bad_signing_request",
+    )
+
+
+def test_the_agents_port_is_for_certificates_and_agents_only(site: Site) -> None:
+    site.join("gpu-04", site.secret())
+    admin = load_settings(site.env).token
+    context = client_context(site.root / "etc" / "ca.pem")
+    connection = HTTPSConnection("127.0.0.1", site.agents_port, timeout=30, context=context)
+
+    def ask() -> None:
+        connection.request("GET", "/v1/nodes", headers={"Authorization": f"Bearer {admin}"})
+        connection.getresponse().read()
+
+    with contextlib.closing(connection), pytest.raises((ssl.SSLError, ConnectionError)):
+        ask()
+    # A certificate is a node, whatever token comes with it.
+    assert site.post("/v1/join/secrets", {}, "gpu-04", admin) == (403, "forbidden")
+    assert site.post("/v1/agent/certificate", {"request": ""}, token=admin) == (403, "forbidden")
+
+
+class Ahead(SystemClock):
+    """A clock that is `ahead_s` ahead."""
+
+    ahead_s = 100 * 86400.0
+
+    def now(self) -> Instant:
+        now = super().now()
+        return Instant(now.mono, now.wall + self.ahead_s)
+
+
+async def test_a_certificate_is_renewed_and_a_copy_of_the_old_one_ends_both(site: Site) -> None:
+    await asyncio.to_thread(lambda: site.join("gpu-05", site.secret()))
+    path = site.certificate("gpu-05")
+    first = path.read_bytes()
+    stolen = path.with_name("stolen.pem")
+    stolen.write_bytes(first)
+    ca, url = site.root / "etc" / "ca.pem", f"https://127.0.0.1:{site.agents_port}"
+
+    async def renew(file: Path) -> str:
+        """Renew once; returns why not."""
+        async with Dialer(url, None, ca, file) as dialer:
+            renewal = CertificateRenewal(dialer, file, "gpu-05", Ahead())
+            try:
+                await renewal.step(file)
+            except ConnectionLostError as error:
+                return str(error)
+        return ""
+
+    assert await renew(path) == ""
+    assert path.read_bytes() != first
+    assert "renewed twice" in await renew(stolen)
+    assert "no node has this certificate" in await renew(path)
