@@ -21,7 +21,7 @@ from muster.protocol.link.control_channel import ForgetTask, StopTask, TaskRepor
 from muster.protocol.link.log_channel import StreamId, StreamKind
 from muster.protocol.states import TaskState
 from tests.agent.coordinator import Coordinator, Session
-from tests.agent.daemon.test_one_task import TASK, begin, is_in, prepare, until_gone
+from tests.agent.daemon.test_one_task import TASK, begin, is_in, prepare, until, until_gone
 from tests.agent.process_of_agent import AgentProcess, write_config
 
 pytestmark = [
@@ -91,6 +91,7 @@ def folder() -> Iterator[Path]:
             (path / user).mkdir(mode=0o700)
             os.chown(path / user, uid, GROUP)
         yield path
+        found_of(path)
 
 
 @contextlib.asynccontextmanager
@@ -136,11 +137,12 @@ async def two_jobs(
     """Run Ann's job, and Bob's against it; what both said, and what ended hers."""
     async with serving(folder, run_as, **more) as (coordinator, session):
         output = folder / "state/output/7/1"
-        script = f"{WHO} {LEAVE}; exec sleep 600"
+        script = f"{LEAVE}; {WHO} exec sleep 600"
         argv = "/bin/sh", "-c", script, "sh", str(output), _name(folder)
         await begin(session, *argv, user="ann")
         ann = await session.expect(TaskReport, lambda it: bool(it.ranks and it.ranks[0].pid))
-        # The shell is `sleep` once its files are there.
+        # Its last file; the shell becomes `sleep` then.
+        await until((output / "x").exists)
         own = str(folder / "state/tasks" / TASK)
         await begin(
             session,
