@@ -29,6 +29,7 @@ def imported(run_python: Path, environ: dict[str, str], *arguments: str) -> set[
     done = subprocess.run(
         [sys.executable, "-c", LIST_IMPORTS, *arguments, str(run_python)],
         env=environ,
+        cwd=run_python.parent,
         capture_output=True,
         timeout=60,
         check=False,

@@ -24,6 +24,7 @@ def without_a_reader(
     process = subprocess.Popen(
         [sys.executable, "-m", "muster.cli", *arguments],
         env=environ,
+        cwd=environ["HOME"],
         stdin=subprocess.DEVNULL,
         stdout=writing if "o" in closed else subprocess.PIPE,
         stderr=writing if "e" in closed else subprocess.PIPE,
