@@ -122,8 +122,15 @@ def _row(job: JobSummary, now: datetime | None) -> list[str | Cell]:
         nodes_of(job),
         "-" if job.gpus is None else str(job.gpus),
         time_of(job, now),
-        job.reason.text,
+        _reason(job, now),
     ]
+
+
+def _reason(job: JobSummary, now: datetime | None) -> str:
+    """Return the reason, after the promised start of a waiting job."""
+    if job.starts_by is None or now is None:
+        return job.reason.text
+    return f"starts within {span(job.starts_by - now)}: {job.reason.text}"
 
 
 def nodes_of(job: JobSummary) -> str:

@@ -155,6 +155,9 @@ def _countdowns(view: JobView, now: datetime | None) -> list[str]:
     if now is None:
         return []
     lines = []
+    if view.starts_by is not None:
+        left = span(view.starts_by - now)
+        lines.append(f"promised start: {moment(view.starts_by)} at the latest (in {left})")
     if view.limit_at is not None:
         lines.append(f"time limit: ends in {span(view.limit_at - now)}")
     if view.limit_pending:

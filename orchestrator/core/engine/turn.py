@@ -25,7 +25,6 @@ from orchestrator.core.facts.jobs import (
     StopRequested,
     TaskExited,
 )
-from orchestrator.core.facts.queue import QueuesDue
 from orchestrator.core.facts.service import HardwareReported, NodeDrained
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.leases import lease_of, margin_s
@@ -81,9 +80,8 @@ def _backfill(state: State, now: Instant, limits: Limits, done: Turn) -> None:
     if not (events or due):
         return
     freed = any(not isinstance(fact, JobSubmitted) for fact in done.facts)
-    resume = state.plan.next_job is not None and all(type(it) is QueuesDue for it in done.facts)
     lease_s = limits.lease_s + margin_s(limits.lease_s)
-    found = schedule(state, events, now, lease_s, freed=freed, resume=resume)
+    found = schedule(state, events, now, lease_s, freed=freed)
     again = found
     while again:
         leased = [_with_lease(state, fact, limits) for fact in again]

@@ -6,7 +6,7 @@ Times are monotonic seconds of this process; `math.inf` is later than every know
 from __future__ import annotations
 
 import enum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -133,6 +133,10 @@ class PlannedEnd(msgspec.Struct, frozen=True):
     at: float
 
 
+Sights = dict[NodeName, tuple[Any, ...]]
+"""What a pass has seen of each node."""
+
+
 class QueuePlan(msgspec.Struct, frozen=True):
     """`promises` are the promised starts, `ends` the planned ends of running attempts, by job.
 
@@ -141,6 +145,12 @@ class QueuePlan(msgspec.Struct, frozen=True):
     process. `next_job` is where a pass that has used up its budget goes on. `wakes_at` is the time
     of the next pass without any other reason. `lease_s` is the time after which a silent node is
     given up.
+
+    The rest lets the next pass leave out what has not changed. `seen` are the nodes as the last
+    pass has seen them, and `touched` those whose bookings it has changed. `unseen` are nodes that
+    have changed since `next_job` and the jobs behind it were looked at. `hopeless` are jobs near
+    the head that have no booking, `anew` new or changed jobs that no pass has looked at.
+    `memo` are results of the last pass that are computed anew if they are missing.
     """
 
     bookings: dict[JobId, Booking] = {}
@@ -152,3 +162,9 @@ class QueuePlan(msgspec.Struct, frozen=True):
     next_job: JobId | None = None
     wakes_at: float | None = None
     lease_s: float = 0.0
+    seen: Sights = {}
+    touched: frozenset[NodeName] = frozenset()
+    unseen: frozenset[NodeName] = frozenset()
+    hopeless: frozenset[JobId] = frozenset()
+    anew: frozenset[JobId] = frozenset()
+    memo: Any = None

@@ -9,46 +9,33 @@ booking.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
+
+from msgspec import structs
 
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.instant import Instant
 from orchestrator.core.facts.jobs import AttemptPlaced, Fact, JobHeld
 from orchestrator.core.facts.queue import QueuesPlanned, StartMoved, StartPromised
-from orchestrator.core.model.node import ITSELF, LinkState
+from orchestrator.core.model.node import ITSELF
 from orchestrator.core.model.plan import (
-    Booking,
-    MoveCause,
-    PlannedEnd,
-    PlannedShare,
     QueueEvent,
     QueuePlan,
 )
-from orchestrator.core.model.state import Job, Node, State
-from orchestrator.core.scheduling.gpus import given
-from orchestrator.core.scheduling.placement import unfit, why_there
-from orchestrator.core.scheduling.profile import (
-    Profile,
-    begun,
-    booking_of,
-    duration_s,
-    expected_end,
-    planned_end,
-)
+from orchestrator.core.model.state import Job, State
+from orchestrator.core.scheduling.planned_ends import duration_s
+from orchestrator.core.scheduling.planner import LATER_S, Planner, queues_of
 from orchestrator.core.scheduling.restore_hold import is_held, unknown_tasks
 
-LOOKS_MAX: Final = 20_000
-"""Number of nodes that one pass judges at most. The next pass goes on where it has stopped."""
-IMPROVED_SHARE: Final = 4
-"""Bookings are moved earlier only during the first such part of a pass."""
-STARTS_TRIED: Final = 16
-"""Number of possible starts that are judged for one booking."""
-LATER_S: Final = 1.0
-"""A start that is later by less is the same promise."""
+WORK_MAX: Final = 4_000
+"""The work of one pass, in about microseconds. The next pass goes on where it has stopped."""
+CHANGED_MAX: Final = 64
+"""Number of changed nodes up to which it is worth it to look for jobs that they do not concern."""
 EVENTS_KEPT: Final = 64
 _ERROR_CHARS: Final = 200
-_OF_THE_ORDER: Final = (MoveCause.PRIORITY, MoveCause.RELEASE, MoveCause.RETRY, MoveCause.SET)
 
 
 def schedule(
@@ -58,21 +45,22 @@ def schedule(
     lease_s: float,
     *,
     freed: bool = True,
-    resume: bool = False,
-    looks_max: int = LOOKS_MAX,
+    work_max: int = WORK_MAX,
+    anew: AbstractSet[JobId] = frozenset(),
 ) -> list[Fact]:
     """Return the gangs that start now, the promises made or moved, and the new plan.
 
-    Only pools with backfill take part. `lease_s` is the time after which a silent node is given up.
-    `freed`: capacity may have become free since the last pass. `resume`: go on where that pass has
-    stopped; nothing has happened since.
+    Only pools with backfill take part. Jobs for which nothing has changed since the last pass are
+    left out. `lease_s` is the time after which a silent node is given up. `freed`: capacity may
+    have become free since the last pass. `anew` are jobs to look at in any case.
     """
-    if state.disk_full or is_held(state):
-        return []
     plan = state.plan
-    if not any(_queues(state).values()) and not plan.bookings and not plan.promises:
+    if state.disk_full or is_held(state):
+        # Nobody has looked at what has changed meanwhile.
+        return [QueuesPlanned(structs.replace(plan, seen={}))] if plan.seen else []
+    if not any(queues_of(state).values()) and not plan.bookings and not plan.promises:
         return []
-    return _Pass(state, events, now, lease_s, looks_max, freed=freed).run(resume=resume)
+    return _Pass(state, events, now, lease_s, work_max, anew, freed=freed).run()
 
 
 def may_grow(state: State, job: Job) -> bool:
@@ -96,118 +84,176 @@ def is_booked(state: State, job: Job, node: NodeName) -> bool:
     )
 
 
-def _queues(state: State) -> dict[str, list[tuple[int, JobId]]]:
-    """The queues of pools with backfill."""
-    return {pool: queue for pool, queue in state.queues.items() if not state.policy(pool).is_strict}
-
-
-class _Pass:
+class _Pass(Planner):
     def __init__(
         self,
         state: State,
         events: Sequence[QueueEvent],
         now: Instant,
         lease_s: float,
-        looks_max: int,
+        work_max: int,
+        anew: AbstractSet[JobId],
         *,
         freed: bool,
     ) -> None:
-        plan = state.plan
-        self.state, self.now, self.lease_s = state, now, lease_s
-        self.looks_max = looks_max
-        self.began = now.mono if plan.began is None else plan.began
-        self.returns_at = self.began + lease_s
-        self.events = [*plan.events, *events]
-        self.freed = freed
-        self.ends = self._ends(plan.ends)
-        queued = {name for queue in _queues(state).values() for _, name in queue}
-        # A job that a user has changed is planned anew at its new place.
-        changed = {event.job for event in self.events if event.cause is MoveCause.SET}
-        kept = queued - changed
-        bookings = {name: it for name, it in plan.bookings.items() if name in kept}
-        self.promises = {
-            name: plan.promises.get(name, math.inf)
-            for name in sorted(queued)
-            if state.jobs[name].starts_by is not None
-        }
-        expected = {
-            name: expected_end(state, state.jobs[name], end, now) for name, end in self.ends.items()
-        }
-        self._note_late(plan.ends, expected)
-        # The wall clock decides nothing, so promises of an earlier process are made anew.
-        self.restored = set(self.promises if plan.began is None else plan.restored) & queued
-        self.profile = Profile(state, expected, bookings, now, self.returns_at, lease_s)
-        self.unsettled = set(bookings)
-        self.facts: list[Fact] = []
+        super().__init__(state, events, now, lease_s, freed=freed)
+        self.work_max = work_max
+        self.anew = {it.job for it in self.events if it.job is not None} | anew | state.plan.anew
         self.stopped_at: JobId | None = None
-        self.free: dict[str, list[Node]] = {}
+        self.unseen: frozenset[NodeName] = frozenset()
+        self.hopeless: set[JobId] = set()
+        self.too_long: dict[tuple[str, int, bool], tuple[float, int]] = {}
+        self.seen = self.profile.sights()
+        self.changed = self._changed_nodes()
 
-    def _ends(self, before: dict[JobId, PlannedEnd]) -> dict[JobId, PlannedEnd]:
-        state = self.state
-        running = {name for node in state.nodes.values() for name, _ in node.holders}
-        return {
-            name: planned_end(state, state.jobs[name], before.get(name), self.now)
-            for name in sorted(running)
-        }
+    def _changed_nodes(self) -> set[NodeName]:
+        """The nodes on which a verdict may have changed since the last pass."""
+        plan, seen = self.state.plan, self.seen
+        if not plan.seen or self.state.unknown:
+            return set(seen)
+        changed = {name for name, it in seen.items() if plan.seen.get(name) != it}
+        gone = plan.seen.keys() - seen.keys()
+        described = gone or any(
+            name not in plan.seen or plan.seen[name][0] != seen[name][0] for name in changed
+        )
+        changed |= gone
+        for name, booking in plan.bookings.items():
+            if name not in self.profile.bookings:
+                changed.update(booking.nodes)
+        if any(seen[name][0].shared_host for name in changed - gone):
+            return set(seen)  # agents of one machine hold each other's GPUs
+        self.profile.memo = plan.memo.without(changed, described=bool(described))
+        if plan.next_job is None:
+            # Else the jobs before that one wait for the next event, so that a pass comes to an end.
+            changed |= plan.touched
+        return changed
 
-    def _note_late(self, before: dict[JobId, PlannedEnd], expected: dict[JobId, float]) -> None:
-        """Add an event for each attempt that ends later than planned before."""
-        for name, at in expected.items():
-            old = before.get(name)
-            if old is None or old.at >= at - LATER_S:
-                continue
-            job = self.state.jobs[name]
-            tasks = job.current.present if job.current is not None else []
-            away = [t.node for t in tasks if self.state.nodes[t.node].session is None]
-            if away:
-                event = QueueEvent(MoveCause.UNREACHABLE, node=away[0])
-            elif self._is_cancelled_later(job, old):
-                event = QueueEvent(MoveCause.SET, job=name)
-            elif old.attempt == self.ends[name].attempt and old.limit_s < self.ends[name].limit_s:
-                event = QueueEvent(MoveCause.LIMIT, job=name)
-            else:
-                event = QueueEvent(MoveCause.OVERRUN, job=name)
-            if event not in self.events:
-                self.events.append(event)
-        for node in self.state.nodes.values():
-            if node.link is LinkState.SUSPECT and node.answered_at + self.lease_s <= self.now.mono:
-                self.events.append(QueueEvent(MoveCause.UNREACHABLE, node=node.name))
-
-    def _is_cancelled_later(self, job: Job, old: PlannedEnd) -> bool:
-        """True if a cancellation gave the attempt a longer grace period than its job has."""
-        end = self.ends[job.id]
-        return end.stage == "stop" and job.cancel is not None and end.grace_s > old.grace_s
-
-    def run(self, *, resume: bool) -> list[Fact]:
-        resume_at = self.state.plan.next_job if resume else None
-        for pool, queue in _queues(self.state).items():
-            jobs = [self.state.jobs[name] for _, name in queue]
-            policy = self.state.policy(pool)
-            planned = 0
-            for job in jobs:
-                if self.profile.looks >= self.looks_max:
-                    self.stopped_at = self.stopped_at or job.id
-                    break
-                if resume_at is not None:
-                    if job.id != resume_at:
-                        planned += job.id in self.profile.bookings
-                        continue
-                    resume_at = None
-                near = planned < policy.horizon or job.id in self.profile.bookings
-                planned += self._guarded(job, near=near)
+    def run(self) -> list[Fact]:
+        plan = self.state.plan
+        resume = self._position(plan.next_job)
+        for number, (pool, queue) in enumerate(queues_of(self.state).items()):
+            horizon = self.state.policy(pool).horizon
+            at = planned = 0
+            while at < len(queue) and planned < horizon:
+                name, place = queue[at][1], (number, *queue[at])
+                nodes = self.changed if place < resume else self.changed | plan.unseen
+                if self._is_settled(self.state.jobs[name], nodes):
+                    self.unsettled.discard(name)
+                    booked = name in self.profile.bookings
+                elif self._is_stopped(name):
+                    return self._done()
+                else:
+                    booked = self._guarded(self.state.jobs[name], near=True)
+                planned += booked
+                if not booked:
+                    self.hopeless.add(name)
+                at += 1
+            for name in self._behind_horizon(pool, queue, at, number, resume):
+                if self._is_stopped(name):
+                    return self._done()
+                near = name in self.profile.bookings
+                if near or self._may_start(self.state.jobs[name]):
+                    self._guarded(self.state.jobs[name], near=near)
+                else:
+                    self.anew.discard(name)
         return self._done()
+
+    def _position(self, name: JobId | None) -> tuple[int, int, int]:
+        """The place in all queues at which the last pass has stopped; jobs before it have seen
+        what that pass has seen.
+        """
+        pools = list(queues_of(self.state))
+        if name is None or not self._is_queued(name):
+            return (0, 0, 0) if self.state.plan.unseen else (len(pools), 0, 0)
+        job = self.state.jobs[name]
+        return (pools.index(job.spec.pool), -job.spec.priority, name)
+
+    def _is_stopped(self, name: JobId) -> bool:
+        """True if the work of this pass is done, and the next one goes on with the job `name`."""
+        if self.profile.spent < self.work_max:
+            return False
+        self.stopped_at = name
+        self.unseen = self.state.plan.unseen | self.changed | self.profile.touched
+        self.hopeless |= self.state.plan.hopeless
+        return True
+
+    def _is_settled(self, job: Job, nodes: AbstractSet[NodeName]) -> bool:
+        """True if a look at a job near the head would change nothing, because only `nodes` have
+        changed since the last one.
+        """
+        if job.id in self.anew:
+            return False
+        booking, touched = self.profile.bookings.get(job.id), self.profile.touched
+        if booking is None:
+            return not nodes and not touched and job.id in self.state.plan.hopeless
+        if booking.start <= self.now.mono:
+            return False
+        if not nodes and not touched:
+            return True
+        if booking.start == math.inf or len(nodes) > CHANGED_MAX:
+            return False
+        if any(it.node in nodes or it.node in touched for it in booking.shares):
+            return False
+        before = booking.start - LATER_S
+        ignored = {job.id} | (self.profile.bookings.keys() - self.promises.keys())
+        return not self.profile.has_gap(job.spec, nodes | touched, before, ignored)
+
+    def _behind_horizon(
+        self,
+        pool: str,
+        queue: Sequence[tuple[int, JobId]],
+        at: int,
+        number: int,
+        resume: tuple[int, int, int],
+    ) -> list[JobId]:
+        """The jobs from `at` on in their order, without those for which nothing has changed."""
+        touched = self.profile.touched
+        first = len(queue)
+        if at < first and self._is_free(pool, self.changed | touched):
+            first = at
+        elif at < first and self._is_free(pool, self.state.plan.unseen):
+            rest = resume[1:] if number == resume[0] else (-math.inf, 0)
+            first = max(at, bisect_left(queue, rest)) if number >= resume[0] else first
+        known = self.anew | self.profile.bookings.keys()
+        return [name for _, name in queue[at:first] if name in known] + [
+            name for _, name in queue[first:]
+        ]
+
+    def _is_free(self, pool: str, nodes: AbstractSet[NodeName]) -> bool:
+        """True if something may be free now on one of the nodes."""
+        return bool(nodes) and any(it.name in nodes for it in self.profile.free_now(pool))
+
+    def _may_start(self, job: Job) -> bool:
+        """True if a job behind the horizon may start now; a quick check: False is certain.
+
+        If there is no room for a job, then there is none for one of as many nodes that runs longer.
+        """
+        profile, spec = self.profile, job.spec
+        profile.spent += 1
+        if spec.nodes > len(profile.free_now(spec.pool)):
+            return False
+        length_s, kind = duration_s(spec), (spec.pool, spec.nodes, bool(spec.resources.gpu))
+        shortest, version = self.too_long.get(kind, (math.inf, -1))
+        if version == profile.version and length_s >= shortest:
+            return False
+        if profile.may_start(spec, profile.free_now(spec.pool), frozenset()):
+            return True
+        self.too_long[kind] = (length_s, profile.version)
+        return False
 
     def _guarded(self, job: Job, *, near: bool) -> bool:
         """Look at one job. If the placement itself fails, the job is held, so that it stops neither
         the others nor the coordinator. Returns whether the job waits with a booking.
         """
+        self.anew.discard(job.id)
+        self.profile.spent += 20
         try:
             if unknown_tasks(self.state, job):
                 self._unbook(job)
             elif near:
                 return self._plan(job)
             else:
-                self._start(job, ())
+                self._start(job, frozenset())
         except Exception as error:  # noqa: BLE001 - any bug
             text = f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
             self._unbook(job)
@@ -217,171 +263,13 @@ class _Pass:
             )
         return False
 
-    def _plan(self, job: Job) -> bool:
-        """Start a job, or plan its start; returns whether it waits with a booking."""
-        profile, old = self.profile, self.profile.bookings.get(job.id)
-        valid = old is not None and self._holds(job, old)
-        # A job that is new at its place, or has lost its promised start, goes before those behind
-        # it. Others respect the promises made to those.
-        lost = old is not None and not valid and job.id in self.promises
-        first = self._is_new(job) or lost
-        ignored = {job.id} | self._behind(job, promised=first) | self._unsure_elsewhere(job)
-        if valid and job.id in self.promises:
-            ignored |= self._unknown()
-        self.unsettled.discard(job.id)
-        if self._start(job, ignored):
-            return False
-        now = self.now.mono
-        if valid and old is not None and now < old.start < math.inf:
-            if self.freed and profile.looks < self.looks_max // IMPROVED_SHARE:
-                earlier = self._earliest(job, old.start - LATER_S, ignored)
-                # A promise is not staked on a node that may not come back.
-                free = job.id not in self.promises
-                if earlier is not None and (free or self._are_there(earlier)):
-                    profile.book(job.id, earlier)
-            return True
-        found = None
-        if not self._waits_for_unknown(job, ignored):
-            found = self._earliest(job, math.inf, ignored)
-        if found is None and valid and old is not None and old.start == math.inf:
-            found = old
-        found = found or self._unknown_start(job, ignored)
-        profile.book(job.id, found)
-        return found is not None
-
-    def _unknown(self) -> set[JobId]:
-        """Jobs whose start is unknown; they may not break a promise."""
-        return {name for name, it in self.profile.bookings.items() if it.start == math.inf}
-
-    def _is_new(self, job: Job) -> bool:
-        """True if the job has come to its place in the queue since the last pass."""
-        return any(it.job == job.id and it.cause in _OF_THE_ORDER for it in self.events)
-
-    def _behind(self, job: Job, *, promised: bool) -> set[JobId]:
-        """Jobs behind this one in its queue whose bookings have not been looked at yet.
-
-        Without `promised`, only those that have no promise.
-        """
-        mine, jobs = (-job.spec.priority, job.id), self.state.jobs
-        return {
-            name
-            for name in self.unsettled
-            if jobs[name].spec.pool == job.spec.pool
-            and (-jobs[name].spec.priority, name) > mine
-            and (promised or name not in self.promises)
-        }
-
-    def _unsure_elsewhere(self, job: Job) -> set[JobId]:
-        """Jobs of other pools whose start nobody knows: it depends on the end of a job without a
-        time limit, or on a node that is away.
-
-        They matter because agents of one machine may be in different pools.
-        """
-        jobs = self.state.jobs
-        return {
-            name
-            for name, booking in self.profile.bookings.items()
-            if jobs[name].spec.pool != job.spec.pool
-            and name not in self.promises
-            and (booking.start == math.inf or not self._are_there(booking))
-        }
-
-    def _waits_for_unknown(self, job: Job, ignored: set[JobId]) -> bool:
-        """True if a job ahead may need the same nodes, and nobody knows when.
-
-        Then no start is planned: otherwise promises to the jobs behind would hold up that job.
-        """
-        endless = [
-            booking.nodes
-            for name, booking in self.profile.bookings.items()
-            if booking.start == math.inf and name not in ignored
-        ]
-        if not endless:
-            return False
-        fitting = self._fitting(job)
-        return any(not fitting.isdisjoint(nodes) for nodes in endless)
-
-    def _holds(self, job: Job, booking: Booking) -> bool:
-        """True if the job can still start at its planned start on its booked nodes."""
-        if booking.start == math.inf:
-            names = self._fitting(job)
-            return names == set(booking.nodes)
-        start = max(booking.start, self.now.mono)
-        end = start + duration_s(job.spec)
-        ignored = {job.id}
-        if job.id in self.promises:
-            ignored |= self._unknown()
-        found, trial = self.profile.judge(job, start, end, ignored, booking.nodes)
-        if set(found.gang) != set(booking.nodes):
-            return False
-        if end != booking.end:
-            again = booking_of(trial, job, found.gang, booking.start, end)
-            self.profile.book(job.id, again)
-        return True
-
-    def _start(self, job: Job, ignored: Iterable[JobId]) -> bool:
-        """Place the job now if that delays no booking that counts."""
-        ignored = frozenset(ignored)
-        pool = job.spec.pool
-        if pool not in self.free:
-            self.free[pool] = self.profile.free_now(pool)
-        if not self.profile.may_start(job.spec, self.free[pool], ignored):
-            return False
-        now = self.now.mono
-        end = now + duration_s(job.spec)
-        found, trial = self.profile.judge(job, now, end, ignored)
-        if not found.gang:
-            return False
-        gpus = tuple(given(trial, job.spec, name) for name in found.gang)
-        why = why_there(trial, job, found.gang)
-        late = self.promises.pop(job.id, math.inf) + LATER_S < now
-        if late:
-            self.facts.append(StartMoved(job.id, self.now.wall, self._event(job)))
-        self.profile.hold(job.id, booking_of(trial, job, found.gang, now, end))
-        self.ends[job.id] = begun(job, end)
-        self.facts.append(
-            AttemptPlaced(job.id, job.next_attempt, found.gang, why, gpus if any(gpus) else ())
-        )
-        self.unsettled.discard(job.id)
-        del self.free[pool]
-        return True
-
-    def _earliest(self, job: Job, before: float, ignored: set[JobId]) -> Booking | None:
-        """The earliest booking that starts before `before`, or None."""
-        length_s = duration_s(job.spec)
-        for at in self.profile.starts(job, before, ignored)[:STARTS_TRIED]:
-            if at <= self.now.mono:
-                continue
-            found, trial = self.profile.judge(job, at, at + length_s, ignored)
-            if found.gang:
-                return booking_of(trial, job, found.gang, at, at + length_s)
-        return None
-
-    def _unknown_start(self, job: Job, ignored: set[JobId]) -> Booking | None:
-        """The booking of a job that waits for jobs without a time limit.
-
-        Returns None if it waits for something else, such as a drained node: then it holds up
-        nobody.
-        """
-        found, _ = self.profile.judge(job, math.inf, math.inf, ignored)
-        if not found.gang:
-            return None
-        shares = [PlannedShare(name, (), True, 0, 0) for name in sorted(self._fitting(job))]
-        return Booking(math.inf, math.inf, tuple(shares))
-
-    def _fitting(self, job: Job) -> set[NodeName]:
-        nodes = self.state.nodes.values()
-        return {n.name for n in nodes if n.in_service and unfit(job.spec, n) is None}
-
-    def _unbook(self, job: Job) -> None:
-        self.unsettled.discard(job.id)
-        self.profile.book(job.id, None)
-
     def _done(self) -> list[Fact]:
-        plan, bookings = self.state.plan, self.profile.bookings
+        plan, profile, bookings = self.state.plan, self.profile, self.profile.bookings
         placed = {fact.job for fact in self.facts if isinstance(fact, AttemptPlaced)}
         self._judge_promises(placed)
         kept = self.events[-EVENTS_KEPT:] if self.stopped_at is not None else []
+        for node in profile.forget_held():
+            del self.seen[node]
         made = QueuePlan(
             dict(bookings),
             dict(self.promises),
@@ -392,8 +280,15 @@ class _Pass:
             self.stopped_at,
             self._wakes_at(),
             self.lease_s,
+            # Jobs with tasks that nobody knows wait until these are over, wherever they are.
+            {} if self.state.unknown else self.seen,
+            frozenset(profile.touched | (plan.touched if plan.next_job is not None else set())),
+            self.unseen,
+            frozenset(self.hopeless - placed),
+            frozenset(self.anew - placed) if self.stopped_at is not None else frozenset(),
+            profile.memo,
         )
-        if made != plan:
+        if structs.replace(made, memo=plan.memo) != plan:
             self.facts.append(QueuesPlanned(made))
         return self.facts
 
@@ -427,33 +322,6 @@ class _Pass:
                     del self.promises[name]
                     moved = StartMoved(name, None, event)
                 self.facts.append(moved)
-
-    def _are_there(self, booking: Booking) -> bool:
-        nodes = [self.state.nodes.get(name) for name in booking.nodes]
-        return all(it is not None and it.link is LinkState.CONNECTED for it in nodes)
-
-    def _event(self, job: Job) -> QueueEvent:
-        """The event that explains why the promise of a job moves."""
-        old = self.state.plan.bookings.get(job.id)
-        nodes = set(old.nodes) if old is not None else set()
-        mine = (-job.spec.priority, job.id)
-
-        def rank(event: QueueEvent) -> int:
-            if event.job == job.id:
-                return 0
-            if event.node is not None:
-                return 1 if event.node in nodes else 4
-            if event.job is None:
-                return 3
-            other = self.state.jobs.get(event.job)
-            if other is None:
-                return 5
-            ahead = (-other.spec.priority, other.id) < mine
-            return 2 if ahead or event.cause not in _OF_THE_ORDER else 5
-
-        if self.promises.get(job.id) == math.inf:
-            return QueueEvent(MoveCause.RESTART)
-        return min(self.events, key=rank, default=QueueEvent(MoveCause.UNNAMED))
 
     def _wakes_at(self) -> float | None:
         """The time of the next pass if nothing happens: a promise is over, or a pass unfinished."""

@@ -68,15 +68,6 @@ def may_have_room(spec: JobSpec, node: Node) -> bool:
     return left >= spec.resources.gpu
 
 
-def may_share(spec: JobSpec, node: Node, others: Sequence[Share]) -> bool:
-    """True if the node may have room beside the shares of others: False is certain."""
-    if not shares(spec, node.inventory) or any(share.whole for share in others):
-        return False
-    held = {uuid for share in others for uuid in share.gpus}
-    left = sum(device.uuid not in held for device in node.inventory.devices)
-    return left >= (spec.resources.gpu or 0)
-
-
 def given(state: State, spec: JobSpec, name: NodeName) -> tuple[str, ...]:
     """UUIDs of the GPUs that a task of the job gets on a node with room for it, in PCI order.
 

@@ -40,7 +40,7 @@ def outlook(state: State, job: Job, now: Instant) -> Outlook:
             jobs={**state.jobs, job.id: job},
             queues={**state.queues, job.spec.pool: queue},
         )
-    facts = schedule(state, [], now, state.plan.lease_s)
+    facts = schedule(state, [], now, state.plan.lease_s, anew={job.id})
     placed = [it for it in facts if isinstance(it, AttemptPlaced)]
     first = {node: it.job for it in placed if it.job != job.id for node in it.nodes}
     starts = any(it.job == job.id for it in placed)

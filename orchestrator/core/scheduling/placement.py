@@ -211,9 +211,7 @@ def consider(state: State, job: Job) -> Considered:
     spec, known = job.spec, tuple(state.nodes.values())
     unfits = [unfit(spec, node) for node in known]
     fitting = [node for node, rejection in zip(known, unfits, strict=True) if rejection is None]
-    kept = _unspoilt(fitting, job.avoid)
-    if not enough(spec, kept, state.networks, share_network=bool(job.avoid)):
-        kept = fitting
+    kept = usable(job, fitting, state.networks)
     left_out = {n.name for n in fitting} - {n.name for n in kept} if kept is not fitting else set()
     verdicts = tuple(
         [
@@ -232,16 +230,7 @@ def consider(state: State, job: Job) -> Considered:
     free = [verdict.node for verdict in verdicts if verdict.rejection is None]
     if len(free) < spec.nodes:
         return Considered(verdicts, ())
-    # Because of two nodes that could not connect, usually only one was at fault.
-    faults = blame(job) if job.avoid else {}
-    there = [node for node in kept if node.link in _THERE and node.in_service]
-    apart = one_a_machine(free)
-    gang, kinds = _first_gang(state, spec, apart, there, faults)
-    if gang is None and len(apart) < len(free):
-        # Another agent of the same machine may be in the other nodes' network, or have their RDMA.
-        gang, kinds = _first_gang(state, spec, free, there, faults)
-        chosen = set(gang or ())
-        apart = one_a_machine(sorted(free, key=lambda n: n.name not in chosen))
+    gang, kinds, apart = choose_gang(state, job, kept, free)
     if len(apart) < len(free):
         names = {node.name for node in apart}
         verdicts = tuple(
@@ -262,6 +251,31 @@ def consider(state: State, job: Job) -> Considered:
         ),
         (),
     )
+
+
+def usable(job: Job, fitting: list[Node], networks: tuple[str, ...]) -> list[Node]:
+    """The nodes that fit, without those that failed the job if it could run without them."""
+    kept = _unspoilt(fitting, job.avoid)
+    return kept if enough(job.spec, kept, networks, share_network=bool(job.avoid)) else fitting
+
+
+def choose_gang(
+    state: State, job: Job, kept: Sequence[Node], free: Sequence[Node]
+) -> tuple[tuple[NodeName, ...] | None, bool, list[Node]]:
+    """Return the best gang of free nodes, whether any RDMA group is large enough, and the free
+    nodes of which no two have the same GPUs. `kept` are the nodes that may become free.
+    """
+    # Because of two nodes that could not connect, usually only one was at fault.
+    faults = blame(job) if job.avoid else {}
+    there = [node for node in kept if node.link in _THERE and node.in_service]
+    apart = one_a_machine(free)
+    gang, kinds = _first_gang(state, job.spec, apart, there, faults)
+    if gang is None and len(apart) < len(free):
+        # Another agent of the same machine may be in the other nodes' network, or have their RDMA.
+        gang, kinds = _first_gang(state, job.spec, free, there, faults)
+        chosen = set(gang or ())
+        apart = one_a_machine(sorted(free, key=lambda n: n.name not in chosen))
+    return gang, kinds, apart
 
 
 def _first_gang(

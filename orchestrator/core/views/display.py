@@ -77,6 +77,7 @@ def job_summary(
         held_by=job.hold.user if job.hold is not None else "",
         held_at=timestamp(job.hold.at) if job.hold is not None else None,
         gpus=job_gpus(state, job),
+        starts_by=maybe_timestamp(job.starts_by),
     )
 
 

@@ -32,7 +32,7 @@ from orchestrator.core.scheduling.placement import (
     never_fits,
 )
 from orchestrator.core.scheduling.planned import planned_forecast
-from orchestrator.core.scheduling.profile import duration_s
+from orchestrator.core.scheduling.planned_ends import duration_s
 from orchestrator.core.scheduling.reasons import Rejection, jobs_named
 from orchestrator.core.scheduling.restore_hold import why_held, why_job_held
 from orchestrator.core.scheduling.topology import groups

@@ -109,6 +109,16 @@ def test_show_counts_down(run: Run, fake: FakeCoordinator) -> None:
     assert json.loads(run("show", "2", "--json").stdout)["kill_at"] == "2023-11-14T22:16:18Z"
 
 
+def test_show_and_ps_have_the_promised_start(run: Run, fake: FakeCoordinator) -> None:
+    now = timestamp(1_700_000_123)  # by the clock of the fake
+    by = now + timedelta(seconds=725)
+    fake.put(job_view(1, state=JobState.QUEUED, starts_by=by))
+    shown = run("show", "1").stdout.decode()
+    assert re.search(r"promised start: 2023-11-14T22:27:28Z at the latest \(in 1[12]m", shown)
+    assert re.search(r"starts within 1[12]m", run("ps").stdout.decode())
+    assert json.loads(run("show", "1", "--json").stdout)["starts_by"] == "2023-11-14T22:27:28Z"
+
+
 def test_ps_lists_what_waits_and_runs(run: Run, fake: FakeCoordinator) -> None:
     fake.put(job_view(1, state=JobState.SUCCEEDED, name="old"))
     fake.put(job_view(2, name="new", gpus=16))

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import structs
 
 from orchestrator.core.model.plan import Booking, PlannedEnd
-from orchestrator.core.scheduling import backfill, profile
+from orchestrator.core.scheduling import planner, profile
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _put, _wrap
 
@@ -32,6 +32,7 @@ def _grace_forgotten(real: Any) -> Any:
 
 def _unbooked(self: profile.Profile, job: Any, booking: Booking | None) -> None:
     self.bookings.pop(job, None)
+    self.endless.discard(job)
     if booking is not None:
         self.bookings[job] = booking
 
@@ -39,14 +40,14 @@ def _unbooked(self: profile.Profile, job: Any, booking: Booking | None) -> None:
 MUTANTS = (
     Mutant(
         "a time limit is half of what it is",
-        _wrap(backfill, "planned_end", _limit_misread),
+        _wrap(planner, "planned_end", _limit_misread),
         ("promise",),
-        seed=3,
+        seed=6,
         backfill=True,
     ),
     Mutant(
         "the grace period of a stop takes no time",
-        _wrap(backfill, "planned_end", _grace_forgotten),
+        _wrap(planner, "planned_end", _grace_forgotten),
         ("promise",),
         seed=14,
         backfill=True,
@@ -55,7 +56,7 @@ MUTANTS = (
         "a node is promised to two jobs at once",
         _put(profile.Profile, "book", _unbooked),
         ("promise", "queue"),
-        seed=18,
+        seed=6,
         backfill=True,
     ),
 )

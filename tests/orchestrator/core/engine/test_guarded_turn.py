@@ -114,12 +114,12 @@ def test_an_input_that_ended_two_processes_is_refused_by_the_third(
 def test_a_job_whose_placement_fails_is_held_and_the_others_go_on(
     pools: dict[str, PoolPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, judge in ((scheduler, "place"), (profile, "consider")):
+    for module, judge, at in ((scheduler, "place", 1), (profile, "usable", 0)):
         real = getattr(module, judge)
         monkeypatch.setattr(
             module,
             judge,
-            lambda state, job, real=real: broken() if job.id == 2 else real(state, job),
+            lambda *args, real=real, at=at: broken() if args[at].id == 2 else real(*args),
         )
     cluster = Cluster(pools=pools)
     cluster.join("a", "b")

@@ -12,7 +12,8 @@ from muster.spec.model import JobSpec, Rendezvous
 from orchestrator.core.facts.effects import TimerKind
 from orchestrator.core.facts.queue import QueuesPlanned, StartMoved, StartPromised
 from orchestrator.core.model.plan import Backfill, MoveCause, PoolPolicy
-from orchestrator.core.scheduling.profile import CLEAN_S, START_S
+from orchestrator.core.scheduling.planned_ends import CLEAN_S, START_S
+from orchestrator.core.views.display import job_summary
 from orchestrator.core.views.explain import explain
 from tests.orchestrator.core.playbook import STRICT, Cluster, spec
 from tests.orchestrator.core.scheduling.test_gpus import join as join_with_gpus
@@ -272,3 +273,11 @@ def test_explain_says_for_which_job_a_free_node_is_kept(gang_waits: Cluster) -> 
 def test_a_gang_that_goes_ahead_has_the_lease_of_its_job(gang_waits: Cluster) -> None:
     gang_waits.submit(limited(60.0, nodes=2))
     assert gang_waits.job(3).attempts[0].lease_s == gang_waits.limits.lease_s
+
+
+def test_the_list_of_jobs_has_the_promised_start(gang_waits: Cluster) -> None:
+    line = job_summary(gang_waits.state, gang_waits.job(2), gang_waits.now)
+    assert line.starts_by is not None
+    assert round(line.starts_by.timestamp() - gang_waits.now.wall) == HOUR + 30 + CLEAN_S
+    running = job_summary(gang_waits.state, gang_waits.job(1), gang_waits.now)
+    assert running.starts_by is None

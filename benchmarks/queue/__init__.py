@@ -1,0 +1,1 @@
+"""The queue: cost of a pass, and quality of backfill in virtual time."""

@@ -1,0 +1,58 @@
+"""Cost of a pass over a long queue, and how long a message waits behind it."""
+
+from __future__ import annotations
+
+import random
+
+from benchmarks.launch.samples import Row
+from benchmarks.queue.replay import Replay, Wanted, spec_of
+from muster.protocol.ids import JobId
+from orchestrator.core.engine.apply import apply
+from orchestrator.core.facts.jobs import JobSubmitted
+
+NODES, QUEUED, EVENTS = 500, 10_000, 300
+_SIZES = ((1, 45), (2, 20), (4, 15), (8, 10), (16, 6), (64, 4))
+
+
+def some_job(chance: random.Random) -> Wanted:
+    """A job of 1 to 64 nodes; half of those of one node want a part of it."""
+    nodes = chance.choices([it for it, _ in _SIZES], [it for _, it in _SIZES])[0]
+    runs_s = 60 * 10 ** chance.uniform(0.5, 2.7)
+    gpus = chance.choice((0, 0, 0, 1, 2, 4)) if nodes == 1 else 0
+    return Wanted(0.0, runs_s, runs_s * chance.uniform(1, 5), nodes, gpus)
+
+
+def measure(seed: int, nodes: int, queued: int, events: int) -> list[Row]:
+    """Measure `events` submits and ends of jobs at a full cluster with a long queue."""
+    chance = random.Random(seed)
+    replay = Replay()
+    replay.add_nodes(nodes)
+    for _ in range(queued):
+        it = some_job(chance)
+        name = JobId(replay.state.next_job)
+        replay.wanted[name] = it
+        apply(replay.state, JobSubmitted(name, spec_of(it), "ada", "", ""), replay.now.wall)
+    what = f"{nodes} nodes, {queued} queued"
+    replay.add(some_job(chance))
+    while replay.began.keys() >= set() and len(replay.done) < 20 and replay.step():
+        pass
+    replay.turns.clear()
+    submit = Row("pass", f"{what}: a submit", "ours")
+    end = Row("pass", f"{what}: an end", "ours")
+    part = Row("slice", what, "ours")
+    for number in range(events):
+        began = len(replay.turns)
+        if number % 2:
+            replay.add(some_job(chance))
+            replay.step(replay.mono)
+        else:
+            done = len(replay.done)
+            while len(replay.done) == done and replay.step():
+                pass
+        while replay.step(replay.mono):
+            pass
+        for turns in replay.turns[began:]:
+            part.samples += [1e3 * it for it in turns]
+        most = max(replay.turns[began:], key=sum)
+        (submit if number % 2 else end).add(1e3 * sum(most))
+    return [submit, end, part]

@@ -1,0 +1,106 @@
+"""Planned ends of jobs: how long one may hold its nodes, and when an attempt has released them."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from msgspec import structs
+
+from muster.protocol.instant import Instant
+from muster.spec.model import JobSpec
+from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.grace import stop_grace_s
+from orchestrator.core.model.leases import over_at
+from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.plan import PlannedEnd
+from orchestrator.core.model.state import Attempt, Job, State
+
+START_S: Final = 60.0
+"""Time planned from the placement of a gang to the start of its time limit."""
+CLEAN_S: Final = 10.0
+"""Time planned from the end of the grace period until the nodes are free."""
+SLIP_S: Final = 60.0
+"""An attempt that is late is planned to end this much later than planned, then twice as much."""
+
+
+def duration_s(spec: JobSpec) -> float:
+    """The longest time that a job holds its nodes; infinite without a time limit."""
+    if spec.time_limit_s is None:
+        return math.inf
+    return START_S + spec.time_limit_s + spec.stop.grace_s + CLEAN_S
+
+
+def planned_end(state: State, job: Job, before: PlannedEnd | None, now: Instant) -> PlannedEnd:
+    """Plan the end of the job's current attempt; keeps the plan if its reasons are the same."""
+    attempt = job.current
+    assert attempt is not None
+    if attempt.phase is AttemptPhase.STOPPING:
+        grace_s = stop_grace_s(job, attempt) or 0.0
+        stage, since, limit_s, drained = "stop", 0.0, 0.0, 0
+    else:
+        began = state.running.get(job.id)
+        stage, since = ("start", 0.0) if began is None else ("run", began)
+        limit_s = math.inf if job.spec.time_limit_s is None else job.spec.time_limit_s
+        grace_s, drained = job.spec.stop.grace_s, 0
+        for task in attempt.tasks:
+            drain = state.nodes[task.node].drain if task.present else None
+            if drain is not None and drain.left_s is not None:
+                drained = max(drained, drain.number)
+    if (
+        before is not None
+        # What an agent reports again about the beginning of a run differs a little.
+        and abs(before.since - since) < CLEAN_S / 2
+        and before.attempt == attempt.number
+        and before.stage == stage
+        and before.limit_s == limit_s
+        and before.grace_s == grace_s
+        and before.drains == drained
+    ):
+        return before
+    found = PlannedEnd(attempt.number, stage, since, limit_s, grace_s, drained, 0.0)
+    return structs.replace(found, at=_end_at(state, job, attempt, found, now))
+
+
+def begun(job: Job, end: float) -> PlannedEnd:
+    """The planned end of an attempt that is placed now."""
+    limit_s = math.inf if job.spec.time_limit_s is None else job.spec.time_limit_s
+    grace_s = job.spec.stop.grace_s
+    return PlannedEnd(job.next_attempt, "start", 0.0, limit_s, grace_s, 0, end)
+
+
+def _end_at(state: State, job: Job, attempt: Attempt, found: PlannedEnd, now: Instant) -> float:
+    rest_s = found.grace_s + CLEAN_S
+    if found.stage == "stop":
+        return now.mono + rest_s
+    began = found.since if found.stage == "run" else now.mono + START_S
+    ends = [began + found.limit_s + rest_s]
+    if not job.spec.elastic:
+        drains = [state.nodes[task.node].drain for task in attempt.present]
+        left = [it.left_s for it in drains if it is not None and it.left_s is not None]
+        ends += [now.mono + left_s + rest_s for left_s in left]
+    return min(ends)
+
+
+def expected_end(state: State, job: Job, planned: PlannedEnd, now: Instant) -> float:
+    """The time at which the attempt is expected to have released its nodes; later than now."""
+    at = planned.at
+    attempt = job.current
+    assert attempt is not None
+    for task in attempt.tasks:
+        node = state.nodes[task.node]
+        if node.link is not LinkState.CONNECTED and task.present:
+            # Its agent ends the task at the end of the lease, if it has one.
+            over = over_at(state, attempt, task)
+            at = math.inf if over is None else max(at, over + CLEAN_S)
+    return slipped(at, now.mono)
+
+
+def slipped(at: float, now: float) -> float:
+    """The planned time, or if that is over, a later one. It slips ever more seldom."""
+    if at > now:
+        return at
+    step_s = SLIP_S
+    while at + step_s <= now:
+        step_s *= 2
+    return at + step_s

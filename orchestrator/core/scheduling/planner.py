@@ -1,0 +1,312 @@
+"""Planning of one waiting job: start it now, or book the nodes of its earliest start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from muster.protocol.ids import JobId, NodeName
+from muster.protocol.instant import Instant
+from orchestrator.core.facts.jobs import AttemptPlaced, Fact
+from orchestrator.core.facts.queue import StartMoved
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.plan import (
+    Booking,
+    MoveCause,
+    PlannedEnd,
+    PlannedShare,
+    QueueEvent,
+)
+from orchestrator.core.model.state import Job, State
+from orchestrator.core.scheduling.gpus import given
+from orchestrator.core.scheduling.placement import why_there
+from orchestrator.core.scheduling.planned_ends import (
+    begun,
+    duration_s,
+    expected_end,
+    planned_end,
+)
+from orchestrator.core.scheduling.profile import Profile, booking_of
+
+PLACED_WORK: Final = 300
+"""The work of a placement, with all that follows from it."""
+STARTS_TRIED: Final = 16
+"""Number of possible starts that are judged for one booking."""
+LATER_S: Final = 1.0
+"""A start that is later by less is the same promise."""
+_OF_THE_ORDER: Final = (MoveCause.PRIORITY, MoveCause.RELEASE, MoveCause.RETRY, MoveCause.SET)
+
+
+def queues_of(state: State) -> dict[str, list[tuple[int, JobId]]]:
+    """The queues of pools with backfill."""
+    return {pool: queue for pool, queue in state.queues.items() if not state.policy(pool).is_strict}
+
+
+class Planner:
+    """Plans the jobs of a pass over the queues, one after the other."""
+
+    def __init__(
+        self,
+        state: State,
+        events: Sequence[QueueEvent],
+        now: Instant,
+        lease_s: float,
+        *,
+        freed: bool,
+    ) -> None:
+        plan = state.plan
+        self.state, self.now, self.lease_s = state, now, lease_s
+        self.began = now.mono if plan.began is None else plan.began
+        self.returns_at = self.began + lease_s
+        self.events = [*plan.events, *events]
+        self.freed = freed
+        self.ends = self._ends(plan.ends)
+        # A job that a user has changed is planned anew at its new place.
+        changed = {event.job for event in self.events if event.cause is MoveCause.SET}
+        bookings = {
+            name: it
+            for name, it in plan.bookings.items()
+            if name not in changed and self._is_queued(name)
+        }
+        # Promises of an earlier process are in the jobs only.
+        known = state.jobs if plan.began is None else plan.promises
+        self.promises = {
+            name: plan.promises.get(name, math.inf)
+            for name in sorted(known)
+            if self._is_queued(name) and state.jobs[name].starts_by is not None
+        }
+        expected = {
+            name: expected_end(state, state.jobs[name], end, now) for name, end in self.ends.items()
+        }
+        self._note_late(plan.ends, expected)
+        # The wall clock decides nothing, so promises of an earlier process are made anew.
+        restored = self.promises if plan.began is None else plan.restored
+        self.restored = {name for name in restored if self._is_queued(name)}
+        self.profile = Profile(state, expected, bookings, now, self.returns_at, lease_s)
+        self.unsettled = set(bookings)
+        self.facts: list[Fact] = []
+
+    def _is_queued(self, name: JobId) -> bool:
+        job = self.state.jobs.get(name)
+        return (
+            job is not None
+            and job.phase is JobPhase.QUEUED
+            and not self.state.policy(job.spec.pool).is_strict
+        )
+
+    def _ends(self, before: dict[JobId, PlannedEnd]) -> dict[JobId, PlannedEnd]:
+        state = self.state
+        running = {name for node in state.nodes.values() for name, _ in node.holders}
+        return {
+            name: planned_end(state, state.jobs[name], before.get(name), self.now)
+            for name in sorted(running)
+        }
+
+    def _note_late(self, before: dict[JobId, PlannedEnd], expected: dict[JobId, float]) -> None:
+        """Add an event for each attempt that ends later than planned before."""
+        for name, at in expected.items():
+            old = before.get(name)
+            if old is None or old.at >= at - LATER_S:
+                continue
+            job = self.state.jobs[name]
+            tasks = job.current.present if job.current is not None else []
+            away = [t.node for t in tasks if self.state.nodes[t.node].session is None]
+            if away:
+                event = QueueEvent(MoveCause.UNREACHABLE, node=away[0])
+            elif self._is_cancelled_later(job, old):
+                event = QueueEvent(MoveCause.SET, job=name)
+            elif old.attempt == self.ends[name].attempt and old.limit_s < self.ends[name].limit_s:
+                event = QueueEvent(MoveCause.LIMIT, job=name)
+            else:
+                event = QueueEvent(MoveCause.OVERRUN, job=name)
+            if event not in self.events:
+                self.events.append(event)
+        for node in self.state.nodes.values():
+            if node.link is LinkState.SUSPECT and node.answered_at + self.lease_s <= self.now.mono:
+                self.events.append(QueueEvent(MoveCause.UNREACHABLE, node=node.name))
+
+    def _is_cancelled_later(self, job: Job, old: PlannedEnd) -> bool:
+        """True if a cancellation gave the attempt a longer grace period than its job has."""
+        end = self.ends[job.id]
+        return end.stage == "stop" and job.cancel is not None and end.grace_s > old.grace_s
+
+    def _plan(self, job: Job) -> bool:
+        """Start a job, or plan its start; returns whether it waits with a booking."""
+        profile, old = self.profile, self.profile.bookings.get(job.id)
+        valid = old is not None and self._holds(job, old)
+        # A job that is new at its place, or has lost its promised start, goes before those behind
+        # it. Others respect the promises made to those.
+        lost = old is not None and not valid and job.id in self.promises
+        first = self._is_new(job) or lost
+        ignored = {job.id} | self._behind(job, promised=first) | self._unsure_elsewhere(job)
+        # A job whose start is unknown may not break a promise.
+        if valid and job.id in self.promises:
+            ignored |= profile.endless
+        self.unsettled.discard(job.id)
+        if self._start(job, ignored):
+            return False
+        now = self.now.mono
+        if valid and old is not None and now < old.start < math.inf:
+            if self.freed:
+                earlier = self._earliest(job, old.start - LATER_S, ignored)
+                # A promise is not staked on a node that may not come back.
+                free = job.id not in self.promises
+                if earlier is not None and (free or self._are_there(earlier)):
+                    profile.book(job.id, earlier)
+            return True
+        found = None
+        if not self._waits_for_unknown(job, ignored):
+            found = self._earliest(job, math.inf, ignored)
+        if found is None and valid and old is not None and old.start == math.inf:
+            found = old
+        found = found or self._unknown_start(job, ignored)
+        profile.book(job.id, found)
+        return found is not None
+
+    def _is_new(self, job: Job) -> bool:
+        """True if the job has come to its place in the queue since the last pass."""
+        return any(it.job == job.id and it.cause in _OF_THE_ORDER for it in self.events)
+
+    def _behind(self, job: Job, *, promised: bool) -> set[JobId]:
+        """Jobs behind this one in its queue whose bookings have not been looked at yet.
+
+        Without `promised`, only those that have no promise.
+        """
+        mine, jobs = (-job.spec.priority, job.id), self.state.jobs
+        others = self.unsettled if promised else self.unsettled - self.promises.keys()
+        return {
+            name
+            for name in others
+            if jobs[name].spec.pool == job.spec.pool and (-jobs[name].spec.priority, name) > mine
+        }
+
+    def _unsure_elsewhere(self, job: Job) -> set[JobId]:
+        """Jobs of other pools whose start nobody knows: it depends on the end of a job without a
+        time limit, or on a node that is away.
+
+        They matter because agents of one machine may be in different pools.
+        """
+        jobs = self.state.jobs
+        if sum(map(bool, queues_of(self.state).values())) < 2:
+            return set()
+        return {
+            name
+            for name, booking in self.profile.bookings.items()
+            if jobs[name].spec.pool != job.spec.pool
+            and name not in self.promises
+            and (booking.start == math.inf or not self._are_there(booking))
+        }
+
+    def _waits_for_unknown(self, job: Job, ignored: set[JobId]) -> bool:
+        """True if a job ahead may need the same nodes, and nobody knows when.
+
+        Then no start is planned: otherwise promises to the jobs behind would hold up that job.
+        """
+        bookings = self.profile.bookings
+        endless = [bookings[name].nodes for name in self.profile.endless - ignored]
+        if not endless:
+            return False
+        fitting = self._fitting(job)
+        return any(not fitting.isdisjoint(nodes) for nodes in endless)
+
+    def _holds(self, job: Job, booking: Booking) -> bool:
+        """True if the job can still start at its planned start on its booked nodes."""
+        if booking.start == math.inf:
+            names = self._fitting(job)
+            return names == set(booking.nodes)
+        start = max(booking.start, self.now.mono)
+        end = start + duration_s(job.spec)
+        ignored = {job.id}
+        if job.id in self.promises:
+            ignored |= self.profile.endless
+        found, trial = self.profile.judge(job, start, end, ignored, booking.nodes)
+        if set(found) != set(booking.nodes):
+            return False
+        if end != booking.end:
+            again = booking_of(trial, job, found, booking.start, end)
+            self.profile.book(job.id, again)
+        return True
+
+    def _start(self, job: Job, ignored: AbstractSet[JobId]) -> bool:
+        """Place the job now if that delays no booking that counts."""
+        profile = self.profile
+        if not profile.may_start(job.spec, profile.free_now(job.spec.pool), ignored):
+            return False
+        now = self.now.mono
+        end = now + duration_s(job.spec)
+        gang, trial = profile.judge(job, now, end, ignored)
+        if not gang:
+            return False
+        gpus = tuple(given(trial, job.spec, name) for name in gang)
+        why = why_there(trial, job, gang)
+        late = self.promises.pop(job.id, math.inf) + LATER_S < now
+        if late:
+            self.facts.append(StartMoved(job.id, self.now.wall, self._event(job)))
+        profile.hold(job.id, booking_of(trial, job, gang, now, end))
+        profile.spent += PLACED_WORK
+        self.ends[job.id] = begun(job, end)
+        self.facts.append(
+            AttemptPlaced(job.id, job.next_attempt, gang, why, gpus if any(gpus) else ())
+        )
+        self.unsettled.discard(job.id)
+        return True
+
+    def _earliest(self, job: Job, before: float, ignored: set[JobId]) -> Booking | None:
+        """The earliest booking that starts before `before`, or None."""
+        length_s = duration_s(job.spec)
+        for at in self.profile.starts(job, before, ignored)[:STARTS_TRIED]:
+            if at <= self.now.mono:
+                continue
+            gang, trial = self.profile.judge(job, at, at + length_s, ignored)
+            if gang:
+                return booking_of(trial, job, gang, at, at + length_s)
+        return None
+
+    def _unknown_start(self, job: Job, ignored: set[JobId]) -> Booking | None:
+        """The booking of a job that waits for jobs without a time limit.
+
+        Returns None if it waits for something else, such as a drained node: then it holds up
+        nobody.
+        """
+        gang, _ = self.profile.judge(job, math.inf, math.inf, ignored)
+        if not gang:
+            return None
+        shares = [PlannedShare(name, (), True, 0, 0) for name in sorted(self._fitting(job))]
+        return Booking(math.inf, math.inf, tuple(shares))
+
+    def _fitting(self, job: Job) -> set[NodeName]:
+        return {node.name for node in self.profile.fitting(job.spec) if node.in_service}
+
+    def _unbook(self, job: Job) -> None:
+        self.unsettled.discard(job.id)
+        self.profile.book(job.id, None)
+
+    def _are_there(self, booking: Booking) -> bool:
+        nodes = [self.state.nodes.get(name) for name in booking.nodes]
+        return all(it is not None and it.link is LinkState.CONNECTED for it in nodes)
+
+    def _event(self, job: Job) -> QueueEvent:
+        """The event that explains why the promise of a job moves."""
+        old = self.state.plan.bookings.get(job.id)
+        nodes = set(old.nodes) if old is not None else set()
+        mine = (-job.spec.priority, job.id)
+
+        def rank(event: QueueEvent) -> int:
+            if event.job == job.id:
+                return 0
+            if event.node is not None:
+                return 1 if event.node in nodes else 4
+            if event.job is None:
+                return 3
+            other = self.state.jobs.get(event.job)
+            if other is None:
+                return 5
+            ahead = (-other.spec.priority, other.id) < mine
+            return 2 if ahead or event.cause not in _OF_THE_ORDER else 5
+
+        if self.promises.get(job.id) == math.inf:
+            return QueueEvent(MoveCause.RESTART)
+        return min(self.events, key=rank, default=QueueEvent(MoveCause.UNNAMED))
