@@ -1,6 +1,7 @@
 """The agent's configuration: `configs/agent.yaml` explains each setting."""
 
 import ipaddress
+import os
 import re
 import socket
 import sys
@@ -137,9 +138,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     run_as: Annotated[str, msgspec.Meta(pattern=_USER)] | None = None
     uid_min: Annotated[int, msgspec.Meta(ge=1)] = 1000
     user_map: dict[str, str] = {}
+    single_team: bool = False
     allow_root_jobs: bool = False
     private_tmp: bool | None = None
     hide_processes: bool | None = None
+    fence: bool | None = None
     unkillable_s: Seconds = 60.0
     processes_max: Annotated[int, msgspec.Meta(ge=16)] | None = None
     prolog: Path | None = None
@@ -179,14 +182,26 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"user_map.{user}: {account!r} is not a user's name")
 
     @property
+    def as_submitters(self) -> bool:
+        """True if each job runs as the user who submitted it: root's default."""
+        if self.run_as is None:
+            return os.geteuid() == 0 and not self.allow_root_jobs
+        return self.run_as == SUBMITTER
+
+    @property
+    def fences(self) -> bool:
+        """True if the ports of gangs are for their own users and nodes only."""
+        return self.as_submitters if self.fence is None else self.fence
+
+    @property
     def has_private_tmp(self) -> bool:
         """True if each job has its own /tmp, /var/tmp and /dev/shm."""
-        return self.run_as == SUBMITTER if self.private_tmp is None else self.private_tmp
+        return self.as_submitters if self.private_tmp is None else self.private_tmp
 
     @property
     def hides_processes(self) -> bool:
         """True if jobs do not see the processes of other users."""
-        return self.run_as == SUBMITTER if self.hide_processes is None else self.hide_processes
+        return self.as_submitters if self.hide_processes is None else self.hide_processes
 
 
 def is_account(name: str) -> bool:

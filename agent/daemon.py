@@ -42,6 +42,7 @@ from agent.core.effects import (
 from agent.core.inputs import CommandReceived, Input, LogsStored, TimerFired
 from agent.core.state import AgentIdentity, State
 from agent.core.turn import turn
+from agent.gang.fence import Fence, fenced_in
 from agent.gang.host_names import GangHostNames, mode_of
 from agent.gang.peer_pings import PeerPings
 from agent.gang.ports import check_range
@@ -55,7 +56,6 @@ from agent.leftovers.processes import describe, kill_leftovers, leftover_process
 from agent.link.control import ControlLink
 from agent.link.dialer import Dialer
 from agent.link.inbox import InputQueue
-from agent.link.renewal import CertificateRenewal
 from agent.logs.shipper import LogShipper
 from agent.monitors.checkpoints import CheckpointMonitor
 from agent.monitors.disks import DiskMonitor
@@ -124,10 +124,7 @@ class Agent:
         self._timers: Timers[Timer] = Timers(
             clock, lambda timer: self._turn(TimerFired(timer)), ring=self._inbox.wake
         )
-        self._dialer = Dialer(
-            config.coordinator, config.token_file, config.tls_ca, config.certificate
-        )
-        self._renewal = CertificateRenewal(self._dialer, config.certificate, identity.node, clock)
+        self._dialer = Dialer(config.coordinator, config.token_file, config.tls_ca)
         self._link = ControlLink(self._dialer, self._inbox)
         self._logs = LogShipper(
             self._dialer,
@@ -138,6 +135,7 @@ class Agent:
         )
         self._code = CodeFetcher(CodeStore(config.state_dir / "code"), self._dialer, clock)
         self._shims = _shims(config)
+        self._fence = Fence(identity.agent_id, on=config.fences, must=config.fence is True)
         self._probe = network
         self._config = config
         self._disks = DiskMonitor(config.state_dir, self._inbox.post)
@@ -145,7 +143,6 @@ class Agent:
             owners,
             config.state_dir / TASKS,
             self._inbox.post,
-            allow_root=config.allow_root_jobs,
         )
         self._idle = GpuUtilizationMonitor(
             lambda: use_of(FsRoot(config.fabric.root)), self._gpus_of_node, clock, self._inbox.post
@@ -197,13 +194,14 @@ class Agent:
                 ),
                 self._idle,
                 self._code,
+                self._fence,
                 self._site_hooks(hardware, owner),
                 self._inbox.post,
                 owner,
             )
             hosts = GangHostNames(config, folders.hosts_file)
             self._neighbours = PeerPings(identity.node, self._inbox.post, owner)
-            self._network = GangSetup(hosts, self._inbox.post, owner)
+            self._network = GangSetup(hosts, self._fence, self._inbox.post, owner)
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
             interfaces = InterfaceMonitor(self._probe, self._inbox.post).run()
@@ -229,9 +227,9 @@ class Agent:
                 if fabric.devices():
                     owner.spawn_monitor(ports.run, name="ports")
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
-                monitors = {"gpus": gpus.run, "idle": self._idle.run, "hangs": hangs.run}
-                for name, run in {**monitors, "certificate": self._renewal.run}.items():
-                    owner.spawn_monitor(run, name=name)
+                owner.spawn_monitor(gpus.run, name="gpus")
+                owner.spawn_monitor(self._idle.run, name="idle")
+                owner.spawn_monitor(hangs.run, name="hangs")
                 owner.spawn(self._link.run(), name="link", eternal=True)
                 _log.info("serving", node=identity.node, coordinator=config.coordinator)
                 notifier.ready(f"node {identity.node}, coordinator {config.coordinator}")
@@ -261,6 +259,7 @@ class Agent:
         await asyncio.to_thread(self._code.store.prepare)
         left = await asyncio.to_thread(folders.set_aside)
         await self._network.begin(await asyncio.to_thread(folders.found))
+        await self._fence.begin(await asyncio.to_thread(fenced_in, folders))
         await self._tasks.adopt()
         # Jobs decide how long both take, and the leases of other jobs must not end meanwhile.
         await wait_at_most(_LEFTOVERS_S, _end_remains, self._config)

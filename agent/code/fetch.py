@@ -10,19 +10,30 @@ from typing import Final
 import msgspec
 import structlog
 
+from agent.code.peers import CodePeers, NoPeerError, Swarm
 from agent.code.store import CodeStore
 from agent.link.dialer import ConnectionLostError, Dialer
 from muster.bundle.manifest import MANIFEST_BYTES_MAX, BadManifestError, CodeManifest
-from muster.bundle.pack import PACK_BYTES_MAX, BadPackError, batches, unpack
+from muster.bundle.pack import PACK_BYTES_MAX, PACK_CHUNKS, BadPackError, batches, unpack
 from muster.daemon.clock import Clock
 from muster.daemon.errors import DaemonError
-from muster.http.bundles import ChunksRequest
+from muster.http.bundles import ChunksRequest, PeersAnswer, PeersRequest
 from muster.protocol.link.control_channel import PrepareTask
 
 _TRIES: Final = 5
 _PAUSE_S: Final = 0.5
 _CLEAN_EVERY_S: Final = 3600.0
 _TICKET: Final = "X-Muster-Ticket"
+_SHARED_BYTES: Final = 8 << 20
+"""Less is fetched from the coordinator, in less time than it takes to find peers."""
+_PEERS_BYTES_MAX: Final = 4 << 20
+_PEERS_AT_ONCE: Final = 16
+_NEWS_S: Final = 0.5
+_AGAIN_S: Final = 0.05
+_ABSENT_S: Final = 3.0
+"""How long a peer that does not answer is asked again, once this node has its own share."""
+_NOTHING_NEW_S: Final = 15.0
+"""The same for a peer that answers and has nothing new."""
 
 _log = structlog.get_logger("agent.code")
 
@@ -34,8 +45,9 @@ class CodeError(DaemonError):
 class CodeFetcher:
     """Brings the content of bundles to this node."""
 
-    def __init__(self, store: CodeStore, dialer: Dialer, clock: Clock) -> None:
+    def __init__(self, store: CodeStore, dialer: Dialer, clock: Clock, peer_port: int = 0) -> None:
         self.store = store
+        self.peers = CodePeers(store, peer_port)
         self._dialer = dialer
         self._clock = clock
         self._pinned: Counter[str] = Counter()
@@ -60,8 +72,12 @@ class CodeFetcher:
     async def complete(self, prepare: PrepareTask, manifest: CodeManifest) -> None:
         """Fetch what is missing. Raises CodeError and FileError."""
         missing = await asyncio.to_thread(self.store.missing, manifest)
-        for batch in batches(missing):
-            await self._chunks(prepare, batch)
+        if manifest.size >= _SHARED_BYTES:
+            swarm = await self._join(prepare, manifest)
+            if swarm is not None and sum(missing.values()) >= _SHARED_BYTES:
+                await self._share(prepare, swarm, manifest, missing)
+                missing = await asyncio.to_thread(self.store.missing, manifest)
+        await self._from_coordinator(prepare, missing)
 
     def release(self, manifest: CodeManifest) -> None:
         """Let the content of a bundle be removed again, once its copy is made."""
@@ -74,6 +90,110 @@ class CodeFetcher:
         if now.mono - self._cleaned_at >= _CLEAN_EVERY_S:
             self._cleaned_at = now.mono
             await asyncio.to_thread(self.store.clean, frozenset(self._pinned), now.wall)
+
+    async def _from_coordinator(self, prepare: PrepareTask, wanted: Mapping[str, int]) -> None:
+        for batch in batches(wanted):
+            await self._chunks(prepare, batch)
+
+    async def _join(self, prepare: PrepareTask, manifest: CodeManifest) -> Swarm | None:
+        """Enter the swarm of the task's gang; None if this node has to do without."""
+        port = await self.peers.port()
+        answer = await self._ask_for_peers(prepare, port) if port else None
+        if answer is None or answer.nodes == 1:
+            return None
+        task = prepare.task.rpartition(".")[0]
+        allowed = frozenset(manifest.chunks())
+        swarm = Swarm(task, bytes.fromhex(answer.key), answer.rank, answer.nodes, allowed)
+        swarm.peers.update((peer.rank, peer) for peer in answer.peers)
+        self.peers.enter(swarm)
+        return swarm
+
+    async def _ask_for_peers(self, prepare: PrepareTask, port: int) -> PeersAnswer | None:
+        path = f"/v1/agent/tasks/{prepare.task}/peers"
+        body = msgspec.json.encode(PeersRequest(port))
+        try:
+            data = await self._request(prepare, "POST", path, body, _PEERS_BYTES_MAX)
+            return msgspec.json.decode(data, type=PeersAnswer)
+        except (CodeError, msgspec.DecodeError) as error:
+            _log.warning("no_code_peers", task=prepare.task, why=str(error))
+            return None
+
+    async def _share(
+        self,
+        prepare: PrepareTask,
+        swarm: Swarm,
+        manifest: CodeManifest,
+        missing: Mapping[str, int],
+    ) -> None:
+        """Fetch this node's share from the coordinator, and what other nodes have of theirs from
+        them. Raises CodeError and FileError."""
+        shares: list[dict[str, int]] = [{} for _ in range(swarm.nodes)]
+        for number, chunk in enumerate(manifest.chunks()):
+            if chunk in missing:
+                shares[number % swarm.nodes][chunk] = missing[chunk]
+        own = asyncio.Event()
+        turns = asyncio.Semaphore(_PEERS_AT_ONCE)
+        try:
+            async with asyncio.TaskGroup() as group:
+                news = group.create_task(self._hear_of_peers(prepare, swarm))
+                others = [
+                    group.create_task(
+                        self._from_peer(swarm, rank % swarm.nodes, shares, own, turns)
+                    )
+                    for rank in range(swarm.rank + 1, swarm.rank + swarm.nodes)
+                ]
+                await self._from_coordinator(prepare, shares[swarm.rank])
+                own.set()
+                await asyncio.wait(others)
+                news.cancel()
+        except ExceptionGroup as group_error:
+            raise group_error.exceptions[0] from None
+
+    async def _hear_of_peers(self, prepare: PrepareTask, swarm: Swarm) -> None:
+        """Ask again which nodes of the gang give content, until all do."""
+        port = await self.peers.port()
+        while len(swarm.peers) < swarm.nodes:
+            await asyncio.sleep(max(_NEWS_S, swarm.nodes / 50))
+            answer = await self._ask_for_peers(prepare, port)
+            if answer is None:
+                return
+            swarm.peers.update((peer.rank, peer) for peer in answer.peers)
+
+    async def _from_peer(
+        self,
+        swarm: Swarm,
+        rank: int,
+        shares: list[dict[str, int]],
+        own: asyncio.Event,
+        turns: asyncio.Semaphore,
+    ) -> None:
+        """Fetch the share of another node from it, as long as that goes on. It has the time in
+        which this node gets its own."""
+        wanted, loop = shares[rank], asyncio.get_running_loop()
+        limit = None
+        while wanted:
+            patience_s = _ABSENT_S
+            if (peer := swarm.peers.get(rank)) is not None:
+                try:
+                    async with turns:
+                        asked = list(wanted)[:PACK_CHUNKS]
+                        data = await self.peers.ask(swarm, peer, asked)
+                    kept = await asyncio.to_thread(self.store.keep, unpack(data))
+                    self.peers.arrived()
+                    patience_s = _NOTHING_NEW_S
+                    if kept:
+                        limit = None
+                    for chunk in kept:
+                        wanted.pop(chunk, None)
+                except (NoPeerError, BadPackError) as error:
+                    _log.info("code_peer_failed", peer=peer.address, why=str(error))
+            if not wanted:
+                return
+            if own.is_set():
+                limit = limit or loop.time() + patience_s
+                if loop.time() >= limit:
+                    return
+            await asyncio.sleep(_AGAIN_S)
 
     async def _manifest(self, prepare: PrepareTask, bundle: str) -> CodeManifest:
         path = f"/v1/agent/tasks/{prepare.task}/bundle"
@@ -99,6 +219,7 @@ class CodeFetcher:
                 why = str(error)
                 _log.warning("code_damaged", task=prepare.task, why=why)
                 continue
+            self.peers.arrived()
             left = [chunk for chunk in left if chunk not in kept]
             if not left:
                 return

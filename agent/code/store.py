@@ -102,6 +102,22 @@ class CodeStore:
             kept.add(chunk)
         return kept
 
+    def read(self, chunks: Iterable[str], bytes_max: int) -> list[tuple[str, bytes]]:
+        """Return those of `chunks` that are here, verified, of `bytes_max` bytes at most unless it
+        is one."""
+        found: list[tuple[str, bytes]] = []
+        for chunk in chunks:
+            try:
+                data = self._path(chunk).read_bytes()
+            except OSError:
+                continue
+            if digest(data) == chunk:
+                bytes_max -= len(data)
+                if found and bytes_max < 0:
+                    break
+                found.append((chunk, data))
+        return found
+
     def copy(self, manifest: CodeManifest, folder: Path, owner: Owner | None) -> None:
         """Make the tree in an empty folder that no other user can enter yet, every byte verified.
         Raises DamagedError, FileError and DiskFullError."""

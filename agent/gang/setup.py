@@ -9,6 +9,7 @@ from typing import Final, Never
 import structlog
 
 from agent.core.inputs import Input, NetworkArranged, NetworkRefused, NetworkRestored
+from agent.gang.fence import Fence
 from agent.gang.host_names import GangHostNames
 from agent.gang.rendezvous_check import RendezvousChecks
 from muster.daemon.errors import FileError
@@ -28,9 +29,14 @@ class GangSetup:
     """Carries out ArrangeNetwork, ReleasePort and RestoreNetwork; answers with inputs."""
 
     def __init__(
-        self, hosts: GangHostNames, post: Callable[[Input], None], owner: TaskOwner
+        self,
+        hosts: GangHostNames,
+        fence: Fence,
+        post: Callable[[Input], None],
+        owner: TaskOwner,
     ) -> None:
         self._hosts = hosts
+        self._fence = fence
         self._post = post
         self._owner = owner
         self._rendezvous = RendezvousChecks()
@@ -67,6 +73,7 @@ class GangSetup:
         warnings: tuple[str, ...] = ()
         refusal: Refusal | None = None
         launches = check is not None and check.launcher == task
+        await self._fence.arrange(task, plan)
         if check is not None and launches:
             # Before the names, so that other nodes do not wait for this one.
             refusal = await self._rendezvous.prove(task, check)

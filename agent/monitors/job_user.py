@@ -28,15 +28,13 @@ _ENTER: Final = ("/bin/sh", "-c", 'cd -- "$1"', "sh")
 _log = structlog.get_logger("agent.monitors.job_user")
 
 
-def check(owners: TaskAccounts, tasks: Path, *, allow_root: bool) -> str:
+def check(owners: TaskAccounts, tasks: Path) -> str:
     """Return why every job would be refused here, else "". Blocks."""
     owner = owners.fixed
     if owners.submitters:
         # Which groups they will have is not known.
         who, uid, gid, groups = "users", NOBODY, NOBODY, [NOBODY]
     elif owner is None:
-        if os.geteuid() == 0 and not allow_root:
-            return "this agent runs as root and has no run_as: set it to the user of the jobs"
         return ""
     else:
         who, uid, gid = f"user {owner.name}", owner.uid, owner.gid
@@ -75,13 +73,10 @@ class JobUserMonitor(Monitor):
         tasks: Path,
         post: Callable[[Input], None],
         *,
-        allow_root: bool,
         period_s: float = PERIOD_S,
     ) -> None:
         super().__init__(post, period_s)
-        self._check = BlockingCall(
-            lambda: check(owners, tasks, allow_root=allow_root), "agent.monitors.job_user"
-        )
+        self._check = BlockingCall(lambda: check(owners, tasks), "agent.monitors.job_user")
 
     async def look(self) -> None:
         try:

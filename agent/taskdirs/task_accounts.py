@@ -7,6 +7,8 @@ import pwd
 from functools import partial
 from typing import Final
 
+import structlog
+
 from agent.config import SUBMITTER, AgentConfig, is_account
 from agent.taskdirs.taskdirs import Owner, owner_named
 from muster.daemon.abandoned_thread import BlockingCall
@@ -16,6 +18,8 @@ from muster.protocol.link.control_channel import PrepareTask
 # As in the shim: a directory server that takes longer is considered hung.
 ANSWER_S: Final = 120.0
 _SHOWN: Final = 64
+
+_log = structlog.get_logger("agent.taskdirs.task_accounts")
 
 
 class UserRefusedError(DaemonError):
@@ -29,19 +33,30 @@ class TaskAccounts:
 
     def __init__(self, config: AgentConfig) -> None:
         """Look up the account of `run_as`. Raises FileError."""
-        self.submitters = config.run_as == SUBMITTER
+        self.submitters = config.as_submitters
         if self.submitters and os.geteuid() != 0:
             raise FileError(
                 f"run_as: only root can run jobs as the users who submit them ({SUBMITTER}), and "
                 f"this agent runs as uid {os.geteuid()}"
             )
-        if os.geteuid() != 0 and (config.has_private_tmp or config.hides_processes):
-            name = "private_tmp" if config.has_private_tmp else "hide_processes"
-            raise FileError(
-                f"{name}: only root can give jobs places of their own, and this agent runs as uid "
-                f"{os.geteuid()}"
-            )
+        if os.geteuid() != 0:
+            for name, wanted in (
+                ("private_tmp", config.has_private_tmp),
+                ("hide_processes", config.hides_processes),
+                ("fence", config.fences),
+            ):
+                if wanted:
+                    raise FileError(
+                        f"{name}: only root can keep jobs apart so, and this agent runs as uid "
+                        f"{os.geteuid()}"
+                    )
         self.fixed = None if self.submitters else owner_named(config.run_as)
+        if self.fixed is not None and not config.single_team:
+            _log.warning(
+                "users_not_kept_apart",
+                why=f"all jobs run as {self.fixed.name} (run_as) and can read and end each other: "
+                f"set run_as to {SUBMITTER}, or single_team to true if that is meant",
+            )
         self._uid_min = config.uid_min
         self._map = config.user_map
 

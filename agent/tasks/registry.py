@@ -28,6 +28,7 @@ from agent.core.inputs import (
 )
 from agent.core.record import TaskRecord
 from agent.core.shim_protocol import ShimCommand, ShimUser
+from agent.gang.fence import Fence
 from agent.gang.ports import NoPortsError, free_ports
 from agent.hooks.site_hooks import PrologError, SiteHooks
 from agent.logs.shipper import LogShipper
@@ -80,6 +81,7 @@ class TaskRegistry:
         checkpoints: CheckpointMonitor,
         idle: GpuUtilizationMonitor,
         code: CodeFetcher,
+        fence: Fence,
         hooks: SiteHooks,
         post: Callable[[Input], None],
         owner: TaskOwner,
@@ -97,6 +99,7 @@ class TaskRegistry:
         self._checkpoints = checkpoints
         self._idle = idle
         self._code = code
+        self._fence = fence
         self._hooks = hooks
         self._post = post
         self._owner = owner
@@ -173,7 +176,9 @@ class TaskRegistry:
             finally:
                 self._checkpoints.end(supervisor.task)
                 self._idle.end(supervisor.task)
+            # Not when the agent ends: the job goes on behind its fence.
             self._supervisors.pop(supervisor.task, None)
+            await self._fence.drop(supervisor.task)
 
         self._owner.spawn(kept(), name=f"task.{supervisor.task}")
 
@@ -233,6 +238,7 @@ class TaskRegistry:
             supervisor.epilog = partial(self._hooks.after, prepare, uid)
             placed = await self._placed(prepare, taken, job_owner)
             supervisor.ports = placed.ports
+            await self._fence.lease(task, placed.ports, uid)
             self._post(placed)
             self._checkpoints.begin(task, prepare.checkpoint_dir)
             self._idle.begin(task, prepare.idle, prepare.gpus)

@@ -107,6 +107,7 @@ class TaskSupervisor:
         self._statuses: asyncio.Queue[ShimStatus] = asyncio.Queue()  # received, not yet posted
         self._complaint = ""  # the last one that was logged
         self.epilog: Callable[[], Awaitable[None]] | None = None
+        self._epilog_runs = asyncio.Lock()
 
     def order(self, order: ShimCommand) -> None:
         """Queue an order. If the shim has exited, the order is dropped."""
@@ -158,6 +159,7 @@ class TaskSupervisor:
                 self._post(TaskRemoved(self.task))
             else:
                 await self.run_failed()
+            await self.run_epilog()
             reporting.cancel()
 
     async def run_failed(self) -> None:
@@ -297,9 +299,9 @@ class TaskSupervisor:
             ended = status.exit is not None or status.phase.terminal
             if ended:
                 await self._proofs.finish(self.task)
-            if status.phase.terminal:
-                await self.run_epilog()
             adopts = self._found is not None
+            if status.phase.terminal and not adopts:
+                await self.run_epilog()
             self._say(status)
             if adopts:
                 await self._proofs.resume(self.task, ended=ended)
@@ -307,12 +309,17 @@ class TaskSupervisor:
                     # Not earlier, because only now the task's NCCL log is complete.
                     self._logs.complete(self.task, reported=False)
             self.known.set()
+            if status.phase.terminal:
+                # Not earlier after a restart: the leases of other tasks may end before the agent
+                # connects.
+                await self.run_epilog()
 
     async def run_epilog(self) -> None:
-        """Run the site's epilog, once: the processes of the task have ended."""
-        epilog, self.epilog = self.epilog, None
-        if epilog is not None:
-            await epilog()
+        """Run the site's epilog, once: the processes of the task have ended. Waits for it."""
+        async with self._epilog_runs:
+            epilog, self.epilog = self.epilog, None
+            if epilog is not None:
+                await epilog()
 
     async def _next_status(self) -> ShimStatus:
         """Return the next status. If it names processes that survive SIGKILL because of a FUSE file

@@ -10,6 +10,7 @@ from muster.protocol.ids import JobId
 from orchestrator.api.event_text import event_view
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.cluster import InputFailed
+from orchestrator.core.facts.enrolment import EnrolmentFact, JoinSecretCreated, JoinSecretRevoked
 from orchestrator.core.facts.people import PeopleFact
 from orchestrator.core.facts.service import NodeDrained, NodeFaultRecorded, QuarantineSkipped
 from orchestrator.core.model.state import Job
@@ -107,14 +108,14 @@ class EventPages:
 
 def _reader(fact: f.Fact) -> JobId | None:
     """Return the job that readers of the fact must be allowed to read: OF_OPERATORS if its text may
-    quote several, OF_ADMINS if it is about people, None if it quotes none.
+    quote several, OF_ADMINS if it is about people and secrets, None if it quotes none.
     """
     match fact:
         case NodeFaultRecorded():
             return fact.of_job
-        case PeopleFact():
+        case PeopleFact() | JoinSecretCreated() | JoinSecretRevoked():
             return OF_ADMINS
-        case QuarantineSkipped() | NodeDrained(jobs=(_, *_)) | InputFailed():
+        case QuarantineSkipped() | NodeDrained(jobs=(_, *_)) | InputFailed() | EnrolmentFact():
             return OF_OPERATORS
         case _:
             name: JobId | None = getattr(fact, "job", None)

@@ -32,6 +32,8 @@ def write_config(folder: Path, coordinator: str, **more: Any) -> Path:
         "token_file": str(token),
         "shared_host": True,
         "allow_root_jobs": True,
+        # Killed agents would leave their table on this machine.
+        "fence": False,
         "gpus": 0,
         "python": sys.executable,
         "log": {"level": "debug", "format": "json"},

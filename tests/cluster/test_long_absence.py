@@ -43,12 +43,12 @@ def short(tmp_path: Path) -> Iterator[LocalCluster]:
     until(lambda: made.leftovers() == [], "no process of the cluster is left")
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(("asked", "nodes"), [(1, 1), (2, 2), ("1..2", 2)])
 def test_a_job_outlives_a_coordinator_that_is_away(
-    short: LocalCluster, tmp_path: Path, nodes: int
+    short: LocalCluster, tmp_path: Path, asked: int | str, nodes: int
 ) -> None:
     (tmp_path / "outlives.py").write_text(OUTLIVES)
-    job = submit(short, tmp_path, nodes=nodes, launcher="torchrun", run=["outlives.py"])
+    job = submit(short, tmp_path, nodes=asked, launcher="torchrun", run=["outlives.py"])
     for rank in range(nodes):
         await_file(tmp_path / f"pids.{rank}")
     await_running(short, job)
@@ -73,12 +73,14 @@ COUNTS = f"""
 import os, pathlib, time
 rank = os.environ["RANK"]
 with open(f"pids.{{rank}}", "a") as file:
-    file.write(f"{{os.getpid()}}\n")
+    file.write(f"{{os.getpid()}}\\n")
 while not os.path.exists("away"):
     time.sleep(0.05)
 for term in range({TERMS}):
     time.sleep({LEASE_S})
-    pathlib.Path(f"term.{{rank}}.{{term}}").write_text("over\n")
+    if term == 5:
+        pathlib.Path(f"saved/step-{{term}}.{{rank}}").write_text("weights")
+    pathlib.Path(f"term.{{rank}}.{{term}}").write_text("over\\n")
 print("rank", rank, "is done")
 """
 
@@ -96,7 +98,15 @@ def test_a_gang_and_a_single_node_outlive_a_coordinator_for_thirty_leases(tmp_pa
             folder = tmp_path / f"of-{nodes}"
             folder.mkdir()
             (folder / "counts.py").write_text(COUNTS)
-            name = submit(cluster, folder, nodes=nodes, launcher="torchrun", run=["counts.py"])
+            (folder / "saved").mkdir()
+            name = submit(
+                cluster,
+                folder,
+                nodes=nodes,
+                launcher="torchrun",
+                run=["counts.py"],
+                checkpoint_dir=str(folder / "saved"),
+            )
             jobs[name] = (nodes, folder)
         for name, (nodes, folder) in jobs.items():
             await_running(cluster, name)
@@ -113,7 +123,9 @@ def test_a_gang_and_a_single_node_outlive_a_coordinator_for_thirty_leases(tmp_pa
         cluster.wait_for_nodes()
         for name, (nodes, folder) in jobs.items():
             assert wait(cluster, name) == 0
-            assert len(cluster.client().job(int(name)).attempts) == 1
+            (attempt,) = cluster.client().job(int(name)).attempts
+            assert attempt.checkpoint is not None
+            assert attempt.checkpoint.name.startswith("step-")
             for rank in range(nodes):
                 assert f"rank {rank} is done" in log_of(cluster, name, "--rank", str(rank))
                 assert len((folder / f"pids.{rank}").read_text().split()) == 1

@@ -176,9 +176,15 @@ def test_a_setup_that_fails_there(ground: Ground) -> None:
 
 
 def test_a_node_that_would_refuse_every_job_gets_none(ground: Ground) -> None:
-    with ground.configured(CULPRIT, allow_root_jobs=False):
+    state = ground.cluster.root / "state"
+    before = state.stat().st_mode
+    # The jobs of the others run as root, whom it does not stop.
+    state.chmod(0o700)
+    with contextlib.ExitStack() as stack:
+        stack.callback(state.chmod, before)
+        stack.enter_context(ground.configured(CULPRIT, allow_root_jobs=False))
         shown = ground.cluster.muster("nodes").stdout
-        assert "refuses every job: this agent runs as root and has no run_as" in shown
+        assert "refuses every job: users, whom jobs run as, cannot enter" in shown
         number = submit(ground.cluster, ground.folder, nodes=3, run="true", retry=RETRY)
         assert wait(ground.cluster, number) == 0
         (attempt,) = ground.cluster.client().job(int(number)).attempts

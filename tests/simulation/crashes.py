@@ -19,7 +19,7 @@ from agent.core import shim_protocol
 from muster.protocol.link import control_channel
 from orchestrator.core.facts import effects, jobs
 from orchestrator.core.facts.cluster import InputFailed
-from orchestrator.core.facts.people import OfPeople
+from orchestrator.core.facts.enrolment import OfCredentials
 from orchestrator.core.facts.restored import JournalRestored
 
 
@@ -89,10 +89,11 @@ MOOT: Final = frozenset(
         # No pool of the courses has backfill: tests/simulation/test_backfill_worlds.py has.
         *(Point(Who.COORDINATOR, Deed.WRITES, "StartPromised", when) for when in When),
         *(Point(Who.COORDINATOR, Deed.WRITES, "StartMoved", when) for when in When),
-        # No course has users: tests/orchestrator/test_process.py has.
+        # No course has users or nodes with certificates: tests/orchestrator/test_process.py and
+        # tests/cluster/test_join.py have.
         *(
             Point(Who.COORDINATOR, Deed.WRITES, kind.__name__, when)
-            for kind in typing.get_args(OfPeople)
+            for kind in typing.get_args(OfCredentials)
             for when in When
         ),
         *(Point(Who.COORDINATOR, Deed.SENDS, "PeopleChanged", when) for when in When),

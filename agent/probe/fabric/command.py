@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from agent.config import PREFIX, SUBMITTER, AgentConfig, load
+from agent.config import PREFIX, AgentConfig, load
 from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.report import doctor_text, exit_code, probe_text
 from agent.probe.fabric.user_access import JobUser, user_named
@@ -58,7 +58,7 @@ def asked_by(
     config: AgentConfig, *, live: bool = True, nccl: str | None = None, agent: bool = False
 ) -> ProbeOptions:
     """Options of a probe from this node's configuration. `agent`: the agent itself probes."""
-    submitters = config.run_as == SUBMITTER
+    submitters = config.as_submitters
     known = live and config.run_as is not None and not submitters
     user = user_named(config.run_as or "") if known else None
     return ProbeOptions(
@@ -73,6 +73,7 @@ def asked_by(
         state_dir=config.state_dir if live and not config.shared_host else None,
         hosts_file=config.hosts.file,
         processes_max=config.processes_max,
+        single_team=config.single_team,
     )
 
 

@@ -133,14 +133,19 @@ def of_processes(tree: FsRoot, processes_max: int | None) -> Iterator[FabricProb
     )
 
 
-def of_users(shared: str) -> Iterator[FabricProblem]:
-    """Jobs of all users run as the user `shared`."""
-    if shared:
-        yield info(
-            f"all jobs run as {shared} (run_as), so users are not kept apart: a job can read the "
-            "files and environments of all others, and end them",
-            "set `run_as: SUBMITTER` if users do not trust each other: jobs then run as the users "
-            "who submitted them",
+def of_users(shared: str, *, single_team: bool) -> Iterator[FabricProblem]:
+    """Jobs of all users run as the user `shared`, and `single_team` says that this is meant."""
+    text = (
+        f"all jobs run as {shared} (run_as), so users are not kept apart: a job can read the "
+        "files and environments of all others, and end them"
+    )
+    if single_team:
+        yield info(text, "nothing, as long as all users trust each other (`single_team: true`)")
+    else:
+        yield warning(
+            text,
+            "set `run_as: SUBMITTER`: jobs then run as the users who submitted them; or set "
+            "`single_team: true` if all users trust each other",
         )
 
 

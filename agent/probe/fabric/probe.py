@@ -60,6 +60,7 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: Path | None = None
     hosts_file: Path = Path("/etc/hosts")
     processes_max: int | None = None
+    single_team: bool = False
 
 
 def probe(
@@ -123,9 +124,10 @@ def probe(
         found.append(problems.warning(NO_NVML, INSTALL_NVML))
     if tree.live and py_spy_check.find() is None:
         found.append(problems.info(py_spy_check.ABSENT, py_spy_check.INSTALL))
+    if asked.user is not None and not (asked.agent and asked.single_team):
+        found += host_problems.of_users(asked.user.name, single_team=asked.single_team)
     if not asked.agent:
         found += host_problems.of_processes(tree, asked.processes_max)
-        found += host_problems.of_users(asked.user.name if asked.user is not None else "")
     # An agent has removed leftovers at its start.
     if tree.live and not asked.agent:
         found += host_problems.of_earlier_lives(leftover_processes())

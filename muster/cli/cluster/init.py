@@ -212,8 +212,9 @@ def _agent_yaml(cluster: Cluster) -> str:
 _HINTS: Final = """\
 # Interpreter, with torch, for jobs that do not set `python`. Default: the agent's own.
 #python: /opt/training/bin/python
-# User of the jobs, or SUBMITTER for each job's own; required if the agent runs as root.
+# User of the jobs, if the agent runs as root. Default: SUBMITTER, each job's own.
 #run_as: trainer
+#single_team: true
 # Network of the jobs on this node: an address, or else an interface. Default: for each gang, the
 # coordinator chooses the best network that all of its nodes share.
 #address: 10.0.0.11

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 import click
@@ -27,7 +28,7 @@ from muster.http.people import TokenList, TokenRequest, TokenView
 from muster.protocol.outcome import EXIT_CLIENT
 from muster.protocol.roles import Role
 from muster.protocol.text import count
-from muster.protocol.tokens import TokenClass
+from muster.protocol.tokens import BadToken, TokenClass, parse
 
 JOIN: Final = TokenClass.JOIN.value
 _COLUMNS: Final = (
@@ -159,7 +160,10 @@ def list_(*, user: str | None, join: bool, as_json: bool) -> None:
 @connection_options
 def revoke(*, ids: tuple[str, ...], yes: bool, join: bool, as_json: bool) -> int:
     """Revoke tokens: all that are named, or none if one is unknown. Within a second, the
-    coordinator refuses requests with them and closes their streams and agent connections."""
+    coordinator refuses requests with them and closes their streams and agent connections.
+
+    A whole token stands for its id.
+    """
     client = connect()
     if join:
         secrets = [client.call(calls.revoke_join_secret(name)) for name in dict.fromkeys(ids)]
@@ -168,7 +172,7 @@ def revoke(*, ids: tuple[str, ...], yes: bool, join: bool, as_json: bool) -> int
         if as_json:
             print_json(EnrolmentList(tuple(secrets), ()))
         return 0
-    found = _named(client, ids)
+    found = _named(client, [_id(each) for each in ids])
     for token in found:
         note(f"token {token.id}{_whose(token)}: {_use(token)}")
     if not yes and sys.stdin.isatty():
@@ -237,7 +241,14 @@ def _join_row(secret: JoinSecretView) -> list[str]:
     ]
 
 
-def _named(client: Client, ids: tuple[str, ...]) -> list[TokenView]:
+def _id(text: str) -> str:
+    try:
+        return parse(text).id
+    except BadToken:
+        return text
+
+
+def _named(client: Client, ids: Sequence[str]) -> list[TokenView]:
     known = {token.id: token for token in client.tokens().tokens}
     unknown = [each for each in ids if each not in known]
     if unknown:

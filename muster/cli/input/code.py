@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -27,6 +27,9 @@ _LARGE_BYTES: Final = 50 << 20
 _LARGE_FILES: Final = 5000
 _UNKNOWN: Final = "unknown_bundle"
 _TOO_MUCH: Final = "too_much_code"
+_DAMAGED: Final = "bad_content"
+_SENDERS: Final = 2
+"""As many as the coordinator reads of one user at a time."""
 
 
 def ship(client: Client, job: JobInput, folder: Path) -> JobInput:
@@ -158,9 +161,18 @@ def _send(client: Client, code: Scanned) -> None:
     where = _places(code.manifest.files, missing)
     progress = Progress("sending code", sys.stderr)
     progress.show(0, total)
-    for batch in batches(missing):
-        contents = [(chunk, _content(code.folder, where[chunk], chunk)) for chunk in batch]
-        client.send_chunks(pack(contents))
+
+    def send(batch: list[str]) -> list[str]:
+        contents = [(chunk, _content(code.folder, where[chunk])) for chunk in batch]
+        try:
+            client.send_chunks(pack(contents))
+        except ApiError as error:
+            if error.problem.code == _DAMAGED:
+                _name_changed(contents, where)
+            raise
+        return batch
+
+    for batch in _in_threads(send, list(batches(missing))):
         sent += sum(missing[chunk] for chunk in batch)
         progress.show(sent, total)
     client.send_manifest(sha256, code.data)
@@ -168,15 +180,38 @@ def _send(client: Client, code: Scanned) -> None:
     note(f"sent {size_text(total)} of code in {len(missing)} new pieces")
 
 
-def _content(folder: Path, place: tuple[str, int], chunk: str) -> bytes:
+def _in_threads(
+    send: Callable[[list[str]], list[str]], parts: list[list[str]]
+) -> Iterator[list[str]]:
+    """Send parts, while one is on its way the next. Yields those that have arrived."""
+    if len(parts) < 2:
+        yield from map(send, parts)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    threads = ThreadPoolExecutor(_SENDERS)
+    try:
+        yield from threads.map(send, parts)
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _content(folder: Path, place: tuple[str, int]) -> bytes:
     path, number = place
     try:
-        data = read_chunk(folder, path, number)
+        return read_chunk(folder, path, number)
     except OSError as error:
         raise ScanError(f"{path} cannot be read: {error.strerror}") from error
-    if digest(data) != chunk:
-        raise ScanError(f"{path} has changed since it was read", "submit again once it is complete")
-    return data
+
+
+def _name_changed(contents: list[tuple[str, bytes]], where: Mapping[str, tuple[str, int]]) -> None:
+    """Raise ScanError with the file that is no longer as it was read; the coordinator compares."""
+    for chunk, data in contents:
+        if digest(data) != chunk:
+            raise ScanError(
+                f"{where[chunk][0]} has changed since it was read",
+                "submit again once it is complete",
+            )
 
 
 def _places(files: tuple[File, ...], wanted: Mapping[str, int]) -> dict[str, tuple[str, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from time import monotonic
 from typing import Final, TextIO
 
 from muster.bundle.scan import size_text
@@ -21,12 +21,12 @@ class Progress:
         self._doing = doing
         self._stream = stream
         self._terminal = stream.isatty()
-        self._next = time.monotonic() + _QUIET_S
+        self._next = monotonic() + _QUIET_S
         self._drawn = 0
 
     def show(self, done: int, total: int) -> None:
         """Show it, unless that was a moment ago."""
-        now = time.monotonic()
+        now = monotonic()
         if now < self._next:
             return
         line = f"{self._doing}: {size_text(done)} of {size_text(total)}"

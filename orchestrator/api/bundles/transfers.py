@@ -7,7 +7,7 @@ that was placed on it: it shows the ticket that came with the command to prepare
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from aiohttp import web
 
@@ -16,9 +16,12 @@ from muster.bundle.pack import PACK_BYTES_MAX, PACK_CHUNKS, BadPackError, head
 from muster.http.bundles import (
     BundleView,
     ChunksRequest,
+    CodePeer,
     MissingAnswer,
     MissingRequest,
     PackAnswer,
+    PeersAnswer,
+    PeersRequest,
 )
 from muster.protocol.ids import BadId, TaskId, parse_task_id
 from muster.protocol.states import TaskState
@@ -37,7 +40,16 @@ _BODY_S: Final = 300.0
 _UPLOADS: Final = 8
 _UPLOADS_PER_USER: Final = 2
 _DECODED: Final = 16
+_GANGS: Final = 256
 _T = TypeVar("_T")
+
+
+class _Task(NamedTuple):
+    job: int
+    attempt: int
+    rank: int
+    nodes: int
+    bundle: str
 
 
 class BundlesApi:
@@ -48,6 +60,7 @@ class BundlesApi:
         self._store = store
         # Because bodies are kept in memory until they are verified, few are read at a time.
         self._uploads = asyncio.Semaphore(_UPLOADS)
+        self._gangs: OrderedDict[str, dict[int, CodePeer]] = OrderedDict()
         self._of_user: dict[str, asyncio.Semaphore] = {}
         self._manifests: OrderedDict[str, tuple[bytes, CodeManifest, frozenset[str]]] = (
             OrderedDict()
@@ -111,13 +124,13 @@ class BundlesApi:
         )
 
     async def manifest(self, request: web.Request) -> web.Response:
-        data, _ = await self._of_task(request)
+        data, _ = await self._manifest(await self._of_task(request))
         return web.Response(body=data, content_type=BYTES)
 
     async def chunks(self, request: web.Request) -> web.StreamResponse:
         """Send chunks of a task's bundle as a pack. Each is verified when it is read."""
         asked = await struct_body(request, ChunksRequest)
-        _, allowed = await self._of_task(request)
+        _, allowed = await self._manifest(await self._of_task(request))
         if len(asked.chunks) > PACK_CHUNKS or not allowed.issuperset(asked.chunks):
             raise ApiError(422, "not_in_bundle", "a chunk is not in the bundle of this task")
         response = web.StreamResponse()
@@ -141,8 +154,22 @@ class BundlesApi:
         await response.write_eof()
         return response
 
-    async def _of_task(self, request: web.Request) -> tuple[bytes, frozenset[str]]:
-        """Return the manifest of the task in the path, and its chunks. Raises ApiError."""
+    async def peers(self, request: web.Request) -> web.Response:
+        """Note that a node gives content to its gang, and return which nodes do."""
+        asked = await struct_body(request, PeersRequest)
+        task = await self._of_task(request)
+        name = f"{task.job}.{task.attempt}"
+        gang = self._gangs.setdefault(name, {})
+        self._gangs.move_to_end(name)
+        if len(self._gangs) > _GANGS:
+            self._gangs.popitem(last=False)
+        if request.remote:
+            gang[task.rank] = CodePeer(task.rank, request.remote, asked.port)
+        key = self._store.peers_key(name, task.bundle).hex()
+        return reply(PeersAnswer(key, task.rank, task.nodes, tuple(gang.values())))
+
+    async def _of_task(self, request: web.Request) -> _Task:
+        """Return the task in the path, which has code and is not over. Raises ApiError."""
         try:
             task = TaskId(request.match_info["id"])
             job_id, number, rank = parse_task_id(task)
@@ -159,6 +186,11 @@ class BundlesApi:
             raise _no_task(request)
         if reached(attempt.tasks[rank].state, TaskState.EXITED):
             raise ApiError(409, "task_over", f"task {task} is over and needs no code")
+        return _Task(job_id, number, rank, len(attempt.tasks), bundle)
+
+    async def _manifest(self, task: _Task) -> tuple[bytes, frozenset[str]]:
+        """Return the manifest of a task's code, and its chunks. Raises ApiError."""
+        bundle = task.bundle
         found = self._manifests.get(bundle)
         if found is None:
             read = await self._stored(self._store.manifest, bundle)

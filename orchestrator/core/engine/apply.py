@@ -184,9 +184,9 @@ def _apply_task(state: State, fact: f.OfTask, at: float) -> None:
         case f.TaskCheckpointed():
             apply_checkpoint(attempt, task, fact, at)
         case f.TaskLeft():
-            _leave(attempt, task, fact, at)
+            _leave(job, attempt, task, fact, at)
         case MemberAdded() | TermsStored():
-            _change_terms(attempt, task, fact)
+            _change_terms(job, attempt, task, fact)
         case _:
             assert_never(fact)
     del attempt.cuts[:-CUTS_KEPT]
@@ -195,19 +195,19 @@ def _apply_task(state: State, fact: f.OfTask, at: float) -> None:
         _release(state, attempt, task)
 
 
-def _change_terms(attempt: Attempt, task: Task, fact: MemberAdded | TermsStored) -> None:
+def _change_terms(job: Job, attempt: Attempt, task: Task, fact: MemberAdded | TermsStored) -> None:
     match fact:
         case MemberAdded():
-            attempt.terms += 1
+            attempt.terms = job.next_terms(attempt)
             task.member_from = attempt.terms
         case TermsStored(_, _, _, number, received_at):
             task.terms, task.terms_at = number, received_at
 
 
-def _leave(attempt: Attempt, task: Task, fact: f.TaskLeft, at: float) -> None:
+def _leave(job: Job, attempt: Attempt, task: Task, fact: f.TaskLeft, at: float) -> None:
     task.left, task.left_force = fact.reason, fact.force
     if attempt.vouch_key:
-        attempt.terms += 1
+        attempt.terms = job.next_terms(attempt)
         task.member_until = attempt.terms
     here = len(attempt.present)
     nodes = "1 node goes" if here == 1 else f"{here} nodes go"

@@ -93,7 +93,7 @@ def _apply_change(
             changes = {field: value for field, value in given.items() if value is not UNSET}
             job.spec = structs.replace(job.spec, **changes)
             if job.current is not None and time_limit_s is not UNSET:
-                job.current.terms += 1
+                job.current.terms = job.next_terms(job.current)
                 job.current.limit_terms = job.current.terms
             if waits:
                 enqueue(state, job)

@@ -50,7 +50,10 @@ def limit_timer_fired(state: State, job: Job, attempt: Attempt, now: Instant) ->
     late = [
         task.node
         for task in attempt.present
-        if task.state is TaskState.STARTED and state.nodes[task.node].session is not None
+        if task.state is TaskState.STARTED
+        and state.nodes[task.node].session is not None
+        # Later terms are of a limit that a restored journal lacks.
+        and task.terms <= attempt.terms
     ]
     if not late:
         return Decision()

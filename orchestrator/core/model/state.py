@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -41,6 +41,8 @@ from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.registrations import NewNodes
 from orchestrator.core.model.task import OVER
 from orchestrator.core.model.user_webhooks import UserWebhooks
+
+TERMS_LEFT_OUT: Final = 1000
 
 
 class Share(NamedTuple):
@@ -338,6 +340,14 @@ class Job:
     def is_restored(self, attempt: int) -> bool:
         """True if the attempt was made before the journal was restored."""
         return attempt <= self.left_out_to
+
+    def next_terms(self, attempt: Attempt) -> int:
+        """The number of the next terms of an attempt.
+
+        The nodes of a restored attempt may have later terms than the journal, so that it leaves a
+        gap.
+        """
+        return attempt.terms + (TERMS_LEFT_OUT if self.is_restored(attempt.number) else 1)
 
     def find_attempt(self, number: int) -> Attempt | None:
         """Return the attempt with this number, or None."""

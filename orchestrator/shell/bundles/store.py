@@ -193,6 +193,10 @@ class BundleStore:
         """True if `ticket` was issued for this task and bundle."""
         return hmac.compare_digest(ticket.encode(), self.ticket(task, bundle).encode())
 
+    def peers_key(self, attempt: str, bundle: str) -> bytes:
+        """Return the key with which the nodes of an attempt seal what they exchange of a bundle."""
+        return hmac.digest(self._key, f"peers {attempt} {bundle}".encode(), "sha256")
+
     def collect(self, live: Iterable[str], now: float) -> int:
         """Remove content that has not been used for long, or for an hour if the disk is short, and
         that no job of `live` names. Returns the number of chunks removed."""

@@ -146,6 +146,34 @@ async def test_the_epilog_of_a_task_that_an_agent_took_over_runs(
     assert out.read_text() == f"7 ann {os.geteuid()}\n"
 
 
+async def test_an_epilog_holds_up_no_agent_that_starts(
+    tmp_path: Path, hook: Callable[..., str]
+) -> None:
+    """The task ended while there was no agent. Leases of others would end meanwhile."""
+    out, go = tmp_path / "out", tmp_path / "go"
+    waits = f"while [ ! -e {go} ]; do sleep 0.02; done"
+    config = {"epilog": hook("epilog", waits, f"echo x >> {out}; echo stuck; exit 1")}
+    async with Coordinator() as coordinator:
+        async with AgentProcess(write_config(tmp_path, coordinator.url, **config)):
+            session = await coordinator.session()
+            await session.welcome()
+            await begin(session, "/bin/sleep", "600")
+            started = await session.expect(TaskReport, is_in(TaskState.STARTED))
+        record = tmp_path / "state/tasks" / TASK / "exit.json"
+        os.kill(started.ranks[0].pid or 0, 9)
+        await until(lambda: record.exists() and '"cleaned"' in record.read_text())
+        async with AgentProcess(write_config(tmp_path, coordinator.url, **config)):
+            session = await coordinator.session()
+            (task,) = (await session.welcome(TASK)).tasks
+            assert task.state is TaskState.CLEANED
+            assert not out.exists()
+            await session.send(ForgetTask(TASK))
+            go.touch()
+            assert (await drained(session)).text.endswith("stuck")
+            await until_gone(tmp_path / "state/tasks" / TASK)
+    assert out.read_text() == "x\n"
+
+
 async def test_a_health_check_that_fails_drains_the_node_and_says_so_once(
     tmp_path: Path, hook: Callable[..., str]
 ) -> None:

@@ -40,7 +40,7 @@ async def test_a_closed_folder_above_is_named_until_it_is_open(
     tasks.mkdir(parents=True)
     posted: list[Input] = []
     owners = TaskAccounts(AgentConfig(run_as=run_as))
-    monitor = JobUserMonitor(owners, tasks, posted.append, allow_root=False)
+    monitor = JobUserMonitor(owners, tasks, posted.append)
     await monitor.look()
     assert posted == [], "a node that takes jobs has nothing to report"
     (folder / "closed").chmod(0o700)
@@ -54,14 +54,19 @@ async def test_a_closed_folder_above_is_named_until_it_is_open(
     assert f"{who}, whom jobs run as, cannot enter {tasks}" in (refused.changes.refuses_jobs or "")
 
 
-def test_root_needs_a_user_for_jobs(folder: Path) -> None:
-    none = TaskAccounts(AgentConfig())
-    assert "has no run_as" in check(none, folder, allow_root=False)
-    assert check(none, folder, allow_root=True) == ""
+def test_jobs_of_roots_agent_run_as_their_submitters_by_default(folder: Path) -> None:
+    accounts = TaskAccounts(AgentConfig())
+    assert accounts.submitters
+    assert check(accounts, folder) == ""
+    assert AgentConfig().has_private_tmp
+    assert AgentConfig().hides_processes
+    roots = AgentConfig(allow_root_jobs=True)
+    assert not TaskAccounts(roots).submitters
+    assert not roots.has_private_tmp
 
 
 async def test_the_hello_says_so(tmp_path: Path) -> None:
     """No job is placed before the coordinator knows."""
     async with joined(tmp_path, allow_root_jobs=False) as (_, agent, session):
-        assert "has no run_as" in session.hello.observed.refuses_jobs
+        assert "cannot enter" in session.hello.observed.refuses_jobs
         assert "jobs_will_be_refused" in agent.log.read_text()

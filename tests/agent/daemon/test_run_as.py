@@ -59,7 +59,7 @@ def test_a_job_is_its_user_in_its_own_folders(umask: str) -> None:
 
 async def test_a_root_job_is_refused_where_policy_does_not_allow_it(tmp_path: Path) -> None:
     async with joined(tmp_path, allow_root_jobs=False) as (_, _, session):
-        await session.send(prepare())
+        await session.send(prepare(user="root"))
         report = await session.expect(TaskReport, is_in(TaskState.CLEANED))
         assert report.refusal is not None
-        assert report.refusal.code == "root_refused"
+        assert report.refusal.code == "user_refused"

@@ -13,6 +13,7 @@ from agent.config import AgentConfig
 from agent.config import Hosts as Settings
 from agent.gang import host_names as module
 from agent.gang import setup
+from agent.gang.fence import Fence
 from agent.gang.host_names import GangHostNames, mode_of
 from agent.gang.name_check import Resolver
 from agent.hostsfile.tables import PrivateTables, TableRefused
@@ -241,7 +242,9 @@ async def test_leftover_names_are_removed_later(
     async with asyncio.timeout(20.0), TaskOwner("test") as owner:
         hosts = hosts_of(tmp_path)
         looks = looks_of(hosts, monkeypatch)
-        await setup.GangSetup(hosts, lambda _: None, owner).begin([])
+        await setup.GangSetup(hosts, Fence("", on=False, must=False), lambda _: None, owner).begin(
+            []
+        )
         mend()
         await looks.get()
         assert now(path) == BASE
@@ -256,7 +259,9 @@ async def test_a_block_that_an_editor_puts_back_is_removed_again(
     async with asyncio.timeout(20.0), TaskOwner("test") as owner:
         hosts = hosts_of(tmp_path)
         looks = looks_of(hosts, monkeypatch)
-        await setup.GangSetup(hosts, lambda _: None, owner).begin([])
+        await setup.GangSetup(hosts, Fence("", on=False, must=False), lambda _: None, owner).begin(
+            []
+        )
         await hosts.arrange(OTHER, plan())
         await hosts.arrange(TASK, plan())
         read = now(path)

@@ -308,6 +308,24 @@ def test_a_module_that_starts_a_thread_is_named(any_stage: Stage, tmp_path: Path
     any_stage.play(story)
 
 
+def test_imports_before_the_gate_do_not_wait_for_the_garbage_collector(
+    any_stage: Stage, tmp_path: Path
+) -> None:
+    (tmp_path / "planted_counts.py").write_text("import gc\nTHRESHOLD = gc.get_threshold()[0]\n")
+    (tmp_path / "train.py").write_text(
+        "import gc, planted_counts\n"
+        "print(planted_counts.THRESHOLD, gc.get_threshold()[0] > 0, gc.get_freeze_count())\n"
+    )
+    before = {"PYTHONPATH": str(tmp_path), "MUSTER_PRELOAD": "planted_counts"}
+
+    async def story(node: Node) -> None:
+        status, task = await run(node, tmp_path, "fork", "train.py", before=before)
+        assert_forked(status)
+        assert task.read(status.ranks[0].stdout) == b"0 True 0\n"
+
+    any_stage.play(story)
+
+
 # The constructor of the fork server's part fails.
 BROKEN = """
 import signal

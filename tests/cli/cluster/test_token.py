@@ -56,6 +56,17 @@ def test_tokens_are_revoked_all_or_none(muster: Muster) -> None:
     assert name not in muster("token", "list").stdout
 
 
+def test_a_whole_token_stands_for_its_id(muster: Muster, coordinator: CoordinatorProcess) -> None:
+    leaked = as_user(muster, coordinator, "heidi")
+    done = muster("token", "revoke", leaked)
+    assert done.returncode == 0, done.stderr
+    assert leaked.rpartition("_")[2] not in done.stdout + done.stderr
+    assert "revoked" in muster("whoami", env={"MUSTER_TOKEN": leaked}).stderr
+    again = muster("token", "revoke", leaked)
+    assert again.returncode == 125
+    assert leaked.rpartition("_")[2] not in again.stdout + again.stderr
+
+
 async def test_a_join_token_says_how_many_agents_use_it(
     muster: Muster, coordinator: CoordinatorProcess
 ) -> None:

@@ -155,3 +155,44 @@ async def test_a_node_fetches_the_code_of_its_own_task_and_of_no_other(
         await agent.finish(order.task)
         status, _ = await ask(node, "GET", f"{path}/bundle", headers=good)
         assert status in (404, 409)
+
+
+async def test_nodes_of_a_gang_hear_of_each_other_and_of_no_other(
+    coordinator: CoordinatorProcess,
+) -> None:
+    headers = coordinator.headers(coordinator.join)
+    async with (
+        connect(coordinator, "n1") as first,
+        connect(coordinator, "n2") as second,
+        person(coordinator, "ann") as ann,
+        aiohttp.ClientSession(coordinator.url, headers=headers) as http,
+    ):
+        await first.hello()
+        await second.hello()
+        await send(ann)
+        await ann.submit(workdir={"bundle": BUNDLE}, nodes=2)
+        orders = sorted(
+            [await first.expect(PrepareTask), await second.expect(PrepareTask)],
+            key=lambda order: order.task,
+        )
+        node, answers = User(http), []
+        for rank, order in enumerate(orders):
+            status, answer = await ask(
+                node,
+                "POST",
+                f"/v1/agent/tasks/{order.task}/peers",
+                json={"port": 7000 + rank},
+                headers={"X-Muster-Ticket": order.ticket},
+            )
+            assert (status, answer["rank"], answer["nodes"]) == (200, rank, 2)
+            answers.append(answer)
+        assert [peer["port"] for peer in answers[1]["peers"]] == [7000, 7001]
+        assert answers[0]["key"] == answers[1]["key"]
+        status, _ = await ask(
+            node,
+            "POST",
+            f"/v1/agent/tasks/{orders[0].task}/peers",
+            json={"port": 7000},
+            headers={"X-Muster-Ticket": orders[1].ticket},
+        )
+        assert status == 404

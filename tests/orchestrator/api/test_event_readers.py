@@ -4,10 +4,12 @@ from typing import Any, get_args
 
 import msgspec
 
+from muster.protocol.ids import NodeName
 from orchestrator.api import event_pages
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.base import EPHEMERAL
 from orchestrator.core.facts.cluster import InputFailed
+from orchestrator.core.facts.enrolment import EnrolmentFact, JoinSecretRevoked, NodeRevoked
 from orchestrator.core.facts.people import PeopleFact
 
 # About nodes and the cluster. A reason that an operator or the site's programs wrote is public.
@@ -37,7 +39,7 @@ def test_a_recorded_fact_without_a_job_is_one_that_everybody_may_read() -> None:
         kind.__name__
         for kind in _kinds(f.Fact)
         if getattr(kind, "durability") is not EPHEMERAL  # noqa: B009 - of the base class
-        and not issubclass(kind, PeopleFact)
+        and not issubclass(kind, PeopleFact | EnrolmentFact)
         and "job" not in kind.__struct_fields__
     }
     assert found == SHOWN_TO_ALL | DECIDED_BY_CONTENT
@@ -47,3 +49,8 @@ def test_the_error_of_a_bug_is_for_operators() -> None:
     """It quotes what could not be decided, such as a job file."""
     fact = InputFailed("1", "POST /v1/jobs", "KeyError: 'canary'", False)
     assert event_pages._reader(fact) == event_pages.OF_OPERATORS
+
+
+def test_the_names_of_join_secrets_are_for_admins_and_certificates_for_operators() -> None:
+    assert event_pages._reader(JoinSecretRevoked("3f9c")) == event_pages.OF_ADMINS
+    assert event_pages._reader(NodeRevoked(NodeName("gpu-1"))) == event_pages.OF_OPERATORS

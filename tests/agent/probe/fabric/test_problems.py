@@ -477,16 +477,23 @@ def test_cards_without_a_driver_beside_one_with(node: Node) -> None:
     assert used(found) == []
 
 
-def test_one_user_for_all_jobs_is_said(node: Node) -> None:
+@pytest.mark.parametrize(
+    ("single_team", "severity"), [(False, Severity.WARNING), (True, Severity.INFO)]
+)
+def test_one_user_for_all_jobs_is_said(
+    node: Node, severity: Severity, *, single_team: bool
+) -> None:
     compute(node)
     before = probe(node.root, ProbeOptions()).problems
     user = JobUser("trainer", 1001, frozenset({1001}), "/home/trainer")
-    (said,) = [it for it in probe(node.root, ProbeOptions(user=user)).problems if it not in before]
-    assert said.severity is Severity.INFO
+    asked = ProbeOptions(user=user, single_team=single_team)
+    (said,) = [it for it in probe(node.root, asked).problems if it not in before]
+    assert said.severity is severity
     assert "all jobs run as trainer" in said.what
     assert "users are not kept apart" in said.what
-    agents = probe(node.root, ProbeOptions(user=user, agent=True)).problems
-    assert said not in agents
+    agent = ProbeOptions(user=user, single_team=single_team, agent=True)
+    agents = probe(node.root, agent).problems
+    assert (said in agents) == (not single_team)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ JOIN_ROUTES = {
     ("GET", "/v1/agent/logs"),
     ("GET", "/v1/agent/tasks/{id}/bundle"),
     ("POST", "/v1/agent/tasks/{id}/blobs"),
+    ("POST", "/v1/agent/tasks/{id}/peers"),
     ("POST", "/v1/agent/certificate"),
 }
 OPEN_ROUTES = {(method, path) for method in ("GET", "HEAD") for path in ("/healthz", "/readyz")} | {
@@ -181,7 +182,7 @@ def test_the_routes_are_those_that_are_known_here() -> None:
     assert found >= OPEN_ROUTES | JOIN_ROUTES
     assert ("POST", "/v1/jobs") in found
     assert found >= OPERATORS | USERS | SHOWN | ADMINS_ALONE
-    assert len(found) == 57, "a new route: see that role_of says who may call it"
+    assert len(found) == 58, "a new route: see that role_of says who may call it"
 
 
 def test_a_route_needs_an_action_and_an_object_for_its_handler() -> None:

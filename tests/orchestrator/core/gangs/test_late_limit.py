@@ -10,6 +10,7 @@ from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
+from orchestrator.core.views.display import job_view
 from tests.orchestrator.core.playbook import STRICT, Cluster, prepared, spec
 
 LIMIT_S = 100.0
@@ -98,6 +99,20 @@ def test_a_new_coordinator_counts_from_what_the_nodes_report() -> None:
     assert after.shown(1) is JobState.RUNNING
     after.beat(2)
     assert after.shown(1) is JobState.STOPPING
+
+
+def test_a_node_with_later_terms_than_a_restored_journal_is_not_judged() -> None:
+    """The limit may have been raised after the backup."""
+    cluster, tasks = limited(1)
+    cluster.job(1).left_out_to = 1000
+    later = TaskReport(tasks[0], TaskState.STARTED, prepared=prepared(), terms=2, running_s=1e4)
+    cluster.join("n0", tasks=(later,))
+    cluster.beat(WAIT_S)
+    assert cluster.shown(1) is JobState.RUNNING
+    cluster.change(1, time_limit_s=20_000.0)
+    assert cluster.terms(tasks[0]).number > 2
+    view = job_view(cluster.state, cluster.job(1), cluster.now)
+    assert view.limit_pending == ("n0",)
 
 
 def test_a_coordinator_that_was_suspended_reads_the_reports_first() -> None:

@@ -1,0 +1,193 @@
+"""A fence around the ports of gangs: nftables, in a table of this agent's own.
+
+On the gang's nodes only the job's user may connect to a leased port, and from other machines only
+the gang's addresses. Each change replaces the table as a whole, so nothing of an ended task stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from agent.taskdirs.taskdirs import TaskDirs, user_of
+from muster.daemon.errors import FileError
+from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ArrangeTask
+
+NFT: Final = "nft"
+_WAIT_S: Final = 10.0
+# Only the beginning of a connection: the rest belongs to one that was let in.
+_NEW: Final = "tcp flags & (syn | ack) == syn"
+_log = structlog.get_logger("agent.gang.fence")
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """A task: the user of its job, the ports leased on this node, the gang's addresses (() until
+    they are known), and address and port of its rendezvous (None on one node)."""
+
+    uid: int
+    ports: tuple[int, ...]
+    members: tuple[str, ...] = ()
+    rendezvous: tuple[str, int] | None = None
+
+
+def in_gang(fenced: Fenced, plan: ArrangeTask) -> Fenced:
+    """The fence of a task whose gang is known. A gang of one node has no table of hosts."""
+    port = plan.env.get("MASTER_PORT", "")
+    if not plan.hosts or not port.isdecimal():
+        return fenced
+    found = [address for _, address in plan.hosts]
+    found += [address for more in plan.others.values() for address in more]
+    launcher = plan.hosts[0][1]
+    return replace(
+        fenced,
+        members=tuple(filter(_is_address, dict.fromkeys(found))),
+        rendezvous=(launcher, int(port)) if _is_address(launcher) else None,
+    )
+
+
+def _is_address(text: str) -> bool:
+    """True if nft takes a text for an address; it knows no zones."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return "%" not in text
+
+
+def fenced_in(folders: TaskDirs) -> dict[TaskId, Fenced]:
+    """The fences of the tasks that an earlier agent process left. Blocks."""
+    found = {}
+    for task in folders.found():
+        manifest = folders.manifest(task)
+        if manifest is None:
+            continue
+        with contextlib.suppress(OSError):
+            fenced = Fenced(user_of(folders.path(task)).uid, manifest.ports)
+            plan = None if manifest.record is None else manifest.record.plan
+            found[task] = fenced if plan is None else in_gang(fenced, plan)
+    return found
+
+
+def ruleset(table: str, tasks: Mapping[TaskId, Fenced]) -> str:
+    """The input of nft that replaces the table; without tasks, the table is removed."""
+    lines = [f"table inet {table}", f"delete table inet {table}"]
+    if tasks:
+        lines += [f"table inet {table} {{"]
+        for chain, rules in (("input", _into), ("output", _out_of)):
+            lines += [f"chain {chain} {{", f"type filter hook {chain} priority -5; policy accept;"]
+            for task, fenced in tasks.items():
+                lines += [f'{rule} comment "task {task}"' for rule in rules(fenced)]
+            lines.append("}")
+        lines.append("}")
+    return "\n".join([*lines, ""])
+
+
+def _into(fenced: Fenced) -> Iterator[str]:
+    """From other machines only the gang."""
+    if not fenced.ports or not fenced.members:
+        return
+    to = f'iifname != "lo" tcp dport {_set(fenced.ports)} {_NEW}'
+    for family, version in (("ip", 4), ("ip6", 6)):
+        gang = [it for it in fenced.members if ipaddress.ip_address(it).version == version]
+        others = f"{family} saddr != {_set(gang)}" if gang else f"meta nfproto ipv{version}"
+        yield f"{to} {others} drop"
+
+
+def _out_of(fenced: Fenced) -> Iterator[str]:
+    """From this machine only the job's user; root is the agent, which checks the rendezvous."""
+    others = f"{_NEW} meta skuid != {_set(sorted({0, fenced.uid}))} reject with tcp reset"
+    if fenced.ports:
+        yield f'oifname "lo" tcp dport {_set(fenced.ports)} {others}'
+    if fenced.rendezvous is not None:
+        address, port = fenced.rendezvous
+        family = "ip" if ipaddress.ip_address(address).version == 4 else "ip6"
+        yield f"{family} daddr {address} tcp dport {port} {others}"
+
+
+def _set(members: object) -> str:
+    assert isinstance(members, list | tuple)
+    return f"{{ {', '.join(str(it) for it in members)} }}"
+
+
+class Fence:
+    """The fences of all tasks of one agent."""
+
+    def __init__(self, agent_id: str, *, on: bool, must: bool) -> None:
+        """`must`: an agent that cannot write its table does not start."""
+        self._table = f"muster_{agent_id[:12]}"
+        self._on = on
+        self._must = must
+        self._tasks: dict[TaskId, Fenced] = {}
+        self._turn = asyncio.Lock()
+
+    async def begin(self, tasks: Mapping[TaskId, Fenced]) -> None:
+        """At the agent's start: keep the fences of these tasks and remove all others, also if it is
+        switched off now. Raises FileError."""
+        self._tasks = dict(tasks) if self._on else {}
+        if os.geteuid() != 0:
+            return
+        problem = await self._write()
+        if not problem or not self._on:
+            return
+        if self._must:
+            raise FileError(f"fence: {problem}; install nftables, or set fence to false")
+        _log.warning("rendezvous_not_fenced", why=problem)
+
+    async def lease(self, task: TaskId, ports: tuple[int, ...], uid: int) -> None:
+        """Before a task starts: only this user connects to its ports on this node."""
+        await self._put(task, Fenced(uid, ports))
+
+    async def arrange(self, task: TaskId, plan: ArrangeTask) -> None:
+        """Once its gang is known: only its addresses come in."""
+        if task in self._tasks:
+            await self._put(task, in_gang(self._tasks[task], plan))
+
+    async def drop(self, task: TaskId) -> None:
+        """Remove the fence of a task."""
+        if self._tasks.pop(task, None) is not None:
+            await self._tell()
+
+    async def _put(self, task: TaskId, fenced: Fenced) -> None:
+        if self._on and self._tasks.get(task) != fenced:
+            self._tasks[task] = fenced
+            await self._tell()
+
+    async def _tell(self) -> None:
+        if problem := await self._write():
+            _log.error("rendezvous_not_fenced", why=problem)
+
+    async def _write(self) -> str:
+        """Write the table; returns why that is impossible, or ""."""
+        async with self._turn:
+            return await asyncio.to_thread(_run, ruleset(self._table, self._tasks))
+
+
+def _run(text: str) -> str:
+    program = shutil.which(NFT, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if program is None:
+        return f"there is no {NFT} on this node"
+    done = None
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            [program, "-f", "-"],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_WAIT_S,
+            env={},
+        )
+    if done is None:
+        return f"{program} does not answer"
+    return "" if done.returncode == 0 else " ".join(done.stderr.split())[:300]

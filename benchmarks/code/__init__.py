@@ -1,0 +1,1 @@
+"""Code that travels with a job: the first time, unchanged, and with one line changed."""

@@ -1,0 +1,222 @@
+"""The fence around a rendezvous: the rules as text, and what they let through."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.gang.fence import NFT, Fence, Fenced, in_gang, ruleset
+from muster.protocol.ids import TaskId
+from muster.protocol.link.control_channel import ArrangeTask
+
+TASK, OTHER = TaskId("7.1.0"), TaskId("8.1.0")
+USER = 47_111
+PLAN = ArrangeTask(
+    TASK,
+    ("true",),
+    {"MASTER_PORT": "20001"},
+    (("n1", "10.0.0.1"), ("n2", "10.0.0.2"), ("n2-too", "10.0.0.2")),
+    "",
+    others={"10.0.0.2": ("10.1.0.2", "fd00::2")},
+)
+
+
+def test_without_tasks_the_table_is_removed() -> None:
+    assert ruleset("t", {}) == "table inet t\ndelete table inet t\n"
+
+
+def test_the_gang_of_a_plan() -> None:
+    fenced = in_gang(Fenced(USER, (20_001,)), PLAN)
+    assert fenced.members == ("10.0.0.1", "10.0.0.2", "10.1.0.2", "fd00::2")
+    assert fenced.rendezvous == ("10.0.0.1", 20_001)
+    alone = ArrangeTask(TASK, ("true",), {"MASTER_PORT": "20001"}, (), "")
+    assert in_gang(Fenced(USER, (20_001,)), alone) == Fenced(USER, (20_001,))
+
+
+def test_rules_name_the_gang_the_user_and_the_task() -> None:
+    text = ruleset("t", {TASK: in_gang(Fenced(USER, (20_001, 20_002)), PLAN)})
+    new = "tcp flags & (syn | ack) == syn"
+    into = f'iifname != "lo" tcp dport {{ 20001, 20002 }} {new}'
+    others = f"{new} meta skuid != {{ 0, {USER} }} reject with tcp reset"
+    for rule in (
+        f"{into} ip saddr != {{ 10.0.0.1, 10.0.0.2, 10.1.0.2 }} drop",
+        f"{into} ip6 saddr != {{ fd00::2 }} drop",
+        f'oifname "lo" tcp dport {{ 20001, 20002 }} {others}',
+        f"ip daddr 10.0.0.1 tcp dport 20001 {others}",
+    ):
+        assert f'{rule} comment "task {TASK}"' in text.splitlines()
+
+
+# --- with a kernel ----------------------------------------------------------------------
+
+needs_nft = [
+    pytest.mark.root,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which(NFT) is None or shutil.which("ip") is None,
+        reason="only root has tables, and nft writes them",
+    ),
+]
+SERVE = """\
+import socket
+for family, address in ((socket.AF_INET, "0.0.0.0"),):
+    server = socket.create_server((address, 20001), family=family)
+print("ready", flush=True)
+while True:
+    server.accept()[0].close()
+"""
+CONNECT = """\
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], 20001), timeout=float(sys.argv[2])).close()
+    print("in")
+except OSError as error:
+    print("out")
+"""
+
+
+def run(*argv: str) -> str:
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+class Machines:
+    """Three network namespaces on one bridge: the launcher, a node of its gang, and a third."""
+
+    def __init__(self, stem: str) -> None:
+        self.names = [f"{stem}{number}" for number in (1, 2, 3)]
+        self.hub = f"{stem}0"
+
+    def build(self) -> None:
+        run("ip", "netns", "add", self.hub)
+        hub = ("ip", "-n", self.hub)
+        run(*hub, "link", "add", "br0", "type", "bridge")
+        run(*hub, "link", "set", "br0", "up")
+        for number, name in enumerate(self.names, 1):
+            run("ip", "netns", "add", name)
+            there = ("type", "veth", "peer", "name", "eth0", "netns", name)
+            run(*hub, "link", "add", f"v{number}", *there)
+            run(*hub, "link", "set", f"v{number}", "master", "br0", "up")
+            own = ("ip", "-n", name)
+            run(*own, "address", "add", f"10.0.0.{number}/24", "dev", "eth0")
+            run(*own, "link", "set", "eth0", "up")
+            run(*own, "link", "set", "lo", "up")
+
+    def remove(self) -> None:
+        for name in (*self.names, self.hub):
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+    def connects(self, number: int, address: str, uid: int, patience_s: float = 20.0) -> bool:
+        """True if a process of this user on a machine gets a connection."""
+        user = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
+        python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
+        said = run(
+            *("ip", "netns", "exec", self.names[number - 1], *user),
+            *(python, "-c", CONNECT, address, str(patience_s)),
+        )
+        return said.strip() == "in"
+
+    def apply(self, number: int, text: str) -> None:
+        subprocess.run(
+            ["ip", "netns", "exec", self.names[number - 1], NFT, "-f", "-"],
+            input=text,
+            check=True,
+            text=True,
+        )
+
+    def tables(self, number: int) -> str:
+        return run("ip", "netns", "exec", self.names[number - 1], NFT, "list", "tables")
+
+
+@pytest.fixture
+def machines() -> Iterator[Machines]:
+    found = Machines(f"mf{secrets.token_hex(3)}-")
+    try:
+        found.build()
+    except (OSError, subprocess.CalledProcessError):
+        found.remove()
+        pytest.skip("no network namespaces here")
+    python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
+    argv = ["ip", "netns", "exec", found.names[0], python, "-c", SERVE]
+    server = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        yield found
+    finally:
+        server.kill()
+        server.communicate()
+        found.remove()
+
+
+class TestWithAKernel:
+    pytestmark = needs_nft
+
+    def test_only_the_gang_and_its_user_come_in(self, machines: Machines) -> None:
+        launcher, mate = "10.0.0.1", "10.0.0.2"
+        plan = ArrangeTask(TASK, (), {"MASTER_PORT": "20001"}, (("n1", launcher), ("n2", mate)), "")
+        for number in (1, 2, 3):
+            assert machines.connects(number, launcher, USER + 1), "the control"
+        machines.apply(1, ruleset("m", {TASK: in_gang(Fenced(USER, (20_001,)), plan)}))
+        machines.apply(2, ruleset("m", {TASK: in_gang(Fenced(USER, (20_002,)), plan)}))
+        for number, address in ((1, launcher), (1, "127.0.0.1"), (2, launcher)):
+            for uid in (USER, 0):
+                assert machines.connects(number, address, uid)
+            assert not machines.connects(number, address, USER + 1)
+        # Dropped without an answer, so it waits for nothing.
+        assert not machines.connects(3, launcher, USER, patience_s=1.5)
+        for number in (1, 2):
+            machines.apply(number, ruleset("m", {}))
+            assert machines.tables(number) == ""
+        assert machines.connects(3, launcher, USER + 1)
+
+    def test_before_the_gang_is_known_its_user_is_alone_on_its_node(
+        self, machines: Machines
+    ) -> None:
+        machines.apply(1, ruleset("m", {TASK: Fenced(USER, (20_001,))}))
+        assert machines.connects(1, "10.0.0.1", USER)
+        assert not machines.connects(1, "127.0.0.1", USER + 1)
+        assert machines.connects(2, "10.0.0.1", USER + 1)
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file into which a replacement for nft writes its last input."""
+    said = tmp_path / "said"
+    script = tmp_path / NFT
+    script.write_text(f"#!/bin/sh\n/bin/cat > {said}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    return said
+
+
+async def test_tasks_come_and_go_and_nothing_of_others_stays(program: Path) -> None:
+    fence = Fence("0123456789abcdef", on=True, must=True)
+    await fence.begin({OTHER: Fenced(USER, (20_005,))})
+    assert program.read_text().startswith("table inet muster_0123456789ab\ndelete table")
+    assert "20005" in program.read_text()
+    await fence.lease(TASK, (20_001,), USER)
+    await fence.arrange(TASK, PLAN)
+    assert "10.1.0.2" in program.read_text()
+    await fence.drop(OTHER)
+    assert "20005" not in program.read_text()
+    await fence.drop(TASK)
+    assert len(program.read_text().splitlines()) == 2
+
+
+async def test_switched_off_it_removes_what_was_there(program: Path) -> None:
+    fence = Fence("0123456789abcdef", on=False, must=False)
+    await fence.begin({OTHER: Fenced(USER, (20_005,))})
+    assert len(program.read_text().splitlines()) == 2
+    program.unlink()
+    await fence.lease(TASK, (20_001,), USER)
+    await fence.arrange(TASK, PLAN)
+    await asyncio.sleep(0)
+    assert not program.exists()
