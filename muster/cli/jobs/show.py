@@ -156,8 +156,8 @@ def _countdowns(view: JobView, now: datetime | None) -> list[str]:
         return []
     lines = []
     if view.starts_by is not None:
-        left = span(view.starts_by - now)
-        lines.append(f"promised start: {moment(view.starts_by)} at the latest (in {left})")
+        in_text = span(view.starts_by - now)
+        lines.append(f"promised start: {moment(view.starts_by)} at the latest (in {in_text})")
     if view.limit_at is not None:
         lines.append(f"time limit: ends in {span(view.limit_at - now)}")
     if view.limit_pending:
