@@ -101,8 +101,7 @@ class JobSummary(msgspec.Struct, frozen=True):
     limit; `kill_at` is when a stopping job's grace period ends. `held_by` and `held_at` are the
     user that holds it, and since when. `rerun_of` is the original job. `gpus` is the number it has,
     or requests if it has none; null if that depends on its nodes. `limit_pending` are its nodes
-    that have not confirmed a changed time limit yet, and keep the old one. `starts_by` is the
-    promised start of a waiting job: only a named event moves it later.
+    that have not confirmed a changed time limit yet. `starts_by` is a waiting job's promised start.
     """
 
     id: int
