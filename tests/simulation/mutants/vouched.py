@@ -80,7 +80,7 @@ def _ends_confirm(_: Any, received: Any) -> Any:
 
 
 MUTANTS = (
-    Mutant("a new boot vouches for the gang of an old one", believes_old_boots, _TWICE, seed=-341),
+    Mutant("a new boot vouches for the gang of an old one", believes_old_boots, _TWICE, seed=-372),
     Mutant(
         "an agent vouches after a stop",
         everywhere(vouching.answer, _in_spite_of_stops),
