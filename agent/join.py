@@ -160,8 +160,8 @@ def _run_as(given: str | None, *, root: bool) -> str | None:
     if not given:
         if root:
             raise JoinError(
-                f"name the user of the jobs: --run-as USER, or --run-as {SUBMITTER} for each job's "
-                "own; without it, this node would refuse every job"
+                f"name the user of the jobs: --run-as USER for all jobs, or --run-as {SUBMITTER} "
+                "for each job's own"
             )
         return None
     if given != SUBMITTER:

@@ -163,8 +163,8 @@ def _run_as(given: str | None) -> str:
         given = click.prompt(f"User of the jobs on the nodes, or {SUBMITTER}", err=True)
     if not given:
         raise click.UsageError(
-            f"name the user of the jobs: --run-as USER, or --run-as {SUBMITTER} for each job's "
-            "own; without it, nodes would refuse every job"
+            f"name the user of the jobs: --run-as USER for all jobs, or --run-as {SUBMITTER} for "
+            "each job's own"
         )
     return given.strip()
 
