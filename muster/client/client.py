@@ -215,14 +215,20 @@ class Client:
         return self._call(endpoints.environment(job, node))
 
     def explain(
-        self, job: int, *, nodes: int | None = None, drained: Sequence[str] = ()
+        self,
+        job: int,
+        *,
+        nodes: int | None = None,
+        drained: Sequence[str] = (),
+        time_limit_s: float | None = None,
     ) -> Explanation:
         """Explain why the job waits, or why it ran where it did and what ended it.
 
-        For a waiting job, also answers what-if questions: if it asked for `nodes` nodes, or if the
-        nodes `drained` were out of service. Raises ApiError (409 if the job does not wait).
+        For a waiting job, also answers what-if questions: if it asked for `nodes` nodes, if the
+        nodes `drained` were out of service, or if its time limit was `time_limit_s`. Raises
+        ApiError (409 if the job does not wait).
         """
-        return self._call(endpoints.explain(job, nodes, drained))
+        return self._call(endpoints.explain(job, nodes, drained, time_limit_s))
 
     def fabric(self, job: int) -> FabricView:
         """Return the fabric plan of the job's last attempt, with the reason for each value."""

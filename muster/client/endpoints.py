@@ -211,8 +211,14 @@ def environment(number: int, node: str | None) -> Call[EnvironmentView]:
     return Call(EnvironmentView, "GET", f"/v1/jobs/{number}/env", {"node": node})
 
 
-def explain(number: int, nodes: int | None, drained: Sequence[str]) -> Call[Explanation]:
-    query = {"nodes": nodes, "drained": ",".join(drained) or None}
+def explain(
+    number: int, nodes: int | None, drained: Sequence[str], time_limit_s: float | None
+) -> Call[Explanation]:
+    query = {
+        "nodes": nodes,
+        "drained": ",".join(drained) or None,
+        "time_limit_s": time_limit_s,
+    }
     return Call(Explanation, "GET", f"/v1/jobs/{number}/explain", query)
 
 

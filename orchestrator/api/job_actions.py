@@ -110,7 +110,7 @@ class JobActionsApi:
         state, job = await find_job(self._coordinator, name)
         now = self._coordinator.now()
         drained = [NodeName(node) for node in query.drained or ()]
-        supposing = what_if_text(query.nodes, drained)
+        supposing = what_if_text(query.nodes, drained, query.time_limit_s)
         if not supposing:
             return reply(self._shown(request, explain(state, job, now)))
         for node in drained:
@@ -123,7 +123,8 @@ class JobActionsApi:
                 f"job {name} is {job_state(job).value}: what-if questions need a waiting job",
                 f"its end: muster explain {name}",
             )
-        explanation = explain(*what_if_state(state, job, now, query.nodes, drained), now)
+        asked = what_if_state(state, job, now, query.nodes, drained, query.time_limit_s)
+        explanation = explain(*asked, now)
         text = "it would start now" if explanation.starts_now else explanation.text
         explanation = msgspec.structs.replace(explanation, supposing=supposing, text=text)
         return reply(self._shown(request, explanation))

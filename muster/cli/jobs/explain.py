@@ -9,6 +9,7 @@ import click
 
 from muster.cli.client_options import connect, connection_options
 from muster.cli.input.job_ref import JOB, NODE, find_job
+from muster.cli.input.param_types import DURATION
 from muster.cli.output.fabric_view import print_fabric
 from muster.cli.output.format import moment, safe, span
 from muster.cli.output.json_output import json_option, print_json
@@ -41,6 +42,13 @@ _AHEAD: Final = (
     help="What if it asked for this number of nodes?",
 )
 @click.option(
+    "--time-limit",
+    "time_limit_s",
+    type=DURATION,
+    metavar="DURATION",
+    help="What if this was its time limit?",
+)
+@click.option(
     "--after",
     "changes",
     nargs=2,
@@ -52,7 +60,12 @@ _AHEAD: Final = (
 @json_option
 @connection_options
 def command(
-    *, what: tuple[str, ...], nodes: int | None, changes: tuple[tuple[str, str], ...], as_json: bool
+    *,
+    what: tuple[str, ...],
+    nodes: int | None,
+    time_limit_s: float | None,
+    changes: tuple[tuple[str, str], ...],
+    as_json: bool,
 ) -> None:
     """Show why a job waits: its place in the queue, each node's verdict, its latest start by the
     time limits of other jobs, and what would start it sooner.
@@ -61,6 +74,7 @@ def command(
 
     \b
     muster explain 42 --nodes 3               what if it asked for three nodes?
+    muster explain 42 --time-limit 1h         what if its time limit was an hour?
     muster explain 42 --after drain gpu-07    what if that node were drained?
 
     `muster explain rdma JOB`: show why the job has RDMA or not, and the reason for each network
@@ -71,8 +85,8 @@ def command(
         raise click.UsageError("one job, or: muster explain rdma JOB")
     if not topic and job == "rdma":
         raise click.UsageError("rdma of which job? muster explain rdma JOB")
-    if topic and (nodes is not None or changes):
-        raise click.UsageError("--nodes and --after apply to a waiting job, not to its RDMA")
+    if topic and (nodes is not None or time_limit_s is not None or changes):
+        raise click.UsageError("what-if questions are about a waiting job, not about its RDMA")
     client = connect()
     if topic:
         plan = client.fabric(find_job(client, job))
@@ -82,7 +96,9 @@ def command(
             print_fabric(plan)
         return
     drained = [node for _, node in changes]
-    found = client.explain(find_job(client, job), nodes=nodes, drained=drained)
+    found = client.explain(
+        find_job(client, job), nodes=nodes, drained=drained, time_limit_s=time_limit_s
+    )
     if as_json:
         print_json(found)
         return

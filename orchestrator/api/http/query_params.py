@@ -16,6 +16,7 @@ WAIT_S_MAX: Final = 60.0
 # A greater value is refused; a smaller one is reduced to WAIT_S_MAX.
 WAIT_S_ASKED_MAX: Final = 86_400.0
 PAGE_MAX: Final = 1000
+TIME_LIMIT_S_MAX: Final = 1e9
 EVENT_ID: Final = "^[0-9]{1,17}(-[0-9a-f]{1,16})?$"
 
 _Word = Annotated[str, Meta(max_length=255)]
@@ -63,6 +64,10 @@ class ExplainQuery(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     drained: Annotated[
         tuple[_Word, ...] | None, Meta(description="what if these nodes, separated by commas, were")
+    ] = None
+    time_limit_s: Annotated[
+        Annotated[float, Meta(ge=1, le=TIME_LIMIT_S_MAX)] | None,
+        Meta(description="what if this was its time limit"),
     ] = None
 
 

@@ -13,14 +13,19 @@ from msgspec import structs
 from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
 from orchestrator.core.model.job import JobPhase
-from orchestrator.core.model.node import Drain
+from orchestrator.core.model.node import Drain, rounded_down
 from orchestrator.core.model.state import Job, State
 
 WAITING = frozenset({JobPhase.QUEUED, JobPhase.HELD, JobPhase.BACKOFF})
 
 
 def what_if_state(
-    state: State, job: Job, now: Instant, nodes: int | None, drained: Collection[NodeName]
+    state: State,
+    job: Job,
+    now: Instant,
+    nodes: int | None,
+    drained: Collection[NodeName],
+    time_limit_s: float | None = None,
 ) -> tuple[State, Job]:
     """Copies of state and job with the changes; `drained` are known nodes, and the job waits."""
     there = dict(state.nodes)
@@ -29,14 +34,20 @@ def what_if_state(
             there[name] = replace(there[name], drain=Drain("you", "supposed", now.wall))
     if nodes is not None:
         job = replace(job, spec=structs.replace(job.spec, nodes=nodes, max_nodes=None))
+    if time_limit_s is not None:
+        job = replace(job, spec=structs.replace(job.spec, time_limit_s=time_limit_s))
     return replace(state, nodes=there, jobs={**state.jobs, job.id: job}), job
 
 
-def what_if_text(nodes: int | None, drained: Collection[NodeName]) -> str:
+def what_if_text(
+    nodes: int | None, drained: Collection[NodeName], time_limit_s: float | None
+) -> str:
     """The assumption as text, to precede the result; empty without an assumption."""
     parts = []
     if nodes is not None:
         parts.append(f"it asked for {nodes} node{'' if nodes == 1 else 's'}")
+    if time_limit_s is not None:
+        parts.append(f"its time limit was {rounded_down(time_limit_s)}")
     if drained:
         was = "was" if len(drained) == 1 else "were"
         parts.append(f"{', '.join(sorted(drained))} {was} drained")

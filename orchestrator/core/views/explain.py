@@ -36,6 +36,7 @@ from orchestrator.core.scheduling.planned_ends import duration_s
 from orchestrator.core.scheduling.reasons import Rejection, jobs_named
 from orchestrator.core.scheduling.restore_hold import why_held, why_job_held
 from orchestrator.core.scheduling.topology import groups
+from orchestrator.core.scheduling.what_if import what_if_state
 from orchestrator.core.views.display import job_summary, node_state
 from orchestrator.core.views.fabric import plan_of, was_refused
 
@@ -117,7 +118,7 @@ def _waiting(
         ),
         starts_by=starts_by,
         forecast=when,
-        hints=tuple(_hints(state, job, it)),
+        hints=tuple(_hints(state, job, it, now)),
         attempts=stories,
     )
 
@@ -243,10 +244,10 @@ def _when(state: State, job: Job, it: Chance, now: Instant) -> tuple[str, Timest
             return found.text, timestamp(now.wall + found.in_s)
 
 
-def _hints(state: State, job: Job, it: Chance) -> list[str]:
+def _hints(state: State, job: Job, it: Chance, now: Instant) -> list[str]:
     """Return the changes that would start the job now, with their commands."""
     if it.found.gang:
-        return _hints_of_order(job, it)
+        return _hints_of_order(job, it) or _hint_of_limit(state, job, it, now)
     if it.line:
         return []
     fewer = _largest_gang(state, job, it)
@@ -269,6 +270,23 @@ def _hints_of_order(job: Job, it: Chance) -> list[str]:
             return [f"would start now without its pause: muster hold {job.id}, then {release}"]
         case _:
             return []
+
+
+def _hint_of_limit(state: State, job: Job, it: Chance, now: Instant) -> list[str]:
+    """Return the longest time limit with which the job would have ended before others need its
+    nodes, in whole minutes."""
+    if it.outlook is None or it.starts_now or job.phase is not JobPhase.QUEUED:
+        return []
+    spec = job.spec
+    around_s = duration_s(msgspec.structs.replace(spec, time_limit_s=0.0))
+    most = math.inf if spec.time_limit_s is None else spec.time_limit_s / 60
+    starts = {booking.start for booking in it.outlook.plan.bookings.values()} - {math.inf}
+    minutes = {int((start - now.mono - around_s) // 60) for start in starts}
+    for limit in sorted((one for one in minutes if 0 < one < most), reverse=True)[:TRIES]:
+        if outlook(*what_if_state(state, job, now, None, (), limit * 60.0), now).starts_now:
+            text = f"a time limit of {limit}m (muster set {job.id} time_limit={limit}m)"
+            return [f"would start now with {text}"]
+    return []
 
 
 def _largest_gang(state: State, job: Job, it: Chance) -> int:

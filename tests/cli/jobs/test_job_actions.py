@@ -156,8 +156,10 @@ def test_explain(muster: Muster, submit: Callable[..., str]) -> None:
     found = json.loads(muster("explain", "why", "--json").stdout)
     assert (found["wanted"], found["starts_now"]) == (2, False)
     assert {node["reason"]["code"] for node in found["nodes"]} == {"not_connected"}
-    what_if = muster("explain", "why", "--nodes", "1", "--after", "drain", "c1").stdout
-    assert "if it asked for 1 node and c1 was drained:" in what_if
+    what_if = muster(
+        "explain", "why", "--nodes", "1", "--time-limit", "2h", "--after", "drain", "c1"
+    ).stdout
+    assert "if it asked for 1 node and its time limit was 2h and c1 was drained:" in what_if
     assert "needs 1 node; 0 could be used now" in what_if
     assert "drained by you" in what_if
     wrong = muster("explain", "why", "--after", "drain", "nobody")

@@ -203,15 +203,21 @@ async def test_a_rerun_of_named_nodes_keeps_the_others(cluster: CoordinatorProce
 async def test_what_if_questions_are_answered(cluster: CoordinatorProcess) -> None:
     async with user_of(cluster) as user:
         path = f"/v1/jobs/{await user.submit(nodes=2)}"
-        found = await user.get(f"{path}/explain?nodes=1&drained=v2,v1")
-        assert found["supposing"] == "if it asked for 1 node and v1, v2 were drained"
+        found = await user.get(f"{path}/explain?nodes=1&drained=v2,v1&time_limit_s=3600")
+        assumed = "if it asked for 1 node and its time limit was 1h and v1, v2 were drained"
+        assert found["supposing"] == assumed
         assert found["wanted"] == 1
         codes = {node["node"]: node["reason"]["code"] for node in found["nodes"]}
         assert (codes["v1"], codes["v2"]) == ("drained", "drained")
         there = await user.get(f"{path}/explain")
         assert (there["wanted"], there["supposing"]) == (2, "")
         assert all(node["admin"] == "active" for node in (await user.get("/v1/nodes"))["nodes"])
-        for query, code in (("nodes=0", 400), ("nodes=4097", 400), ("drained=nobody", 422)):
+        for query, code in (
+            ("nodes=0", 400),
+            ("nodes=4097", 400),
+            ("time_limit_s=0", 400),
+            ("drained=nobody", 422),
+        ):
             async with user.http.get(f"{path}/explain?{query}") as answer:
                 assert answer.status == code, await answer.text()
         await ask(user, "POST", f"{path}/cancel")

@@ -13,6 +13,7 @@ from orchestrator.core.facts.effects import TimerKind
 from orchestrator.core.facts.queue import QueuesPlanned, StartMoved, StartPromised
 from orchestrator.core.model.plan import Backfill, MoveCause, PoolPolicy
 from orchestrator.core.scheduling.planned_ends import CLEAN_S, START_S
+from orchestrator.core.scheduling.what_if import what_if_state
 from orchestrator.core.views.display import job_summary
 from orchestrator.core.views.explain import explain
 from tests.orchestrator.core.playbook import STRICT, Cluster, spec
@@ -263,7 +264,6 @@ def test_explain_says_for_which_job_a_free_node_is_kept(gang_waits: Cluster) -> 
     found = explain(gang_waits.state, gang_waits.job(3), gang_waits.now)
     kept = [it.reason.text for it in found.nodes if it.reason.code == "promised"]
     assert kept == ["is free, and job 2 needs it in 1h"] * 2
-    assert found.hints == ()
     first = explain(gang_waits.state, gang_waits.job(2), gang_waits.now)
     assert first.forecast == "job 1 ends on n0 by then"
     assert first.starts_by is not None
@@ -281,3 +281,18 @@ def test_the_list_of_jobs_has_the_promised_start(gang_waits: Cluster) -> None:
     assert round(line.starts_by.timestamp() - gang_waits.now.wall) == HOUR + 30 + CLEAN_S
     running = job_summary(gang_waits.state, gang_waits.job(1), gang_waits.now)
     assert running.starts_by is None
+
+
+@pytest.mark.parametrize("limit_s", [None, 2 * HOUR])
+def test_explain_says_which_time_limit_would_start_a_job_now(
+    gang_waits: Cluster, limit_s: float | None
+) -> None:
+    cluster = gang_waits
+    cluster.submit(spec(nodes=1, time_limit_s=limit_s))
+    hint = "would start now with a time limit of 59m (muster set 3 time_limit=59m)"
+    assert explain(cluster.state, cluster.job(3), cluster.now).hints == (hint,)
+    for limit, starts in ((59 * 60.0, True), (60 * 60.0, False)):
+        asked = what_if_state(cluster.state, cluster.job(3), cluster.now, None, (), limit)
+        assert explain(*asked, cluster.now).starts_now is starts
+    cluster.change(3, time_limit_s=59 * 60.0)
+    assert not waits(cluster, 3)
