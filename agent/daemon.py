@@ -56,6 +56,7 @@ from agent.leftovers.processes import describe, kill_leftovers, leftover_process
 from agent.link.control import ControlLink
 from agent.link.dialer import Dialer
 from agent.link.inbox import InputQueue
+from agent.link.renewal import CertificateRenewal
 from agent.logs.shipper import LogShipper
 from agent.monitors.checkpoints import CheckpointMonitor
 from agent.monitors.disks import DiskMonitor
@@ -124,7 +125,10 @@ class Agent:
         self._timers: Timers[Timer] = Timers(
             clock, lambda timer: self._turn(TimerFired(timer)), ring=self._inbox.wake
         )
-        self._dialer = Dialer(config.coordinator, config.token_file, config.tls_ca)
+        self._dialer = Dialer(
+            config.coordinator, config.token_file, config.tls_ca, config.certificate
+        )
+        self._renewal = CertificateRenewal(self._dialer, config.certificate, identity.node, clock)
         self._link = ControlLink(self._dialer, self._inbox)
         self._logs = LogShipper(
             self._dialer,
@@ -133,7 +137,9 @@ class Agent:
             identity.agent_id,
             lambda task: self._inbox.post(LogsStored(task)),
         )
-        self._code = CodeFetcher(CodeStore(config.state_dir / "code"), self._dialer, clock)
+        self._code = CodeFetcher(
+            CodeStore(config.state_dir / "code"), self._dialer, clock, config.peer_port
+        )
         self._shims = _shims(config)
         self._fence = Fence(identity.agent_id, on=config.fences, must=config.fence is True)
         self._probe = network
@@ -227,9 +233,9 @@ class Agent:
                 if fabric.devices():
                     owner.spawn_monitor(ports.run, name="ports")
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
-                owner.spawn_monitor(gpus.run, name="gpus")
-                owner.spawn_monitor(self._idle.run, name="idle")
-                owner.spawn_monitor(hangs.run, name="hangs")
+                monitors = {"gpus": gpus.run, "idle": self._idle.run, "hangs": hangs.run}
+                for name, run in {**monitors, "certificate": self._renewal.run}.items():
+                    owner.spawn_monitor(run, name=name)
                 owner.spawn(self._link.run(), name="link", eternal=True)
                 _log.info("serving", node=identity.node, coordinator=config.coordinator)
                 notifier.ready(f"node {identity.node}, coordinator {config.coordinator}")
@@ -243,7 +249,7 @@ class Agent:
                 _log.info("stopping", jobs_left_running=len(self._tasks))
                 await owner.close()
                 hosts.close()
-                await self._shims.close()
+                await asyncio.gather(self._code.peers.close(), self._shims.close())
 
     def _site_hooks(self, hardware: HardwareMonitor, owner: TaskOwner) -> SiteHooks:
         hooks = SiteHooks(self._config, self._clock, hardware.tell)
