@@ -159,9 +159,10 @@ class Machine:
 
 
 def documented() -> list[str]:
-    """The commands of docs/how-to/install.md, with a user for jobs."""
+    """The commands by hand of docs/how-to/install.md, with a user for jobs."""
     text = (TREE / "docs/how-to/install.md").read_text()
-    _, coordinator, node, *_ = re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    text = text.partition("## By hand: the coordinator's machine")[2]
+    coordinator, node, *_ = re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     lines = [line.partition("  #")[0].rstrip() for line in (coordinator + node).splitlines()]
     found = [line for line in lines if "/path/to" not in line]
     init = "/opt/muster/bin/muster init --dir /etc/muster"

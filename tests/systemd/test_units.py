@@ -238,7 +238,7 @@ def test_systemd_has_no_complaint(unit: str, installed: Path) -> None:
     assert (mine, done.returncode) == ([], 0), done.stderr
 
 
-@pytest.mark.parametrize(("name", "most"), [("muster-agent", 5.5), ("muster-coordinator", 2.0)])
+@pytest.mark.parametrize(("name", "most"), [("muster-agent", 5.6), ("muster-coordinator", 2.0)])
 def test_the_exposure_of_a_unit(name: str, most: float, installed: Path) -> None:
     unit = installed / f"{name}.service"
     argv = [tool("systemd-analyze"), "security", "--offline=true", "--no-pager", str(unit)]

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 _SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS chunks (
+CREATE TABLE chunks (
     user TEXT, sha256 TEXT, size INTEGER, seen REAL, PRIMARY KEY (user, sha256)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS bundles (
+CREATE TABLE bundles (
     user TEXT, sha256 TEXT, files INTEGER, bytes INTEGER, stored INTEGER, seen REAL,
     PRIMARY KEY (user, sha256)
 ) WITHOUT ROWID;
@@ -47,9 +47,8 @@ class References:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version != _VERSION:
-            self._db.executescript(_OLD)
-        self._db.executescript(f"{_SCHEMA} PRAGMA user_version = {_VERSION};")
+        if version != _VERSION:  # else nothing is written: the disk may be full
+            self._db.executescript(f"{_OLD} {_SCHEMA} PRAGMA user_version = {_VERSION};")
 
     def close(self) -> None:
         """Close the file."""
