@@ -133,9 +133,15 @@ class AccessTable:
 
     def _check_token(self, request: web.Request, route: Route) -> None:
         """Others' tokens do not exist for those who may not see them."""
-        owner = self._tokens.owner(request.match_info["id"])
-        if owner is None or not self.allows(request, route.action, owner):
-            raise no_such_token(request.match_info["id"])
+        name, mine = request.match_info["id"], request[TOKEN]
+        owner = self._tokens.owner(name)
+        if owner is None or not self.allows(request, Action.SEE_TOKEN, owner):
+            raise no_such_token(name)
+        token = Owned(owner, itself=name == mine.id)
+        if not may(self.principal(mine), route.action, token, self.policy):
+            hint = "use another token, whose role is user at least"
+            detail = "a token to read only revokes no other token"
+            raise ApiError(403, "read_only_token", detail, hint)
 
     async def still_allowed(self, request: web.Request, route: Route) -> bool:
         """True if the principal of an open request may still do what it began with."""
