@@ -30,7 +30,7 @@ TOKEN: Final = web.RequestKey("token", KnownToken)
 REFUSED: Final = web.RequestKey("refused", KnownToken)
 """Token of a request that is refused because the token is not valid any more."""
 FOREIGN: Final = web.RequestKey("foreign", str)
-"""Owner of the job that a request is about, if it is another user's."""
+"""Owner of a job that a request is about, or whose events it reads, if it is another user's."""
 SUBJECT: Final = web.RequestKey("subject", str)
 """Object of a request whose path does not name it, for the audit log."""
 _JOB: Final = web.RequestKey("job", JobId)
