@@ -187,6 +187,34 @@ async def test_others_events_are_read_with_an_entry_for_each_request(tmp_path: P
         assert process.terminate() == 0
 
 
+async def test_of_many_equal_refusals_of_a_user_few_are_recorded(tmp_path: Path) -> None:
+    """So that no user overwrites the log. Nothing of operators is left out, and no change."""
+    with CoordinatorProcess(tmp_path).start() as process:
+        ann, olga = add_token(process, "ann"), add_token(process, "olga", "operator")
+        async with user_of(process) as admin, aiohttp.ClientSession(process.url) as http:
+            async with connect(process, "n1") as agent:
+                await agent.hello()
+            for token, times in ((ann, 9), (olga, 3)):
+                for job in range(times):
+                    path, headers = f"/v1/jobs/{1000 + job}/cancel", process.headers(token)
+                    async with http.post(path, json={}, headers=headers) as answer:
+                        assert answer.status == 404
+            for path in ("/v1/users", "/v1/tokens"):
+                async with http.post(path, json={}, headers=process.headers(ann)) as answer:
+                    assert answer.status == 403
+            for _ in range(3):
+                await http.post("/v1/jobs", json=JOB, headers=process.headers(ann))
+            found: dict[tuple[str, str], list[int]] = {}
+            for each in reversed(await entries(admin)):
+                kind = each.get("user", ""), each["action"]
+                found.setdefault(kind, []).append(each.get("count", 1))
+            assert found["ann", "job.change"] == [1, 2, 4, 8]
+            assert found["olga", "job.change"] == [1, 1, 1]
+            assert found["ann", "people.manage"] == [1, 2]
+            assert found["ann", "job.submit"] == [1, 1, 1]
+        assert process.terminate() == 0
+
+
 async def test_it_is_bounded_and_the_newest_stay(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, bytes_max=1)
     for number in range(30):

@@ -172,7 +172,7 @@ async def test_a_viewer_scrapes_and_submits_nothing(coordinator: CoordinatorProc
 
 
 async def test_a_token_to_read_only_revokes_itself_and_no_other(tmp_path: Path) -> None:
-    """Also if it is an admin's: whoever finds it in a scraper must not lock its owner out."""
+    """Also if it is an admin's: one that leaks from a scraper does not lock its owner out."""
     with CoordinatorProcess(tmp_path).start() as process:
         add_token(process, "ann")
         async with person(process, "root", "admin") as root:
