@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 
@@ -42,6 +43,7 @@ TICKET: Final = "X-Muster-Ticket"
 _BODY_S: Final = 300.0
 _UPLOADS: Final = 8
 _UPLOADS_PER_USER: Final = 2
+_FETCHES_PER_TASK: Final = 2
 _THREADS: Final = 4
 _DECODED: Final = 16
 _GANGS: Final = 256
@@ -69,6 +71,7 @@ class BundlesApi:
         self._fetches = ThreadPoolExecutor(_THREADS, thread_name_prefix="code-fetches")
         self._gangs: OrderedDict[str, dict[int, CodePeer]] = OrderedDict()
         self._of_user: dict[str, asyncio.Semaphore] = {}
+        self._of_a_task: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._manifests: OrderedDict[str, tuple[bytes, CodeManifest, frozenset[str]]] = (
             OrderedDict()
         )
@@ -143,8 +146,16 @@ class BundlesApi:
 
     async def chunks(self, request: web.Request) -> web.StreamResponse:
         """Send chunks of a task's bundle as a pack. Each is verified when it is read."""
+        task = await self._of_task(request)
+        # The semaphore is kept as long as a request holds it or waits for it.
+        name = f"{task.job}.{task.attempt}.{task.rank}"
+        turn = self._of_a_task.setdefault(name, asyncio.Semaphore(_FETCHES_PER_TASK))
+        async with turn:
+            return await self._send_chunks(request, task)
+
+    async def _send_chunks(self, request: web.Request, task: _Task) -> web.StreamResponse:
         asked = await struct_body(request, ChunksRequest)
-        _, allowed = await self._manifest(await self._of_task(request))
+        _, allowed = await self._manifest(task)
         if len(asked.chunks) > PACK_CHUNKS or not allowed.issuperset(asked.chunks):
             raise ApiError(422, "not_in_bundle", "a chunk is not in the bundle of this task")
         response = web.StreamResponse()

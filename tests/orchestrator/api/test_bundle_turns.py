@@ -1,4 +1,4 @@
-"""Users take turns at the store of code, and nodes wait for none of them."""
+"""Users and nodes take turns at the store of code, and nodes wait for no user."""
 
 import asyncio
 import threading
@@ -19,6 +19,8 @@ from orchestrator.api.routes import ROUTES
 from orchestrator.core.model.people import KnownToken
 from tests.orchestrator.fake_agent import DEADLINE_S
 
+CHUNK = "c" * 64
+CHUNKS = next(route for route in ROUTES if route.handler is BundlesApi.chunks)
 MISSING = next(route for route in ROUTES if route.path == "/v1/blobs:missing")
 
 
@@ -45,20 +47,25 @@ class SlowStore:
         return []
 
     def manifest(self, _bundle: str) -> tuple[bytes, Any]:
-        return b"manifest", SimpleNamespace(chunks=dict)
+        return b"manifest", SimpleNamespace(chunks=lambda: {CHUNK: 1})
+
+    def chunk(self, _sha256: str) -> bytes:
+        self.missing("ann", (), 0.0)
+        return b"x"
 
 
 class Api(BundlesApi):
     """Every ticket is good."""
 
-    async def _of_task(self, _request: web.Request) -> Any:
-        return SimpleNamespace(bundle="b" * 64)
+    async def _of_task(self, request: web.Request) -> Any:
+        rank = int(request.query.get("rank", "0"))
+        return SimpleNamespace(job=1, attempt=1, rank=rank, bundle="b" * 64)
 
 
 @web.middleware
 async def sign_in(request: web.Request, handler: Handler) -> web.StreamResponse:
     user = request.headers["User"]
-    request[ROUTE] = MISSING
+    request[ROUTE] = MISSING if request.path == "/missing" else CHUNKS
     request[TOKEN] = KnownToken("1", TokenClass.USER, "", user)
     return await handler(request)
 
@@ -70,6 +77,7 @@ async def served(store: SlowStore) -> AsyncIterator[TestClient[web.Request, web.
     app = web.Application(middlewares=[sign_in])
     app.router.add_post("/missing", api.missing)
     app.router.add_get("/manifest", api.manifest)
+    app.router.add_post("/chunks", api.chunks)
     async with TestClient(TestServer(app)) as client:
         try:
             yield client
@@ -98,3 +106,28 @@ async def test_a_flood_of_questions_delays_neither_others_nor_nodes() -> None:
         store.gate.set()
         assert set(await asyncio.gather(*flood)) == {200}
     assert (store.most["ann"], store.most["eve"]) == (2, 2)
+
+
+async def test_a_task_has_two_answers_with_chunks_at_a_time() -> None:
+    """So that a node that reads none of them does not fill the memory."""
+    store = SlowStore()
+    asked: dict[str, Any] = {"json": {"chunks": [CHUNK]}, "headers": {"User": ""}}
+
+    async def fetches(client: TestClient[web.Request, web.Application], rank: int) -> int:
+        async with client.post(f"/chunks?rank={rank}", **asked) as answer:
+            await answer.read()
+            return answer.status
+
+    async with served(store) as client, asyncio.timeout(DEADLINE_S):
+        flood = [asyncio.create_task(fetches(client, 0)) for _ in range(20)]
+        while store.running["ann"] < 2:
+            assert not flood[0].done()
+            await asyncio.sleep(0)
+        # Another task's fetch runs beside them.
+        flood.append(asyncio.create_task(fetches(client, 1)))
+        while store.running["ann"] < 3:
+            assert not flood[0].done()
+            await asyncio.sleep(0)
+        store.gate.set()
+        assert set(await asyncio.gather(*flood)) == {200}
+    assert store.most["ann"] == 3
