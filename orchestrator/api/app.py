@@ -120,6 +120,7 @@ def make_app(
         reads.close()
         parsers.close()
         views.close()
+        code.close()
         bundles.close()
 
     app.on_cleanup.append(close)

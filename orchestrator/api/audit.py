@@ -6,6 +6,7 @@ from typing import Final
 from aiohttp import web
 
 from muster.http.audit import AuditEntry, AuditList
+from muster.protocol.roles import Role
 from muster.protocol.timestamp import timestamp
 from muster.protocol.tokens import TokenClass, without_secrets
 from orchestrator.api.http.access import FOREIGN, REFUSED, SUBJECT, TOKEN
@@ -20,7 +21,7 @@ from orchestrator.shell.coordinator import Coordinator
 
 LOGIN: Final = "login"
 _WINDOW_S: Final = 60.0
-_ADDRESSES_MAX: Final = 1024
+_REPEATS_MAX: Final = 1024
 _SUBJECT_CHARS_MAX: Final = 253
 
 
@@ -30,7 +31,7 @@ class AuditApi:
     def __init__(self, coordinator: Coordinator, log: AuditLog) -> None:
         self._coordinator = coordinator
         self._log = log
-        self._failed: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
+        self._repeats: OrderedDict[tuple[str, ...], tuple[float, int]] = OrderedDict()
 
     def observe(self, request: web.Request, status: int) -> None:
         """Record a request, once it is answered, if it belongs in the log."""
@@ -45,7 +46,16 @@ class AuditApi:
         ):
             return
         route = request.get(ROUTE)
-        self._add(request, status, "" if route is None else route.action.value, token)
+        action = "" if route is None else route.action.value
+        count = 1
+        if status >= 400 and not self._works_for_all(token.user):
+            count = self._count(token.user, action, str(status))
+        self._add(request, status, action, token, count)
+
+    def _works_for_all(self, user: str) -> bool:
+        """True for operators and admins: each of their entries is kept."""
+        known = self._coordinator.state.people.users.get(user)
+        return known is not None and known.role.includes(Role.OPERATOR)
 
     def _add(
         self,
@@ -53,8 +63,13 @@ class AuditApi:
         status: int,
         action: str,
         token: KnownToken | None,
-        count: int = 1,
+        count: int,
     ) -> None:
+        """Record a request, which is the `count`th one of its kind. Of many, the first, second,
+        fourth ... is recorded.
+        """
+        if count & (count - 1):
+            return
         route = request.get(ROUTE)
         subject = request.get(SUBJECT, request.match_info.get("id", ""))
         self._log.add(
@@ -74,20 +89,21 @@ class AuditApi:
         )
 
     def _failed_login(self, request: web.Request, status: int) -> None:
-        """Count failed logins by address and by the token that is not valid any more. Of many, the
-        first, second, fourth ... is recorded.
-        """
-        now, token = self._coordinator.now(), request.get(REFUSED)
-        key = request.remote or "", "" if token is None else token.id
-        since, count = self._failed.pop(key, (now.mono, 0))
-        if now.mono - since > _WINDOW_S:
-            since, count = now.mono, 0
-        count += 1
-        self._failed[key] = since, count
-        if len(self._failed) > _ADDRESSES_MAX:
-            self._failed.popitem(last=False)
-        if count & (count - 1) == 0:
-            self._add(request, status, LOGIN, token, count)
+        """Count failed logins by address and by the token that is not valid any more."""
+        token = request.get(REFUSED)
+        count = self._count(request.remote or "", "" if token is None else token.id)
+        self._add(request, status, LOGIN, token, count)
+
+    def _count(self, *key: str) -> int:
+        """Return how often there was something equal within a minute, with this time."""
+        now = self._coordinator.now().mono
+        since, count = self._repeats.pop(key, (now, 0))
+        if now - since > _WINDOW_S:
+            since, count = now, 0
+        self._repeats[key] = since, count + 1
+        if len(self._repeats) > _REPEATS_MAX:
+            self._repeats.popitem(last=False)
+        return count + 1
 
     async def show(self, request: web.Request) -> web.Response:
         query = read_query(request, AuditQuery)

@@ -17,7 +17,7 @@ from aiohttp import web
 from muster.http.views import EventsEnd, EventView
 from orchestrator.api.event_pages import OF_ADMINS, EventLine, EventPages
 from orchestrator.api.event_text import event_id
-from orchestrator.api.http.access import TOKEN, AccessTable
+from orchestrator.api.http.access import FOREIGN, TOKEN, AccessTable
 from orchestrator.api.http.job_owners import JobOwners
 from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.query_params import EVENT_ID, EventsQuery
@@ -103,9 +103,15 @@ class EventsApi:
         """Return the events of nodes, and of jobs that the user may read."""
         if not self._access.allows(request, Action.MANAGE_PEOPLE, ""):
             page = [line for line in page if line.job != OF_ADMINS]
-        if self._access.allows(request, Action.READ_JOB, ""):
+        reads_all = self._access.allows(request, Action.READ_JOB, "")
+        if reads_all and FOREIGN in request:
             return page
         owners = await self._owners.of({line.job for line in page if line.job is not None})
+        if reads_all:
+            others = set(owners.values()) - {request[TOKEN].user}
+            if others:
+                request[FOREIGN] = min(others)
+            return page
         mine = {
             name
             for name, owner in owners.items()

@@ -127,7 +127,7 @@ class PeopleApi:
                     self._token(token, jobs)
                     for token in people.tokens.values()
                     if query.user in (None, token.user)
-                    and self._access.allows(request, Action.USE_TOKEN, token.user)
+                    and self._access.allows(request, Action.SEE_TOKEN, token.user)
                 )
             )
         )

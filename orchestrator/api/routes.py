@@ -172,7 +172,7 @@ ROUTES: Final = (
     Route("POST", "/v1/tokens", PeopleApi.create_token, _PEOPLE,
           "Create a token; only this response has its text.", body=people.TokenRequest,
           answers=as_json(people.NewToken, 201), problems=(404, 409, 422, 507)),
-    Route("POST", "/v1/tokens/{id}/revoke", PeopleApi.revoke_token, Action.USE_TOKEN,
+    Route("POST", "/v1/tokens/{id}/revoke", PeopleApi.revoke_token, Action.REVOKE_TOKEN,
           "Revoke a token.", body=people.RevokeRequest, answers=as_json(people.TokenView),
           problems=(409,)),
     Route("POST", "/v1/join", EnrolmentApi.join, Action.JOIN,

@@ -1,4 +1,4 @@
-"""Bulk reads of users: logs and pages of events, in a few threads that nothing durable waits for.
+"""Bulk reads of users, such as logs and events, in a few threads that nothing durable waits for.
 
 A read is a sequence of short slices. Users take turns, slice by slice, however many readers each
 of them has.

@@ -25,7 +25,7 @@ do not allow is refused. While a stream is open, rights are checked again every 
 tokens](../how-to/people.md) says how to give people a role.
 
 - **own**: allowed for the user's own jobs and tokens. **shown**: also for jobs whose line
-  `visibility` shows. **all**: for every job.
+  `visibility` shows. **all**: for every job. **itself**: for the token of the request.
 - `visibility` in the coordinator's configuration says who sees the line of a job in `muster ps`
   besides its owner and operators: `public` (default), `team` or `private`. To users who may not
   read the job, its `reason` has no text. Requests for a job that is not shown get the answer for an
@@ -61,7 +61,9 @@ def _cell(action: Action, role: Role) -> str:
         return "all" if RULES[action].owned else "yes"
     if may(who, action, Owned("another"), Policy()):
         return "shown"
-    return "own" if may(who, action, Owned("me"), private) else ""
+    if may(who, action, Owned("me"), private):
+        return "own"
+    return "itself" if may(who, action, Owned("me", itself=True), private) else ""
 
 
 def _routes() -> Iterator[str]:

@@ -7,7 +7,10 @@ that was placed on it: it shows the ticket that came with the command to prepare
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 
@@ -32,6 +35,7 @@ from orchestrator.api.http.request_parsing import shown, struct_body
 from orchestrator.api.http.responses import reply
 from orchestrator.api.http.route import BYTES
 from orchestrator.core.model.task import reached
+from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.bundles.store import BundleStore, QuotaError, StoreFullError
 from orchestrator.shell.coordinator import Coordinator
 
@@ -39,6 +43,8 @@ TICKET: Final = "X-Muster-Ticket"
 _BODY_S: Final = 300.0
 _UPLOADS: Final = 8
 _UPLOADS_PER_USER: Final = 2
+_FETCHES_PER_TASK: Final = 2
+_THREADS: Final = 4
 _DECODED: Final = 16
 _GANGS: Final = 256
 _T = TypeVar("_T")
@@ -60,34 +66,45 @@ class BundlesApi:
         self._store = store
         # Because bodies are kept in memory until they are verified, few are read at a time.
         self._uploads = asyncio.Semaphore(_UPLOADS)
+        # Threads that users take in turn, and others for nodes, whose jobs wait for no upload.
+        self._calls = BulkReads(_THREADS)
+        self._fetches = ThreadPoolExecutor(_THREADS, thread_name_prefix="code-fetches")
         self._gangs: OrderedDict[str, dict[int, CodePeer]] = OrderedDict()
         self._of_user: dict[str, asyncio.Semaphore] = {}
+        self._of_a_task: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._manifests: OrderedDict[str, tuple[bytes, CodeManifest, frozenset[str]]] = (
             OrderedDict()
         )
 
+    def close(self) -> None:
+        """Drop the calls of the store that have not begun. Safe to call twice."""
+        self._calls.close()
+        self._fetches.shutdown(wait=False, cancel_futures=True)
+
     async def missing(self, request: web.Request) -> web.Response:
-        asked = await struct_body(request, MissingRequest)
-        if not all(map(is_digest, asked.chunks)):
-            raise ApiError(422, "bad_chunk", "a chunk's name is not a SHA-256 in lower case")
-        await self._stored(self._store.check_size, asked.bytes)
-        found = await self._stored(
-            self._store.missing, request[TOKEN].user, asked.chunks, self._now()
-        )
+        user = request[TOKEN].user
+        async with self._turn(user):
+            asked = await struct_body(request, MissingRequest)
+            if not all(map(is_digest, asked.chunks)):
+                raise ApiError(422, "bad_chunk", "a chunk's name is not a SHA-256 in lower case")
+            await self._stored(user, self._store.check_size, asked.bytes)
+            found = await self._stored(user, self._store.missing, user, asked.chunks, self._now())
         return reply(MissingAnswer(tuple(found)))
 
     async def put(self, request: web.Request) -> web.Response:
         user = request[TOKEN].user
         async with self._turn(user), self._uploads:
             data = await _body(request, PACK_BYTES_MAX)
-            stored = await self._stored(self._store.put, user, data, self._now())
+            stored = await self._stored(user, self._store.put, user, data, self._now())
         return reply(PackAnswer(stored), 201)
 
     async def put_manifest(self, request: web.Request) -> web.Response:
         sha256, user = _sha256(request), request[TOKEN].user
         async with self._turn(user), self._uploads:
             data = await _body(request, MANIFEST_BYTES_MAX)
-            missing = await self._stored(self._store.put_manifest, user, sha256, data, self._now())
+            missing = await self._stored(
+                user, self._store.put_manifest, user, sha256, data, self._now()
+            )
         if missing:
             raise ApiError(
                 409,
@@ -99,7 +116,7 @@ class BundlesApi:
 
     async def show(self, request: web.Request, status: int = 200) -> web.Response:
         sha256, user = _sha256(request), request[TOKEN].user
-        found = await self._stored(self._store.bundle, user, sha256, self._now())
+        found = await self._stored(user, self._store.bundle, user, sha256, self._now())
         if found is None:
             raise ApiError(404, "unknown_bundle", f"{user} has uploaded no bundle {sha256}")
         return reply(BundleView(sha256, found.files, found.bytes), status)
@@ -110,10 +127,10 @@ class BundlesApi:
         if spec.bundle is None:
             return
         now = self._now()
-        if await self._stored(self._store.bundle, user, spec.bundle, now) is not None:
+        if await self._stored(user, self._store.bundle, user, spec.bundle, now) is not None:
             return
         if owner is not None and await self._stored(
-            self._store.share, owner, user, spec.bundle, now
+            user, self._store.share, owner, user, spec.bundle, now
         ):
             return
         raise ApiError(
@@ -129,14 +146,22 @@ class BundlesApi:
 
     async def chunks(self, request: web.Request) -> web.StreamResponse:
         """Send chunks of a task's bundle as a pack. Each is verified when it is read."""
+        task = await self._of_task(request)
+        # The semaphore is kept as long as a request holds it or waits for it.
+        name = f"{task.job}.{task.attempt}.{task.rank}"
+        turn = self._of_a_task.setdefault(name, asyncio.Semaphore(_FETCHES_PER_TASK))
+        async with turn:
+            return await self._send_chunks(request, task)
+
+    async def _send_chunks(self, request: web.Request, task: _Task) -> web.StreamResponse:
         asked = await struct_body(request, ChunksRequest)
-        _, allowed = await self._manifest(await self._of_task(request))
+        _, allowed = await self._manifest(task)
         if len(asked.chunks) > PACK_CHUNKS or not allowed.issuperset(asked.chunks):
             raise ApiError(422, "not_in_bundle", "a chunk is not in the bundle of this task")
         response = web.StreamResponse()
         response.content_type = BYTES
         for chunk in asked.chunks:
-            data = await self._stored(self._store.chunk, chunk)
+            data = await self._fetched(self._store.chunk, chunk)
             if data is None:
                 if response.prepared:
                     raise ConnectionError("a chunk is damaged, and the answer has begun")
@@ -193,7 +218,7 @@ class BundlesApi:
         bundle = task.bundle
         found = self._manifests.get(bundle)
         if found is None:
-            read = await self._stored(self._store.manifest, bundle)
+            read = await self._fetched(self._store.manifest, bundle)
             if read is None:
                 raise ApiError(410, "content_lost", "the coordinator has lost the code of the job")
             found = (*read, frozenset(read[1].chunks()))
@@ -202,10 +227,14 @@ class BundlesApi:
                 self._manifests.popitem(last=False)
         return found[0], found[2]
 
-    async def _stored(self, call: Callable[..., _T], *arguments: object) -> _T:
-        """Call the store in a thread. Raises ApiError."""
+    async def _fetched(self, call: Callable[[str], _T], name: str) -> _T:
+        """Call the store for a node in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._fetches, call, name)
+
+    async def _stored(self, user: str, call: Callable[..., _T], *arguments: object) -> _T:
+        """Call the store in a thread when it is this user's turn. Raises ApiError."""
         try:
-            return await asyncio.to_thread(call, *arguments)
+            return await self._calls.slice(user, partial(call, *arguments))
         except (BadPackError, BadManifestError) as error:
             raise ApiError(422, "bad_content", str(error)) from error
         except QuotaError as error:

@@ -30,7 +30,7 @@ TOKEN: Final = web.RequestKey("token", KnownToken)
 REFUSED: Final = web.RequestKey("refused", KnownToken)
 """Token of a request that is refused because the token is not valid any more."""
 FOREIGN: Final = web.RequestKey("foreign", str)
-"""Owner of the job that a request is about, if it is another user's."""
+"""Owner of a job that a request is about, or whose events it reads, if it is another user's."""
 SUBJECT: Final = web.RequestKey("subject", str)
 """Object of a request whose path does not name it, for the audit log."""
 _JOB: Final = web.RequestKey("job", JobId)
@@ -133,9 +133,15 @@ class AccessTable:
 
     def _check_token(self, request: web.Request, route: Route) -> None:
         """Others' tokens do not exist for those who may not see them."""
-        owner = self._tokens.owner(request.match_info["id"])
-        if owner is None or not self.allows(request, route.action, owner):
-            raise no_such_token(request.match_info["id"])
+        name, mine = request.match_info["id"], request[TOKEN]
+        owner = self._tokens.owner(name)
+        if owner is None or not self.allows(request, Action.SEE_TOKEN, owner):
+            raise no_such_token(name)
+        token = Owned(owner, itself=name == mine.id)
+        if not may(self.principal(mine), route.action, token, self.policy):
+            hint = "use another token, whose role is user at least"
+            detail = "a token to read only revokes no other token"
+            raise ApiError(403, "read_only_token", detail, hint)
 
     async def still_allowed(self, request: web.Request, route: Route) -> bool:
         """True if the principal of an open request may still do what it began with."""

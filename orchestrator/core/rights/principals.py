@@ -33,10 +33,13 @@ NODE: Final = Principal(Kind.NODE)
 
 
 class Owned(msgspec.Struct, frozen=True):
-    """A job as an object of actions: its owner, and the owner's teams."""
+    """A job or a token as an object of actions: its owner, and the owner's teams. `itself`: it is
+    the token of the request.
+    """
 
     owner: str
     teams: frozenset[str] = frozenset()
+    itself: bool = False
 
 
 class Visibility(enum.Enum):

@@ -36,19 +36,21 @@ class Action(enum.Enum):
     READ_CA = "ca.read"
     MANAGE_PEOPLE = "people.manage"
     LIST_TOKENS = "tokens.list"
-    USE_TOKEN = "token.use"  # noqa: S105 - a name
+    SEE_TOKEN = "token.see"  # noqa: S105 - a name
+    REVOKE_TOKEN = "token.revoke"  # noqa: S105 - a name
 
 
 class Rule(NamedTuple):
     """A rule allows an action to `kinds` of principals. Of users it asks for at least the role
-    `own` for a job or a token of their own, `shown` for a job whose line the site shows to them,
-    and `all` for everything.
+    `own` for a job or a token of their own, `itself` for the token of the request, `shown` for a
+    job whose line the site shows to them, and `all` for everything.
     """
 
     text: str
     all: Role | None = None
     own: Role | None = None
     shown: Role | None = None
+    itself: Role | None = None
     kinds: frozenset[Kind] = frozenset({Kind.USER})
 
     @property
@@ -100,8 +102,9 @@ RULES: Final[Mapping[Action, Rule]] = {
     Action.READ_AUDIT: Rule("read the audit log", Role.ADMIN),
     Action.READ_CA: Rule("read the CA of the coordinator's certificate", kinds=_ALL_KINDS),
     Action.MANAGE_PEOPLE: Rule("add, change and disable users, create tokens", Role.ADMIN),
-    Action.LIST_TOKENS: Rule("list tokens, each if `token.use` allows it", Role.VIEWER),
-    Action.USE_TOKEN: Rule("see and revoke a token", Role.ADMIN, own=Role.VIEWER),
+    Action.LIST_TOKENS: Rule("list tokens, each if `token.see` allows it", Role.VIEWER),
+    Action.SEE_TOKEN: Rule("see a token in the list", Role.ADMIN, own=Role.VIEWER),
+    Action.REVOKE_TOKEN: Rule("revoke a token", Role.ADMIN, own=Role.USER, itself=Role.VIEWER),
 }
 
 
@@ -118,13 +121,15 @@ def may(who: Principal, action: Action, job: Owned | None, policy: Policy) -> bo
         return False
     if job.owner == who.name and _holds(who, rule.own):
         return True
+    if job.itself and _holds(who, rule.itself):
+        return True
     return _holds(who, rule.shown) and _shows(who, job, policy.visibility)
 
 
 def may_with_some(who: Principal, action: Action) -> bool:
     """True if there can be an object with which `who` may do this."""
     everything = Policy(visibility=Visibility.PUBLIC)
-    return may(who, action, Owned(who.name), everything)
+    return may(who, action, Owned(who.name, itself=True), everything)
 
 
 def least_role(action: Action) -> Role | None:

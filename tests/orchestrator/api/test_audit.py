@@ -12,7 +12,7 @@ import aiohttp
 from muster.http.audit import AuditEntry
 from muster.protocol.timestamp import timestamp
 from orchestrator.shell.audit import FILE, FILES_MAX, AuditLog
-from tests.orchestrator.fake_agent import connect
+from tests.orchestrator.fake_agent import DEADLINE_S, connect
 from tests.orchestrator.process import CoordinatorProcess, add_token
 from tests.orchestrator.user import JOB, User, user_of
 
@@ -156,6 +156,63 @@ async def test_what_an_operator_reads_of_others_is_in_the_log_too(tmp_path: Path
     assert [(each["user"], each["path"], each["status"]) for each in reads] == [
         ("olga", "/v1/jobs/1/env", 200)
     ]
+
+
+async def test_others_events_are_read_with_an_entry_for_each_request(tmp_path: Path) -> None:
+    """A list of many pages, or a stream, is one. Events of nodes and one's own jobs are none."""
+    with CoordinatorProcess(tmp_path).start() as process:
+        ann, olga = add_token(process, "ann"), add_token(process, "olga", "operator")
+        async with user_of(process) as admin, aiohttp.ClientSession(process.url) as http:
+            async with connect(process, "n1") as agent:
+                await agent.hello()
+            await http.post("/v1/jobs", json=JOB, headers=process.headers(olga))
+            async with http.get("/v1/events", headers=process.headers(olga)) as answer:
+                assert {each["job"] for each in (await answer.json())["events"]} == {None, 1}
+            for _ in range(3):
+                await http.post("/v1/jobs", json=JOB, headers=process.headers(ann))
+            for token in (ann, olga):
+                async with http.get("/v1/events", headers=process.headers(token)) as answer:
+                    await answer.read()
+            follow = {**process.headers(olga), "Accept": "text/event-stream"}
+            async with http.get("/v1/events", headers=follow) as stream:
+                while b'"job":4,' not in await stream.content.readline():
+                    pass
+            async with asyncio.timeout(DEADLINE_S):
+                while len(found := await entries(admin, "action=events.list")) < 2:
+                    pass  # the stream's entry comes when the coordinator sees its end
+            assert [(each["user"], each["route"]) for each in found] == [
+                ("olga", "/v1/events"),
+                ("olga", "/v1/events"),
+            ]
+        assert process.terminate() == 0
+
+
+async def test_of_many_equal_refusals_of_a_user_few_are_recorded(tmp_path: Path) -> None:
+    """So that no user overwrites the log. Nothing of operators is left out, and no change."""
+    with CoordinatorProcess(tmp_path).start() as process:
+        ann, olga = add_token(process, "ann"), add_token(process, "olga", "operator")
+        async with user_of(process) as admin, aiohttp.ClientSession(process.url) as http:
+            async with connect(process, "n1") as agent:
+                await agent.hello()
+            for token, times in ((ann, 9), (olga, 3)):
+                for job in range(times):
+                    path, headers = f"/v1/jobs/{1000 + job}/cancel", process.headers(token)
+                    async with http.post(path, json={}, headers=headers) as answer:
+                        assert answer.status == 404
+            for path in ("/v1/users", "/v1/tokens"):
+                async with http.post(path, json={}, headers=process.headers(ann)) as answer:
+                    assert answer.status == 403
+            for _ in range(3):
+                await http.post("/v1/jobs", json=JOB, headers=process.headers(ann))
+            found: dict[tuple[str, str], list[int]] = {}
+            for each in reversed(await entries(admin)):
+                kind = each.get("user", ""), each["action"]
+                found.setdefault(kind, []).append(each.get("count", 1))
+            assert found["ann", "job.change"] == [1, 2, 4, 8]
+            assert found["olga", "job.change"] == [1, 1, 1]
+            assert found["ann", "people.manage"] == [1, 2]
+            assert found["ann", "job.submit"] == [1, 1, 1]
+        assert process.terminate() == 0
 
 
 async def test_it_is_bounded_and_the_newest_stay(tmp_path: Path) -> None:

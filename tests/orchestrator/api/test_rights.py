@@ -171,6 +171,33 @@ async def test_a_viewer_scrapes_and_submits_nothing(coordinator: CoordinatorProc
         assert (version["user"], version["role"]) == ("prometheus", "viewer")
 
 
+async def test_a_token_to_read_only_revokes_itself_and_no_other(tmp_path: Path) -> None:
+    """Also if it is an admin's: one that leaks from a scraper does not lock its owner out."""
+    with CoordinatorProcess(tmp_path).start() as process:
+        add_token(process, "ann")
+        async with person(process, "root", "admin") as root:
+            tokens = {}
+            for user in ("root", "ann"):
+                asked_for = {"user": user, "label": "scraper", "role": "viewer"}
+                async with root.http.post("/v1/tokens", json=asked_for) as answer:
+                    tokens[user] = await answer.json()
+            others = [each["id"] for each in (await root.get("/v1/tokens"))["tokens"]]
+            for user, made in tokens.items():
+                own, headers = made["token"]["id"], process.headers(made["text"])
+                async with aiohttp.ClientSession(process.url, headers=headers) as http:
+                    viewer = User(http)
+                    seen = [each["id"] for each in (await viewer.get("/v1/tokens"))["tokens"]]
+                    assert own in seen
+                    for other in {*others, *seen} - {own}:
+                        code = "read_only_token" if other in seen else "unknown_token"
+                        found = await problem(viewer, "POST", f"/v1/tokens/{other}/revoke", {})
+                        assert found[1] == code, (user, other)
+                    assert (await asked(viewer, "POST", f"/v1/tokens/{own}/revoke", {}))[0] == 200
+                others.remove(own)
+            left = {each["id"] for each in (await root.get("/v1/tokens"))["tokens"]}
+            assert left == set(others)
+
+
 @pytest.mark.parametrize("visibility", ["team", "private"])
 async def test_a_hidden_job_looks_unknown(tmp_path: Path, visibility: str) -> None:
     with CoordinatorProcess(tmp_path, visibility=visibility).start() as process:

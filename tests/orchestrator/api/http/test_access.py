@@ -79,6 +79,7 @@ USERS = {
     ("PUT", "/v1/bundles/{id}"),
     ("POST", "/v1/nodes/{id}/check"),
     ("PATCH", "/v1/jobs/{id}"),
+    ("POST", "/v1/tokens/{id}/revoke"),
     *(("POST", f"/v1/jobs/{{id}}/{verb}") for verb in ("cancel", "signal", "rerun")),
 }
 # Of another's job.

@@ -49,7 +49,8 @@ EXPECTED: dict[Action, tuple[Role | None, Role | None]] = {
     Action.READ_CA: (VIEWER, VIEWER),
     Action.MANAGE_PEOPLE: (ADMIN, ADMIN),
     Action.LIST_TOKENS: (VIEWER, VIEWER),
-    Action.USE_TOKEN: (ADMIN, VIEWER),
+    Action.SEE_TOKEN: (ADMIN, VIEWER),
+    Action.REVOKE_TOKEN: (ADMIN, USER),
 }
 OF_ALL = {Action.CHECK_HEALTH, Action.READ_CA, Action.JOIN}
 OF_NODES = OF_ALL | {
@@ -66,6 +67,7 @@ JOBS = {
     "team's": Owned("ann", LAB | {"other"}),
     "another's": Owned("ann", frozenset({"other"})),
     "of a longer name": Owned("bobby", frozenset()),
+    "the token itself": Owned("bob", LAB, itself=True),
 }
 
 
@@ -81,7 +83,9 @@ def expected(action: Action, role: Role, whose: str, visibility: Visibility) -> 
     anything, own = EXPECTED[action]
     if at_least(role, anything):
         return True
-    if whose == "own":
+    if whose == "the token itself" and action is Action.REVOKE_TOKEN:
+        return True
+    if whose in {"own", "the token itself"}:
         return at_least(role, own)
     if action is not Action.SEE_JOB or whose == "none":
         return False
@@ -94,7 +98,7 @@ def test_every_user_with_every_job() -> None:
         found = may(user(role), action, JOBS[whose], Policy(visibility=visibility))
         assert found is expected(action, role, whose, visibility), (action, role, whose, visibility)
         asked += 1
-    assert asked == 24 * 4 * 5 * 3
+    assert asked == 25 * 4 * 6 * 3
 
 
 def test_nodes_and_nobody() -> None:
@@ -117,7 +121,7 @@ def test_a_user_without_a_role_may_do_no_more_than_nobody() -> None:
 
 def test_every_action_has_a_rule_and_a_use() -> None:
     assert set(RULES) == set(Action) == set(EXPECTED)
-    decided_within = {Action.REPORT, Action.SHIP_LOGS}
+    decided_within = {Action.REPORT, Action.SHIP_LOGS, Action.SEE_TOKEN}
     assert {route.action for route in ROUTES} | decided_within == set(Action)
 
 

@@ -1,0 +1,133 @@
+"""Users and nodes take turns at the store of code, and nodes wait for no user."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from muster.protocol.tokens import TokenClass
+from orchestrator.api.bundles.transfers import BundlesApi
+from orchestrator.api.http.access import TOKEN
+from orchestrator.api.http.route import ROUTE, Handler
+from orchestrator.api.routes import ROUTES
+from orchestrator.core.model.people import KnownToken
+from tests.orchestrator.fake_agent import DEADLINE_S
+
+CHUNK = "c" * 64
+CHUNKS = next(route for route in ROUTES if route.handler is BundlesApi.chunks)
+MISSING = next(route for route in ROUTES if route.path == "/v1/blobs:missing")
+
+
+class SlowStore:
+    """A store whose answers to `ann` and `eve` wait for a gate."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.running: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def check_size(self, _size: int) -> None:
+        """Accept all."""
+
+    def missing(self, user: str, _chunks: Sequence[str], _now: float) -> list[str]:
+        with self._lock:
+            self.running[user] += 1
+            self.most[user] = max(self.most[user], self.running[user])
+        if user in {"ann", "eve"}:
+            self.gate.wait(2 * DEADLINE_S)
+        with self._lock:
+            self.running[user] -= 1
+        return []
+
+    def manifest(self, _bundle: str) -> tuple[bytes, Any]:
+        return b"manifest", SimpleNamespace(chunks=lambda: {CHUNK: 1})
+
+    def chunk(self, _sha256: str) -> bytes:
+        self.missing("ann", (), 0.0)
+        return b"x"
+
+
+class Api(BundlesApi):
+    """Every ticket is good."""
+
+    async def _of_task(self, request: web.Request) -> Any:
+        rank = int(request.query.get("rank", "0"))
+        return SimpleNamespace(job=1, attempt=1, rank=rank, bundle="b" * 64)
+
+
+@web.middleware
+async def sign_in(request: web.Request, handler: Handler) -> web.StreamResponse:
+    user = request.headers["User"]
+    request[ROUTE] = MISSING if request.path == "/missing" else CHUNKS
+    request[TOKEN] = KnownToken("1", TokenClass.USER, "", user)
+    return await handler(request)
+
+
+@asynccontextmanager
+async def served(store: SlowStore) -> AsyncIterator[TestClient[web.Request, web.Application]]:
+    coordinator = SimpleNamespace(now=lambda: SimpleNamespace(wall=0.0))
+    api = Api(cast("Any", coordinator), cast("Any", store))
+    app = web.Application(middlewares=[sign_in])
+    app.router.add_post("/missing", api.missing)
+    app.router.add_get("/manifest", api.manifest)
+    app.router.add_post("/chunks", api.chunks)
+    async with TestClient(TestServer(app)) as client:
+        try:
+            yield client
+        finally:
+            store.gate.set()
+            api.close()
+
+
+async def test_a_flood_of_questions_delays_neither_others_nor_nodes() -> None:
+    store = SlowStore()
+
+    async def asks(client: TestClient[web.Request, web.Application], user: str) -> int:
+        headers = {"User": user}
+        async with client.post("/missing", json={"chunks": []}, headers=headers) as answer:
+            return answer.status
+
+    async with served(store) as client, asyncio.timeout(DEADLINE_S):
+        flood = [asyncio.create_task(asks(client, "ann")) for _ in range(40)]
+        assert await asks(client, "bob") == 200
+        flood += [asyncio.create_task(asks(client, "eve")) for _ in range(40)]
+        while store.running.total() < 4:
+            assert not flood[0].done()
+            await asyncio.sleep(0)
+        async with client.get("/manifest", headers={"User": ""}) as answer:
+            assert (answer.status, await answer.read()) == (200, b"manifest")
+        store.gate.set()
+        assert set(await asyncio.gather(*flood)) == {200}
+    assert (store.most["ann"], store.most["eve"]) == (2, 2)
+
+
+async def test_a_task_has_two_answers_with_chunks_at_a_time() -> None:
+    """So that a node that reads none of them does not fill the memory."""
+    store = SlowStore()
+    asked: dict[str, Any] = {"json": {"chunks": [CHUNK]}, "headers": {"User": ""}}
+
+    async def fetches(client: TestClient[web.Request, web.Application], rank: int) -> int:
+        async with client.post(f"/chunks?rank={rank}", **asked) as answer:
+            await answer.read()
+            return answer.status
+
+    async with served(store) as client, asyncio.timeout(DEADLINE_S):
+        flood = [asyncio.create_task(fetches(client, 0)) for _ in range(20)]
+        while store.running["ann"] < 2:
+            assert not flood[0].done()
+            await asyncio.sleep(0)
+        # Another task's fetch runs beside them.
+        flood.append(asyncio.create_task(fetches(client, 1)))
+        while store.running["ann"] < 3:
+            assert not flood[0].done()
+            await asyncio.sleep(0)
+        store.gate.set()
+        assert set(await asyncio.gather(*flood)) == {200}
+    assert store.most["ann"] == 3
