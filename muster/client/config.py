@@ -23,7 +23,8 @@ DEFAULT_URL: Final = "http://127.0.0.1:7077"
 _TOKEN_CHARS_MAX: Final = 4096
 _FILE_BYTES_MAX: Final = 65536
 _HOW_TO_GET_ONE: Final = (
-    "set MUSTER_TOKEN, name a file with --token-file, or make a new cluster with `muster init`"
+    "log in with the line from your admin (`muster login https://HOST:7077 ml1...`), or set "
+    "MUSTER_TOKEN or --token-file; `muster up` makes a new cluster"
 )
 
 

@@ -113,7 +113,7 @@ class HttpContext:
         if problem.status == 401 and origin:
             return f"your token is from {origin}; {self.url} does not accept it"
         if problem.status == 403 and origin:
-            return f"{problem.hint}; yours is from {origin}".lstrip("; ")
+            return f"{problem.hint}; your token is from {origin}".lstrip("; ")
         if problem.code in {"no_such_route", "method_not_allowed"}:
             return (
                 f"the coordinator{f' ({self.server_version})' if self.server_version else ''} "

@@ -55,7 +55,7 @@ def test_the_files_token_is_sent_to_its_own_coordinator_only(tmp_path: Path) -> 
 def test_no_token_is_said_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no token") as caught:
         load_settings({"HOME": str(tmp_path)})
-    assert "muster init" in caught.value.hint
+    assert "muster login" in caught.value.hint
 
 
 def test_a_file_that_others_can_read_is_warned_of(tmp_path: Path) -> None:

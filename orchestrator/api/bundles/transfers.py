@@ -16,6 +16,7 @@ from aiohttp import web
 
 from muster.bundle.manifest import MANIFEST_BYTES_MAX, BadManifestError, CodeManifest, is_digest
 from muster.bundle.pack import PACK_BYTES_MAX, PACK_CHUNKS, BadPackError, head
+from muster.daemon.errors import FileError
 from muster.http.bundles import (
     BundleView,
     ChunksRequest,
@@ -241,7 +242,7 @@ class BundlesApi:
             raise ApiError(
                 413, "too_much_code", str(error), "name data in a .musterignore file"
             ) from error
-        except StoreFullError as error:
+        except (StoreFullError, FileError) as error:
             raise ApiError(507, "disk_full", str(error), "ask an operator to make room") from error
 
     def _turn(self, user: str) -> asyncio.Semaphore:

@@ -33,6 +33,7 @@ _NO_EVIDENCE = frozenset(
         RefusalCode.FABRIC_DIFFERS,
         RefusalCode.SETUP_FAILED,
         RefusalCode.BOOTSTRAP_FAILED,
+        RefusalCode.NO_CODE,
         RefusalCode.NO_SPACE,
         RefusalCode.NO_PORTS,
         RefusalCode.USER_REFUSED,

@@ -3,12 +3,17 @@
 A user may refer only to these. The index is no fact: without it, users upload again.
 """
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
+
+import structlog
+
+from muster.daemon.errors import FileError
 
 _SCHEMA: Final = """
 CREATE TABLE chunks (
@@ -22,6 +27,8 @@ CREATE TABLE bundles (
 _OLD: Final = "DROP TABLE IF EXISTS chunks; DROP TABLE IF EXISTS bundles;"
 _VERSION: Final = 2
 _PARAMETERS: Final = 500
+
+_log = structlog.get_logger("muster.bundles")
 
 
 class StoredContent(NamedTuple):
@@ -39,32 +46,48 @@ class Bundle(NamedTuple):
 
 
 class References:
-    """The index, in one file. Thread-safe; the methods wait for the disk."""
+    """The index, in one file. Thread-safe; the methods wait for the disk and raise FileError.
+
+    A damaged file is put aside. Without room for the file, the next call tries again.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._path = path
         self._lock = threading.RLock()
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version != _VERSION:  # else nothing is written: the disk may be full
-            self._db.executescript(f"{_OLD} {_SCHEMA} PRAGMA user_version = {_VERSION};")
+        self._db: sqlite3.Connection | None = None
+        try:
+            with self._open():
+                pass
+        except FileError as error:
+            _log.error("bundle_index_not_open", why=str(error), again="with the next request")
 
     def close(self) -> None:
         """Close the file."""
         with self._lock:
-            self._db.close()
+            if self._db is not None:
+                self._db.close()
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                if self._db is None:
+                    self._db = _opened(self._path)
+                yield self._db
+            except sqlite3.Error as error:
+                raise FileError(f"the index {self._path} cannot be used: {error}") from error
 
     @contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
+        with self._open() as db:
+            db.execute("BEGIN IMMEDIATE")
             try:
-                yield self._db
+                yield db
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
+            db.execute("COMMIT")
 
     def sizes(self, user: str, chunks: Sequence[str], now: float) -> dict[str, int]:
         """Return the sizes of those of `chunks` to which the user refers; they were seen now."""
@@ -88,8 +111,8 @@ class References:
 
     def held(self, user: str) -> StoredContent:
         """Return what the user's chunks and manifests take."""
-        with self._lock:
-            row = self._db.execute(
+        with self._open() as db:
+            row = db.execute(
                 "SELECT count(*), coalesce(sum(size), 0) FROM ("
                 "SELECT size FROM chunks WHERE user = ?1 UNION ALL "
                 "SELECT stored FROM bundles WHERE user = ?1)",
@@ -142,6 +165,34 @@ class References:
             old = [(u, sha) for u, sha, seen in rows if seen < before and sha not in kept]
             db.executemany("DELETE FROM chunks WHERE user = ? AND sha256 = ?", old)
             return {sha for _, sha, seen in rows if seen >= before or sha in kept}
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    try:
+        return _connected(path)
+    except sqlite3.OperationalError:  # such as a full disk
+        raise
+    except sqlite3.DatabaseError as error:
+        aside = path.with_name(f"{path.name}.damaged")
+        _log.error("bundle_index_damaged", why=str(error), kept_as=str(aside))
+        os.replace(path, aside)
+        for name in ("-wal", "-shm"):
+            path.with_name(path.name + name).unlink(missing_ok=True)
+        return _connected(path)
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version != _VERSION:  # else nothing is written: the disk may be full
+            db.executescript(f"{_OLD} {_SCHEMA} PRAGMA user_version = {_VERSION};")
+    except BaseException:
+        db.close()
+        raise
+    return db
 
 
 def _parts(chunks: Sequence[str]) -> Iterator[Sequence[str]]:

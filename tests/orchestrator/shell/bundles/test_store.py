@@ -1,5 +1,6 @@
 """The coordinator's store of code: quotas, room, what is kept and what is collected."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,4 +193,35 @@ def test_a_disk_that_fills_keeps_nothing_half_made(tmp_path: Path) -> None:
             store.put("ann", bundle(*big)[2], 1.0)
         assert list(disk.glob("bundles/chunks/??/*")) == []
         assert list((disk / "bundles/incoming").iterdir()) == []
+        store.close()
+
+
+@pytest.mark.parametrize("damage", [b"no database", b"SQLite format 3\0" + b"\xff" * 5000])
+def test_a_damaged_index_is_put_aside(store: BundleStore, tmp_path: Path, damage: bytes) -> None:
+    name = put(store, "ann", 1.0, b"one")
+    store.close()
+    index = tmp_path / "bundles/references.sqlite3"
+    index.write_bytes(damage)
+    again = BundleStore(tmp_path / "bundles", LIMITS)
+    assert again.bundle("ann", name, 1.0) is None
+    assert put(again, "ann", 2.0, b"one") == name
+    assert index.with_name("references.sqlite3.damaged").read_bytes() == damage
+    again.close()
+
+
+@pytest.mark.root
+def test_a_store_on_a_full_disk_opens_and_works_once_there_is_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        (disk / "bundles").mkdir()
+        BundleStore(disk / "bundles", LIMITS).close()
+        (disk / "bundles/references.sqlite3").unlink()
+        with contextlib.suppress(OSError), (disk / "fill").open("wb") as file:
+            file.write(b"x" * (2 << 20))
+        store = BundleStore(disk / "bundles", LIMITS)
+        with pytest.raises(FileError):
+            store.missing("ann", [digest(b"one")], 1.0)
+        with pytest.raises(FileError):
+            store.collect([], 1.0)
+        (disk / "fill").unlink()
+        put(store, "ann", 1.0, b"one")
         store.close()
