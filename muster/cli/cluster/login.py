@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ from muster.cli.errors import RefusedError
 from muster.cli.output.format import note, safe
 from muster.client.client import Client
 from muster.client.config import check_url, client_file_path, given_settings
+from muster.client.errors import ClientError
 from muster.daemon.durable_files import write_atomic
 from muster.http.views import VersionView
 
@@ -41,7 +43,7 @@ class _Pinned(NamedTuple):
     type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path),
     help="The CA of the coordinator's certificate (PEM).",
 )
-@click.option("--force", is_flag=True, help="Replace the file of another coordinator.")
+@click.option("--force", is_flag=True, help="Replace the file of another coordinator or user.")
 def command(*, url: str, token: str | None, ca: Path | None, force: bool) -> None:
     """Check a token at the coordinator, and write both to the client's file (mode 0600).
 
@@ -61,16 +63,25 @@ def command(*, url: str, token: str | None, ca: Path | None, force: bool) -> Non
             f"{safe(str(path))} is for another coordinator; nothing was written\n"
             "  name another file with MUSTER_CONFIG, or replace it with --force"
         )
+    pem = None
     if pinned is not None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         pem = _fetched_ca(settings.url, pinned.sha256)
-        known = _checked_with(settings.url, pinned.token, pem, path.parent)
+    known = _checked_with(settings.url, settings.token, pem, ca, path.parent)
+    before = None if force else _token_in(path)
+    if before is not None and before != settings.token:
+        with contextlib.suppress(ClientError):
+            other = _checked_with(settings.url, before, pem, ca, path.parent).user
+            if other != known.user:
+                raise RefusedError(
+                    f"{safe(str(path))} has a token of {safe(other)}; nothing was written\n"
+                    "  name another file with MUSTER_CONFIG, or replace it with --force"
+                )
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if pem is not None:
         ca = path.with_suffix(".ca.pem").absolute()
         write_atomic(ca, pem, _PRIVATE)
         note(f"wrote {safe(str(ca))}")
-    else:
-        known = Client.of(settings).version()
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fields = {"url": settings.url, "token": settings.token} | ({"ca": str(ca)} if ca else {})
     text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in fields.items())
     write_atomic(path, text.encode(), _PRIVATE)
@@ -110,12 +121,26 @@ def _fetched_ca(url: str, sha256: str) -> bytes:
         raise RefusedError(str(error)) from error
 
 
-def _checked_with(url: str, token: str, pem: bytes, folder: Path) -> VersionView:
-    """Check the token over a connection that the CA vouches for."""
+def _checked_with(
+    url: str, token: str, pem: bytes | None, ca: Path | None, folder: Path
+) -> VersionView:
+    """Check the token over a connection that the CA vouches for: `pem`, or the one in `ca`."""
+    if pem is None:
+        return Client.of(given_settings(os.environ, url, token, ca)).version()
     with tempfile.NamedTemporaryFile(dir=folder, prefix="ca.", suffix=".pem") as file:
         file.write(pem)
         file.flush()
         return Client.of(given_settings(os.environ, url, token, Path(file.name))).version()
+
+
+def _token_in(path: Path) -> str | None:
+    """Return the token of a client's file; None without one."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    known = [line.partition(": ")[2].strip("\"' ") for line in lines if line.startswith("token:")]
+    return known[0] if known else None
 
 
 def _other_url(path: Path, url: str) -> bool:

@@ -15,7 +15,7 @@ import trustme
 
 from tests.cli.conftest import Run
 from tests.client.fake_coordinator import TOKEN, FakeCoordinator
-from tests.orchestrator.process import CoordinatorProcess
+from tests.orchestrator.process import CoordinatorProcess, add_token
 
 
 def test_login_writes_a_private_file_and_logout_removes_it(
@@ -46,6 +46,25 @@ def test_a_token_that_is_wrong_and_a_file_of_another_cluster_change_nothing(
     assert (refused.returncode, file.read_text()) == (125, 'url: "https://other:7077"\n')
     assert b"--force" in refused.stderr
     assert run("login", "--force", fake.url, TOKEN).returncode == 0
+
+
+def test_the_token_of_another_user_is_not_replaced(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "client.yaml"
+    (tmp_path / "coordinator").mkdir()
+    with CoordinatorProcess(tmp_path / "coordinator") as coordinator:
+        coordinator.start()
+        bob = add_token(coordinator, "bob")
+        alone = {"MUSTER_URL": "", "MUSTER_TOKEN": "", "MUSTER_CONFIG": str(file)}
+        assert run("login", coordinator.url, coordinator.admin, **alone).returncode == 0
+        before = file.read_text()
+        refused = run("login", coordinator.url, bob, **alone)
+        assert (refused.returncode, file.read_text()) == (125, before)
+        assert b"has a token of admin-user" in refused.stderr
+        assert run("login", coordinator.url, coordinator.admin, **alone).returncode == 0
+        assert run("login", "--force", coordinator.url, bob, **alone).returncode == 0
+        # A token that is refused is nobody's.
+        file.write_text(f"url: {coordinator.url}\ntoken: muster_user_00000000_x\n")
+        assert run("login", coordinator.url, bob, **alone).returncode == 0
 
 
 @pytest.mark.parametrize(
