@@ -9,8 +9,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
-from tests.orchestrator.fake_agent import DEADLINE_S, connect
+from muster.protocol.link.control_channel import ArrangeTask, Fingerprint, PrepareTask
+from muster.protocol.observations.fabric import NodeFabric
+from muster.protocol.states import TaskState
+from tests.orchestrator.fake_agent import DEADLINE_S, connect, prepared
 from tests.orchestrator.process import CoordinatorProcess, add_token, set_user
 from tests.orchestrator.user import User
 
@@ -197,6 +201,31 @@ async def test_a_hidden_job_looks_unknown(tmp_path: Path, visibility: str) -> No
             assert (await asked(ann, "POST", f"/v1/jobs/{job}/cancel"))[0] == 202
             await ann.ended(job)
             assert [each["id"] for each in (await bob.get("/v1/jobs"))["jobs"]] == [own]
+
+
+async def test_the_probe_of_a_node_has_the_software_of_a_job_only_for_its_readers(
+    coordinator: CoordinatorProcess,
+) -> None:
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        person(coordinator, "ann") as ann,
+        person(coordinator, "bob") as bob,
+        person(coordinator, "olga", "operator") as olga,
+        connect(coordinator, "n1") as agent,
+    ):
+        await agent.hello()
+        await ann.submit()
+        task = (await agent.expect(PrepareTask)).task
+        fabric = NodeFabric(nccl=SECRET, nccl_conf={"NCCL_NET": SECRET}, gpudirect="peermem")
+        made = replace(prepared(), fingerprint=Fingerprint(torch=SECRET), fabric=fabric)
+        await agent.report(task, TaskState.PREPARED, prepared=made)
+        await agent.expect(ArrangeTask)
+        for reader in (ann, olga):
+            found = (await reader.get("/v1/nodes/n1/probe"))["fabric"]
+            assert found["software"]["torch"] == found["nccl"] == SECRET
+        status, text = await asked(bob, "GET", "/v1/nodes/n1/probe")
+        assert (status, SECRET in text) == (200, False)
+        assert json.loads(text)["fabric"]["gpudirect"] == "peermem"
 
 
 async def test_priorities_above_a_limit_are_refused(tmp_path: Path) -> None:
