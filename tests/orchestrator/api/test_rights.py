@@ -203,6 +203,33 @@ async def test_a_hidden_job_looks_unknown(tmp_path: Path, visibility: str) -> No
             assert [each["id"] for each in (await bob.get("/v1/jobs"))["jobs"]] == [own]
 
 
+async def test_a_page_of_the_list_says_nothing_of_hidden_jobs(tmp_path: Path) -> None:
+    """A cursor told that a page had been full of jobs that were then left out."""
+    with CoordinatorProcess(tmp_path, visibility="team").start() as process:
+        await register(process)
+        async with (
+            person(process, "ann", "user", "lab") as ann,
+            person(process, "bea", "user", "web") as bea,
+            person(process, "bob", "user", "web") as bob,
+        ):
+            first = await bea.submit(name="same")
+            hidden = [await ann.submit(name="same") for _ in range(3)]
+            last = await bob.submit(name="same")
+            for _ in range(2):
+                for query in ("user=ann", "user=nobody", "name=other", "pool=other"):
+                    page = await bob.get(f"/v1/jobs?limit=1&{query}")
+                    assert page == {"jobs": [], "cursor": None}, query
+                page = await bob.get("/v1/jobs?limit=1&name=same")
+                assert [job["id"] for job in page["jobs"]] == [last]
+                page = await bob.get(f"/v1/jobs?limit=1&name=same&cursor={page['cursor']}")
+                assert [job["id"] for job in page["jobs"]] == [first]
+                assert page["cursor"] is None
+                # Once more with jobs that have ended.
+                for user, job in ((bea, first), *((ann, one) for one in hidden), (bob, last)):
+                    assert (await asked(user, "POST", f"/v1/jobs/{job}/cancel"))[0] == 202
+                    await user.ended(job)
+
+
 async def test_the_probe_of_a_node_has_the_software_of_a_job_only_for_its_readers(
     coordinator: CoordinatorProcess,
 ) -> None:
