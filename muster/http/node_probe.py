@@ -35,7 +35,7 @@ class ProbedFabric(msgspec.Struct, frozen=True):
     """The node's fabric when it was prepared for this attempt of a job. `missing` has the reason
     for each unusable port; `unused` are ports not meant for jobs; `stops` are reasons why RDMA
     cannot work there, `unseen` why nothing is known. `versions` are of the kernel, the driver and
-    OFED.
+    OFED. `nccl`, `nccl_conf` and `software` are empty for those who may not read the job.
     """
 
     job: int

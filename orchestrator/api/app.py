@@ -81,7 +81,7 @@ def make_app(
         SchemaApi(ROUTES),
         NodesApi(coordinator, tokens, access, owners, rules, bundles.limits),
         metrics,
-        NodeCheckApi(coordinator, jobs, rules),
+        NodeCheckApi(coordinator, access, jobs, rules),
         NodeActionsApi(coordinator),
         jobs,
         JobListApi(coordinator, access),

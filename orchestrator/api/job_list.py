@@ -45,21 +45,18 @@ class JobListApi:
 
     async def list(self, request: web.Request) -> web.Response:
         query = read_query(request, JobsQuery)
+        # Filtered before the pages are made, so that no page says how many jobs are hidden.
         users = self._access.shown_users(request)
-        if users is not None and len(users) == 1:
-            # Only the user's own jobs: find them by the index, not by looking at all.
-            (only,) = users
-            if query.user not in (None, only):
-                return reply(_Sent((), None))
-            query = msgspec.structs.replace(query, user=only)
+        if query.user is not None:
+            users = frozenset({query.user}) if users is None else users & {query.user}
         before = _NEWEST if query.cursor is None else _before(query.cursor)
         # The order matters: a job leaves the state once it is in the archive.
-        known = self._known(await self._coordinator.durable_state(), query, before)
+        known = self._known(await self._coordinator.durable_state(), query, users, before)
         archived = await self._coordinator.archive.page(
             before,
             query.limit + 1,
             states=query.state,
-            user=query.user,
+            users=users,
             name=query.name,
             pool=query.pool,
         )
@@ -71,7 +68,7 @@ class JobListApi:
             del page[query.limit :]
             floor = page[-1].id
         cursor = make_cursor(_JOBS, str(floor)) if floor else None
-        lines = [self._line(request, job) for job in page if users is None or job.user in users]
+        lines = [self._line(request, job) for job in page]
         return reply(_Sent(tuple(lines), cursor))
 
     def _line(self, request: web.Request, line: SummaryLine) -> JobSummary | msgspec.Raw:
@@ -79,19 +76,20 @@ class JobListApi:
             return line.summary
         return shown_line(self._access, request, line.decoded())
 
-    def _known(self, state: State, query: JobsQuery, before: int) -> Page:
-        """Return the matching jobs of the state."""
+    def _known(
+        self, state: State, query: JobsQuery, users: frozenset[str] | None, before: int
+    ) -> Page:
+        """Return the matching jobs of `users` (None: of all) in the state."""
         now = self._coordinator.now()
-        ids = self._coordinator.index.candidates(
-            states=query.state, user=query.user, name=query.name
-        )
+        only = next(iter(users)) if users is not None and len(users) == 1 else None
+        ids = self._coordinator.index.candidates(states=query.state, user=only, name=query.name)
         end = bisect_left(ids, before)
         stop = max(0, end - LOOKED_AT_MAX)
         page: list[SummaryLine] = []
         waiting = WaitingReasons(state)
         for place in range(end - 1, stop - 1, -1):
             job = state.jobs[ids[place]]
-            if _matches(job, query):
+            if (users is None or job.user in users) and _matches(job, query):
                 page.append(SummaryLine(job.id, job.user, job_summary(state, job, now, waiting)))
                 if len(page) > query.limit:
                     return Page(page, job.id)
@@ -100,8 +98,7 @@ class JobListApi:
 
 def _matches(job: Job, query: JobsQuery) -> bool:
     return (
-        (query.user is None or job.user == query.user)
-        and (query.pool is None or job.spec.pool == query.pool)
+        (query.pool is None or job.spec.pool == query.pool)
         and (query.name is None or job.spec.name == query.name)
         and (query.state is None or job_state(job) in query.state)
     )

@@ -4,17 +4,19 @@ import asyncio
 import secrets
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from muster.check.job import check_job
 from muster.check.networks import networks_of
 from muster.http.node_probe import CheckRequest
 from muster.http.views import NodeView
-from muster.protocol.ids import NodeName
+from muster.protocol.ids import JobId, NodeName
 from muster.spec.errors import SpecError
 from muster.spec.model import JobSpec
 from muster.spec.parse import parse_document
 from muster.spec.pool_defaults import fill_in
 from muster.spec.yaml.loader import Document
+from orchestrator.api.http.access import AccessTable
 from orchestrator.api.http.job_body import spec_problem
 from orchestrator.api.http.preconditions import idempotency_key, request_digest
 from orchestrator.api.http.problems import ApiError
@@ -23,8 +25,9 @@ from orchestrator.api.http.responses import reply
 from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.jobs import JobsApi
 from orchestrator.api.nodes import unknown_node
+from orchestrator.core.rights.rules import Action
 from orchestrator.core.views.display import node_seen
-from orchestrator.core.views.probe import probe_view
+from orchestrator.core.views.probe import probe_view, without_software
 from orchestrator.shell.coordinator import Coordinator
 
 _FREE = "free"
@@ -33,8 +36,11 @@ _FREE = "free"
 class NodeCheckApi:
     """/v1/nodes/{id}/probe and /check."""
 
-    def __init__(self, coordinator: Coordinator, jobs: JobsApi, rules: SubmitRules) -> None:
+    def __init__(
+        self, coordinator: Coordinator, access: AccessTable, jobs: JobsApi, rules: SubmitRules
+    ) -> None:
         self._coordinator = coordinator
+        self._access = access
         self._jobs = jobs
         self._rules = rules
 
@@ -45,7 +51,13 @@ class NodeCheckApi:
         node = state.nodes.get(name)
         if node is None:
             raise unknown_node(name)
-        return reply(probe_view(state, node, self._coordinator.now()))
+        view = probe_view(state, node, self._coordinator.now())
+        fabric = view.fabric
+        if fabric is not None:
+            owner = state.jobs[JobId(fabric.job)].user
+            if not self._access.allows(request, Action.READ_JOB, owner):
+                view = replace(view, fabric=without_software(fabric))
+        return reply(view)
 
     async def check(self, request: web.Request) -> web.Response:
         """Submit a job that checks this node with free nodes of its pool. Its log has the

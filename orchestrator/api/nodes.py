@@ -12,7 +12,6 @@ from muster.fabric.natural_sort import natural
 from muster.http.views import NodeList, NodeView, VersionView
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.link.control_channel import PROTOCOL_MAX, PROTOCOL_MIN
-from muster.protocol.text import count
 from orchestrator.api.http.access import TOKEN, AccessTable
 from orchestrator.api.http.connection_limits import no_descriptors
 from orchestrator.api.http.job_owners import JobOwners
@@ -50,21 +49,9 @@ def _place(name: str) -> tuple[object, str]:
 
 
 def without_others_words(view: NodeView, mine: Collection[int]) -> NodeView:
-    """Return the node without the texts of faults, and of an automatic drain, that quote jobs other
-    than `mine`.
-    """
-    drain, state = view.drain, view.state
-    if drain is not None and not set(drain.jobs) <= set(mine):
-        short = f"at fault in {count(len(drain.jobs), 'job')}"
-        state = replace(state, text=state.text.replace(drain.reason, short))
-        drain = replace(drain, reason=short)
+    """Return the node without the texts of faults that quote jobs other than `mine`."""
     faults = tuple(it if it.job in mine else replace(it, text="") for it in view.faults)
-    return replace(view, state=state, drain=drain, faults=faults)
-
-
-def _blaming(view: NodeView) -> set[int]:
-    drained = () if view.drain is None else view.drain.jobs
-    return {*drained, *(fault.job for fault in view.faults)}
+    return replace(view, faults=faults)
 
 
 class NodesApi:
@@ -117,7 +104,7 @@ class NodesApi:
         may_read = partial(self._access.allows, request, Action.READ_JOB)
         if may_read(""):
             return tuple(views)
-        owners = await self._owners.of({JobId(job) for view in views for job in _blaming(view)})
+        owners = await self._owners.of({JobId(it.job) for view in views for it in view.faults})
         mine = frozenset(job for job, owner in owners.items() if may_read(owner))
         return tuple(without_others_words(view, mine) for view in views)
 

@@ -62,7 +62,7 @@ class ArchiveQuery:
     before: int
     limit: int
     states: Collection[str] | None = None
-    user: str | None = None
+    users: Collection[str] | None = None
     name: str | None = None
     pool: str | None = None
 
@@ -192,13 +192,19 @@ def owners(database: sqlite3.Connection, jobs: Sequence[int]) -> dict[int, str]:
 
 def search(database: sqlite3.Connection, asked: ArchiveQuery) -> QueryResult:
     """Return as many matches as can be found with a bounded number of visited rows."""
-    columns = (("name", asked.name), ("user", asked.user), ("pool", asked.pool))
+    columns = (("name", asked.name), ("pool", asked.pool))
     equal = {column: value for column, value in columns if value is not None}
-    if asked.states is None:
-        return _search(database, asked, equal)
-    # Each state has its own ordered range of an index.
-    found = [_search(database, asked, {**equal, "state": state}) for state in asked.states]
+    # Each user and state has its own ordered range of an index.
+    found = [
+        _search(database, asked, equal | user | state)
+        for user in _each("user", asked.users)
+        for state in _each("state", asked.states)
+    ]
     return _merged(found, asked.limit)
+
+
+def _each(column: str, values: Collection[str] | None) -> list[dict[str, str]]:
+    return [{}] if values is None else [{column: value} for value in values]
 
 
 def _search(

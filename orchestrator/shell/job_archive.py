@@ -7,7 +7,7 @@ archive row is on disk.
 import asyncio
 import sqlite3
 from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
@@ -197,7 +197,7 @@ class JobArchive:
         limit: int,
         *,
         states: Sequence[JobState] | None,
-        user: str | None,
+        users: Collection[str] | None,
         name: str | None,
         pool: str | None,
     ) -> Page:
@@ -211,7 +211,7 @@ class JobArchive:
         if ended is not None and len(ended) == len(ENDED_STATES):
             ended = None
         return await self._journal.read(
-            partial(_page, ArchiveQuery(before, limit, ended, user, name, pool))
+            partial(_page, ArchiveQuery(before, limit, ended, users, name, pool))
         )
 
     async def answer(

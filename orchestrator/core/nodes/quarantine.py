@@ -88,8 +88,8 @@ def quarantined(state: State, node: Node, limits: Limits) -> list[f.Fact]:
         return []
     out, size = out_of_pool(state, node, limits)
     named = ", ".join(str(job) for job in jobs[-_NAMED:])
-    last = node.faults[-1]
-    why = f"at fault in {number} jobs ({named}); the last: {last.text}"
+    # Everybody reads this. What the jobs' failures say stays with the faults.
+    why = f"at fault in {number} jobs ({named})"
     if not pool_bears(out, size, limits):
         reason = (
             f"{why}; it was not quarantined, as {out} of the {size} nodes of pool "

@@ -72,10 +72,11 @@ RULES: Final[Mapping[Action, Rule]] = {
     Action.RENEW: Rule("renew the certificate of this node", kinds=_NODES),
     Action.READ_CLUSTER: Rule("read nodes, hardware, versions", Role.VIEWER),
     Action.READ_METRICS: Rule("scrape the metrics of the cluster", Role.VIEWER),
-    Action.OPERATE_NODE: Rule("drain, resume, remove, declare lost", Role.OPERATOR),
-    Action.ENROL_NODE: Rule(
-        "create join secrets, accept nodes, revoke their certificates", Role.ADMIN
+    Action.OPERATE_NODE: Rule(
+        "drain, resume, remove, declare lost; accept nodes that join, revoke their certificates",
+        Role.OPERATOR,
     ),
+    Action.ENROL_NODE: Rule("create and revoke join secrets", Role.ADMIN),
     Action.LIST_JOBS: Rule("list jobs, each if `job.see` allows it", Role.VIEWER),
     Action.LIST_EVENTS: Rule("list events, those of a job if `job.read` allows it", Role.VIEWER),
     Action.SEND_CODE: Rule("upload code, refer to what the same user has uploaded", Role.USER),

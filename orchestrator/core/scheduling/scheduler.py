@@ -109,8 +109,12 @@ class WaitingReasons:
         ahead = bisect_left(queue, (-job.spec.priority, job.id))
         if ahead == 0:
             return _why_not(state, job) or "is being placed"
+        head = state.jobs[queue[0][1]]
+        if head.user != job.user:
+            # What the head waits for is in its spec, which is its user's.
+            return f"{ahead} ahead in pool {pool}; first is another user's job"
         if pool not in self._first:
-            self._first[pool] = _first_of(state, state.jobs[queue[0][1]])
+            self._first[pool] = _first_of(state, head)
         return f"{ahead} ahead in pool {pool}; first is {self._first[pool]}"
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from muster.http.node_probe import NodeProbe, ProbedFabric, ProbedPort
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import Fingerprint
 from muster.protocol.observations.fabric import FabricPort
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Node, State
@@ -29,6 +32,11 @@ def probe_view(state: State, node: Node, now: Instant) -> NodeProbe:
         disks=node.disks,
         fabric=_last_fabric(state, node),
     )
+
+
+def without_software(fabric: ProbedFabric) -> ProbedFabric:
+    """Return the fabric without what was found in the environment of its job."""
+    return replace(fabric, nccl="", nccl_conf={}, software=Fingerprint())
 
 
 def _last_fabric(state: State, node: Node) -> ProbedFabric | None:

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import os
+import pty
 import re
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -130,6 +133,40 @@ def test_a_user_is_changed_disabled_and_enabled(
     assert "CANCELLED" in muster("show", job.stdout.strip()).stdout
     assert muster("user", "set", "frank", "--enable").returncode == 0
     assert muster("whoami", env=own).stdout == "frank\n"
+
+
+def test_at_a_terminal_revoke_and_disable_ask(
+    muster: Muster, coordinator: CoordinatorProcess
+) -> None:
+    token = as_user(muster, coordinator, "gina")
+    own = {"MUSTER_TOKEN": token}
+    job = muster("submit", "--", "true", env=own).stdout.strip()
+
+    def asked(*words: str) -> CompletedProcess[str]:
+        ours, theirs = pty.openpty()
+        try:
+            os.write(ours, b"n\n")
+            return muster(*words, stdin=theirs)
+        finally:
+            os.close(ours)
+            os.close(theirs)
+
+    kept = asked("token", "revoke", token.split("_")[2])
+    assert (kept.returncode, "nothing was revoked" in kept.stderr) == (125, True), kept.stderr
+    assert muster("whoami", env=own).stdout == "gina\n"
+    disabled = asked("user", "disable", "gina")
+    assert "1 job that has not ended; cancel?" in disabled.stderr
+    assert "the user gina is disabled" in muster("whoami", env=own).stderr
+    assert json.loads(muster("show", job, "--json").stdout)["ended_at"] is None
+    assert muster("cancel", job).returncode == 0
+
+
+def test_whoami_has_the_teams_and_the_address(
+    muster: Muster, coordinator: CoordinatorProcess
+) -> None:
+    own = {"MUSTER_TOKEN": as_user(muster, coordinator, "hana")}
+    found = json.loads(muster("whoami", "--json", env=own).stdout)
+    assert (found["role"], found["teams"], found["address"]) == ("user", ["lab"], "127.0.0.1")
 
 
 def test_there_is_always_an_admin(muster: Muster, coordinator: CoordinatorProcess) -> None:

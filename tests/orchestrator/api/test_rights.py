@@ -9,8 +9,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
-from tests.orchestrator.fake_agent import DEADLINE_S, connect
+from muster.protocol.link.control_channel import ArrangeTask, Fingerprint, PrepareTask
+from muster.protocol.observations.fabric import NodeFabric
+from muster.protocol.states import TaskState
+from tests.orchestrator.fake_agent import DEADLINE_S, connect, prepared
 from tests.orchestrator.process import CoordinatorProcess, add_token, set_user
 from tests.orchestrator.user import User
 
@@ -224,6 +228,58 @@ async def test_a_hidden_job_looks_unknown(tmp_path: Path, visibility: str) -> No
             assert (await asked(ann, "POST", f"/v1/jobs/{job}/cancel"))[0] == 202
             await ann.ended(job)
             assert [each["id"] for each in (await bob.get("/v1/jobs"))["jobs"]] == [own]
+
+
+async def test_a_page_of_the_list_says_nothing_of_hidden_jobs(tmp_path: Path) -> None:
+    """A cursor told that a page had been full of jobs that were then left out."""
+    with CoordinatorProcess(tmp_path, visibility="team").start() as process:
+        await register(process)
+        async with (
+            person(process, "ann", "user", "lab") as ann,
+            person(process, "bea", "user", "web") as bea,
+            person(process, "bob", "user", "web") as bob,
+        ):
+            first = await bea.submit(name="same")
+            hidden = [await ann.submit(name="same") for _ in range(3)]
+            last = await bob.submit(name="same")
+            for _ in range(2):
+                for query in ("user=ann", "user=nobody", "name=other", "pool=other"):
+                    page = await bob.get(f"/v1/jobs?limit=1&{query}")
+                    assert page == {"jobs": [], "cursor": None}, query
+                page = await bob.get("/v1/jobs?limit=1&name=same")
+                assert [job["id"] for job in page["jobs"]] == [last]
+                page = await bob.get(f"/v1/jobs?limit=1&name=same&cursor={page['cursor']}")
+                assert [job["id"] for job in page["jobs"]] == [first]
+                assert page["cursor"] is None
+                # Once more with jobs that have ended.
+                for user, job in ((bea, first), *((ann, one) for one in hidden), (bob, last)):
+                    assert (await asked(user, "POST", f"/v1/jobs/{job}/cancel"))[0] == 202
+                    await user.ended(job)
+
+
+async def test_the_probe_of_a_node_has_the_software_of_a_job_only_for_its_readers(
+    coordinator: CoordinatorProcess,
+) -> None:
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        person(coordinator, "ann") as ann,
+        person(coordinator, "bob") as bob,
+        person(coordinator, "olga", "operator") as olga,
+        connect(coordinator, "n1") as agent,
+    ):
+        await agent.hello()
+        await ann.submit()
+        task = (await agent.expect(PrepareTask)).task
+        fabric = NodeFabric(nccl=SECRET, nccl_conf={"NCCL_NET": SECRET}, gpudirect="peermem")
+        made = replace(prepared(), fingerprint=Fingerprint(torch=SECRET), fabric=fabric)
+        await agent.report(task, TaskState.PREPARED, prepared=made)
+        await agent.expect(ArrangeTask)
+        for reader in (ann, olga):
+            found = (await reader.get("/v1/nodes/n1/probe"))["fabric"]
+            assert found["software"]["torch"] == found["nccl"] == SECRET
+        status, text = await asked(bob, "GET", "/v1/nodes/n1/probe")
+        assert (status, SECRET in text) == (200, False)
+        assert json.loads(text)["fabric"]["gpudirect"] == "peermem"
 
 
 async def test_priorities_above_a_limit_are_refused(tmp_path: Path) -> None:

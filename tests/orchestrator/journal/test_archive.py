@@ -237,7 +237,7 @@ def one_of(*values: str) -> st.SearchStrategy[str | None]:
         st.tuples(*map(st.sampled_from, (USERS, NAMES, POOLS, STATES)), st.booleans()), max_size=60
     ),
     states=st.one_of(st.none(), st.sets(st.sampled_from(STATES), min_size=1)),
-    user=one_of(*USERS),
+    users=st.one_of(st.none(), st.sets(st.sampled_from((*USERS, "nobody")))),
     name=one_of(*NAMES),
     pool=one_of(*POOLS),
     limit=st.integers(1, 9),
@@ -247,7 +247,7 @@ def test_page_after_page_has_each_job_once(
     monkeypatch: pytest.MonkeyPatch,
     jobs: list[tuple[str, str, str, str, bool]],
     states: set[str] | None,
-    user: str | None,
+    users: set[str] | None,
     name: str | None,
     pool: str | None,
     limit: int,
@@ -263,7 +263,7 @@ def test_page_after_page_has_each_job_once(
         row.job
         for row in reversed(there)
         if (states is None or row.state in states)
-        and user in (None, row.user)
+        and (users is None or row.user in users)
         and name in (None, row.name)
         and pool in (None, row.pool)
     ]
@@ -274,7 +274,7 @@ def test_page_after_page_has_each_job_once(
         before = 10**6
         for _ in range(200):
             page: QueryResult = archive.search(
-                database, ArchiveQuery(before, limit, states, user, name, pool)
+                database, ArchiveQuery(before, limit, states, users, name, pool)
             )
             assert len(page.jobs) <= limit
             assert all(page.floor <= row.job < before for row in page.jobs)
@@ -293,7 +293,9 @@ def test_a_list_reads_its_indexes_and_no_other_page(folder: Path) -> None:
         database.set_trace_callback(seen.append)
         archive.search(
             database,
-            ArchiveQuery(99, 9, {"LOST", "FAILED"}, user="ann", name="demo", pool="default"),
+            ArchiveQuery(
+                99, 9, {"LOST", "FAILED"}, users={"ann", "bob"}, name="demo", pool="default"
+            ),
         )
         database.set_trace_callback(None)
         plans = [str(database.execute(f"EXPLAIN QUERY PLAN {text}").fetchall()) for text in seen]

@@ -69,7 +69,10 @@ async def ask(coordinator: CoordinatorProcess, method: str, path: str, headers: 
 
 # The least role for which a route opens, with a job of one's own where the path names one. Said
 # here once more, independently of the product.
-OPERATORS = {("POST", f"/v1/nodes/{{id}}/{verb}") for verb in ("drain", "resume", "remove", "lost")}
+OPERATORS = {("GET", "/v1/join")} | {
+    ("POST", f"/v1/nodes/{{id}}/{verb}")
+    for verb in ("drain", "resume", "remove", "lost", "accept", "revoke")
+}
 USERS = {
     ("POST", "/v1/jobs"),
     ("POST", "/v1/jobs:validate"),
@@ -92,11 +95,8 @@ ADMINS_ALONE = {
     ("PATCH", "/v1/users/{id}"),
     ("POST", "/v1/users/{id}/disable"),
     ("POST", "/v1/tokens"),
-    ("GET", "/v1/join"),
     ("POST", "/v1/join/secrets"),
     ("POST", "/v1/join/secrets/{id}/revoke"),
-    ("POST", "/v1/nodes/{id}/accept"),
-    ("POST", "/v1/nodes/{id}/revoke"),
 }
 # Another's is answered as if there were none.
 HIDDEN = {"/v1/tokens/{id}/revoke"}

@@ -51,3 +51,19 @@ def looks_for(jobs: int) -> int:
 def test_the_first_of_a_queue_is_judged_once_for_all_behind_it() -> None:
     """A page of 1000 jobs took 6 s of a queue of 100,000, and 11 s beside 1000 nodes."""
     assert looks_for(2) == looks_for(50) > 0
+
+
+def test_of_the_first_job_of_a_queue_only_its_own_user_reads_more() -> None:
+    cluster = Cluster()
+    cluster.join("n0", "n1")
+    cluster.submit(spec())
+    cluster.submit(spec(nodes=2), user="ann")
+    cluster.submit(spec(), user="bob")
+    cluster.submit(spec(), user="ann")
+    _, first, bobs, anns = cluster.state.jobs.values()
+    waiting = WaitingReasons(cluster.state)
+    cannot = waiting.why(first)
+    assert waiting.why(bobs) == "1 ahead in pool default; first is another user's job"
+    assert waiting.why(anns).startswith(
+        f"2 ahead in pool default; first is job 2 (priority 50), which {cannot}"
+    )

@@ -1,0 +1,133 @@
+"""No answer has a word of a job of others, whatever the answer is about."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from msgspec.structs import replace
+
+from muster.protocol.link.control_channel import (
+    ArrangeTask,
+    Fingerprint,
+    Inventory,
+    PrepareTask,
+    Refusal,
+)
+from muster.protocol.observations.fabric import NodeFabric
+from muster.protocol.states import TaskState
+from orchestrator.api.routes import ROUTES
+from tests.orchestrator.fake_agent import DEADLINE_S, FakeAgent, connect, prepared
+from tests.orchestrator.process import CoordinatorProcess, add_token
+from tests.orchestrator.user import User
+
+WORD = "canary-5521"
+NAME = "canary-name"
+LABEL = "canary-label"
+"""The node had it before, which the events of the node say."""
+FOUND = replace(
+    prepared(),
+    fingerprint=Fingerprint("3.11", f"2.9+{WORD}", WORD, WORD),
+    fabric=NodeFabric(nccl=WORD, nccl_conf={"NCCL_NET": WORD}),
+)
+
+
+@asynccontextmanager
+async def person(
+    coordinator: CoordinatorProcess, name: str, role: str, *teams: str
+) -> AsyncIterator[User]:
+    headers = coordinator.headers(add_token(coordinator, name, role, teams))
+    async with aiohttp.ClientSession(coordinator.url, headers=headers) as http:
+        yield User(http)
+
+
+async def anns(ann: User, **fields: Any) -> int:
+    secret = {"workdir": f"/data/{WORD}", "env": {"WORD": WORD}}
+    return await ann.submit(**{"name": NAME, "retry": {"infra": 0}, **secret, **fields})
+
+
+async def fails(ann: User, agent: FakeAgent) -> int:
+    """A job whose failure the node is to blame for."""
+    job = await anns(ann, placement={"include": [agent.name]})
+    task = (await agent.expect(PrepareTask)).task
+    await agent.report(task, TaskState.PREPARED, prepared=FOUND)
+    await agent.expect(ArrangeTask)
+    refusal = Refusal("hosts_unwritable", f"the folder /data/{WORD} is not there", True)
+    await agent.report(task, TaskState.CLEANED, prepared=FOUND, refusal=refusal)
+    await ann.ended(job)
+    return job
+
+
+def labelled(label: str) -> Inventory:
+    return Inventory("127.0.0.1", "machine-n3", cpus=4, labels={"project": label})
+
+
+async def answers(user: User, jobs: list[int], nodes: tuple[str, ...]) -> dict[str, str]:
+    """Headers and body of every answer to a GET, and of the refused check of a node."""
+    found = {}
+
+    async def ask(method: str, path: str) -> None:
+        async with user.http.request(method, path) as answer:
+            found[path] = f"{answer.status} {dict(answer.headers)} {await answer.text()}"
+
+    for route in ROUTES:
+        if route.method != "GET" or route.path.startswith("/v1/agent"):
+            continue
+        ids: list[int] | tuple[str, ...] = nodes if "/nodes/" in route.path else jobs
+        for id_ in ids if "{id}" in route.path else ids[:1]:
+            wait = "?timeout_s=0" if route.path.endswith("/wait") else ""
+            more = "?limit=1000" if route.path == "/v1/events" else ""
+            await ask("GET", route.path.replace("{id}", str(id_)) + wait + more)
+    await ask("POST", "/v1/nodes/n1/check")
+    return found
+
+
+@pytest.mark.parametrize("visibility", ["public", "team", "private"])
+async def test_no_word_of_anns_jobs_is_in_an_answer_to_others(
+    tmp_path: Path, visibility: str
+) -> None:
+    quarantine = {"jobs": 1, "pool_share": 0.4}
+    process = CoordinatorProcess(tmp_path, visibility=visibility, quarantine=quarantine)
+    with process.start():
+        async with (
+            asyncio.timeout(2 * DEADLINE_S),
+            person(process, "ann", "user", "lab") as ann,
+            person(process, "bob", "user", "web") as bob,
+            person(process, "vic", "viewer", "web") as vic,
+            person(process, "olga", "operator") as olga,
+            connect(process, "n1") as one,
+            connect(process, "n2") as two,
+        ):
+            await one.hello()
+            await two.hello()
+            here = {"placement": {"labels": {"project": LABEL}}}
+            async with connect(process, "n3") as three:
+                await three.hello(inventory=labelled(LABEL))
+                # The first node is quarantined and the second one spared.
+                jobs = [await fails(ann, one), await fails(ann, two)]
+                jobs.append(await anns(ann, priority=95, **here))
+                task = (await three.expect(PrepareTask)).task
+                await three.report(task, TaskState.PREPARED, prepared=FOUND)
+                await three.expect(ArrangeTask)
+                jobs.append(await anns(ann, priority=90, **here))
+            async with connect(process, "n3") as three:
+                await three.hello(inventory=labelled("web"))
+                own = await bob.submit(nodes=3, priority=1)
+                nodes = {node["name"]: node for node in (await olga.get("/v1/nodes"))["nodes"]}
+                assert nodes["n1"]["drain"]["quarantine"]
+                assert nodes["n2"]["warnings"]
+                read = await answers(olga, [*jobs, own], ("n1", "n2", "n3"))
+                shown = {path for path, text in read.items() if WORD in text or LABEL in text}
+                head = f"/v1/jobs/{jobs[-1]}/explain"
+                assert shown >= {"/v1/nodes", "/v1/nodes/n1", "/v1/nodes/n3/probe", head}
+                for other in (bob, vic):
+                    read = await answers(other, [*jobs, own], ("n1", "n2", "n3"))
+                    for path, text in read.items():
+                        assert WORD not in text, path
+                        assert LABEL not in text or path.startswith("/v1/events"), path
+                        assert visibility == "public" or NAME not in text, path
+                mine = await bob.get(f"/v1/jobs/{own}")
+                assert "another user's job" in mine["reason"]["text"]
