@@ -22,6 +22,7 @@ from orchestrator.core.facts import restored as rf
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.failures.stops import lost, stop, stop_or_leave
 from orchestrator.core.gangs.commands import tasks_on
+from orchestrator.core.gangs.silent_members import may_vouch_yet
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.proof import TaskProof
@@ -116,6 +117,7 @@ def declare_lost(state: State, asked: s.LostReceived) -> Decision:
         or any(holder == name for holder, _ in state.unknown)
         or (node is not None and node.link is not LinkState.LOST)
         or bool(tasks_on(state, name))
+        or (node is not None and may_vouch_yet(state, node))
     )
     facts: list[f.Fact] = [rf.NodeDeclaredLost(name, asked.user)] if matters else []
     return Decision(facts, [a.Answer(asked.request, a.NodeServiceChanged(name, matters))])
