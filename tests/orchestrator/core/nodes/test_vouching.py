@@ -21,7 +21,7 @@ from muster.spec.model import Retry
 from orchestrator.core.engine.invariants import check
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
-from orchestrator.core.model.leases import margin_s
+from orchestrator.core.model.leases import KILL_S, margin_s
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.views.display import job_view
 from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec
@@ -139,6 +139,12 @@ def test_its_own_confirmation_is_not_another_s() -> None:
     cluster.leave("n0")
     cluster.beat(86_400.0)
     assert cluster.shown(1) is JobState.STOPPING
+
+
+@pytest.mark.parametrize("lease_s", [15.0, 300.0, 2500.0, 7200.0, 30 * 86_400.0])
+def test_the_margin_outlasts_clocks_that_part_by_two_percent_each(lease_s: float) -> None:
+    node, coordinator = 0.98, 1.02
+    assert (lease_s + KILL_S) / node + 2 < (lease_s + margin_s(lease_s)) / coordinator
 
 
 @pytest.mark.parametrize("after", ["silence", "a restart of the coordinator"])
