@@ -270,8 +270,9 @@ def _signal(
 
 
 def _take(state: State, job: Job, task: Task) -> None:
-    share = share_of(job.spec, task.gpus)
-    state.nodes[task.node].holders[task.job, task.attempt] = share
+    node = state.nodes[task.node]
+    node.holders[task.job, task.attempt] = share_of(job.spec, task.gpus)
+    node.declared_lost = False
 
 
 def _release(state: State, attempt: Attempt, task: Task) -> None:

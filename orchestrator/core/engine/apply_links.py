@@ -146,6 +146,7 @@ def _connect(state: State, node: Node, fact: lf.NodeConnected) -> None:
     if node.session is not None:
         state.sessions.pop(node.session, None)
     _link_to(node, LinkState.CONNECTED)
+    node.declared_lost = False
     node.session, node.peer, node.protocol = fact.session, fact.peer, fact.protocol
     node.heard_at = node.answered_at = fact.heard_at
     if another_life(node, fact.instance):

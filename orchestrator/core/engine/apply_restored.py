@@ -27,8 +27,10 @@ def apply_restored(state: State, fact: rf.OfRestore) -> None:
             state.awaited.discard(name)
             state.unknown = {it for it in state.unknown if it[0] != name}
             node = state.nodes.get(name)
-            if node is not None and node.link in (LinkState.OFFLINE, LinkState.SUSPECT):
-                node.link = LinkState.LOST
+            if node is not None:
+                node.declared_lost = True
+                if node.link in (LinkState.OFFLINE, LinkState.SUSPECT):
+                    node.link = LinkState.LOST
         case _:
             assert_never(fact)
 

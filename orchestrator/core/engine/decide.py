@@ -310,7 +310,7 @@ def _hello(
     # After the tasks, so that a task which its own report ends is not ended again.
     decision.facts += hardware_facts(state, hello.node, hello.observed.hardware, now)
     decision.facts += drained
-    decision.facts += unknown_tasks_held(state, hello, rebooted=rebooted)
+    decision.facts += unknown_tasks_held(state, hello)
     decision.facts.append(lf.NodeSynced(hello.node, tuple(reported.items())))
     welcome = Welcome(
         epoch=state.epoch,

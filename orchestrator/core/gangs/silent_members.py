@@ -11,7 +11,7 @@ from orchestrator.core.gangs.commands import fence
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.leases import vouches
 from orchestrator.core.model.node import SILENT
-from orchestrator.core.model.state import Attempt, State, Task
+from orchestrator.core.model.state import Attempt, Node, State, Task
 from orchestrator.core.model.task import OVER
 
 
@@ -48,6 +48,19 @@ def ask_node_to_confirm(state: State, name: NodeName) -> list[a.Effect]:
     holders = {it for node in state.nodes.values() if node.link in SILENT for it in node.holders}
     found = (state.attempt(*holder) for holder in sorted(holders))
     return [it for attempt in found if attempt for it in ask_to_confirm(state, attempt, name)]
+
+
+def may_vouch_yet(state: State, node: Node) -> bool:
+    """True if the agent of a node may vouch for others, even if its own tasks are over.
+
+    An agent vouches until it has stored a stop, and nobody else can confirm that for it.
+    """
+    return not node.declared_lost and any(
+        task.node == node.name and task.mute_at is None and vouches(job, attempt)
+        for job in state.jobs.values()
+        if (attempt := job.current) is not None
+        for task in attempt.tasks
+    )
 
 
 def muted(state: State, task: Task, now: Instant) -> list[f.Fact]:

@@ -11,7 +11,7 @@ class TaskProof(enum.Enum):
     A task whose record came is CLEANED and needs none of these. REPORTED: its node said that it
     does not have the task, or that nothing of it will ever run again. REBOOTED: its node said hello
     with another boot id. DECLARED: an operator or the fence hook of the site said so. LEASE: the
-    node has certainly ended it (`orchestrator.core.gangs.leases`).
+    node has certainly ended it (`orchestrator.core.model.leases`).
     """
 
     REPORTED = "reported"

@@ -73,6 +73,7 @@ class Node:
     spared: str = ""  # why a due quarantine was skipped
     hardware: tuple[tuple[float, HardwareEvent], ...] = ()  # the newest, until a resume
     hardware_heard: tuple[str, int] = ("", -1)  # boot and number of the newest event
+    declared_lost: bool = False  # since its last connection or task
     # volatile
     unrecorded: bool = False  # the journal does not have its description yet
     record_due: float = 0.0  # see `registration_due`

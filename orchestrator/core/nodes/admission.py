@@ -14,6 +14,7 @@ from muster.protocol.observations.interfaces import problem
 from muster.protocol.states import TaskState
 from muster.protocol.text import count
 from muster.spec.roles import MAX_NPROC
+from orchestrator.core.gangs.silent_members import may_vouch_yet
 from orchestrator.core.model.node import SILENT, LinkState
 from orchestrator.core.model.state import Node, State, Task
 from orchestrator.core.model.task import OVER
@@ -96,7 +97,7 @@ def refuse(
             f"{state.epoch}: its state directory is older than another one; restore the newer one",
         )
     node = state.nodes.get(hello.node)
-    again = None if node is None else _refuse_second(node, hello, peer)
+    again = None if node is None else _refuse_second(state, node, hello, peer)
     return again or _refuse_renamed(state, hello) or _refuse_beside(state, hello, peer)
 
 
@@ -143,7 +144,7 @@ def refuse_name(name: str, foreign: frozenset[str]) -> Refused | None:
     return None
 
 
-def _refuse_second(node: Node, hello: Hello, peer: str) -> Refused | None:
+def _refuse_second(state: State, node: Node, hello: Hello, peer: str) -> Refused | None:
     """Refuse the second of two agents with one name.
 
     The first one stays, because it may have tasks that the other does not know. Those would seem to
@@ -153,12 +154,12 @@ def _refuse_second(node: Node, hello: Hello, peer: str) -> Refused | None:
     gone = "" if connected else f"; if the first is gone for good: muster node lost {node.name}"
     both = f"by an agent at {node.peer}; this one is at {peer}"
     if node.agent_id != hello.agent_id:
-        if _name_taken(node):
+        if _name_taken(state, node):
             text = f"the name {hello.node} is in use {both}: give each agent its own `node`{gone}"
             return Refused("duplicate_name", text)
         return None
     elsewhere = node.inventory.machine_id != hello.inventory.machine_id
-    if (connected and node.boot_id != hello.boot_id) or (_name_taken(node) and elsewhere):
+    if (connected and node.boot_id != hello.boot_id) or (elsewhere and _name_taken(state, node)):
         return Refused(
             "duplicate_identity",
             f"the identity of {hello.node} is in use {both}: a state folder has been copied; "
@@ -226,12 +227,14 @@ def _refuse_beside(state: State, hello: Hello, peer: str) -> Refused | None:
     return None
 
 
-def _name_taken(node: Node) -> bool:
+def _name_taken(state: State, node: Node) -> bool:
     """True if the node's agent still holds its name.
 
-    An agent that is cut off may be running something, until its tasks are proved over.
+    An agent that is cut off may be running something, until its tasks are proved over. It may also
+    keep another member of a gang alive.
     """
-    return node.link is LinkState.CONNECTED or (node.link in SILENT and bool(node.holders))
+    runs = node.link in SILENT and bool(node.holders)
+    return node.link is LinkState.CONNECTED or runs or may_vouch_yet(state, node)
 
 
 def clock_ahead_s(wall_s: float | None, now: Instant) -> float:

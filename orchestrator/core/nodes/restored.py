@@ -1,8 +1,9 @@
 """Nodes after a restore: their hello settles them, or an operator declares them lost.
 
 Tasks of attempts that the restored journal lacks are fenced like any unknown task. Here is the
-proof that they are over: the agent's report, its next hello without them, a reboot, or an
-operator's word. No lease is one, as nobody knows which they have.
+proof that they are over: the agent's report, its next hello without them, or an operator's word.
+No lease is one, as nobody knows which they have. Nor is another boot id than the journal's: the
+task may have begun in the new boot. The agent itself reports tasks of an earlier boot as over.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from orchestrator.core.facts import restored as rf
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.failures.stops import lost, stop, stop_or_leave
 from orchestrator.core.gangs.commands import tasks_on
+from orchestrator.core.gangs.silent_members import may_vouch_yet
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.proof import TaskProof
@@ -31,13 +33,9 @@ _BY_REQUEST: Final = frozenset({"stop", "kill"})
 _STARTING: Final = frozenset({AttemptPhase.PREPARING, AttemptPhase.ARRANGING})
 
 
-def unknown_tasks_held(state: State, hello: Hello, *, rebooted: bool) -> list[f.Fact]:
+def unknown_tasks_held(state: State, hello: Hello) -> list[f.Fact]:
     """Return the fact on the unknown tasks that a node has now, if it matters to placing."""
-    found = {
-        report.task
-        for report in hello.tasks
-        if not rebooted and _is_unknown(state, hello.node, report)
-    }
+    found = {report.task for report in hello.tasks if _is_unknown(state, hello.node, report)}
     had = any(node == hello.node for node, _ in state.unknown)
     if not found and not had and hello.node not in state.awaited:
         return []
@@ -119,6 +117,7 @@ def declare_lost(state: State, asked: s.LostReceived) -> Decision:
         or any(holder == name for holder, _ in state.unknown)
         or (node is not None and node.link is not LinkState.LOST)
         or bool(tasks_on(state, name))
+        or (node is not None and may_vouch_yet(state, node))
     )
     facts: list[f.Fact] = [rf.NodeDeclaredLost(name, asked.user)] if matters else []
     return Decision(facts, [a.Answer(asked.request, a.NodeServiceChanged(name, matters))])

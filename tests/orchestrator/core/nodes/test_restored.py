@@ -122,12 +122,27 @@ def test_other_proofs_that_an_unknown_attempt_is_over(proof: str) -> None:
         case "reboot":
             hello = cluster.node("n1")
             hello.boot_id = "another"
-            cluster.join("n1", tasks=(has(),))
+            cluster.join("n1", tasks=(has(TaskState.CLEANED),))
         case "its agent has it no more":
             cluster.join("n1")
         case _:
             lost(cluster, "n1")
     assert cluster.job(1).last_attempt == 1000
+
+
+def test_a_reboot_since_the_backup_is_no_proof_for_what_began_after_it() -> None:
+    """The journal has the boot id of the backup, not of the boot in which the task began."""
+    cluster = restored(waiting("n1", "n2"))
+    cluster.node("n1").boot_id = "of the backup"
+    cluster.join("n2")
+    cluster.join("n1", tasks=(has(),))
+    assert cluster.shown(1) is JobState.QUEUED
+    assert "task 1.1.0 on n1" in said(cluster)
+    session = cluster.node("n1").session
+    assert session is not None
+    cluster.turn(s.ReportReceived(session, has(TaskState.CLEANED)))
+    assert cluster.job(1).last_attempt == 1000
+    assert not check(cluster.state)
 
 
 @pytest.mark.parametrize("spec", [{}, {"lease_s": 30.0}])

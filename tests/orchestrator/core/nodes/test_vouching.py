@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import pytest
+
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
@@ -17,8 +19,9 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry
 from orchestrator.core.engine.invariants import check
+from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
-from orchestrator.core.model.leases import margin_s
+from orchestrator.core.model.leases import KILL_S, margin_s
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.views.display import job_view
 from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec
@@ -49,6 +52,16 @@ def hello(cluster: Cluster, name: str, boot: str, *tasks: TaskReport) -> None:
     who = (NodeName(name), f"id-{name}", boot, "0.1.0")
     said = Hello(*who, NodeObservations(INVENTORY), tasks, protocol_max=PROTOCOL_MAX)
     cluster.turn(s.HelloReceived(SessionId(cluster.sessions), said, "127.0.0.1"))
+
+
+def other_machine(cluster: Cluster, name: str) -> SessionId:
+    """Another machine says hello under the name of a node, with an empty state folder."""
+    cluster.sessions += 1
+    session = SessionId(cluster.sessions)
+    who = (NodeName(name), "another agent", "another boot", "0.1.0")
+    said = Hello(*who, NodeObservations(INVENTORY), protocol_max=PROTOCOL_MAX)
+    cluster.turn(s.HelloReceived(session, said, "127.0.0.9"))
+    return session
 
 
 def stops(cluster: Cluster, name: str) -> int:
@@ -126,6 +139,40 @@ def test_its_own_confirmation_is_not_another_s() -> None:
     cluster.leave("n0")
     cluster.beat(86_400.0)
     assert cluster.shown(1) is JobState.STOPPING
+
+
+@pytest.mark.parametrize("lease_s", [15.0, 300.0, 2500.0, 7200.0, 30 * 86_400.0])
+def test_the_margin_outlasts_clocks_that_part_by_two_percent_each(lease_s: float) -> None:
+    node, coordinator = 0.98, 1.02
+    assert (lease_s + KILL_S) / node + 2 < (lease_s + margin_s(lease_s)) / coordinator
+
+
+@pytest.mark.parametrize("after", ["silence", "a restart of the coordinator"])
+def test_another_machine_of_the_name_confirms_nothing_for_the_first(after: str) -> None:
+    """The first one vouches as long as it holds its task, even an ended one."""
+    cluster, _, worker = gang()
+    cluster.leave("n0")
+    said: dict[str, Any] = {"prepared": prepared(), "exit": ExitStatus(1)}
+    cluster.report(worker, TaskState.EXITED, **said)
+    cluster.report(worker, TaskState.CLEANED, **said)
+    cluster.leave("n1")
+    if after != "silence":
+        facts, mono = cluster.facts, cluster.mono
+        cluster = Cluster(cluster.replayed(), mono=mono)
+        cluster.facts[:0] = facts
+    cluster.beat(5000.0)
+    other_machine(cluster, "n1")
+    assert cluster.refused == ["duplicate_name"]
+    assert cluster.node("n1").agent_id == "id-n1"
+    asked = s.LostReceived(a.RequestId(1000), NodeName("n1"), "ana")
+    cluster.turn(asked)
+    assert cluster.answers[asked.request] == a.NodeServiceChanged(NodeName("n1"), anything=True)
+    session = other_machine(cluster, "n1")
+    assert cluster.node("n1").session == session
+    cluster.turn(s.ReportReceived(session, TaskReport(worker, TaskState.CLEANED, stop_stored=True)))
+    cluster.beat(WAIT_S + 2)
+    assert cluster.job(1).current is None
+    assert check(cluster.state) == []
 
 
 def test_the_boot_of_another_member_counts_as_its_confirmation() -> None:
