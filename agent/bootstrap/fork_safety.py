@@ -21,7 +21,9 @@ _THREADS_S = 1.0
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 # Signals 32 and 33: the C library handles them from its first thread on.
 _OF_LIBC = 0b11 << 31
-_FAILED, _WRONG, _CANNOT_SHOW = 1, 2, 3
+_STARTED_THREAD = "started a thread"
+# Exit codes of the trial. From `_CHANGED` on they are positions in the list of what was checked.
+_FAILED, _WRONG, _CANNOT_SHOW, _CHANGED = 1, 2, 3, 10
 
 
 class Unsafe(Exception):
@@ -116,15 +118,18 @@ def check_single() -> None:
     until = time.monotonic() + _THREADS_S
     while _threads() > 1:
         if time.monotonic() > until:
-            raise Unsafe("started a thread")
+            raise Unsafe(_STARTED_THREAD)
         time.sleep(0.001)
 
 
 def check_trial(rehearse: Callable[[], None]) -> None:
-    """Raise Unsafe if a forked child cannot `rehearse`, import, multiply and allocate."""
+    """Raise Unsafe if a forked child cannot `rehearse`, import, multiply and allocate, or if a fork
+    itself changes this process or the child: modules can register functions for that.
+    """
+    before = snapshot()
     pid = os.fork()
     if pid == 0:
-        os._exit(_trial(rehearse))
+        os._exit(_trial(before, rehearse))
     until = time.monotonic() + TRIAL_S
     status = None
     while status is None:
@@ -139,11 +144,30 @@ def check_trial(rehearse: Callable[[], None]) -> None:
             time.sleep(0.002)
     if status == _CANNOT_SHOW << 8:
         raise Unsafe("cannot be forked here: this kernel lets no process change its /proc/environ")
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
+    checked = [_STARTED_THREAD, *before]
+    if 0 <= code - _CHANGED < len(checked):
+        raise Unsafe(f"{checked[code - _CHANGED]} at a fork")
     if status:
         raise Unsafe(f"make a forked process fail (wait status {status})")
+    try:
+        _check_unchanged(before)
+    except Unsafe as error:
+        raise Unsafe(f"{error} at a fork") from None
 
 
-def _trial(rehearse: Callable[[], None]) -> int:
+def _check_unchanged(before: dict[str, Any]) -> None:
+    check_single()
+    compare(before, snapshot())
+
+
+def _trial(before: dict[str, Any], rehearse: Callable[[], None]) -> int:
+    try:
+        _check_unchanged(before)
+    except Unsafe as error:
+        return _CHANGED + [_STARTED_THREAD, *before].index(str(error))
+    except BaseException:  # noqa: BLE001
+        return _FAILED
     try:
         rehearse()
     except OSError:

@@ -21,6 +21,19 @@ if not os.fork():
     os._exit(0)
 """
 
+START = """
+import os, threading, time
+def start():
+    threading.Thread(target=time.sleep, args=(99,), daemon=True).start()
+"""
+
+BLOCK = """
+import os, signal
+def block():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+os.register_at_fork(after_in_child=block)
+"""
+
 # Text of a module, and the words of its refusal; "" if it is accepted.
 PLANTED = {
     "harmless": ("VALUE = 1", ""),
@@ -58,6 +71,26 @@ PLANTED = {
     "fails_in_child": (
         "import os\nos.register_at_fork(after_in_child=lambda: os._exit(9))",
         "make a forked process fail",
+    ),
+    "thread_in_child": (
+        START + "os.register_at_fork(after_in_child=start)",
+        "started a thread at a fork",
+    ),
+    "signal_mask_in_child": (
+        BLOCK,
+        "changed the signal mask at a fork",
+    ),
+    "mask_of_files_in_child": (
+        "import os\nos.register_at_fork(after_in_child=lambda: os.umask(0))",
+        "changed the umask at a fork",
+    ),
+    "folder_before_fork": (
+        "import os\nos.register_at_fork(before=lambda: os.chdir('/'))",
+        "changed the working directory at a fork",
+    ),
+    "thread_in_parent": (
+        START + "os.register_at_fork(after_in_parent=start)",
+        "started a thread at a fork",
     ),
     "missing": ("import no_such_module_x", "cannot be imported: ModuleNotFoundError"),
     "dies": ("import os\nos._exit(1)", "the fork server has died"),
