@@ -66,7 +66,7 @@ def snapshot() -> dict[str, Any]:
         "changed the handling of a signal": (ignored, caught, handlers),
         ENVIRONMENT: dict(os.environ),
         "changed the working directory": _folder(),
-        "set a timer": [signal.getitimer(timer)[1] for timer in _TIMERS],
+        "set a timer": [any(signal.getitimer(timer)) for timer in _TIMERS],
         "replaced a stream of sys": [id(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)],
         "uses CUDA": _uses_cuda(),
         "left a file, socket or device open": _open_files(),

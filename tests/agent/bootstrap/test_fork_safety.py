@@ -63,6 +63,11 @@ PLANTED = {
     "mask_of_files": ("import os\nos.umask(0o007)", "changed the umask"),
     "stream": ("import io, sys\nsys.stdout = io.StringIO()", "replaced a stream of sys"),
     "timer": ("import signal\nsignal.setitimer(signal.ITIMER_REAL, 99, 99)", "set a timer"),
+    "alarm": ("import signal\nsignal.alarm(99)", "set a timer"),
+    "timer_of_processor_time": (
+        "import signal\nsignal.setitimer(signal.ITIMER_PROF, 99)",
+        "set a timer",
+    ),
     "random_state": ("import random, torch\nrandom.seed(1)\ntorch.manual_seed(1)", ""),
     "hangs_in_child": (
         "import os, time\nos.register_at_fork(after_in_child=lambda: time.sleep(99))",
