@@ -6,6 +6,7 @@ One stand-alone file for Python 3.9 or newer, run by the bootstrap in the job's 
 from __future__ import annotations
 
 import _imp
+import ctypes
 import importlib
 import os
 import signal
@@ -21,6 +22,11 @@ _THREADS_S = 1.0
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 # Signals 32 and 33: the C library handles them from its first thread on.
 _OF_LIBC = 0b11 << 31
+# Names in /proc/PID/status begin with these.
+_PLACE = ("Cpus_allowed", "Mems_allowed")
+_RIGHTS = ("Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp")
+# <linux/prctl.h>
+_PR_GET_DUMPABLE = 3
 _STARTED_THREAD = "started a thread"
 # Exit codes of the trial. From `_CHANGED` on they are positions in the list of what was checked.
 _FAILED, _WRONG, _CANNOT_SHOW, _CHANGED = 1, 2, 3, 10
@@ -66,6 +72,15 @@ def snapshot() -> dict[str, Any]:
         "changed the handling of a signal": (ignored, caught, handlers),
         ENVIRONMENT: dict(os.environ),
         "changed the working directory": _folder(),
+        "changed a limit": _limits(),
+        "changed its processors or priority": (
+            [text for name, text in status.items() if name.startswith(_PLACE)],
+            os.getpriority(os.PRIO_PROCESS, 0),
+        ),
+        "changed its identity or rights": (
+            [text for name, text in status.items() if name.startswith(_RIGHTS)],
+            ctypes.CDLL(None).prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0),
+        ),
         "set a timer": [any(signal.getitimer(timer)) for timer in _TIMERS],
         "replaced a stream of sys": [id(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)],
         "uses CUDA": _uses_cuda(),
@@ -187,6 +202,11 @@ def _trial(before: dict[str, Any], rehearse: Callable[[], None]) -> int:
 
 def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
+
+
+def _limits() -> str:
+    with open("/proc/self/limits", encoding="ascii", errors="replace") as file:
+        return file.read()
 
 
 def _folder() -> str:

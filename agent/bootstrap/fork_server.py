@@ -306,6 +306,9 @@ def _load(safety: Any, reads: Any, preload: list[str]) -> None:
             safety.compare(before, safety.snapshot())
         except safety.Unsafe as error:
             raise safety.Unsafe(f"{name} {error}") from None
+        except OSError as error:
+            # A process that cannot be dumped may not read all of its own /proc.
+            raise safety.Unsafe(f"{name} left a process that cannot be checked: {error}") from None
 
 
 def _next(channel: socket.socket, rank: Any) -> Message | None:

@@ -68,6 +68,23 @@ PLANTED = {
         "import signal\nsignal.setitimer(signal.ITIMER_PROF, 99)",
         "set a timer",
     ),
+    "limit": (
+        "import resource as r\nr.setrlimit(r.RLIMIT_NOFILE, (99, 99))",
+        "changed a limit",
+    ),
+    "processors": (
+        "import os\nos.sched_setaffinity(0, [min(os.sched_getaffinity(0))])",
+        "changed its processors or priority" if len(os.sched_getaffinity(0)) > 1 else "",
+    ),
+    "priority": ("import os\nos.nice(1)", "changed its processors or priority"),
+    "dumpable": (
+        "import ctypes\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)",
+        "changed its identity or rights" if os.geteuid() == 0 else "cannot be checked",
+    ),
+    "rights": (
+        "import ctypes\nctypes.CDLL(None).prctl(38, 1, 0, 0, 0)",
+        "changed its identity or rights",
+    ),
     "random_state": ("import random, torch\nrandom.seed(1)\ntorch.manual_seed(1)", ""),
     "hangs_in_child": (
         "import os, time\nos.register_at_fork(after_in_child=lambda: time.sleep(99))",
