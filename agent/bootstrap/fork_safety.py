@@ -50,8 +50,10 @@ class EnvironmentReads:
     def begin(self, module: str) -> None:
         readers, original = self.readers, self._original
 
-        def read(environ: Any, name: str) -> Any:
-            readers.setdefault(name, module)
+        def read(environ: Any, name: Any) -> Any:
+            # os.environb is of the same kind.
+            if isinstance(name, (str, bytes)):
+                readers.setdefault(os.fsdecode(name), module)
             return original(environ, name)
 
         self._kind.__getitem__ = read

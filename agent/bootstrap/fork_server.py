@@ -67,6 +67,8 @@ class RankForkServer:
     def await_loaded(self) -> None:
         """Wait until the modules of `preload` are loaded."""
         report = self._receive(_PRELOAD_S)
+        while "loading" in report:
+            report = self._receive(_PRELOAD_S, f" while it imported {report['loading']}")
         self.preload_s = report.get("seconds", 0.0)
         self._read = report.get("read", {})
 
@@ -168,18 +170,21 @@ class RankForkServer:
             os.close(self._held)
             self._held = None
 
-    def _receive(self, limit: float = _ANSWER_S) -> Message:
-        """The next report. If it is a refusal, the server is ended."""
+    def _receive(self, limit: float = _ANSWER_S, doing: str = "") -> Message:
+        """The next report. If it is a refusal, the server is ended.
+
+        `doing` completes the reason why there is none.
+        """
         if self._channel is None:
             return {}
         self._channel.settimeout(limit)
         try:
             data = self._channel.recv(PACKET_BYTES_MAX)
-            report: Message = json.loads(data) if data else {"why_not": _DIED}
+            report: Message = json.loads(data) if data else {"why_not": _DIED + doing}
         except TimeoutError:
-            report = {"why_not": f"the fork server did not answer within {limit:g} s"}
+            report = {"why_not": f"the fork server did not answer within {limit:g} s{doing}"}
         except OSError:
-            report = {"why_not": _DIED}
+            report = {"why_not": _DIED + doing}
         if "why_not" in report:
             self.end(report["why_not"])
         return report
@@ -271,7 +276,7 @@ def _serve(
     """Load modules, prove that forks are safe, and fork ranks. Returns in each rank."""
     try:
         began = time.monotonic()
-        _load(safety, reads, preload)
+        _load(channel, safety, reads, preload)
         _send(channel, {"seconds": time.monotonic() - began, "read": reads.readers})
         began = time.monotonic()
         try:
@@ -290,9 +295,10 @@ def _serve(
     os._exit(0)
 
 
-def _load(safety: Any, reads: Any, preload: list[str]) -> None:
+def _load(channel: socket.socket, safety: Any, reads: Any, preload: list[str]) -> None:
     before = safety.snapshot()
     for name in preload:
+        _send(channel, {"loading": name})
         reads.begin(name)
         try:
             importlib.import_module(name)

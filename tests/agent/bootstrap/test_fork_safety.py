@@ -175,6 +175,6 @@ def test_a_module_that_makes_forks_unsafe_is_refused(refused: dict[str, str], na
     words, found = PLANTED[name][1], refused[f"planted_{name}"]
     if words:
         assert words in found
-        assert f"planted_{name}" in found or name == "dies"
+        assert f"planted_{name}" in found
     else:
         assert not found

@@ -149,7 +149,7 @@ def is_stopped():
     story.forks._module._ANSWER_S = 60
     story.forks._server.await_proof()
     os.kill(story.server(), signal.SIGSTOP)
-    story.forks._server._receive.__func__.__defaults__ = (0.2,)
+    story.forks._server._receive.__func__.__defaults__ = (0.2, "")
     return story.run(), story.why()
 
 @story
@@ -185,6 +185,11 @@ def starts_each_rank_once():
 @story
 def reads_the_rank():
     story = Story("reads_the_rank", "reads_rank")
+    return story.run(), story.why()
+
+@story
+def reads_the_rank_as_bytes():
+    story = Story("reads_the_rank_as_bytes", "reads_bytes")
     return story.run(), story.why()
 
 @story
@@ -228,6 +233,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "adds_variable.py").write_text("import os\nos.environ['PLANTED'] = 'added'\n")
     (folder / "sleeps.py").write_text("import time\ntime.sleep(99)\n")
     (folder / "reads_rank.py").write_text("import os\nRANK = os.environ.get('RANK', '0')\n")
+    (folder / "reads_bytes.py").write_text("import os\nRANK = os.environb.get(b'RANK')\n")
     (folder / "reads_home.py").write_text("import os\nHOME = os.environ.copy()\n")
     (folder / "sitecustomize.py").write_text("import os\nFIRST = os.environ.get('LOCAL_RANK')\n")
     done = subprocess.run(
@@ -258,7 +264,10 @@ DIED = "the fork server has died"
         ("dies_before_the_first_rank", [None, [DIED]]),
         ("dies_while_a_rank_runs", [0, None, ["", DIED]]),
         ("is_stopped", [None, ["the fork server did not answer within 0.2 s"]]),
-        ("never_loads", [None, ["the fork server did not answer within 0.2 s"]]),
+        (
+            "never_loads",
+            [None, ["the fork server did not answer within 0.2 s while it imported sleeps"]],
+        ),
         (
             "cannot_become_a_rank",
             [None, ["a forked process could not become a rank: OSError: planted"]],
@@ -266,6 +275,10 @@ DIED = "the fork server has died"
         ("is_not_told_to_begin", [1, False, 0]),
         ("starts_each_rank_once", [[0, 0], True, False, [""]]),
         ("reads_the_rank", [None, ["RANK had another value when reads_rank was imported"]]),
+        (
+            "reads_the_rank_as_bytes",
+            [None, ["RANK had another value when reads_bytes was imported"]],
+        ),
         ("reads_another_variable", [0, [""]]),
         ("adds_a_variable", [0, "added"]),
         ("under_a_tracer", [None, ["torch is loaded under a tracer or profiler"]]),
