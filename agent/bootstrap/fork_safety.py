@@ -17,6 +17,8 @@ from typing import Any
 
 TRIAL_S = 5.0
 ENVIRONMENT = "changed the environment"
+# Stands for all variables among those that were read.
+ALL = "*"
 # A joined thread stays listed until the kernel has released it.
 _THREADS_S = 1.0
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -39,27 +41,32 @@ class Unsafe(Exception):
 class EnvironmentReads:
     """Records which variables Python code reads from `begin` to `end`.
 
-    `readers`: the name of a variable to that of the module which was being imported.
+    `readers`: the name of a variable, or ALL, to that of the module which was being imported.
     """
 
     def __init__(self) -> None:
         self.readers: dict[str, str] = {}
         self._kind: Any = type(os.environ)
-        self._original = self._kind.__getitem__
+        self._original = self._kind.__getitem__, self._kind.__iter__
 
     def begin(self, module: str) -> None:
-        readers, original = self.readers, self._original
+        readers, (get, iterate) = self.readers, self._original
 
         def read(environ: Any, name: Any) -> Any:
             # os.environb is of the same kind.
             if isinstance(name, (str, bytes)):
                 readers.setdefault(os.fsdecode(name), module)
-            return original(environ, name)
+            return get(environ, name)
 
-        self._kind.__getitem__ = read
+        def read_all(environ: Any) -> Any:
+            # A copy, in which the absence of a variable can be seen.
+            readers.setdefault(ALL, module)
+            return iterate(environ)
+
+        self._kind.__getitem__, self._kind.__iter__ = read, read_all
 
     def end(self) -> None:
-        self._kind.__getitem__ = self._original
+        self._kind.__getitem__, self._kind.__iter__ = self._original
 
 
 def snapshot() -> dict[str, Any]:

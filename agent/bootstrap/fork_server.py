@@ -38,8 +38,8 @@ _READ_EARLY = re.compile(
     r"|OPENSSL_|PYTORCH_"
     r"|TORCH_(ALLOW|BLAS|CPP|CUSTOM|DEVICE|DISTRIBUTED_DEBUG|LINALG|LOGS|ROCM|SHOW|TRACE)"
 )
-
-
+# Somebody read all variables.
+_ALL = "*"
 _DIED = "the fork server has died"
 
 
@@ -111,8 +111,9 @@ class RankForkServer:
                 continue
             if name == "OMP_NUM_THREADS" and value and value.isdecimal() and int(value):
                 continue
-            if name in self._read or _READ_EARLY.match(name):
-                module = self._read.get(name, "torch")
+            module = self._read.get(name) or self._read.get(_ALL)
+            if module or _READ_EARLY.match(name):
+                module = module or "torch"
                 return f"{name} had another value when {module} was imported"
         return ""
 

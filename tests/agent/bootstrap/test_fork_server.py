@@ -198,6 +198,11 @@ def reads_another_variable():
     return story.run(), story.why()
 
 @story
+def copies_the_environment():
+    story = Story("copies_the_environment", "copies_all")
+    return story.run(), story.why()
+
+@story
 def adds_a_variable():
     story = Story("adds_a_variable", "adds_variable")
     return story.run(), open(f"{folder}/adds_a_variable-0").read()
@@ -234,7 +239,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "sleeps.py").write_text("import time\ntime.sleep(99)\n")
     (folder / "reads_rank.py").write_text("import os\nRANK = os.environ.get('RANK', '0')\n")
     (folder / "reads_bytes.py").write_text("import os\nRANK = os.environb.get(b'RANK')\n")
-    (folder / "reads_home.py").write_text("import os\nHOME = os.environ.copy()\n")
+    (folder / "reads_home.py").write_text("import os\nHOME = os.environ.get('HOME')\n")
+    (folder / "copies_all.py").write_text("import os\nRANK = dict(os.environ).get('RANK')\n")
     (folder / "sitecustomize.py").write_text("import os\nFIRST = os.environ.get('LOCAL_RANK')\n")
     done = subprocess.run(
         [sys.executable, "-I", "-c", STORIES, str(folder)],
@@ -280,6 +286,10 @@ DIED = "the fork server has died"
             [None, ["RANK had another value when reads_bytes was imported"]],
         ),
         ("reads_another_variable", [0, [""]]),
+        (
+            "copies_the_environment",
+            [None, ["LOCAL_RANK had another value when copies_all was imported"]],
+        ),
         ("adds_a_variable", [0, "added"]),
         ("under_a_tracer", [None, ["torch is loaded under a tracer or profiler"]]),
     ],
