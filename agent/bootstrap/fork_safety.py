@@ -9,6 +9,7 @@ import _imp
 import ctypes
 import importlib
 import os
+import re
 import signal
 import sys
 import time
@@ -94,6 +95,7 @@ def snapshot() -> dict[str, Any]:
         "replaced a stream of sys": [id(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)],
         "uses CUDA": _uses_cuda(),
         "left a file, socket or device open": _open_files(),
+        "shares memory": _shared_memory(),
         "left a child process": _has_children(),
         "holds the import lock": _imp.lock_held(),
     }
@@ -234,6 +236,12 @@ def _open_files() -> dict[str, str]:
             # The descriptor of the listing itself.
             continue
     return found
+
+
+def _shared_memory() -> list[str]:
+    """The mappings that a rank could write to, and another rank read."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        return [line for line in file if re.match(r"\S+ .w.s ", line)]
 
 
 def _has_children() -> bool:

@@ -85,6 +85,11 @@ PLANTED = {
         "import ctypes\nctypes.CDLL(None).prctl(38, 1, 0, 0, 0)",
         "changed its identity or rights",
     ),
+    "shared_memory": ("import mmap\nSHARED = mmap.mmap(-1, 4096)", "shares memory"),
+    "read_only_memory": (
+        "import mmap\nSHARED = mmap.mmap(-1, 4096, access=mmap.ACCESS_READ)",
+        "",
+    ),
     "random_state": ("import random, torch\nrandom.seed(1)\ntorch.manual_seed(1)", ""),
     "hangs_in_child": (
         "import os, time\nos.register_at_fork(after_in_child=lambda: time.sleep(99))",
