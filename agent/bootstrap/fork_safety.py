@@ -48,10 +48,10 @@ class EnvironmentReads:
     def __init__(self) -> None:
         self.readers: dict[str, str] = {}
         self._kind: Any = type(os.environ)
-        self._original = self._kind.__getitem__, self._kind.__iter__
+        self._original = self._kind.__getitem__, self._kind.keys
 
     def begin(self, module: str) -> None:
-        readers, (get, iterate) = self.readers, self._original
+        readers, (get, keys) = self.readers, self._original
 
         def read(environ: Any, name: Any) -> Any:
             # os.environb is of the same kind.
@@ -59,15 +59,15 @@ class EnvironmentReads:
                 readers.setdefault(os.fsdecode(name), module)
             return get(environ, name)
 
-        def read_all(environ: Any) -> Any:
-            # A copy, in which the absence of a variable can be seen.
+        def copy_all(environ: Any) -> Any:
+            # dict() asks for the keys. A loop over the items does not: tqdm looks for a prefix so.
             readers.setdefault(ALL, module)
-            return iterate(environ)
+            return keys(environ)
 
-        self._kind.__getitem__, self._kind.__iter__ = read, read_all
+        self._kind.__getitem__, self._kind.keys = read, copy_all
 
     def end(self) -> None:
-        self._kind.__getitem__, self._kind.__iter__ = self._original
+        self._kind.__getitem__, self._kind.keys = self._original
 
 
 def snapshot() -> dict[str, Any]:

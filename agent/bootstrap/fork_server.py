@@ -38,7 +38,7 @@ _READ_EARLY = re.compile(
     r"|OPENSSL_|PYTORCH_"
     r"|TORCH_(ALLOW|BLAS|CPP|CUSTOM|DEVICE|DISTRIBUTED_DEBUG|LINALG|LOGS|ROCM|SHOW|TRACE)"
 )
-# Somebody read all variables.
+# Somebody copied all variables.
 _ALL = "*"
 _DIED = "the fork server has died"
 

@@ -203,6 +203,11 @@ def copies_the_environment():
     return story.run(), story.why()
 
 @story
+def looks_for_a_prefix():
+    story = Story("looks_for_a_prefix", "looks_for_prefix")
+    return story.run(), story.why()
+
+@story
 def adds_a_variable():
     story = Story("adds_a_variable", "adds_variable")
     return story.run(), open(f"{folder}/adds_a_variable-0").read()
@@ -240,6 +245,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "reads_rank.py").write_text("import os\nRANK = os.environ.get('RANK', '0')\n")
     (folder / "reads_bytes.py").write_text("import os\nRANK = os.environb.get(b'RANK')\n")
     (folder / "reads_home.py").write_text("import os\nHOME = os.environ.get('HOME')\n")
+    (folder / "looks_for_prefix.py").write_text(
+        "import os\nOWN = [name for name, _ in os.environ.items() if name[:5] == 'TQDM_']\n"
+    )
     (folder / "copies_all.py").write_text("import os\nRANK = dict(os.environ).get('RANK')\n")
     (folder / "sitecustomize.py").write_text("import os\nFIRST = os.environ.get('LOCAL_RANK')\n")
     done = subprocess.run(
@@ -290,6 +298,7 @@ DIED = "the fork server has died"
             "copies_the_environment",
             [None, ["LOCAL_RANK had another value when copies_all was imported"]],
         ),
+        ("looks_for_a_prefix", [0, [""]]),
         ("adds_a_variable", [0, "added"]),
         ("under_a_tracer", [None, ["torch is loaded under a tracer or profiler"]]),
     ],
