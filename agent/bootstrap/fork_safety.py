@@ -6,8 +6,10 @@ One stand-alone file for Python 3.9 or newer, run by the bootstrap in the job's 
 from __future__ import annotations
 
 import _imp
+import ctypes
 import importlib
 import os
+import re
 import signal
 import sys
 import time
@@ -16,12 +18,21 @@ from typing import Any
 
 TRIAL_S = 5.0
 ENVIRONMENT = "changed the environment"
+# Stands for all variables among those that were read.
+ALL = "*"
 # A joined thread stays listed until the kernel has released it.
 _THREADS_S = 1.0
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 # Signals 32 and 33: the C library handles them from its first thread on.
 _OF_LIBC = 0b11 << 31
-_FAILED, _WRONG, _CANNOT_SHOW = 1, 2, 3
+# Names in /proc/PID/status begin with these.
+_PLACE = ("Cpus_allowed", "Mems_allowed")
+_RIGHTS = ("Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp")
+# <linux/prctl.h>
+_PR_GET_DUMPABLE = 3
+_STARTED_THREAD = "started a thread"
+# Exit codes of the trial. From `_CHANGED` on they are positions in the list of what was checked.
+_FAILED, _WRONG, _CANNOT_SHOW, _CHANGED = 1, 2, 3, 10
 
 
 class Unsafe(Exception):
@@ -31,25 +42,32 @@ class Unsafe(Exception):
 class EnvironmentReads:
     """Records which variables Python code reads from `begin` to `end`.
 
-    `readers`: the name of a variable to that of the module which was being imported.
+    `readers`: the name of a variable, or ALL, to that of the module which was being imported.
     """
 
     def __init__(self) -> None:
         self.readers: dict[str, str] = {}
         self._kind: Any = type(os.environ)
-        self._original = self._kind.__getitem__
+        self._original = self._kind.__getitem__, self._kind.keys
 
     def begin(self, module: str) -> None:
-        readers, original = self.readers, self._original
+        readers, (get, keys) = self.readers, self._original
 
-        def read(environ: Any, name: str) -> Any:
-            readers.setdefault(name, module)
-            return original(environ, name)
+        def read(environ: Any, name: Any) -> Any:
+            # os.environb is of the same kind.
+            if isinstance(name, (str, bytes)):
+                readers.setdefault(os.fsdecode(name), module)
+            return get(environ, name)
 
-        self._kind.__getitem__ = read
+        def copy_all(environ: Any) -> Any:
+            # dict() asks for the keys. A loop over the items does not: tqdm looks for a prefix so.
+            readers.setdefault(ALL, module)
+            return keys(environ)
+
+        self._kind.__getitem__, self._kind.keys = read, copy_all
 
     def end(self) -> None:
-        self._kind.__getitem__ = self._original
+        self._kind.__getitem__, self._kind.keys = self._original
 
 
 def snapshot() -> dict[str, Any]:
@@ -64,10 +82,20 @@ def snapshot() -> dict[str, Any]:
         "changed the handling of a signal": (ignored, caught, handlers),
         ENVIRONMENT: dict(os.environ),
         "changed the working directory": _folder(),
-        "set a timer": [signal.getitimer(timer)[1] for timer in _TIMERS],
+        "changed a limit": _limits(),
+        "changed its processors or priority": (
+            [text for name, text in status.items() if name.startswith(_PLACE)],
+            os.getpriority(os.PRIO_PROCESS, 0),
+        ),
+        "changed its identity or rights": (
+            [text for name, text in status.items() if name.startswith(_RIGHTS)],
+            ctypes.CDLL(None).prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0),
+        ),
+        "set a timer": [any(signal.getitimer(timer)) for timer in _TIMERS],
         "replaced a stream of sys": [id(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)],
         "uses CUDA": _uses_cuda(),
         "left a file, socket or device open": _open_files(),
+        "shares memory": _shared_memory(),
         "left a child process": _has_children(),
         "holds the import lock": _imp.lock_held(),
     }
@@ -116,15 +144,18 @@ def check_single() -> None:
     until = time.monotonic() + _THREADS_S
     while _threads() > 1:
         if time.monotonic() > until:
-            raise Unsafe("started a thread")
+            raise Unsafe(_STARTED_THREAD)
         time.sleep(0.001)
 
 
 def check_trial(rehearse: Callable[[], None]) -> None:
-    """Raise Unsafe if a forked child cannot `rehearse`, import, multiply and allocate."""
+    """Raise Unsafe if a forked child cannot `rehearse`, import, multiply and allocate, or if a fork
+    itself changes this process or the child: modules can register functions for that.
+    """
+    before = snapshot()
     pid = os.fork()
     if pid == 0:
-        os._exit(_trial(rehearse))
+        os._exit(_trial(before, rehearse))
     until = time.monotonic() + TRIAL_S
     status = None
     while status is None:
@@ -139,11 +170,30 @@ def check_trial(rehearse: Callable[[], None]) -> None:
             time.sleep(0.002)
     if status == _CANNOT_SHOW << 8:
         raise Unsafe("cannot be forked here: this kernel lets no process change its /proc/environ")
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
+    checked = [_STARTED_THREAD, *before]
+    if 0 <= code - _CHANGED < len(checked):
+        raise Unsafe(f"{checked[code - _CHANGED]} at a fork")
     if status:
         raise Unsafe(f"make a forked process fail (wait status {status})")
+    try:
+        _check_unchanged(before)
+    except Unsafe as error:
+        raise Unsafe(f"{error} at a fork") from None
 
 
-def _trial(rehearse: Callable[[], None]) -> int:
+def _check_unchanged(before: dict[str, Any]) -> None:
+    check_single()
+    compare(before, snapshot())
+
+
+def _trial(before: dict[str, Any], rehearse: Callable[[], None]) -> int:
+    try:
+        _check_unchanged(before)
+    except Unsafe as error:
+        return _CHANGED + [_STARTED_THREAD, *before].index(str(error))
+    except BaseException:  # noqa: BLE001
+        return _FAILED
     try:
         rehearse()
     except OSError:
@@ -165,6 +215,11 @@ def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+def _limits() -> str:
+    with open("/proc/self/limits", encoding="ascii", errors="replace") as file:
+        return file.read()
+
+
 def _folder() -> str:
     try:
         return os.getcwd()
@@ -181,6 +236,12 @@ def _open_files() -> dict[str, str]:
             # The descriptor of the listing itself.
             continue
     return found
+
+
+def _shared_memory() -> list[str]:
+    """The mappings that a rank could write to, and another rank read."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        return [line for line in file if re.match(r"\S+ .w.s ", line)]
 
 
 def _has_children() -> bool:

@@ -38,8 +38,8 @@ _READ_EARLY = re.compile(
     r"|OPENSSL_|PYTORCH_"
     r"|TORCH_(ALLOW|BLAS|CPP|CUSTOM|DEVICE|DISTRIBUTED_DEBUG|LINALG|LOGS|ROCM|SHOW|TRACE)"
 )
-
-
+# Somebody copied all variables.
+_ALL = "*"
 _DIED = "the fork server has died"
 
 
@@ -67,6 +67,8 @@ class RankForkServer:
     def await_loaded(self) -> None:
         """Wait until the modules of `preload` are loaded."""
         report = self._receive(_PRELOAD_S)
+        while "loading" in report:
+            report = self._receive(_PRELOAD_S, f" while it imported {report['loading']}")
         self.preload_s = report.get("seconds", 0.0)
         self._read = report.get("read", {})
 
@@ -109,8 +111,9 @@ class RankForkServer:
                 continue
             if name == "OMP_NUM_THREADS" and value and value.isdecimal() and int(value):
                 continue
-            if name in self._read or _READ_EARLY.match(name):
-                module = self._read.get(name, "torch")
+            module = self._read.get(name) or self._read.get(_ALL)
+            if module or _READ_EARLY.match(name):
+                module = module or "torch"
                 return f"{name} had another value when {module} was imported"
         return ""
 
@@ -168,18 +171,21 @@ class RankForkServer:
             os.close(self._held)
             self._held = None
 
-    def _receive(self, limit: float = _ANSWER_S) -> Message:
-        """The next report. If it is a refusal, the server is ended."""
+    def _receive(self, limit: float = _ANSWER_S, doing: str = "") -> Message:
+        """The next report. If it is a refusal, the server is ended.
+
+        `doing` completes the reason why there is none.
+        """
         if self._channel is None:
             return {}
         self._channel.settimeout(limit)
         try:
             data = self._channel.recv(PACKET_BYTES_MAX)
-            report: Message = json.loads(data) if data else {"why_not": _DIED}
+            report: Message = json.loads(data) if data else {"why_not": _DIED + doing}
         except TimeoutError:
-            report = {"why_not": f"the fork server did not answer within {limit:g} s"}
+            report = {"why_not": f"the fork server did not answer within {limit:g} s{doing}"}
         except OSError:
-            report = {"why_not": _DIED}
+            report = {"why_not": _DIED + doing}
         if "why_not" in report:
             self.end(report["why_not"])
         return report
@@ -271,7 +277,7 @@ def _serve(
     """Load modules, prove that forks are safe, and fork ranks. Returns in each rank."""
     try:
         began = time.monotonic()
-        _load(safety, reads, preload)
+        _load(channel, safety, reads, preload)
         _send(channel, {"seconds": time.monotonic() - began, "read": reads.readers})
         began = time.monotonic()
         try:
@@ -290,9 +296,10 @@ def _serve(
     os._exit(0)
 
 
-def _load(safety: Any, reads: Any, preload: list[str]) -> None:
+def _load(channel: socket.socket, safety: Any, reads: Any, preload: list[str]) -> None:
     before = safety.snapshot()
     for name in preload:
+        _send(channel, {"loading": name})
         reads.begin(name)
         try:
             importlib.import_module(name)
@@ -306,6 +313,9 @@ def _load(safety: Any, reads: Any, preload: list[str]) -> None:
             safety.compare(before, safety.snapshot())
         except safety.Unsafe as error:
             raise safety.Unsafe(f"{name} {error}") from None
+        except OSError as error:
+            # A process that cannot be dumped may not read all of its own /proc.
+            raise safety.Unsafe(f"{name} left a process that cannot be checked: {error}") from None
 
 
 def _next(channel: socket.socket, rank: Any) -> Message | None:

@@ -149,7 +149,7 @@ def is_stopped():
     story.forks._module._ANSWER_S = 60
     story.forks._server.await_proof()
     os.kill(story.server(), signal.SIGSTOP)
-    story.forks._server._receive.__func__.__defaults__ = (0.2,)
+    story.forks._server._receive.__func__.__defaults__ = (0.2, "")
     return story.run(), story.why()
 
 @story
@@ -188,8 +188,23 @@ def reads_the_rank():
     return story.run(), story.why()
 
 @story
+def reads_the_rank_as_bytes():
+    story = Story("reads_the_rank_as_bytes", "reads_bytes")
+    return story.run(), story.why()
+
+@story
 def reads_another_variable():
     story = Story("reads_another_variable", "reads_home")
+    return story.run(), story.why()
+
+@story
+def copies_the_environment():
+    story = Story("copies_the_environment", "copies_all")
+    return story.run(), story.why()
+
+@story
+def looks_for_a_prefix():
+    story = Story("looks_for_a_prefix", "looks_for_prefix")
     return story.run(), story.why()
 
 @story
@@ -228,7 +243,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "adds_variable.py").write_text("import os\nos.environ['PLANTED'] = 'added'\n")
     (folder / "sleeps.py").write_text("import time\ntime.sleep(99)\n")
     (folder / "reads_rank.py").write_text("import os\nRANK = os.environ.get('RANK', '0')\n")
-    (folder / "reads_home.py").write_text("import os\nHOME = os.environ.copy()\n")
+    (folder / "reads_bytes.py").write_text("import os\nRANK = os.environb.get(b'RANK')\n")
+    (folder / "reads_home.py").write_text("import os\nHOME = os.environ.get('HOME')\n")
+    (folder / "looks_for_prefix.py").write_text(
+        "import os\nOWN = [name for name, _ in os.environ.items() if name[:5] == 'TQDM_']\n"
+    )
+    (folder / "copies_all.py").write_text("import os\nRANK = dict(os.environ).get('RANK')\n")
     (folder / "sitecustomize.py").write_text("import os\nFIRST = os.environ.get('LOCAL_RANK')\n")
     done = subprocess.run(
         [sys.executable, "-I", "-c", STORIES, str(folder)],
@@ -258,7 +278,10 @@ DIED = "the fork server has died"
         ("dies_before_the_first_rank", [None, [DIED]]),
         ("dies_while_a_rank_runs", [0, None, ["", DIED]]),
         ("is_stopped", [None, ["the fork server did not answer within 0.2 s"]]),
-        ("never_loads", [None, ["the fork server did not answer within 0.2 s"]]),
+        (
+            "never_loads",
+            [None, ["the fork server did not answer within 0.2 s while it imported sleeps"]],
+        ),
         (
             "cannot_become_a_rank",
             [None, ["a forked process could not become a rank: OSError: planted"]],
@@ -266,7 +289,16 @@ DIED = "the fork server has died"
         ("is_not_told_to_begin", [1, False, 0]),
         ("starts_each_rank_once", [[0, 0], True, False, [""]]),
         ("reads_the_rank", [None, ["RANK had another value when reads_rank was imported"]]),
+        (
+            "reads_the_rank_as_bytes",
+            [None, ["RANK had another value when reads_bytes was imported"]],
+        ),
         ("reads_another_variable", [0, [""]]),
+        (
+            "copies_the_environment",
+            [None, ["LOCAL_RANK had another value when copies_all was imported"]],
+        ),
+        ("looks_for_a_prefix", [0, [""]]),
         ("adds_a_variable", [0, "added"]),
         ("under_a_tracer", [None, ["torch is loaded under a tracer or profiler"]]),
     ],
