@@ -29,7 +29,7 @@ def main() -> int:
     try:
         for figure in args.only or FIGURES:
             print(f"measuring {figure}", file=sys.stderr, flush=True)
-            found, said = _measure(figure, quick=args.quick)
+            found, said = _measure(figure, args)
             rows += found
             notes += said
     except KeyboardInterrupt:
@@ -44,7 +44,8 @@ def main() -> int:
     return code
 
 
-def _measure(figure: str, *, quick: bool) -> tuple[list[Row], list[str]]:
+def _measure(figure: str, args: argparse.Namespace) -> tuple[list[Row], list[str]]:
+    quick = args.quick
     match figure:
         case "gang":
             return gang.measure(10 if quick else 50)
@@ -53,7 +54,9 @@ def _measure(figure: str, *, quick: bool) -> tuple[list[Row], list[str]]:
         case "throughput":
             return throughput.measure(1 if quick else 5, 100 if quick else 400, 40)
         case "all-reduce":
-            return all_reduce.measure(4 if quick else 10)
+            return all_reduce.measure(
+                args.pairs or (4 if quick else 10), args.case or all_reduce.CASES
+            )
         case _:
             raise AssertionError(figure)
 
@@ -62,6 +65,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.launch", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few repeats: does it work, roughly")
     parser.add_argument("--only", action="append", choices=FIGURES, help="this figure; repeatable")
+    parser.add_argument(
+        "--case", action="append", choices=all_reduce.CASES, help="of all-reduce; repeatable"
+    )
+    parser.add_argument("--pairs", type=int, help="of all-reduce: runs of each case; default 10")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there too")
     return parser.parse_args()
 

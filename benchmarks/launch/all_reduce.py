@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ from benchmarks.launch.samples import Aim, Row
 from examples.local_cluster import LocalCluster, free_port
 
 NODES = 2
+CASES = ("2x1", "2x4", "transformers")
 _PROGRAMS = Path(__file__).parent / "programs"
 _ALL_REDUCE, _STEP = _PROGRAMS / "first_all_reduce.py", _PROGRAMS / "first_step.py"
 _MODEL = "transformers.models.llama.modeling_llama"
@@ -33,27 +34,33 @@ _HAND_S = 120.0
 _HOSTS = ("127.0.0.11", "127.0.0.12")
 
 
-def measure(pairs: int) -> tuple[list[Row], list[str]]:
+def measure(pairs: int, cases: Sequence[str] = CASES) -> tuple[list[Row], list[str]]:
     """Measure Muster, with both start methods of ranks, and torchrun in turns, and Muster's own
     overhead from the job's history.
     """
+    compared = {
+        "2x1": _Comparison("first all-reduce, 2 nodes x 1 rank, gloo", 1, [_EXEC, _FORK]),
+        "2x4": _Comparison("first all-reduce, 2 nodes x 4 ranks, gloo", 4, [_Way("fork", 0.55)]),
+        "transformers": _Comparison(
+            "first step, 2 nodes x 1 rank, transformers", 1, _PRELOADED, _STEP
+        ),
+    }
+    rows: list[Row] = []
+    notes: list[str] = []
     with cluster(NODES) as local, contextlib.closing(Connection(local)) as connection:
-        few = _Comparison("first all-reduce, 2 nodes x 1 rank, gloo", 1, [_EXEC, _FORK])
-        many = _Comparison("first all-reduce, 2 nodes x 4 ranks, gloo", 4, [_Way("fork", 0.55)])
-        steps = _Comparison("first step, 2 nodes x 1 rank, transformers", 1, _PRELOADED, _STEP)
-        measured = [few, many, *([steps] if _installed() else [])]
-        for comparison in measured:
+        for case in cases:
+            if case == "transformers" and not _installed():
+                notes.append("transformers was left out: `pip install transformers`")
+                continue
+            comparison, parts = compared[case], Parts()
+            # The first pair fills the page cache.
             comparison.run(local, connection, 1, Parts())
             comparison.clear()
-        parts = Parts()
-        few.run(local, connection, pairs, parts)
-        for comparison in measured[1:]:
-            comparison.run(local, connection, max(1, pairs // 2), Parts())
-    rows = [*few.rows(), *parts.rows(), *many.rows()]
-    if not _installed():
-        missing = "the first step of transformers was left out: `pip install transformers`"
-        return rows, [missing]
-    return [*rows, *steps.rows()], []
+            comparison.run(local, connection, pairs, parts)
+            rows += comparison.rows()
+            if case == "2x1":
+                rows += parts.rows()
+    return rows, notes
 
 
 def _installed() -> bool:
