@@ -224,9 +224,8 @@ class Client:
     ) -> Explanation:
         """Explain why the job waits, or why it ran where it did and what ended it.
 
-        For a waiting job, also answers what-if questions: if it asked for `nodes` nodes, if the
-        nodes `drained` were out of service, or if its time limit was `time_limit_s`. Raises
-        ApiError (409 if the job does not wait).
+        For a waiting job, also: what if it asked for `nodes` nodes, `drained` were out of service,
+        or its time limit was `time_limit_s`? Raises ApiError (409 if the job does not wait).
         """
         return self._call(endpoints.explain(job, nodes, drained, time_limit_s))
 

@@ -231,7 +231,7 @@ async def test_a_hidden_job_looks_unknown(tmp_path: Path, visibility: str) -> No
 
 
 async def test_a_page_of_the_list_says_nothing_of_hidden_jobs(tmp_path: Path) -> None:
-    """A cursor told that a page had been full of jobs that were then left out."""
+    """A cursor showed that a page had been full of jobs that were then left out."""
     with CoordinatorProcess(tmp_path, visibility="team").start() as process:
         await register(process)
         async with (
