@@ -258,8 +258,14 @@ async def test_a_page_of_the_list_says_nothing_of_hidden_jobs(tmp_path: Path) ->
 
 
 async def test_the_probe_of_a_node_has_the_software_of_a_job_only_for_its_readers(
-    coordinator: CoordinatorProcess,
+    tmp_path: Path,
 ) -> None:
+    # A coordinator of its own: the job stays on the node.
+    with CoordinatorProcess(tmp_path).start() as coordinator:
+        await _look_at_the_probe(coordinator)
+
+
+async def _look_at_the_probe(coordinator: CoordinatorProcess) -> None:
     async with (
         asyncio.timeout(DEADLINE_S),
         person(coordinator, "ann") as ann,
