@@ -164,7 +164,9 @@ def check_url(text: str) -> SplitResult:
     return url
 
 
-_URL_HINT: Final = "set the coordinator's address: --url https://host:7077, or MUSTER_URL"
+_URL_HINT: Final = (
+    "set it as https://HOST:7077 by --url, MUSTER_URL or the argument of `muster login`"
+)
 
 
 def is_loopback(host: str) -> bool:

@@ -142,7 +142,8 @@ class HttpContext:
                 return UnreachableError(
                     self.url,
                     f"{said} does not answer: nothing listens there",
-                    f"start it with `muster coordinator`, or set its address {self._where_from}",
+                    "its admin starts it with `systemctl start muster-coordinator`; or set another "
+                    f"address {self._where_from}",
                 )
             case socket.gaierror():
                 return UnreachableError(

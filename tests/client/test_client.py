@@ -227,7 +227,7 @@ def test_nobody_listening_is_said_with_what_to_do(make: MakeClient) -> None:
     begin = time.monotonic()
     with pytest.raises(UnreachableError, match="nothing listens there") as caught:
         make(fake.url, TOKEN).nodes()
-    assert "muster coordinator" in caught.value.hint
+    assert "systemctl start muster-coordinator" in caught.value.hint
     assert caught.value.url == fake.url
     assert time.monotonic() - begin < 60, "it gives up"
 

@@ -95,13 +95,13 @@ def test_one_line_changed_sends_one_chunk(
     assert first.returncode == 0, first.stderr
     (laptop / "lib/model.py").write_text("ANSWER = 4711\n")
     second = muster(cluster, cache, "submit", "-f", job_file, "--set", "nodes=1")
-    assert "in 1 new pieces" in second.stderr, second.stderr
+    assert "in 1 new piece" in second.stderr, second.stderr
     job = second.stdout.strip()
     assert wait(cluster, job) == 0
     assert "answer 4711" in log_of(cluster, job)
     (laptop / "lib/model.py").write_text("ANSWER = 4712\n")
     third = muster(cluster, cache, "rerun", job, "--ship")
-    assert "in 1 new pieces" in third.stderr, third.stderr
+    assert "in 1 new piece" in third.stderr, third.stderr
     assert wait(cluster, third.stdout.strip()) == 0
     assert "answer 4712" in log_of(cluster, third.stdout.strip())
     elsewhere = muster(cluster, tmp_path / "other", "rerun", job, "--ship")

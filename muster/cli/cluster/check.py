@@ -40,6 +40,7 @@ from muster.http.views import AttemptView, JobView, LogTrailer, NodeView
 from muster.protocol.outcome import Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import JobState
+from muster.protocol.text import count
 
 _BUSY_S: Final = 5.0
 """If a job of free nodes has not started after this time, one of its nodes is no longer free."""
@@ -207,7 +208,7 @@ class _Check:
         try:
             number = self.client.submit(job, key).id
             self.jobs.append(number)
-            note(f"job {number} checks {len(nodes)} nodes; Ctrl-C cancels it")
+            note(f"job {number} checks {count(len(nodes), 'node')}; Ctrl-C cancels it")
             return self._followed(number)
         except KeyboardInterrupt:
             # Because the job may have been submitted, submit again: the same key returns the same

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -47,12 +48,13 @@ class _Pinned(NamedTuple):
 def command(*, url: str, token: str | None, ca: Path | None, force: bool) -> None:
     """Check a token at the coordinator, and write both to the client's file (mode 0600).
 
-    Without TOKEN, asks for it, which keeps it out of the shell history and the process list. If it
-    begins with `ml1.`, it holds the SHA-256 of the coordinator's CA: the CA is fetched and compared
-    before the token is sent, and written beside the client's file.
+    Without TOKEN, asks for it or reads it from standard input, which keeps it out of the shell
+    history and the process list. If it begins with `ml1.`, it holds the SHA-256 of the
+    coordinator's CA: the CA is fetched and compared before the token is sent, and written beside
+    the client's file.
     """
     if token is None:
-        token = click.prompt("Token", hide_input=True, err=True)
+        token = _asked()
     pinned = _pinned(token.strip())
     if pinned is not None and ca is not None:
         raise click.UsageError("the token names the CA already: leave --ca out")
@@ -94,6 +96,13 @@ def login_line(url: str, made: NewToken) -> str:
     if not made.ca_sha256:
         return f"muster login {url}"
     return f"muster login {url} {_PREFIX}.{made.ca_sha256}.{made.text}"
+
+
+def _asked() -> str:
+    """Return the token from a prompt or, if no terminal is there, from standard input."""
+    if not sys.stdin.isatty():
+        return sys.stdin.readline()
+    return str(click.prompt("Token", hide_input=True, err=True))
 
 
 def _pinned(text: str) -> _Pinned | None:

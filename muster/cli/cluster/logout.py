@@ -19,4 +19,7 @@ def command() -> None:
     except FileNotFoundError:
         note(f"there is no {safe(str(path))}")
         return
-    note(f"removed {safe(str(path))}; an admin revokes its token with: muster token revoke")
+    note(
+        f"removed {safe(str(path))}; the token stays valid until you revoke it elsewhere with: "
+        "muster token revoke ID"
+    )

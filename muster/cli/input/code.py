@@ -20,6 +20,7 @@ from muster.cli.input.job_input import JobInput
 from muster.cli.output.format import note, safe
 from muster.cli.output.progress import Progress
 from muster.client import ApiError, Client
+from muster.protocol.text import count
 from muster.spec.model import Argv, JobSpec, Launcher
 
 _NAMED: Final = 10
@@ -91,7 +92,7 @@ def remarks(code: Scanned, job: JobInput) -> Iterator[str]:
     """Yield what users should know before the code is sent."""
     files = code.manifest.files
     size, number = code.manifest.size, len(files) + len(code.manifest.links)
-    yield f"code: {code.folder} ({number} files, {size_text(size)}) travels with the job"
+    yield f"code: {code.folder} ({count(number, 'file')}, {size_text(size)}) travels with the job"
     if job.by_default and (size > _LARGE_BYTES or number > _LARGE_FILES):
         yield (
             "this is all of the folder, since the job names no `workdir`; if it needs none of it: "
@@ -177,7 +178,7 @@ def _send(client: Client, code: Scanned) -> None:
         progress.show(sent, total)
     client.send_manifest(sha256, code.data)
     progress.end()
-    note(f"sent {size_text(total)} of code in {len(missing)} new pieces")
+    note(f"sent {size_text(total)} of code in {count(len(missing), 'new piece')}")
 
 
 def _in_threads(

@@ -156,7 +156,7 @@ def _countdowns(view: JobView, now: datetime | None) -> list[str]:
         return []
     lines = []
     if view.starts_by is not None:
-        start = f"{moment(view.starts_by)} at the latest (in {span(view.starts_by - now)})"
+        start = f"by {moment(view.starts_by)} (in {span(view.starts_by - now)})"
         lines.append(f"promised start: {start}")
     if view.limit_at is not None:
         lines.append(f"time limit: ends in {span(view.limit_at - now)}")

@@ -17,7 +17,7 @@ class StartPromised(PromiseFact, Inert, durability=LAZY):
     at: float
 
     def describe(self) -> str:
-        return f"starts at {timestamp(self.at):%H:%M:%S} UTC at the latest"
+        return f"promised start: by {timestamp(self.at):%H:%M:%S} UTC"
 
 
 class StartMoved(PromiseFact, Inert, durability=LAZY):

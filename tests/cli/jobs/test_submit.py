@@ -86,7 +86,7 @@ def test_the_folder_of_a_bare_command_travels(
         "nodes": "2",
         "workdir": {"bundle": sha256},
     }
-    assert f"code: {tmp_path} (1 files, 1 B) travels".encode() in done.stderr
+    assert f"code: {tmp_path} (1 file, 1 B) travels".encode() in done.stderr
 
 
 def test_a_command_that_is_no_python_is_said_to_be_none(run: Run, fake: FakeCoordinator) -> None:
