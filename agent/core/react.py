@@ -206,11 +206,12 @@ def _ask_soon(held: HeldTask, now: Instant) -> list[a.Effect]:
 
 
 def _lease(held: HeldTask, until: float, now: Instant) -> list[a.Effect]:
-    """Send the shim the rest of the task's lease, if it has one. At least LEASE_S_MIN, because a
+    """Send the shim the task's lease, if it has one. Its rest is at least LEASE_S_MIN, because a
     shim takes 0 as a lease without end."""
     if math.isinf(until):
         return []
-    return [a.SendToShim(held.id, ShimLease(max(LEASE_S_MIN, until - now.mono)))]
+    rest_s = max(LEASE_S_MIN, until - now.mono)
+    return [a.SendToShim(held.id, ShimLease(rest_s, until=until))]
 
 
 def _open_gate(held: HeldTask) -> list[a.Effect]:

@@ -219,7 +219,7 @@ _CHECKS: dict[type[Any], dict[str, Callable[[str, object], object]]] = {
         "late": _unless_false,
     },
     ShimKill: {},
-    ShimLease: {"ttl_s": _seconds, "grace_s": _seconds},
+    ShimLease: {"ttl_s": _seconds, "grace_s": _seconds, "until": _seconds},
     ShimLimit: {
         "number": _number,
         "limit_s": _seconds,

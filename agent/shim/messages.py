@@ -338,12 +338,14 @@ class ShimKill:
 
 @message
 class ShimLease:
-    """The task may run for `ttl_s` more seconds without another lease (0: forever). Then the shim
-    sends the job's stop signal, and kills `grace_s` later."""
+    """The task may run for `ttl_s` more seconds without another lease (0: forever), but not beyond
+    `until` on CLOCK_BOOTTIME, because the shim may read this late. Then the shim sends the job's
+    stop signal, and kills `grace_s` later."""
 
     cmd = "lease"
     ttl_s: float = 0.0
     grace_s: float = LEASE_GRACE_S
+    until: float | None = None
 
 
 @message

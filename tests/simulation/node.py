@@ -381,6 +381,10 @@ class Node:
         shim = folder.shim if folder is not None else None
         if shim is None:
             return
+        if isinstance(command, ShimLease) and command.until is not None:
+            # Agent and shim share a clock, which here is the world's.
+            until = (command.until - self._clock_offset) / self.machine.rate
+            command = ShimLease(command.ttl_s, command.grace_s, until)
         queue_until = self._busy_shims.get(task, 0.0)
         if isinstance(command, ShimLease) and queue_until <= self.world.now:
             self.machine.tell(task, command)

@@ -190,6 +190,8 @@ class Shim:
             self._lease_until = None  # so the real one reads it: no lease, no end
             return
         self._lease_until = self.world.now + command.ttl_s / self.clock_rate
+        if command.until is not None:
+            self._lease_until = min(self._lease_until, command.until)
         self._lease_grace_s = command.grace_s
         if not self._lease_watched:
             self._lease_watched = True

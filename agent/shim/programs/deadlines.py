@@ -87,11 +87,14 @@ class Lease:
         self._stop = stop
 
     def renew(self, lease: ShimLease) -> None:
-        """Begin the lease anew. One of 0 seconds has no end."""
+        """Follow this lease instead of the last one. One of 0 seconds has no end."""
         if lease.ttl_s == 0:
             self.over()
-        else:
-            self._loop.at(_LEASE, now() + lease.ttl_s, lambda: self._stop(lease.grace_s))
+            return
+        ends = now() + lease.ttl_s
+        if lease.until is not None:
+            ends = min(ends, lease.until)
+        self._loop.at(_LEASE, ends, lambda: self._stop(lease.grace_s))
 
     def over(self) -> None:
         """Cancel the lease: the task has ended."""

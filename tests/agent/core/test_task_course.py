@@ -206,11 +206,12 @@ def test_leases_are_counted_from_the_moment_of_asking(restarted: bool) -> None:
         agent.running()
     agent.turn(s.LinkDown())
     agent.turn(s.LinkUp())
+    dialled_at = agent.mono
     agent.mono += 4.0
     welcome = m.Welcome(1, SessionId(1), 5.0, "0.1.0", keep=(TASK,))
-    assert ShimLease(296.0) in sent_to_shim(agent.hear(welcome))
+    assert ShimLease(296.0, until=dialled_at + 300.0) in sent_to_shim(agent.hear(welcome))
     agent.mono = 130.0
-    assert sent_to_shim(agent.hear(m.HeartbeatAck(120.0))) == [ShimLease(290.0)]
+    assert sent_to_shim(agent.hear(m.HeartbeatAck(120.0))) == [ShimLease(290.0, until=420.0)]
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -280,8 +281,8 @@ def test_temporary_files_go_with_the_task() -> None:
 
 def test_a_lease_says_how_long_the_job_has_when_it_is_over() -> None:
     """The coordinator counts on it."""
-    sent = msgspec.json.decode(shim_protocol.encode(ShimLease(300.0)))
-    assert sent == {"cmd": "lease", "ttl_s": 300.0, "grace_s": LEASE_GRACE_S}
+    sent = msgspec.json.decode(shim_protocol.encode(ShimLease(300.0, until=420.0)))
+    assert sent == {"cmd": "lease", "ttl_s": 300.0, "grace_s": LEASE_GRACE_S, "until": 420.0}
     assert leases.KILL_S == LEASE_GRACE_S
 
 

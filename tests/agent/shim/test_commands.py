@@ -26,7 +26,7 @@ def test_a_minimal_command_has_defaults() -> None:
     assert (stop.signal, stop.grace_s) == ("SIGTERM", GRACE_S)
     lease = parse({"cmd": "lease"})
     assert isinstance(lease, ShimLease)
-    assert lease.ttl_s == 0
+    assert (lease.ttl_s, lease.until) == (0, None)
     assert isinstance(parse({"cmd": "kill"}), ShimKill)
     assert isinstance(parse({"cmd": "release"}), ShimRelease)
 
@@ -63,6 +63,7 @@ def test_signals_by_name(name: str, number: int) -> None:
         ({"cmd": "stop", "grace_s": -1}, "grace_s"),
         ({"cmd": "stop", "grace_s": True}, "grace_s"),
         ({"cmd": "lease", "ttl_s": float("nan")}, "ttl_s"),
+        ({"cmd": "lease", "until": "tomorrow"}, "until"),
         ({"cmd": "signal", "signal": "USR1"}, "number"),
         ({"cmd": "signal", "signal": "USR1", "number": True}, "number"),
         ({"cmd": "prepare", "hosts": {"source": "/a"}}, "hosts"),

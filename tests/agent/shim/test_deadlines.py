@@ -1,4 +1,4 @@
-"""The time limit of a task: when its ranks are warned, and when it ends."""
+"""The deadlines of a task: when its ranks are warned, and when its limit or its lease ends it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from agent.shim.commands import Malformed, parse
-from agent.shim.messages import ShimLimit, ShimPhase, ShimSignal, StoppedBy
-from agent.shim.programs.deadlines import TimeLimit
+from agent.shim.messages import ShimLease, ShimLimit, ShimPhase, ShimSignal, StoppedBy
+from agent.shim.programs import deadlines
+from agent.shim.programs.deadlines import Lease, TimeLimit
 from agent.shim.status import Status
 
 BEGAN = 1000.0
@@ -135,6 +136,32 @@ def test_a_task_that_ends_already_is_neither_warned_nor_stopped(
     program.change(2, 10.0)
     program.run(400.0)
     assert not program.happened
+
+
+@pytest.mark.parametrize("frozen_s", [0.0, 250.0, 1000.0])
+def test_a_lease_ends_when_it_says_however_late_the_shim_reads_it(
+    program: Program, monkeypatch: pytest.MonkeyPatch, frozen_s: float
+) -> None:
+    loop: Any = program
+    lease = Lease(loop, lambda _: program.happened.append((program.now - BEGAN, "lease")))
+    program.now += frozen_s
+    monkeypatch.setattr(deadlines, "now", lambda: program.now)
+    renewal = parse({"cmd": "lease", "ttl_s": 300.0, "until": BEGAN + 300.0})
+    assert isinstance(renewal, ShimLease)
+    lease.renew(renewal)
+    program.run(2000.0)
+    assert program.happened == [(max(300.0, frozen_s), "lease")]
+
+
+def test_a_lease_of_an_older_agent_begins_when_the_shim_reads_it(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop: Any = program
+    lease = Lease(loop, lambda _: program.happened.append((program.now - BEGAN, "lease")))
+    monkeypatch.setattr(deadlines, "now", lambda: program.now)
+    lease.renew(ShimLease(300.0))
+    program.run(2000.0)
+    assert program.happened == [(300.0, "lease")]
 
 
 def test_a_limit_has_a_number() -> None:

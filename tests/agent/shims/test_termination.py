@@ -253,6 +253,20 @@ def test_a_lease_that_ends_stops_the_job(stage: Stage) -> None:
     stage.play(story)
 
 
+def test_a_lease_that_is_over_when_it_is_read_stops_the_job(stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.run("sleep", "10000")
+        await task.phase(ShimPhase.RUNNING)
+        asked_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        await task.send(ShimLease(ttl_s=1000, grace_s=5, until=asked_at))
+        status = await task.ended()
+        assert status.stopped_by == StoppedBy.LEASE
+        assert status.exit == ShimExit(signal=signal.SIGTERM)
+
+    stage.play(story)
+
+
 def test_a_renewed_lease_does_not_end(any_stage: Stage) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
