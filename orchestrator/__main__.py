@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import getpass
 import os
-import re
 import resource
 import shlex
 import sys
@@ -33,7 +32,7 @@ from muster.daemon.errors import (
 )
 from muster.daemon.process_env import prepare_process_env
 from muster.daemon.tls import server_context
-from muster.http.people import NAME
+from muster.http.people import user_name_problem
 from muster.protocol.roles import Role
 from muster.protocol.text import named
 from muster.protocol.tokens import TokenClass
@@ -181,8 +180,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _new_admin(config: CoordinatorConfig, user: str) -> int:
     """Make a user an enabled admin of a stopped coordinator, and print a new token."""
-    if re.match(NAME, user) is None:
-        raise ConfigError(f"--new-admin: {user!r} is not a valid user name")
+    if problem := user_name_problem(user):
+        raise ConfigError(f"--new-admin: {user!r} {problem}")
     try:
         journal = Journal.open(
             config.state_dir, config.limits.disk_reserve_bytes, config.job_logs_path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final
 
 import msgspec
@@ -11,12 +12,23 @@ from muster.protocol.timestamp import Timestamp
 
 TOKEN_S_MAX: Final = 100 * 366 * 86400.0
 
-NAME: Final = r"^[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}$"
+# `$` alone also matches before a newline at the end.
+_NAME: Final = r"^[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}(?!\n)$"
+_RESERVED: Final = "muster"
 
-_Name = Annotated[str, msgspec.Meta(pattern=NAME)]
+_Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
 _Teams = Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)]
 _Label = Annotated[str, msgspec.Meta(max_length=100)]
 _Lifetime = Annotated[float, msgspec.Meta(gt=0, le=TOKEN_S_MAX)]
+
+
+def user_name_problem(name: str) -> str:
+    """Return why no user may have this name, or ""."""
+    if re.search(_NAME, name) is None:
+        return "is not a valid user name: one has 1 to 64 of A-Za-z0-9_.@+-, at first none of .@+-"
+    if name.lower() == _RESERVED:
+        return "is not a valid user name: the coordinator itself acts under it"
+    return ""
 
 
 class UserRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

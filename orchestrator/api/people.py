@@ -21,6 +21,7 @@ from muster.http.people import (
     UserList,
     UserRequest,
     UserView,
+    user_name_problem,
 )
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.timestamp import maybe_timestamp, timestamp
@@ -78,6 +79,8 @@ class PeopleApi:
         """Add a user: `{"name": "bob", "role": "user", "teams": ["lab"]}`."""
         asked, by = await struct_body(request, UserRequest), request[TOKEN].user
         request[SUBJECT] = asked.name
+        if problem := user_name_problem(asked.name):
+            raise bad_field("name", problem, asked.name)
         teams = tuple(dict.fromkeys(asked.teams))
         await self._changed(
             await self._coordinator.request(

@@ -12,6 +12,7 @@ import structlog
 
 from muster.daemon.config_loader import read_yaml
 from muster.daemon.errors import ConfigError
+from muster.http.people import user_name_problem
 from muster.protocol.tokens import TokenClass, TokenRecord, TokensFile, digest
 from orchestrator.core.model.people import KnownToken, KnownUser, People
 
@@ -32,6 +33,8 @@ def people_of(path: Path) -> People:
     for record in records:
         role = record.user_role
         if role is not None:
+            if problem := user_name_problem(record.user):
+                raise ConfigError(f"{path}: token {record.id}: user: {record.user!r} {problem}")
             known = users.get(record.user, KnownUser(record.user, role))
             most = role if role.includes(known.role) else known.role
             teams = tuple(sorted({*known.teams, *record.teams}))

@@ -285,7 +285,8 @@ def test_an_admin_is_made_without_a_token(tmp_path: Path) -> None:
         refused = new_admin("ada")
         assert (refused.returncode, "stop it first" in refused.stderr) == (1, True), refused.stderr
         assert process.terminate() == 0
-        assert new_admin("a b").returncode == 2
+        for name in ("a b", "a\n", "muster"):
+            assert new_admin(name).returncode == 2
         made = new_admin("ada")
         assert made.returncode == 0, made.stderr
         process.start()

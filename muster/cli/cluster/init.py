@@ -22,6 +22,7 @@ from muster.cli.output.json_output import json_option, print_json
 from muster.client.config import check_url, client_file_path, is_loopback
 from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import ConfigError
+from muster.http.people import user_name_problem
 from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass
 
@@ -263,8 +264,8 @@ def this_user(environ: Mapping[str, str]) -> str:
 
 def user_named(text: str) -> str:
     """Return `text` if it is a valid user name; otherwise raise UsageError."""
-    if not text or not text.isprintable() or text != text.strip():
-        raise click.UsageError(f"{text!r} is not a valid user name")
+    if problem := user_name_problem(text):
+        raise click.UsageError(f"{text!r} {problem}")
     return text
 
 

@@ -12,7 +12,7 @@ from muster.cli.output.format import note, safe
 from muster.cli.output.json_output import json_option, print_json
 from muster.cli.output.table import Column, print_table
 from muster.client import Client
-from muster.http.people import UserAnswer, UserView
+from muster.http.people import UserAnswer, UserView, user_name_problem
 from muster.protocol.roles import Role
 from muster.protocol.text import count, named
 
@@ -50,6 +50,8 @@ def add(*, name: str, role: str, teams: tuple[str, ...], as_json: bool) -> None:
     muster user add bob --team lab
     muster token create --user bob
     """
+    if problem := user_name_problem(name):
+        raise click.UsageError(f"{name!r} {problem}")
     answer = connect().add_user(name, Role(role), teams)
     _print(answer, as_json=as_json)
     note(f"for a token: muster token create --user {safe(name)}")

@@ -19,6 +19,7 @@ from orchestrator.core.model.state import State
 
 USERS_MAX: Final = 10_000
 TOKENS_MAX: Final = 50_000
+_LASTS_S: Final = 86400.0
 
 OfPeopleReceived = (
     s.UserReceived | s.UserChangeReceived | s.TokenReceived | s.RevokeReceived | s.TokenSeen
@@ -128,7 +129,9 @@ def _change(
     disabled = user.disabled if asked.disabled is UNSET else asked.disabled
     if (role, teams, disabled) == (user.role, user.teams, user.disabled):
         return None
-    if (disabled or role is not Role.ADMIN) and people.admins(now) == {user.name}:
+    if (disabled or role is not Role.ADMIN) and any(
+        people.admins(at) == {user.name} for at in _moments(now)
+    ):
         return _last_admin(user.name)
     if disabled and user.disabled:
         return a.Declined(
@@ -166,7 +169,7 @@ def _revoke(people: People, asked: s.RevokeReceived, now: float) -> pf.TokenRevo
     if token is None:
         return unknown_token(asked.token)
     others = People(people.users, {k: v for k, v in people.tokens.items() if k != token.id})
-    if people.admins(now) and not others.admins(now):
+    if any(people.admins(at) and not others.admins(at) for at in _moments(now)):
         return _last_admin(token.user)
     return pf.TokenRevoked(token.id, asked.by)
 
@@ -183,9 +186,15 @@ def unknown_token(name: str) -> a.Declined:
     return a.Declined(a.UNKNOWN_TOKEN, f"there is no token {name}", hint)
 
 
+def _moments(now: float) -> tuple[float, float]:
+    """Return when there must be an admin: now, and in a day, because tokens expire."""
+    return now, now + _LASTS_S
+
+
 def _last_admin(name: str) -> a.Declined:
     return a.Declined(
         "last_admin",
-        f"{name} is the last admin with a token: nobody could manage users any more",
+        f"{name} is the last admin with a token that does not expire within a day: nobody could "
+        "manage users any more",
         "first add another admin, or another token of this one",
     )

@@ -156,7 +156,7 @@ def test_an_impossible_listen_address_is_refused_with_tls_too(
     assert b"is not HOST:PORT" in done.stderr
 
 
-@pytest.mark.parametrize("user", ["a\nb", " ann", "\x1b[1m"])
+@pytest.mark.parametrize("user", ["a\nb", " ann", "\x1b[1m", "muster"])
 def test_an_invalid_user_name_is_refused(run: Run, tmp_path: Path, user: str) -> None:
     done = run("init", "--dir", "cluster", "--user", user)
     assert done.returncode == 2

@@ -185,7 +185,7 @@ def test_there_is_always_an_admin(muster: Muster, coordinator: CoordinatorProces
     ("words", "code", "said"),
     [
         (("user", "add", "admin-user"), 125, "already"),
-        (("user", "add", "a b"), 125, "name"),
+        (("user", "add", "a b"), 2, "not a valid user name"),
         (("user", "set", "nobody", "--role", "user"), 125, "there is no user nobody"),
         (("user", "set", "admin-user"), 2, "nothing to change"),
         (("user", "disable", "x", "--end-jobs", "--keep-jobs"), 2, "exclude each other"),

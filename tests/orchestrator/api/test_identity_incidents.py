@@ -69,7 +69,8 @@ async def test_names_and_ids_are_compared_whole(coordinator: CoordinatorProcess)
         assert SECRET not in events
         assert "robert" not in events
     name, secret = robert.split("_")[2:]
-    for other in (name[:-1], f"{name}0", name.upper(), "*", "", f"{name}_{name}"):
+    others = {name[:-1], f"{name}0", name.upper(), "*", "", f"{name}_{name}"}
+    for other in others - {name}:  # an id may have no letter
         async with acting(coordinator, f"muster_user_{other}_{secret}") as nobody:
             assert await status(nobody, "GET", "/v1/jobs") == 401, other
 
@@ -145,3 +146,15 @@ async def test_events_about_people_are_for_admins(coordinator: CoordinatorProces
             kinds.append({event["kind"] for event in found})
     assert kinds[0] >= {"TokensImported", "UserAdded", "TokenCreated"}
     assert not {kind for kind in kinds[1] if "User" in kind or "Token" in kind}
+
+
+async def test_no_user_has_a_name_that_breaks_lines_or_is_the_coordinators_own(
+    coordinator: CoordinatorProcess,
+) -> None:
+    """Drains and holds of `muster` are the coordinator's."""
+    async with acting(coordinator, coordinator.admin) as admin:
+        for name in ("x\n", "x\ny", "", "muster", "Muster"):
+            refused = await status(admin, "POST", "/v1/users", {"name": name})
+            assert refused in (400, 422), name
+        given = {"name": "xavier", "teams": ["lab\n"]}
+        assert await status(admin, "POST", "/v1/users", given) == 400

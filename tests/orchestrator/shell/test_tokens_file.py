@@ -74,3 +74,10 @@ def test_a_date_that_cannot_be_read_is_reported(tmp_path: Path, expires: str) ->
     path = written(tmp_path / "tokens", entry("admin1", "admin", "root", expires=expires))
     with pytest.raises(ConfigError, match=r"token admin1: expires: .* 2027-01-31T12:00:00Z"):
         people_of(path)
+
+
+@pytest.mark.parametrize("name", ["ann\n", "a\nb", "", "muster"])
+def test_a_name_that_no_user_may_have_is_refused(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path / "tokens", entry("ann1", "user", name))
+    with pytest.raises(ConfigError, match="token ann1: user: "):
+        people_of(path)
