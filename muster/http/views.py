@@ -102,6 +102,7 @@ class JobSummary(msgspec.Struct, frozen=True):
     user that holds it, and since when. `rerun_of` is the original job. `gpus` is the number it has,
     or requests if it has none; null if that depends on its nodes. `limit_pending` are its nodes
     that have not confirmed a changed time limit yet. `starts_by` is a waiting job's promised start.
+    `time_limit_s` is null for a job without a time limit.
     """
 
     id: int
@@ -128,6 +129,7 @@ class JobSummary(msgspec.Struct, frozen=True):
     gpus: int | None = None
     limit_pending: tuple[str, ...] = ()
     starts_by: Timestamp | None = None
+    time_limit_s: float | None = None
 
 
 class WebhookView(msgspec.Struct, frozen=True):

@@ -78,6 +78,7 @@ def job_summary(
         held_at=timestamp(job.hold.at) if job.hold is not None else None,
         gpus=job_gpus(state, job),
         starts_by=maybe_timestamp(job.starts_by),
+        time_limit_s=job.spec.time_limit_s,
     )
 
 

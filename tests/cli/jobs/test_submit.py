@@ -29,6 +29,15 @@ def test_the_id_is_alone_on_stdout(run: Run, fake: FakeCoordinator, tmp_path: Pa
     assert mapping_of(fake) == {"run": "train.py --lr 1", "workdir": "/data/x"}
 
 
+def test_a_time_limit_that_a_default_gave_is_printed(run: Run, fake: FakeCoordinator) -> None:
+    for number in (42, 43):
+        fake.script.jobs[number] = job_view(number, time_limit_s=86400.0, pool="lab")
+    assert run("submit", "--", "train.py").stderr.decode().splitlines()[-1:] == [
+        "muster: its time limit is 1d, a default of the pool lab (another: --time-limit)"
+    ]
+    assert b"time limit" not in run("submit", "--time-limit", "2h", "--", "train.py").stderr
+
+
 def test_options_change_what_the_file_says(run: Run, fake: FakeCoordinator, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("run: train.py\nnum_nodes: 2\nenv: {A: '1'}\n")
     arguments = "--nodes 4 --set retry.user=2 -e B=2 -e C --name n --time-limit 2h --priority 60"
