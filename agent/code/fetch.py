@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 from collections import Counter
 from collections.abc import Mapping
 from typing import Final
@@ -20,8 +22,8 @@ from muster.daemon.errors import DaemonError
 from muster.http.bundles import ChunksRequest, PeersAnswer, PeersRequest
 from muster.protocol.link.control_channel import PrepareTask
 
-_TRIES: Final = 5
 _PAUSE_S: Final = 0.5
+_PAUSE_MAX_S: Final = 10.0
 _CLEAN_EVERY_S: Final = 3600.0
 _TICKET: Final = "X-Muster-Ticket"
 _SHARED_BYTES: Final = 8 << 20
@@ -230,12 +232,22 @@ class CodeFetcher:
         self, prepare: PrepareTask, method: str, path: str, body: bytes | None, bytes_max: int
     ) -> bytes:
         headers: Mapping[str, str] = {_TICKET: prepare.ticket}
-        for left in reversed(range(_TRIES)):
+        limit = self._clock.now().mono + prepare.timeout_s
+        for number in itertools.count():
             try:
                 return await self._dialer.request(method, path, body, headers, bytes_max)
             except ConnectionLostError as error:
-                # A coordinator that restarts is back soon; a refusal stays one.
-                if error.refused or not left:
+                # A coordinator that restarts is back within the time that it gives the task; a
+                # refusal stays one.
+                pause_s = _pause_s(number)
+                if error.refused or self._clock.now().mono + pause_s >= limit:
                     raise CodeError(f"the code cannot be fetched: {error}") from error
-                await asyncio.sleep(_PAUSE_S * (_TRIES - left))
+                if not number:
+                    _log.info("code_not_fetched_yet", task=prepare.task, why=str(error))
+                await asyncio.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
+
+
+def _pause_s(number: int) -> float:
+    """Return the pause after a failed request: random, because all nodes of a gang ask at once."""
+    return min(_PAUSE_S * random.uniform(1.0, 1.5) * 2**number, _PAUSE_MAX_S)  # noqa: S311  spread

@@ -6,16 +6,17 @@ that was placed on it: it shows the ticket that came with the command to prepare
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from aiohttp import web
 
-from muster.bundle.manifest import MANIFEST_BYTES_MAX, BadManifestError, CodeManifest, is_digest
-from muster.bundle.pack import PACK_BYTES_MAX, PACK_CHUNKS, BadPackError, head
+from muster.bundle.manifest import MANIFEST_BYTES_MAX, BadManifestError, is_digest
+from muster.bundle.pack import PACK_BYTES, PACK_BYTES_MAX, PACK_CHUNKS, BadPackError, head
 from muster.daemon.errors import FileError
 from muster.http.bundles import (
     BundleView,
@@ -31,6 +32,7 @@ from muster.protocol.ids import BadId, TaskId, parse_task_id
 from muster.protocol.states import TaskState
 from muster.spec.model import JobSpec
 from orchestrator.api.http.access import TOKEN
+from orchestrator.api.http.connection_limits import BoundedAnswer
 from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.request_parsing import shown, struct_body
 from orchestrator.api.http.responses import reply
@@ -45,8 +47,13 @@ _BODY_S: Final = 300.0
 _UPLOADS: Final = 8
 _UPLOADS_PER_USER: Final = 2
 _FETCHES_PER_TASK: Final = 2
+_FETCHES: Final = 32
+_FETCH_S: Final = 300.0
+_PIECE_BYTES: Final = 256 << 10
 _THREADS: Final = 4
-_DECODED: Final = 16
+_MANIFESTS_BYTES: Final = 64 << 20
+_CHUNK_NAME_BYTES: Final = 200
+"""Memory of a chunk's name and size in a dictionary, about."""
 _GANGS: Final = 256
 _T = TypeVar("_T")
 
@@ -57,6 +64,15 @@ class _Task(NamedTuple):
     rank: int
     nodes: int
     bundle: str
+
+
+class _Manifest(NamedTuple):
+    data: bytes
+    chunks: dict[str, int]
+
+    @property
+    def memory(self) -> int:
+        return len(self.data) + _CHUNK_NAME_BYTES * len(self.chunks)
 
 
 class BundlesApi:
@@ -73,9 +89,10 @@ class BundlesApi:
         self._gangs: OrderedDict[str, dict[int, CodePeer]] = OrderedDict()
         self._of_user: dict[str, asyncio.Semaphore] = {}
         self._of_a_task: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._manifests: OrderedDict[str, tuple[bytes, CodeManifest, frozenset[str]]] = (
-            OrderedDict()
-        )
+        # Answers to nodes that are sent at a time. The other nodes wait.
+        self._answers = asyncio.Semaphore(_FETCHES)
+        self._manifests: OrderedDict[str, _Manifest] = OrderedDict()
+        self._reads: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def close(self) -> None:
         """Drop the calls of the store that have not begun. Safe to call twice."""
@@ -141,27 +158,42 @@ class BundlesApi:
             "submit the job with `muster submit`, which sends the code first",
         )
 
-    async def manifest(self, request: web.Request) -> web.Response:
-        data, _ = await self._manifest(await self._of_task(request))
-        return web.Response(body=data, content_type=BYTES)
+    async def manifest(self, request: web.Request) -> web.StreamResponse:
+        """Send the manifest of a task's bundle."""
+        task = await self._of_task(request)
+        async with self._fetch_turn(task), self._answers, _fetch_deadline():
+            data = (await self._manifest(task)).data
+            response = BoundedAnswer()
+            response.content_type, response.content_length = BYTES, len(data)
+            await response.prepare(request)
+            await _send(response, data)
+            await response.write_eof()
+        return response
 
     async def chunks(self, request: web.Request) -> web.StreamResponse:
         """Send chunks of a task's bundle as a pack. Each is verified when it is read."""
         task = await self._of_task(request)
+        async with self._fetch_turn(task):
+            asked = await struct_body(request, ChunksRequest)
+            async with self._answers, _fetch_deadline():
+                return await self._send_chunks(request, task, asked.chunks)
+
+    def _fetch_turn(self, task: _Task) -> asyncio.Semaphore:
         # The semaphore is kept as long as a request holds it or waits for it.
         name = f"{task.job}.{task.attempt}.{task.rank}"
-        turn = self._of_a_task.setdefault(name, asyncio.Semaphore(_FETCHES_PER_TASK))
-        async with turn:
-            return await self._send_chunks(request, task)
+        return self._of_a_task.setdefault(name, asyncio.Semaphore(_FETCHES_PER_TASK))
 
-    async def _send_chunks(self, request: web.Request, task: _Task) -> web.StreamResponse:
-        asked = await struct_body(request, ChunksRequest)
-        _, allowed = await self._manifest(task)
-        if len(asked.chunks) > PACK_CHUNKS or not allowed.issuperset(asked.chunks):
+    async def _send_chunks(
+        self, request: web.Request, task: _Task, asked: Sequence[str]
+    ) -> web.StreamResponse:
+        sizes = (await self._manifest(task)).chunks
+        if len(asked) > PACK_CHUNKS or not sizes.keys() >= set(asked):
             raise ApiError(422, "not_in_bundle", "a chunk is not in the bundle of this task")
-        response = web.StreamResponse()
+        if len(asked) > 1 and sum(sizes[chunk] for chunk in asked) > PACK_BYTES:
+            raise ApiError(422, "too_many_chunks", f"the chunks are more than {PACK_BYTES} bytes")
+        response = BoundedAnswer()
         response.content_type = BYTES
-        for chunk in asked.chunks:
+        for chunk in asked:
             data = await self._fetched(self._store.chunk, chunk)
             if data is None:
                 if response.prepared:
@@ -174,7 +206,8 @@ class BundlesApi:
                 )
             if not response.prepared:
                 await response.prepare(request)
-            await response.write(head(chunk, len(data)) + data)
+            await response.write(head(chunk, len(data)))
+            await _send(response, data)
         if not response.prepared:
             await response.prepare(request)
         await response.write_eof()
@@ -214,19 +247,24 @@ class BundlesApi:
             raise ApiError(409, "task_over", f"task {task} is over and needs no code")
         return _Task(job_id, number, rank, len(attempt.tasks), bundle)
 
-    async def _manifest(self, task: _Task) -> tuple[bytes, frozenset[str]]:
-        """Return the manifest of a task's code, and its chunks. Raises ApiError."""
+    async def _manifest(self, task: _Task) -> _Manifest:
+        """Return the manifest of a task's code, read once for a gang. Raises ApiError."""
         bundle = task.bundle
-        found = self._manifests.get(bundle)
-        if found is None:
-            read = await self._fetched(self._store.manifest, bundle)
-            if read is None:
-                raise ApiError(410, "content_lost", "the coordinator has lost the code of the job")
-            found = (*read, frozenset(read[1].chunks()))
-            self._manifests[bundle] = found
-            if len(self._manifests) > _DECODED:
-                self._manifests.popitem(last=False)
-        return found[0], found[2]
+        async with self._reads.setdefault(bundle, asyncio.Lock()):
+            found = self._manifests.get(bundle)
+            if found is None:
+                read = await self._fetched(self._store.manifest, bundle)
+                if read is None:
+                    raise ApiError(
+                        410, "content_lost", "the coordinator has lost the code of the job"
+                    )
+                found = self._manifests[bundle] = _Manifest(read[0], read[1].chunks())
+                while self._kept_bytes() > _MANIFESTS_BYTES and len(self._manifests) > 1:
+                    self._manifests.popitem(last=False)
+            return found
+
+    def _kept_bytes(self) -> int:
+        return sum(each.memory for each in self._manifests.values())
 
     async def _fetched(self, call: Callable[[str], _T], name: str) -> _T:
         """Call the store for a node in a thread."""
@@ -250,6 +288,24 @@ class BundlesApi:
 
     def _now(self) -> float:
         return self._coordinator.now().wall
+
+
+@asynccontextmanager
+async def _fetch_deadline() -> AsyncIterator[None]:
+    """End an answer that takes too long, so that others get theirs; the node asks again. Raises
+    ApiError, which closes the connection if the answer has begun."""
+    try:
+        async with asyncio.timeout(_FETCH_S):
+            yield
+    except TimeoutError:
+        raise ApiError(503, "too_slow", f"the answer was not read within {_FETCH_S:g} s") from None
+
+
+async def _send(response: web.StreamResponse, data: bytes) -> None:
+    """Write in pieces, as the reader takes them."""
+    view = memoryview(data)
+    for at in range(0, len(view), _PIECE_BYTES):
+        await response.write(view[at : at + _PIECE_BYTES])
 
 
 async def _body(request: web.Request, most: int) -> bytes:

@@ -6,7 +6,8 @@ WRITE_S. A connection without a valid token yet is pending. If there are too man
 dropped: legitimate clients authenticate well within this limit. If descriptors are scarce, user
 streams are refused, and a user's connection is closed after its answer. Connections that would take
 the last descriptors are dropped. Answers that wait for slow readers are limited in bytes, by token
-and in total: the connection that has waited longest is closed.
+and in total: the connection that has waited longest is closed. Nodes that share a join token are
+apart by address, and a `BoundedAnswer` waits within the limits of its own route.
 """
 
 import asyncio
@@ -39,6 +40,11 @@ ANSWERS_PER_TOKEN_BYTES_MAX: Final = 16 << 20
 ANSWERS_BYTES_MAX: Final = 128 << 20
 _LOG_EVERY_S: Final = 60.0
 _log = structlog.get_logger("muster.http")
+
+
+class BoundedAnswer(web.StreamResponse):
+    """An answer that is sent in small pieces, and of which its route sends few at a time. It has
+    WRITE_S for each piece, and is not closed for the sake of other answers."""
 
 
 class ConnectionLimits:
@@ -85,12 +91,14 @@ class ConnectionLimits:
             return False
         self._by_token.setdefault(token.id, {})[connection] = None
         connection.token = token.id
+        join = token.class_ is TokenClass.JOIN
+        connection.reader = f"{token.id} {connection.address}" if join else token.id
         return True
 
     def waits(self, connection: "GuardedConnection", size: int) -> None:
         """Record that `size` bytes of an answer wait for their reader."""
         self._untaken.setdefault(connection, size)
-        of_token = [one for one in self._untaken if one.token == connection.token]
+        of_token = [one for one in self._untaken if one.reader == connection.reader]
         self._shed(of_token, ANSWERS_PER_TOKEN_BYTES_MAX)
         self._shed(list(self._untaken), ANSWERS_BYTES_MAX)
 
@@ -146,8 +154,10 @@ class GuardedConnection(web.RequestHandler):
         "_parsed",
         "_served",
         "address",
+        "bounded",
         "number",
         "patient",
+        "reader",
         "short",
         "token",
     )
@@ -172,6 +182,8 @@ class GuardedConnection(web.RequestHandler):
         self._parsed = False  # a first head was complete
         self._lingers = False
         self.patient = False  # a stream: its reader may be slow
+        self.bounded = False  # a BoundedAnswer
+        self.reader = ""  # to whom unread answers count
         self.address = ""
         self.token = ""
         self.number = -1
@@ -212,7 +224,7 @@ class GuardedConnection(web.RequestHandler):
         super().pause_writing()
         if not self.patient:
             self._arm(WRITE_S, self._answer_is_not_taken)
-            if isinstance(self.transport, asyncio.WriteTransport):
+            if not self.bounded and isinstance(self.transport, asyncio.WriteTransport):
                 self._connections.waits(self, self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
@@ -222,7 +234,7 @@ class GuardedConnection(web.RequestHandler):
 
     def request_began(self) -> None:
         self._busy = self._served = True
-        self.patient = False
+        self.patient = self.bounded = False
         self._disarm()
 
     def request_ended(self) -> None:

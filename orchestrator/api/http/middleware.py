@@ -10,7 +10,7 @@ from aiohttp.typedefs import Middleware
 from muster.daemon.errors import DaemonError
 from muster.protocol.tokens import TokenClass
 from orchestrator.api.http.access import FOREIGN, REFUSED, TOKEN, AccessTable
-from orchestrator.api.http.connection_limits import GuardedConnection
+from orchestrator.api.http.connection_limits import BoundedAnswer, GuardedConnection
 from orchestrator.api.http.cross_origin import Origins
 from orchestrator.api.http.problems import (
     ApiError,
@@ -70,7 +70,8 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     """Add the common headers to every response (a signal of the application)."""
     response.headers.update(common_headers(request.get(_REQUEST_ID, "")))
     if isinstance(request.protocol, GuardedConnection):
-        request.protocol.patient = not isinstance(response, web.Response)
+        request.protocol.bounded = isinstance(response, BoundedAnswer)
+        request.protocol.patient = not isinstance(response, web.Response | BoundedAnswer)
         if request.protocol.short and not _of_agent(request):
             response.headers["Connection"] = "close"
             response.force_close()

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.code import fetch
 from agent.code.fetch import CodeError, CodeFetcher
 from agent.code.store import CodeStore
 from agent.link.dialer import ConnectionLostError
@@ -27,7 +28,9 @@ TASK = PrepareTask(
 class Coordinator:
     """Answers requests; `damage` is how many answers of each kind have a flipped bit."""
 
-    def __init__(self, damage: int = 0, refuses: str = "") -> None:
+    def __init__(self, damage: int = 0, refuses: str = "", away: int = 0) -> None:
+        """`away`: so many requests find nobody."""
+        self.away = away
         self.damage = {"bundle": damage, "blobs": damage}
         self.refuses = refuses
         self.asked: list[list[str]] = []
@@ -37,6 +40,9 @@ class Coordinator:
     ) -> bytes:
         assert headers == {"X-Muster-Ticket": "t"}
         kind = path.removeprefix("/v1/agent/tasks/1.1.0/")
+        self.away -= 1
+        if self.away >= 0:
+            raise ConnectionLostError("nothing listens there", absent=True)
         if self.refuses == kind:
             raise ConnectionLostError("no", refused=True)
         answer = MANIFEST
@@ -82,3 +88,23 @@ async def test_what_stays_damaged_or_refused_is_an_error(
     with pytest.raises(CodeError):
         await code.fetch(TASK)
     assert not code._pinned
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+async def test_a_coordinator_that_is_away_is_asked_until_the_time_to_prepare_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_time: bool
+) -> None:
+    monkeypatch.setattr(fetch, "_PAUSE_MAX_S", 0.0)
+    code = fetcher(tmp_path, Coordinator(away=50))
+    task = msgspec.structs.replace(TASK, timeout_s=60.0 if in_time else 0.0)
+    if in_time:
+        assert await code.fetch(task) is not None
+        return
+    with pytest.raises(CodeError, match="nothing listens there"):
+        await code.fetch(task)
+
+
+def test_pauses_grow() -> None:
+    pauses = [fetch._pause_s(number) for number in range(12)]
+    assert all(pause > before for pause, before in zip(pauses[1:5], pauses, strict=False))
+    assert max(pauses) <= fetch._PAUSE_MAX_S

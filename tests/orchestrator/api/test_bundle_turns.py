@@ -8,18 +8,22 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from muster.protocol.tokens import TokenClass
+from orchestrator.api.bundles import transfers
 from orchestrator.api.bundles.transfers import BundlesApi
 from orchestrator.api.http.access import TOKEN
+from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.route import ROUTE, Handler
 from orchestrator.api.routes import ROUTES
 from orchestrator.core.model.people import KnownToken
 from tests.orchestrator.fake_agent import DEADLINE_S
 
 CHUNK = "c" * 64
+LARGE = "d" * 64
 CHUNKS = next(route for route in ROUTES if route.handler is BundlesApi.chunks)
 MISSING = next(route for route in ROUTES if route.path == "/v1/blobs:missing")
 
@@ -31,6 +35,7 @@ class SlowStore:
         self.gate = threading.Event()
         self.running: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
+        self.manifests = 0
         self._lock = threading.Lock()
 
     def check_size(self, _size: int) -> None:
@@ -47,7 +52,8 @@ class SlowStore:
         return []
 
     def manifest(self, _bundle: str) -> tuple[bytes, Any]:
-        return b"manifest", SimpleNamespace(chunks=lambda: {CHUNK: 1})
+        self.manifests += 1
+        return b"manifest", SimpleNamespace(chunks=lambda: {CHUNK: 1, LARGE: 9 << 20})
 
     def chunk(self, _sha256: str) -> bytes:
         self.missing("ann", (), 0.0)
@@ -67,7 +73,10 @@ async def sign_in(request: web.Request, handler: Handler) -> web.StreamResponse:
     user = request.headers["User"]
     request[ROUTE] = MISSING if request.path == "/missing" else CHUNKS
     request[TOKEN] = KnownToken("1", TokenClass.USER, "", user)
-    return await handler(request)
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return web.Response(status=error.status)
 
 
 @asynccontextmanager
@@ -131,3 +140,48 @@ async def test_a_task_has_two_answers_with_chunks_at_a_time() -> None:
         store.gate.set()
         assert set(await asyncio.gather(*flood)) == {200}
     assert store.most["ann"] == 3
+
+
+async def test_all_tasks_have_few_answers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "_FETCHES", 2)
+    store = SlowStore()
+    asked: dict[str, Any] = {"json": {"chunks": [CHUNK]}, "headers": {"User": ""}}
+
+    async def fetches(client: TestClient[web.Request, web.Application], rank: int) -> int:
+        async with client.post(f"/chunks?rank={rank}", **asked) as answer:
+            await answer.read()
+            return answer.status
+
+    async with served(store) as client, asyncio.timeout(DEADLINE_S):
+        gang = [asyncio.create_task(fetches(client, rank)) for rank in range(12)]
+        while store.running["ann"] < 2:
+            assert not gang[0].done()
+            await asyncio.sleep(0)
+        store.gate.set()
+        assert set(await asyncio.gather(*gang)) == {200}
+    # The list of files is read and decoded once for them all.
+    assert (store.most["ann"], store.manifests) == (2, 1)
+
+
+async def test_a_node_asks_for_one_pack_at_a_time() -> None:
+    store = SlowStore()
+    store.gate.set()
+    async with served(store) as client:
+        for chunks, status in (([LARGE], 200), ([LARGE, CHUNK], 200), ([LARGE] * 2, 422)):
+            asked: dict[str, Any] = {"json": {"chunks": chunks}, "headers": {"User": ""}}
+            async with client.post("/chunks", **asked) as answer:
+                assert answer.status == status, chunks
+
+
+async def test_an_answer_that_takes_too_long_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "_FETCHES", 1)
+    monkeypatch.setattr(transfers, "_FETCH_S", 0.05)
+    store = SlowStore()
+    asked: dict[str, Any] = {"json": {"chunks": [CHUNK]}, "headers": {"User": ""}}
+    async with served(store) as client, asyncio.timeout(DEADLINE_S):
+        async with client.post("/chunks", **asked) as answer:
+            assert answer.status == 503
+        monkeypatch.setattr(transfers, "_FETCH_S", DEADLINE_S)
+        store.gate.set()
+        async with client.post("/chunks", **asked) as answer:
+            assert answer.status == 200

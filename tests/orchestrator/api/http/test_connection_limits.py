@@ -10,12 +10,17 @@ from aiohttp import web
 
 from muster.protocol.tokens import TokenClass, digest
 from orchestrator.api.http import connection_limits
-from orchestrator.api.http.connection_limits import ConnectionLimits, GuardedConnection
+from orchestrator.api.http.connection_limits import (
+    BoundedAnswer,
+    ConnectionLimits,
+    GuardedConnection,
+)
+from orchestrator.api.http.middleware import add_headers
 from orchestrator.api.http.problems import ApiError
 from orchestrator.core.model.people import KnownToken
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n"
-Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+Dial = Callable[..., Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -60,8 +65,12 @@ async def serving(
     server = await loop.create_server(lambda: connection(connections, manager), "127.0.0.1", 0)
     writers: list[asyncio.StreamWriter] = []
 
-    async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    async def dial(
+        address: str = "127.0.0.1",
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(
+            *server.sockets[0].getsockname(), local_addr=(address, 0)
+        )
         writers.append(writer)
         return reader, writer
 
@@ -285,3 +294,75 @@ async def test_answers_that_nobody_reads_are_bounded_and_the_slowest_goes(
                 sizes.append(0)
         # The kernel has taken a part of each.
         assert (sizes[0], sizes[-1]) == (0, size)
+
+
+async def unread(dial: Dial, begun: asyncio.Semaphore, *addresses: str) -> list[Any]:
+    """Requests with the nodes' join token, whose answers nobody reads yet."""
+    found = []
+    for address in addresses:
+        reader, writer = await dial(address)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(REQUEST + b"X-Token: join\r\n\r\n")
+        await begun.acquire()
+        found.append((reader, writer))
+    return found
+
+
+async def sizes(found: list[Any], size: int) -> list[int]:
+    """Bytes of each answer that arrive once it is read."""
+    arrived = []
+    for reader, writer in found:
+        writer.transport.resume_reading()
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            arrived.append(len(await reader.readexactly(size)))
+        except (asyncio.IncompleteReadError, ConnectionResetError):
+            arrived.append(0)
+    return arrived
+
+
+async def test_nodes_that_share_a_token_do_not_cut_each_other_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size = 16 << 20
+    monkeypatch.setattr(connection_limits, "ANSWERS_PER_TOKEN_BYTES_MAX", size)
+    begun = asyncio.Semaphore(0)
+
+    async def large(_request: web.Request) -> web.StreamResponse:
+        begun.release()
+        return web.Response(body=bytes(size))
+
+    async with serving(short(head_s=60.0), large) as dial:
+        found = await unread(dial, begun, "127.0.0.2", "127.0.0.3", "127.0.0.2")
+        # The kernel has taken a part of each, so that two of one node are beyond the limit.
+        assert await sizes(found, size) == [0, size, size]
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_answers_of_which_few_are_sent_are_cut_by_time_alone(
+    monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    size = 16 << 20
+    monkeypatch.setattr(connection_limits, "ANSWERS_BYTES_MAX", 1)
+    monkeypatch.setattr(connection_limits, "WRITE_S", 0.1 if late else 60.0)
+    begun, ended = asyncio.Semaphore(0), asyncio.Semaphore(0)
+
+    async def bounded(request: web.Request) -> web.StreamResponse:
+        answer = BoundedAnswer()
+        answer.content_length = size
+        await add_headers(request, answer)
+        await answer.prepare(request)
+        begun.release()
+        try:
+            for _ in range(16):
+                await answer.write(bytes(size // 16))
+        finally:
+            ended.release()
+        return answer
+
+    async with serving(short(head_s=60.0), bounded) as dial:
+        found = await unread(dial, begun, "127.0.0.1", "127.0.0.1")
+        if late:
+            await ended.acquire()
+            await ended.acquire()
+        assert await sizes(found, size) == ([0, 0] if late else [size, size])
