@@ -388,7 +388,8 @@ def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
     near = f", all of {value_of(spec, state.nodes[nodes[0]])}" if spec.placement.spread else ""
     out = f"; excluded, because the job failed there: {_some(left_out)}" if left_out else ""
     if free == len(nodes):
-        return f"the only {count(free, 'free node')} that fit{'s' if free == 1 else ''}{near}{out}"
+        only = "free node that fits" if free == 1 else f"{free} free nodes that fit"
+        return f"the only {only}{near}{out}"
     part = any(shares(spec, state.nodes[name].inventory) for name in nodes)
     first = "partly used ones, then " if part else ""
     kinds = {kind_of(state.nodes[name]) for name in nodes}
