@@ -20,7 +20,8 @@ from orchestrator.core.engine.turn import Turn
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts.jobs import AttemptPlaced, JobEnded
-from orchestrator.core.facts.queue import StartMoved
+from orchestrator.core.facts.queue import StartMoved, StartPromised
+from orchestrator.core.scheduling.planner import LATER_S
 from tests.orchestrator.core.playbook import Cluster, prepared
 
 GPUS = 8
@@ -48,13 +49,17 @@ class Done(NamedTuple):
 
 @dataclass
 class Replay(Cluster):
-    """`passes` are the seconds of each turn that looked at the queues, for each event."""
+    """`turns` are the seconds of each turn that looked at the queues, for each event. `promised`
+    are the newest promised starts, `late` the jobs that started later.
+    """
 
     queued: list[tuple[float, int, Wanted | JobId]] = field(default_factory=list)
     wanted: dict[JobId, Wanted] = field(default_factory=dict)
     began: dict[JobId, float] = field(default_factory=dict)
     done: list[Done] = field(default_factory=list)
+    promised: dict[JobId, float | None] = field(default_factory=dict)
     moved: list[StartMoved] = field(default_factory=list)
+    late: list[JobId] = field(default_factory=list)
     turns: list[list[float]] = field(default_factory=list)
 
     placed: list[JobId] = field(default_factory=list)
@@ -72,9 +77,14 @@ class Replay(Cluster):
             if isinstance(fact, AttemptPlaced):
                 self.began[fact.job] = self.mono
                 self.placed.append(fact.job)
+                promised = self.promised.get(fact.job)
+                if promised is not None and self.now.wall > promised + LATER_S:
+                    self.late.append(fact.job)
                 self._push(self.mono + self.wanted[fact.job].runs_s, fact.job)
-            elif isinstance(fact, StartMoved):
-                self.moved.append(fact)
+            elif isinstance(fact, StartPromised | StartMoved):
+                self.promised[fact.job] = fact.at
+                if isinstance(fact, StartMoved):
+                    self.moved.append(fact)
             elif isinstance(fact, JobEnded):
                 known = self.wanted.pop(fact.job)
                 self.done.append(Done(known, self.began.pop(fact.job), self.mono))
@@ -137,7 +147,8 @@ class Replay(Cluster):
     def begin(self, name: JobId) -> None:
         """Bring a gang that was placed to its start."""
         tasks = self._tasks(name)
-        known = prepared()
+        first = 20_000 + 2 * (name % 20_000)  # jobs that share a node have other ports
+        known = prepared(ports=(first, first + 1))
         for state in (TaskState.PREPARED, TaskState.ARRANGED):
             for task in tasks:
                 self.report(task, state, prepared=known)

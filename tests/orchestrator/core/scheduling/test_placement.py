@@ -240,3 +240,13 @@ def test_a_node_is_looked_up_in_the_names_of_a_job() -> None:
     left_out = unfit(never, node)
     assert left_out is not None
     assert left_out.code == "excluded"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"), [(1, "the only free node that fits"), (2, "the only 2 free nodes that fit")]
+)
+def test_the_only_free_nodes_are_named_as_such(nodes: int, said: str) -> None:
+    cluster = Cluster()
+    cluster.join(*"ab"[:nodes])
+    cluster.submit(spec(nodes=nodes))
+    assert cluster.job(1).attempts[0].why_there == said
