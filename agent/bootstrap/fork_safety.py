@@ -165,7 +165,7 @@ def check_trial(rehearse: Callable[[], None]) -> None:
         elif time.monotonic() > until:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            raise Unsafe(f"make a forked process hang for {TRIAL_S:g} s")
+            raise Unsafe(f"makes a forked process hang for {TRIAL_S:g} s")
         else:
             time.sleep(0.002)
     if status == _CANNOT_SHOW << 8:
@@ -175,7 +175,7 @@ def check_trial(rehearse: Callable[[], None]) -> None:
     if 0 <= code - _CHANGED < len(checked):
         raise Unsafe(f"{checked[code - _CHANGED]} at a fork")
     if status:
-        raise Unsafe(f"make a forked process fail (wait status {status})")
+        raise Unsafe(f"makes a forked process fail (wait status {status})")
     try:
         _check_unchanged(before)
     except Unsafe as error:

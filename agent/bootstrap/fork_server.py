@@ -23,11 +23,14 @@ Message = dict[str, Any]
 
 PACKET_BYTES_MAX = 65536
 CHANNEL_FD, FLAG_FD = 60, 62
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_TRIAL_FAILED = 3
 _OUTPUTS = (("stdout", 1), ("stderr", 2))
 _KNOWN = {"args", "env", "stdout", "stderr", "start_new_session", "pass_fds"}
 # The importing of a module may hang. Slow file systems need a minute for a large one.
 _PRELOAD_S = 120.0
+# The search for the module that made a trial fail.
+_SEARCH_S = 10.0
 # All other answers come within a second, the trial's within its own limit.
 _ANSWER_S = 30.0
 # Libraries read these when they are loaded, and Python when it starts. What Python code reads is
@@ -55,6 +58,7 @@ class RankForkServer:
         self.preload_s = self.check_s = 0.0
         self._pid = 0
         self._proved = False
+        self._preloaded: list[str] = []
         self._held: int | None = None
         self._channel: socket.socket | None = None
         # The environment in which the modules are loaded, and who has read which variable.
@@ -68,6 +72,7 @@ class RankForkServer:
         """Wait until the modules of `preload` are loaded."""
         report = self._receive(_PRELOAD_S)
         while "loading" in report:
+            self._preloaded.append(report["loading"])
             report = self._receive(_PRELOAD_S, f" while it imported {report['loading']}")
         self.preload_s = report.get("seconds", 0.0)
         self._read = report.get("read", {})
@@ -76,7 +81,11 @@ class RankForkServer:
         """Wait for the end of the trial, once."""
         if not self._proved:
             self._proved = True
-            self.check_s = self._receive().get("seconds", 0.0)
+            names = ", ".join(self._preloaded)
+            report = self._receive(doing=f" in the trial of {names}" if names else "")
+            if "trial_failed" in report:
+                report = self._receive(_SEARCH_S, instead=report["trial_failed"])
+            self.check_s = report.get("seconds", 0.0)
 
     def end(self, why: str) -> None:
         """Start ranks cold from now on."""
@@ -171,21 +180,23 @@ class RankForkServer:
             os.close(self._held)
             self._held = None
 
-    def _receive(self, limit: float = _ANSWER_S, doing: str = "") -> Message:
+    def _receive(self, limit: float = _ANSWER_S, doing: str = "", instead: str = "") -> Message:
         """The next report. If it is a refusal, the server is ended.
 
-        `doing` completes the reason why there is none.
+        `doing` completes the reason why there is none, and `instead` replaces it.
         """
+        died = instead or _DIED + doing
         if self._channel is None:
             return {}
         self._channel.settimeout(limit)
         try:
             data = self._channel.recv(PACKET_BYTES_MAX)
-            report: Message = json.loads(data) if data else {"why_not": _DIED + doing}
+            report: Message = json.loads(data) if data else {"why_not": died}
         except TimeoutError:
-            report = {"why_not": f"the fork server did not answer within {limit:g} s{doing}"}
+            late = f"the fork server did not answer within {limit:g} s{doing}"
+            report = {"why_not": instead or late}
         except OSError:
-            report = {"why_not": _DIED + doing}
+            report = {"why_not": died}
         if "why_not" in report:
             self.end(report["why_not"])
         return report
@@ -276,14 +287,23 @@ def _serve(
 ) -> Message:
     """Load modules, prove that forks are safe, and fork ranks. Returns in each rank."""
     try:
+        if preload:
+            _stand_by(safety, rank, reads, imported, preload)
         began = time.monotonic()
-        _load(channel, safety, reads, preload)
+        before = safety.snapshot()
+        for name in preload:
+            _send(channel, {"loading": name})
+            _load(safety, before, reads, name)
         _send(channel, {"seconds": time.monotonic() - began, "read": reads.readers})
         began = time.monotonic()
         try:
-            safety.check_trial(rank.rehearse)
+            several = f"one of {', '.join([imported, *preload])}"
+            _prove(safety, rank, several if preload else imported)
         except safety.Unsafe as error:
-            raise safety.Unsafe(f"{', '.join([imported, *preload])} {error}") from None
+            if not preload:
+                raise
+            _send(channel, {"trial_failed": str(error)})
+            os._exit(_TRIAL_FAILED)
         _send(channel, {"seconds": time.monotonic() - began})
         while True:
             request = _next(channel, rank)
@@ -296,26 +316,48 @@ def _serve(
     os._exit(0)
 
 
-def _load(channel: socket.socket, safety: Any, reads: Any, preload: list[str]) -> None:
-    before = safety.snapshot()
-    for name in preload:
-        _send(channel, {"loading": name})
-        reads.begin(name)
-        try:
-            importlib.import_module(name)
-        except Exception as error:
-            why = f"cannot be imported: {type(error).__name__}: {error}"
-            raise safety.Unsafe(f"{name} {why}") from error
-        finally:
-            reads.end()
-        try:
-            safety.check_threads()
-            safety.compare(before, safety.snapshot())
-        except safety.Unsafe as error:
-            raise safety.Unsafe(f"{name} {error}") from None
-        except OSError as error:
-            # A process that cannot be dumped may not read all of its own /proc.
-            raise safety.Unsafe(f"{name} left a process that cannot be checked: {error}") from None
+def _stand_by(safety: Any, rank: Any, reads: Any, imported: str, preload: list[str]) -> None:
+    """Return in a new process. If its trial fails, repeat it here after each import, which names
+    the module. Trials of all modules would delay every start.
+    """
+    server = os.fork()
+    if server == 0:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        return
+    status = os.waitpid(server, 0)[1]
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _TRIAL_FAILED:
+        before = safety.snapshot()
+        _prove(safety, rank, imported)
+        for name in preload:
+            _load(safety, before, reads, name)
+            _prove(safety, rank, name)
+    os._exit(0)
+
+
+def _prove(safety: Any, rank: Any, name: str) -> None:
+    try:
+        safety.check_trial(rank.rehearse)
+    except safety.Unsafe as error:
+        raise safety.Unsafe(f"{name} {error}") from None
+
+
+def _load(safety: Any, before: Message, reads: Any, name: str) -> None:
+    reads.begin(name)
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        why = f"cannot be imported: {type(error).__name__}: {error}"
+        raise safety.Unsafe(f"{name} {why}") from error
+    finally:
+        reads.end()
+    try:
+        safety.check_threads()
+        safety.compare(before, safety.snapshot())
+    except safety.Unsafe as error:
+        raise safety.Unsafe(f"{name} {error}") from None
+    except OSError as error:
+        # A process that cannot be dumped may not read all of its own /proc.
+        raise safety.Unsafe(f"{name} left a process that cannot be checked: {error}") from None
 
 
 def _next(channel: socket.socket, rank: Any) -> Message | None:
@@ -339,11 +381,11 @@ def _next(channel: socket.socket, rank: Any) -> Message | None:
         os.close(writing)
         os.waitpid(middle, 0)
         with open(reading, "rb") as file:
-            told = file.read().decode()
-        if told.isdecimal():
-            _send(channel, {"pid": int(told)})
+            answer = file.read().decode()
+        if answer.isdecimal():
+            _send(channel, {"pid": int(answer)})
         else:
-            _send(channel, {"why_cold": f"a forked process could not become a rank: {told}"})
+            _send(channel, {"why_cold": f"a forked process could not become a rank: {answer}"})
         return None
     finally:
         for fd in fds:

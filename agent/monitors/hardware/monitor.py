@@ -77,7 +77,7 @@ class HardwareMonitor(Monitor):
         self._written_at = 0.0
         self._unwritten = False
         self._gpus: tuple[GpuDevice, ...] = ()
-        self._told: list[tuple[str, str]] = []
+        self._external: list[tuple[str, str]] = []
         self.watching = False
 
     def saw(self, devices: tuple[GpuDevice, ...]) -> None:
@@ -87,7 +87,7 @@ class HardwareMonitor(Monitor):
 
     def tell(self, code: str, text: str) -> None:
         """Report a critical event that somebody else has found."""
-        self._told.append((code, text))
+        self._external.append((code, text))
         self.stir()
 
     async def run(self, critical: Callable[[], object] = lambda: None) -> Never:
@@ -150,7 +150,7 @@ class HardwareMonitor(Monitor):
             before = self._ledger.last
             more = self._fd is not None and self._read(self._fd, judge=True)
             self._count()
-            self._take_told()
+            self._take_external()
             fresh = [it for it in self._ledger.events if it.number > before]
             if fresh:
                 self._learn_gpus()
@@ -255,9 +255,9 @@ class HardwareMonitor(Monitor):
             self._unwritten = True
             self._ledger = msgspec.structs.replace(self._ledger, ailing=tuple(sorted(ailing)))
 
-    def _take_told(self) -> None:
-        told, self._told = self._told, []
-        for code, text in told:
+    def _take_external(self) -> None:
+        events, self._external = self._external, []
+        for code, text in events:
             event = self._event(KernelEvent(code, Grade.CRITICAL, text))
             self._ledger = self._ledger.with_event(event)
 

@@ -34,6 +34,14 @@ def block():
 os.register_at_fork(after_in_child=block)
 """
 
+# For the planted module alone, the trial is short.
+HANG = """
+import os, time
+import __main__
+__main__.safety.TRIAL_S = 1.0
+os.register_at_fork(after_in_child=lambda: time.sleep(99))
+"""
+
 # Text of a module, and the words of its refusal; "" if it is accepted.
 PLANTED = {
     "harmless": ("VALUE = 1", ""),
@@ -92,12 +100,12 @@ PLANTED = {
     ),
     "random_state": ("import random, torch\nrandom.seed(1)\ntorch.manual_seed(1)", ""),
     "hangs_in_child": (
-        "import os, time\nos.register_at_fork(after_in_child=lambda: time.sleep(99))",
-        "make a forked process hang",
+        HANG,
+        "makes a forked process hang",
     ),
     "fails_in_child": (
         "import os\nos.register_at_fork(after_in_child=lambda: os._exit(9))",
-        "make a forked process fail",
+        "makes a forked process fail",
     ),
     "thread_in_child": (
         START + "os.register_at_fork(after_in_child=start)",
@@ -120,8 +128,15 @@ PLANTED = {
         "started a thread at a fork",
     ),
     "missing": ("import no_such_module_x", "cannot be imported: ModuleNotFoundError"),
-    "dies": ("import os\nos._exit(1)", "the fork server has died"),
+    "dies": ("import os\nos._exit(1)", "the fork server has died while it imported planted_dies"),
+    "ends_parent": (
+        "import os\nos.register_at_fork(after_in_parent=lambda: os._exit(1))",
+        "the fork server has died in the trial of planted_ends_parent",
+    ),
 }
+# Several modules, of which the second is refused.
+FAIL_TRIAL = ("fails_in_child", "hangs_in_child", "thread_in_child", "folder_before_fork")
+SEVERAL = "planted_harmless planted_{} planted_another_variable"
 
 # As the bootstrap does it, for each module in turn; torch is imported once.
 TRY_EACH = """
@@ -137,10 +152,12 @@ import torch
 for fd in (60, 62):
     os.dup2(os.open("/dev/null", os.O_RDONLY), fd)
 found = {}
+# The machine may be slow.
+safety.TRIAL_S, server._SEARCH_S = 60.0, 120.0
 for name in sys.argv[3:]:
-    safety.TRIAL_S = 1.0 if name == "planted_hangs_in_child" else 60.0
     before = safety.snapshot()
-    started, _ = server.start(safety, rank, before, safety.EnvironmentReads(), "torch", [name])
+    reads = safety.EnvironmentReads()
+    started, _ = server.start(safety, rank, before, reads, "torch", name.split())
     started.await_proof()
     found[name] = started.why_not
     started.end("")
@@ -163,6 +180,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             str(parts),
             str(folder),
             *(f"planted_{name}" for name in PLANTED),
+            *(SEVERAL.format(name) for name in FAIL_TRIAL),
         ],
         check=False,
         capture_output=True,
@@ -178,8 +196,17 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_module_that_makes_forks_unsafe_is_refused(refused: dict[str, str], name: str) -> None:
     words, found = PLANTED[name][1], refused[f"planted_{name}"]
-    if words:
+    if words.startswith("the fork server"):
+        assert found == words
+    elif words:
+        assert found.startswith(f"planted_{name} ")
         assert words in found
-        assert f"planted_{name}" in found
     else:
         assert not found
+
+
+@pytest.mark.parametrize("name", FAIL_TRIAL)
+def test_a_failed_trial_names_one_of_several_modules(refused: dict[str, str], name: str) -> None:
+    found = refused[SEVERAL.format(name)]
+    assert found.startswith(f"planted_{name} ")
+    assert PLANTED[name][1] in found

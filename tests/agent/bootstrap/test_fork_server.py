@@ -144,12 +144,26 @@ def dies_while_a_rank_runs():
     return rank.wait(), story.run(1), story.why()
 
 @story
+def dies_with_modules():
+    story = Story("dies_with_modules", "reads_home")
+    story.forks._server.await_proof()
+    os.kill(story.server(), signal.SIGKILL)
+    return story.run(), story.why()
+
+@story
+def searches_too_long():
+    def impatient(forks):
+        forks._module._SEARCH_S = 0.2
+    story = Story("searches_too_long", "reads_home hangs_again", impatient)
+    return story.run(), story.why()
+
+@story
 def is_stopped():
     story = Story("is_stopped")
     story.forks._module._ANSWER_S = 60
     story.forks._server.await_proof()
     os.kill(story.server(), signal.SIGSTOP)
-    story.forks._server._receive.__func__.__defaults__ = (0.2, "")
+    story.forks._server._receive.__func__.__defaults__ = (0.2, "", "")
     return story.run(), story.why()
 
 @story
@@ -232,6 +246,15 @@ def customised():
 print(json.dumps(found))
 """
 
+HANGS_AGAIN = """
+import os, time
+os.register_at_fork(after_in_child=lambda: os._exit(9))
+try:
+    open(__file__ + ".imported", "x").close()
+except FileExistsError:
+    time.sleep(99)
+"""
+
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -242,6 +265,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     (folder / "adds_variable.py").write_text("import os\nos.environ['PLANTED'] = 'added'\n")
     (folder / "sleeps.py").write_text("import time\ntime.sleep(99)\n")
+    (folder / "hangs_again.py").write_text(HANGS_AGAIN)
     (folder / "reads_rank.py").write_text("import os\nRANK = os.environ.get('RANK', '0')\n")
     (folder / "reads_bytes.py").write_text("import os\nRANK = os.environb.get(b'RANK')\n")
     (folder / "reads_home.py").write_text("import os\nHOME = os.environ.get('HOME')\n")
@@ -266,6 +290,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 FAILED = "the fork server failed: BlockingIOError: [Errno 11] planted"
 DIED = "the fork server has died"
+FAILS = "makes a forked process fail (wait status 2304)"
 
 
 @pytest.mark.torch
@@ -277,6 +302,14 @@ DIED = "the fork server has died"
         ("no_memory", [None, None, [FAILED]]),
         ("dies_before_the_first_rank", [None, [DIED]]),
         ("dies_while_a_rank_runs", [0, None, ["", DIED]]),
+        ("dies_with_modules", [None, [DIED]]),
+        (
+            "searches_too_long",
+            [
+                None,
+                [f"one of torch, reads_home, hangs_again {FAILS}"],
+            ],
+        ),
         ("is_stopped", [None, ["the fork server did not answer within 0.2 s"]]),
         (
             "never_loads",
