@@ -250,4 +250,5 @@ class CodeFetcher:
 
 def _pause_s(number: int) -> float:
     """Return the pause after a failed request: random, because all nodes of a gang ask at once."""
-    return min(_PAUSE_S * random.uniform(1.0, 1.5) * 2**number, _PAUSE_MAX_S)  # noqa: S311  spread
+    spread = random.uniform(1.0, 1.5)  # noqa: S311  no secret
+    return min(spread * _PAUSE_S * 2.0**number, _PAUSE_MAX_S)

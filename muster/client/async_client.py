@@ -29,13 +29,13 @@ from muster.client.env_passthrough import with_variables
 from muster.client.errors import ClientError
 from muster.client.http_common import HttpContext
 from muster.client.retry import OnTrouble, RetryPolicy
+from muster.http.explanation import Explanation
 from muster.http.job_actions import CancelAnswer, ChangeAnswer, SignalAnswer
 from muster.http.node_actions import DrainRequest, LostAnswer, NodeAnswer
 from muster.http.views import (
     EnvironmentView,
     EventList,
     EventView,
-    Explanation,
     JobList,
     JobSummary,
     JobView,

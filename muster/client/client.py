@@ -27,13 +27,13 @@ from muster.client.errors import ClientError
 from muster.client.http_common import HttpContext
 from muster.client.retry import OnTrouble, RetryPolicy
 from muster.client.sync_transport import Transport
+from muster.http.explanation import Explanation
 from muster.http.job_actions import CancelAnswer, ChangeAnswer, SignalAnswer
 from muster.http.node_actions import DrainRequest, LostAnswer, NodeAnswer
 from muster.http.views import (
     EnvironmentView,
     EventList,
     EventView,
-    Explanation,
     JobList,
     JobSummary,
     JobView,

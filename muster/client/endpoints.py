@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 import msgspec
 
 from muster.client.errors import NoSuchJobError, NoSuchNodeError
+from muster.http.explanation import Explanation
 from muster.http.job_actions import (
     CancelAnswer,
     CancelRequest,
@@ -29,7 +30,6 @@ from muster.http.node_actions import DrainRequest, LostAnswer, NodeAnswer, Resum
 from muster.http.views import (
     EnvironmentView,
     EventList,
-    Explanation,
     JobList,
     JobSummary,
     JobView,

@@ -406,65 +406,6 @@ class LogTrailer(msgspec.Struct, frozen=True, omit_defaults=True):
     cursor: str | None = None
 
 
-class NodeVerdict(msgspec.Struct, frozen=True):
-    """Verdict on one node for a job that starts now, with the reason. If `job` holds the node and
-    has a time limit, `free_by` is the time at which that limit frees the node.
-    """
-
-    node: str
-    can: bool
-    reason: Reason
-    job: int | None = None
-    free_by: Timestamp | None = None
-
-
-class JobAhead(msgspec.Struct, frozen=True):
-    """A job ahead in the queue."""
-
-    id: int
-    name: str
-    user: str
-    priority: int
-    nodes: int
-
-
-class AttemptStory(msgspec.Struct, frozen=True):
-    """An attempt: its nodes and why they were chosen, its end, and the consequence."""
-
-    number: int
-    nodes: tuple[str, ...]
-    why_there: str
-    network: str
-    ended: str
-    then: str
-    fabric: str = ""
-
-
-class Explanation(msgspec.Struct, frozen=True):
-    """Response of `GET /v1/jobs/{id}/explain`: why a job waits, runs on its nodes, or ended.
-
-    `text` is a summary sentence. For a waiting job: `wanted` and `ready` count nodes, `nodes` has a
-    verdict on each, `place` is its position in the queue from 1 (None: not queued), `ahead` are the
-    first jobs before it. `starts_by` is the latest start according to the time limits of earlier
-    jobs; `forecast` is the same as text, or why it is unknown. `hints` would start it sooner.
-    `supposing` is the hypothesis of a what-if answer.
-    """
-
-    job: JobSummary
-    text: str
-    wanted: int = 0
-    ready: int = 0
-    starts_now: bool = False
-    nodes: tuple[NodeVerdict, ...] = ()
-    place: int | None = None
-    ahead: tuple[JobAhead, ...] = ()
-    starts_by: Timestamp | None = None
-    forecast: str = ""
-    hints: tuple[str, ...] = ()
-    attempts: tuple[AttemptStory, ...] = ()
-    supposing: str = ""
-
-
 class FieldProblem(msgspec.Struct, frozen=True):
     """A wrong field of a request."""
 

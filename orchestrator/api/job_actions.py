@@ -9,8 +9,8 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
+from muster.http.explanation import Explanation
 from muster.http.job_actions import ChangeAnswer, RerunRequest, SignalAnswer, SignalRequest
-from muster.http.views import Explanation
 from muster.protocol.ids import NodeName
 from muster.spec.errors import InvalidValueError, SpecError
 from muster.spec.model import JobSpec

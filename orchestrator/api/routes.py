@@ -9,6 +9,7 @@ from muster.http import node_actions as nodes
 from muster.http import people
 from muster.http import views as h
 from muster.http.audit import AuditList
+from muster.http.explanation import Explanation
 from muster.http.fabric import FabricView
 from muster.http.job_evidence import Evidence
 from muster.http.node_probe import CheckRequest, NodeProbe
@@ -117,7 +118,7 @@ ROUTES: Final = (
           headers=("Last-Event-ID",)),
     Route("GET", "/v1/jobs/{id}/explain", JobActionsApi.explain, _READ,
           "Explain a job's state, or answer a what-if question.", query=p.ExplainQuery,
-          answers=as_json(h.Explanation), problems=(409, 422)),
+          answers=as_json(Explanation), problems=(409, 422)),
     Route("POST", "/v1/jobs/{id}/signal", JobActionsApi.signal, _CHANGE,
           "Send a signal to a job's ranks.", body=verbs.SignalRequest,
           answers=as_json(verbs.SignalAnswer, 202), problems=(409, 422, 507)),

@@ -12,6 +12,7 @@ from agent.leftovers.processes import LeftoverProcess, describe
 from agent.leftovers.units import LeftUnit
 from agent.probe.fabric.fs_root import FsRoot, Unread
 from agent.probe.fabric.problems import info, listed, stop, warning
+from agent.probe.fabric.user_access import JobUser
 from muster.fabric.model import (
     ETHERNET,
     Affinity,
@@ -27,6 +28,9 @@ _MEMLOCK_LEAST: Final = 1 << 30
 _NAMED: Final = 16
 _NOFILE_LEAST: Final = 65_536
 _SHM_LEAST: Final = 1 << 30
+_SET_PYTHON: Final = (
+    "set `python` in agent.yaml to an interpreter, venv or conda prefix that the user can run"
+)
 _NVIDIA: Final = "10de:"
 _PACKAGES: Final = {
     "debian": {
@@ -146,6 +150,23 @@ def of_users(shared: str, *, single_team: bool) -> Iterator[FabricProblem]:
             text,
             "set `run_as: SUBMITTER`: jobs then run as the users who submitted them; or set "
             "`single_team: true` if all users trust each other",
+        )
+
+
+def of_python(user: JobUser, python: str) -> Iterator[FabricProblem]:
+    """The jobs' interpreter is in a folder that their user cannot enter."""
+    if not python.startswith("/"):
+        return
+    try:
+        closed = user.closed_folder(python)
+    except OSError as error:
+        yield warning(f"{python}, the interpreter of the jobs: {error.strerror}", _SET_PYTHON)
+        return
+    if closed is not None:
+        yield warning(
+            f"{user.name}, whom jobs run as, cannot enter {closed}, where the interpreter of the "
+            f"jobs is ({python}): jobs that name no `python` are refused",
+            _SET_PYTHON,
         )
 
 

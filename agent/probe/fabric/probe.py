@@ -126,6 +126,8 @@ def probe(
         found.append(problems.info(py_spy_check.ABSENT, py_spy_check.INSTALL))
     if asked.user is not None and not (asked.agent and asked.single_team):
         found += host_problems.of_users(asked.user.name, single_team=asked.single_team)
+    if tree.live and asked.user is not None and asked.python is not None:
+        found += host_problems.of_python(asked.user, asked.python)
     if not asked.agent:
         found += host_problems.of_processes(tree, asked.processes_max)
     # An agent has removed leftovers at its start.

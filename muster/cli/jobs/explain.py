@@ -15,7 +15,7 @@ from muster.cli.output.format import moment, safe, span
 from muster.cli.output.json_output import json_option, print_json
 from muster.cli.output.table import Cell, Column, print_table
 from muster.cli.output.text_width import paragraph
-from muster.http.views import AttemptStory, Explanation, NodeVerdict
+from muster.http.explanation import AttemptStory, Explanation, NodeVerdict
 from muster.spec.field_readers import MAX_NODES
 
 _NODES: Final = (

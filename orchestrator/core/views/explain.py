@@ -10,6 +10,7 @@ import msgspec
 
 from muster.fabric.natural_sort import natural
 from muster.http import views as h
+from muster.http.explanation import AttemptStory, Explanation, JobAhead, NodeVerdict
 from muster.protocol.instant import Instant
 from muster.protocol.text import count
 from muster.protocol.timestamp import Timestamp, timestamp
@@ -75,7 +76,7 @@ def chance(state: State, job: Job, now: Instant) -> Chance:
     return Chance(line, found, starts, None)
 
 
-def explain(state: State, job: Job, now: Instant) -> h.Explanation:
+def explain(state: State, job: Job, now: Instant) -> Explanation:
     summary = job_summary(state, job, now)
     stories = tuple(_story(job, attempt) for attempt in job.attempts)
     match job.phase:
@@ -83,7 +84,7 @@ def explain(state: State, job: Job, now: Instant) -> h.Explanation:
             return _waiting(state, job, summary, stories, now)
         case JobPhase.ACTIVE | JobPhase.ENDED:
             text = f"{summary.state.value}: {summary.reason.text}"
-            return h.Explanation(summary, text, attempts=stories)
+            return Explanation(summary, text, attempts=stories)
         case _:
             assert_never(job.phase)
 
@@ -92,9 +93,9 @@ def _waiting(
     state: State,
     job: Job,
     summary: h.JobSummary,
-    stories: tuple[h.AttemptStory, ...],
+    stories: tuple[AttemptStory, ...],
     now: Instant,
-) -> h.Explanation:
+) -> Explanation:
     it = chance(state, job, now)
     rejections = [_rejection_in_line(job, verdict, it, now) for verdict in it.found.verdicts]
     verdicts = [
@@ -104,7 +105,7 @@ def _waiting(
     impossible = never_fits(state, job.spec)
     queued = job.phase is JobPhase.QUEUED
     when, starts_by = _when(state, job, it, now) if impossible is None else ("", None)
-    return h.Explanation(
+    return Explanation(
         job=summary,
         text=f"cannot start: {impossible}" if impossible is not None else summary.reason.text,
         wanted=job.spec.nodes,
@@ -113,7 +114,7 @@ def _waiting(
         nodes=tuple(sorted(verdicts, key=lambda v: (not v.can, natural(v.node)))),
         place=len(it.line) + 1 if queued else None,
         ahead=tuple(
-            h.JobAhead(a.id, a.spec.name, a.user, a.spec.priority, a.spec.nodes)
+            JobAhead(a.id, a.spec.name, a.user, a.spec.priority, a.spec.nodes)
             for a in it.line[:AHEAD_MAX]
         ),
         starts_by=starts_by,
@@ -160,24 +161,24 @@ def _verdict(
     verdict: PlacementVerdict,
     rejection: Rejection | None,
     now: Instant,
-) -> h.NodeVerdict:
+) -> NodeVerdict:
     node = verdict.node
     if rejection is None:
-        return h.NodeVerdict(node.name, True, h.Reason("free", _free_text(state, job, node)))
+        return NodeVerdict(node.name, True, h.Reason("free", _free_text(state, job, node)))
     text = rejection.text
     if rejection.code == "not_connected":
         text = f"{text}{_since_when(state, node, now)}"
     elif node.drain is not None and rejection.code == "drained":
         text = f"is {drained_by(node.drain, now)}"
     if not rejection.holders:
-        return h.NodeVerdict(node.name, False, h.Reason(rejection.code, text))
+        return NodeVerdict(node.name, False, h.Reason(rejection.code, text))
     holder, in_s = _last_needed(state, job, node, rejection.holders, now)
     several = len({name for name, _ in rejection.holders}) > 1
     if in_s is not None:
         limit = f"; it is available when job {holder.id} ends" if several else ""
     else:
         limit = f"; job {holder.id} has no time limit" if several else ", which has no time limit"
-    return h.NodeVerdict(
+    return NodeVerdict(
         node.name,
         False,
         h.Reason(rejection.code, f"{text}{limit}"),
@@ -313,9 +314,9 @@ def _largest_gang(state: State, job: Job, it: Chance) -> int:
     return 0
 
 
-def _story(job: Job, attempt: Attempt) -> h.AttemptStory:
+def _story(job: Job, attempt: Attempt) -> AttemptStory:
     cause = attempt.cause
-    return h.AttemptStory(
+    return AttemptStory(
         number=attempt.number,
         nodes=tuple(task.node for task in attempt.tasks),
         why_there=attempt.why_there,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from agent.probe.fabric.fs_root import FsRoot
-from agent.probe.fabric.host_problems import local_name
+from agent.probe.fabric.host_problems import local_name, of_python
 from agent.probe.fabric.limits import limits_of
 from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.report import exit_code, summary
@@ -494,6 +495,27 @@ def test_one_user_for_all_jobs_is_said(
     agent = ProbeOptions(user=user, single_team=single_team, agent=True)
     agents = probe(node.root, agent).problems
     assert (said in agents) == (not single_team)
+
+
+def test_an_interpreter_that_the_jobs_user_cannot_reach_is_named() -> None:
+    user = JobUser("trainer", 65_001, frozenset({65_001}), "/home/trainer")
+    # pytest's own folders let nobody else pass.
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        folder.chmod(0o711)
+        python = folder / "closed/bin/python"
+        python.parent.mkdir(parents=True)
+        python.touch()
+        for path in (python.parent, python.parents[1]):
+            path.chmod(0o755)
+        link = folder / "python"
+        link.symlink_to(python)
+        assert list(of_python(user, str(link))) == []
+        python.parents[1].chmod(0o700)
+        (said,) = of_python(user, str(link))
+        assert f"trainer, whom jobs run as, cannot enter {python.parents[1]}" in said.what
+        (gone,) = of_python(user, str(folder / "none"))
+        assert "No such file" in gone.what
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from muster.http import views as h
+from muster.http.explanation import Explanation
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.outcome import ExitStatus
@@ -33,11 +33,11 @@ from tests.orchestrator.core.playbook import INVENTORY, STRICT, Cluster, spec, t
 from tests.orchestrator.core.scheduling.test_rendezvous import eth
 
 
-def explained(cluster: Cluster, job: int) -> h.Explanation:
+def explained(cluster: Cluster, job: int) -> Explanation:
     return explain(cluster.state, cluster.job(job), cluster.now)
 
 
-def said(found: h.Explanation) -> dict[str, tuple[bool, str]]:
+def said(found: Explanation) -> dict[str, tuple[bool, str]]:
     return {verdict.node: (verdict.can, verdict.reason.text) for verdict in found.nodes}
 
 
@@ -49,7 +49,7 @@ def limited(**more: Any) -> JobSpec:
     return spec(time_limit_s=3600.0, **more)
 
 
-def in_s(cluster: Cluster, found: h.Explanation) -> float | None:
+def in_s(cluster: Cluster, found: Explanation) -> float | None:
     """Return the latest start, in seconds from now."""
     if found.starts_by is None:
         return None
@@ -393,7 +393,7 @@ def test_a_job_explained_as_starting_now_does_start(
             assert placed.job == job.id, hint
 
 
-def what_if(cluster: Cluster, job: int, nodes: int | None, *drained: str) -> h.Explanation:
+def what_if(cluster: Cluster, job: int, nodes: int | None, *drained: str) -> Explanation:
     names = [NodeName(name) for name in drained]
     there = what_if_state(cluster.state, cluster.job(job), cluster.now, nodes, names)
     return explain(*there, cluster.now)
