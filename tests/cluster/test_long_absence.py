@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from examples.local_cluster import LocalCluster
+from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState
 from tests.cluster.conftest import PORTS
-from tests.cluster.jobs import await_file, await_running, log_of, submit, until, wait
+from tests.cluster.jobs import alive, await_file, await_running, log_of, submit, until, wait
 
 LEASE_S = 6
 
@@ -70,7 +71,7 @@ def test_a_job_outlives_a_coordinator_that_is_away(
 TERMS = 30
 # Notes each lease term that it has run for.
 COUNTS = f"""
-import os, pathlib, time
+import os, pathlib, sys, time
 rank = os.environ["RANK"]
 with open(f"pids.{{rank}}", "a") as file:
     file.write(f"{{os.getpid()}}\\n")
@@ -81,7 +82,8 @@ for term in range({TERMS}):
     if term == 5:
         pathlib.Path(f"saved/step-{{term}}.{{rank}}").write_text("weights")
     pathlib.Path(f"term.{{rank}}.{{term}}").write_text("over\\n")
-print("rank", rank, "is done")
+print("rank", rank, "is done", flush=True)
+sys.exit(int(os.environ["ENDS_WITH"]))
 """
 
 
@@ -105,6 +107,7 @@ def test_a_gang_and_a_single_node_outlive_a_coordinator_for_thirty_leases(tmp_pa
                 nodes=nodes,
                 launcher="torchrun",
                 run=["counts.py"],
+                env={"ENDS_WITH": "0" if nodes == 2 else "9"},
                 checkpoint_dir=str(folder / "saved"),
             )
             jobs[name] = (nodes, folder)
@@ -119,13 +122,22 @@ def test_a_gang_and_a_single_node_outlive_a_coordinator_for_thirty_leases(tmp_pa
             for nodes, folder in jobs.values():
                 for rank in range(nodes):
                     await_file(folder / f"term.{rank}.{term}")
+        pids = [
+            int((folder / f"pids.{rank}").read_text())
+            for nodes, folder in jobs.values()
+            for rank in range(nodes)
+        ]
+        until(lambda: not any(alive(pid) for pid in pids), "all ranks have ended by themselves")
         cluster.coordinator.start()
         cluster.wait_for_nodes()
         for name, (nodes, folder) in jobs.items():
-            assert wait(cluster, name) == 0
+            ends_with = 0 if nodes == 2 else 9
+            assert wait(cluster, name) == ends_with
             (attempt,) = cluster.client().job(int(name)).attempts
+            ranks = [rank for task in attempt.tasks for rank in task.ranks]
+            assert [rank.exit for rank in ranks] == [ExitStatus(ends_with)] * nodes
             assert attempt.checkpoint is not None
-            assert attempt.checkpoint.name.startswith("step-")
+            assert attempt.checkpoint.name.startswith("step-5.")
             for rank in range(nodes):
                 assert f"rank {rank} is done" in log_of(cluster, name, "--rank", str(rank))
                 assert len((folder / f"pids.{rank}").read_text().split()) == 1

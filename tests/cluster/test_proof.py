@@ -10,7 +10,7 @@ import pytest
 from muster.http.views import AttemptView
 from muster.protocol.observations.traffic import Carrier
 from tests.cluster.conftest import PORTS
-from tests.cluster.jobs import submit, until, wait
+from tests.cluster.jobs import alive, await_file, log_of, submit, until, wait
 from tests.cluster.scripted_fabric import ScriptedCluster
 from tests.fabric import nccl_lines as lines
 
@@ -18,6 +18,8 @@ GB = 10**9
 # What NCCL would do, until the test has seen enough.
 SAYS = """
 import os, socket, time
+with open(f"pid.{os.environ['MUSTER_NODE_RANK']}", "w") as mine:
+    mine.write(f"{os.getpid()}\\n")
 file = os.environ.get("NCCL_DEBUG_FILE")
 if file:
     path = file.replace("%h", socket.gethostname()).replace("%p", str(os.getpid()))
@@ -39,6 +41,7 @@ while more.item():
     dist.all_reduce(more, op=dist.ReduceOp.MIN)
     time.sleep(0.05)
 dist.destroy_process_group()
+print("rank", os.environ["RANK"], "is done")
 """
 
 
@@ -109,6 +112,30 @@ def test_rdma_is_proved_and_stays_so_over_kills_of_the_daemons(
     shown = cluster.muster("show", "--fabric", job).stdout
     assert "RDMA proved: 2/2 HCAs, " in shown
     assert "IB; 4 channels over RDMA, 4 of them GPUDirect; NCCL 2.18.6" in shown
+
+
+@pytest.mark.torch
+def test_counters_of_a_gang_that_ends_while_the_coordinator_is_away_arrive_after_it(
+    cluster: ScriptedCluster, tmp_path: Path
+) -> None:
+    job = gang(cluster, tmp_path, lines.IB_2_18, lines.IB_2_27, work=GLOO)
+    started(cluster, job)
+    until(lambda: "no HCA of" in proof_text(cluster, job), "NCCL's lines without traffic")
+    pids = [int(await_file(tmp_path / f"pid.{rank}")) for rank in range(2)]
+    cluster.coordinator.kill()
+    for node in cluster.fabric.values():
+        for hca in ("mlx5_0", "mlx5_1"):
+            node.carry(hca, 40 * GB, 40 * GB)
+    (tmp_path / "enough").touch()
+    until(lambda: not any(alive(pid) for pid in pids), "the ranks have ended")
+    cluster.coordinator.start()
+    assert wait(cluster, job) == 0
+    proof = cluster.client().fabric(int(job)).proof
+    assert proof is not None
+    assert [[port.sent for port in node.ports] for node in proof.nodes] == [[40 * GB] * 2] * 2
+    assert verdict(cluster, job) is Carrier.PROVED
+    for rank in range(2):
+        assert f"rank {rank} is done" in log_of(cluster, job, "--rank", str(rank))
 
 
 def proof_text(cluster: ScriptedCluster, job: str) -> str:

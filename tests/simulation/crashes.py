@@ -83,9 +83,7 @@ two, or the list below cannot be made."""
 MOOT: Final = frozenset(
     {
         Point(Who.SHIM, Deed.TAKES, "ShimRelease", When.AFTER),
-        # No gang of the courses vouches for long enough: tests/agent/vouching has worlds of these.
-        *(Point(Who.AGENT, Deed.DECIDES, "RoundBegun", when) for when in When),
-        *(Point(Who.AGENT, Deed.DECIDES, "MemberVouched", when) for when in When),
+        # No elastic gang of the courses vouches: tests/agent/vouching has worlds of these.
         *(Point(Who.COORDINATOR, Deed.WRITES, "MemberAdded", when) for when in When),
         # No pool of the courses has backfill: tests/simulation/test_backfill_worlds.py has.
         *(Point(Who.COORDINATOR, Deed.WRITES, "StartPromised", when) for when in When),

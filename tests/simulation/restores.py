@@ -8,6 +8,7 @@ stay the runs that they were.
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.facts.restored import JournalRestored
@@ -17,8 +18,12 @@ from tests.simulation.vouching import VOUCHING
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
+    from tests.simulation.node import Node
 
 RESTORED: Final = range(-100, 0)
+REBOOTED: Final = range(-600, -500)
+"""As RESTORED, and nodes are rebooted between the backup and the restore. No command reaches them
+for a while after it, although they say hello."""
 LEFT_OUT: Final = 1000
 JOBS_LEFT_OUT: Final = 1000
 _BACKUP_EVERY_S: Final = 120.0
@@ -33,9 +38,11 @@ class Restores:
         self.world, seed = cluster.world, cluster.world.seed
         self.rng = random.Random(f"restores {cluster.world.seed}")
         self.backup: list[tuple[bytes, float]] = []
+        self.rebooted: list[Node] = []  # since the backup
         self.number = 0
         self.peace = False
-        if cluster.world.seed in RESTORED or (seed in VOUCHING and seed % 4 == 0):
+        self.reboots = seed in REBOOTED
+        if self.reboots or seed in RESTORED or (seed in VOUCHING and seed % 4 == 0):
             self._later()
 
     def make_peace(self) -> None:
@@ -47,7 +54,29 @@ class Restores:
 
     def _back_up(self) -> None:
         self.backup = list(self.cluster.disk.synced)
+        self.rebooted.clear()
         self.world.at(self.rng.expovariate(1 / _BACKUP_EVERY_S), self._back_up)
+        if self.reboots:
+            node = self.rng.choice(self.cluster.nodes)
+            self.world.at(self.rng.uniform(0.0, 20.0), partial(self._reboot, node))
+
+    def _reboot(self, node: Node) -> None:
+        if self.peace or not node.machine.powered:
+            return
+        self.world.met["reboot_after_backup"] += 1
+        self.world.log(f"FAULT reboot of {node.name} after a backup")
+        self.rebooted.append(node)
+        node.crash(power=True)
+        node.machine.power_off()
+        self.world.at(self.rng.uniform(1.0, 20.0), partial(self.cluster.power_on, node))
+
+    def _deafen_at_hello(self, node: Node, tries: int = 3000) -> None:
+        if self.peace or not tries:
+            return
+        if node.connection is None:
+            self.world.at(0.01, partial(self._deafen_at_hello, node, tries - 1))
+        else:
+            self.cluster.network.cut(node.name, self.rng.uniform(5.0, 60.0), up=False, down=True)
 
     def _restore(self) -> None:
         if self.peace:
@@ -84,6 +113,8 @@ class Restores:
         coordinator.first_job = known + JOBS_LEFT_OUT
         cluster.checkers.restored()
         self._forget()
+        for node in self.rebooted:
+            self._deafen_at_hello(node)
 
     def _forget(self) -> None:
         """Users find out what is lost, and do not ask for it again."""

@@ -15,9 +15,10 @@ from orchestrator.core.facts import jobs
 from orchestrator.core.facts.cluster import InputFailed
 from orchestrator.core.facts.restored import JournalRestored
 from tests.simulation.cluster import Cluster
-from tests.simulation.crashes import MOOT, Crashes, Deed, Point, Who, every, members
+from tests.simulation.crashes import MOOT, Crashes, Deed, Point, When, Who, every, members
 
-COURSES: Final = (*range(1000, 1060), 1075, 1081, *range(-6, 0), -45, -56)
+VOUCHING: Final = (-476, -484, -455, -430)
+COURSES: Final = (*range(1000, 1060), 1075, 1081, *range(-6, 0), -45, -56, VOUCHING[0])
 TROUBLE_S: Final = 300.0
 PARTS: Final = 8
 
@@ -89,6 +90,19 @@ def test_the_list_has_every_durable_fact_and_every_message() -> None:
 def test_nothing_is_lost_when_a_process_dies_at_a_point(part: int) -> None:
     found = shortest()
     judged((point, found[point].seed, 1) for point in every()[part::PARTS] if point in found)
+
+
+@pytest.mark.parametrize("fact", ["RoundBegun", "MemberVouched"])
+def test_nothing_is_lost_when_an_agent_dies_as_it_asks_or_hears_a_vouch(fact: str) -> None:
+    """Not only the first time in a course: its gang has lived by vouches for a while then."""
+    runs = []
+    for seed in VOUCHING:
+        for when in When:
+            point = Point(Who.AGENT, Deed.DECIDES, fact, when)
+            times = course(seed).passed[point]
+            assert times > 10
+            runs += [(point, seed, nth) for nth in (1, 1 + times // 3, 1 + 2 * times // 3, times)]
+    judged(runs)
 
 
 @pytest.mark.soak

@@ -12,7 +12,7 @@ from tests.simulation.mutants import Mutant, hunt, run_seed
 from tests.simulation.mutants.every import EVERY
 from tests.simulation.mutants.links import stumbles_as_it_asks
 from tests.simulation.rails import FIRST_RAILED
-from tests.simulation.restores import RESTORED
+from tests.simulation.restores import REBOOTED, RESTORED
 from tests.simulation.steering import FIRST_STEERED
 from tests.simulation.vouching import VOUCHING
 
@@ -43,6 +43,8 @@ def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     shared = mutant.seed >= FIRST_SHARED
     if mutant.seed in RESTORED:
         order = RESTORED
+    elif mutant.seed in REBOOTED:
+        order = REBOOTED
     elif mutant.seed in VOUCHING:
         order = VOUCHING
     elif shared:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from orchestrator.core.model.state import Job
+from muster.protocol.link.control_channel import Hello
+from orchestrator.core.engine import decide
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.model.state import Job, State
+from orchestrator.core.nodes import restored
 from orchestrator.core.scheduling import scheduler
 from tests.simulation.mutants import Mutant
 
@@ -23,6 +28,19 @@ def unknown_tasks_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forgotten_attempts_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Job, "is_restored", lambda _, __: False)
+
+
+def unknown_tasks_end_with_a_reboot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another boot than the journal's counts as a proof, also for tasks that began in it."""
+    real = restored.unknown_tasks_held
+
+    def held(state: State, hello: Hello) -> list[f.Fact]:
+        node = state.nodes.get(hello.node)
+        if node is not None and node.boot_id != hello.boot_id:
+            hello = msgspec.structs.replace(hello, tasks=())
+        return real(state, hello)
+
+    monkeypatch.setattr(decide, "unknown_tasks_held", held)
 
 
 MUTANTS = (
@@ -49,5 +67,11 @@ MUTANTS = (
         forgotten_attempts_begin_again,
         ("I1", "I3", "gang", "books"),
         seed=-73,
+    ),
+    Mutant(
+        "after a restore, a reboot since the backup ends the tasks that began after it",
+        unknown_tasks_end_with_a_reboot,
+        ("I3", "I5"),
+        seed=-527,
     ),
 )
