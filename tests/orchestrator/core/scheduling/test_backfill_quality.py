@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
+from xml.etree import ElementTree as ET
 
 import pytest
 
+from benchmarks.queue.plot import PANELS, plot
 from benchmarks.queue.quality import (
     CONSERVATIVE,
     EASY,
@@ -17,6 +19,7 @@ from benchmarks.queue.quality import (
     mean,
     measure,
     missed,
+    rows,
     table,
 )
 from benchmarks.queue.replay import GPUS, Replay, Wanted
@@ -50,6 +53,13 @@ def test_backfill_makes_promises_and_breaks_none() -> None:
 
 def test_the_table_has_a_line_for_each_workload_and_policy() -> None:
     assert len(table(found()).splitlines()) == 2 + len(WORKLOADS) * len(POLICIES)
+
+
+def test_the_plot_has_a_bar_for_each_workload_policy_and_figure() -> None:
+    drawn = ET.fromstring(plot(rows(found())))
+    bars = [it for it in drawn if it.tag.endswith("rect")]
+    background_and_legend = 1 + len(POLICIES)
+    assert len(bars) == background_and_legend + len(PANELS) * len(WORKLOADS) * len(POLICIES)
 
 
 def test_a_missed_goal_and_a_broken_promise_are_named() -> None:
