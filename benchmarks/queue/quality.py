@@ -28,7 +28,7 @@ POLICIES: Final = {
     EASY: PoolPolicy(Backfill.EASY),
     SHORTEST: PoolPolicy(Backfill.EASY),
 }
-"""`shortest first` is EASY in the order of the true run times, which are its limits: a bound."""
+"""`shortest first` is EASY in the order of the true run times, which are its limits."""
 
 
 class Case(NamedTuple):
