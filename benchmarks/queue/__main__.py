@@ -36,12 +36,7 @@ def _quality(args: argparse.Namespace) -> int:
     missed = quality.missed(found)
     print("", *(missed or ["all goals are met"]), sep="\n")
     if args.json is not None:
-        rows = [
-            dict(zip(("workload", "load", "policy"), kind, strict=True))
-            | {"seeds": [it._asdict() for it in scores]}
-            for kind, scores in found.items()
-        ]
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+        args.json.write_text(json.dumps(quality.rows(found), indent=1) + "\n")
     return 1 if missed else 0
 
 

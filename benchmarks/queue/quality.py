@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from benchmarks.queue.replay import GPUS, Done, Replay
 from benchmarks.queue.workloads import WORKLOADS, size, workload
@@ -28,7 +28,7 @@ POLICIES: Final = {
     EASY: PoolPolicy(Backfill.EASY),
     SHORTEST: PoolPolicy(Backfill.EASY),
 }
-"""`shortest first` is EASY in the order of the true run times, which are its limits: a bound."""
+"""`shortest first` is EASY in the order of the true run times, which are its limits."""
 
 
 class Case(NamedTuple):
@@ -154,6 +154,19 @@ def table(found: dict[Kind, list[Score]]) -> str:
         cells += [f"{100 * it.utilisation:.1f} %", times[2], *counts]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def rows(found: dict[Kind, list[Score]]) -> list[dict[str, Any]]:
+    """Return everything as JSON objects, one for each workload, load and policy."""
+    return [
+        {
+            "workload": name,
+            "load": load,
+            "policy": policy,
+            "seeds": [it._asdict() for it in scores],
+        }
+        for (name, load, policy), scores in found.items()
+    ]
 
 
 def missed(found: dict[Kind, list[Score]]) -> list[str]:

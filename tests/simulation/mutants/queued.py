@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import structs
 
 from orchestrator.core.model.plan import Booking, PlannedEnd
-from orchestrator.core.scheduling import planner, profile
+from orchestrator.core.scheduling import elastic, planner, profile
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _put, _wrap
 
@@ -57,6 +57,13 @@ MUTANTS = (
         _put(profile.Profile, "book", _unbooked),
         ("promise", "queue"),
         seed=6,
+        backfill=True,
+    ),
+    Mutant(
+        "an elastic gang grows into a promise",
+        _put(elastic, "is_booked", lambda *_: False),
+        ("promise",),
+        seed=125,
         backfill=True,
     ),
 )

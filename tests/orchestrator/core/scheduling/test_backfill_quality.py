@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from functools import cache
+from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
+from benchmarks.queue.__main__ import main
+from benchmarks.queue.plot import PANELS, plot
 from benchmarks.queue.quality import (
     CONSERVATIVE,
     EASY,
     FIFO,
+    LOADS,
     POLICIES,
     SHORTEST,
     Kind,
@@ -17,6 +24,7 @@ from benchmarks.queue.quality import (
     mean,
     measure,
     missed,
+    rows,
     table,
 )
 from benchmarks.queue.replay import GPUS, Replay, Wanted
@@ -48,8 +56,26 @@ def test_backfill_makes_promises_and_breaks_none() -> None:
         assert found()[name, LOAD, CONSERVATIVE][0].moved == 0
 
 
+def test_the_command_prints_the_table_and_writes_all_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    options = ["--quality", "--seeds", "1", "--jobs", "20", "--json", str(file)]
+    monkeypatch.setattr(sys, "argv", ["queue", *options])
+    main()
+    assert "| lublin | 1.1 | shortest first |" in capsys.readouterr().out
+    assert len(json.loads(file.read_text())) == len(WORKLOADS) * len(LOADS) * len(POLICIES)
+
+
 def test_the_table_has_a_line_for_each_workload_and_policy() -> None:
     assert len(table(found()).splitlines()) == 2 + len(WORKLOADS) * len(POLICIES)
+
+
+def test_the_plot_has_a_bar_for_each_workload_policy_and_figure() -> None:
+    drawn = ET.fromstring(plot(rows(found())))
+    bars = [it for it in drawn if it.tag.endswith("rect")]
+    background_and_legend = 1 + len(POLICIES)
+    assert len(bars) == background_and_legend + len(PANELS) * len(WORKLOADS) * len(POLICIES)
 
 
 def test_a_missed_goal_and_a_broken_promise_are_named() -> None:
