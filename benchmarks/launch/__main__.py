@@ -7,13 +7,13 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks.launch import all_reduce, command_line, gang, slurm, throughput
+from benchmarks.launch import all_reduce, command_line, gang, nccl, slurm, throughput
 from benchmarks.launch.cluster import Wrong
 from benchmarks.launch.report import machine, table, write_json
 from benchmarks.launch.samples import Row
 from examples.local_cluster import ClusterError
 
-FIGURES = ("gang", "cli", "throughput", "all-reduce")
+FIGURES = ("gang", "cli", "throughput", "all-reduce", "nccl")
 
 
 def main() -> int:
@@ -57,6 +57,8 @@ def _measure(figure: str, args: argparse.Namespace) -> tuple[list[Row], list[str
             return all_reduce.measure(
                 args.pairs or (4 if quick else 10), args.case or all_reduce.CASES
             )
+        case "nccl":
+            return nccl.measure(args.pairs or (4 if quick else 10))
         case _:
             raise AssertionError(figure)
 
@@ -68,7 +70,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--case", action="append", choices=all_reduce.CASES, help="of all-reduce; repeatable"
     )
-    parser.add_argument("--pairs", type=int, help="of all-reduce: runs of each case; default 10")
+    parser.add_argument("--pairs", type=int, help="of all-reduce and nccl: runs; default 10")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there too")
     return parser.parse_args()
 

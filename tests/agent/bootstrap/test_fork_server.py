@@ -66,16 +66,16 @@ class Story:
             sys.stdout.flush()
             os._exit(0)
 
-    def start(self, number=0, ranks=1):
+    def start(self, number=0, ranks=1, words=(), **options):
         "Start a rank. Returns it, or None if it has to start cold."
         env = {**os.environ, "RANK": str(number), "LOCAL_RANK": str(number)}
         env["LOCAL_WORLD_SIZE"] = str(ranks)
         self.env = env
         path = f"{folder}/{self.name}-{number}"
-        words = [sys.executable, "-u", f"{folder}/program.py", path]
+        words = [*words] or [sys.executable, "-u", f"{folder}/program.py", path]
         process = Process()
         process.__class__ = Process
-        forked = self.forks.fork(self.shim, process, words, {"env": env})
+        forked = self.forks.fork(self.shim, process, words, {"env": env, **options})
         return process if forked else None
 
     def run(self, number=0, ranks=1):
@@ -177,6 +177,39 @@ def never_loads():
 def cannot_become_a_rank():
     edit = ("forked_rank", "    _seed()\n", "    raise OSError('planted')\n")
     story = Story("cannot_become_a_rank", edit=edit)
+    return story.run(), story.why()
+
+@story
+def no_map():
+    edit = ("forked_rank", "    show_as([sys.executable]", "    raise OSError([sys.executable]")
+    story = Story("no_map", edit=edit)
+    return story.run(), story.why()
+
+@story
+def other_commands():
+    story = Story("other_commands")
+    started = [
+        story.start(user="nobody"),
+        story.start(words=["numactl", "--cpunodebind=0", sys.executable, "-u", "program.py"]),
+        story.start(words=[sys.executable, "-u", "/bin/true"]),
+        story.run(),
+    ]
+    return started, story.why()
+
+@story
+def the_import_changes_the_umask():
+    story = Story("the_import_changes_the_umask", more=lambda forks: os.umask(0o077))
+    os.umask(0o022)
+    return story.run(), story.why()
+
+@story
+def the_import_starts_a_thread():
+    import threading
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    story = Story("the_import_starts_a_thread", more=lambda forks: thread.start())
+    ended.set()
+    thread.join()
     return story.run(), story.why()
 
 @story
@@ -290,6 +323,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 FAILED = "the fork server failed: BlockingIOError: [Errno 11] planted"
 DIED = "the fork server has died"
+NO_MAP = "this kernel lets no process change its /proc/environ"
 FAILS = "makes a forked process fail (wait status 2304)"
 
 
@@ -319,6 +353,21 @@ FAILS = "makes a forked process fail (wait status 2304)"
             "cannot_become_a_rank",
             [None, ["a forked process could not become a rank: OSError: planted"]],
         ),
+        ("no_map", [None, [f"torch cannot be forked here: {NO_MAP}"]]),
+        (
+            "other_commands",
+            [
+                [None, None, None, 0],
+                [
+                    "this version of torch starts ranks with other options",
+                    "ranks run numactl, not a Python program",
+                    "/bin/true is not a Python file",
+                    "",
+                ],
+            ],
+        ),
+        ("the_import_changes_the_umask", [None, ["torch changed the umask"]]),
+        ("the_import_starts_a_thread", [None, ["torch started a thread"]]),
         ("is_not_told_to_begin", [1, False, 0]),
         ("starts_each_rank_once", [[0, 0], True, False, [""]]),
         ("reads_the_rank", [None, ["RANK had another value when reads_rank was imported"]]),
