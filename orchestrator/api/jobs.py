@@ -29,6 +29,7 @@ from orchestrator.core.facts.effects import (
     DISK_FULL,
     INTERNAL,
     TOO_MANY_BYTES,
+    UNAUTHORIZED,
     UNKNOWN_JOB,
     UNKNOWN_TOKEN,
     UNKNOWN_USER,
@@ -49,6 +50,7 @@ from orchestrator.shell.coordinator import FORGOTTEN_HINT, Coordinator, forgotte
 _REASON_CHARS_MAX: Final = 1000
 _GRACE_S_MAX: Final = 86_400.0
 _DECLINED_STATUS: Final = {
+    UNAUTHORIZED: 401,
     UNKNOWN_JOB: 404,
     UNKNOWN_USER: 404,
     UNKNOWN_TOKEN: 404,

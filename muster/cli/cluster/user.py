@@ -121,6 +121,8 @@ def disable(*, name: str, end_jobs: bool, keep_jobs: bool, as_json: bool) -> Non
     _print(answer, as_json=as_json)
     if answer.ended:
         note(f"cancelled {count(answer.ended, 'job')} of {safe(name)}")
+    elif answer.user.jobs:
+        note(f"{count(answer.user.jobs, 'job')} of {safe(name)} may run on")
 
 
 def _asks_to_end(client: Client, name: str) -> bool:

@@ -183,6 +183,10 @@ def _submit(state: State, received: s.SubmitReceived, limits: Limits) -> Decisio
             again = "jobs went to the archive meanwhile"
             hint = "submit again with the same key"
             return Decision([], [a.Answer(request, a.Declined(a.SEARCH_AGAIN, again, hint))])
+    by = state.people.users.get(received.user)
+    if by is not None and by.disabled:  # while the request was on its way
+        disabled = a.Declined(a.UNAUTHORIZED, f"the user {by.name} is disabled")
+        return Decision([], [a.Answer(request, disabled)])
     if state.disk_full:
         return Decision([], [a.Answer(request, a.no_room(state.disk_full, "no job is accepted"))])
     too_many = _too_many_bytes(state, received, limits)

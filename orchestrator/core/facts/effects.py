@@ -98,6 +98,7 @@ UNKNOWN_NODE: Final = "unknown_node"
 UNKNOWN_USER: Final = "unknown_user"
 UNKNOWN_TOKEN: Final = "unknown_token"  # noqa: S105 - a code
 UNKNOWN_JOB: Final = "unknown_job"
+UNAUTHORIZED: Final = "unauthorized"
 INTERNAL: Final = "internal"
 """Code of a Declined: the job is not in the state."""
 

@@ -133,6 +133,33 @@ async def test_streams_end_with_their_user(coordinator: CoordinatorProcess) -> N
         assert await status(leaver, "GET", "/v1/jobs") == 200
 
 
+async def test_a_submit_on_its_way_leaves_no_job_of_a_disabled_user(
+    coordinator: CoordinatorProcess,
+) -> None:
+    async with connect(coordinator, "n1") as agent:
+        await agent.hello()
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        user_of(coordinator) as admin,
+        acting(coordinator, add_token(coordinator, "quitter")) as quitter,
+    ):
+
+        async def body() -> AsyncIterator[bytes]:
+            # Sent only once the coordinator has let the request pass.
+            disable = {"end_jobs": True}
+            assert await status(admin, "POST", "/v1/users/quitter/disable", disable) == 200
+            yield json.dumps(JOB).encode()
+
+        headers = {"Content-Type": "application/json"}
+        try:
+            submit = quitter.http.post("/v1/jobs", data=body(), headers=headers, expect100=True)
+            async with submit as answer:
+                assert answer.status == 401, await answer.text()
+        except aiohttp.ClientConnectionError:
+            pass  # the look at open requests was faster
+        assert (await admin.get("/v1/jobs?user=quitter"))["jobs"] == []
+
+
 async def test_events_about_people_are_for_admins(coordinator: CoordinatorProcess) -> None:
     token = add_token(coordinator, "newcomer", "operator")
     async with user_of(coordinator) as admin, acting(coordinator, token) as operator:

@@ -2,13 +2,18 @@
 
 import pytest
 
+from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import Inventory
 from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass
+from muster.spec.model import JobSpec, Shell
+from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.turn import turn
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts.base import Durability
+from orchestrator.core.facts.cluster import NodeRegistered
 from orchestrator.core.facts.people import TokenUsed
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.people import KnownToken, KnownUser, People
@@ -173,3 +178,18 @@ def test_people_are_imported_once() -> None:
     site.give(s.CoordinatorStarted(2, people=other))
     assert set(site.state.people.users) == {"ada"}
     assert site.state.people.imported == "digest"
+
+
+def test_a_submit_that_is_decided_after_its_user_was_disabled_is_refused() -> None:
+    site = Site()
+    node = NodeRegistered(NodeName("n1"), "agent", "boot", "0.1.0", Inventory("10.0.0.1", "m1"))
+    apply(site.state, node, 0.0)
+    submit = s.SubmitReceived(REQUEST, JobSpec(name="demo", run=Shell("true")), "bob")
+    assert site.code(user("bob")) == ""
+    assert isinstance(site.give(submit), a.Submitted)
+    assert site.code(change("bob", disabled=True)) == ""
+    refused = site.give(submit)
+    assert isinstance(refused, a.Declined)
+    assert (refused.code, site.facts) == (a.UNAUTHORIZED, [])
+    assert site.code(change("bob", disabled=False)) == ""
+    assert isinstance(site.give(submit), a.Submitted)
