@@ -97,12 +97,10 @@ class AttemptView(msgspec.Struct, frozen=True):
 class JobSummary(msgspec.Struct, frozen=True):
     """A line of `muster ps`. `exit_code` is what `muster wait` returns, once the job has ended.
 
-    `failure` is the failure class, a stable word. `limit_at` is when a running job reaches its time
-    limit; `kill_at` is when a stopping job's grace period ends. `held_by` and `held_at` are the
-    user that holds it, and since when. `rerun_of` is the original job. `gpus` is the number it has,
-    or requests if it has none; null if that depends on its nodes. `limit_pending` are its nodes
-    that have not confirmed a changed time limit yet. `starts_by` is a waiting job's promised start.
-    `time_limit_s` is null for a job without a time limit.
+    `failure` is the failure class, a stable word. A running job reaches its time limit at
+    `limit_at`; `limit_pending` are nodes that have not confirmed a changed one. The grace period of
+    a stopping job ends at `kill_at`. `held_by` holds the job since `held_at`. `gpus` is the number
+    it has, or requests; null if that depends on its nodes. `starts_by` is a promised start.
     """
 
     id: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import pwd
 import re
 import socket
 from collections.abc import Mapping
@@ -68,12 +69,37 @@ class InitOutput(msgspec.Struct, frozen=True):
     files: tuple[str, ...]
 
 
+def make_public(folder: Path) -> None:
+    """Make a folder that all may enter, whatever the umask: people read the CA there, and the
+    coordinator its configuration. An existing folder is left as it is.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if not folder.exists():
+        folder.mkdir()
+        folder.chmod(0o755)
+
+
 class NewFile(NamedTuple):
     """A file to write; `mode` holds its permission bits."""
 
     path: Path
     text: str
     mode: int
+
+
+ACCOUNT: Final = "muster"
+
+
+def account() -> tuple[int, int] | None:
+    """Return the user and the group of the coordinator, which own its private files; None if this
+    is not root or there is no such user yet."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        found = pwd.getpwnam(ACCOUNT)
+    except KeyError:
+        return None
+    return found.pw_uid, found.pw_gid
 
 
 def _read_listen(_context: click.Context, _parameter: click.Parameter, text: str) -> ListenAt:
@@ -123,9 +149,10 @@ def command(
     as_json: bool,
 ) -> None:
     """Write the configuration and tokens of a new cluster, and print the commands to run next."""
-    tls = _tls(listen, tls_cert, tls_key, tls_ca)
+    given = _tls(listen, tls_cert, tls_key, tls_ca)
     client_file = client_file_path(os.environ)
     folder = (folder or default_folder(client_file)).absolute()
+    tls, copies = _copies(folder, given)
     cluster = Cluster(
         folder=folder,
         state=_SYSTEM_STATE if folder == _SYSTEM_DIR else folder / "state",
@@ -136,7 +163,7 @@ def command(
         client_file=client_file.absolute(),
     )
     check_url(cluster.url)
-    files = cluster_files(cluster)
+    files = [*copies, *cluster_files(cluster)]
     _refuse_journal(cluster)
     if not force:
         _refuse_existing(files)
@@ -146,7 +173,9 @@ def command(
             f"kept the client's file of another cluster as {safe(str(copy))}; to use it: "
             f"MUSTER_CONFIG={safe(str(copy))}"
         )
-    _write(files)
+    _write(cluster, files)
+    if copies:
+        note(f"{safe(str(folder))} has copies of the certificates: renew them there")
     _print_next(cluster, files, as_json=as_json)
 
 
@@ -245,6 +274,25 @@ def _tls(listen: ListenAt, cert: Path | None, key: Path | None, ca: Path | None)
     return None
 
 
+def _copies(folder: Path, given: TlsFiles | None) -> tuple[TlsFiles | None, list[NewFile]]:
+    """Return the PEM files as the configuration names them, and those to copy into the folder. The
+    coordinator's user and all people can read them there, unlike in the home of root.
+    """
+    if given is None:
+        return None, []
+    names = {"cert": "server.pem", "key": "server-key.pem", "ca": "ca.pem"}
+    copies = {}
+    for kind, path in given._asdict().items():
+        if path is None or path.parent == folder.resolve():
+            continue
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RefusedError(f"{safe(str(path))} cannot be read: {safe(str(error))}") from error
+        copies[kind] = NewFile(folder / names[kind], text, PRIVATE if kind == "key" else _PUBLIC)
+    return given._replace(**{kind: copy.path for kind, copy in copies.items()}), [*copies.values()]
+
+
 def _url_of(listen: ListenAt, tls: TlsFiles | None) -> str:
     host = socket.gethostname() if listen.host in _WILDCARDS else listen.host
     shown = f"[{host}]" if ":" in host else host
@@ -318,10 +366,14 @@ def _keep_copy(file: Path) -> Path:
     return copy
 
 
-def _write(files: list[NewFile]) -> None:
+def _write(cluster: Cluster, files: list[NewFile]) -> None:
+    owner, private = account(), cluster.client_file.parent
+    if cluster.folder != private:
+        make_public(cluster.folder)
     for file in files:
         file.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(file.path, file.text.encode(), file.mode)
+        own = file.mode == PRIVATE and file.path not in (cluster.client_file, _join_path(cluster))
+        write_atomic(file.path, file.text.encode(), file.mode, owner=owner if own else None)
 
 
 def _print_next(cluster: Cluster, files: list[NewFile], *, as_json: bool) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import ipaddress
 import json
 import os
-import pwd
 import socket
 import subprocess
 import sys
@@ -17,7 +16,14 @@ from typing import Any, Final, NamedTuple
 import click
 import msgspec
 
-from muster.cli.cluster.init import default_folder, this_user, user_named
+from muster.cli.cluster.init import (
+    ACCOUNT,
+    account,
+    default_folder,
+    make_public,
+    this_user,
+    user_named,
+)
 from muster.cli.cluster.token import join_line
 from muster.cli.cluster.tokens_file import new_token, tokens_text
 from muster.cli.errors import RefusedError
@@ -38,7 +44,6 @@ from muster.spec.units import duration_text
 
 _SYSTEM_DIR: Final = Path("/etc/muster")
 _SYSTEM_STATE: Final = Path("/var/lib/muster")
-_ACCOUNT: Final = "muster"
 _PRIVATE: Final = 0o600
 _PUBLIC: Final = 0o644
 _TIME_LIMIT_S: Final = 86400.0
@@ -185,7 +190,7 @@ def _write(plan: _Plan, client_file: Path, *, start: bool) -> None:
             "or name another file with MUSTER_CONFIG"
         )
     owner = _account(create=start)
-    plan.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    make_public(plan.folder)
     client_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     now = SystemClock().now().wall
     ca, ca_key = plan.folder / "ca.pem", plan.folder / "ca-key.pem"
@@ -297,17 +302,10 @@ def _join_secret() -> NewJoinSecret | None:
 
 def _account(*, create: bool) -> tuple[int, int] | None:
     """Return the coordinator's own user, who owns the private files; None for the caller."""
-    if os.geteuid() != 0:
-        return None
-    try:
-        found = pwd.getpwnam(_ACCOUNT)
-    except KeyError:
-        if not create:
-            return None
+    if create and os.geteuid() == 0 and account() is None:
         words = ["useradd", "--system", "--shell", "/usr/sbin/nologin", "--no-create-home"]
-        subprocess.run([*words, "--home-dir", str(_SYSTEM_STATE), _ACCOUNT], check=True)
-        found = pwd.getpwnam(_ACCOUNT)
-    return found.pw_uid, found.pw_gid
+        subprocess.run([*words, "--home-dir", str(_SYSTEM_STATE), ACCOUNT], check=True)
+    return account()
 
 
 def _all_names(given: Sequence[str]) -> tuple[list[str], list[str]]:

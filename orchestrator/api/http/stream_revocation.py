@@ -61,10 +61,14 @@ class StreamRevocation:
         """Check all streams every second, because tokens expire without an event."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            for request, record in list(self._open.values()):
-                why = self._tokens.why_not(record) or await self._denied(request, record)
-                if why and id(request) in self._open:
-                    self._end(request, record, why)
+            await self.look()
+
+    async def look(self) -> None:
+        """Check all streams once."""
+        for request, record in list(self._open.values()):
+            why = self._tokens.why_not(record) or await self._denied(request, record)
+            if why and id(request) in self._open:
+                self._end(request, record, why)
 
     async def _denied(self, request: web.Request, record: KnownToken) -> str:
         """Return why the rights behind an open request have gone, or ""."""

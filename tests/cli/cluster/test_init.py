@@ -1,5 +1,7 @@
 """`muster init`: files that the daemons and the client load as they are."""
 
+import os
+import pwd
 import stat
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import yaml
 
 import agent.config
 import orchestrator.config
+from muster.cli.cluster.init import command
 from muster.client import load_settings
 from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass, TokensFile, digest, parse
@@ -123,19 +126,62 @@ def test_a_network_address_needs_tls(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "cluster").exists()
 
 
-def test_tls_is_passed_on_to_all_three(run: Run, tmp_path: Path) -> None:
+def test_tls_is_passed_on_to_all_three_as_copies(run: Run, tmp_path: Path) -> None:
     for name in ("cert", "key", "ca"):
-        (tmp_path / name).touch()
+        (tmp_path / name).write_text(f"of {name}")
+        (tmp_path / name).chmod(0o640)
     arguments = "--tls-cert cert --tls-key key --tls-ca ca --url https://head:7077"
+    umask = os.umask(0o077)
+    try:
+        done = run("init", "--dir", "c", "--listen", "[::]:7077", *arguments.split())
+    finally:
+        os.umask(umask)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "c"
+    for name, said, mode in (
+        ("server.pem", "of cert", 0o644),
+        ("server-key.pem", "of key", 0o600),
+        ("ca.pem", "of ca", 0o644),
+    ):
+        assert (folder / name).read_text() == said
+        assert stat.S_IMODE((folder / name).stat().st_mode) == mode
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755  # people read the CA
+    assert not any(str(tmp_path / "key") in file.read_text() for file in folder.glob("*.yaml"))
+    coordinator = orchestrator.config.load(file=folder / "coordinator.yaml", environ={})
+    assert coordinator.tls is not None
+    assert (coordinator.listen.host, coordinator.tls.key) == ("::", folder / "server-key.pem")
+    node = agent.config.load(file=folder / "agent.yaml", environ={})
+    assert (node.coordinator, node.tls_ca) == ("https://head:7077", folder / "ca.pem")
+    settings = load_settings({"HOME": str(tmp_path)})
+    assert (settings.url, settings.ca) == ("https://head:7077", folder / "ca.pem")
+
+
+def test_certificates_of_the_folder_itself_stay_where_they_are(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    for name in ("server.pem", "key.pem"):
+        (tmp_path / "c" / name).write_text(name)
+    arguments = "--tls-cert c/server.pem --tls-key c/key.pem"
     done = run("init", "--dir", "c", "--listen", "[::]:7077", *arguments.split())
     assert done.returncode == 0, done.stderr
-    coordinator = orchestrator.config.load(file=tmp_path / "c" / "coordinator.yaml", environ={})
+    coordinator = orchestrator.config.load(file=tmp_path / "c/coordinator.yaml", environ={})
     assert coordinator.tls is not None
-    assert (coordinator.listen.host, coordinator.tls.key) == ("::", tmp_path / "key")
-    node = agent.config.load(file=tmp_path / "c" / "agent.yaml", environ={})
-    assert (node.coordinator, node.tls_ca) == ("https://head:7077", tmp_path / "ca")
-    settings = load_settings({"HOME": str(tmp_path)})
-    assert (settings.url, settings.ca) == ("https://head:7077", tmp_path / "ca")
+    assert coordinator.tls.key == tmp_path / "c/key.pem"
+    assert not (tmp_path / "c/server-key.pem").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+def test_the_coordinators_user_owns_the_private_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pem").touch()
+    nobody = pwd.getpwnam("nobody")
+    monkeypatch.setattr(pwd, "getpwnam", {"muster": nobody}.__getitem__)
+    monkeypatch.setenv("MUSTER_CONFIG", str(tmp_path / "client.yaml"))
+    pem = str(tmp_path / "pem")
+    words = ["--dir", str(tmp_path / "c"), "--listen", "[::]:7077", "--tls-cert", pem]
+    command.main([*words, "--tls-key", pem], standalone_mode=False)
+    owned = {path.name for path in (tmp_path / "c").iterdir() if path.stat().st_uid}
+    assert owned == {"server-key.pem", "tokens.yaml"}
 
 
 @pytest.mark.parametrize("listen", ["7077", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:0", ":7077"])

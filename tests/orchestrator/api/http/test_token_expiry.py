@@ -5,16 +5,22 @@ import asyncio
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
+from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
 from muster.protocol.link.control_channel import Heartbeat, HeartbeatAck
 from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass, digest, make
+from orchestrator.api.http.access import TOKEN
+from orchestrator.api.http.stream_revocation import StreamRevocation
 from orchestrator.api.http.tokens import TokenStore
-from orchestrator.core.model.people import KnownToken, KnownUser, People
+from orchestrator.core.model.people import Enrolment, Joined, KnownToken, KnownUser, NodeKey, People
 from tests.orchestrator.fake_agent import DEADLINE_S, connect
 from tests.orchestrator.late_clock import AHEAD
 from tests.orchestrator.process import CoordinatorProcess
@@ -120,6 +126,30 @@ def test_a_use_is_recorded_once_a_day() -> None:
     clock.wall += DAY_S
     store.used(known.tokens["bob1"])
     assert asked == ["bob1", "bob1"]
+
+
+async def test_a_connection_is_closed_when_the_nodes_certificate_ends() -> None:
+    known, clock = Enrolment(), HandClock(940.0)
+    known.put(NodeName("gpu-01"), Joined(NodeKey("f" * 64, "k" * 64, expires=1000.0)))
+    store = TokenStore(people(), clock, enrolment=known)
+    shown = store.of_node("f" * 64)
+    assert shown is not None
+    transport = Mock()
+    request = make_mocked_request("GET", "/v1/agent/control", transport=transport)
+    request[TOKEN] = shown
+    ended = asyncio.Event()
+
+    async def handler(_: web.Request) -> web.Response:
+        for clock.wall, closed in ((940.0, 0), (999.0, 0), (1000.0, 1), (1001.0, 1)):
+            await streams.look()
+            assert transport.close.call_count == closed, clock.wall
+        ended.set()
+        return web.Response()
+
+    streams = StreamRevocation(store, Mock())
+    await streams.middleware(request, handler)
+    assert ended.is_set()
+    transport.close.assert_called_once_with()
 
 
 async def made(admin: User, **fields: Any) -> str:
