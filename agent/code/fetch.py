@@ -250,4 +250,4 @@ class CodeFetcher:
 
 def _pause_s(number: int) -> float:
     """Return the pause after a failed request: random, because all nodes of a gang ask at once."""
-    return min(_PAUSE_S * random.uniform(1.0, 1.5) * 2**number, _PAUSE_MAX_S)  # noqa: S311  spread
+    return min(_PAUSE_S * random.uniform(1.0, 1.5) * 2.0 ** min(number, 9), _PAUSE_MAX_S)  # noqa: S311  spread
