@@ -229,6 +229,8 @@ def _back_up(config: CoordinatorConfig, copy: Path) -> int:
     with examined_copy(copy) as found:
         state = replay(found)
     _say(BACKUP, f"wrote {copy}: {len(state.jobs) + found.archived} jobs, epoch {state.epoch}")
+    if config.bundles_path.is_dir():
+        _say(BACKUP, f"the code of jobs is not in it: {config.bundles_path}, see operate.md")
     return 0
 
 

@@ -81,6 +81,12 @@ class CodeFetcher:
                 missing = await asyncio.to_thread(self.store.missing, manifest)
         await self._from_coordinator(prepare, missing)
 
+    async def repair(self, prepare: PrepareTask, manifest: CodeManifest) -> None:
+        """Fetch again all that is damaged on this node's disk. Raises CodeError and FileError."""
+        damaged = await asyncio.to_thread(self.store.drop_damaged, manifest)
+        _log.warning("code_repaired", task=prepare.task, chunks=damaged)
+        await self.complete(prepare, manifest)
+
     def release(self, manifest: CodeManifest) -> None:
         """Let the content of a bundle be removed again, once its copy is made."""
         self._pinned.subtract(manifest.chunks().keys())
@@ -251,4 +257,4 @@ class CodeFetcher:
 def _pause_s(number: int) -> float:
     """Return the pause after a failed request: random, because all nodes of a gang ask at once."""
     spread = random.uniform(1.0, 1.5)  # noqa: S311  no secret
-    return min(spread * _PAUSE_S * 2.0**number, _PAUSE_MAX_S)
+    return min(spread * _PAUSE_S * 2.0 ** min(number, 9), _PAUSE_MAX_S)

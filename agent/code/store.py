@@ -30,7 +30,7 @@ _FICLONERANGE: Final = 0x4020940D
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEEP_S: Final = 14 * 86400.0
 BYTES_MAX: Final = 32 << 30
-"""Bytes of all chunks that this node keeps."""
+"""Bytes of all chunks and manifests that this node keeps."""
 
 _log = structlog.get_logger("agent.code")
 
@@ -118,6 +118,17 @@ class CodeStore:
                 found.append((chunk, data))
         return found
 
+    def drop_damaged(self, manifest: CodeManifest) -> int:
+        """Remove the chunks of a manifest that are damaged, and return their number."""
+        damaged = 0
+        for chunk, size in manifest.chunks().items():
+            path = self._path(chunk)
+            with _explained(path), contextlib.suppress(FileNotFoundError):
+                if path.stat().st_size != size or digest(path.read_bytes()) != chunk:
+                    path.unlink()
+                    damaged += 1
+        return damaged
+
     def copy(self, manifest: CodeManifest, folder: Path, owner: Owner | None) -> None:
         """Make the tree in an empty folder that no other user can enter yet, every byte verified.
         Raises DamagedError, FileError and DiskFullError."""
@@ -137,10 +148,14 @@ class CodeStore:
                 os.chown(folder, owner.uid, owner.gid)
 
     def clean(self, pinned: Collection[str], now: float) -> int:
-        """Remove the chunks that were used least recently, beyond the age and size limits. `pinned`
-        are those of tasks that are being prepared. Returns the number removed."""
+        """Remove the content that was used least recently, beyond the age and size limits. `pinned`
+        are chunks of tasks that are being prepared. Returns the number removed."""
         found = []
-        for path in (self._folder / _CHUNKS).glob("??/*"):
+        paths = (
+            *(self._folder / _CHUNKS).glob("??/*"),
+            *(self._folder / _MANIFESTS).iterdir(),
+        )
+        for path in paths:
             with contextlib.suppress(OSError):
                 status = path.stat()
                 found.append((status.st_mtime, status.st_size, path))
@@ -151,12 +166,8 @@ class CodeStore:
             if (now - used > _KEEP_S or total > self._bytes_max) and path.name not in pinned:
                 path.unlink(missing_ok=True)
                 removed += 1
-        for path in (self._folder / _MANIFESTS).iterdir():
-            with contextlib.suppress(OSError):
-                if now - path.stat().st_mtime > _KEEP_S:
-                    path.unlink()
         if removed:
-            _log.info("code_cleaned", chunks=removed)
+            _log.info("code_cleaned", files=removed)
         return removed
 
     def _copy_file(self, file: File, at: Path, owner: Owner | None) -> None:

@@ -288,7 +288,7 @@ class TaskRegistry:
             except DamagedError as error:
                 _log.warning("code_damaged", task=prepare.task, why=str(error))
             # What is damaged on this disk is fetched again, once.
-            await self._code.complete(prepare, manifest)
+            await self._code.repair(prepare, manifest)
             return await asyncio.to_thread(self._place, prepare, taken, owner, copy)
         finally:
             self._code.release(manifest)

@@ -302,7 +302,10 @@ def test_a_backup_has_users_and_tokens(tmp_path: Path) -> None:
     process = CoordinatorProcess(tmp_path)
     with process.start():
         ann, bob = add_token(process, "ann"), add_token(process, "bob")
-        assert command(tmp_path, "backup", "BACKUP")[0] == 0
+        status, said = command(tmp_path, "backup", "BACKUP")
+        assert status == 0
+        code = tmp_path / "state/bundles"
+        assert f"the code of jobs is not in it: {code}" in said
         for path in ("/v1/users/ann/disable", f"/v1/tokens/{bob.split('_')[2]}/revoke"):
             url, headers = f"{process.url}{path}", process.headers()
             request = urllib.request.Request(url, b"{}", headers)

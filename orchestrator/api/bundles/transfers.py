@@ -201,8 +201,8 @@ class BundlesApi:
                 raise ApiError(
                     410,
                     "content_lost",
-                    f"the coordinator's copy of chunk {chunk} is lost or damaged",
-                    "submit the job again, which sends the code again",
+                    f"the coordinator's copy of chunk {chunk} is lost or damaged: "
+                    f"{_again(task.job)}",
                 )
             if not response.prepared:
                 await response.prepare(request)
@@ -256,7 +256,9 @@ class BundlesApi:
                 read = await self._fetched(self._store.manifest, bundle)
                 if read is None:
                     raise ApiError(
-                        410, "content_lost", "the coordinator has lost the code of the job"
+                        410,
+                        "content_lost",
+                        f"the coordinator has lost the code of job {task.job}: {_again(task.job)}",
                     )
                 found = self._manifests[bundle] = _Manifest(read[0], read[1].chunks())
                 while self._kept_bytes() > _MANIFESTS_BYTES and len(self._manifests) > 1:
@@ -342,6 +344,11 @@ def _sha256(request: web.Request) -> str:
     if not is_digest(text):
         raise ApiError(404, "unknown_bundle", f"{shown(text)} is not a SHA-256 in lower case")
     return text
+
+
+def _again(job: int) -> str:
+    # In the answer's detail, which the node repeats as the reason of the job's end.
+    return f"`muster rerun {job} --ship` or a new `muster submit` sends it again"
 
 
 def _no_task(request: web.Request) -> ApiError:

@@ -108,3 +108,18 @@ def test_pauses_grow() -> None:
     pauses = [fetch._pause_s(number) for number in range(12)]
     assert all(pause > before for pause, before in zip(pauses[1:5], pauses, strict=False))
     assert max(pauses) <= fetch._PAUSE_MAX_S
+
+
+async def test_all_that_is_damaged_on_the_disk_is_fetched_again_at_once(tmp_path: Path) -> None:
+    """A power cut leaves many files without content."""
+    coordinator = Coordinator()
+    code = fetcher(tmp_path, coordinator)
+    manifest = await code.fetch(TASK)
+    assert manifest is not None
+    for path in (tmp_path / "code").glob("chunks/??/*"):
+        path.write_bytes(bytes(path.stat().st_size))
+    path.unlink()
+    await code.repair(TASK, manifest)
+    assert [set(each) for each in coordinator.asked] == [set(TEXTS)] * 2
+    (tmp_path / "made").mkdir()
+    code.store.copy(manifest, tmp_path / "made", None)

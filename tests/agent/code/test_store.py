@@ -152,3 +152,18 @@ def test_a_disk_that_fills_leaves_nothing_half_made(tmp_path: Path) -> None:
         with pytest.raises(DiskFullError):
             store.keep(unpack(ALL))
         assert [path for path in disk.rglob("*") if path.is_file()] == []
+
+
+def test_manifests_count_as_chunks_do(tmp_path: Path) -> None:
+    data = encode(TREE)
+    store = CodeStore(tmp_path / "code", bytes_max=len(data))
+    store.prepare()
+    for number in range(3):
+        tree = CodeManifest((File(f"{number}", 0, False, ()),))
+        each = encode(tree)
+        store.keep_manifest(digest(each), each)
+        os.utime(tmp_path / "code/manifests" / digest(each), (number, number))
+    store.keep_manifest(digest(data), data)
+    os.utime(tmp_path / "code/manifests" / digest(data), (9, 9))
+    assert store.clean(set(), 10.0) == 3
+    assert store.manifest(digest(data)) is not None

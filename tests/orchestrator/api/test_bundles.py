@@ -146,6 +146,8 @@ async def test_a_node_fetches_the_code_of_its_own_task_and_of_no_other(
         wanted = {"json": {"chunks": [CHUNK]}, "headers": good}
         status, refused = await ask(node, "POST", f"{path}/blobs", **wanted)
         assert (status, refused["code"]) == (410, "content_lost")
+        # The node repeats this as the reason of the job's end.
+        assert "`muster rerun 1 --ship`" in refused["detail"]
         await send(ann)
         async with http.post(f"{path}/blobs", json={"chunks": [CHUNK]}, headers=good) as answer:
             assert answer.status == 200
@@ -196,3 +198,28 @@ async def test_nodes_of_a_gang_hear_of_each_other_and_of_no_other(
             headers={"X-Muster-Ticket": orders[1].ticket},
         )
         assert status == 404
+
+
+async def test_a_job_whose_code_is_lost_says_what_to_do(coordinator: CoordinatorProcess) -> None:
+    """After a restore on another machine, for example."""
+    headers = coordinator.headers(coordinator.join)
+    async with (
+        connect(coordinator, "n1") as agent,
+        person(coordinator, "ann") as ann,
+        aiohttp.ClientSession(coordinator.url, headers=headers) as http,
+    ):
+        await agent.hello()
+        await send(ann)
+        await ann.submit(workdir={"bundle": BUNDLE})
+        order = await agent.expect(PrepareTask)
+        (coordinator.state_dir / "bundles/manifests" / BUNDLE).unlink()
+        good = {"X-Muster-Ticket": order.ticket}
+        path = f"/v1/agent/tasks/{order.task}/bundle"
+        status, refused = await ask(User(http), "GET", path, headers=good)
+        assert (status, refused["code"]) == (410, "content_lost")
+        assert "lost the code of job 1: `muster rerun 1 --ship`" in refused["detail"]
+        # The same code, sent again with any job, is that of the waiting ones, too.
+        sent = await ask(ann, "PUT", f"/v1/bundles/{BUNDLE}", data=MANIFEST, headers=BYTES)
+        assert sent[0] == 201
+        async with http.get(path, headers=good) as answer:
+            assert (answer.status, await answer.read()) == (200, MANIFEST)
