@@ -33,7 +33,7 @@ from tests.simulation.restores import Restores
 from tests.simulation.shim import HELD_S
 from tests.simulation.steering import FIRST_STEERED, Steering
 from tests.simulation.stuck import Stuck
-from tests.simulation.vouching import LEASES_S, VOUCHING, Vouching
+from tests.simulation.vouching import LEASES_S, Vouching, vouches
 from tests.simulation.world import Violation, World
 
 TROUBLE_S = 1200.0
@@ -69,7 +69,7 @@ class Cluster:
         self.network = Network(self.world)
         self.programs = Programs(self.world)
         lease_s = rng.choice((30.0, 60.0, 120.0))
-        if seed in VOUCHING:
+        if vouches(seed):
             lease_s = LEASES_S[seed % len(LEASES_S)]
         self.limits = Limits(
             lease_s=lease_s,

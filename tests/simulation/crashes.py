@@ -83,8 +83,6 @@ two, or the list below cannot be made."""
 MOOT: Final = frozenset(
     {
         Point(Who.SHIM, Deed.TAKES, "ShimRelease", When.AFTER),
-        # No elastic gang of the courses vouches: tests/agent/vouching has worlds of these.
-        *(Point(Who.COORDINATOR, Deed.WRITES, "MemberAdded", when) for when in When),
         # No pool of the courses has backfill: tests/simulation/test_backfill_worlds.py has.
         *(Point(Who.COORDINATOR, Deed.WRITES, "StartPromised", when) for when in When),
         *(Point(Who.COORDINATOR, Deed.WRITES, "StartMoved", when) for when in When),

@@ -18,7 +18,8 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.crashes import MOOT, Crashes, Deed, Point, When, Who, every, members
 
 VOUCHING: Final = (-476, -484, -455, -430)
-COURSES: Final = (*range(1000, 1060), 1075, 1081, *range(-6, 0), -45, -56, VOUCHING[0])
+ELASTIC: Final = -625
+COURSES: Final = (*range(1000, 1060), 1075, 1081, *range(-6, 0), -45, -56, VOUCHING[0], ELASTIC)
 TROUBLE_S: Final = 300.0
 PARTS: Final = 8
 
