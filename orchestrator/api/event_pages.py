@@ -7,13 +7,20 @@ from typing import Final, NamedTuple
 import msgspec
 
 from muster.protocol.ids import JobId
+from muster.protocol.observations.hardware_events import OOM
 from orchestrator.api.event_text import event_view
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.cluster import InputFailed
 from orchestrator.core.facts.enrolment import EnrolmentFact, JoinSecretCreated, JoinSecretRevoked
 from orchestrator.core.facts.people import PeopleFact
-from orchestrator.core.facts.service import NodeDrained, NodeFaultRecorded, QuarantineSkipped
+from orchestrator.core.facts.service import (
+    HardwareReported,
+    NodeDrained,
+    NodeFaultRecorded,
+    QuarantineSkipped,
+)
 from orchestrator.core.model.state import Job
+from orchestrator.core.nodes.hardware import job_of
 from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.coordinator import Coordinator, events_key
 
@@ -113,6 +120,10 @@ def _reader(fact: f.Fact) -> JobId | None:
     match fact:
         case NodeFaultRecorded():
             return fact.of_job
+        case NodeDrained(left_by=(left_by, _)):
+            return left_by
+        case HardwareReported() if fact.event.code == OOM:
+            return job_of(fact.event) or OF_OPERATORS
         case PeopleFact() | JoinSecretCreated() | JoinSecretRevoked():
             return OF_ADMINS
         case QuarantineSkipped() | NodeDrained(jobs=(_, *_)) | InputFailed() | EnrolmentFact():

@@ -12,6 +12,7 @@ from muster.fabric.natural_sort import natural
 from muster.http.views import NodeList, NodeView, VersionView
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.link.control_channel import PROTOCOL_MAX, PROTOCOL_MIN
+from muster.protocol.observations.hardware_events import OOM
 from orchestrator.api.http.access import TOKEN, AccessTable
 from orchestrator.api.http.connection_limits import no_descriptors
 from orchestrator.api.http.job_owners import JobOwners
@@ -24,6 +25,8 @@ from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.http.tokens import TokenStore
 from orchestrator.core.engine.decide import VERSION
 from orchestrator.core.facts.effects import UNKNOWN_NODE
+from orchestrator.core.model.state import Node, State
+from orchestrator.core.nodes.hardware import job_of
 from orchestrator.core.rights.rules import Action
 from orchestrator.core.scheduling.restore_hold import silent_nodes, why_held
 from orchestrator.core.views.display import node_seen
@@ -32,6 +35,7 @@ from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.fd_limits import shortage
 
 _NODES: Final = "nodes"
+_KILLED: Final = "the memory ran out: the kernel killed a process"
 
 
 def unknown_node(name: str) -> ApiError:
@@ -48,10 +52,16 @@ def _place(name: str) -> tuple[object, str]:
     return natural(name), name
 
 
-def without_others_words(view: NodeView, mine: Collection[int]) -> NodeView:
-    """Return the node without the texts of faults that quote jobs other than `mine`."""
+def without_others_words(
+    view: NodeView, mine: Collection[int], kills: Collection[tuple[str, int | None]] = ()
+) -> NodeView:
+    """Return the node without the texts of faults that quote jobs other than `mine`, and without
+    the names in `kills`: texts of kills for lack of memory, with their jobs.
+    """
     faults = tuple(it if it.job in mine else replace(it, text="") for it in view.faults)
-    return replace(view, faults=faults)
+    hidden = {text for text, job in kills if job not in mine}
+    hardware = tuple(replace(it, text=_KILLED) if it.text in hidden else it for it in view.hardware)
+    return replace(view, faults=faults, hardware=hardware)
 
 
 class NodesApi:
@@ -77,14 +87,11 @@ class NodesApi:
         query = read_query(request, NodesQuery)
         behind = None if query.cursor is None else _place(read_cursor(_NODES, query.cursor))
         state = await self._coordinator.durable_state()
-        now = self._coordinator.now()
         names = sorted(state.nodes, key=_place)
         begin = 0 if behind is None else bisect_right(names, behind, key=_place)
         page = names[begin : begin + query.limit]
         more = len(names) > begin + query.limit
-        views = await self._shown(
-            request, [node_seen(state, state.nodes[name], now) for name in page]
-        )
+        views = await self._shown(request, state, [state.nodes[name] for name in page])
         awaited, held = tuple(silent_nodes(state)), why_held(state)
         cursor = make_cursor(_NODES, page[-1]) if more else None
         return reply(NodeList(views, cursor, awaited, held))
@@ -95,18 +102,29 @@ class NodesApi:
         node = state.nodes.get(name)
         if node is None:
             raise unknown_node(name)
-        view = node_seen(state, node, self._coordinator.now())
-        (shown,) = await self._shown(request, [view])
+        (shown,) = await self._shown(request, state, [node])
         return reply(shown)
 
-    async def _shown(self, request: web.Request, views: Sequence[NodeView]) -> tuple[NodeView, ...]:
+    async def _shown(
+        self, request: web.Request, state: State, nodes: Sequence[Node]
+    ) -> tuple[NodeView, ...]:
         """Leave out what the failures of jobs say that the user may not read."""
         may_read = partial(self._access.allows, request, Action.READ_JOB)
+        now = self._coordinator.now()
+        views = tuple(node_seen(state, node, now) for node in nodes)
         if may_read(""):
-            return tuple(views)
-        owners = await self._owners.of({JobId(it.job) for view in views for it in view.faults})
+            return views
+        kills = {
+            (event.text, job_of(event))
+            for node in nodes
+            for _, event in node.hardware
+            if event.code == OOM
+        }
+        jobs = {JobId(it.job) for view in views for it in view.faults}
+        jobs.update(job for _, job in kills if job is not None)
+        owners = await self._owners.of(jobs)
         mine = frozenset(job for job, owner in owners.items() if may_read(owner))
-        return tuple(without_others_words(view, mine) for view in views)
+        return tuple(without_others_words(view, mine, kills) for view in views)
 
     async def version(self, request: web.Request) -> web.Response:
         state = await self._coordinator.durable_state()

@@ -182,13 +182,24 @@ def _concerned(node: Node | None, event: HardwareEvent) -> tuple[tuple[JobId, in
 
 
 def _whose_memory(node: Node, event: HardwareEvent) -> tuple[tuple[JobId, int], ...]:
+    holder = _holder(event)
+    return (holder,) if holder is not None and holder in node.holders else ()
+
+
+def job_of(event: HardwareEvent) -> JobId | None:
+    """Return the job that ran out of memory, None if it is unknown."""
+    holder = _holder(event)
+    return None if holder is None else holder[0]
+
+
+def _holder(event: HardwareEvent) -> tuple[JobId, int] | None:
     if event.task is None:
-        return ()
+        return None
     try:
         job, attempt, _ = parse_task_id(event.task)
     except BadId:
-        return ()
-    return ((job, attempt),) if (job, attempt) in node.holders else ()
+        return None
+    return job, attempt
 
 
 def _has(node: Node, share: Share, event: HardwareEvent) -> bool:

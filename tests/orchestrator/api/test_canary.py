@@ -13,11 +13,16 @@ from msgspec.structs import replace
 from muster.protocol.link.control_channel import (
     ArrangeTask,
     Fingerprint,
+    Heartbeat,
+    HeartbeatAck,
     Inventory,
+    NodeChanges,
     PrepareTask,
     Refusal,
+    StopTask,
 )
 from muster.protocol.observations.fabric import NodeFabric
+from muster.protocol.observations.hardware_events import OOM, Grade, HardwareEvent
 from muster.protocol.states import TaskState
 from orchestrator.api.routes import ROUTES
 from tests.orchestrator.fake_agent import DEADLINE_S, FakeAgent, connect, prepared
@@ -26,6 +31,7 @@ from tests.orchestrator.user import User
 
 WORD = "canary-5521"
 NAME = "canary-name"
+OWNER = "canary-ann"
 LABEL = "canary-label"
 """The node had it before, which the events of the node say."""
 FOUND = replace(
@@ -58,6 +64,21 @@ async def fails(ann: User, agent: FakeAgent) -> int:
     refusal = Refusal("hosts_unwritable", f"the folder /data/{WORD} is not there", True)
     await agent.report(task, TaskState.CLEANED, prepared=FOUND, refusal=refusal)
     await ann.ended(job)
+    return job
+
+
+async def hangs(ann: User, agent: FakeAgent) -> int:
+    """A job of which one process is killed for its memory, and another survives its kill."""
+    job = await anns(ann, placement={"include": [agent.name]})
+    task = (await agent.expect(PrepareTask)).task
+    kills = tuple(
+        HardwareEvent("boot", pid, OOM, Grade.SHOWN, f"the kernel killed {WORD} ({pid})", task=of)
+        for pid, of in ((1, task), (2, None))
+    )
+    await agent.say(Heartbeat(1.0, changes=NodeChanges(hardware=kills)))
+    await agent.expect(HeartbeatAck)
+    await agent.report(task, TaskState.PREPARED, prepared=FOUND, survivors=(7,))
+    await agent.expect(StopTask)
     return job
 
 
@@ -94,20 +115,22 @@ async def test_no_word_of_anns_jobs_is_in_an_answer_to_others(
     with process.start():
         async with (
             asyncio.timeout(2 * DEADLINE_S),
-            person(process, "ann", "user", "lab") as ann,
+            person(process, OWNER, "user", "lab") as ann,
             person(process, "bob", "user", "web") as bob,
             person(process, "vic", "viewer", "web") as vic,
             person(process, "olga", "operator") as olga,
             connect(process, "n1") as one,
             connect(process, "n2") as two,
+            connect(process, "n4") as four,
         ):
             await one.hello()
             await two.hello()
+            await four.hello()
             here = {"placement": {"labels": {"project": LABEL}}}
             async with connect(process, "n3") as three:
                 await three.hello(inventory=labelled(LABEL))
                 # The first node is quarantined and the second one spared.
-                jobs = [await fails(ann, one), await fails(ann, two)]
+                jobs = [await fails(ann, one), await fails(ann, two), await hangs(ann, four)]
                 jobs.append(await anns(ann, priority=95, **here))
                 task = (await three.expect(PrepareTask)).task
                 await three.report(task, TaskState.PREPARED, prepared=FOUND)
@@ -119,15 +142,20 @@ async def test_no_word_of_anns_jobs_is_in_an_answer_to_others(
                 nodes = {node["name"]: node for node in (await olga.get("/v1/nodes"))["nodes"]}
                 assert nodes["n1"]["drain"]["quarantine"]
                 assert nodes["n2"]["warnings"]
-                read = await answers(olga, [*jobs, own], ("n1", "n2", "n3"))
+                everywhere = ("n1", "n2", "n3", "n4")
+                read = await answers(olga, [*jobs, own], everywhere)
                 shown = {path for path, text in read.items() if WORD in text or LABEL in text}
                 head = f"/v1/jobs/{jobs[-1]}/explain"
                 assert shown >= {"/v1/nodes", "/v1/nodes/n1", "/v1/nodes/n3/probe", head}
+                assert WORD in read["/v1/nodes/n4"]
+                assert f'"left_by":[{jobs[2]},"{OWNER}"]' in read["/v1/events?limit=1000"]
                 for other in (bob, vic):
-                    read = await answers(other, [*jobs, own], ("n1", "n2", "n3"))
+                    read = await answers(other, [*jobs, own], everywhere)
+                    assert "left_by" not in read["/v1/events?limit=1000"]
                     for path, text in read.items():
                         assert WORD not in text, path
                         assert LABEL not in text or path.startswith("/v1/events"), path
-                        assert visibility == "public" or NAME not in text, path
+                        hidden = NAME not in text and OWNER not in text
+                        assert visibility == "public" or hidden, path
                 mine = await bob.get(f"/v1/jobs/{own}")
                 assert "another user's job" in mine["reason"]["text"]

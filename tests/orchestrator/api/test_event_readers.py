@@ -4,19 +4,20 @@ from typing import Any, get_args
 
 import msgspec
 
-from muster.protocol.ids import NodeName
+from muster.protocol.ids import JobId, NodeName, TaskId
+from muster.protocol.observations.hardware_events import OOM, Grade, HardwareEvent
 from orchestrator.api import event_pages
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.base import EPHEMERAL
 from orchestrator.core.facts.cluster import InputFailed
 from orchestrator.core.facts.enrolment import EnrolmentFact, JoinSecretRevoked, NodeRevoked
 from orchestrator.core.facts.people import PeopleFact
+from orchestrator.core.facts.service import HardwareReported, NodeDrained
 
 # About nodes and the cluster. A reason that an operator or the site's programs wrote is public.
 SHOWN_TO_ALL = {
     "DrainTimed",
     "EpochStarted",
-    "HardwareReported",
     "JournalRestored",
     "NodeDeclaredLost",
     "NodeFaultsDecayed",
@@ -25,7 +26,13 @@ SHOWN_TO_ALL = {
     "NodeResumed",
     "RestoredNodeSettled",
 }
-DECIDED_BY_CONTENT = {"NodeDrained", "NodeFaultRecorded", "QuarantineSkipped", "InputFailed"}
+DECIDED_BY_CONTENT = {
+    "HardwareReported",
+    "InputFailed",
+    "NodeDrained",
+    "NodeFaultRecorded",
+    "QuarantineSkipped",
+}
 
 
 def _kinds(union: Any) -> list[type[msgspec.Struct]]:
@@ -49,6 +56,18 @@ def test_the_error_of_a_bug_is_for_operators() -> None:
     """It quotes what could not be decided, such as a job file."""
     fact = InputFailed("1", "POST /v1/jobs", "KeyError: 'canary'", False)
     assert event_pages._reader(fact) == event_pages.OF_OPERATORS
+
+
+def test_what_a_job_left_on_its_node_is_for_its_readers() -> None:
+    name = NodeName("gpu-1")
+    left = NodeDrained(name, "muster", "unkillable", left_by=(JobId(3), "ann"))
+    assert event_pages._reader(left) == JobId(3)
+    assert event_pages._reader(NodeDrained(name, "olga", "a bad DIMM")) is None
+    for task, reader in ((TaskId("3.1.0"), JobId(3)), (None, event_pages.OF_OPERATORS)):
+        killed = HardwareEvent("boot", 1, OOM, Grade.SHOWN, "killed train.py", task=task)
+        assert event_pages._reader(HardwareReported(name, killed)) == reader
+    link = HardwareEvent("boot", 1, "link mlx5_0 down", Grade.NOTE, "its link is down")
+    assert event_pages._reader(HardwareReported(name, link)) is None
 
 
 def test_the_names_of_join_secrets_are_for_admins_and_certificates_for_operators() -> None:

@@ -316,15 +316,18 @@ async def test_a_stream_ends_with_the_rights_behind_it(tmp_path: Path) -> None:
         await register(process)
         async with person(process, "ann") as ann, person(process, "olga", "operator") as olga:
             job = await ann.submit()
-            logs = await olga.http.get(f"/v1/jobs/{job}/logs?follow=1")
+            paths = [f"/v1/jobs/{job}/{kind}?follow=1" for kind in ("logs", "events")]
+            streams = [await olga.http.get(path) for path in paths]
             own = await ann.http.get(f"/v1/jobs/{job}/logs?follow=1")
-            assert (logs.status, own.status) == (200, 200)
+            assert [each.status for each in (*streams, own)] == [200, 200, 200]
             set_user(process, "olga", role="user")
             async with asyncio.timeout(DEADLINE_S):
-                with pytest.raises(aiohttp.ClientError):
-                    await logs.read()
-            assert await problem(olga, "GET", f"/v1/jobs/{job}/logs") == (403, "not_your_job")
+                for stream in streams:
+                    with pytest.raises(aiohttp.ClientError):
+                        await stream.read()
+            for path in paths:
+                assert await problem(olga, "GET", path) == (403, "not_your_job")
             assert not own.content.at_eof()
             own.close()
-    (cut,) = process.events("stream_cut")
-    assert cut["why"] == "olga may not do this any more"
+    cuts = [cut["why"] for cut in process.events("stream_cut")]
+    assert cuts == ["olga may not do this any more"] * 2
