@@ -152,7 +152,7 @@ class EnrolmentApi:
         peer = request.remote or ""
         result = await self._coordinator.request(
             lambda rid: JoinReceived(
-                rid, name, shown, node, _key(made), peer, _is_local(request, peer)
+                rid, name, shown, node, _key(made, now), peer, _is_local(request, peer)
             )
         )
         waits = self._changed(result)
@@ -176,7 +176,7 @@ class EnrolmentApi:
             raise ApiError(422, "bad_signing_request", str(error)) from error
         self._changed(
             await self._coordinator.request(
-                lambda rid: RenewReceived(rid, node, shown.sha256, _key(made))
+                lambda rid: RenewReceived(rid, node, shown.sha256, _key(made, now))
             )
         )
         return reply(RenewAnswer(made.pem.decode()))
@@ -235,8 +235,8 @@ class EnrolmentApi:
         )
 
 
-def _key(made: NodeCertificate) -> NodeKey:
-    return NodeKey(made.fingerprint, made.key_sha256, made.expires)
+def _key(made: NodeCertificate, now: float) -> NodeKey:
+    return NodeKey(made.fingerprint, made.key_sha256, made.expires, begins=now)
 
 
 def _refused(result: Declined) -> ApiError:

@@ -116,14 +116,15 @@ class JoinSecret(msgspec.Struct, frozen=True):
 
 
 class NodeKey(msgspec.Struct, frozen=True):
-    """A certificate of a node: digests of it and of its public key, its end (UTC seconds), and how
-    many certificates the node had before.
+    """A certificate of a node: digests of it and of its public key, its end (UTC seconds), how many
+    certificates the node had before, and its begin, 0 in old journals.
     """
 
     fingerprint: str
     key_sha256: str
     expires: float
     generation: int = 0
+    begins: float = 0.0
 
 
 class Joined(msgspec.Struct, frozen=True):

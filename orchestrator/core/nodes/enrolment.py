@@ -12,6 +12,7 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
+from muster.protocol.certificate_ends import end_warning
 from muster.protocol.ids import NodeName
 from muster.protocol.link.control_channel import Refused
 from orchestrator.core.facts import effects as a
@@ -116,6 +117,20 @@ def shown(state: State, name: NodeName, fingerprint: str) -> list[ef.NodeKeyTake
     joined = state.enrolment.nodes.get(name)
     key = joined and joined.next
     return [ef.NodeKeyTaken(name)] if key and key.fingerprint == fingerprint else []
+
+
+def certificate_warnings(enrolment: Enrolment, name: NodeName, now: float) -> tuple[str, ...]:
+    """Return a warning if the node's certificate ends soon, although the agent renews it in time.
+    `now` is UTC seconds.
+    """
+    joined = enrolment.nodes.get(name)
+    key = joined and (joined.next or joined.current)
+    said = key and end_warning("its certificate", key.begins, key.expires, now)
+    if not key or not said:
+        return ()
+    if key.expires <= now:
+        return (f"{said}: run `muster join` on it again",)
+    return (f"{said}: the agent's log has `certificate_not_renewed` and the reason",)
 
 
 def apply_enrolment(enrolment: Enrolment, fact: ef.OfEnrolment, at: float) -> None:

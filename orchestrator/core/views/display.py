@@ -33,6 +33,7 @@ from orchestrator.core.model.task import reached
 from orchestrator.core.monitoring.checkpoints import checkpoint_text
 from orchestrator.core.monitoring.ended_ranks import ended_line, hint
 from orchestrator.core.monitoring.traffic import proof_line
+from orchestrator.core.nodes.enrolment import certificate_warnings
 from orchestrator.core.nodes.liveness import keeps_until as lasts
 from orchestrator.core.nodes.service_state import deadline_text
 from orchestrator.core.nodes.warnings import node_warnings
@@ -99,24 +100,28 @@ def job_view(state: State, job: Job, now: Instant) -> h.JobView:
 
 def node_seen(state: State, node: Node, now: Instant) -> h.NodeView:
     """Return one node, including what only the whole state shows."""
-    return node_view(node, now, lasts(state, node), restore_warnings(state, node.name))
+    warnings = (
+        *restore_warnings(state, node.name),
+        *certificate_warnings(state.enrolment, node.name, now.wall),
+    )
+    return node_view(node, now, lasts(state, node), warnings)
 
 
 def node_view(
     node: Node,
     now: Instant,
     keeps_until: float | None = None,
-    restored: tuple[str, ...] = (),
+    seen_in_state: tuple[str, ...] = (),
 ) -> h.NodeView:
     """Return one node, from its link, its inventory and its jobs.
 
     `keeps_until` is when the tasks of an unreachable node have ended at the latest, None if that is
-    open. `restored` says why the node holds back placing.
+    open. `seen_in_state` are warnings that only the whole state shows.
     """
     holders = sorted(node.holders)
     job, attempt = holders[0] if holders else (None, None)
     seen = node.heard_at > 0.0
-    warnings = (*node_warnings(node, now), *restored)
+    warnings = (*node_warnings(node, now), *seen_in_state)
     return h.NodeView(
         name=node.name,
         link=node.link.value,

@@ -4,18 +4,21 @@ import pytest
 
 from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import Inventory
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.turn import turn
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts.jobs import Fact
 from orchestrator.core.model.limits import Limits
-from orchestrator.core.model.people import NodeKey
-from orchestrator.core.model.state import State
-from orchestrator.core.nodes.enrolment import refuse_certificate, shown
+from orchestrator.core.model.people import Joined, NodeKey
+from orchestrator.core.model.state import Node, State
+from orchestrator.core.nodes.enrolment import certificate_warnings, refuse_certificate, shown
+from orchestrator.core.views.display import node_seen
 
 REQUEST = a.RequestId(1)
 HOUR_S = 3600.0
+DAY_S = 86400.0
 GPU = NodeName("gpu-01")
 
 
@@ -205,3 +208,38 @@ def test_a_full_disk_lets_nobody_in_and_revokes() -> None:
     assert site.code(secret("s2")) == "disk_full"
     assert site.code(join("a2")) == "disk_full"
     assert site.code(s.RevokeNodeReceived(REQUEST, GPU, "ada")) == ""
+
+
+@pytest.mark.parametrize(
+    ("lifetime_s", "quiet_s", "late_s"),
+    [
+        (60.0, 41.0, 43.0),  # due at 40 s
+        (90 * DAY_S, 62 * DAY_S, 64 * DAY_S),  # due after 60 days
+        (365 * DAY_S, 334 * DAY_S, 336 * DAY_S),
+    ],
+)
+def test_a_certificate_that_should_have_been_renewed_is_a_warning(
+    lifetime_s: float, quiet_s: float, late_s: float
+) -> None:
+    state = State()
+    made = NodeKey("a1", "a", 1000.0 + lifetime_s, begins=1000.0)
+    state.enrolment.put(GPU, Joined(current=made))
+
+    def said(age_s: float) -> str:
+        return "".join(certificate_warnings(state.enrolment, GPU, 1000.0 + age_s))
+
+    assert said(quiet_s) == ""
+    assert "its certificate ends at" in said(late_s)
+    assert "run `muster join`" in said(lifetime_s)
+    # The next one has come, and the node shows it with its next connection.
+    state.enrolment.put(GPU, Joined(current=made, next=NodeKey("a2", "b", 1e12, begins=1000.0)))
+    assert said(lifetime_s) == ""
+    assert certificate_warnings(state.enrolment, NodeName("gpu-02"), 0.0) == ()
+
+
+def test_the_view_of_a_node_has_the_warning_about_its_certificate() -> None:
+    state = State()
+    state.nodes[GPU] = Node(GPU, "agent", "boot", "1", Inventory("10.0.0.1", "m"))
+    state.enrolment.put(GPU, Joined(current=NodeKey("a1", "a", 1000.0)))
+    (warning,) = node_seen(state, state.nodes[GPU], Instant(0.0, 900.0)).warnings
+    assert warning.startswith("its certificate ends at 1970-01-01 00:16 UTC")
