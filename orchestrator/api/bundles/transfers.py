@@ -6,9 +6,9 @@ that was placed on it: it shows the ticket that came with the command to prepare
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
@@ -39,11 +39,15 @@ from orchestrator.api.http.responses import reply
 from orchestrator.api.http.route import BYTES
 from orchestrator.core.model.task import reached
 from orchestrator.shell.bulk_reads import BulkReads
-from orchestrator.shell.bundles.store import BundleStore, QuotaError, StoreFullError
+from orchestrator.shell.bundles.references import StoreFullError
+from orchestrator.shell.bundles.store import BundleStore, FullQuotaError, QuotaError
 from orchestrator.shell.coordinator import Coordinator
 
 TICKET: Final = "X-Muster-Ticket"
 _BODY_S: Final = 300.0
+_GRACE_S: Final = 15.0
+_BODY_BYTES_PER_S: Final = 64 << 10
+"""The least rate of an upload, after the first seconds: it holds one of a few places."""
 _UPLOADS: Final = 8
 _UPLOADS_PER_USER: Final = 2
 _FETCHES_PER_TASK: Final = 2
@@ -87,7 +91,7 @@ class BundlesApi:
         self._calls = BulkReads(_THREADS)
         self._fetches = ThreadPoolExecutor(_THREADS, thread_name_prefix="code-fetches")
         self._gangs: OrderedDict[str, dict[int, CodePeer]] = OrderedDict()
-        self._of_user: dict[str, asyncio.Semaphore] = {}
+        self._of_user: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._of_a_task: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         # Answers to nodes that are sent at a time. The other nodes wait.
         self._answers = asyncio.Semaphore(_FETCHES)
@@ -113,14 +117,14 @@ class BundlesApi:
         user = request[TOKEN].user
         async with self._turn(user), self._uploads:
             data = await _body(request, PACK_BYTES_MAX)
-            stored = await self._stored(user, self._store.put, user, data, self._now())
+            stored = await self._put(user, self._store.put, user, data, self._now())
         return reply(PackAnswer(stored), 201)
 
     async def put_manifest(self, request: web.Request) -> web.Response:
         sha256, user = _sha256(request), request[TOKEN].user
         async with self._turn(user), self._uploads:
             data = await _body(request, MANIFEST_BYTES_MAX)
-            missing = await self._stored(
+            missing = await self._put(
                 user, self._store.put_manifest, user, sha256, data, self._now()
             )
         if missing:
@@ -274,16 +278,21 @@ class BundlesApi:
 
     async def _stored(self, user: str, call: Callable[..., _T], *arguments: object) -> _T:
         """Call the store in a thread when it is this user's turn. Raises ApiError."""
-        try:
+        with _refusals():
             return await self._calls.slice(user, partial(call, *arguments))
-        except (BadPackError, BadManifestError) as error:
-            raise ApiError(422, "bad_content", str(error)) from error
-        except QuotaError as error:
-            raise ApiError(
-                413, "too_much_code", str(error), "name data in a .musterignore file"
-            ) from error
-        except (StoreFullError, FileError) as error:
-            raise ApiError(507, "disk_full", str(error), "ask an operator to make room") from error
+
+    async def _put(self, user: str, call: Callable[..., _T], *arguments: object) -> _T:
+        """Store content of a user. At the quota, code that no job uses makes room. Raises
+        ApiError."""
+        with _refusals():
+            try:
+                return await self._calls.slice(user, partial(call, *arguments))
+            except FullQuotaError:
+                state = await self._coordinator.durable_state()
+                live = {job.spec.bundle for job in state.jobs.values() if job.spec.bundle}
+                drop = partial(self._store.drop_unused, user, live, self._now())
+                await self._calls.slice(user, drop)
+            return await self._calls.slice(user, partial(call, *arguments))
 
     def _turn(self, user: str) -> asyncio.Semaphore:
         return self._of_user.setdefault(user, asyncio.Semaphore(_UPLOADS_PER_USER))
@@ -303,6 +312,24 @@ async def _fetch_deadline() -> AsyncIterator[None]:
         raise ApiError(503, "too_slow", f"the answer was not read within {_FETCH_S:g} s") from None
 
 
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Explain errors of the store to users. Raises ApiError."""
+    try:
+        yield
+    except (BadPackError, BadManifestError) as error:
+        raise ApiError(422, "bad_content", str(error)) from error
+    except QuotaError as error:
+        raise ApiError(
+            413, "too_much_code", str(error), "name data in a .musterignore file"
+        ) from error
+    except StoreFullError as error:
+        raise ApiError(507, "disk_full", str(error), "ask an operator to make room") from error
+    except FileError as error:
+        hint = "try again; if that does not help, ask an operator to look at the coordinator's log"
+        raise ApiError(503, "code_store_failed", str(error), hint) from error
+
+
 async def _send(response: web.StreamResponse, data: bytes) -> None:
     """Write in pieces, as the reader takes them."""
     view = memoryview(data)
@@ -316,10 +343,12 @@ async def _body(request: web.Request, most: int) -> bytes:
         raise ApiError(415, "unsupported_media_type", "the body is not bytes", f"send {BYTES}")
     parts: list[bytes] = []
     size = 0
+    began = asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(_BODY_S):
+        async with asyncio.timeout(_GRACE_S) as limit:
             async for part in request.content.iter_any():
                 size += len(part)
+                limit.reschedule(began + min(_BODY_S, _GRACE_S + size / _BODY_BYTES_PER_S))
                 if size > most:
                     raise ApiError(
                         413,
@@ -332,8 +361,9 @@ async def _body(request: web.Request, most: int) -> bytes:
         raise ApiError(
             408,
             "request_timeout",
-            f"the body was not complete after {_BODY_S:g} s",
-            "send smaller packs",
+            f"the body arrives at less than {_BODY_BYTES_PER_S >> 10} KiB/s, or takes more than "
+            f"{_BODY_S:g} s",
+            "try again, and send smaller packs",
             headers={"Connection": "close"},
         ) from None
     return await asyncio.to_thread(b"".join, parts)

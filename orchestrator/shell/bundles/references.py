@@ -7,13 +7,13 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
 
-from muster.daemon.errors import FileError
+from muster.daemon.errors import DaemonError, FileError
 
 _SCHEMA: Final = """
 CREATE TABLE chunks (
@@ -27,6 +27,9 @@ CREATE TABLE bundles (
 _OLD: Final = "DROP TABLE IF EXISTS chunks; DROP TABLE IF EXISTS bundles;"
 _VERSION: Final = 2
 _PARAMETERS: Final = 500
+_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_ROOM_BYTES: Final = 1 << 20
+"""With less on its disk, an I/O error of SQLite means that the disk is full."""
 
 _log = structlog.get_logger("muster.bundles")
 
@@ -45,8 +48,13 @@ class Bundle(NamedTuple):
     bytes: int
 
 
+class StoreFullError(DaemonError):
+    """There is no room for more content, or for the index."""
+
+
 class References:
-    """The index, in one file. Thread-safe; the methods wait for the disk and raise FileError.
+    """The index, in one file. Thread-safe; the methods wait for the disk, and raise FileError and
+    StoreFullError.
 
     A damaged file is put aside. Without room for the file, the next call tries again.
     """
@@ -58,7 +66,7 @@ class References:
         try:
             with self._open():
                 pass
-        except FileError as error:
+        except (FileError, StoreFullError) as error:
             _log.error("bundle_index_not_open", why=str(error), again="with the next request")
 
     def close(self) -> None:
@@ -75,7 +83,21 @@ class References:
                     self._db = _opened(self._path)
                 yield self._db
             except sqlite3.Error as error:
+                raise self._explained(error) from error
+            except OSError as error:
                 raise FileError(f"the index {self._path} cannot be used: {error}") from error
+
+    def _explained(self, error: sqlite3.Error) -> DaemonError:
+        """Return what an error means. A damaged file is put aside."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in _DAMAGED and self._db is not None:
+            self._db.close()
+            self._db = None
+            _put_aside(self._path, error)
+            return FileError(f"the index {self._path} was damaged and is put aside: {error}")
+        if code == sqlite3.SQLITE_FULL or _is_full(self._path.parent):
+            return StoreFullError(f"the disk of {self._path} is full: {error}")
+        return FileError(f"the index {self._path} cannot be used: {error}")
 
     @contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:
@@ -84,8 +106,9 @@ class References:
             try:
                 yield db
             except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
+                with suppress(sqlite3.Error):
+                    if db.in_transaction:
+                        db.execute("ROLLBACK")
                 raise
             db.execute("COMMIT")
 
@@ -157,6 +180,28 @@ class References:
             db.executemany("DELETE FROM bundles WHERE user = ? AND sha256 = ?", old)
             return live | {sha for u, sha, seen in rows if seen >= before}
 
+    def bundles(self, user: str) -> dict[str, float]:
+        """Return the user's bundles, and when each was used last."""
+        with self._open() as db:
+            rows = db.execute("SELECT sha256, seen FROM bundles WHERE user = ?", (user,))
+            return dict(rows.fetchall())
+
+    def drop(self, user: str, bundles: Iterable[str], before: float, kept: set[str]) -> None:
+        """Drop a user's references to these bundles, and those to chunks not seen since `before`,
+        except to `kept`."""
+        with self._write() as db:
+            db.executemany(
+                "DELETE FROM bundles WHERE user = ? AND sha256 = ?",
+                [(user, sha256) for sha256 in bundles],
+            )
+            rows = db.execute(
+                "SELECT sha256 FROM chunks WHERE user = ? AND seen < ?", (user, before)
+            ).fetchall()
+            db.executemany(
+                "DELETE FROM chunks WHERE user = ? AND sha256 = ?",
+                [(user, sha256) for (sha256,) in rows if sha256 not in kept],
+            )
+
     def drop_chunks(self, before: float, kept: set[str]) -> set[str]:
         """Drop references not seen since `before`, except to `kept`; return the chunks that anyone
         still refers to."""
@@ -173,12 +218,24 @@ def _opened(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError:  # such as a full disk
         raise
     except sqlite3.DatabaseError as error:
-        aside = path.with_name(f"{path.name}.damaged")
-        _log.error("bundle_index_damaged", why=str(error), kept_as=str(aside))
-        os.replace(path, aside)
-        for name in ("-wal", "-shm"):
-            path.with_name(path.name + name).unlink(missing_ok=True)
+        _put_aside(path, error)
         return _connected(path)
+
+
+def _put_aside(path: Path, error: sqlite3.Error) -> None:
+    aside = path.with_name(f"{path.name}.damaged")
+    _log.error("bundle_index_damaged", why=str(error), kept_as=str(aside))
+    os.replace(path, aside)
+    for name in ("-wal", "-shm"):
+        path.with_name(path.name + name).unlink(missing_ok=True)
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _ROOM_BYTES or bool(disk.f_files and not disk.f_favail)
 
 
 def _connected(path: Path) -> sqlite3.Connection:

@@ -4,6 +4,7 @@ Content is written to a temporary name, synced, and renamed. It is shared among 
 to it is in `References`.
 """
 
+import contextlib
 import ctypes
 import errno
 import hashlib
@@ -23,19 +24,20 @@ from muster.bundle.manifest import BadManifestError, CodeManifest, decode, diges
 from muster.bundle.pack import unpack
 from muster.daemon.durable_files import sync_directory, sync_file, write_atomic
 from muster.daemon.errors import DaemonError, FileError
-from orchestrator.shell.bundles.references import Bundle, References
+from orchestrator.shell.bundles.references import Bundle, References, StoreFullError
 
 _INCOMING: Final = "incoming"
 _CHUNKS: Final = "chunks"
 _MANIFESTS: Final = "manifests"
 _KEY: Final = "ticket.key"
+_KEY_BYTES: Final = 32
 _FEW: Final = 64
 USER_FILES_MAX: Final = 1_000_000
 """Number of chunks and manifests of a user."""
 INODES_LEFT: Final = 20
 """The part of the disk's inodes that uploads leave free, as a divisor."""
 _SHORT_KEEP_S: Final = 3600.0
-"""Seconds for which unused content is kept if the disk is short."""
+"""Seconds for which unused content is kept if the disk is short, or the user's quota."""
 
 _log = structlog.get_logger("muster.bundles")
 
@@ -50,11 +52,11 @@ class BundleLimits(msgspec.Struct, frozen=True):
     keep_s: float
 
 
-class StoreFullError(DaemonError):
-    """There is no room for more content."""
-
-
 class QuotaError(DaemonError):
+    """The code is too large."""
+
+
+class FullQuotaError(QuotaError):
     """The user's content has reached its limit."""
 
 
@@ -197,6 +199,22 @@ class BundleStore:
         """Return the key with which the nodes of an attempt seal what they exchange of a bundle."""
         return hmac.digest(self._key, f"peers {attempt} {bundle}".encode(), "sha256")
 
+    def drop_unused(self, user: str, live: Iterable[str], now: float) -> int:
+        """Drop the user's references to code that was not used for an hour, and that no job of
+        `live` names. Returns the number of bundles. The next `collect` removes the content."""
+        before = now - _SHORT_KEEP_S
+        named = set(live)
+        with self._change:
+            bundles = self._references.bundles(user)
+            old = [sha for sha, seen in bundles.items() if seen < before and sha not in named]
+            kept: set[str] = set()
+            for sha256 in bundles.keys() - set(old):
+                found = self.manifest(sha256)
+                if found is not None:
+                    kept.update(found[1].chunks())
+            self._references.drop(user, old, before, kept)
+        return len(old)
+
     def collect(self, live: Iterable[str], now: float) -> int:
         """Remove content that has not been used for long, or for an hour if the disk is short, and
         that no job of `live` names. Returns the number of chunks removed."""
@@ -240,16 +258,16 @@ class BundleStore:
         return inodes and disk.f_bavail * disk.f_frsize >= self.limits.free_bytes + more
 
     def _check_quota(self, user: str, more: int) -> None:
-        held, days = self._references.held(user), self.limits.keep_s / 86400
+        held = self._references.held(user)
         if held.bytes + more > self.limits.user_bytes:
             reached = f"{self.limits.user_bytes} bytes"
         elif held.files >= USER_FILES_MAX:
             reached = f"{USER_FILES_MAX} pieces"
         else:
             return
-        raise QuotaError(
-            f"the code that {user} has uploaded has reached {reached}, the limit; unused code is "
-            f"dropped after {days:g} days"
+        raise FullQuotaError(
+            f"the code that {user} has uploaded has reached {reached}, the limit; code that no job "
+            "uses makes room an hour after its last use"
         )
 
     def _sync_folders(self, chunks: Iterable[str]) -> None:
@@ -263,11 +281,12 @@ class BundleStore:
 
     def _ticket_key(self) -> bytes:
         path = self._folder / _KEY
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            write_atomic(path, secrets.token_bytes(32), 0o600)
-            return path.read_bytes()
+        with contextlib.suppress(FileNotFoundError):
+            key = path.read_bytes()
+            if len(key) == _KEY_BYTES:
+                return key
+        write_atomic(path, secrets.token_bytes(_KEY_BYTES), 0o600)
+        return path.read_bytes()
 
 
 def _write(path: Path, content: memoryview) -> None:

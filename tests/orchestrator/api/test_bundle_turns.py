@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from aiohttp import web
@@ -20,6 +21,7 @@ from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.route import ROUTE, Handler
 from orchestrator.api.routes import ROUTES
 from orchestrator.core.model.people import KnownToken
+from orchestrator.shell.bundles.store import FullQuotaError
 from tests.orchestrator.fake_agent import DEADLINE_S
 
 CHUNK = "c" * 64
@@ -81,10 +83,15 @@ async def sign_in(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 @asynccontextmanager
 async def served(store: SlowStore) -> AsyncIterator[TestClient[web.Request, web.Application]]:
-    coordinator = SimpleNamespace(now=lambda: SimpleNamespace(wall=0.0))
+    jobs = {1: SimpleNamespace(spec=SimpleNamespace(bundle="b" * 64))}
+    coordinator = SimpleNamespace(
+        now=lambda: SimpleNamespace(wall=0.0),
+        durable_state=AsyncMock(return_value=SimpleNamespace(jobs=jobs)),
+    )
     api = Api(cast("Any", coordinator), cast("Any", store))
     app = web.Application(middlewares=[sign_in])
     app.router.add_post("/missing", api.missing)
+    app.router.add_post("/put", api.put)
     app.router.add_get("/manifest", api.manifest)
     app.router.add_post("/chunks", api.chunks)
     async with TestClient(TestServer(app)) as client:
@@ -185,3 +192,49 @@ async def test_an_answer_that_takes_too_long_makes_room(monkeypatch: pytest.Monk
         store.gate.set()
         async with client.post("/chunks", **asked) as answer:
             assert answer.status == 200
+
+
+BYTES = {"User": "ann", "Content-Type": "application/octet-stream"}
+
+
+class FullStore(SlowStore):
+    """A store in which a user has reached the quota, unless it is `freed`."""
+
+    def __init__(self, *, frees: bool) -> None:
+        super().__init__()
+        self.frees, self.freed = frees, False
+
+    def put(self, _user: str, _data: bytes, _now: float) -> int:
+        if not self.freed:
+            raise FullQuotaError("full")
+        return 1
+
+    def drop_unused(self, user: str, live: set[str], _now: float) -> int:
+        assert (user, live) == ("ann", {"b" * 64})
+        self.freed = self.frees
+        return 1
+
+
+@pytest.mark.parametrize(("frees", "status"), [(True, 201), (False, 413)])
+async def test_at_the_quota_unused_code_makes_room(frees: bool, status: int) -> None:
+    async with (
+        served(FullStore(frees=frees)) as client,
+        client.post("/put", data=b"x", headers=BYTES) as answer,
+    ):
+        assert answer.status == status
+
+
+async def test_an_upload_that_trickles_makes_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfers, "_GRACE_S", 0.05)
+    rest = asyncio.Event()
+
+    async def trickle() -> AsyncIterator[bytes]:
+        yield b"x"
+        await rest.wait()
+
+    async with served(SlowStore()) as client, asyncio.timeout(DEADLINE_S):
+        async with client.post("/put", data=trickle(), headers=BYTES) as answer:
+            assert answer.status == 408
+        rest.set()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +12,8 @@ from msgspec.structs import replace
 from muster.bundle.manifest import BadManifestError, CodeManifest, File, digest, encode
 from muster.bundle.pack import BadPackError, pack
 from muster.daemon.errors import FileError
-from orchestrator.shell.bundles.store import (
-    BundleLimits,
-    BundleStore,
-    QuotaError,
-    StoreFullError,
-)
+from orchestrator.shell.bundles.references import StoreFullError
+from orchestrator.shell.bundles.store import BundleLimits, BundleStore, FullQuotaError, QuotaError
 from tests.small_disk import small_disk
 
 LIMITS = BundleLimits(bundle_bytes=1000, user_bytes=5000, free_bytes=0, keep_s=100.0)
@@ -218,10 +215,51 @@ def test_a_store_on_a_full_disk_opens_and_works_once_there_is_room(tmp_path: Pat
         with contextlib.suppress(OSError), (disk / "fill").open("wb") as file:
             file.write(b"x" * (2 << 20))
         store = BundleStore(disk / "bundles", LIMITS)
-        with pytest.raises(FileError):
+        with pytest.raises(StoreFullError):
             store.missing("ann", [digest(b"one")], 1.0)
-        with pytest.raises(FileError):
+        with pytest.raises(StoreFullError):
             store.collect([], 1.0)
         (disk / "fill").unlink()
         put(store, "ann", 1.0, b"one")
         store.close()
+
+
+def test_an_index_that_is_damaged_meanwhile_is_put_aside(
+    store: BundleStore, tmp_path: Path
+) -> None:
+    """It is no full disk, and the next request finds an empty index."""
+    put(store, "ann", 1.0, b"1")
+    index = tmp_path / "bundles/references.sqlite3"
+    store._references._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # type: ignore[union-attr]
+    store._references._db.close()  # type: ignore[union-attr]
+    store._references._db = sqlite3.connect(index, isolation_level=None, check_same_thread=False)
+    index.write_bytes(index.read_bytes()[:4096] + b"\xff" * 40960)
+    with pytest.raises(FileError, match="put aside"):
+        store.missing("ann", [digest(b"1")], 1.0)
+    assert index.with_name("references.sqlite3.damaged").exists()
+    put(store, "ann", 2.0, b"one")
+
+
+def test_at_the_quota_code_that_no_job_uses_makes_room(store: BundleStore) -> None:
+    """An hour after its last use."""
+    live, kept = put(store, "ann", 0.0, b"a" * 300), put(store, "ann", 4000.0, b"b" * 300)
+    old = put(store, "ann", 0.0, b"c" * 200, b"a" * 300)
+    others = put(store, "bob", 0.0, b"c" * 200)
+    assert store.drop_unused("ann", [live], 4000.0) == 1
+    assert store.bundle("ann", old, 4000.0) is None
+    assert store.missing("ann", [digest(b"c" * 200)], 4000.0) == [digest(b"c" * 200)]
+    assert store.missing("ann", [digest(b"a" * 300), digest(b"b" * 300)], 4000.0) == []
+    assert store.bundle("ann", live, 4000.0)
+    assert store.bundle("ann", kept, 4000.0)
+    assert store.bundle("bob", others, 4000.0)
+    with pytest.raises(FullQuotaError):
+        store.put("ann", pack([(digest(b"d" * 6000), b"d" * 6000)]), 4000.0)
+
+
+def test_a_key_that_is_cut_off_is_replaced(tmp_path: Path) -> None:
+    """With an empty key, anybody could make tickets."""
+    BundleStore(tmp_path / "bundles", LIMITS).close()
+    key = tmp_path / "bundles/ticket.key"
+    key.write_bytes(b"")
+    BundleStore(tmp_path / "bundles", LIMITS).close()
+    assert len(key.read_bytes()) == 32
