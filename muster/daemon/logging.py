@@ -162,7 +162,7 @@ def _redacted(key: str, value: object) -> object:
         return REDACTED
     if isinstance(value, str):
         # Few texts contain the words, and every line of a busy coordinator passes here.
-        if "muster_" in value:
+        if "muster_" in value or "mj1." in value:
             value = without_secrets(value)
         return _BEARER.sub(rf"\1 {REDACTED}", value) if "bearer" in value.lower() else value
     if isinstance(value, Mapping):

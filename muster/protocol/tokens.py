@@ -23,7 +23,9 @@ _TOKEN: Final = re.compile(r"muster_([a-z]{1,16})_([a-z0-9]{4,32})_([A-Za-z0-9_-
 _JOIN_PREFIX: Final = "mj1"
 _JOIN_SECRET: Final = re.compile(r"([a-z0-9]{4,32})-([A-Za-z0-9_]{32,128})")
 
-_IN_A_TEXT: Final = re.compile(r"(muster_[a-z]{1,16}_[a-z0-9]{4,32}_)[A-Za-z0-9_-]{8,}")
+_IN_A_TEXT: Final = re.compile(
+    r"(muster_[a-z]{1,16}_[a-z0-9]{4,32}_|mj1\.[0-9a-f]{64}\.[a-z0-9]{4,32}-)[A-Za-z0-9_-]{8,}"
+)
 
 
 class TokenClass(enum.Enum):

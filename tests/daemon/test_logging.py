@@ -117,6 +117,14 @@ def test_a_secret_is_not_written(fmt: Any, fields: dict[str, Any]) -> None:
     assert REDACTED in stream.getvalue()
 
 
+@pytest.mark.parametrize("token", ["muster_user_3f9c0a1b_", f"mj1.{'a' * 64}.3f9c0a1b-"])
+def test_of_a_token_in_a_text_the_id_alone_is_written(token: str) -> None:
+    stream = io.StringIO()
+    configure(level="info", fmt="json", stream=stream)
+    structlog.get_logger("a").info("refused", why=f"no option {token}{'s3cret' * 8}")
+    assert [line["why"] for line in lines(stream)] == [f"no option {token}..."]
+
+
 @pytest.mark.parametrize("fmt", ["json", "console"])
 def test_an_error_shows_where_and_not_the_variables(fmt: Any) -> None:
     stream = io.StringIO()

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from muster.daemon.certificates import NodeCertificate
 
 _ID_BYTES: Final = 4
-_SECRET_BYTES: Final = 24
+_SECRET_BYTES: Final = 32
 
 
 class EnrolmentApi:

@@ -311,6 +311,28 @@ async def test_priorities_above_a_limit_are_refused(tmp_path: Path) -> None:
             assert await ann.submit(priority=80)
 
 
+@pytest.mark.parametrize("kind", ["logs", "events"])
+@pytest.mark.parametrize("stream", [{}, {"Accept": "text/event-stream"}], ids=["lines", "sse"])
+async def test_streams_of_a_job_open_to_those_who_may_read_it(
+    tmp_path: Path, kind: str, stream: dict[str, str]
+) -> None:
+    with CoordinatorProcess(tmp_path).start() as process:
+        await register(process)
+        async with person(process, "ann") as ann:
+            job = await ann.submit()
+            path = f"/v1/jobs/{job}/{kind}?follow=1"
+            for role, status in (("viewer", 403), ("user", 403), ("operator", 200), ("admin", 200)):
+                async with (
+                    person(process, f"{role}2", role) as other,
+                    other.http.get(path, headers=stream) as answer,
+                ):
+                    assert answer.status == status, role
+            for role in ("viewer", "user", "operator", "admin"):
+                set_user(process, "ann", role=role)
+                async with ann.http.get(path, headers=stream) as answer:
+                    assert answer.status == 200, role
+
+
 async def test_a_stream_ends_with_the_rights_behind_it(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path).start() as process:
         await register(process)
