@@ -5,6 +5,8 @@ import hashlib
 import json
 import ssl
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,6 +34,23 @@ def test_login_writes_a_private_file_and_logout_removes_it(
     assert run("logout", **alone).returncode == 0
     assert not file.exists()
     assert run("whoami", **alone).returncode == 125
+
+
+def test_a_token_from_standard_input(
+    environ: dict[str, str], fake: FakeCoordinator, tmp_path: Path
+) -> None:
+    environ |= {"MUSTER_URL": "", "MUSTER_TOKEN": ""}
+    login = [sys.executable, "-m", "muster.cli", "login", fake.url]
+    done = subprocess.run(
+        login, env=environ, input=f"{TOKEN}\n".encode(), capture_output=True, check=True
+    )
+    assert done.stdout == b"alice\n"
+    assert b"arning" not in done.stderr
+    nothing = subprocess.run(
+        login, env=environ, stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    assert nothing.returncode == 125
+    assert b"does not contain a token" in nothing.stderr
 
 
 def test_a_token_that_is_wrong_and_a_file_of_another_cluster_change_nothing(
