@@ -48,14 +48,20 @@ class AuditApi:
         route = request.get(ROUTE)
         action = "" if route is None else route.action.value
         count = 1
-        if status >= 400 and not self._works_for_all(token.user):
-            count = self._count(token.user, action, str(status))
+        if not self._works_for_all(token):
+            # A refusal may name anything; a change names something that the user has.
+            of = "" if status >= 400 else _subject(request)
+            count = self._count(token.user, action, str(status), of)
         self._add(request, status, action, token, count)
 
-    def _works_for_all(self, user: str) -> bool:
-        """True for operators and admins: each of their entries is kept."""
-        known = self._coordinator.state.people.users.get(user)
-        return known is not None and known.role.includes(Role.OPERATOR)
+    def _works_for_all(self, token: KnownToken) -> bool:
+        """True for tokens of operators and admins: each of their entries is kept."""
+        known = self._coordinator.state.people.users.get(token.user)
+        return (
+            known is not None
+            and known.role.includes(Role.OPERATOR)
+            and (token.role is None or token.role.includes(Role.OPERATOR))
+        )
 
     def _add(
         self,
@@ -71,7 +77,6 @@ class AuditApi:
         if count & (count - 1):
             return
         route = request.get(ROUTE)
-        subject = request.get(SUBJECT, request.match_info.get("id", ""))
         self._log.add(
             AuditEntry(
                 at=timestamp(self._coordinator.now().wall),
@@ -82,7 +87,7 @@ class AuditApi:
                 token="" if token is None else token.id,
                 method=request.method,
                 route="" if route is None else route.path,
-                subject=without_secrets(subject)[:_SUBJECT_CHARS_MAX],
+                subject=_subject(request),
                 request_id=request_id_of(request),
                 count=count,
             )
@@ -120,3 +125,8 @@ class AuditApi:
             )
 
         return reply(AuditList(await self._log.newest(matches, query.limit)))
+
+
+def _subject(request: web.Request) -> str:
+    subject = request.get(SUBJECT, request.match_info.get("id", ""))
+    return without_secrets(subject)[:_SUBJECT_CHARS_MAX]

@@ -146,6 +146,7 @@ class JobsApi:
                 "wait until some have started",
                 headers={"Retry-After": "30"},
             )
+        self._access.check_token(request)
         result = await self._coordinator.submit(
             SubmitReceived(RequestId(0), spec, user, key, digest, rerun_of)
         )

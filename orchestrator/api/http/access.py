@@ -126,6 +126,7 @@ class AccessTable:
             # Only those who may see that there is such a job learn that it is another's.
             if self._allows(who, Action.SEE_JOB, owner):
                 raise _not_yours(name, owner, who, route.action)
+            request[FOREIGN] = owner
             raise no_such_job(name)
         request[_JOB] = name
         if owner != who.name and route.action is not Action.SEE_JOB:
@@ -142,6 +143,11 @@ class AccessTable:
             hint = "use another token, whose role is user at least"
             detail = "a token to read only revokes no other token"
             raise ApiError(403, "read_only_token", detail, hint)
+
+    def check_token(self, request: web.Request) -> None:
+        """Let the request go on, which took time. Raises ApiError (401) if its token has ended."""
+        if why := self._tokens.why_not(request[TOKEN]):
+            raise _unauthorized(why, "ask an admin for a new one: muster token create")
 
     async def still_allowed(self, request: web.Request, route: Route) -> bool:
         """True if the principal of an open request may still do what it began with."""

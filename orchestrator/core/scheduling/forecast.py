@@ -104,6 +104,9 @@ def _unknown(trial: State, waiting: Job, job: Job) -> str:
         names = named([str(name) for name in holders])
         jobs = f"job {names} has" if len(holders) == 1 else f"jobs {names} have"
         return f"unknown: {who and who + 'waits, and '}{jobs} no time limit"
+    if waiting.user != job.user:
+        # For which nodes another's job waits, and why, is not for everybody.
+        return f"unknown: {who}waits"
     drained = [f"{it.name} ({it.drain.user})" for it in fitting if it.drain is not None]
     if drained:
         return f"unknown: {who}waits for a drained node to be resumed: {named(drained)}"

@@ -158,6 +158,20 @@ async def test_what_an_operator_reads_of_others_is_in_the_log_too(tmp_path: Path
     ]
 
 
+async def test_tries_at_hidden_jobs_are_recorded(tmp_path: Path) -> None:
+    with CoordinatorProcess(tmp_path, visibility="private").start() as process:
+        ann, bob = add_token(process, "ann"), add_token(process, "bob")
+        async with user_of(process) as admin, aiohttp.ClientSession(process.url) as http:
+            async with connect(process, "n1") as agent:
+                await agent.hello()
+            await http.post("/v1/jobs", json=JOB, headers=process.headers(ann))
+            async with http.get("/v1/jobs/1/env", headers=process.headers(bob)) as answer:
+                assert answer.status == 404
+            tries = [(each["subject"], each["status"]) for each in await entries(admin, "user=bob")]
+            assert tries == [("1", 404)]
+        assert process.terminate() == 0
+
+
 async def test_others_events_are_read_with_an_entry_for_each_request(tmp_path: Path) -> None:
     """A list of many pages, or a stream, is one. Events of nodes and one's own jobs are none."""
     with CoordinatorProcess(tmp_path).start() as process:
@@ -202,6 +216,16 @@ async def test_of_many_equal_refusals_of_a_user_few_are_recorded(tmp_path: Path)
             for path in ("/v1/users", "/v1/tokens"):
                 async with http.post(path, json={}, headers=process.headers(ann)) as answer:
                     assert answer.status == 403
+            reader = {"user": "olga", "role": "viewer"}
+            async with admin.http.post("/v1/tokens", json=reader) as answer:
+                lesser = (await answer.json())["text"]
+            for token, status, path in (
+                *[(ann, 200, "/v1/blobs:missing")] * 9,
+                *[(lesser, 403, "/v1/blobs:missing")] * 5,
+            ):
+                sent = {"chunks": [], "bytes": 0}
+                async with http.post(path, json=sent, headers=process.headers(token)) as answer:
+                    assert answer.status == status, await answer.text()
             for _ in range(3):
                 await http.post("/v1/jobs", json=JOB, headers=process.headers(ann))
             found: dict[tuple[str, str], list[int]] = {}
@@ -211,6 +235,8 @@ async def test_of_many_equal_refusals_of_a_user_few_are_recorded(tmp_path: Path)
             assert found["ann", "job.change"] == [1, 2, 4, 8]
             assert found["olga", "job.change"] == [1, 1, 1]
             assert found["ann", "people.manage"] == [1, 2]
+            assert found["ann", "code.send"] == [1, 2, 4, 8]
+            assert found["olga", "code.send"] == [1, 2, 4]
             assert found["ann", "job.submit"] == [1, 1, 1]
         assert process.terminate() == 0
 

@@ -133,21 +133,26 @@ async def test_streams_end_with_their_user(coordinator: CoordinatorProcess) -> N
         assert await status(leaver, "GET", "/v1/jobs") == 200
 
 
-async def test_a_submit_on_its_way_leaves_no_job_of_a_disabled_user(
-    coordinator: CoordinatorProcess,
+@pytest.mark.parametrize("gone", ["user", "token"])
+async def test_a_submit_on_its_way_leaves_no_job(
+    coordinator: CoordinatorProcess, gone: str
 ) -> None:
     async with connect(coordinator, "n1") as agent:
         await agent.hello()
     async with (
         asyncio.timeout(DEADLINE_S),
         user_of(coordinator) as admin,
-        acting(coordinator, add_token(coordinator, "quitter")) as quitter,
+        acting(coordinator, token := add_token(coordinator, name := f"quitter-{gone}")) as quitter,
     ):
 
         async def body() -> AsyncIterator[bytes]:
             # Sent only once the coordinator has let the request pass.
-            disable = {"end_jobs": True}
-            assert await status(admin, "POST", "/v1/users/quitter/disable", disable) == 200
+            if gone == "user":
+                end = {"end_jobs": True}
+                assert await status(admin, "POST", f"/v1/users/{name}/disable", end) == 200
+            else:
+                revoke = f"/v1/tokens/{token.split('_')[2]}/revoke"
+                assert await status(admin, "POST", revoke, {}) == 200
             yield json.dumps(JOB).encode()
 
         headers = {"Content-Type": "application/json"}
@@ -157,7 +162,7 @@ async def test_a_submit_on_its_way_leaves_no_job_of_a_disabled_user(
                 assert answer.status == 401, await answer.text()
         except aiohttp.ClientConnectionError:
             pass  # the look at open requests was faster
-        assert (await admin.get("/v1/jobs?user=quitter"))["jobs"] == []
+        assert (await admin.get(f"/v1/jobs?user={name}"))["jobs"] == []
 
 
 async def test_events_about_people_are_for_admins(coordinator: CoordinatorProcess) -> None:

@@ -129,6 +129,20 @@ def test_jobs_without_a_time_limit_are_named() -> None:
     assert third == "unknown: job 2, which is before it, waits, and job 1 has no time limit"
 
 
+@pytest.mark.parametrize(
+    ("user", "why"),
+    [("ada", "waits for a drained node to be resumed: n1 (ana)"), ("bob", "waits")],
+)
+def test_what_anothers_job_waits_for_is_not_said(user: str, why: str) -> None:
+    cluster = Cluster(pools=STRICT)
+    for name in ("n0", "n1"):
+        cluster.join(name)
+    cluster.drain("n1")
+    cluster.submit(spec(placement=Placement(include=("n1",))))
+    cluster.submit(spec(), user=user)
+    assert explained(cluster, 2).forecast == f"unknown: job 1, which is before it, {why}"
+
+
 def test_a_free_node_is_for_who_is_first() -> None:
     cluster = Cluster(pools=STRICT)
     cluster.join("n0", "n1")
