@@ -252,7 +252,7 @@ def _restore(config: CoordinatorConfig, copy: Path, *, go: bool) -> int:
         at=SystemClock().now().wall,
         go=go,
     )
-    nodes = sorted({*state.nodes, *replaced.later.nodes})
+    nodes = sorted({*state.awaited, *state.nodes, *replaced.later.nodes})
     ran = [str(job) for job in replaced.later.attempts]
     later = (
         f"later jobs, up to number {replaced.last_job} at most, are unknown; "

@@ -25,6 +25,7 @@ ATTEMPTS_LEFT_OUT: Final = 1000
 _ATTEMPTS_OF_RESTORE: Final = 10_000
 
 _OF_NODES: Final = "SELECT body FROM fact WHERE kind = 'NodeRegistered'"
+_OF_RESTORES: Final = "SELECT body FROM fact WHERE kind = 'JournalRestored'"
 _OF_ATTEMPTS: Final = """
 SELECT body FROM fact WHERE job = :job AND kind = 'AttemptPlaced'
 UNION ALL SELECT body FROM history WHERE job = :job AND kind = 'AttemptPlaced'
@@ -33,7 +34,10 @@ UNION ALL SELECT body FROM history WHERE job = :job AND kind = 'AttemptPlaced'
 
 class Later(NamedTuple):
     """`nodes` that the replaced journal knew, and the last attempt of each job that has not ended
-    by the backup and has been placed since."""
+    by the backup and has been placed since.
+
+    If that journal was itself restored, its record has what the journal before it knew.
+    """
 
     nodes: tuple[NodeName, ...]
     attempts: dict[JobId, int]
@@ -66,6 +70,12 @@ def later_than(
         for job in attempts:
             for (body,) in database.execute(_OF_ATTEMPTS, {"job": job}):
                 last[job] = max(last[job], int(msgspec.json.decode(body)["attempt"]))
+        for (body,) in database.execute(_OF_RESTORES):
+            earlier = msgspec.json.decode(body, type=JournalRestored)
+            nodes.update(earlier.nodes)
+            for job, attempt in earlier.attempts:
+                if job in last:
+                    last[job] = max(last[job], attempt)
     for job in attempts:
         folder = logs / str(job)
         # Logs that an earlier restore has set aside are named `1.replaced-1`.

@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 
 from muster.protocol.ids import JobId, TaskId, task_id
-from muster.protocol.link.control_channel import ForgetTask, PrepareTask, StopTask, TaskReport
+from muster.protocol.link.control_channel import (
+    ForgetTask,
+    PrepareTask,
+    Refused,
+    StopTask,
+    TaskReport,
+)
 from muster.protocol.states import TaskState
-from tests.orchestrator.fake_agent import DEADLINE_S, FakeAgent, connect, prepared
+from tests.orchestrator.fake_agent import DEADLINE_S, FakeAgent, connect, hello, prepared
 from tests.orchestrator.journal.commands import in_this_process
 from tests.orchestrator.process import CoordinatorProcess
 from tests.orchestrator.user import User, user_of
@@ -157,11 +163,15 @@ def test_the_operator_says_go(tmp_path: Path, at_once: bool) -> None:
         asyncio.run(after())
 
 
-def test_a_node_that_only_the_replaced_journal_knows_is_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("restores", [1, 2])
+def test_a_node_that_only_the_replaced_journal_knows_is_waited_for(
+    tmp_path: Path, restores: int
+) -> None:
+    """If the backup is restored again, the journal of the first restore names the node."""
     backup = tmp_path / "backup.sqlite"
     with CoordinatorProcess(tmp_path).start() as process:
 
-        async def before() -> None:
+        async def before() -> str:
             async with user_of(process) as user:
                 async with connect(process, "n1") as one:
                     await one.hello()
@@ -170,25 +180,35 @@ def test_a_node_that_only_the_replaced_journal_knows_is_waited_for(tmp_path: Pat
                 code, said = await asyncio.to_thread(verb, process, "backup", str(backup))
                 assert code == 0, said
                 async with connect(process, "later") as later:
-                    await later.hello()
+                    welcome = await later.hello()
                     assert await later.prepare() == FIRST
             process.terminate()
+            return welcome.cluster
 
-        async def after() -> None:
+        async def after(cluster: str) -> None:
             held = TaskReport(FIRST, TaskState.STARTED, prepared=prepared())
             async with user_of(process) as user, connect(process, "n1") as one:
                 await one.hello()
                 assert "hello: later" in await reason(user)
+                async with connect(process, "later") as other:
+                    await other.say(hello("later", agent_id="another"))
+                    refused = await other.expect(Refused)
+                    assert refused.code == "duplicate_name"
+                    assert "muster node lost later" in refused.text
+                assert "hello: later" in await reason(user)
                 async with connect(process, "later") as later:
-                    await later.hello(tasks=(held,))
+                    await later.hello(tasks=(held,), cluster=cluster)
                     await fenced(later, FIRST)
                     assert (await user.get("/v1/nodes"))["awaited"] == []
 
-        asyncio.run(before())
-        code, said = verb(process, "restore", str(backup))
-        assert code == 0, said
+        cluster = asyncio.run(before())
+        for _ in range(restores):
+            code, said = verb(process, "restore", str(backup))
+            assert code == 0, said
+            assert "No job is placed until all 2 nodes have said hello to it (later, n1)" in said
+            assert "Job 1 has run since the backup" in said
         process.start()
-        asyncio.run(after())
+        asyncio.run(after(cluster))
 
 
 def test_a_restore_wants_a_backup_or_a_word(tmp_path: Path) -> None:

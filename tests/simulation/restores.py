@@ -99,9 +99,10 @@ class Restores:
         )
         # It can be read, or all nodes are in the backup.
         readable = set(replaced.nodes) > set(state.nodes) or self.rng.random() < 0.5
+        nodes = {*replaced.nodes, *replaced.awaited}
         fact = JournalRestored(
             LEFT_OUT,
-            tuple(sorted(replaced.nodes)) if readable else (),
+            tuple(sorted(nodes)) if readable else (),
             attempts if readable else (),
             first_attempt=first_attempt(self.number),
         )

@@ -19,7 +19,7 @@ def apply_restored(state: State, fact: rf.OfRestore) -> None:
                 if job.phase is not JobPhase.ENDED:
                     last = max(job.last_attempt, job.left_out_to, seen.get(job.id, 0))
                     job.left_out_to = max(last + left_out, first) - 1
-            state.awaited = set() if go else {*state.nodes, *nodes}
+            state.awaited = set() if go else state.awaited | {*state.nodes, *nodes}
         case rf.RestoredNodeSettled(name):
             state.awaited.discard(name)
             state.answered.discard(name)

@@ -258,7 +258,8 @@ def _hello(
 ) -> Decision:
     refused = refuse(state, hello, peer, VERSION, foreign)
     if refused is not None:
-        claimed = refused.code in NAME_CODES and not refused.soon
+        known = hello.node in state.nodes  # or only in the journal that a restore has replaced
+        claimed = known and refused.code in NAME_CODES and not refused.soon
         facts: list[f.Fact] = [lf.DuplicateNameSeen(hello.node, peer, now.mono)] if claimed else []
         return Decision(facts, [a.RefuseSession(session, refused)])
     unregistered = refuse_registration(state, hello, now, limits)

@@ -22,9 +22,10 @@ class _AnyNode(dict[NodeName, Node]):
 def replay_job(facts: Iterable[tuple[Fact, float]]) -> Job:
     """Rebuild a job from all of its facts, in order, each with its time of record (UTC seconds).
 
-    The result equals the job in the state. In a journal of release 0.1, the machine on which an
-    attempt leased a port may be missing. Raises InvalidTransition, LookupError or ValueError if the
-    facts are not a job's history.
+    The result equals the job in the state, except after a restore: the terms, `member_until` and
+    `limit_terms` may differ, which nobody reads of an ended job. In a journal of
+    release 0.1, the machine on which an attempt leased a port may be missing. Raises
+    InvalidTransition, LookupError or ValueError if the facts are not a job's history.
     """
     state = State(nodes=_AnyNode())
     for fact, at in facts:

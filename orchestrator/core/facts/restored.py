@@ -11,8 +11,8 @@ class JournalRestored(ClusterFact, Inert, durability=SYNC, reschedules=False, mi
 
     Each job that has not ended leaves out `left_out` numbers of attempts after the last known one,
     and all below `first_attempt`. `attempts` has the last attempt of jobs of which the logs or the
-    replaced journal know a later one. Nothing is placed until every registered node and those in
-    `nodes` are settled, unless the operator said `go`.
+    replaced journal know a later one. Nothing is placed until every registered node, those in
+    `nodes` and those that an earlier restore waits for are settled, unless the operator said `go`.
     """
 
     left_out: int

@@ -98,7 +98,12 @@ def refuse(
         )
     node = state.nodes.get(hello.node)
     again = None if node is None else _refuse_second(state, node, hello, peer)
-    return again or _refuse_renamed(state, hello) or _refuse_beside(state, hello, peer)
+    return (
+        again
+        or _refuse_replacement(state, node, hello)
+        or _refuse_renamed(state, hello)
+        or _refuse_beside(state, hello, peer)
+    )
 
 
 def _refuse_texts(hello: Hello) -> Refused | None:
@@ -171,6 +176,27 @@ def _refuse_second(state: State, node: Node, hello: Hello, peer: str) -> Refused
         text = f"the connection of {hello.node} is still held {both}"
         return Refused("duplicate_identity", text, soon=True)
     return None
+
+
+def _refuse_replacement(state: State, node: Node | None, hello: Hello) -> Refused | None:
+    """Refuse another machine with the name of a node that may run what the journal lacks.
+
+    Its hello proves nothing about that node. An agent that has served this cluster is the node's:
+    it was installed again, or joined, after the backup.
+    """
+    name = hello.node
+    if name not in state.awaited and not any(holder == name for holder, _ in state.unknown):
+        return None
+    same = node is not None and node.agent_id == hello.agent_id
+    if same or hello.cluster == state.cluster:
+        return None
+    return Refused(
+        "duplicate_name",
+        f"{name} is the name of a node that may run tasks which the coordinator's journal lacks, "
+        "and this agent has never served this cluster: start the agent that has; if nothing of a "
+        f"job runs on that node: muster node lost {name}; or give this agent another name with "
+        "`node` in its configuration",
+    )
 
 
 def _refuse_renamed(state: State, hello: Hello) -> Refused | None:

@@ -129,12 +129,24 @@ class Cluster:
                 if node.session is not None:
                     self.turn(s.ReportReceived(node.session, Heartbeat(self.mono)))
 
-    def join(self, *names: str, tasks: tuple[TaskReport, ...] = (), **inventory: Any) -> None:
+    def join(
+        self,
+        *names: str,
+        tasks: tuple[TaskReport, ...] = (),
+        cluster: str = "",
+        **inventory: Any,
+    ) -> None:
         for name in names:
             self.sessions += 1
             described = msgspec.structs.replace(INVENTORY, **inventory)
             who = (NodeName(name), f"id-{name}", f"boot-{name}", "0.1.0")
-            hello = Hello(*who, NodeObservations(described), tasks, protocol_max=PROTOCOL_MAX)
+            hello = Hello(
+                *who,
+                NodeObservations(described),
+                tasks,
+                protocol_max=PROTOCOL_MAX,
+                cluster=cluster,
+            )
             self.turn(s.HelloReceived(SessionId(self.sessions), hello, "127.0.0.1"))
 
     def leave(self, name: str) -> None:

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
-from muster.protocol.ids import NodeName
-from muster.protocol.link.control_channel import PrepareTask, RankReport, StopTask, TaskReport
+from muster.protocol.ids import NodeName, SessionId
+from muster.protocol.link.control_channel import (
+    PROTOCOL_MAX,
+    Hello,
+    NodeObservations,
+    PrepareTask,
+    RankReport,
+    Refused,
+    StopTask,
+    TaskReport,
+)
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.engine.apply import apply
@@ -21,7 +31,7 @@ from orchestrator.core.facts.restored import JournalRestored
 from orchestrator.core.model.state import State
 from orchestrator.core.views.display import job_view, node_seen
 from orchestrator.core.views.explain import explain
-from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
+from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec, task
 
 
 def replayed(facts: Sequence[Fact]) -> State:
@@ -359,3 +369,83 @@ def test_an_unknown_task_is_waited_for_without_a_restore_too() -> None:
     assert session is not None
     cluster.turn(s.ReportReceived(session, has(TaskState.CLEANED)))
     assert cluster.job(1).last_attempt == 1
+
+
+def replaced(cluster: Cluster, name: str, known: str = "") -> Refused | None:
+    """Let another machine with this name say hello, whose agent has served the cluster `known`."""
+    cluster.sessions += 1
+    inventory = msgspec.structs.replace(INVENTORY, machine_id="m9")
+    hello = Hello(
+        NodeName(name),
+        "another",
+        "another",
+        "0.1.0",
+        NodeObservations(inventory),
+        protocol_max=PROTOCOL_MAX,
+        cluster=known,
+    )
+    done = cluster.turn(s.HelloReceived(SessionId(cluster.sessions), hello, "127.0.0.9"))
+    refused = [it.refused for it in done.effects if isinstance(it, a.RefuseSession)]
+    return refused[0] if refused else None
+
+
+@pytest.mark.parametrize("known", ["", "another cluster"])
+@pytest.mark.parametrize("name", ["n1", "later"])
+def test_another_machine_of_its_name_does_not_settle_a_node(name: str, known: str) -> None:
+    """The node that is waited for may be cut off, with an attempt that the journal lacks."""
+    cluster = restored(waiting("n1", "n2"), nodes=(NodeName("later"),))
+    for node in {"n1", "n2", "later"} - {name}:
+        cluster.join(node, cluster="here")
+    refused = replaced(cluster, name, known)
+    assert refused is not None
+    assert refused.code == "duplicate_name"
+    assert f"muster node lost {name}" in refused.text
+    assert cluster.state.awaited == {name}
+    assert cluster.shown(1) is JobState.QUEUED
+    lost(cluster, name)
+    assert cluster.job(1).last_attempt == 1000
+    assert replaced(cluster, name, known) is None
+    assert not check(cluster.state)
+
+
+@pytest.mark.parametrize("was_restored", [True, False])
+def test_another_machine_of_its_name_proves_no_unknown_task_over(was_restored: bool) -> None:
+    backup = waiting("n1", "n2")
+    cluster = restored(backup) if was_restored else Cluster(replayed(backup))
+    cluster.join("n1", tasks=(has(),))
+    cluster.join("n2")
+    cluster.leave("n1")
+    refused = replaced(cluster, "n1")
+    assert refused is not None
+    assert "muster node lost n1" in refused.text
+    assert cluster.shown(1) is JobState.QUEUED
+    assert "task 1.1.0 on n1" in said(cluster)
+    lost(cluster, "n1")
+    assert cluster.shown(1) is not JobState.QUEUED
+
+
+def test_an_agent_that_knows_the_cluster_settles_its_node() -> None:
+    """Its agent was installed again after the backup, or the node joined after it."""
+    cluster = restored(waiting("n1"), nodes=(NodeName("later"),))
+    assert replaced(cluster, "n1", "here") is None
+    cluster.join("later", cluster="here")
+    assert not cluster.state.awaited
+    assert cluster.job(1).last_attempt == 1000
+
+
+def test_a_new_node_joins_while_placing_is_held() -> None:
+    cluster = restored(waiting("n1"))
+    assert replaced(cluster, "n2") is None
+    assert cluster.state.awaited == {"n1"}
+    cluster.join("n1")
+    assert cluster.job(1).last_attempt == 1000
+
+
+def test_a_second_restore_forgets_no_node_that_the_first_waits_for() -> None:
+    first = restored(waiting("n1"), nodes=(NodeName("later"), NodeName("gone")))
+    lost(first, "gone")
+    second = restored(first.facts)
+    assert second.state.awaited == {"n1", "later"}
+    second.join("n1")
+    assert second.shown(1) is JobState.QUEUED
+    assert not restored(first.facts, go=True).state.awaited
