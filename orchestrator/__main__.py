@@ -292,10 +292,11 @@ def _go(config: CoordinatorConfig) -> int:
 def _since(jobs: Sequence[str]) -> str:
     if not jobs:
         return ""
-    have, jobs_, they = ("has", "job", "it") if len(jobs) == 1 else ("have", "jobs", "they")
+    one = len(jobs) == 1
+    have, jobs_, they, are = ("has", "job", "it", "is") if one else ("have", "jobs", "they", "are")
     return (
         f". {jobs_.capitalize()} {named(jobs)} {have} run since the backup, and may have ended: "
-        f"{they} will run again, unless {they} are cancelled while placing is held"
+        f"{they} will run again, unless {they} {are} cancelled while placing is held"
     )
 
 

@@ -101,6 +101,8 @@ class JobSummary(msgspec.Struct, frozen=True):
     `limit_at`; `limit_pending` are nodes that have not confirmed a changed one. The grace period of
     a stopping job ends at `kill_at`. `held_by` holds the job since `held_at`. `gpus` is the number
     it has, or requests; null if that depends on its nodes. `starts_by` is a promised start.
+    `ended_at` is when the coordinator recorded the end; `ended_unseen_at` is when the ranks of the
+    last attempt ended, if that was long before.
     """
 
     id: int
@@ -128,6 +130,12 @@ class JobSummary(msgspec.Struct, frozen=True):
     limit_pending: tuple[str, ...] = ()
     starts_by: Timestamp | None = None
     time_limit_s: float | None = None
+    ended_unseen_at: Timestamp | None = None
+
+    @property
+    def run_ended_at(self) -> Timestamp | None:
+        """The time at which the last run ended; None if the job has not ended."""
+        return self.ended_at if self.ended_unseen_at is None else self.ended_unseen_at
 
 
 class WebhookView(msgspec.Struct, frozen=True):

@@ -112,7 +112,7 @@ def _environment(view: EnvironmentView, spec: Mapping[str, str]) -> dict[str, st
 
 def _run(view: JobView) -> dict[str, str]:
     last = view.attempts[-1] if view.attempts else None
-    began, ended = view.started_at, view.ended_at
+    began, ended = view.started_at, view.run_ended_at
     return {
         "state": view.state.value,
         "exit code": "" if view.exit_code is None else str(view.exit_code),

@@ -143,7 +143,7 @@ def nodes_of(job: JobSummary) -> str:
 
 def time_of(job: JobSummary, now: datetime | None) -> str:
     """Return how long a job has waited, runs or ran; `-` if unknown."""
-    end = job.ended_at if job.ended_at is not None else now
+    end = job.run_ended_at if job.run_ended_at is not None else now
     begin = job.started_at
     if begin is None:
         begin = job.submitted_at

@@ -118,11 +118,11 @@ def _print_head(view: JobView, now: datetime | None) -> None:
         _line(text, f"{label:<10}")
     _line(moment(view.submitted_at) + _waited(view, now), "submitted ")
     if view.started_at is not None:
-        end = view.ended_at if view.ended_at is not None else now
+        end = view.run_ended_at if view.run_ended_at is not None else now
         ran = "" if end is None else f", {_ran(view)} {length(end - view.started_at)}"
         _line(moment(view.started_at) + ran, "started   ")
     if view.ended_at is not None:
-        _line(moment(view.ended_at), "ended     ")
+        _line(moment(view.run_ended_at or view.ended_at) + _reported(view), "ended     ")
     for text in _countdowns(view, now):
         _line(text)
 
@@ -174,6 +174,13 @@ def _countdowns(view: JobView, now: datetime | None) -> list[str]:
 
 def _ran(view: JobView) -> str:
     return "ran" if view.state in ENDED_STATES else "runs for"
+
+
+def _reported(view: JobView) -> str:
+    ended, unseen = view.ended_at, view.ended_unseen_at
+    if ended is None or unseen is None:
+        return ""
+    return f", reported {length(ended - unseen)} later, when the coordinator was reachable again"
 
 
 def _waited(view: JobView, now: datetime | None) -> str:

@@ -165,9 +165,9 @@ def _apply_task(state: State, fact: f.OfTask, at: float) -> None:
                 attempt.started_at = at
         case f.RanksStarted(_, _, _, start):
             task.start = start
-        case f.TaskExited(_, _, _, exit_status, ranks, stopped_by, traffic):
+        case f.TaskExited(_, _, _, exit_status, ranks, stopped_by, traffic, ran_s):
             _task_to(task, TaskState.EXITED)
-            task.traffic = traffic
+            task.traffic, task.ran_s = traffic, ran_s
             task.exit, task.ranks, task.stopped_by = exit_status, ranks, stopped_by
         case f.TaskCleaned(_, _, _, no_output):
             _task_to(task, TaskState.CLEANED)

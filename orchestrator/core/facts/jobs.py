@@ -278,12 +278,15 @@ class GraceShortened(AttemptFact, durability=SYNC, reschedules=False, milestone=
 
 
 class TaskExited(TaskFact, durability=PATIENT, reschedules=False):
-    """`traffic` is the last traffic report before the exit."""
+    """`traffic` is the last traffic report before the exit. `ran_s` is the length of the run by the
+    node's clock, 0 if unknown.
+    """
 
     exit: ExitStatus
     ranks: tuple[RankReport, ...] = ()
     stopped_by: str = ""
     traffic: FabricReport | None = None
+    ran_s: float = 0.0
 
     def describe(self) -> str:
         if self.exit.signal is not None:

@@ -60,5 +60,6 @@ def _run(task: Task, report: TaskReport) -> list[f.Fact]:
         exit_status = report.exit if report.exit is not None else ExitStatus()
         ranks = report.ranks
         traffic = report.observed.traffic or task.traffic
-        found.append(f.TaskExited(*key, exit_status, ranks, report.stopped_by, traffic))
+        stopped_by, ran_s = report.stopped_by, report.running_s
+        found.append(f.TaskExited(*key, exit_status, ranks, stopped_by, traffic, ran_s))
     return found

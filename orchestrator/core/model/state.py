@@ -126,6 +126,7 @@ class Task:
     exit: ExitStatus | None = None
     ranks: tuple[RankReport, ...] = ()
     stopped_by: str = ""
+    ran_s: float = 0.0  # of an ended task, by its node's clock; 0: unknown
     traffic: FabricReport | None = None  # volatile until the exit
     silent: tuple[str, ...] = ()  # volatile; neighbours that do not answer
     checkpoint: tuple[int, str] | None = None  # count on the node, newest name

@@ -43,7 +43,7 @@ from orchestrator.core.scheduling.reasons import jobs_named
 from orchestrator.core.scheduling.restore_hold import restore_warnings
 from orchestrator.core.scheduling.scheduler import WaitingReasons
 from orchestrator.core.views.gpus import gpu_views, job_gpus
-from orchestrator.core.views.timeline import timeline
+from orchestrator.core.views.timeline import ended_unseen, timeline
 from orchestrator.core.webhooks.outbox import host_of
 
 
@@ -80,7 +80,13 @@ def job_summary(
         gpus=job_gpus(state, job),
         starts_by=maybe_timestamp(job.starts_by),
         time_limit_s=job.spec.time_limit_s,
+        ended_unseen_at=maybe_timestamp(_ended_unseen(job)),
     )
+
+
+def _ended_unseen(job: Job) -> float | None:
+    ended = job.ended_at is not None and bool(job.attempts)
+    return ended_unseen(job.attempts[-1]) if ended else None
 
 
 def job_view(state: State, job: Job, now: Instant) -> h.JobView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from muster.http import views as h
@@ -13,6 +14,21 @@ from muster.spec.units import duration_text
 from orchestrator.core.model.state import Attempt, Job, Unreachable
 
 CUTS_TOGETHER_S: Final = 5.0
+LATE_S: Final = 10.0
+
+
+def ended_unseen(attempt: Attempt) -> float | None:
+    """Return when the ranks of an attempt ended (UTC seconds), if the end was reported at
+    least `LATE_S` later, and None otherwise.
+    """
+    reported = attempt.closed_at if attempt.stopping_at is None else attempt.stopping_at
+    if attempt.started_at is None or reported is None:
+        return None
+    if any(task.exit is None or not task.ran_s for task in attempt.present):
+        return None
+    ran_s = max((task.joined_after_s + task.ran_s for task in attempt.present), default=math.inf)
+    end = attempt.started_at + ran_s
+    return end if reported - end >= LATE_S else None
 
 
 def timeline(job: Job, state: JobState) -> list[h.Step]:
@@ -28,6 +44,7 @@ def timeline(job: Job, state: JobState) -> list[h.Step]:
             (attempt.released_at, "start gates opened"),
             (attempt.started_at, "every node started"),
             (attempt.warned_at, "ranks warned that the time limit is near"),
+            (ended_unseen(attempt), "every rank ended, which was reported later"),
             *attempt.changes.entries(),
             *_cuts(attempt),
             (attempt.stopping_at, why_stopping(attempt)),

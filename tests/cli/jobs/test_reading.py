@@ -564,3 +564,15 @@ def test_the_variables_of_a_job_are_shown_with_their_origin(
     assert b"node gpu-09 is not in" in run("show", "42", "--env", "--node", "gpu-09").stderr
     assert run("show", "42", "--node", "gpu-02").returncode == 2
     assert run("show", "42", "--env", "--fabric").returncode == 2
+
+
+def test_show_says_when_a_job_ended_and_when_that_was_reported(
+    run: Run, fake: FakeCoordinator
+) -> None:
+    view = ended(job_view(started_at=timestamp(1000)), JobState.SUCCEEDED, 0)
+    changes = {"ended_at": timestamp(1456), "ended_unseen_at": timestamp(1200)}
+    fake.put(msgspec.structs.replace(view, **changes))
+    shown = " ".join(run("show", "42").stdout.decode().split())
+    assert "started 1970-01-01T00:16:40Z, ran 3m20s" in shown
+    assert "ended 1970-01-01T00:20:00Z, reported 4m16s later" in shown
+    assert "3m20s" in run("ps", "-a").stdout.decode()
