@@ -178,6 +178,9 @@ def _verdict(
         limit = f"; it is available when job {holder.id} ends" if several else ""
     else:
         limit = f"; job {holder.id} has no time limit" if several else ", which has no time limit"
+    if rejection.code == "not_connected":
+        # The end of its job does not bring back the node.
+        in_s = None
     return NodeVerdict(
         node.name,
         False,

@@ -168,6 +168,19 @@ def test_a_node_that_is_away_says_since_when_and_what_it_has() -> None:
     assert text.endswith(", last message 40 s ago, has job 1, which has no time limit")
 
 
+def test_a_node_that_is_away_has_no_time_at_which_it_is_free() -> None:
+    cluster = Cluster()
+    cluster.join("n0", "n1")
+    cluster.submit(spec(time_limit_s=3600.0))
+    cluster.run_gang(1)
+    cluster.submit(spec("second", nodes=2))
+    before = {node.node: node.free_by for node in explained(cluster, 2).nodes}
+    cluster.leave("n0")
+    cluster.pass_time(40)
+    after = {node.node: node.free_by for node in explained(cluster, 2).nodes}
+    assert (before["n0"] is None, after["n0"]) == (False, None)
+
+
 def test_a_held_job_says_what_a_release_would_do() -> None:
     cluster = Cluster()
     cluster.join("n0")
