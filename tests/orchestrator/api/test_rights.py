@@ -287,6 +287,10 @@ async def _look_at_the_probe(coordinator: CoordinatorProcess) -> None:
         status, text = await asked(bob, "GET", "/v1/nodes/n1/probe")
         assert (status, SECRET in text) == (200, False)
         assert json.loads(text)["fabric"]["gpudirect"] == "peermem"
+        # Only olga has read what is another's.
+        async with user_of(coordinator) as admin:
+            reads = (await admin.get("/v1/audit?action=cluster.read"))["entries"]
+        assert [(each["user"], each["subject"]) for each in reads] == [("olga", "n1")]
 
 
 async def test_priorities_above_a_limit_are_refused(tmp_path: Path) -> None:
