@@ -76,7 +76,7 @@ class ShimTask(PreparationListener, ProgramListener):
         self._children = Runners(loop, cgroup, runner, self._orphan_ended)
         self._logs = Logs(folder_fd, None)
         oom_kills = (lambda: None) if cgroup is None else cgroup.oom_kills
-        self.ranks = Ranks(self.status, self._logs, oom_kills, KernelLog().about)
+        self.ranks = Ranks(self.status, self._logs, oom_kills, KernelLog(self.cgroup_path).about)
         self._ending = Termination(loop, self._tree, options.unkillable_s, self._sweep, self._stuck)
         told = loop, self._tree, self.status, self.ranks, self._group
         self._signals = RankSignals(*told, self._signalled)
@@ -241,10 +241,11 @@ class ShimTask(PreparationListener, ProgramListener):
             case "open":
                 self._give_files(message)
             case "rank":
-                self.ranks.began(message.get("rank"), message.get("pid"))
+                pid = message.get("pid")
+                self.ranks.began(message.get("rank"), pid, ours=self._tree.has(pid))
                 self._signals.poll_soon()
                 self._limit.poll_soon()
-                self._stop_late(message.get("pid"))
+                self._stop_late(pid)
             case "exit" | "start_method":
                 self.ranks.reported(message)
             case "closing":

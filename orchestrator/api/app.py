@@ -91,7 +91,7 @@ def make_app(
         LogsApi(coordinator, log_store, reads),
         audit,
         code,
-        PeopleApi(coordinator, tokens, access, open_requests, ca),
+        PeopleApi(coordinator, tokens, access, open_requests, ca, joins=enrolment is not None),
         EnrolmentApi(coordinator, enrolment, limits.refusals_per_s),
         agents,
         log_connections,

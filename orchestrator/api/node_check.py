@@ -16,7 +16,7 @@ from muster.spec.model import JobSpec
 from muster.spec.parse import parse_document
 from muster.spec.pool_defaults import fill_in
 from muster.spec.yaml.loader import Document
-from orchestrator.api.http.access import AccessTable
+from orchestrator.api.http.access import FOREIGN, TOKEN, AccessTable
 from orchestrator.api.http.job_body import spec_problem
 from orchestrator.api.http.preconditions import idempotency_key, request_digest
 from orchestrator.api.http.problems import ApiError
@@ -57,6 +57,8 @@ class NodeCheckApi:
             owner = state.jobs[JobId(fabric.job)].user
             if not self._access.allows(request, Action.READ_JOB, owner):
                 view = replace(view, fabric=without_software(fabric))
+            elif owner != request[TOKEN].user:
+                request[FOREIGN] = owner
         return reply(view)
 
     async def check(self, request: web.Request) -> web.Response:

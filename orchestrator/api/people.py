@@ -53,7 +53,9 @@ _AT_ONCE: Final = 100
 
 
 class PeopleApi:
-    """Routes /v1/users, /v1/tokens and /v1/ca. `ca` is a PEM file, empty if clients need none."""
+    """Routes /v1/users, /v1/tokens and /v1/ca. `ca` is a PEM file, empty if clients need none.
+    `joins`: nodes join with secrets, so agents need no token.
+    """
 
     def __init__(
         self,
@@ -62,12 +64,15 @@ class PeopleApi:
         access: AccessTable,
         open_requests: StreamRevocation,
         ca: bytes,
+        *,
+        joins: bool,
     ) -> None:
         self._coordinator = coordinator
         self._tokens = tokens
         self._access = access
         self._open_requests = open_requests
         self._ca = ca
+        self._joins = joins
 
     async def users(self, _request: web.Request) -> web.Response:
         people = (await self._coordinator.durable_state()).people
@@ -142,6 +147,9 @@ class PeopleApi:
             raise bad_field("label", "has characters that cannot be shown")
         if asked.join and (asked.user or asked.role):
             raise bad_field("join", "excludes user and role: a join token has neither")
+        if asked.join and self._joins:
+            detail = "nodes of this cluster join with a secret, and their agents need no token"
+            raise ApiError(409, "no_join_tokens", detail, "make one: muster token create --join")
         user = "" if asked.join else asked.user or by
         class_ = TokenClass.JOIN if asked.join else TokenClass.USER
         drawn = draw(class_)

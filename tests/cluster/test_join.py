@@ -190,6 +190,12 @@ def test_what_is_not_a_good_secret_lets_nobody_in(site: Site) -> None:
     assert "cpu-09" not in site.links()
 
 
+def test_agents_get_no_token_where_nodes_join_with_a_secret(site: Site) -> None:
+    refused = site.muster("token", "create", "--role", "join", code=125)
+    assert "make one: muster token create --join" in refused.stderr
+    assert "join" not in site.muster("token", "list").stdout
+
+
 def test_a_request_for_another_name_is_not_signed(site: Site) -> None:
     _, _, own = site.secret().removeprefix("mj1.").partition(".")
     asked = {"secret": own, "node": "gpu-10", "request": signing_request(new_key(), "gpu-11")}

@@ -93,6 +93,7 @@ def test_bob_learns_and_changes_nothing_of_anns(
     line = next(each for each in bob("ps").stdout.splitlines() if f" {job} " in f" {each} ")
     assert " ann " in line
     assert SECRET not in bob("ps", "--json").stdout
+    assert f"{job}, which is another user's" in bob("node", "show", "node-1").stdout
     # A name is looked for among one's own jobs.
     assert bob("cancel", "anns").returncode != 0
     assert '"state":"RUNNING"' in ann("show", job, "--json").stdout.replace(" ", "")

@@ -96,7 +96,7 @@ class Programs:
         if LOG_FOLDER_FD in fds:
             env = {**env, "TORCHELASTIC_ERROR_FILE": f"{LOG_FOLDER}/{error_file(rank)}"}
         child.become(self._program(command, env, fds), became)
-        self._ranks.began(rank, child.pid)
+        self._ranks.began(rank, child.pid, ours=True)
         _close(fds)
         return child.pid
 

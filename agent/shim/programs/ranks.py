@@ -61,6 +61,7 @@ class Ranks:
         self.by_number: dict[int, ShimRank] = {}
         self._paths: set[str] = set()
         self._had: set[int] = set()  # Ranks with files, of all rounds.
+        self._ours: set[int | None] = set()  # Pids that were the task's when they were reported.
 
     def plan(self, at_once: int, in_all: int) -> None:
         """Limit the ranks at one time, and the different ranks that get files."""
@@ -127,11 +128,15 @@ class Ranks:
         tail = self._logs.tail(f"rank-{rank}.stderr", ERROR_BYTES_MAX)
         return _CHILD_FAILED if _CHILD_FAILED in tail else None
 
-    def began(self, rank: object, pid: object) -> None:
-        """Note the pid of a rank. It may come from the job's own process, so it is checked."""
+    def began(self, rank: object, pid: object, *, ours: bool) -> None:
+        """Note the pid of a rank. It may come from the job's own process, so it is checked. `ours`:
+        it is a process of the task.
+        """
         known = self.by_number.get(rank) if isinstance(rank, int) else None
         if known is not None and _within(pid, 1, PID_MAX):
             known.pid = pid
+            if ours:
+                self._ours.add(pid)
 
     def recognise(self, members: dict[int, int]) -> None:
         """Find the ranks whose pid was not reported, by RANK in their environment.
@@ -149,6 +154,7 @@ class Ranks:
                 rank = unknown.pop(value, None)
                 if rank is not None:
                     rank.pid = pid
+                    self._ours.add(pid)
 
     def ended(self, rank: int, how: ShimExit, error: str | None) -> None:
         """Note how a rank ended. Only the first report counts.
@@ -171,7 +177,8 @@ class Ranks:
         known.disk_full = how.code != 0 and self._logs.no_room()
         known.oom = how.signal == signal.SIGKILL and self._killed_for_memory()
         if not known.stopped:
-            known.kernel = self._kernel(known.pid, f"{error or ''}\n{tail}") or None
+            pid = known.pid if known.pid in self._ours else None
+            known.kernel = self._kernel(pid, f"{error or ''}\n{tail}") or None
         if self._status.first_failed is None and not known.stopped:
             self._status.first_failed = rank
 

@@ -10,6 +10,8 @@ import re
 import time
 from collections.abc import Iterator
 
+from agent.shim.system.cgroup import FOLDER
+
 PATH = "/dev/kmsg"
 # A read with a smaller buffer than the record fails.
 RECORD_BYTES_MAX = 8192
@@ -21,8 +23,15 @@ SLACK_S = 1.0
 
 _OF_INTEREST = re.compile(
     r"(?:Memory cgroup o|O)ut of memory: Killed process (\d+)|NVRM: .*(?:Xid|fallen off the bus)"
+    r"|oom-kill:constraint="
 )
 _PID = re.compile(r"\bpid=(\d+)")
+_KILL = "oom-kill:"
+# The line before a kill has the cgroup of the process. Users choose names in it, so match it whole.
+_CGROUP = re.compile(
+    r"oom-kill:constraint=\w+,nodemask=[^=]*,cpuset=[^,]*,mems_allowed=[\d,-]*,"
+    r"(?:global_oom|oom_memcg=[^,]*),task_memcg=([^,]*),task=.*,pid=(\d+),uid=\d+$"
+)
 
 
 class KernelLog:
@@ -31,22 +40,31 @@ class KernelLog:
     The log is opened only after a failure, so that a task that ends well reads nothing.
     """
 
-    def __init__(self, path: str = PATH) -> None:
+    def __init__(self, cgroup: str | None = None, path: str = PATH) -> None:
+        """`cgroup` is the path of the task's cgroup, whose name is unique on the machine."""
+        self._inside = "" if cgroup is None else f"/{FOLDER}/{os.path.basename(cgroup)}/"
         self._path = path
         self._since = time.monotonic() - SLACK_S
 
     def about(self, pid: int | None, said: str) -> str:
-        """The lines about a failed rank, "" if none.
+        """The lines about a failed rank, "" if none. `pid` is a process of the task.
 
-        These are lines that name its process or a process that the rank's output names, and GPU
-        errors that name no process.
+        These are lines that name its process, kills in the task's cgroup that the rank's output
+        names, and GPU errors that name no process. An output alone proves nothing: it may name a
+        process of another user.
         """
         found = []
+        ours = set()
         for line in self._lines():
+            if line.startswith(_KILL):
+                kill = _CGROUP.match(line)
+                if kill is not None and self._inside and self._inside in f"{kill[1]}/":
+                    ours.add(kill[2])
+                continue
             killed, user = _OF_INTEREST.match(line), _PID.search(line)
             number = killed[1] if killed is not None and killed[1] else user[1] if user else None
             its_own = number is None or number == str(pid)
-            if its_own or re.search(rf"\bpid\D{{0,3}}{number}\b", said) is not None:
+            if its_own or (number in ours and re.search(rf"\bpid\D{{0,3}}{number}\b", said)):
                 found.append(line[:LINE_CHARS_MAX])
         return "\n".join(found[:LINES_MAX])
 

@@ -33,6 +33,13 @@ class ProcessTree:
         found.pop(self._me, None)
         return found
 
+    def has(self, pid: object) -> bool:
+        """True if this process, which may be a zombie, descends from the shim."""
+        while isinstance(pid, int) and pid > 1 and pid != self._me:
+            stat = stat_of(pid)
+            pid = None if stat is None else stat[1]
+        return pid == self._me
+
     def group(self, leader: int) -> list[int]:
         """The process group of `leader`: a program in its own session gets a signal as from Ctrl-C.
         Ranks that the shim starts get it alone, as under torchrun: they end their data loaders.

@@ -13,7 +13,7 @@ from muster.cli.output.format import gib, moment, safe, span
 from muster.cli.output.json_output import json_option, print_json
 from muster.cli.output.table import Column, print_table
 from muster.cli.output.text_width import paragraph
-from muster.client import Client
+from muster.client import ApiError, Client
 from muster.http.views import (
     DrainView,
     FaultView,
@@ -132,7 +132,13 @@ def _link(view: NodeView) -> str:
 
 
 def _print_job(client: Client, view: NodeView, number: int, attempt: int | None) -> None:
-    job: JobView = client.job(number)
+    try:
+        job: JobView = client.job(number)
+    except ApiError as error:
+        if error.status not in (403, 404):
+            raise
+        print(f"  {'job':<10}{number}, which is another user's")
+        return
     tasks = [t for a in job.attempts if a.number == attempt for t in a.tasks]
     task = next((t for t in tasks if t.node == view.name), None)
     role = f", {task.role} (node rank {task.node_rank})" if task is not None else ""

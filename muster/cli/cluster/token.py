@@ -67,7 +67,7 @@ def command() -> None:
 @click.option(
     "--role",
     type=click.Choice([*(each.value for each in Role), JOIN]),
-    help="A lesser role than the user's; join: for agents.",
+    help="A lesser role than the user's; join: for agents without certificates.",
 )
 @click.option(
     "--expires",

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from agent.shim.exit_record import Logs
+from agent.shim.messages import ShimExit
+from agent.shim.programs.ranks import Ranks
+from agent.shim.status import Status
 from agent.shim.system import kernel_log
 from agent.shim.system.kernel_log import KernelLog
 from tests.descriptors import open_under
@@ -15,6 +19,11 @@ from tests.descriptors import open_under
 KILLED = "Memory cgroup out of memory: Killed process 4711 (python) total-vm:9kB, anon-rss:8kB"
 OF_RANK = "NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name=python, Ch 8"
 OF_GPU = "NVRM: Xid (PCI:0000:3b:00): 48, DBE (double bit error) ECC Error"
+CGROUP = "/sys/fs/cgroup/agent/muster/shim-4026531836-700-1"
+OF_CGROUP = (
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,"
+    "oom_memcg=/agent,task_memcg={},task=python,pid=4711,uid=9"
+)
 NOISE = "eth0: link becomes ready"
 
 
@@ -39,7 +48,7 @@ class Records:
 
 @pytest.fixture
 def log() -> KernelLog:
-    return KernelLog("/dev/null")
+    return KernelLog(CGROUP, "/dev/null")
 
 
 def about(
@@ -65,10 +74,58 @@ def test_lines_that_name_the_rank_or_no_process(
     assert about(log, monkeypatch, *lines, pid=471) == [OF_GPU]
 
 
-def test_a_child_that_the_rank_names(log: KernelLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed."
-    assert about(log, monkeypatch, KILLED, pid=9, said=said) == [KILLED]
-    assert about(log, monkeypatch, KILLED, pid=9, said="worker (pid 47112)") == []
+SAID = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed."
+
+
+@pytest.mark.parametrize("below", ["", "/job"])
+def test_a_child_that_the_rank_names(
+    log: KernelLog, monkeypatch: pytest.MonkeyPatch, below: str
+) -> None:
+    lines = (OF_CGROUP.format(f"/agent/muster/shim-4026531836-700-1{below}"), KILLED)
+    assert about(log, monkeypatch, *lines, pid=9, said=SAID) == [KILLED]
+    assert about(log, monkeypatch, *lines, pid=9, said="worker (pid 47112)") == []
+    assert about(log, monkeypatch, *lines) == [KILLED]
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        None,
+        "/agent",
+        "/agent/muster/shim-4026531836-700-2",
+        "/agent/muster/shim-4026531836-700-11",
+        "/eve/x,task_memcg=/agent/muster/shim-4026531836-700-1",
+    ],
+)
+def test_a_rank_that_names_a_process_of_others_learns_nothing_of_it(
+    log: KernelLog, monkeypatch: pytest.MonkeyPatch, cgroup: str | None
+) -> None:
+    before = () if cgroup is None else (OF_CGROUP.format(cgroup),)
+    lines = (*before, KILLED, OF_RANK)
+    assert about(log, monkeypatch, *lines, pid=9, said=SAID) == []
+    without = KernelLog(None, "/dev/null")
+    assert about(without, monkeypatch, *lines, pid=9, said=SAID) == []
+
+
+def test_a_pid_that_a_launcher_reports_is_looked_up_if_it_is_the_tasks(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    asked: list[int | None] = []
+
+    def kernel(pid: int | None, _: str) -> str:
+        asked.append(pid)
+        return ""
+
+    ranks = Ranks(Status("7.1.0", "/logs"), Logs(folder, None), kernel=kernel)
+    try:
+        for rank in range(2):
+            for fd in ranks.open(rank, rank):
+                os.close(fd)
+            ranks.began(rank, 4711, ours=bool(rank))
+            ranks.ended(rank, ShimExit(1), None)
+    finally:
+        os.close(folder)
+    assert asked == [None, 4711]
 
 
 def test_names_that_users_choose_are_no_lines_of_the_kernel(
@@ -93,7 +150,7 @@ def test_a_storm_is_cut(log: KernelLog, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_log_that_may_not_be_read_says_nothing() -> None:
-    assert KernelLog("/nowhere/kmsg").about(1, "") == ""
+    assert KernelLog(path="/nowhere/kmsg").about(1, "") == ""
 
 
 @pytest.mark.root

@@ -112,6 +112,9 @@ def test_a_signal_reaches_no_process_outside_of_the_task() -> None:
                 == []
             )
             assert other.poll() is None
+            foreign = (other.pid, os.getpid(), 1, 0, -1, 2**40, None, "x")
+            assert not any(map(ProcessTree(None, shim.pid).has, foreign))
+            assert ProcessTree(None).has(other.pid)
             assert ProcessTree(None).signal([other.pid], signal.SIGKILL) == [other.pid]
         finally:
             shim.kill()

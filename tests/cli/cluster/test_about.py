@@ -81,6 +81,15 @@ def test_a_node_is_shown_with_all_that_is_known(run: Run, fake: FakeCoordinator)
     assert found["interfaces"][0]["rdma"] is True
 
 
+def test_a_node_with_a_job_of_another_user_is_shown(run: Run, fake: FakeCoordinator) -> None:
+    fake.script.nodes = (NODE,)
+    done = run("node", "show", "gpu-01")
+    lines = done.stdout.decode().splitlines()
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "  job       42, which is another user's" in lines
+    assert "ib0        infiniband       400G  yes   10.1.0.1/24" in lines
+
+
 def test_faults_that_are_not_shown_are_counted(run: Run, fake: FakeCoordinator) -> None:
     fault = api.FaultView(9, 1, "gpu-01 was lost", 0)
     node = msgspec.structs.replace(NODE, faults=(fault,), faults_before=4)

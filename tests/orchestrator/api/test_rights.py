@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import pytest
@@ -16,7 +17,7 @@ from muster.protocol.observations.fabric import NodeFabric
 from muster.protocol.states import TaskState
 from tests.orchestrator.fake_agent import DEADLINE_S, connect, prepared
 from tests.orchestrator.process import CoordinatorProcess, add_token, set_user
-from tests.orchestrator.user import User
+from tests.orchestrator.user import User, user_of
 
 SECRET = "canary-7712"
 READS = ("", "/spec", "/env", "/fabric", "/explain", "/events", "/evidence", "/logs")
@@ -286,6 +287,10 @@ async def _look_at_the_probe(coordinator: CoordinatorProcess) -> None:
         status, text = await asked(bob, "GET", "/v1/nodes/n1/probe")
         assert (status, SECRET in text) == (200, False)
         assert json.loads(text)["fabric"]["gpudirect"] == "peermem"
+        # Only olga has read what is another's.
+        async with user_of(coordinator) as admin:
+            reads = (await admin.get("/v1/audit?action=cluster.read"))["entries"]
+        assert [(each["user"], each["subject"]) for each in reads] == [("olga", "n1")]
 
 
 async def test_priorities_above_a_limit_are_refused(tmp_path: Path) -> None:
@@ -333,23 +338,131 @@ async def test_streams_of_a_job_open_to_those_who_may_read_it(
                     assert answer.status == 200, role
 
 
+STREAMS: dict[str, dict[str, str]] = {
+    "/logs?follow=1": {},
+    "/logs?follow=1&stream=stdout": {"Accept": "text/event-stream"},
+    "/events?follow=1": {},
+    "/events": {"Accept": "text/event-stream"},
+}
+
+
+class Opened:
+    """Requests of a user about a job that are still open: its streams and a wait for its end."""
+
+    def __init__(self, user: User, job: int) -> None:
+        self._user = user
+        self._path = f"/v1/jobs/{job}"
+        self._streams: list[aiohttp.ClientResponse] = []
+
+    async def begin(self, *streams: str) -> Self:
+        for path in streams:
+            stream = await self._user.http.get(self._path + path, headers=STREAMS[path])
+            assert stream.status == 200, path
+            self._streams.append(stream)
+        begun = asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            begun.set()  # the coordinator has let the request pass
+            yield b""
+
+        path = f"{self._path}/wait?timeout_s=60"
+        waiting = self._user.http.get(path, data=body(), expect100=True)
+        self.wait = asyncio.create_task(_answer(waiting))
+        await begun.wait()
+        return self
+
+    async def cut(self) -> None:
+        """All are cut, or a second try is refused."""
+        for stream in self._streams:
+            with pytest.raises(aiohttp.ClientError):
+                await stream.read()
+        try:
+            assert (await self.wait)[0] in (401, 404)
+        except aiohttp.ClientError:
+            pass
+
+    async def last(self) -> Any:
+        """None was cut: all end with the job. Returns the answer to the wait."""
+        for stream in self._streams:
+            assert '"end"' in await stream.text() or "event: end" in await stream.text()
+        status, text = await self.wait
+        assert status == 200
+        return json.loads(text)
+
+
+async def _answer(waiting: Any) -> tuple[int, str]:
+    async with waiting as answer:
+        return answer.status, await answer.text()
+
+
 async def test_a_stream_ends_with_the_rights_behind_it(tmp_path: Path) -> None:
-    with CoordinatorProcess(tmp_path).start() as process:
+    with CoordinatorProcess(tmp_path, visibility="team").start() as process:
         await register(process)
-        async with person(process, "ann") as ann, person(process, "olga", "operator") as olga:
+        async with (
+            asyncio.timeout(2 * DEADLINE_S),
+            person(process, "ann", "user", "lab") as ann,
+            person(process, "amy", "user", "lab", "web") as amy,
+            person(process, "cam", "viewer", "lab", "web") as cam,
+            person(process, "dan", "operator") as dan,
+            person(process, "olga", "operator") as olga,
+        ):
             job = await ann.submit()
-            paths = [f"/v1/jobs/{job}/{kind}?follow=1" for kind in ("logs", "events")]
-            streams = [await olga.http.get(path) for path in paths]
-            own = await ann.http.get(f"/v1/jobs/{job}/logs?follow=1")
-            assert [each.status for each in (*streams, own)] == [200, 200, 200]
-            set_user(process, "olga", role="user")
-            async with asyncio.timeout(DEADLINE_S):
-                for stream in streams:
-                    with pytest.raises(aiohttp.ClientError):
-                        await stream.read()
-            for path in paths:
-                assert await problem(olga, "GET", path) == (403, "not_your_job")
-            assert not own.content.at_eof()
-            own.close()
-    cuts = [cut["why"] for cut in process.events("stream_cut")]
-    assert cuts == ["olga may not do this any more"] * 2
+            for path, headers in STREAMS.items():  # of a teammate
+                async with amy.http.get(f"/v1/jobs/{job}{path}", headers=headers) as answer:
+                    assert answer.status == 403, path
+            own = await Opened(ann, job).begin(*STREAMS)
+            amys, cams = [await Opened(each, job).begin() for each in (amy, cam)]
+            dans, olgas = [await Opened(each, job).begin(*STREAMS) for each in (dan, olga)]
+            # Those who keep the right keep their requests, too.
+            set_user(process, "ann", role="viewer", teams=["lab", "other"])
+            set_user(process, "cam", teams=["other"])
+            set_user(process, "amy", teams=["web"])
+            await amys.cut()
+            set_user(process, "olga", role="viewer")
+            await olgas.cut()
+            async with user_of(process) as admin:
+                assert (await asked(admin, "POST", "/v1/users/dan/disable", {}))[0] == 200
+                await dans.cut()
+                for path in STREAMS:
+                    refused = await problem(olga, "GET", f"/v1/jobs/{job}{path}")
+                    assert refused == (404, "unknown_job")
+                assert (await asked(admin, "POST", f"/v1/jobs/{job}/cancel"))[0] == 202
+            assert (await own.last())["reason"]["text"]
+            assert (await cams.last())["reason"]["text"] == ""
+    cuts = Counter(cut["why"] for cut in process.events("stream_cut"))
+    assert cuts == {
+        "amy may not do this any more": 1,
+        "olga may not do this any more": 1 + len(STREAMS),
+        "the user dan is disabled": 1 + len(STREAMS),
+    }
+
+
+async def test_a_stream_of_all_events_follows_the_role(coordinator: CoordinatorProcess) -> None:
+    await register(coordinator)
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        person(coordinator, "ann") as ann,
+        person(coordinator, "otto", "operator") as otto,
+        user_of(coordinator) as admin,
+    ):
+        before = await ann.submit()
+        newest = (await admin.get("/v1/events?after=0&limit=1000"))["events"][-1]["seq"]
+        path = f"/v1/events?follow=1&after={newest - 1}"
+        async with otto.http.get(path) as stream:
+            await _until(stream, f'"job":{before},')
+            set_user(coordinator, "otto", role="viewer")
+            after = await ann.submit()
+            await asked(admin, "POST", "/v1/nodes/n1/drain", {"reason": "a bad DIMM"})
+            assert f'"job":{after},' not in await _until(stream, "a bad DIMM")
+            await asked(admin, "POST", "/v1/nodes/n1/resume", {"check": False})
+            assert (await asked(admin, "POST", "/v1/users/otto/disable", {}))[0] == 200
+            with pytest.raises(aiohttp.ClientError):
+                await stream.read()
+
+
+async def _until(stream: aiohttp.ClientResponse, word: str) -> str:
+    """Read a stream up to the line with this word."""
+    text = ""
+    while word not in text:
+        text += (await stream.content.readline()).decode()
+    return text
