@@ -15,7 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.launch.report import output_of
@@ -161,15 +161,23 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def running(nodes: int) -> Iterator[Slurm]:
-    """Yield a running munged, slurmctld and `nodes` slurmd. All end afterwards."""
+def running(nodes: int, settings: Iterable[str] = ()) -> Iterator[Slurm]:
+    """Yield a running munged, slurmctld and `nodes` slurmd. All end afterwards.
+
+    `settings` are more lines of slurm.conf.
+    """
     with contextlib.ExitStack() as stack:
         # Not only under /tmp's private name: munged requires a socket directory that others may
         # enter.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-slurm-")))
         folder.chmod(0o755)
-        env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": _search_path()}
-        _write_config(folder, nodes)
+        env = {
+            **os.environ,
+            "SLURM_CONF": str(folder / "slurm.conf"),
+            "SLURM_TIME_FORMAT": "%s",
+            "PATH": _search_path(),
+        }
+        _write_config(folder, nodes, settings)
         daemons = [
             ["munged", "-F", "-f", *_munge_options(folder)],
             ["slurmctld", "-D", "-f", env["SLURM_CONF"]],
@@ -219,7 +227,7 @@ def _munge_options(folder: Path) -> list[str]:
     ]
 
 
-def _write_config(folder: Path, nodes: int) -> None:
+def _write_config(folder: Path, nodes: int, settings: Iterable[str]) -> None:
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o600)
@@ -248,6 +256,7 @@ def _write_config(folder: Path, nodes: int) -> None:
         "MpiDefault=none",
         "ReturnToService=2",
         "SlurmdParameters=config_overrides",
+        *settings,
         *(
             f"NodeName=n{number} NodeHostname={host} NodeAddr=127.0.0.1 "
             f"Port={ports[number]} CPUs={CPUS}"

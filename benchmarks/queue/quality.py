@@ -56,10 +56,10 @@ class Score(NamedTuple):
     slowdown: float
     utilisation: float
     large_s: float
-    promised: float
-    moved: float
-    late: float
-    unnamed: float
+    promised: float = 0.0
+    moved: float = 0.0
+    late: float = 0.0
+    unnamed: float = 0.0
 
 
 def replay(case: Case) -> Score:
@@ -73,19 +73,25 @@ def replay(case: Case) -> Score:
     cluster.run(jobs)
     if len(cluster.done) != len(jobs):
         raise RuntimeError(f"{len(jobs) - len(cluster.done)} jobs never ended in {case}")
-    return _score(cluster, start, jobs[-1].at, case.nodes)
+    return score(cluster.done, start, jobs[-1].at, case.nodes)._replace(
+        promised=len(cluster.promised),
+        moved=len(cluster.moved),
+        late=len(cluster.late),
+        unnamed=sum(it.event.cause is MoveCause.UNNAMED for it in cluster.moved),
+    )
 
 
-def _score(cluster: Replay, start: float, span_s: float, nodes: int) -> Score:
+def score(ended: list[Done], start: float, span_s: float, nodes: int) -> Score:
+    """Return the figures of jobs that arrive from `start` on, the last one after `span_s`."""
     begin, end = start + WARM * span_s, start + span_s
-    done = [it for it in cluster.done if start + it.wanted.at >= begin]
+    done = [it for it in ended if start + it.wanted.at >= begin]
     waits = sorted(_wait_s(it, start) for it in done)
     slowdowns = [
         max(1.0, (_wait_s(it, start) + it.wanted.runs_s) / max(it.wanted.runs_s, 10.0))
         for it in done
     ]
     held = sum(
-        size(it.wanted) * max(0.0, min(it.ended, end) - max(it.began, begin)) for it in cluster.done
+        size(it.wanted) * max(0.0, min(it.ended, end) - max(it.began, begin)) for it in ended
     )
     largest = sorted(done, key=lambda it: size(it.wanted))[-max(1, len(done) // 10) :]
     return Score(
@@ -94,10 +100,6 @@ def _score(cluster: Replay, start: float, span_s: float, nodes: int) -> Score:
         statistics.mean(slowdowns),
         held / (nodes * GPUS * (end - begin)),
         statistics.mean(_wait_s(it, start) for it in largest),
-        len(cluster.promised),
-        len(cluster.moved),
-        len(cluster.late),
-        sum(it.event.cause is MoveCause.UNNAMED for it in cluster.moved),
     )
 
 

@@ -127,8 +127,11 @@ WORKLOADS: Final[dict[str, tuple[Sizes, Points, list[float]]]] = {
 }
 
 
-def workload(name: str, seed: int, jobs: int, nodes: int, load: float) -> list[Wanted]:
-    """Return `jobs` jobs for a cluster of `nodes`, in the order of their arrival.
+def workload(
+    name: str, seed: int, jobs: int, nodes: int, load: float, longest_s: float = math.inf
+) -> list[Wanted]:
+    """Return `jobs` jobs for a cluster of `nodes`, in the order of their arrival. None runs for
+    longer than `longest_s`.
 
     With the same seed, the jobs of all loads are the same.
     """
@@ -136,7 +139,9 @@ def workload(name: str, seed: int, jobs: int, nodes: int, load: float) -> list[W
     chance = random.Random(f"{name} {seed}")
     drawn = []
     for at in points(chance, jobs):
-        wanted, gpus, runs_s = sizes(chance, nodes)
+        while (found := sizes(chance, nodes))[2] > longest_s:
+            pass
+        wanted, gpus, runs_s = found
         drawn.append(Wanted(at, runs_s, runs_s * chance.uniform(*LIMIT), wanted, gpus))
     span_s = sum(work(it) for it in drawn) / (nodes * GPUS * load)
     hours = _hours(day, span_s)

@@ -30,8 +30,20 @@ class JobAhead(msgspec.Struct, frozen=True):
     nodes: int
 
 
+class WentAhead(msgspec.Struct, frozen=True):
+    """A running job that is behind in the queue and started first: its nodes, and why it delays
+    nobody.
+    """
+
+    id: int
+    nodes: tuple[str, ...]
+    why: str
+
+
 class AttemptStory(msgspec.Struct, frozen=True):
-    """An attempt: its nodes and why they were chosen, its end, and the consequence."""
+    """An attempt: its nodes and why they were chosen, its end, and the consequence. `ahead_of`
+    names the waiting jobs before which it started, and why that does not delay them.
+    """
 
     number: int
     nodes: tuple[str, ...]
@@ -40,6 +52,7 @@ class AttemptStory(msgspec.Struct, frozen=True):
     ended: str
     then: str
     fabric: str = ""
+    ahead_of: str = ""
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -47,9 +60,10 @@ class Explanation(msgspec.Struct, frozen=True):
 
     `text` is a summary sentence. For a waiting job: `wanted` and `ready` count nodes, `nodes` has a
     verdict on each, `place` is its position in the queue from 1 (None: not queued), `ahead` are the
-    first jobs before it. `starts_by` is the latest start according to the time limits of earlier
-    jobs; `forecast` is the same as text, or why it is unknown. `hints` would start it sooner.
-    `supposing` is the hypothesis of a what-if answer.
+    first jobs before it, `went_ahead` the jobs behind it that run already. `starts_by` is the
+    latest start according to the time limits of earlier jobs; `forecast` is the same as text, or
+    why it is unknown. `hints` would start it sooner. `supposing` is the hypothesis of a what-if
+    answer.
     """
 
     job: JobSummary
@@ -65,3 +79,4 @@ class Explanation(msgspec.Struct, frozen=True):
     hints: tuple[str, ...] = ()
     attempts: tuple[AttemptStory, ...] = ()
     supposing: str = ""
+    went_ahead: tuple[WentAhead, ...] = ()

@@ -75,7 +75,7 @@ def test_held_explained_changed_and_run_again(cluster: LocalCluster, tmp_path: P
     assert "HELD" in cluster.muster("ps").stdout
     why = cluster.muster("explain", third).stdout
     assert f"runs job {first}" in why
-    assert f"at the latest, job {first} ends on" in why
+    assert f"at the latest: job {first} ends on" in why
     cluster.muster("set", third, "priority=80", "time_limit=none")
     assert shown(cluster, third)["priority"] == 80
     assert let_go(cluster, tmp_path, first) == 0

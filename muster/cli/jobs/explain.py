@@ -16,6 +16,7 @@ from muster.cli.output.json_output import json_option, print_json
 from muster.cli.output.table import Cell, Column, print_table
 from muster.cli.output.text_width import paragraph
 from muster.http.explanation import AttemptStory, Explanation, NodeVerdict
+from muster.protocol.text import named
 from muster.spec.field_readers import MAX_NODES
 
 _NODES: Final = (
@@ -68,9 +69,10 @@ def command(
     as_json: bool,
 ) -> None:
     """Show why a job waits: its place in the queue, each node's verdict, its latest start by the
-    time limits of other jobs, and what would start it sooner.
+    time limits of other jobs, which jobs went ahead, and what would start it sooner.
 
-    For a job that runs or has ended, show where it ran and why, and what ended it.
+    For a job that runs or has ended, show where it ran and why, before which waiting jobs it
+    started, and what ended it.
 
     \b
     muster explain 42 --nodes 3               what if it asked for three nodes?
@@ -102,10 +104,11 @@ def command(
     if as_json:
         print_json(found)
         return
-    _print(found, client.server_time)
+    print_explanation(found, client.server_time)
 
 
-def _print(found: Explanation, now: datetime | None) -> None:
+def print_explanation(found: Explanation, now: datetime | None) -> None:
+    """Print an explanation for people. `now` is the coordinator's time."""
     job = found.job
     print(f"job {job.id}  {safe(job.name)}  {job.state.value}")
     if found.supposing:
@@ -139,7 +142,7 @@ def _print_queue(found: Explanation) -> None:
 
 def _print_nodes(found: Explanation, now: datetime | None) -> None:
     mine = not found.ready or any(verdict.can for verdict in found.nodes)
-    what = "could be used now" if mine else "free, but for earlier jobs"
+    what = "could be used now" if mine else "free, but kept for earlier jobs"
     print(f"\nneeds {_nodes(found.wanted)}; {found.ready} {what}")
     if found.nodes:
         print_table(_NODES, [_row(verdict, now) for verdict in found.nodes])
@@ -160,12 +163,14 @@ def _print_when(found: Explanation, now: datetime | None) -> None:
     if found.starts_now:
         print("\nwould start now" if found.supposing else "\nstarts now")
     elif found.starts_by is not None:
-        when = _by(found.starts_by, now)
+        because = f": {found.forecast}" if found.forecast else ""
         print()
-        _line(f"starts by {when} at the latest, {found.forecast}", "")
+        _line(f"starts by {_by(found.starts_by, now)} at the latest{because}", "")
     elif found.forecast:
         print()
         _line(f"starts: {found.forecast}", "")
+    for it in found.went_ahead:
+        _line(f"job {it.id} went ahead on {named(it.nodes)}: {it.why}")
     for hint in found.hints:
         _line(hint)
 
@@ -175,6 +180,7 @@ def _print_attempt(story: AttemptStory) -> None:
     _line(f"attempt {story.number} on {', '.join(story.nodes)}", "")
     labelled = (
         ("there", story.why_there),
+        ("ahead", story.ahead_of),
         ("network", story.network),
         ("fabric", story.fabric),
         ("ended", story.ended),

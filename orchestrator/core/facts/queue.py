@@ -17,7 +17,7 @@ class StartPromised(PromiseFact, Inert, durability=LAZY):
     at: float
 
     def describe(self) -> str:
-        return f"promised start: by {timestamp(self.at):%H:%M:%S} UTC"
+        return f"promised start: by {timestamp(self.at):%Y-%m-%dT%H:%M:%SZ}"
 
 
 class StartMoved(PromiseFact, Inert, durability=LAZY):
@@ -27,7 +27,10 @@ class StartMoved(PromiseFact, Inert, durability=LAZY):
     event: QueueEvent
 
     def describe(self) -> str:
-        to = "is unknown now" if self.at is None else f"moved to {timestamp(self.at):%H:%M:%S} UTC"
+        if self.at is None:
+            to = "is unknown now"
+        else:
+            to = f"moved to {timestamp(self.at):%Y-%m-%dT%H:%M:%SZ}"
         return f"the promised start {to}, because {self.event.text}"
 
 

@@ -27,7 +27,9 @@ def planned_forecast(state: State, job: Job, it: Outlook, now: Instant) -> Forec
         return Forecast(None, _unplanned(state, job))
     if booking.start == math.inf:
         return Forecast(None, _endless(state, job, it.plan))
-    start = max(booking.start, it.plan.promises.get(job.id, 0.0))
+    promised = it.plan.promises.get(job.id, math.inf)
+    # After a restart, a promise is unknown until the booked nodes are back.
+    start = max(booking.start, promised) if promised < math.inf else booking.start
     return Forecast(max(0.0, start - now.mono), _ends_before(state, job, booking, it.plan))
 
 

@@ -5,6 +5,7 @@ The same code judges the copy and the state itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -36,7 +37,11 @@ def what_if_state(
         job = replace(job, spec=structs.replace(job.spec, nodes=nodes, max_nodes=None))
     if time_limit_s is not None:
         job = replace(job, spec=structs.replace(job.spec, time_limit_s=time_limit_s))
-    return replace(state, nodes=there, jobs={**state.jobs, job.id: job}), job
+    plan = state.plan
+    if (nodes is not None or time_limit_s is not None) and job.id in plan.promises:
+        # The promise to the job as it is says nothing about the other one.
+        plan = structs.replace(plan, promises={**plan.promises, job.id: -math.inf})
+    return replace(state, nodes=there, jobs={**state.jobs, job.id: job}, plan=plan), job
 
 
 def what_if_text(

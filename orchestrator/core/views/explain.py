@@ -33,13 +33,14 @@ from orchestrator.core.scheduling.placement import (
     never_fits,
 )
 from orchestrator.core.scheduling.planned import planned_forecast
-from orchestrator.core.scheduling.planned_ends import duration_s
+from orchestrator.core.scheduling.planned_ends import duration_s, expected_end
 from orchestrator.core.scheduling.reasons import Rejection, jobs_named
 from orchestrator.core.scheduling.restore_hold import why_held, why_job_held
 from orchestrator.core.scheduling.topology import groups
 from orchestrator.core.scheduling.what_if import what_if_state
 from orchestrator.core.views.display import job_summary, node_state
 from orchestrator.core.views.fabric import plan_of, was_refused
+from orchestrator.core.views.went_ahead import ahead_of, went_ahead
 
 TRIES: Final = 4
 AHEAD_MAX: Final = 20
@@ -78,7 +79,7 @@ def chance(state: State, job: Job, now: Instant) -> Chance:
 
 def explain(state: State, job: Job, now: Instant) -> Explanation:
     summary = job_summary(state, job, now)
-    stories = tuple(_story(job, attempt) for attempt in job.attempts)
+    stories = tuple(_story(state, job, attempt, now) for attempt in job.attempts)
     match job.phase:
         case JobPhase.QUEUED | JobPhase.HELD | JobPhase.BACKOFF:
             return _waiting(state, job, summary, stories, now)
@@ -99,7 +100,7 @@ def _waiting(
     it = chance(state, job, now)
     rejections = [_rejection_in_line(job, verdict, it, now) for verdict in it.found.verdicts]
     verdicts = [
-        _verdict(state, job, verdict, rejection, now)
+        _verdict(state, job, verdict, rejection, it, now)
         for verdict, rejection in zip(it.found.verdicts, rejections, strict=True)
     ]
     impossible = never_fits(state, job.spec)
@@ -121,6 +122,7 @@ def _waiting(
         forecast=when,
         hints=tuple(_hints(state, job, it, now)),
         attempts=stories,
+        went_ahead=went_ahead(state, job, it.outlook.plan, now) if queued and it.outlook else (),
     )
 
 
@@ -160,6 +162,7 @@ def _verdict(
     job: Job,
     verdict: PlacementVerdict,
     rejection: Rejection | None,
+    it: Chance,
     now: Instant,
 ) -> NodeVerdict:
     node = verdict.node
@@ -172,7 +175,7 @@ def _verdict(
         text = f"is {drained_by(node.drain, now)}"
     if not rejection.holders:
         return NodeVerdict(node.name, False, h.Reason(rejection.code, text))
-    holder, in_s = _last_needed(state, job, node, rejection.holders, now)
+    holder, in_s = _last_needed(state, job, node, rejection.holders, it, now)
     several = len({name for name, _ in rejection.holders}) > 1
     if in_s is not None:
         limit = f"; it is available when job {holder.id} ends" if several else ""
@@ -198,24 +201,35 @@ def _free_text(state: State, job: Job, node: Node) -> str:
 
 
 def _last_needed(
-    state: State, job: Job, node: Node, holders: tuple[Holder, ...], now: Instant
+    state: State, job: Job, node: Node, holders: tuple[Holder, ...], it: Chance, now: Instant
 ) -> tuple[Job, float | None]:
     """Return the holder whose end makes the node available, and in how many seconds at the latest.
 
     The seconds are None if unknown. All holders are assumed to end as late as they may.
     """
-    ends = [(ends_in_s(state, state.jobs[name], now), name) for name, _ in holders]
-    ends.sort(key=lambda it: (it[0] is None, it[0] or 0.0, it[1]))
+    ends = [(_ends_in_s(state, state.jobs[name], it, now), name) for name, _ in holders]
+    ends.sort(key=lambda end: (end[0] is None, end[0] or 0.0, end[1]))
     trial = replace(node, link=LinkState.CONNECTED, holders=dict(node.holders))
     alone = State(nodes={node.name: trial})
     needed = ends[-1]
     for end in ends if node.holders else ():
-        for holder in [it for it in trial.holders if it[0] == end[1]]:
+        for holder in [one for one in trial.holders if one[0] == end[1]]:
             del trial.holders[holder]
         if busy(alone, job.spec, trial) is None:
             needed = end
             break
     return state.jobs[needed[1]], needed[0]
+
+
+def _ends_in_s(state: State, job: Job, it: Chance, now: Instant) -> float | None:
+    """Seconds until a running job has released its nodes, by the plan of the queues if there is
+    one; None if unknown.
+    """
+    end = None if it.outlook is None else it.outlook.plan.ends.get(job.id)
+    if end is None or job.current is None:
+        return ends_in_s(state, job, now)
+    in_s = expected_end(state, job, end, now) - now.mono
+    return in_s if in_s < math.inf else None
 
 
 def _since_when(state: State, node: Node, now: Instant) -> str:
@@ -317,7 +331,7 @@ def _largest_gang(state: State, job: Job, it: Chance) -> int:
     return 0
 
 
-def _story(job: Job, attempt: Attempt) -> AttemptStory:
+def _story(state: State, job: Job, attempt: Attempt, now: Instant) -> AttemptStory:
     cause = attempt.cause
     return AttemptStory(
         number=attempt.number,
@@ -327,6 +341,7 @@ def _story(job: Job, attempt: Attempt) -> AttemptStory:
         ended="" if cause is None else cause.text,
         then=_then(job, attempt),
         fabric=_fabric(attempt),
+        ahead_of=ahead_of(state, job, now) if attempt is job.current else "",
     )
 
 

@@ -202,6 +202,10 @@ def test_a_promise_moves_by_a_named_event_and_only_then() -> None:
     assert moves(cluster, 2)[2:] == [MoveCause.DRAIN]
     assert cluster.job(2).starts_by is None
     notes = [text for _, text in cluster.job(2).notes.entries()]
+    assert notes[0] == "promised start: by 2023-11-14T23:15:40Z"
+    assert notes[1] == (
+        "the promised start moved to 2023-11-15T00:15:40Z, because job 1 got a longer time limit"
+    )
     assert notes[-1] == "the promised start is unknown now, because n2 was drained"
 
 
