@@ -119,7 +119,19 @@ def unenforced_limits(config: AgentConfig) -> dict[str, str]:
     SpawnError like `by_units`.
     """
     units = by_units(config)
-    return unenforced(cgroup.available() if units else cgroup.given_to_tasks(), units=units)
+    controllers = cgroup.available() if units else cgroup.given_to_tasks()
+    return unenforced(controllers, why_devices_are_open(units=units))
+
+
+def why_devices_are_open(*, units: bool, root: Path = Path("/")) -> str:
+    """Return why the devices of tasks are not limited, or "". `units`: tasks are units."""
+    if not units:
+        return "shims are forked, and only systemd limits the devices of its units"
+    if (root / "run/systemd/container").exists():
+        return "this node is a container, where systemd cannot be relied on for it"
+    if not (root / "sys/fs/cgroup/cgroup.controllers").exists():
+        return "cgroup v2 is not the only hierarchy of cgroups"
+    return ""
 
 
 def may_use_units(config: AgentConfig) -> bool:

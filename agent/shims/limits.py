@@ -126,19 +126,18 @@ def files_of(limits: TaskLimits, processes_max: int | None) -> dict[str, str]:
     return {name: str(value) for name, value in content.items() if value is not None}
 
 
-def unenforced(controllers: Collection[str], *, units: bool) -> dict[str, str]:
+def unenforced(controllers: Collection[str], open_devices: str) -> dict[str, str]:
     """Return the limits that are not enforced on a node, with the reasons.
 
-    `controllers` are those of the tasks' cgroups; `units`: tasks are units of systemd.
+    `controllers` are those of the tasks' cgroups. `open_devices` is why devices are not limited, ""
+    if they are.
     """
     found = {
         what: f"the {controller} controller is missing"
         for controller, what in LIMITED.items()
         if controller not in controllers
     }
-    if not units:
-        found[DEVICES] = "shims are forked, and only systemd limits the devices of its units"
-    return found
+    return found | {DEVICES: open_devices} if open_devices else found
 
 
 LIMITED: Final = {"memory": "memory", "cpu": "CPU", "pids": "processes"}

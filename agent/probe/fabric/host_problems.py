@@ -80,7 +80,9 @@ _TO_CGROUPS: Final = (
     "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1 and no cgroup_disable=); in a "
     "container, on a host that has it"
 )
-_TO_UNITS: Final = "run the agent as root under systemd, with `shims` auto or systemd"
+_TO_UNITS: Final = (
+    "run the agent as root under systemd, with `shims` auto or systemd, on a machine with cgroup v2"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +138,14 @@ def of_traces(found: Sequence[str]) -> Iterator[FabricProblem]:
 
 
 def of_limits(
-    tree: FsRoot, processes_max: int | None, *, units: bool = True
+    tree: FsRoot, processes_max: int | None, open_devices: str
 ) -> Iterator[FabricProblem]:
-    """Limits of jobs that are not enforced. `processes_max` is the operator's own limit; `units`:
-    tasks are units of systemd.
-    """
+    """Limits of jobs that are not enforced. `processes_max` is the operator's own limit."""
     if not tree.live and not tree.exists("sys/fs/cgroup"):
         return
     texts = [tree.text(path) for path in _CONTROLLERS]
     found = {name for text in texts if not isinstance(text, Unread) for name in text.split()}
-    for what, why in unenforced(found, units=units).items():
+    for what, why in unenforced(found, open_devices).items():
         severe = what == LIMITED["pids"] and processes_max is not None
         effect, fix = _EFFECTS[what], _TO_UNITS if what == DEVICES else _TO_CGROUPS
         text = f"limits of jobs for {what}: not enforced here: {why}, and {effect}"

@@ -12,7 +12,7 @@ from agent.probe.fabric.fs_root import FsRoot
 from agent.shim.system import cgroup
 from agent.shim.system.cgroup import Cgroup
 from agent.shims import backend
-from agent.shims.backend import ShimOptions, request_of
+from agent.shims.backend import ShimOptions, request_of, why_devices_are_open
 from agent.shims.limits import (
     COMMON_DEVICES,
     NO_LIMITS,
@@ -188,13 +188,28 @@ def test_the_limit_that_was_reached_is_the_one_that_was_set(tmp_path: Path) -> N
 
 
 def test_each_missing_controller_is_named_with_what_it_would_limit() -> None:
-    assert unenforced({"memory", "cpu", "pids"}, units=True) == {}
-    assert unenforced({"cpu"}, units=True) == {
+    assert unenforced({"memory", "cpu", "pids"}, "") == {}
+    assert unenforced({"cpu"}, "") == {
         "memory": "the memory controller is missing",
         "processes": "the pids controller is missing",
     }
-    why = "shims are forked, and only systemd limits the devices of its units"
-    assert unenforced({"memory", "cpu", "pids"}, units=False) == {"devices": why}
+    assert unenforced({"memory", "cpu", "pids"}, "forked") == {"devices": "forked"}
+
+
+def test_devices_are_limited_only_by_units_of_systemd_on_a_machine_with_cgroup_v2(
+    tmp_path: Path,
+) -> None:
+    def why(*, units: bool) -> str:
+        return why_devices_are_open(units=units, root=tmp_path)
+
+    assert "not the only hierarchy" in why(units=True)
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/cgroup.controllers").touch()
+    assert why(units=True) == ""
+    assert "forked" in why(units=False)
+    (tmp_path / "run/systemd").mkdir(parents=True)
+    (tmp_path / "run/systemd/container").touch()
+    assert "container" in why(units=True)
 
 
 def test_an_agent_knows_what_its_own_backend_cannot_enforce(
@@ -203,6 +218,9 @@ def test_an_agent_knows_what_its_own_backend_cannot_enforce(
     monkeypatch.setattr(cgroup, "available", lambda: {"memory", "cpu", "pids"})
     monkeypatch.setattr(cgroup, "given_to_tasks", lambda: {"cpu"})
     monkeypatch.setattr(backend, "by_units", lambda _: True)
+    monkeypatch.setattr(
+        backend, "why_devices_are_open", lambda *, units: "" if units else "they are forked"
+    )
     assert backend.unenforced_limits(AgentConfig()) == {}
     monkeypatch.setattr(backend, "by_units", lambda _: False)
     assert list(backend.unenforced_limits(AgentConfig())) == ["memory", "processes", "devices"]
