@@ -145,6 +145,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     fence: bool | None = None
     unkillable_s: Seconds = 60.0
     processes_max: Annotated[int, msgspec.Meta(ge=16)] | None = None
+    part_limits: Literal["requests", "shares", "none"] = "requests"
     prolog: Path | None = None
     epilog: Path | None = None
     health_check: Path | None = None

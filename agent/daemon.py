@@ -73,12 +73,14 @@ from agent.monitors.traffic.samplers import TrafficSamplers
 from agent.probe.fabric.fs_root import FsRoot
 from agent.probe.fabric.gpus import use_of
 from agent.probe.network import NetworkProbe
-from agent.shims.backend import Shims, by_units, options_of, restricted
+from agent.shims.backend import Shims, by_units, options_of, restricted, unenforced_limits
 from agent.shims.forked import ForkServer
+from agent.shims.limits import TaskLimits
 from agent.shims.systemd import SystemdUnits
 from agent.single_agent import single_agent_lock
 from agent.taskdirs.task_accounts import TaskAccounts
 from agent.taskdirs.taskdirs import TASKS, TaskDirs, user_of
+from agent.tasks.part_limits import read_limits
 from agent.tasks.registry import TaskRegistry
 from muster.daemon.abandoned_thread import wait_at_most
 from muster.daemon.clock import Clock, SystemClock
@@ -88,7 +90,13 @@ from muster.daemon.network_fs import network_kind
 from muster.daemon.sd_notify import Notifier
 from muster.daemon.task_owner import TaskOwner
 from muster.daemon.timers import Timers
-from muster.protocol.link.control_channel import Inventory, NodeObservations, Refused, Welcome
+from muster.protocol.link.control_channel import (
+    Inventory,
+    NodeObservations,
+    PrepareTask,
+    Refused,
+    Welcome,
+)
 from muster.protocol.observations.gpus import GpuDevice, usable
 
 _CLUSTER: Final = "cluster"
@@ -202,6 +210,7 @@ class Agent:
                 self._code,
                 self._fence,
                 self._site_hooks(hardware, owner),
+                self._limits,
                 self._inbox.post,
                 owner,
             )
@@ -259,6 +268,10 @@ class Agent:
 
     def _devices(self) -> tuple[GpuDevice, ...]:
         return self._state.observed.inventory.devices
+
+    def _limits(self, prepare: PrepareTask) -> TaskLimits:
+        inventory, config = self._state.observed.inventory, self._config
+        return read_limits(prepare, inventory, FsRoot(config.fabric.root), config.part_limits)
 
     async def _take_over(self, folders: TaskDirs) -> None:
         """Adopt the tasks of an earlier agent process, and begin to remove what else it left."""
@@ -360,6 +373,7 @@ async def serve(
             check_hooks(config)
             network = NetworkProbe(config.address, config.interface)
             identity, inventory = await asyncio.to_thread(identify, config, network)
+            inventory = structs.replace(inventory, unenforced=unenforced_limits(config))
             agent = Agent(config, identity, inventory, owners, SystemClock(), network)
             with contextlib.closing(agent.vouches):
                 await agent.run(stop, Notifier(environ))

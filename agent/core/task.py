@@ -20,7 +20,6 @@ from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.link.codec import FRAME_BYTES_MAX
 from muster.protocol.link.control_channel import (
-    Checkpoint,
     Fingerprint,
     Prepared,
     RankReport,
@@ -28,6 +27,7 @@ from muster.protocol.link.control_channel import (
     TaskObservations,
     TaskReport,
 )
+from muster.protocol.observations.checkpoints import Checkpoint
 from muster.protocol.observations.fabric import NodeFabric
 from muster.protocol.observations.hangs import RankActivity
 from muster.protocol.observations.hardware_events import OOM
@@ -287,7 +287,7 @@ def _ranks(status: ShimStatus, kills: dict[int, str]) -> tuple[RankReport, ...]:
     failed = sorted(
         (_at_s(rank), rank.rank != status.first_failed, rank.rank)
         for rank in status.ranks
-        if rank.exit is not None and rank.exit.failed and not rank.stopped
+        if _failed(rank)
     )
     quoted = {number for _, _, number in failed[:ERRORS_MAX]}
     return tuple(
@@ -305,9 +305,15 @@ def _ranks(status: ShimStatus, kills: dict[int, str]) -> tuple[RankReport, ...]:
             oom=_was_killed(rank, kills),
             oom_said=kills.get(rank.pid or 0, "") if _was_killed(rank, kills) else "",
             kernel=(rank.kernel or "") if rank.rank in quoted else "",
+            memory_max=(status.memory_max or 0) if _failed(rank) else 0,
         )
         for rank in status.ranks
     )
+
+
+def _failed(rank: ShimRank) -> bool:
+    """True if the rank has failed by itself."""
+    return rank.exit is not None and rank.exit.failed and not rank.stopped
 
 
 def _ok(rank: ShimRank) -> bool:

@@ -74,8 +74,8 @@ def run_shim(
             ready = None
         if ready is None:
             ready = _get_ready(options, ahead=False)
-        if ready.cgroup is not None and options.processes_max is not None:
-            ready.cgroup.bound(options.processes_max)
+        if ready.cgroup is not None:
+            ready.cgroup.limit(options.limits)
         code = _run(str(wish["task"]), fds, options, own, bootstrap, ready, channel)
         if code:
             return code

@@ -193,7 +193,8 @@ class ShimStatus:
     of it the import of torch. `launcher_said` is the end of a failed launcher's log. `signalled` is
     the number of the last `signal` that was carried out. `start_method` is None until the first
     rank of a job with `start_method: fork`. `warned_s` is the `warn_s` of the time limit's warning
-    that the ranks got.
+    that the ranks got. `memory_max` is the task's memory limit in bytes, if processes were killed
+    because it was reached.
     """
 
     task: str
@@ -218,6 +219,7 @@ class ShimStatus:
     signalled: int = 0
     start_method: ShimStartMethod | None = None
     warned_s: float | None = None
+    memory_max: int | None = None
 
 
 # --- commands to a shim -----------------------------------------------------------------------

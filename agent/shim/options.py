@@ -13,9 +13,9 @@ class Options:
     __slots__ = (
         "cgroup",
         "cgroup_parent",
+        "limits",
         "linger_s",
         "orphan_s",
-        "processes_max",
         "sigterm",
         "unkillable_s",
     )
@@ -28,7 +28,7 @@ class Options:
         linger_s: float = 30.0,
         unkillable_s: float = 60.0,
         sigterm: bool = False,
-        processes_max: int | None = None,
+        limits: Mapping[str, str] | None = None,
     ) -> None:
         self.cgroup = cgroup
         self.cgroup_parent = cgroup_parent
@@ -41,8 +41,8 @@ class Options:
         self.unkillable_s = unkillable_s
         # SIGTERM ends the task, as the service manager intends, instead of being ignored.
         self.sigterm = sigterm
-        # Most processes and threads of a task. None: limited by the machine only.
-        self.processes_max = processes_max
+        # Files of the task's cgroup and their content, such as memory.max.
+        self.limits = limits or {}
 
     @classmethod
     def of(cls, wish: Mapping[str, object]) -> Options:

@@ -75,8 +75,8 @@ class ShimTask(PreparationListener, ProgramListener):
         self._tree = ProcessTree(cgroup)
         self._children = Runners(loop, cgroup, runner, self._orphan_ended)
         self._logs = Logs(folder_fd, None)
-        oom_kills = (lambda: None) if cgroup is None else cgroup.oom_kills
-        self.ranks = Ranks(self.status, self._logs, oom_kills, KernelLog(self.cgroup_path).about)
+        counts = () if cgroup is None else (cgroup.oom_kills, cgroup.memory_limit_reached)
+        self.ranks = Ranks(self.status, self._logs, KernelLog(self.cgroup_path).about, *counts)
         self._ending = Termination(loop, self._tree, options.unkillable_s, self._sweep, self._stuck)
         told = loop, self._tree, self.status, self.ranks, self._group
         self._signals = RankSignals(*told, self._signalled)

@@ -13,6 +13,8 @@ from typing import Final, Protocol
 import msgspec
 
 from agent.config import AgentConfig
+from agent.shim.system import cgroup
+from agent.shims.limits import NO_LIMITS, TaskLimits, files_of, unenforced
 from muster.daemon.errors import DaemonError
 
 SYSTEMD_RUN: Final = "systemd-run"
@@ -65,7 +67,9 @@ class Shims(Protocol):
     async def start(self) -> None:
         """Prepare to start shims. Raises SpawnError."""
 
-    async def spawn(self, task_dir: Path, given: socket.socket | None = None) -> int:
+    async def spawn(
+        self, task_dir: Path, given: socket.socket | None = None, limits: TaskLimits = NO_LIMITS
+    ) -> int:
         """Start the shim of the task that the directory is named after. Returns its pid.
 
         The path is absolute. The directory is created if missing; its parent must exist. On return
@@ -78,12 +82,17 @@ class Shims(Protocol):
         """Stop the backend. Shims live on."""
 
 
-def request_of(task_dir: Path, options: ShimOptions) -> dict[str, object]:
+def request_of(
+    task_dir: Path, options: ShimOptions, limits: TaskLimits = NO_LIMITS
+) -> dict[str, object]:
     """Return the request that describes a shim. Raises SpawnError."""
     if not task_dir.is_absolute():
         raise SpawnError(f"the task's folder {task_dir} is not an absolute path")
+    wish = msgspec.to_builtins(options)
+    wish.pop("processes_max", None)
     return {
-        **msgspec.to_builtins(options),
+        **wish,
+        "limits": files_of(limits, options.processes_max),
         "task_dir": str(task_dir),
         "task": task_dir.name,
     }
@@ -103,6 +112,33 @@ def by_units(config: AgentConfig, environ: Mapping[str, str] = os.environ) -> bo
     # A manually started agent leaves no units behind.
     in_unit = os.getppid() == 1 and "INVOCATION_ID" in environ
     return in_unit and not lacking and not config.shared_host
+
+
+def unenforced_limits(config: AgentConfig) -> dict[str, str]:
+    """Return the limits that are not enforced for the tasks of this agent, with the reasons. Raises
+    SpawnError like `by_units`.
+    """
+    units = by_units(config)
+    controllers = cgroup.available() if units else cgroup.given_to_tasks()
+    return unenforced(controllers, why_devices_are_open(units=units))
+
+
+def why_devices_are_open(*, units: bool, root: Path = Path("/")) -> str:
+    """Return why the devices of tasks are not limited, or "". `units`: tasks are units."""
+    if not units:
+        return "shims are forked, and only systemd limits the devices of its units"
+    if (root / "run/systemd/container").exists():
+        return "this node is a container, where systemd cannot be relied on for it"
+    if not (root / "sys/fs/cgroup/cgroup.controllers").exists():
+        return "cgroup v2 is not the only hierarchy of cgroups"
+    return ""
+
+
+def may_use_units(config: AgentConfig) -> bool:
+    """True if an agent with this configuration would run each shim as a systemd unit, when systemd
+    has started it.
+    """
+    return config.shims != "forked" and not config.shared_host and not lacks_units()
 
 
 def restricted(status: Path = Path("/proc/self/status")) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.shims.backend import ShimOptions, SpawnError, request_of
+from agent.shims.limits import NO_LIMITS, TaskLimits
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_BYTES_MAX = 65536
@@ -47,9 +48,11 @@ class ForkServer:
         async with self._turn:
             await self._ensure()
 
-    async def spawn(self, task_dir: Path, given: socket.socket | None = None) -> int:
+    async def spawn(
+        self, task_dir: Path, given: socket.socket | None = None, limits: TaskLimits = NO_LIMITS
+    ) -> int:
         """Implement `Shims.spawn` of agent/shims/backend.py."""
-        request = request_of(task_dir, self._options)
+        request = request_of(task_dir, self._options, limits)
         async with self._turn:
             for last in (False, True):
                 try:

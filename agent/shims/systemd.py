@@ -17,9 +17,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from agent.shim import exit_record
 from agent.shim.fork_server import OOM_SCORE
 from agent.shims.backend import SYSTEMD_RUN, ShimOptions, SpawnError, request_of
+from agent.shims.limits import NO_LIMITS, TaskLimits, properties_of
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SLICE: Final = "muster.slice"
@@ -51,7 +54,7 @@ _LIMITS: Final[Mapping[str, int]] = {
     "LimitSIGPENDING": resource.RLIMIT_SIGPENDING,
     "LimitSTACK": resource.RLIMIT_STACK,
 }
-Limits = Callable[[int], tuple[int, int]]
+Rlimits = Callable[[int], tuple[int, int]]
 
 PROPERTIES: Final = (
     "Type=notify",
@@ -67,7 +70,6 @@ PROPERTIES: Final = (
     "OOMPolicy=continue",
     f"OOMScoreAdjust={OOM_SCORE}",
     "Delegate=yes",
-    "TasksMax=infinity",
     # RDMA pins memory.
     "LimitMEMLOCK=infinity",
     # Like the agent's unit with systemd/forked-shims.conf.
@@ -105,10 +107,18 @@ def command_of(request: Mapping[str, object]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", code, words]
 
 
-def argv_of(task_dir: Path, options: ShimOptions, limits: Limits = resource.getrlimit) -> list[str]:
+def argv_of(
+    task_dir: Path,
+    options: ShimOptions,
+    rlimits: Rlimits = resource.getrlimit,
+    limits: TaskLimits = NO_LIMITS,
+) -> list[str]:
     """Return the command that creates the unit of a task. Raises SpawnError."""
-    request = {**request_of(task_dir, options), "sigterm": True}
-    bounds = [f"{name}={_bounds(*limits(which))}" for name, which in _LIMITS.items()]
+    # Within the unit there is nothing to weigh the task against.
+    request = request_of(task_dir, options, replace(limits, cpu_weight=None))
+    request["sigterm"] = True
+    bounds = [f"{name}={_bounds(*rlimits(which))}" for name, which in _LIMITS.items()]
+    bounds += properties_of(limits, options.processes_max)
     return [
         SYSTEMD_RUN,
         "--quiet",
@@ -140,9 +150,10 @@ class SystemdUnits:
         self,
         task_dir: Path,
         given: socket.socket | None = None,  # noqa: ARG002  for other backends
+        limits: TaskLimits = NO_LIMITS,
     ) -> int:
         """Implement `Shims.spawn` of agent/shims/backend.py."""
-        argv = argv_of(task_dir, self._options)
+        argv = argv_of(task_dir, self._options, limits=limits)
         task = task_dir.name
         try:
             await asyncio.to_thread(task_dir.mkdir, mode=0o700, exist_ok=True)

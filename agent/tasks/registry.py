@@ -40,6 +40,7 @@ from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.traffic.samplers import TrafficSamplers
 from agent.probe.network import NetworkProbe
 from agent.shims.backend import Shims
+from agent.shims.limits import NO_LIMITS, TaskLimits
 from agent.taskdirs.task_accounts import TaskAccounts, UserRefusedError
 from agent.taskdirs.taskdirs import TASKS, DiskFullError, Owner, TaskDirs, user_of
 from agent.tasks import preflight
@@ -83,6 +84,7 @@ class TaskRegistry:
         code: CodeFetcher,
         fence: Fence,
         hooks: SiteHooks,
+        limits: Callable[[PrepareTask], TaskLimits],
         post: Callable[[Input], None],
         owner: TaskOwner,
     ) -> None:
@@ -101,6 +103,7 @@ class TaskRegistry:
         self._code = code
         self._fence = fence
         self._hooks = hooks
+        self._limits = limits
         self._post = post
         self._owner = owner
         self._supervisors: dict[TaskId, TaskSupervisor] = {}
@@ -244,7 +247,10 @@ class TaskRegistry:
             self._idle.begin(task, prepare.idle, prepare.gpus)
             if placed.fabric is None:
                 self._owner.spawn(self._look(task), name=f"fabric.{task}")
-            connection = await self._spawn(task)
+            limits = NO_LIMITS
+            if prepare.gpus:
+                limits = await asyncio.to_thread(self._limits, prepare)
+            connection = await self._spawn(task, limits)
         except (DaemonError, OSError, RuntimeError, MemoryError) as error:
             # Also raised if this process runs out of descriptors, threads or memory: the agent goes
             # on.
@@ -255,16 +261,16 @@ class TaskRegistry:
             return
         await supervisor.run(connection)
 
-    async def _spawn(self, task: TaskId) -> socket.socket | None:
+    async def _spawn(self, task: TaskId, limits: TaskLimits) -> socket.socket | None:
         """Our end of the connection to a new shim. Returns None if the supervisor has to connect by
         itself."""
         if not self._shims.gives:
-            await self._shims.spawn(self._folders.path(task))
+            await self._shims.spawn(self._folders.path(task), limits=limits)
             return None
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                await self._shims.spawn(self._folders.path(task), theirs)
+                await self._shims.spawn(self._folders.path(task), theirs, limits)
         except BaseException:
             ours.close()
             raise

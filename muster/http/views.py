@@ -305,6 +305,7 @@ class NodeView(msgspec.Struct, frozen=True):
     draining (jobs are still there) or drained. `faults` are jobs that failed because of it since
     its last resume and are not forgiven; the last of them, after `faults_before` others. `hardware`
     has its last events since then. `rdma` is the last reported RDMA equipment, None if unknown.
+    `unenforced` are the limits of jobs that are not enforced there, each with the reason.
     """
 
     name: str
@@ -336,6 +337,7 @@ class NodeView(msgspec.Struct, frozen=True):
     hardware: tuple[HardwareView, ...] = ()
     rdma: RdmaView | None = None
     faults_before: int = 0
+    unenforced: dict[str, str] = {}
 
 
 class NodeList(msgspec.Struct, frozen=True):

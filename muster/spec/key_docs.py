@@ -55,7 +55,8 @@ KEYS: Final[dict[str, KeyDoc]] = {
         "any",
     ),
     "resources.memory": KeyDoc(
-        "Minimum memory of a node; on a shared node, memory reserved for the job.",
+        "Minimum memory of a node; on a shared node, memory reserved for the job, and its limit "
+        "where the node can enforce one.",
         "resources: {memory: 200GB}",
         "a size; also `200GB..`, `200GB+`",
         "any",

@@ -10,7 +10,6 @@ import pytest
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.link.codec import FRAME_BYTES_MAX, ReportFrame, decode_report
 from muster.protocol.link.control_channel import (
-    Checkpoint,
     Heartbeat,
     Hello,
     NodeChanges,
@@ -25,6 +24,7 @@ from muster.protocol.link.control_channel import (
 )
 from muster.protocol.link.report_bounds import bounded
 from muster.protocol.observations import kernel_log
+from muster.protocol.observations.checkpoints import Checkpoint
 from muster.protocol.observations.fabric import PORTS_MAX, FabricPort, MissingPort, NodeFabric
 from muster.protocol.observations.gpus import GpuDevice
 from muster.protocol.observations.hangs import Frame, RankStacks, ThreadStack

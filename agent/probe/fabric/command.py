@@ -17,6 +17,7 @@ from agent.config import PREFIX, AgentConfig, load
 from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.report import doctor_text, exit_code, probe_text
 from agent.probe.fabric.user_access import JobUser, user_named
+from agent.shims.backend import may_use_units, why_devices_are_open
 from muster.daemon.errors import ConfigError
 from muster.fabric.nccl_version import version_of
 from muster.fabric.schema import probe_schema
@@ -73,6 +74,7 @@ def asked_by(
         state_dir=config.state_dir if live and not config.shared_host else None,
         hosts_file=config.hosts.file,
         processes_max=config.processes_max,
+        open_devices=why_devices_are_open(units=may_use_units(config)) if live else "",
         single_team=config.single_team,
     )
 

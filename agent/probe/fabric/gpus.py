@@ -101,6 +101,20 @@ def devices_of(tree: FsRoot) -> tuple[GpuDevice, ...]:
     return tuple(found)
 
 
+def minors_of(tree: FsRoot) -> dict[str, int]:
+    """Return the number in the name of each GPU's device file (3 for /dev/nvidia3) by PCI address.
+    GPUs whose number is unknown are left out.
+    """
+    names = tree.names(DRIVER)
+    found = {}
+    for name in () if isinstance(names, Unread) else names:
+        text = tree.text(f"{DRIVER}/{name}/information")
+        fields = {} if isinstance(text, Unread) else dict(_FIELD.findall(text))
+        if (minor := fields.get("Device Minor", "")).isdecimal():
+            found[name.lower()] = int(minor)
+    return found
+
+
 def lacks_nvml(tree: FsRoot, functions: Sequence[Function]) -> bool:
     """True if this machine has NVIDIA GPUs but no Python module for NVML. A driver that does not
     answer is reported for its GPUs.

@@ -13,6 +13,7 @@ from agent.leftovers.units import LeftUnit
 from agent.probe.fabric.fs_root import FsRoot, Unread
 from agent.probe.fabric.problems import info, listed, stop, warning
 from agent.probe.fabric.user_access import JobUser
+from agent.shims.limits import DEVICES, LIMITED, unenforced
 from muster.fabric.model import (
     ETHERNET,
     Affinity,
@@ -68,6 +69,22 @@ _CONTROLLERS: Final = (
 )
 
 
+_EFFECTS: Final = {
+    LIMITED["memory"]: "a job on a part of the node may take all of its memory",
+    LIMITED["cpu"]: "a job on a part of the node may take the CPUs from the others",
+    LIMITED["pids"]: "a fork bomb of a job may take every process and thread of the node, whatever "
+    "processes_max is",
+    DEVICES: "a job on a part of the node may open the GPUs of the others",
+}
+_TO_CGROUPS: Final = (
+    "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1 and no cgroup_disable=); in a "
+    "container, on a host that has it"
+)
+_TO_UNITS: Final = (
+    "run the agent as root under systemd, with `shims` auto or systemd, on a machine with cgroup v2"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class HostFacts:
     """Input of the checks. `local_name` is the loopback address that the hosts file gives to the
@@ -120,21 +137,19 @@ def of_traces(found: Sequence[str]) -> Iterator[FabricProblem]:
         )
 
 
-def of_processes(tree: FsRoot, processes_max: int | None) -> Iterator[FabricProblem]:
-    """Ineffective limits on a job's processes; `processes_max` is the operator's own limit."""
+def of_limits(
+    tree: FsRoot, processes_max: int | None, open_devices: str
+) -> Iterator[FabricProblem]:
+    """Limits of jobs that are not enforced. `processes_max` is the operator's own limit."""
     if not tree.live and not tree.exists("sys/fs/cgroup"):
         return
-    for path in _CONTROLLERS:
-        controllers = tree.text(path)
-        if not isinstance(controllers, Unread) and "pids" in controllers.split():
-            return
-    judged = info if processes_max is None else warning
-    yield judged(
-        "processes_max is not enforced here: this node has no cgroup v2 with the pids controller, "
-        "and a fork bomb of a job may take every process and thread of the node",
-        "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1 and no cgroup_disable=pids); in "
-        "a container, on a host that has it",
-    )
+    texts = [tree.text(path) for path in _CONTROLLERS]
+    found = {name for text in texts if not isinstance(text, Unread) for name in text.split()}
+    for what, why in unenforced(found, open_devices).items():
+        severe = what == LIMITED["pids"] and processes_max is not None
+        effect, fix = _EFFECTS[what], _TO_UNITS if what == DEVICES else _TO_CGROUPS
+        text = f"limits of jobs for {what}: not enforced here: {why}, and {effect}"
+        yield (warning if severe else info)(text, fix)
 
 
 def of_users(shared: str, *, single_team: bool) -> Iterator[FabricProblem]:

@@ -46,7 +46,8 @@ _ON_ITS_WAY_S: Final = 60.0
 class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a probe besides its root. `settings` are the operator's for NCCL; `user` runs the
     jobs and `python` is their interpreter; `nccl` is a version; `network` is a pinned interface or
-    address; `agent`: this process is the agent itself, whose directory is `state_dir`.
+    address; `agent`: this process is the agent itself, whose directory is `state_dir`;
+    `open_devices` is why the devices of tasks are not limited.
     """
 
     rules: Rules = Rules()
@@ -60,6 +61,7 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: Path | None = None
     hosts_file: Path = Path("/etc/hosts")
     processes_max: int | None = None
+    open_devices: str = ""
     single_team: bool = False
 
 
@@ -129,7 +131,7 @@ def probe(
     if tree.live and asked.user is not None and asked.python is not None:
         found += host_problems.of_python(asked.user, asked.python)
     if not asked.agent:
-        found += host_problems.of_processes(tree, asked.processes_max)
+        found += host_problems.of_limits(tree, asked.processes_max, asked.open_devices)
     # An agent has removed leftovers at its start.
     if tree.live and not asked.agent:
         found += host_problems.of_earlier_lives(leftover_processes())

@@ -42,17 +42,20 @@ class Ranks:
         self,
         status: Status,
         logs: Logs,
-        oom_kills: Callable[[], int | None] = lambda: None,
         kernel: Callable[[int | None, str], str] = lambda _pid, _said: "",
+        oom_kills: Callable[[], int | None] = lambda: None,
+        memory_limit_reached: Callable[[], int | None] = lambda: None,
     ) -> None:
         """Set the sources of evidence.
 
-        `oom_kills` counts the task's processes that were killed for memory. `kernel` returns the
-        lines of the kernel's log about a rank, by its pid and last output.
+        `oom_kills` counts the task's processes that were killed for memory;
+        `memory_limit_reached` is the task's own limit, if they were killed for that. `kernel`
+        returns the lines of the kernel's log about a rank, by its pid and last output.
         """
         self._status = status
         self._logs = logs
         self._oom_kills = oom_kills
+        self._memory_limit_reached = memory_limit_reached
         self._kernel = kernel
         # True once the ranks got a stop signal. One is enough: many programs take a second one for
         # "at once".
@@ -176,6 +179,8 @@ class Ranks:
         known.stderr_tail = (tail or None) if error else None
         known.disk_full = how.code != 0 and self._logs.no_room()
         known.oom = how.signal == signal.SIGKILL and self._killed_for_memory()
+        # A killed worker of a data loader makes its rank fail with an exception.
+        self._status.memory_max = self._status.memory_max or self._memory_limit_reached()
         if not known.stopped:
             pid = known.pid if known.pid in self._ours else None
             known.kernel = self._kernel(pid, f"{error or ''}\n{tail}") or None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from agent.shim.system import syscalls
 
 FOLDER = "muster"
+# The controllers that limit a task, each with a file that exists where it is in effect.
+CONTROLLERS = {"memory": "memory.max", "cpu": "cpu.weight", "pids": "pids.max"}
 _READ_BYTES = 4096
 # The folder in which the cgroups of tasks are made, by parent. Neither the folder nor this process
 # is ever moved, so it is looked up once, not for each task.
@@ -32,6 +35,29 @@ def own_cgroup() -> str | None:
     return os.path.normpath(os.path.join(point, inside))
 
 
+def available() -> set[str]:
+    """The controllers of the whole cgroup v2 mount."""
+    mount = _mounted()
+    if mount is None:
+        return set()
+    return set(_read(os.path.join(mount[1], "cgroup.controllers")).split())
+
+
+def given_to_tasks() -> set[str]:
+    """The controllers that limit tasks whose cgroups are below this process's own."""
+    probe = Cgroup.make(None, f"{prefix_of(os.getpid())}probe")
+    if probe is None:
+        return set()
+    found = {
+        controller
+        for controller, file in CONTROLLERS.items()
+        if os.path.exists(os.path.join(probe.path, file))
+    }
+    probe.remove()
+    probe.close()
+    return found
+
+
 def _mounted() -> tuple[str, str] | None:
     """The mounted part of the cgroup v2 tree and its mount point."""
     # A user may have a mount point with a name that is not UTF-8.
@@ -51,6 +77,7 @@ class Cgroup:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._limits: Mapping[str, str] = {}
         self._fd: int | None = None
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -91,9 +118,11 @@ class Cgroup:
         _found[parent] = middle
         return cls(path)
 
-    def bound(self, processes: int) -> None:
-        """Limit the number of processes and threads in it, if the kernel counts them."""
-        _try_write(os.path.join(self.path, "pids.max"), str(processes))
+    def limit(self, limits: Mapping[str, str]) -> None:
+        """Write these files, such as memory.max. Those of missing controllers are left out."""
+        self._limits = limits
+        for name, text in limits.items():
+            _try_write(os.path.join(self.path, name), text)
 
     def close(self) -> None:
         """Close the descriptor. The folder stays: another process uses it."""
@@ -124,11 +153,22 @@ class Cgroup:
 
     def oom_kills(self) -> int | None:
         """Number of processes killed for memory. Returns None without the memory controller."""
-        for line in _read(os.path.join(self.path, "memory.events")).splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
-        return None
+        return self._memory_events().get("oom_kill")
+
+    def memory_limit_reached(self) -> int | None:
+        """Its own memory limit in bytes, if processes were killed because of that, and not only
+        because of a limit above it or a full node. Else None.
+        """
+        events = self._memory_events()
+        # Not as the kernel has it, which rounds it to pages.
+        limit = self._limits.get("memory.max")
+        killed = events.get("oom", 0) > 0 and events.get("oom_kill", 0) > 0
+        return int(limit) if killed and limit is not None else None
+
+    def _memory_events(self) -> dict[str, int]:
+        lines = _read(os.path.join(self.path, "memory.events")).splitlines()
+        pairs = (line.partition(" ") for line in lines)
+        return {name: int(value) for name, _, value in pairs}
 
     def remove(self) -> bool:
         """Remove it and the cgroups that the job made below. Returns False if it is not empty."""
@@ -143,10 +183,10 @@ def _make_middle(parent: str | None) -> str | None:
     middle = os.path.join(base, FOLDER)
     os.makedirs(middle, mode=0o755, exist_ok=True)
     # The kernel refuses if the base holds processes itself. Then OOM kills are not counted and
-    # processes are not limited; nothing else is lost.
+    # tasks are not limited; nothing else is lost.
     for folder in (base, middle):
-        _try_write(os.path.join(folder, "cgroup.subtree_control"), "+memory")
-        _try_write(os.path.join(folder, "cgroup.subtree_control"), "+pids")
+        for controller in CONTROLLERS:
+            _try_write(os.path.join(folder, "cgroup.subtree_control"), f"+{controller}")
     return middle
 
 

@@ -103,6 +103,9 @@ def _facts(view: NodeView) -> list[tuple[str, str]]:
     ]
     if view.rdma is not None:
         facts.append(("RDMA", _rdma(view.rdma)))
+    facts += [
+        ("limits", f"{what}: not enforced here: {why}") for what, why in view.unenforced.items()
+    ]
     if view.python:
         facts.append(("python", view.python))
     labels = ", ".join(f"{name}={value}" for name, value in sorted(view.labels.items()))

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.link.terms import ChangeTerms, Terms
+from muster.protocol.observations.checkpoints import Checkpoint
 from muster.protocol.observations.disks import DiskHealth
 from muster.protocol.observations.fabric import NodeFabric, NodeRdma, TaskFabric
 from muster.protocol.observations.gpus import GpuDevice, IdleGpus, usable
@@ -39,7 +40,8 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     `machine_id` identifies the host: agents on one host share its ports. `python` is the default
     interpreter of jobs. `hostname` is the node's own name, which may differ from its name in the
     cluster. `devices` are its GPUs, including excluded ones; `gpus` is the number for jobs. An
-    agent that cannot identify its GPUs lists none. `rdma` is None if unknown.
+    agent that cannot identify its GPUs lists none. `rdma` is None if unknown. `unenforced` are the
+    limits of jobs that are not enforced there, each with the reason.
     """
 
     address: str
@@ -57,6 +59,7 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     interfaces: tuple[Interface, ...] = ()
     devices: tuple[GpuDevice, ...] = ()
     rdma: NodeRdma | None = None
+    unenforced: dict[str, str] = {}
 
 
 def with_devices(inventory: Inventory, devices: tuple[GpuDevice, ...]) -> Inventory:
@@ -182,7 +185,8 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     is that end if `error` is not. `at_s` is when it ended, in seconds since its program started.
     `stopped`: it ended after Muster stopped it. `oom`: the kernel killed it for lack of memory, and
     `oom_said` is the kernel's message as text. `disk_full`: the disk of its task directory was full
-    when it failed. `kernel`: the kernel's log lines about it.
+    when it failed. `kernel`: the kernel's log lines about it. `memory_max`: the memory limit of its
+    task in bytes, if the kernel has killed processes because of it.
     """
 
     rank: int
@@ -197,17 +201,7 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     oom_said: str = ""
     disk_full: bool = False
     kernel: str = ""
-
-
-class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Checkpoints of a job that a node has seen since its task began: `fresh` is how often
-    something new had settled. `name` is the newest file of the last time, found `ago_s` before this
-    report.
-    """
-
-    fresh: int
-    name: str
-    ago_s: float = 0.0
+    memory_max: int = 0
 
 
 class TaskObservations(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -362,6 +356,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     the coordinator has not answered for so long; None: never. The agent reports changed files in
     `checkpoint_dir`. `preflight`: also check disks and mounts, and refuse if one is nearly full or
     hangs. `idle`: limits for idle GPUs. `ticket`: to fetch `bundle`. `user` submitted the job.
+    `cpus` and `memory_bytes` are what it requests of a node, 0 for no request.
     """
 
     task: TaskId
@@ -380,6 +375,8 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     bundle: str | None = None
     ticket: str = ""
     user: str = ""
+    cpus: int = 0
+    memory_bytes: int = 0
 
 
 class RendezvousCheck(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from muster.protocol.link.control_channel import (
-    Checkpoint,
     Hello,
     Inventory,
     NodeChanges,
@@ -24,6 +23,7 @@ from muster.protocol.link.control_channel import (
     TaskObservations,
     TaskReport,
 )
+from muster.protocol.observations.checkpoints import Checkpoint
 from muster.protocol.observations.disks import DiskHealth
 from muster.protocol.observations.fabric import (
     GPUS_MAX,

@@ -52,7 +52,14 @@ def _without_texts(rank: RankReport) -> RankReport:
 
 
 def _judged(rank: RankReport, how: ExitStatus) -> FailureVerdict:
-    return judge(how, rank.error, oom=rank.oom, kernel=rank.kernel, oom_said=rank.oom_said)
+    return judge(
+        how,
+        rank.error,
+        oom=rank.oom,
+        kernel=rank.kernel,
+        oom_said=rank.oom_said,
+        memory_max=rank.memory_max,
+    )
 
 
 def from_report(task: Task, report: TaskReport, leased: int = 0) -> Cause | None:

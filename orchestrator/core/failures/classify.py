@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.outcome import ExitStatus
+from muster.spec.units import size_text
 from orchestrator.core.failures.kernel_log import OutOfMemory, Xid, read
 from orchestrator.core.failures.taxonomy import IN_USE, RULES
 
@@ -51,13 +52,20 @@ class FailureVerdict(msgspec.Struct, frozen=True):
 
 
 def judge(
-    how: ExitStatus, written: str, *, oom: bool = False, kernel: str = "", oom_said: str = ""
+    how: ExitStatus,
+    written: str,
+    *,
+    oom: bool = False,
+    kernel: str = "",
+    oom_said: str = "",
+    memory_max: int = 0,
 ) -> FailureVerdict:
     """Classify a failure.
 
     `written` is the end of the process's output, or the traceback that torch recorded. `oom`: the
     rank's cgroup counted an out-of-memory kill. `kernel` has the node's kernel log lines about the
-    rank; `oom_said` is the agent's summary of those about memory.
+    rank; `oom_said` is the agent's summary of those about memory. `memory_max`: the memory limit of
+    the rank's task, if processes were killed because of it.
     """
     seen = read(kernel)
     if isinstance(seen, Xid):
@@ -65,19 +73,25 @@ def judge(
     said, rest, raised = _last_words(written)
     if oom or (isinstance(seen, OutOfMemory) and how.signal == _SIGKILL):
         what = _cut(oom_said) if seen is None else seen.text
-        return FailureVerdict(FailureKind.OOM_KILLED, what, OUT_OF_MEMORY)
+        return FailureVerdict(FailureKind.OOM_KILLED, what, _advice(memory_max))
     if isinstance(seen, OutOfMemory):
         # The kernel killed a child process, usually a data loader worker.
-        return FailureVerdict(FailureKind.HOST_OUT_OF_MEMORY, seen.text, OUT_OF_MEMORY)
+        return FailureVerdict(FailureKind.HOST_OUT_OF_MEMORY, seen.text, _advice(memory_max))
     if how.signal in BY_SIGNAL and how.signal != _SIGABRT:
         return replace(BY_SIGNAL[how.signal], said=said if raised else "")
     for rule in RULES:
         if found := rule.search(rest):
             advice = rule.advice.format(*found.groups("?"))
+            if memory_max and rule.kind is FailureKind.HOST_OUT_OF_MEMORY:
+                advice = _advice(memory_max)
             return FailureVerdict(rule.kind, said, advice, rule.infra)
     if how.signal == _SIGABRT:
         return replace(BY_SIGNAL[_SIGABRT], said=said)
     return FailureVerdict(FailureKind.EXCEPTION if raised else FailureKind.EXITED, said, "")
+
+
+def _advice(memory_max: int) -> str:
+    return AT_ITS_LIMIT.format(size_text(memory_max)) if memory_max else OUT_OF_MEMORY
 
 
 def says_in_use(written: str, port: int) -> bool:
@@ -90,6 +104,10 @@ def says_in_use(written: str, port: int) -> bool:
 OUT_OF_MEMORY: Final = (
     "the kernel killed it because the memory of its node or its cgroup was exhausted: use fewer "
     "data loader workers or a smaller batch, or ask for nodes with more memory"
+)
+AT_ITS_LIMIT: Final = (
+    "the job reached its memory limit on that node, {}: raise `resources.memory`, or use fewer "
+    "data loader workers or a smaller batch"
 )
 _SIGKILL: Final = 9
 _SIGABRT: Final = 6

@@ -83,6 +83,8 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         checkpoint_dir=spec.checkpoint_dir,
         idle=asked_of_nodes(spec),
         user=job.user,
+        cpus=spec.resources.cpu or 0,
+        memory_bytes=spec.resources.memory_bytes or 0,
     )
 
 

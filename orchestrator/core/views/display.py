@@ -171,6 +171,7 @@ def node_view(
             for at, event in node.hardware
         ),
         rdma=_rdma(node.inventory.rdma),
+        unenforced=node.inventory.unenforced,
     )
 
 

@@ -64,6 +64,19 @@ def killed(pid: int, task: str = "1.1.0") -> HardwareEvent:
     return HardwareEvent("boot", pid, "oom", Grade.SHOWN, text, task=TaskId(task), pid=pid)
 
 
+def test_ranks_that_failed_have_the_memory_limit_that_their_task_has_reached() -> None:
+    agent = Agent()
+    agent.running()
+    ranks = (
+        ShimRank(0, 0, pid=11, exit=ShimExit(signal=9), oom=True),
+        ShimRank(1, 1, pid=12, exit=ShimExit(code=1)),
+        ShimRank(2, 2, pid=13, exit=ShimExit(signal=15), stopped=True),
+        ShimRank(3, 3, pid=14),
+    )
+    (said,) = reports(agent.shim(ShimPhase.RUNNING, running_s=1.0, ranks=ranks, memory_max=1 << 30))
+    assert [it.memory_max for it in said.ranks] == [1 << 30, 1 << 30, 0, 0]
+
+
 def test_a_rank_that_the_kernel_killed_for_memory_is_reported_with_its_words() -> None:
     agent = Agent()
     agent.running()

@@ -318,7 +318,7 @@ def test_a_kill_for_memory_is_known_by_the_count_of_the_cgroup(tmp_path: Path) -
     folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     counts = iter((1, 1, None))
     status = Status("7.1.0", "/logs")
-    ranks = Ranks(status, Logs(folder, None), lambda: next(counts))
+    ranks = Ranks(status, Logs(folder, None), oom_kills=lambda: next(counts))
     try:
         for rank in range(4):
             for fd in ranks.open(rank, rank):

@@ -14,6 +14,7 @@ from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.report import exit_code, summary
 from agent.probe.fabric.software import software_of
 from agent.probe.fabric.user_access import JobUser
+from agent.shims.limits import LIMITED
 from muster.fabric.model import UNLIMITED, Severity
 from tests.agent.probe.fabric.trees import (
     LINK_LOCAL,
@@ -519,21 +520,40 @@ def test_an_interpreter_that_the_jobs_user_cannot_reach_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "processes_max", "severity"),
+    ("file", "text", "processes_max", "missing", "severity"),
     [
-        ("pids/cgroup.procs", "", None, Severity.INFO),
-        ("pids/cgroup.procs", "", 20_000, WARNING),
-        ("unified/cgroup.controllers", "\n", 20_000, WARNING),
-        ("cgroup.controllers", "cpu memory\n", 20_000, WARNING),
-        ("cgroup.controllers", "cpu memory pids\n", 20_000, None),
-        ("unified/cgroup.controllers", "pids\n", 20_000, None),
+        ("pids/cgroup.procs", "", None, ("memory", "cpu", "pids"), Severity.INFO),
+        ("pids/cgroup.procs", "", 20_000, ("pids", "memory", "cpu"), WARNING),
+        ("unified/cgroup.controllers", "\n", 20_000, ("pids", "memory", "cpu"), WARNING),
+        ("cgroup.controllers", "cpu memory\n", 20_000, ("pids",), WARNING),
+        ("cgroup.controllers", "cpu memory pids\n", 20_000, (), WARNING),
+        ("unified/cgroup.controllers", "cpu pids\n", 20_000, ("memory",), Severity.INFO),
     ],
 )
-def test_a_bound_on_processes_that_nobody_counts_is_reported(
-    node: Node, file: str, text: str, processes_max: int | None, severity: Severity | None
+def test_limits_that_nobody_enforces_are_reported(
+    node: Node,
+    file: str,
+    text: str,
+    processes_max: int | None,
+    missing: tuple[str, ...],
+    severity: Severity,
 ) -> None:
+    """A limit that the operator has set is worth a warning."""
     compute(node)
     node.file(f"sys/fs/cgroup/{file}", text)
     found = probe(node.root, ProbeOptions(processes_max=processes_max)).problems
-    assert [problem.severity for problem in found] == ([] if severity is None else [severity])
-    assert all("processes_max is not enforced here" in problem.what for problem in found)
+    said = [f"limits of jobs for {LIMITED[it]}: not enforced here: the {it} c" for it in missing]
+    assert all(it.what.startswith(text) for it, text in zip(found, said, strict=True))
+    severities = [severity, *[Severity.INFO] * (len(missing) - 1)][: len(missing)]
+    assert [problem.severity for problem in found] == severities
+
+
+def test_devices_that_nobody_closes_are_reported(node: Node) -> None:
+    compute(node)
+    node.file("sys/fs/cgroup/cgroup.controllers", "cpu memory pids\n")
+    (found,) = probe(node.root, ProbeOptions(open_devices="shims are forked")).problems
+    assert (found.severity, found.fix.split(",")[0]) == (
+        Severity.INFO,
+        "run the agent as root under systemd",
+    )
+    assert "limits of jobs for devices: not enforced here: shims are forked" in found.what

@@ -353,6 +353,27 @@ def test_a_kill_for_memory_is_reported_with_its_numbers(line: str, why: str) -> 
     assert (worker.kind, worker.said) == (FailureKind.HOST_OUT_OF_MEMORY, killed.said)
 
 
+@pytest.mark.parametrize(
+    ("how", "written", "kernel", "oom"),
+    [
+        (ExitStatus(signal=9), "epoch 3", "", True),
+        (ExitStatus(signal=9), "epoch 3", MEMCG, False),
+        (FAILED, traceback("RuntimeError: DataLoader worker (pid 4711)"), MEMCG, False),
+        (FAILED, traceback("MemoryError"), "", False),
+    ],
+)
+def test_a_memory_limit_that_was_reached_is_named_with_the_key_to_raise(
+    how: ExitStatus, written: str, kernel: str, *, oom: bool
+) -> None:
+    verdict = judge(how, written, kernel=kernel, oom=oom, memory_max=10 * 10**9)
+    assert verdict.kind in (FailureKind.OOM_KILLED, FailureKind.HOST_OUT_OF_MEMORY)
+    assert "reached its memory limit on that node, 10GB: raise `resources.memory`" in verdict.advice
+    # It says nothing of another failure.
+    assert judge(how, traceback("ValueError: no"), memory_max=1) == judge(
+        how, traceback("ValueError: no")
+    )
+
+
 def test_the_name_of_what_was_killed_may_have_brackets() -> None:
     killed = judge(ExitStatus(signal=9), "", kernel=MEMCG.replace("(python)", "(pt data (x))"))
     assert "process 4711 (pt data (x)) with 13.0 GiB" in killed.said

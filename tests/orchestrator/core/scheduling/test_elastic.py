@@ -9,7 +9,6 @@ import pytest
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.link.control_channel import (
     ArrangeTask,
-    Checkpoint,
     PrepareTask,
     RankReport,
     StartTask,
@@ -17,6 +16,7 @@ from muster.protocol.link.control_channel import (
     TaskReport,
 )
 from muster.protocol.link.terms import Terms
+from muster.protocol.observations.checkpoints import Checkpoint
 from muster.protocol.observations.interfaces import Interface, InterfaceKind
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState

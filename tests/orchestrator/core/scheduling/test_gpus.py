@@ -273,6 +273,20 @@ def test_a_job_with_whole_nodes_may_choose_among_sound_gpus_itself() -> None:
     assert prepare.env["CUDA_VISIBLE_DEVICES"] == "0"
 
 
+def test_a_node_is_told_what_a_job_requests_of_it() -> None:
+    cluster = Cluster()
+    join(cluster, "a", 2, memory_bytes=1 << 34, unenforced={"memory": "no controller"})
+    cluster.submit(part(1, resources={"cpu": 2, "memory_bytes": 1 << 30}))
+    cluster.submit(part(1))
+    told = cluster.commands("a", PrepareTask)
+    assert [(it.cpus, it.memory_bytes) for it in told if isinstance(it, PrepareTask)] == [
+        (2, 1 << 30),
+        (0, 0),
+    ]
+    shown = node_view(cluster.state.nodes[NodeName("a")], cluster.now)
+    assert shown.unenforced == {"memory": "no controller"}
+
+
 def test_news_of_a_gpu_make_room_or_take_it() -> None:
     cluster = Cluster()
     join(cluster, "a", 2)
