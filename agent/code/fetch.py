@@ -7,7 +7,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
@@ -23,19 +23,11 @@ from muster.http.bundles import ChunksRequest, PeersAnswer, PeersRequest
 from muster.protocol.link.control_channel import PrepareTask
 
 _PAUSE_S: Final = 0.5
-_PAUSE_MAX_S: Final = 10.0
 _CLEAN_EVERY_S: Final = 3600.0
 _TICKET: Final = "X-Muster-Ticket"
-_SHARED_BYTES: Final = 8 << 20
-"""Less is fetched from the coordinator, in less time than it takes to find peers."""
 _PEERS_BYTES_MAX: Final = 4 << 20
 _PEERS_AT_ONCE: Final = 16
-_NEWS_S: Final = 0.5
 _AGAIN_S: Final = 0.05
-_ABSENT_S: Final = 3.0
-"""How long a peer that does not answer is asked again, once this node has its own share."""
-_NOTHING_NEW_S: Final = 15.0
-"""The same for a peer that answers and has nothing new."""
 
 _log = structlog.get_logger("agent.code")
 
@@ -44,12 +36,36 @@ class CodeError(DaemonError):
     """The code of a task cannot be had; the text is a sentence."""
 
 
+class FetchLimits(NamedTuple):
+    """Bounds of a fetch. `pause_max_s`: the longest pause after a failed request. `shared_bytes`:
+    less is fetched from the coordinator, in less time than it takes to find peers. `news_s`: the
+    least time between two questions for peers. `absent_s`: how long a peer that does not answer is
+    asked again, once this node has its own share; `nothing_new_s`: the same for one that answers
+    and has nothing new. `wait_s`: how long this node waits, when asked, for content that it does
+    not have yet."""
+
+    pause_max_s: float = 10.0
+    shared_bytes: int = 8 << 20
+    news_s: float = 0.5
+    absent_s: float = 3.0
+    nothing_new_s: float = 15.0
+    wait_s: float = 10.0
+
+
 class CodeFetcher:
     """Brings the content of bundles to this node."""
 
-    def __init__(self, store: CodeStore, dialer: Dialer, clock: Clock, peer_port: int = 0) -> None:
+    def __init__(
+        self,
+        store: CodeStore,
+        dialer: Dialer,
+        clock: Clock,
+        peer_port: int = 0,
+        limits: FetchLimits = FetchLimits(),  # noqa: B008  immutable
+    ) -> None:
         self.store = store
-        self.peers = CodePeers(store, peer_port)
+        self.peers = CodePeers(store, peer_port, limits.wait_s)
+        self._limits = limits
         self._dialer = dialer
         self._clock = clock
         self._pinned: Counter[str] = Counter()
@@ -74,9 +90,9 @@ class CodeFetcher:
     async def complete(self, prepare: PrepareTask, manifest: CodeManifest) -> None:
         """Fetch what is missing. Raises CodeError and FileError."""
         missing = await asyncio.to_thread(self.store.missing, manifest)
-        if manifest.size >= _SHARED_BYTES:
+        if manifest.size >= self._limits.shared_bytes:
             swarm = await self._join(prepare, manifest)
-            if swarm is not None and sum(missing.values()) >= _SHARED_BYTES:
+            if swarm is not None and sum(missing.values()) >= self._limits.shared_bytes:
                 await self._share(prepare, swarm, manifest, missing)
                 missing = await asyncio.to_thread(self.store.missing, manifest)
         await self._from_coordinator(prepare, missing)
@@ -161,7 +177,7 @@ class CodeFetcher:
         """Ask again which nodes of the gang give content, until all do."""
         port = await self.peers.port()
         while len(swarm.peers) < swarm.nodes:
-            await asyncio.sleep(max(_NEWS_S, swarm.nodes / 50))
+            await asyncio.sleep(max(self._limits.news_s, swarm.nodes / 50))
             answer = await self._ask_for_peers(prepare, port)
             if answer is None:
                 return
@@ -180,7 +196,7 @@ class CodeFetcher:
         wanted, loop = shares[rank], asyncio.get_running_loop()
         limit = None
         while wanted:
-            patience_s = _ABSENT_S
+            patience_s = self._limits.absent_s
             if (peer := swarm.peers.get(rank)) is not None:
                 try:
                     async with turns:
@@ -188,7 +204,7 @@ class CodeFetcher:
                         data = await self.peers.ask(swarm, peer, asked)
                     kept = await asyncio.to_thread(self.store.keep, unpack(data))
                     self.peers.arrived()
-                    patience_s = _NOTHING_NEW_S
+                    patience_s = self._limits.nothing_new_s
                     if kept:
                         limit = None
                     for chunk in kept:
@@ -245,7 +261,7 @@ class CodeFetcher:
             except ConnectionLostError as error:
                 # A coordinator that restarts is back within the time that it gives the task; a
                 # refusal stays one.
-                pause_s = _pause_s(number)
+                pause_s = pause_after(number, self._limits.pause_max_s)
                 if error.refused or self._clock.now().mono + pause_s >= limit:
                     raise CodeError(f"the code cannot be fetched: {error}") from error
                 if not number:
@@ -254,7 +270,7 @@ class CodeFetcher:
         raise AssertionError("the last try returns or raises")
 
 
-def _pause_s(number: int) -> float:
+def pause_after(number: int, most_s: float) -> float:
     """Return the pause after a failed request: random, because all nodes of a gang ask at once."""
     spread = random.uniform(1.0, 1.5)  # noqa: S311  no secret
-    return min(spread * _PAUSE_S * 2.0 ** min(number, 9), _PAUSE_MAX_S)
+    return min(spread * _PAUSE_S * 2.0 ** min(number, 9), most_s)

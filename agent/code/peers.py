@@ -30,8 +30,6 @@ _OPEN_MAX: Final = 256
 _READS: Final = 2
 _KEPT_S: Final = 900.0
 """How long after the last use of its key a node answers for an attempt."""
-_WAIT_S: Final = 10.0
-"""How long a node waits for content that it does not have yet before it says so."""
 _CONNECT_S: Final = 3.0
 _READ_S: Final = 30.0
 
@@ -59,9 +57,11 @@ class Swarm:
 class CodePeers:
     """Gives content of this node to the gangs it is in, and asks others."""
 
-    def __init__(self, store: CodeStore, port: int) -> None:
-        """Listens at TCP port `port`, or at any if that is taken, once it is in a swarm."""
+    def __init__(self, store: CodeStore, port: int, wait_s: float) -> None:
+        """Listens at TCP port `port`, or at any if that is taken, once it is in a swarm. For
+        `wait_s` it waits for content that is not here yet before it says so."""
         self._store = store
+        self._wait_s = wait_s
         self._wanted_port = port
         self._swarms: dict[str, Swarm] = {}
         self._arrived = asyncio.Event()
@@ -156,7 +156,7 @@ class CodePeers:
 
     async def _content(self, chunks: tuple[str, ...]) -> bytes:
         """Return a pack of what is here, once some of it is."""
-        until = asyncio.get_running_loop().time() + _WAIT_S
+        until = asyncio.get_running_loop().time() + self._wait_s
         while True:
             arrived = self._arrived
             async with self._reads:

@@ -45,14 +45,11 @@ from orchestrator.shell.coordinator import Coordinator
 
 TICKET: Final = "X-Muster-Ticket"
 _BODY_S: Final = 300.0
-_GRACE_S: Final = 15.0
 _BODY_BYTES_PER_S: Final = 64 << 10
 """The least rate of an upload, after the first seconds: it holds one of a few places."""
 _UPLOADS: Final = 8
 _UPLOADS_PER_USER: Final = 2
 _FETCHES_PER_TASK: Final = 2
-_FETCHES: Final = 32
-_FETCH_S: Final = 300.0
 _PIECE_BYTES: Final = 256 << 10
 _THREADS: Final = 4
 _MANIFESTS_BYTES: Final = 64 << 20
@@ -60,6 +57,15 @@ _CHUNK_NAME_BYTES: Final = 200
 """Memory of a chunk's name and size in a dictionary, about."""
 _GANGS: Final = 256
 _T = TypeVar("_T")
+
+
+class TransferLimits(NamedTuple):
+    """Bounds of uploads and downloads: seconds before the rate of an upload counts, answers to
+    nodes that are sent at a time, and seconds of one answer."""
+
+    grace_s: float = 15.0
+    fetches: int = 32
+    fetch_s: float = 300.0
 
 
 class _Task(NamedTuple):
@@ -82,7 +88,13 @@ class _Manifest(NamedTuple):
 class BundlesApi:
     """Routes below /v1/blobs, /v1/bundles and /v1/agent/tasks."""
 
-    def __init__(self, coordinator: Coordinator, store: BundleStore) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        store: BundleStore,
+        limits: TransferLimits = TransferLimits(),  # noqa: B008  immutable
+    ) -> None:
+        self.limits = limits
         self._coordinator = coordinator
         self._store = store
         # Because bodies are kept in memory until they are verified, few are read at a time.
@@ -94,7 +106,7 @@ class BundlesApi:
         self._of_user: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._of_a_task: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         # Answers to nodes that are sent at a time. The other nodes wait.
-        self._answers = asyncio.Semaphore(_FETCHES)
+        self._answers = asyncio.Semaphore(limits.fetches)
         self._manifests: OrderedDict[str, _Manifest] = OrderedDict()
         self._reads: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -116,14 +128,14 @@ class BundlesApi:
     async def put(self, request: web.Request) -> web.Response:
         user = request[TOKEN].user
         async with self._turn(user), self._uploads:
-            data = await _body(request, PACK_BYTES_MAX)
+            data = await _body(request, PACK_BYTES_MAX, self.limits.grace_s)
             stored = await self._put(user, self._store.put, user, data, self._now())
         return reply(PackAnswer(stored), 201)
 
     async def put_manifest(self, request: web.Request) -> web.Response:
         sha256, user = _sha256(request), request[TOKEN].user
         async with self._turn(user), self._uploads:
-            data = await _body(request, MANIFEST_BYTES_MAX)
+            data = await _body(request, MANIFEST_BYTES_MAX, self.limits.grace_s)
             missing = await self._put(
                 user, self._store.put_manifest, user, sha256, data, self._now()
             )
@@ -165,7 +177,7 @@ class BundlesApi:
     async def manifest(self, request: web.Request) -> web.StreamResponse:
         """Send the manifest of a task's bundle."""
         task = await self._of_task(request)
-        async with self._fetch_turn(task), self._answers, _fetch_deadline():
+        async with self._fetch_turn(task), self._answers, _fetch_deadline(self.limits.fetch_s):
             data = (await self._manifest(task)).data
             response = BoundedAnswer()
             response.content_type, response.content_length = BYTES, len(data)
@@ -179,7 +191,7 @@ class BundlesApi:
         task = await self._of_task(request)
         async with self._fetch_turn(task):
             asked = await struct_body(request, ChunksRequest)
-            async with self._answers, _fetch_deadline():
+            async with self._answers, _fetch_deadline(self.limits.fetch_s):
                 return await self._send_chunks(request, task, asked.chunks)
 
     def _fetch_turn(self, task: _Task) -> asyncio.Semaphore:
@@ -302,14 +314,14 @@ class BundlesApi:
 
 
 @asynccontextmanager
-async def _fetch_deadline() -> AsyncIterator[None]:
+async def _fetch_deadline(seconds: float) -> AsyncIterator[None]:
     """End an answer that takes too long, so that others get theirs; the node asks again. Raises
     ApiError, which closes the connection if the answer has begun."""
     try:
-        async with asyncio.timeout(_FETCH_S):
+        async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
-        raise ApiError(503, "too_slow", f"the answer was not read within {_FETCH_S:g} s") from None
+        raise ApiError(503, "too_slow", f"the answer was not read within {seconds:g} s") from None
 
 
 @contextmanager
@@ -337,7 +349,7 @@ async def _send(response: web.StreamResponse, data: bytes) -> None:
         await response.write(view[at : at + _PIECE_BYTES])
 
 
-async def _body(request: web.Request, most: int) -> bytes:
+async def _body(request: web.Request, most: int, grace_s: float) -> bytes:
     """Return a body of bytes. Raises ApiError (408, 413, 415)."""
     if request.content_type != BYTES:
         raise ApiError(415, "unsupported_media_type", "the body is not bytes", f"send {BYTES}")
@@ -345,10 +357,10 @@ async def _body(request: web.Request, most: int) -> bytes:
     size = 0
     began = asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(_GRACE_S) as limit:
+        async with asyncio.timeout(grace_s) as limit:
             async for part in request.content.iter_any():
                 size += len(part)
-                limit.reschedule(began + min(_BODY_S, _GRACE_S + size / _BODY_BYTES_PER_S))
+                limit.reschedule(began + min(_BODY_S, grace_s + size / _BODY_BYTES_PER_S))
                 if size > most:
                     raise ApiError(
                         413,

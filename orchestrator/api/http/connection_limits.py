@@ -44,16 +44,26 @@ _log = structlog.get_logger("muster.http")
 
 class BoundedAnswer(web.StreamResponse):
     """An answer that is sent in small pieces, and of which its route sends few at a time. It has
-    WRITE_S for each piece, and is not closed for the sake of other answers."""
+    `write_s` for each piece, and is not closed for the sake of other answers."""
 
 
 class ConnectionLimits:
     """All connections of users and agents, and their limits."""
 
     def __init__(
-        self, *, pending_per_address_max: int, per_token_max: int, head_s: float = HEAD_S
+        self,
+        *,
+        pending_per_address_max: int,
+        per_token_max: int,
+        head_s: float = HEAD_S,
+        write_s: float = WRITE_S,
+        answers_per_token_bytes: int = ANSWERS_PER_TOKEN_BYTES_MAX,
+        answers_bytes: int = ANSWERS_BYTES_MAX,
     ) -> None:
         self.head_s = head_s
+        self.write_s = write_s
+        self._answers_per_token_bytes = answers_per_token_bytes
+        self._answers_bytes = answers_bytes
         self._pending_max = pending_per_address_max
         self._per_token_max = per_token_max
         self._pending: dict[str, dict[GuardedConnection, None]] = {}  # by address, oldest first
@@ -99,8 +109,8 @@ class ConnectionLimits:
         """Record that `size` bytes of an answer wait for their reader."""
         self._untaken.setdefault(connection, size)
         of_token = [one for one in self._untaken if one.reader == connection.reader]
-        self._shed(of_token, ANSWERS_PER_TOKEN_BYTES_MAX)
-        self._shed(list(self._untaken), ANSWERS_BYTES_MAX)
+        self._shed(of_token, self._answers_per_token_bytes)
+        self._shed(list(self._untaken), self._answers_bytes)
 
     def _shed(self, waiting: "list[GuardedConnection]", most: int) -> None:
         held = sum(self._untaken[one] for one in waiting)
@@ -223,7 +233,7 @@ class GuardedConnection(web.RequestHandler):
     def pause_writing(self) -> None:
         super().pause_writing()
         if not self.patient:
-            self._arm(WRITE_S, self._answer_is_not_taken)
+            self._arm(self._connections.write_s, self._answer_is_not_taken)
             if not self.bounded and isinstance(self.transport, asyncio.WriteTransport):
                 self._connections.waits(self, self.transport.get_write_buffer_size())
 
@@ -320,5 +330,5 @@ class GuardedConnection(web.RequestHandler):
 
     def _answer_is_not_taken(self) -> None:
         self._deadline = None
-        _log.info("answer_not_taken", remote=self.address, seconds=WRITE_S)
+        _log.info("answer_not_taken", remote=self.address, seconds=self._connections.write_s)
         self.drop()

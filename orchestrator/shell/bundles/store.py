@@ -32,8 +32,6 @@ _MANIFESTS: Final = "manifests"
 _KEY: Final = "ticket.key"
 _KEY_BYTES: Final = 32
 _FEW: Final = 64
-USER_FILES_MAX: Final = 1_000_000
-"""Number of chunks and manifests of a user."""
 INODES_LEFT: Final = 20
 """The part of the disk's inodes that uploads leave free, as a divisor."""
 _SHORT_KEEP_S: Final = 3600.0
@@ -44,12 +42,14 @@ _log = structlog.get_logger("muster.bundles")
 
 class BundleLimits(msgspec.Struct, frozen=True):
     """Bytes of one bundle, of all chunks of a user, and those that stay free on the disk; seconds
-    for which unused content is kept."""
+    for which unused content is kept. `user_files` is the number of chunks and manifests of a
+    user."""
 
     bundle_bytes: int
     user_bytes: int
     free_bytes: int
     keep_s: float
+    user_files: int = 1_000_000
 
 
 class QuotaError(DaemonError):
@@ -261,8 +261,8 @@ class BundleStore:
         held = self._references.held(user)
         if held.bytes + more > self.limits.user_bytes:
             reached = f"{self.limits.user_bytes} bytes"
-        elif held.files >= USER_FILES_MAX:
-            reached = f"{USER_FILES_MAX} pieces"
+        elif held.files >= self.limits.user_files:
+            reached = f"{self.limits.user_files} pieces"
         else:
             return
         raise FullQuotaError(

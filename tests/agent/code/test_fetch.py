@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.code import fetch
-from agent.code.fetch import CodeError, CodeFetcher
+from agent.code.fetch import CodeError, CodeFetcher, FetchLimits, pause_after
 from agent.code.store import CodeStore
 from agent.link.dialer import ConnectionLostError
 from muster.bundle.manifest import CodeManifest, File, digest, encode
@@ -23,6 +22,7 @@ MANIFEST = encode(CodeManifest(FILES))
 TASK = PrepareTask(
     TaskId("1.1.0"), "none", None, None, (), {}, 1.0, bundle=digest(MANIFEST), ticket="t"
 )
+LIMITS = FetchLimits()
 
 
 class Coordinator:
@@ -54,10 +54,10 @@ class Coordinator:
         return answer[:-1] + bytes([answer[-1] ^ 1]) if self.damage[kind] >= 0 else answer
 
 
-def fetcher(tmp_path: Path, coordinator: Any) -> CodeFetcher:
+def fetcher(tmp_path: Path, coordinator: Any, limits: FetchLimits = LIMITS) -> CodeFetcher:
     store = CodeStore(tmp_path / "code")
     store.prepare()
-    return CodeFetcher(store, coordinator, SystemClock())
+    return CodeFetcher(store, coordinator, SystemClock(), limits=limits)
 
 
 async def test_content_is_fetched_once(tmp_path: Path) -> None:
@@ -92,10 +92,9 @@ async def test_what_stays_damaged_or_refused_is_an_error(
 
 @pytest.mark.parametrize("in_time", [True, False])
 async def test_a_coordinator_that_is_away_is_asked_until_the_time_to_prepare_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_time: bool
+    tmp_path: Path, in_time: bool
 ) -> None:
-    monkeypatch.setattr(fetch, "_PAUSE_MAX_S", 0.0)
-    code = fetcher(tmp_path, Coordinator(away=50))
+    code = fetcher(tmp_path, Coordinator(away=50), FetchLimits(pause_max_s=0.0))
     task = msgspec.structs.replace(TASK, timeout_s=60.0 if in_time else 0.0)
     if in_time:
         assert await code.fetch(task) is not None
@@ -105,9 +104,9 @@ async def test_a_coordinator_that_is_away_is_asked_until_the_time_to_prepare_is_
 
 
 def test_pauses_grow() -> None:
-    pauses = [fetch._pause_s(number) for number in range(12)]
+    pauses = [pause_after(number, LIMITS.pause_max_s) for number in range(12)]
     assert all(pause > before for pause, before in zip(pauses[1:5], pauses, strict=False))
-    assert max(pauses) <= fetch._PAUSE_MAX_S
+    assert max(pauses) <= LIMITS.pause_max_s
 
 
 async def test_all_that_is_damaged_on_the_disk_is_fetched_again_at_once(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from agent.code import fetch, peers
-from agent.code.fetch import CodeFetcher
-from agent.code.peers import NoPeerError, Swarm
+from agent.code.fetch import CodeFetcher, FetchLimits
+from agent.code.peers import NoPeerError, Swarm, seal
 from agent.code.store import CodeStore
 from muster.bundle.manifest import CodeManifest, File, digest, encode
 from muster.bundle.pack import pack, unpack
@@ -32,6 +31,11 @@ MANIFEST = encode(TREE)
 TASK = PrepareTask(
     TaskId("1.1.0"), "none", None, None, (), {}, 1.0, bundle=digest(MANIFEST), ticket="t"
 )
+
+
+SMALL = FetchLimits(shared_bytes=1, news_s=0.01, absent_s=0.0, wait_s=0.01)
+"""Share a bundle of any size, and give up at once."""
+PATIENT = SMALL._replace(absent_s=600.0, nothing_new_s=600.0, wait_s=10.0)
 
 
 class Coordinator:
@@ -61,14 +65,14 @@ class Coordinator:
 
 @asynccontextmanager
 async def nodes(
-    folder: Path, coordinator: Any, count: int = NODES
+    folder: Path, coordinator: Any, count: int = NODES, limits: FetchLimits = SMALL
 ) -> AsyncIterator[list[CodeFetcher]]:
     """Fetchers of as many nodes."""
     made = []
     for number in range(count):
         store = CodeStore(folder / f"code-{number}")
         store.prepare()
-        made.append(CodeFetcher(store, coordinator, SystemClock()))
+        made.append(CodeFetcher(store, coordinator, SystemClock(), limits=limits))
     try:
         yield made
     finally:
@@ -76,21 +80,9 @@ async def nodes(
             await each.peers.close()
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Share a bundle of any size, and give up at once."""
-    monkeypatch.setattr(fetch, "_SHARED_BYTES", 1)
-    monkeypatch.setattr(fetch, "_NEWS_S", 0.01)
-    monkeypatch.setattr(fetch, "_ABSENT_S", 0.0)
-
-
-async def test_the_coordinator_sends_each_chunk_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetch, "_ABSENT_S", 600.0)
-    monkeypatch.setattr(fetch, "_NOTHING_NEW_S", 600.0)
+async def test_the_coordinator_sends_each_chunk_once(tmp_path: Path) -> None:
     coordinator = Coordinator()
-    async with nodes(tmp_path, coordinator) as made:
+    async with nodes(tmp_path, coordinator, limits=PATIENT) as made:
         tasks = [replace(TASK, task=TaskId(f"1.1.{rank}")) for rank in range(NODES)]
         await asyncio.gather(*(node.fetch(task) for node, task in zip(made, tasks, strict=True)))
         assert coordinator.sent == Counter(dict.fromkeys(TEXTS, 1))
@@ -107,12 +99,9 @@ async def test_a_node_whose_peers_are_away_asks_the_coordinator(tmp_path: Path) 
         assert not node.store.missing(manifest)
 
 
-async def test_a_cancel_ends_a_fetch_that_waits_for_peers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetch, "_ABSENT_S", 600.0)
+async def test_a_cancel_ends_a_fetch_that_waits_for_peers(tmp_path: Path) -> None:
     coordinator = Coordinator()
-    async with nodes(tmp_path, coordinator, 1) as (node,):
+    async with nodes(tmp_path, coordinator, 1, PATIENT) as (node,):
         fetching = asyncio.create_task(node.fetch(TASK))
         await coordinator.asked.wait()
         fetching.cancel()
@@ -122,9 +111,8 @@ async def test_a_cancel_ends_a_fetch_that_waits_for_peers(
 
 
 async def test_a_node_gives_only_what_is_in_the_bundle_and_only_to_its_gang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(peers, "_WAIT_S", 0.01)
     async with nodes(tmp_path, Coordinator(), 2) as (giver, asker):
         inside, outside = list(TEXTS)[:2]
         other = digest(b"of another job")
@@ -154,7 +142,7 @@ async def test_what_is_no_request_of_a_node_is_refused(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{await giver.peers.port()}/v1/code/1.1"
         plain = msgspec.json.encode(ChunksRequest(tuple(TEXTS)))
         nonce = b"n" * 12
-        for body in (b"", b"x", plain, nonce + peers.seal(KEY, nonce, b"[", b"ask")):
+        for body in (b"", b"x", plain, nonce + seal(KEY, nonce, b"[", b"ask")):
             async with http.post(url, data=body) as answer:
                 assert answer.status == 404
 

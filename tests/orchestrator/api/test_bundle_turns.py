@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,8 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from muster.protocol.tokens import TokenClass
-from orchestrator.api.bundles import transfers
-from orchestrator.api.bundles.transfers import BundlesApi
+from orchestrator.api.bundles.transfers import BundlesApi, TransferLimits
 from orchestrator.api.http.access import TOKEN
 from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.route import ROUTE, Handler
@@ -26,6 +25,7 @@ from tests.orchestrator.fake_agent import DEADLINE_S
 
 CHUNK = "c" * 64
 LARGE = "d" * 64
+LIMITS = TransferLimits()
 CHUNKS = next(route for route in ROUTES if route.handler is BundlesApi.chunks)
 MISSING = next(route for route in ROUTES if route.path == "/v1/blobs:missing")
 
@@ -38,18 +38,28 @@ class SlowStore:
         self.running: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
         self.manifests = 0
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+
+    async def until(self, reached: Callable[["SlowStore"], bool]) -> None:
+        """Wait until the calls that run have this property."""
+
+        def wait() -> bool:
+            with self._changed:
+                return self._changed.wait_for(lambda: reached(self), DEADLINE_S)
+
+        assert await asyncio.to_thread(wait), self.running
 
     def check_size(self, _size: int) -> None:
         """Accept all."""
 
     def missing(self, user: str, _chunks: Sequence[str], _now: float) -> list[str]:
-        with self._lock:
+        with self._changed:
             self.running[user] += 1
             self.most[user] = max(self.most[user], self.running[user])
+            self._changed.notify_all()
         if user in {"ann", "eve"}:
             self.gate.wait(2 * DEADLINE_S)
-        with self._lock:
+        with self._changed:
             self.running[user] -= 1
         return []
 
@@ -82,13 +92,15 @@ async def sign_in(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 @asynccontextmanager
-async def served(store: SlowStore) -> AsyncIterator[TestClient[web.Request, web.Application]]:
+async def served(
+    store: SlowStore, limits: TransferLimits = LIMITS
+) -> AsyncIterator[tuple[TestClient[web.Request, web.Application], BundlesApi]]:
     jobs = {1: SimpleNamespace(spec=SimpleNamespace(bundle="b" * 64))}
     coordinator = SimpleNamespace(
         now=lambda: SimpleNamespace(wall=0.0),
         durable_state=AsyncMock(return_value=SimpleNamespace(jobs=jobs)),
     )
-    api = Api(cast("Any", coordinator), cast("Any", store))
+    api = Api(cast("Any", coordinator), cast("Any", store), limits)
     app = web.Application(middlewares=[sign_in])
     app.router.add_post("/missing", api.missing)
     app.router.add_post("/put", api.put)
@@ -96,7 +108,7 @@ async def served(store: SlowStore) -> AsyncIterator[TestClient[web.Request, web.
     app.router.add_post("/chunks", api.chunks)
     async with TestClient(TestServer(app)) as client:
         try:
-            yield client
+            yield client, api
         finally:
             store.gate.set()
             api.close()
@@ -110,13 +122,11 @@ async def test_a_flood_of_questions_delays_neither_others_nor_nodes() -> None:
         async with client.post("/missing", json={"chunks": []}, headers=headers) as answer:
             return answer.status
 
-    async with served(store) as client, asyncio.timeout(DEADLINE_S):
+    async with served(store) as (client, _), asyncio.timeout(DEADLINE_S):
         flood = [asyncio.create_task(asks(client, "ann")) for _ in range(40)]
         assert await asks(client, "bob") == 200
         flood += [asyncio.create_task(asks(client, "eve")) for _ in range(40)]
-        while store.running.total() < 4:
-            assert not flood[0].done()
-            await asyncio.sleep(0)
+        await store.until(lambda store: store.running.total() == 4)
         async with client.get("/manifest", headers={"User": ""}) as answer:
             assert (answer.status, await answer.read()) == (200, b"manifest")
         store.gate.set()
@@ -134,23 +144,18 @@ async def test_a_task_has_two_answers_with_chunks_at_a_time() -> None:
             await answer.read()
             return answer.status
 
-    async with served(store) as client, asyncio.timeout(DEADLINE_S):
+    async with served(store) as (client, _), asyncio.timeout(DEADLINE_S):
         flood = [asyncio.create_task(fetches(client, 0)) for _ in range(20)]
-        while store.running["ann"] < 2:
-            assert not flood[0].done()
-            await asyncio.sleep(0)
+        await store.until(lambda store: store.running["ann"] == 2)
         # Another task's fetch runs beside them.
         flood.append(asyncio.create_task(fetches(client, 1)))
-        while store.running["ann"] < 3:
-            assert not flood[0].done()
-            await asyncio.sleep(0)
+        await store.until(lambda store: store.running["ann"] == 3)
         store.gate.set()
         assert set(await asyncio.gather(*flood)) == {200}
     assert store.most["ann"] == 3
 
 
-async def test_all_tasks_have_few_answers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "_FETCHES", 2)
+async def test_all_tasks_have_few_answers_at_a_time() -> None:
     store = SlowStore()
     asked: dict[str, Any] = {"json": {"chunks": [CHUNK]}, "headers": {"User": ""}}
 
@@ -159,11 +164,10 @@ async def test_all_tasks_have_few_answers_at_a_time(monkeypatch: pytest.MonkeyPa
             await answer.read()
             return answer.status
 
-    async with served(store) as client, asyncio.timeout(DEADLINE_S):
+    few = LIMITS._replace(fetches=2)
+    async with served(store, few) as (client, _), asyncio.timeout(DEADLINE_S):
         gang = [asyncio.create_task(fetches(client, rank)) for rank in range(12)]
-        while store.running["ann"] < 2:
-            assert not gang[0].done()
-            await asyncio.sleep(0)
+        await store.until(lambda store: store.running["ann"] == 2)
         store.gate.set()
         assert set(await asyncio.gather(*gang)) == {200}
     # The list of files is read and decoded once for them all.
@@ -173,22 +177,21 @@ async def test_all_tasks_have_few_answers_at_a_time(monkeypatch: pytest.MonkeyPa
 async def test_a_node_asks_for_one_pack_at_a_time() -> None:
     store = SlowStore()
     store.gate.set()
-    async with served(store) as client:
+    async with served(store) as (client, _):
         for chunks, status in (([LARGE], 200), ([LARGE, CHUNK], 200), ([LARGE] * 2, 422)):
             asked: dict[str, Any] = {"json": {"chunks": chunks}, "headers": {"User": ""}}
             async with client.post("/chunks", **asked) as answer:
                 assert answer.status == status, chunks
 
 
-async def test_an_answer_that_takes_too_long_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "_FETCHES", 1)
-    monkeypatch.setattr(transfers, "_FETCH_S", 0.05)
+async def test_an_answer_that_takes_too_long_makes_room() -> None:
     store = SlowStore()
     asked: dict[str, Any] = {"json": {"chunks": [CHUNK]}, "headers": {"User": ""}}
-    async with served(store) as client, asyncio.timeout(DEADLINE_S):
+    late = TransferLimits(fetches=1, fetch_s=0.05)
+    async with served(store, late) as (client, api), asyncio.timeout(DEADLINE_S):
         async with client.post("/chunks", **asked) as answer:
             assert answer.status == 503
-        monkeypatch.setattr(transfers, "_FETCH_S", DEADLINE_S)
+        api.limits = LIMITS
         store.gate.set()
         async with client.post("/chunks", **asked) as answer:
             assert answer.status == 200
@@ -218,23 +221,21 @@ class FullStore(SlowStore):
 @pytest.mark.parametrize(("frees", "status"), [(True, 201), (False, 413)])
 async def test_at_the_quota_unused_code_makes_room(frees: bool, status: int) -> None:
     async with (
-        served(FullStore(frees=frees)) as client,
+        served(FullStore(frees=frees)) as (client, _),
         client.post("/put", data=b"x", headers=BYTES) as answer,
     ):
         assert answer.status == status
 
 
-async def test_an_upload_that_trickles_makes_room_for_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(transfers, "_GRACE_S", 0.05)
+async def test_an_upload_that_trickles_makes_room_for_others() -> None:
     rest = asyncio.Event()
 
     async def trickle() -> AsyncIterator[bytes]:
         yield b"x"
         await rest.wait()
 
-    async with served(SlowStore()) as client, asyncio.timeout(DEADLINE_S):
+    impatient = LIMITS._replace(grace_s=0.05)
+    async with served(SlowStore(), impatient) as (client, _), asyncio.timeout(DEADLINE_S):
         async with client.post("/put", data=trickle(), headers=BYTES) as answer:
             assert answer.status == 408
         rest.set()

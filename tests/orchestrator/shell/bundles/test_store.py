@@ -123,11 +123,12 @@ def test_manifests_count_as_content_does(store: BundleStore) -> None:
     send("bob", 4)
 
 
-def test_pieces_count_as_bytes_do(store: BundleStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.shell.bundles.store.USER_FILES_MAX", 3)
+def test_pieces_count_as_bytes_do(tmp_path: Path) -> None:
+    store = BundleStore(tmp_path / "bundles", replace(LIMITS, user_files=3))
     put(store, "ann", 1.0, b"1", b"2")
     with pytest.raises(QuotaError, match="3 pieces"):
         store.put("ann", bundle(b"3")[2], 1.0)
+    store.close()
 
 
 def test_a_chunk_has_the_size_that_the_manifest_says(store: BundleStore) -> None:
@@ -230,9 +231,10 @@ def test_an_index_that_is_damaged_meanwhile_is_put_aside(
     """It is no full disk, and the next request finds an empty index."""
     put(store, "ann", 1.0, b"1")
     index = tmp_path / "bundles/references.sqlite3"
-    store._references._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # type: ignore[union-attr]
-    store._references._db.close()  # type: ignore[union-attr]
-    store._references._db = sqlite3.connect(index, isolation_level=None, check_same_thread=False)
+    with contextlib.closing(sqlite3.connect(index, isolation_level=None)) as other:
+        # After a write of another, the store's connection reads the file again.
+        other.execute("UPDATE chunks SET seen = 2.0")
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     index.write_bytes(index.read_bytes()[:4096] + b"\xff" * 40960)
     with pytest.raises(FileError, match="put aside"):
         store.missing("ann", [digest(b"1")], 1.0)
