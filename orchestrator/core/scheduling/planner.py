@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from itertools import islice
 from typing import Final
 
 from muster.protocol.ids import JobId, NodeName
@@ -235,6 +236,8 @@ class Planner:
         profile = self.profile
         if not profile.may_start(job.spec, profile.free_now(job.spec.pool), ignored):
             return False
+        if not profile.may_begin(job.spec, ignored):
+            return False
         now = self.now.mono
         end = now + duration_s(job.spec)
         gang, trial = profile.judge(job, now, end, ignored)
@@ -257,7 +260,7 @@ class Planner:
     def _earliest(self, job: Job, before: float, ignored: set[JobId]) -> Booking | None:
         """The earliest booking that starts before `before`, or None."""
         length_s = duration_s(job.spec)
-        for at in self.profile.starts(job, before, ignored)[:STARTS_TRIED]:
+        for at in islice(self.profile.starts(job, before, ignored), STARTS_TRIED):
             if at <= self.now.mono:
                 continue
             gang, trial = self.profile.judge(job, at, at + length_s, ignored)

@@ -22,33 +22,49 @@ from orchestrator.core.model.state import Job, Node, Share, State
 from orchestrator.core.scheduling.gpus import given, share_of
 from orchestrator.core.scheduling.placement import busy, choose_gang, consider, unfit, usable
 from orchestrator.core.scheduling.planned_ends import duration_s, slipped
+from orchestrator.core.scheduling.timeline import (
+    NEVER,
+    Held,
+    Spans,
+    Timeline,
+    spans_of_all,
+    spans_of_parts,
+)
 
 _ANYWHERE: Final = Placement()
 
-Gaps = list[tuple[float, float]]
+
+class Fitting(NamedTuple):
+    """The nodes that fit a job, and their bits."""
+
+    nodes: list[Node]
+    bits: int
 
 
-class Held(NamedTuple):
-    """A share of a node that is held from `start` to `end`."""
+class Line(NamedTuple):
+    """The timeline of all nodes with bookings, except that `stale` nodes have changed since."""
 
-    job: JobId
-    start: float
-    end: float
-    share: Share
+    known: Timeline
+    stale: set[NodeName]
 
 
 class Memo(NamedTuple):
     """Results of the last pass that hold as long as the nodes and their bookings stay the same."""
 
-    gaps: dict[NodeName, dict[object, Gaps]]
+    gaps: dict[NodeName, dict[object, Spans]]
     copies: dict[NodeName, Node]
-    fitting: dict[object, list[Node]]
+    fitting: dict[object, Fitting]
+    lines: dict[int | None, Line]
+    bits: dict[NodeName, int]
 
     def without(self, nodes: AbstractSet[NodeName], *, described: bool) -> Memo:
         """A copy without these nodes. `described`: the inventory of one has changed."""
         gaps = {name: it for name, it in self.gaps.items() if name not in nodes}
         copies = {name: it for name, it in self.copies.items() if name not in nodes}
-        return Memo(gaps, copies, {} if described else dict(self.fitting))
+        if described:
+            return Memo(gaps, copies, {}, {}, {})
+        lines = {key: Line(it.known, it.stale | nodes) for key, it in self.lines.items()}
+        return Memo(gaps, copies, dict(self.fitting), lines, self.bits)
 
 
 class Profile:
@@ -69,7 +85,7 @@ class Profile:
         lease_s: float,
     ) -> None:
         self.state, self.now = state, now.mono
-        self.memo = Memo({}, {}, {})
+        self.memo = Memo({}, {}, {}, {}, {})
         self.bookings = bookings
         self.spent = self.version = 0
         self.touched: set[NodeName] = set()
@@ -80,7 +96,9 @@ class Profile:
         self._held: dict[NodeName, dict[JobId, Held]] = {}
         self._holders: dict[NodeName, list[Held]] = {}
         self._divided: dict[NodeName, bool] = {}
-        self._fitting: dict[int, list[Node]] = {}
+        self._fitting: dict[int, Fitting] = {}
+        self._served: dict[str, int] = {}
+        self._without: tuple[object, Timeline] = (None, NEVER)
         self._free: dict[str, list[Node]] = {}
         # Agents of one machine hold each other's GPUs.
         nodes = state.nodes.values()
@@ -119,14 +137,19 @@ class Profile:
         these: they may have ended before the next pass.
         """
         for name in self._held:
-            self.memo.gaps.pop(name, None)
+            self._changed(name)
         return list(self._held)
 
     def _touch(self, booking: Booking) -> None:
         self.version += 1
         for share in booking.shares:
             self.touched.add(share.node)
-            self.memo.gaps.pop(share.node, None)
+            self._changed(share.node)
+
+    def _changed(self, name: NodeName) -> None:
+        self.memo.gaps.pop(name, None)
+        for line in self.memo.lines.values():
+            line.stale.add(name)
 
     @staticmethod
     def _add(table: dict[NodeName, dict[JobId, Held]], job: JobId, booking: Booking) -> None:
@@ -184,15 +207,82 @@ class Profile:
 
     def fitting(self, spec: JobSpec) -> list[Node]:
         """The nodes that fit the job."""
+        return self._fits(spec).nodes
+
+    def _fits(self, spec: JobSpec) -> Fitting:
         plain = spec.placement == _ANYWHERE and spec.rdma is not Rdma.REQUIRED
-        table: dict[Any, list[Node]] = self.memo.fitting if plain else self._fitting
+        table: dict[Any, Fitting] = self.memo.fitting if plain else self._fitting
         key = (spec.pool, spec.resources) if plain else id(spec)
         found = table.get(key)
         if found is None:
             self.spent += len(self.state.nodes)
-            found = [node for node in self.state.nodes.values() if unfit(spec, node) is None]
-            table[key] = found
+            nodes = [node for node in self.state.nodes.values() if unfit(spec, node) is None]
+            found = table[key] = Fitting(nodes, self._bits(node.name for node in nodes))
         return found
+
+    def _bits(self, names: Iterable[NodeName]) -> int:
+        """The bits of these nodes in all timelines."""
+        known = self.memo.bits
+        if not known:
+            known.update((name, 1 << at) for at, name in enumerate(self.state.nodes))
+        found = 0
+        for name in names:
+            found |= known.get(name, 0)
+        return found
+
+    def _in_service(self, pool: str) -> int:
+        """The bits of the nodes of a pool that are not drained."""
+        found = self._served.get(pool)
+        if found is None:
+            nodes = self.state.nodes.values()
+            found = self._served[pool] = self._bits(
+                it.name for it in nodes if it.drain is None and it.inventory.pool == pool
+            )
+        return found
+
+    def _timeline(self, spec: JobSpec, ignored: AbstractSet[JobId]) -> Timeline:
+        """The times of room for the job on all nodes. Bookings of jobs in `ignored` do not count.
+
+        A node that is away has none before it returns.
+        """
+        key, lines = spec.resources.gpu, self.memo.lines
+        line = lines.get(key)
+        if line is None:
+            line = Line(NEVER, set(self.state.nodes))
+        if line.stale:
+            known = self._changed_line(line.known, spec, line.stale, frozenset())
+            line = lines[key] = Line(known, set())
+        without = self.bookings.keys() & ignored
+        if not without:
+            return line.known
+        again = (key, self.version, without)
+        if self._without[0] != again:
+            names = {name for job in without for name in self.bookings[job].nodes}
+            known = self._changed_line(line.known, spec, names, without)
+            self._without = (again, known)
+        return self._without[1]
+
+    def _changed_line(
+        self,
+        line: Timeline,
+        spec: JobSpec,
+        names: AbstractSet[NodeName],
+        ignored: AbstractSet[JobId],
+    ) -> Timeline:
+        """The timeline with the room that these nodes have now."""
+        room: dict[Spans, int] = {}
+        bits = self._bits(names)
+        for name in names:
+            node = self.state.nodes.get(name)
+            if node is None:
+                continue
+            spans = self._room(spec, node, ignored)
+            if node.link is not LinkState.CONNECTED:
+                returns = self.node_returns_at(node)
+                spans = tuple((max(it, returns), end) for it, end in spans if end > returns)
+            room[spans] = room.get(spans, 0) | self.memo.bits.get(name, 0)
+        self.spent += len(line.times) // 8 + len(names) // 2 + 8 * len(room)
+        return line.replaced(bits, room)
 
     def judge(
         self,
@@ -218,12 +308,14 @@ class Profile:
         if self._some_away:
             fitting = [self._at(node, start) for node in fitting]
         kept = usable(job, fitting, self.state.networks)
+        room = self._timeline(spec, ignored).free(-1, start, end) if start < math.inf else -1
+        bits = self.memo.bits
         nodes = {
             node.name: self._copy(node, start, end, ignored)
             for node in fitting
-            if node.link is LinkState.CONNECTED
+            if bits.get(node.name, 0) & room
+            and node.link is LinkState.CONNECTED
             and node.drain is None
-            and self._may_have_room(spec, node, start, end, ignored)
         }
         self.spent += 60 + len(fitting) + 12 * len(nodes)
         trial = State(networks=self.state.networks, nodes=nodes, unknown=self.state.unknown)
@@ -243,19 +335,6 @@ class Profile:
         if returns_at <= start and returns_at < math.inf:
             return replace(node, link=LinkState.CONNECTED)
         return node
-
-    def _may_have_room(
-        self, spec: JobSpec, node: Node, start: float, end: float, ignored: AbstractSet[JobId]
-    ) -> bool:
-        """True if the node may have room all the time; False is certain."""
-        if start == math.inf:
-            return True
-        for begin, stop in self._room(spec, node, ignored):
-            if begin > start:
-                break
-            if stop >= end:
-                return True
-        return False
 
     def _judge_all(
         self,
@@ -341,58 +420,36 @@ class Profile:
                 return False
         return True
 
+    def may_begin(self, spec: JobSpec, ignored: AbstractSet[JobId]) -> bool:
+        """True if enough nodes may have room for the job from now on; False is certain."""
+        nodes = self._fits(spec).bits & self._in_service(spec.pool)
+        line = self._timeline(spec, ignored)
+        end = self.now + duration_s(spec)
+        self.spent += 5
+        return line.free(nodes, self.now, end).bit_count() >= spec.nodes
+
     def has_gap(
         self, spec: JobSpec, names: Iterable[NodeName], before: float, ignored: AbstractSet[JobId]
     ) -> bool:
         """True if the job may use one of these nodes from a time before `before`."""
-        length_s = duration_s(spec)
-        for name in names:
-            node = self.state.nodes.get(name)
-            if node is None or node.drain is not None or node.inventory.pool != spec.pool:
-                continue
-            self.spent += 1
-            for _ in self._spans(spec, node, length_s, before, ignored):
-                return True
-        return False
+        nodes = self._bits(names) & self._in_service(spec.pool)
+        line, length_s = self._timeline(spec, ignored), duration_s(spec)
+        self.spent += 20
+        return any(True for _ in line.starts(nodes, 1, length_s, self.now, before))
 
-    def _spans(
-        self, spec: JobSpec, node: Node, length_s: float, before: float, ignored: AbstractSet[JobId]
-    ) -> Iterator[tuple[float, float]]:
-        """The first and last start before `before` in each gap of the node."""
-        returns = self.now if node.link is LinkState.CONNECTED else self.node_returns_at(node)
-        for begin, end in self._room(spec, node, ignored):
-            first = max(begin, returns)
-            if first >= before:
-                return
-            last = end - length_s if end < math.inf else math.inf
-            if first <= last:
-                yield first, last
-
-    def starts(self, job: Job, before: float, ignored: AbstractSet[JobId]) -> list[float]:
+    def starts(self, job: Job, before: float, ignored: AbstractSet[JobId]) -> Iterator[float]:
         """Times before `before` at which a job may fit, the earliest first.
 
         Enough nodes are free then for as long as the job may run. Whether they are a gang is left
         to `judge`.
         """
         spec, length_s = job.spec, duration_s(job.spec)
-        changes: list[tuple[float, int]] = []
-        fitting = self.fitting(spec)
-        for node in fitting:
-            if node.drain is None:
-                for first, last in self._spans(spec, node, length_s, before, ignored):
-                    changes.append((first, -1))
-                    changes.append((last, 1))
-        self.spent += len(fitting) + len(changes)
-        changes.sort()
-        free = 0
-        found: list[float] = []
-        for at, change in changes:
-            free -= change
-            if change < 0 and free >= spec.nodes and (not found or found[-1] != at):
-                found.append(at)
-        return found
+        nodes = self._fits(spec).bits & self._in_service(spec.pool)
+        line = self._timeline(spec, ignored)
+        self.spent += len(line.times) // 4
+        return line.starts(nodes, spec.nodes, length_s, self.now, before)
 
-    def _room(self, spec: JobSpec, node: Node, ignored: AbstractSet[JobId]) -> Gaps:
+    def _room(self, spec: JobSpec, node: Node, ignored: AbstractSet[JobId]) -> Spans:
         """The spans of time in which the node may have room for the job."""
         known = self.memo.gaps.get(node.name)
         if known is None:
@@ -406,9 +463,9 @@ class Profile:
             held = list(self.holds(node, ignored))
             self.spent += 3 + 2 * len(held)
             if held and spec.resources.gpu and self._divides(node):
-                found = _gaps_of_parts(node, spec.resources.gpu, held, self.now)
+                found = spans_of_parts(node, spec.resources.gpu, held, self.now)
             else:
-                found = _gaps_of_all(held, self.now)
+                found = spans_of_all(held, self.now)
             known[key] = found
         return found
 
@@ -419,51 +476,6 @@ class Profile:
         return found
 
 
-def _gaps_of_all(held: list[Held], now: float) -> Gaps:
-    """The spans of time in which nothing holds any part of a node."""
-    found: Gaps = []
-    for start, end in sorted((it.start, it.end) for it in held):
-        if start == math.inf:
-            # Those whose start is unknown hold the node from then on.
-            return [*found, (now, _LAST)] if now < math.inf else found
-        if start > now:
-            found.append((now, start))
-        now = max(now, end)
-    return [*found, (now, math.inf)] if now < math.inf else found
-
-
-def _gaps_of_parts(node: Node, gpus: int, held: list[Held], now: float) -> Gaps:
-    """The spans of time in which `gpus` devices of the node are free."""
-    taken = {device.uuid: 0 for device in node.inventory.devices}
-    changes = [(now, 0, Share(whole=False)), *((max(it.start, now), 1, it.share) for it in held)]
-    changes += [(it.end, -1, it.share) for it in held]
-    changes.sort(key=lambda it: it[0])
-    found: Gaps = []
-    begin: float | None = None
-    whole, left = 0, len(node.inventory.devices)
-    for place, (at, change, share) in enumerate(changes):
-        if at == math.inf:
-            break
-        whole += change * share.whole
-        for uuid in share.gpus:
-            if uuid in taken:
-                left -= (taken[uuid] == 0) - (taken[uuid] + change == 0)
-                taken[uuid] += change
-        if place + 1 < len(changes) and changes[place + 1][0] == at:
-            continue
-        if not whole and left >= gpus:
-            begin = at if begin is None else begin
-        elif begin is not None:
-            found.append((begin, at))
-            begin = None
-    if begin is not None:
-        # Those whose start is unknown hold the node from then on.
-        found.append((begin, math.inf if all(it.start < math.inf for it in held) else _LAST))
-    return found
-
-
-_LAST: Final = 1e300
-"""Before every unknown time, and after every known one."""
 _NONE: Final[dict[JobId, Held]] = {}
 
 

@@ -1,0 +1,152 @@
+"""Timeline: which nodes have room from when to when, with one bit of an integer for each node.
+
+So a question about all nodes takes a few operations on integers, not a loop over the nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from muster.protocol.ids import JobId
+from orchestrator.core.model.state import Node, Share
+
+Spans = tuple[tuple[float, float], ...]
+"""Spans of time with room, in order and apart from each other."""
+
+
+class Held(NamedTuple):
+    """A share of a node that is held from `start` to `end`."""
+
+    job: JobId
+    start: float
+    end: float
+    share: Share
+
+
+class Timeline(NamedTuple):
+    """`masks[i]` has the bits of the nodes with room from `times[i]` until the next of `times`."""
+
+    times: tuple[float, ...]
+    masks: tuple[int, ...]
+
+    def replaced(self, nodes: int, room: Mapping[Spans, int]) -> Timeline:
+        """A copy in which the bits of `nodes` have room only in the spans of `room`."""
+        times: list[float] = []
+        masks: list[int] = []
+        last = -1
+        for at, mask in zip(self.times, self.masks, strict=True):
+            left = mask & ~nodes
+            if left != last:
+                times.append(at)
+                masks.append(left)
+                last = left
+        for spans, bits in room.items():
+            for begin, end in spans:
+                first = _cut(times, masks, begin)
+                stop = _cut(times, masks, end) if end < math.inf else len(masks)
+                for place in range(first, stop):
+                    masks[place] |= bits
+        return Timeline(tuple(times), tuple(masks))
+
+    def free(self, nodes: int, start: float, end: float) -> int:
+        """Return those of `nodes` with room all the time from `start` to `end`."""
+        times, masks = self
+        place = bisect_right(times, start)
+        found = nodes & masks[place - 1]
+        while found and place < len(times) and times[place] < end:
+            found &= masks[place]
+            place += 1
+        return found
+
+    def starts(
+        self, nodes: int, wanted: int, length_s: float, now: float, before: float
+    ) -> Iterator[float]:
+        """Times from `now` until `before` from which `wanted` of `nodes` have room for `length_s`.
+
+        Only those at which one of them begins to have room, the earliest first.
+        """
+        times, masks = self
+        count = len(times)
+        first = bisect_right(times, now) - 1
+        # Nodes with room from `place` to `middle`, for each place; and from `middle` to `stop`.
+        ahead: list[int] = []
+        middle, stop, after = first, first, -1
+        for place in range(first, count):
+            at = now if place == first else times[place]
+            if at >= before:
+                return
+            while stop < count and (stop <= place or times[stop] - length_s < at):
+                after &= masks[stop]
+                stop += 1
+            if middle <= place:
+                ahead, all_of = [], -1
+                for back in range(stop - 1, place - 1, -1):
+                    all_of &= masks[back]
+                    ahead.append(all_of)
+                middle, after = stop, -1
+            found = ahead.pop() & after & nodes
+            if found.bit_count() >= wanted and (place == first or found & ~masks[place - 1]):
+                yield at
+
+
+def _cut(times: list[float], masks: list[int], at: float) -> int:
+    """The place that begins at this time; a new one if there is none."""
+    place = bisect_left(times, at)
+    if place == len(times) or times[place] != at:
+        times.insert(place, at)
+        masks.insert(place, masks[place - 1])
+    return place
+
+
+NEVER: Final = Timeline((-math.inf,), (0,))
+"""No node ever has room."""
+
+
+def spans_of_all(held: list[Held], now: float) -> Spans:
+    """The spans of time in which nothing holds any part of a node."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted((it.start, it.end) for it in held):
+        if start == math.inf:
+            # Those whose start is unknown hold the node from then on.
+            return (*found, (now, _LAST)) if now < math.inf else tuple(found)
+        if start > now:
+            found.append((now, start))
+        now = max(now, end)
+    return (*found, (now, math.inf)) if now < math.inf else tuple(found)
+
+
+def spans_of_parts(node: Node, gpus: int, held: list[Held], now: float) -> Spans:
+    """The spans of time in which `gpus` devices of the node are free."""
+    taken = {device.uuid: 0 for device in node.inventory.devices}
+    changes = [(now, 0, Share(whole=False)), *((max(it.start, now), 1, it.share) for it in held)]
+    changes += [(it.end, -1, it.share) for it in held]
+    changes.sort(key=lambda it: it[0])
+    found: list[tuple[float, float]] = []
+    begin: float | None = None
+    whole, left = 0, len(node.inventory.devices)
+    for place, (at, change, share) in enumerate(changes):
+        if at == math.inf:
+            break
+        whole += change * share.whole
+        for uuid in share.gpus:
+            if uuid in taken:
+                left -= (taken[uuid] == 0) - (taken[uuid] + change == 0)
+                taken[uuid] += change
+        if place + 1 < len(changes) and changes[place + 1][0] == at:
+            continue
+        if not whole and left >= gpus:
+            begin = at if begin is None else begin
+        elif begin is not None:
+            found.append((begin, at))
+            begin = None
+    if begin is not None:
+        # Those whose start is unknown hold the node from then on.
+        found.append((begin, math.inf if all(it.start < math.inf for it in held) else _LAST))
+    return tuple(found)
+
+
+_LAST: Final = 1e300
+"""Before every unknown time, and after every known one."""
