@@ -20,12 +20,10 @@ from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.link.codec import FRAME_BYTES_MAX
 from muster.protocol.link.control_channel import (
-    Checkpoint,
     Fingerprint,
     Prepared,
     RankReport,
     Refusal,
-    TaskObservations,
     TaskReport,
 )
 from muster.protocol.observations.fabric import NodeFabric
@@ -33,6 +31,7 @@ from muster.protocol.observations.hangs import RankActivity
 from muster.protocol.observations.hardware_events import OOM
 from muster.protocol.observations.interfaces import Interface, InterfaceKind
 from muster.protocol.observations.ranks_start import RanksStart
+from muster.protocol.observations.tasks import Checkpoint, TaskObservations
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState

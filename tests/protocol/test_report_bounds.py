@@ -10,7 +10,6 @@ import pytest
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.link.codec import FRAME_BYTES_MAX, ReportFrame, decode_report
 from muster.protocol.link.control_channel import (
-    Checkpoint,
     Heartbeat,
     Hello,
     NodeChanges,
@@ -20,7 +19,6 @@ from muster.protocol.link.control_channel import (
     Refusal,
     Report,
     StacksReport,
-    TaskObservations,
     TaskReport,
 )
 from muster.protocol.link.report_bounds import bounded
@@ -28,6 +26,7 @@ from muster.protocol.observations import kernel_log
 from muster.protocol.observations.fabric import PORTS_MAX, FabricPort, MissingPort, NodeFabric
 from muster.protocol.observations.gpus import GpuDevice
 from muster.protocol.observations.hangs import Frame, RankStacks, ThreadStack
+from muster.protocol.observations.tasks import Checkpoint, TaskObservations
 from muster.protocol.observations.traffic import FabricReport, NcclEvidence
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState

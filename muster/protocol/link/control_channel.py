@@ -20,8 +20,10 @@ from muster.protocol.observations.gpus import GpuDevice, IdleGpus, usable
 from muster.protocol.observations.hangs import RankActivity, RankStacks, RecordedRank
 from muster.protocol.observations.hardware_events import EVENTS_MAX, HardwareEvent
 from muster.protocol.observations.interfaces import Interface
+from muster.protocol.observations.node_settings import NodeSetting
 from muster.protocol.observations.ranks_start import RanksStart
-from muster.protocol.observations.traffic import FabricReport, PortHealth
+from muster.protocol.observations.tasks import TaskObservations
+from muster.protocol.observations.traffic import PortHealth
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 
@@ -71,6 +73,7 @@ class NodeObservations(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `ports` are abnormal RDMA ports, `disks` those that are full or hang, `hardware` the last events
     of this boot. `refuses_jobs`: why the node would refuse every job, "" if it takes them.
+    `settings` are those that a coordinator may give, as they are in force.
     """
 
     inventory: Inventory
@@ -78,6 +81,7 @@ class NodeObservations(msgspec.Struct, frozen=True, omit_defaults=True):
     disks: tuple[DiskHealth, ...] = ()
     hardware: tuple[HardwareEvent, ...] = ()
     refuses_jobs: str = ""
+    settings: tuple[NodeSetting, ...] = ()
 
 
 class NodeChanges(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -90,6 +94,7 @@ class NodeChanges(msgspec.Struct, frozen=True, omit_defaults=True):
     disks: tuple[DiskHealth, ...] | None = None
     hardware: tuple[HardwareEvent, ...] = ()
     refuses_jobs: str | None = None
+    settings: tuple[NodeSetting, ...] | None = None
 
 
 def diff(old: NodeObservations, new: NodeObservations) -> NodeChanges:
@@ -103,6 +108,7 @@ def diff(old: NodeObservations, new: NodeObservations) -> NodeChanges:
         disks=None if new.disks == old.disks else new.disks,
         hardware=tuple(event for event in new.hardware if event not in old.hardware),
         refuses_jobs=None if new.refuses_jobs == old.refuses_jobs else new.refuses_jobs,
+        settings=None if new.settings == old.settings else new.settings,
     )
 
 
@@ -114,6 +120,7 @@ def merge(old: NodeObservations, changes: NodeChanges) -> NodeObservations:
         old.disks if changes.disks is None else changes.disks,
         (*old.hardware, *changes.hardware)[-EVENTS_MAX:],
         old.refuses_jobs if changes.refuses_jobs is None else changes.refuses_jobs,
+        old.settings if changes.settings is None else changes.settings,
     )
 
 
@@ -197,34 +204,6 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     oom_said: str = ""
     disk_full: bool = False
     kernel: str = ""
-
-
-class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Checkpoints of a job that a node has seen since its task began: `fresh` is how often
-    something new had settled. `name` is the newest file of the last time, found `ago_s` before this
-    report.
-    """
-
-    fresh: int
-    name: str
-    ago_s: float = 0.0
-
-
-class TaskObservations(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Everything that the monitors of a node observe of a task.
-
-    `traffic` is the evidence of the gang's traffic on this node. `silent` are the addresses of
-    peers that have answered this node's pings before and no longer do. `activity` is the movement
-    of each rank at the time of the report; () if it is not monitored. `idle_s` is how long its GPUs
-    have been idle, by the limits of PrepareTask; None if they are not, not that long, or
-    unreadable.
-    """
-
-    traffic: FabricReport | None = None
-    silent: tuple[str, ...] = ()
-    checkpoint: Checkpoint | None = None
-    activity: tuple[RankActivity, ...] = ()
-    idle_s: float | None = None
 
 
 class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
@@ -325,7 +304,8 @@ Report = Hello | TaskReport | Heartbeat | StacksReport
 class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     """Answers Hello. `cluster` identifies the coordinator's journal. The agent stops and removes
     its tasks that `keep` does not name. `protocol` is the newest common version. The welcome renews
-    leases as the answer to a heartbeat does.
+    leases as the answer to a heartbeat does. `settings` are those that the coordinator gives this
+    node; the agent refuses the others that it has no right to give.
     """
 
     epoch: int
@@ -335,6 +315,7 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     cluster: str = ""
     keep: tuple[TaskId, ...] = ()
     protocol: int = 1
+    settings: tuple[NodeSetting, ...] = ()
 
 
 class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):

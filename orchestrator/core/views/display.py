@@ -165,6 +165,7 @@ def node_view(
             for at, event in node.hardware
         ),
         rdma=_rdma(node.inventory.rdma),
+        settings=tuple(h.SettingView(it.name, it.value, it.origin) for it in node.settings),
     )
 
 

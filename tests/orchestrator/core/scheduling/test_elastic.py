@@ -9,7 +9,6 @@ import pytest
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.link.control_channel import (
     ArrangeTask,
-    Checkpoint,
     PrepareTask,
     RankReport,
     StartTask,
@@ -18,6 +17,7 @@ from muster.protocol.link.control_channel import (
 )
 from muster.protocol.link.terms import Terms
 from muster.protocol.observations.interfaces import Interface, InterfaceKind
+from muster.protocol.observations.tasks import Checkpoint
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry, Stop, Warn
