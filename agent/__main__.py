@@ -13,12 +13,12 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from agent import join
-from agent.config import AgentConfig, load
+from agent.config import AgentConfig, load, written
 from agent.probe.fabric import command
 from muster.daemon.errors import ConfigError, DaemonError, TlsError
 from muster.daemon.logging import configure
@@ -51,10 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = parser.parse_args(given)
     try:
         config = load(file=flags.config, environ=os.environ)
+        own = written(file=flags.config, environ=os.environ)
         configure(level=config.log.level, fmt=config.log.format)
         os.environ["PATH"] = _PATH
         os.umask(0o077)
-        asyncio.run(_serve(config))
+        asyncio.run(_serve(config, own))
     except (ConfigError, TlsError) as error:
         return _complain(error, EXIT_USAGE)
     except DaemonError as error:
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _serve(config: AgentConfig) -> None:
+async def _serve(config: AgentConfig, own: Mapping[str, str]) -> None:
     # Imported late, so that a configuration error is reported at once.
     from agent.daemon import serve
 
@@ -72,7 +73,7 @@ async def _serve(config: AgentConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await serve(config, stop)
+    await serve(config, stop, own=own)
 
 
 def _complain(error: Exception, code: int) -> int:

@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from muster.daemon.config_loader import load_config
+from muster.daemon.config_loader import load_config, written_settings
 from muster.daemon.errors import InsecureConfigError
 from muster.daemon.listen_address import is_loopback
 from muster.daemon.log_settings import LogSettings, Port, Seconds
+from muster.daemon.node_settings import Processes
 from muster.fabric.operator_rules import Rules
 
 PREFIX: Final = "MUSTER_AGENT"
@@ -144,7 +145,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     hide_processes: bool | None = None
     fence: bool | None = None
     unkillable_s: Seconds = 60.0
-    processes_max: Annotated[int, msgspec.Meta(ge=16)] | None = None
+    processes_max: Processes | None = None
     part_limits: Literal["requests", "shares", "none"] = "requests"
     prolog: Path | None = None
     epilog: Path | None = None
@@ -217,6 +218,12 @@ def load(
     config = load_config(AgentConfig, prefix=PREFIX, file=file, environ=environ, flags=flags)
     check_coordinator(config)
     return config
+
+
+def written(*, file: Path | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings that this node's own file or environment sets, by path, each with its
+    origin. Raises ConfigError."""
+    return written_settings(AgentConfig, prefix=PREFIX, file=file, environ=environ)
 
 
 def check_coordinator(config: AgentConfig) -> None:

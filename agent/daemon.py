@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, Never, assert_never
@@ -17,6 +17,7 @@ from typing import Final, Never, assert_never
 import structlog
 from msgspec import structs
 
+from agent.central_settings import SettingsInForce
 from agent.code.fetch import CodeFetcher
 from agent.code.store import CodeStore
 from agent.config import AgentConfig
@@ -36,10 +37,11 @@ from agent.core.effects import (
     StoreRecord,
     TakeStacks,
     Timer,
+    UseSettings,
     WatchPeers,
     WatchTraffic,
 )
-from agent.core.inputs import CommandReceived, Input, LogsStored, TimerFired
+from agent.core.inputs import CommandReceived, Input, LogsStored, NodeObserved, TimerFired
 from agent.core.state import AgentIdentity, State
 from agent.core.turn import turn
 from agent.gang.fence import Fence, fenced_in
@@ -86,18 +88,21 @@ from muster.daemon.abandoned_thread import wait_at_most
 from muster.daemon.clock import Clock, SystemClock
 from muster.daemon.durable_files import lock_directory, write_atomic
 from muster.daemon.errors import TaskEndedError
+from muster.daemon.logging import configure
 from muster.daemon.network_fs import network_kind
 from muster.daemon.sd_notify import Notifier
 from muster.daemon.task_owner import TaskOwner
 from muster.daemon.timers import Timers
 from muster.protocol.link.control_channel import (
     Inventory,
+    NodeChanges,
     NodeObservations,
     PrepareTask,
     Refused,
     Welcome,
 )
 from muster.protocol.observations.gpus import GpuDevice, usable
+from muster.protocol.observations.node_settings import NodeSetting
 
 _CLUSTER: Final = "cluster"
 _LEFTOVERS_S: Final = 10.0
@@ -116,15 +121,18 @@ class Agent:
         owners: TaskAccounts,
         clock: Clock,
         network: NetworkProbe,
+        own: Mapping[str, str],
     ) -> None:
-        """Needs a running event loop. Raises DaemonError if the configuration is invalid."""
+        """Needs a running event loop. `own` has the settings of the node's own file. Raises
+        DaemonError if the configuration is invalid."""
         self._clock = clock
+        self._settings = SettingsInForce(config, own)
         peers = open_socket(config.peer_port, config.state_dir, shared=config.shared_host)
         port = 0 if peers is None else peers.getsockname()[1]
         identity = replace(identity, peer_port=port)
         self._state = State(
             identity,
-            NodeObservations(inventory),
+            NodeObservations(inventory, settings=self._settings.shown()),
             cluster=read_name(config.state_dir / _CLUSTER),
         )
         self._inbox = InputQueue()
@@ -175,7 +183,7 @@ class Agent:
                 self._inbox.post,
                 owner,
             )
-            hangs = HangMonitor(
+            hangs = self._hangs = HangMonitor(
                 self._clock, self._inbox.post, config.hangs.period_s, config.fabric.root
             )
             self._stack_dumper = StackDumper(hangs, folders, self._clock, self._inbox.post, owner)
@@ -188,6 +196,7 @@ class Agent:
                 self._inbox.post,
             )
             hardware.saw(self._devices())
+            self._hooks = self._site_hooks(hardware, owner)
             gpus = GpuMonitor(config, self._inbox.post, hardware.saw)
             fabric = FabricMonitor(config, self._inbox.post)
             self._tasks = TaskRegistry(
@@ -209,7 +218,7 @@ class Agent:
                 self._idle,
                 self._code,
                 self._fence,
-                self._site_hooks(hardware, owner),
+                self._hooks,
                 self._limits,
                 self._inbox.post,
                 owner,
@@ -308,6 +317,8 @@ class Agent:
             case KeepCluster():
                 name = f"{action.cluster}\n".encode()
                 write_atomic(self._config.state_dir / _CLUSTER, name, 0o600)
+            case UseSettings():
+                self._use(action.given)
             case CreateTask():
                 self._tasks.create(action.task, action.prepare)
                 _log.info("task_accepted", task=action.task)
@@ -338,6 +349,18 @@ class Agent:
             case _:
                 assert_never(action)
 
+    def _use(self, given: Sequence[NodeSetting]) -> None:
+        """Use what the coordinator gives. Tasks that have a shim keep their limits."""
+        before = self._settings.config
+        self._settings.use(given)
+        config = self._settings.config
+        if config.log != before.log:
+            configure(level=config.log.level, fmt=config.log.format)
+        self._hangs.look_every(config.hangs.period_s)
+        self._hooks.use(config)
+        self._shims.use(options_of(config))
+        self._inbox.post(NodeObserved(NodeChanges(settings=self._settings.shown())))
+
     def _note(self, heard: CommandReceived) -> None:
         match heard.command:
             case Welcome() as welcome if self._state.welcomed:
@@ -360,9 +383,13 @@ class Agent:
 
 
 async def serve(
-    config: AgentConfig, stop: asyncio.Event, environ: Mapping[str, str] = os.environ
+    config: AgentConfig,
+    stop: asyncio.Event,
+    environ: Mapping[str, str] = os.environ,
+    own: Mapping[str, str] | None = None,
 ) -> None:
-    """Run this node's agent until `stop`. Raises DaemonError with a message for a person."""
+    """Run this node's agent until `stop`. `own` has the settings of the node's own file, each with
+    its origin. Raises DaemonError with a message for a person."""
     with lock_directory(config.state_dir):
         config = structs.replace(config, node=node_name(config))
         with single_agent_lock(config, environ):
@@ -374,7 +401,8 @@ async def serve(
             network = NetworkProbe(config.address, config.interface)
             identity, inventory = await asyncio.to_thread(identify, config, network)
             inventory = structs.replace(inventory, unenforced=unenforced_limits(config))
-            agent = Agent(config, identity, inventory, owners, SystemClock(), network)
+            clock = SystemClock()
+            agent = Agent(config, identity, inventory, owners, clock, network, own or {})
             with contextlib.closing(agent.vouches):
                 await agent.run(stop, Notifier(environ))
 

@@ -12,10 +12,13 @@ from muster.daemon.config_loader import load_config
 from muster.daemon.errors import ConfigError, InsecureConfigError
 from muster.daemon.listen_address import is_loopback
 from muster.daemon.log_settings import Count, LogSettings, Port, Seconds
+from muster.daemon.node_settings import NotGivenError, read_given
 from muster.protocol.observations.interfaces import usable_name
+from muster.protocol.observations.node_settings import NodeSetting
 from muster.protocol.roles import Role
 from muster.spec.errors import SpecError
 from muster.spec.pool_defaults import check_defaults
+from orchestrator.core.model.limits import CentralSettings
 from orchestrator.core.rights.principals import Policy, Visibility
 from orchestrator.core.storage.log_space import Bounds
 from orchestrator.webhooks.allowlist import read_allowed, refused
@@ -179,6 +182,28 @@ class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of agents, by pool, by label (`rack=a1`) and by name of the nodes, as in an agent's
+    own file.
+    """
+
+    pools: dict[str, dict[str, Any]] = {}
+    labels: dict[str, dict[str, Any]] = {}
+    names: dict[str, dict[str, Any]] = {}
+
+    @property
+    def central(self) -> CentralSettings:
+        """The settings for the core. Raises ValueError."""
+        for label in self.labels:
+            if not all(label.partition("=")):
+                raise ValueError(f"nodes.labels.{label}: write a label as NAME=VALUE")
+        return CentralSettings(
+            _given("pools", self.pools),
+            _given("labels", self.labels),
+            _given("names", self.names),
+        )
+
+
 class PriorityMax(msgspec.Struct, frozen=True, kw_only=True):
     """The highest priority of the jobs of a role and of a team. Of the limits that apply to a user,
     the largest holds; without any, every priority is allowed.
@@ -206,6 +231,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     start_timeout_s: Seconds = 120
     networks: tuple[str, ...] = ()
     pools: dict[str, Pool] = {}
+    nodes: NodeSettings = NodeSettings()
     limits: RequestLimits = RequestLimits()
     quarantine: QuarantineSettings = QuarantineSettings()
     hangs: Hangs = Hangs()
@@ -231,6 +257,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
             _check_network(entry)
         for name, pool in self.pools.items():
             _check_defaults(name, pool.defaults, self.webhooks)
+        _ = self.nodes.central
 
     @property
     def policy(self) -> Policy:
@@ -268,6 +295,20 @@ def load(
     )
     check_listen(config)
     return config
+
+
+def _given(kind: str, groups: dict[str, dict[str, Any]]) -> dict[str, tuple[NodeSetting, ...]]:
+    found = {}
+    for group, tree in groups.items():
+        origin = f"nodes.{kind}.{group}"
+        try:
+            found[group] = tuple(
+                NodeSetting(name, msgspec.json.encode(value).decode(), origin)
+                for name, value in read_given(tree)
+            )
+        except NotGivenError as error:
+            raise ValueError(f"{origin}.{error}") from error
+    return found
 
 
 def _check_network(entry: str) -> None:

@@ -457,6 +457,7 @@ def _limits(config: CoordinatorConfig) -> Limits:
         nodes_max=config.limits.agents_max,
         new_nodes_per_hour=config.limits.new_nodes_per_hour,
         own_names=_own_names(config),
+        node_settings=config.nodes.central,
     )
 
 

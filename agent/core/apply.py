@@ -35,8 +35,8 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
             state.reported = state.observed
         case f.LinkClosed():
             state.linked = state.welcomed = False
-        case f.Welcomed(epoch, cluster, heartbeat_s):
-            state.welcomed, state.cluster = True, cluster
+        case f.Welcomed(epoch, cluster, heartbeat_s, given):
+            state.welcomed, state.cluster, state.given = True, cluster, given
             state.epoch, state.heartbeat_s = epoch, heartbeat_s
             state.buried.clear()
         case f.Heard(at):

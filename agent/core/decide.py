@@ -249,7 +249,7 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
         [
             # First end tasks that may already run elsewhere.
             *fences,
-            f.Welcomed(welcome.epoch, welcome.cluster, welcome.heartbeat_s),
+            f.Welcomed(welcome.epoch, welcome.cluster, welcome.heartbeat_s, welcome.settings),
             f.Heard(now.mono),
             # Leases count from the moment the agent dialled, not from the answer.
             f.Acknowledged(state.dialled_at),
@@ -258,6 +258,8 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
     )
     if state.reported is not None:
         decision.effects += _report_changes(m.diff(state.reported, state.observed), now)
+    if welcome.settings != state.given:
+        decision.effects.append(a.UseSettings(welcome.settings))
     if welcome.cluster != state.cluster:
         decision.effects.insert(0, a.KeepCluster(welcome.cluster))
     for held in state.tasks.values():

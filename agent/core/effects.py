@@ -10,6 +10,7 @@ from agent.core.record import TaskRecord
 from agent.core.shim_protocol import ShimCommand
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import ArrangeTask, DumpStacks, PrepareTask, Report
+from muster.protocol.observations.node_settings import NodeSetting
 
 
 class Timer(enum.Enum):
@@ -38,6 +39,13 @@ class KeepCluster(msgspec.Struct, frozen=True):
     """Store the name of the cluster whose tasks this node runs from now on."""
 
     cluster: str
+
+
+class UseSettings(msgspec.Struct, frozen=True):
+    """Use the settings that the coordinator gives this node, instead of those that it gave before.
+    Answered by NodeObserved with those in force."""
+
+    given: tuple[NodeSetting, ...]
 
 
 class CreateTask(msgspec.Struct, frozen=True):
@@ -140,6 +148,7 @@ Effect = (
     SendReport
     | CloseLink
     | KeepCluster
+    | UseSettings
     | CreateTask
     | StoreRecord
     | AskMembers

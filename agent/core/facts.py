@@ -21,6 +21,7 @@ from muster.protocol.link.control_channel import (
 )
 from muster.protocol.link.terms import Terms
 from muster.protocol.observations.fabric import NodeFabric
+from muster.protocol.observations.node_settings import NodeSetting
 
 
 class LinkOpened(msgspec.Struct, frozen=True):
@@ -35,6 +36,7 @@ class Welcomed(msgspec.Struct, frozen=True):
     epoch: int
     cluster: str
     heartbeat_s: float
+    given: tuple[NodeSetting, ...] = ()
 
 
 class Heard(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from muster.protocol.link.control_channel import (
 from muster.protocol.link.terms import Member, Terms
 from muster.protocol.observations.fabric import NodeFabric
 from muster.protocol.observations.hangs import RankActivity
+from muster.protocol.observations.node_settings import NodeSetting
 from muster.protocol.observations.traffic import FabricReport
 
 
@@ -119,6 +120,7 @@ class State:
     epoch: int = 0
     cluster: str = ""  # whose tasks these are; outlives the agent process
     heartbeat_s: float = 5.0
+    given: tuple[NodeSetting, ...] = ()  # by the coordinator
     heard_at: float = 0.0
     dialled_at: float = 0.0
     acknowledged_at: float | None = None  # when the agent asked for the last answer

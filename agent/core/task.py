@@ -24,15 +24,14 @@ from muster.protocol.link.control_channel import (
     Prepared,
     RankReport,
     Refusal,
-    TaskObservations,
     TaskReport,
 )
-from muster.protocol.observations.checkpoints import Checkpoint
 from muster.protocol.observations.fabric import NodeFabric
 from muster.protocol.observations.hangs import RankActivity
 from muster.protocol.observations.hardware_events import OOM
 from muster.protocol.observations.interfaces import Interface, InterfaceKind
 from muster.protocol.observations.ranks_start import RanksStart
+from muster.protocol.observations.tasks import Checkpoint, TaskObservations
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState

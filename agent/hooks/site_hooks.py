@@ -7,6 +7,7 @@ refuses its task. An epilog or a health check that fails drains the node.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Never
@@ -43,6 +44,13 @@ class SiteHooks:
         self._clock = clock
         self._report = report
         self._reported: tuple[str, float] = ("", 0.0)
+        self._changed = asyncio.Event()
+
+    def use(self, config: AgentConfig) -> None:
+        """Use this configuration from now on."""
+        if config.health_check_period_s != self._config.health_check_period_s:
+            self._changed.set()
+        self._config = config
 
     async def before(self, prepare: PrepareTask, uid: int) -> None:
         """Run the prolog of a task that will run as `uid`. Raises PrologError."""
@@ -65,8 +73,11 @@ class SiteHooks:
     async def check_health(self) -> Never:
         """Run the health check at once and then periodically, until cancelled."""
         while True:
+            self._changed.clear()
             await self._check_health()
-            await asyncio.sleep(self._config.health_check_period_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.health_check_period_s):
+                    await self._changed.wait()
 
     async def _check_health(self) -> None:
         assert self._config.health_check is not None

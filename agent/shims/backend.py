@@ -67,6 +67,9 @@ class Shims(Protocol):
     async def start(self) -> None:
         """Prepare to start shims. Raises SpawnError."""
 
+    def use(self, options: ShimOptions) -> None:
+        """Start later shims with these options."""
+
     async def spawn(
         self, task_dir: Path, given: socket.socket | None = None, limits: TaskLimits = NO_LIMITS
     ) -> int:

@@ -43,6 +43,10 @@ class ForkServer:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
+    def use(self, options: ShimOptions) -> None:
+        """Start later shims with these options."""
+        self._options = options
+
     async def start(self) -> None:
         """Ensure that a fork server answers. Raises SpawnError."""
         async with self._turn:

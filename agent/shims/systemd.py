@@ -143,6 +143,10 @@ class SystemdUnits:
         self._options = options or ShimOptions()
         self._room = asyncio.Semaphore(AT_ONCE)
 
+    def use(self, options: ShimOptions) -> None:
+        """Start later shims with these options."""
+        self._options = options
+
     async def start(self) -> None:
         """Nothing to prepare."""
 

@@ -21,7 +21,6 @@ from muster.protocol.link.control_channel import (
     Prepared,
     Report,
     StacksReport,
-    TaskObservations,
     TaskReport,
 )
 from muster.protocol.observations.hangs import (
@@ -32,6 +31,7 @@ from muster.protocol.observations.hangs import (
     Sign,
     ThreadStack,
 )
+from muster.protocol.observations.tasks import TaskObservations
 from muster.protocol.states import TaskState
 from muster.spec.model import Argv, JobSpec, Launcher
 from orchestrator.core.engine.turn import turn

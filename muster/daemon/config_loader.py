@@ -38,6 +38,7 @@ _FILE_BYTES_MAX: Final = 1 << 20
 _TEXT_TAG: Final = "tag:yaml.org,2002:str"
 _BOOL_TAG: Final = "tag:yaml.org,2002:bool"
 # YAML 1.1 reads them as booleans. YAML 1.2, and most authors, mean text.
+_ABSENT: Final = object()
 _SWITCHES: Final = frozenset({"on", "off", "yes", "no"})
 
 
@@ -92,6 +93,27 @@ def load_config(
         return msgspec.convert(tree, kind, dec_hook=_decode)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(error, tree, origin, file)) from error
+
+
+def written_settings(
+    kind: type[msgspec.Struct], *, prefix: str, file: Path | None, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The settings that the file or the environment sets, by path, each with its origin: the file,
+    or the variable. Raises ConfigError.
+    """
+    if file is None and environ.get(f"{prefix}_{FILE_VARIABLE}"):
+        file = Path(environ[f"{prefix}_{FILE_VARIABLE}"])
+    tree = {} if file is None else read_yaml(file, kind)
+    found = {}
+    for setting in settings(kind, prefix):
+        value: object = tree
+        for name in setting.path.split("."):
+            value = value.get(name, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+        if setting.variable in environ:
+            found[setting.path] = setting.variable
+        elif value is not _ABSENT:
+            found[setting.path] = str(file)
+    return found
 
 
 def settings(kind: type[msgspec.Struct], prefix: str, above: str = "") -> Iterator[Setting]:

@@ -297,6 +297,14 @@ class RdmaView(msgspec.Struct, frozen=True):
     why: str
 
 
+class SettingView(msgspec.Struct, frozen=True):
+    """A setting of an agent that a coordinator may give: its value as JSON, and its origin."""
+
+    name: str
+    value: str
+    origin: str
+
+
 class NodeView(msgspec.Struct, frozen=True):
     """A node. `address` is where a gang's peers reach it, `peer` the source of its agent's
     connection. `connected_s` is the age of the connection, None without one. `jobs` are all jobs on
@@ -306,6 +314,7 @@ class NodeView(msgspec.Struct, frozen=True):
     its last resume and are not forgiven; the last of them, after `faults_before` others. `hardware`
     has its last events since then. `rdma` is the last reported RDMA equipment, None if unknown.
     `unenforced` are the limits of jobs that are not enforced there, each with the reason.
+    `settings` are those that a coordinator may give, as they are in force.
     """
 
     name: str
@@ -338,6 +347,7 @@ class NodeView(msgspec.Struct, frozen=True):
     rdma: RdmaView | None = None
     faults_before: int = 0
     unenforced: dict[str, str] = {}
+    settings: tuple[SettingView, ...] = ()
 
 
 class NodeList(msgspec.Struct, frozen=True):

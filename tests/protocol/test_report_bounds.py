@@ -19,15 +19,14 @@ from muster.protocol.link.control_channel import (
     Refusal,
     Report,
     StacksReport,
-    TaskObservations,
     TaskReport,
 )
 from muster.protocol.link.report_bounds import bounded
 from muster.protocol.observations import kernel_log
-from muster.protocol.observations.checkpoints import Checkpoint
 from muster.protocol.observations.fabric import PORTS_MAX, FabricPort, MissingPort, NodeFabric
 from muster.protocol.observations.gpus import GpuDevice
 from muster.protocol.observations.hangs import Frame, RankStacks, ThreadStack
+from muster.protocol.observations.tasks import Checkpoint, TaskObservations
 from muster.protocol.observations.traffic import FabricReport, NcclEvidence
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState

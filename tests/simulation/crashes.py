@@ -68,6 +68,7 @@ ON_DISK: Final = (
 IN_MEMORY: Final = (
     agent_actions.SendReport,
     agent_actions.CloseLink,
+    agent_actions.UseSettings,
     agent_actions.AskMembers,
     agent_actions.SendToShim,
     agent_actions.ReleasePort,

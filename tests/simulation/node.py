@@ -256,6 +256,8 @@ class Node:
                     return
                 self.cluster = cluster
                 self.dies(Deed.WRITES, "KeepCluster", When.AFTER)
+            case a.UseSettings():
+                pass
             case a.CreateTask(task, prepare):
                 self.later(self.pause(0.02), partial(self._make_folder, task, prepare))
             case a.AskMembers(questions):

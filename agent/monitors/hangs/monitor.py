@@ -121,6 +121,12 @@ class HangMonitor(Monitor):
         self._processes = processes or Processes()
         self._tasks: dict[TaskId, _Task] = {}
 
+    def look_every(self, period_s: float) -> None:
+        """Sample at this interval from now on."""
+        if period_s != self._period_s:
+            self._period_s = period_s
+            self.stir()
+
     def heard(self, task: TaskId, folder: Path, status: ShimStatus) -> None:
         """Take the newest status of a task."""
         if status.phase is not ShimPhase.RUNNING:
@@ -204,6 +210,7 @@ class HangMonitor(Monitor):
                 network = went[rank.process]
                 if rank.through_others:
                     network = sum(count or 0 for count in went.values())
+                rank.cadence.period_s = self._period_s
                 self._sample(rank, pids[rank.process], network, hcas, own=own)
             at = self._clock.now().mono
             found[name] = at, _activity(task, at)

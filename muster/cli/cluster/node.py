@@ -22,6 +22,7 @@ from muster.http.views import (
     JobView,
     NodeView,
     RdmaView,
+    SettingView,
 )
 
 _INTERFACES = (
@@ -42,6 +43,13 @@ _GPUS = (
 )
 
 
+_SETTINGS = (
+    Column("SETTING"),
+    Column("VALUE", elastic=True, wraps=True),
+    Column("ORIGIN", elastic=True, wraps=True),
+)
+
+
 @click.group("node")
 def command() -> None:
     """Show and maintain single nodes; `muster nodes` lists all of them."""
@@ -52,8 +60,8 @@ def command() -> None:
 @json_option
 @connection_options
 def show(*, node: str, as_json: bool) -> None:
-    """Show everything known about a node: its link, hardware, addresses and jobs, and which of its
-    GPUs each job has."""
+    """Show everything known about a node: its link, hardware, addresses and jobs, which of its GPUs
+    each job has, and the origin of each setting that the coordinator may give its agent."""
     client = connect()
     view = client.node(node)
     if as_json:
@@ -73,6 +81,9 @@ def show(*, node: str, as_json: bool) -> None:
     if view.interfaces:
         print()
         print_table(_INTERFACES, [_interface(found) for found in view.interfaces])
+    if view.settings:
+        print()
+        print_table(_SETTINGS, [_setting(found) for found in view.settings])
 
 
 command.add_command(drain)
@@ -170,3 +181,7 @@ def _interface(found: InterfaceView) -> list[str]:
         "yes" if found.rdma else "-",
         ", ".join(found.addresses) or "-",
     ]
+
+
+def _setting(found: SettingView) -> list[str]:
+    return [found.name, "-" if found.value == "null" else found.value, found.origin]

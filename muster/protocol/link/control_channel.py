@@ -14,15 +14,16 @@ from msgspec.structs import replace
 
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.link.terms import ChangeTerms, Terms
-from muster.protocol.observations.checkpoints import Checkpoint
 from muster.protocol.observations.disks import DiskHealth
 from muster.protocol.observations.fabric import NodeFabric, NodeRdma, TaskFabric
 from muster.protocol.observations.gpus import GpuDevice, IdleGpus, usable
 from muster.protocol.observations.hangs import RankActivity, RankStacks, RecordedRank
 from muster.protocol.observations.hardware_events import EVENTS_MAX, HardwareEvent
 from muster.protocol.observations.interfaces import Interface
+from muster.protocol.observations.node_settings import NodeSetting
 from muster.protocol.observations.ranks_start import RanksStart
-from muster.protocol.observations.traffic import FabricReport, PortHealth
+from muster.protocol.observations.tasks import TaskObservations
+from muster.protocol.observations.traffic import PortHealth
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 
@@ -74,6 +75,7 @@ class NodeObservations(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `ports` are abnormal RDMA ports, `disks` those that are full or hang, `hardware` the last events
     of this boot. `refuses_jobs`: why the node would refuse every job, "" if it takes them.
+    `settings` are those that a coordinator may give, as they are in force.
     """
 
     inventory: Inventory
@@ -81,6 +83,7 @@ class NodeObservations(msgspec.Struct, frozen=True, omit_defaults=True):
     disks: tuple[DiskHealth, ...] = ()
     hardware: tuple[HardwareEvent, ...] = ()
     refuses_jobs: str = ""
+    settings: tuple[NodeSetting, ...] = ()
 
 
 class NodeChanges(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -93,6 +96,7 @@ class NodeChanges(msgspec.Struct, frozen=True, omit_defaults=True):
     disks: tuple[DiskHealth, ...] | None = None
     hardware: tuple[HardwareEvent, ...] = ()
     refuses_jobs: str | None = None
+    settings: tuple[NodeSetting, ...] | None = None
 
 
 def diff(old: NodeObservations, new: NodeObservations) -> NodeChanges:
@@ -106,6 +110,7 @@ def diff(old: NodeObservations, new: NodeObservations) -> NodeChanges:
         disks=None if new.disks == old.disks else new.disks,
         hardware=tuple(event for event in new.hardware if event not in old.hardware),
         refuses_jobs=None if new.refuses_jobs == old.refuses_jobs else new.refuses_jobs,
+        settings=None if new.settings == old.settings else new.settings,
     )
 
 
@@ -117,6 +122,7 @@ def merge(old: NodeObservations, changes: NodeChanges) -> NodeObservations:
         old.disks if changes.disks is None else changes.disks,
         (*old.hardware, *changes.hardware)[-EVENTS_MAX:],
         old.refuses_jobs if changes.refuses_jobs is None else changes.refuses_jobs,
+        old.settings if changes.settings is None else changes.settings,
     )
 
 
@@ -202,23 +208,6 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     disk_full: bool = False
     kernel: str = ""
     memory_max: int = 0
-
-
-class TaskObservations(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Everything that the monitors of a node observe of a task.
-
-    `traffic` is the evidence of the gang's traffic on this node. `silent` are the addresses of
-    peers that have answered this node's pings before and no longer do. `activity` is the movement
-    of each rank at the time of the report; () if it is not monitored. `idle_s` is how long its GPUs
-    have been idle, by the limits of PrepareTask; None if they are not, not that long, or
-    unreadable.
-    """
-
-    traffic: FabricReport | None = None
-    silent: tuple[str, ...] = ()
-    checkpoint: Checkpoint | None = None
-    activity: tuple[RankActivity, ...] = ()
-    idle_s: float | None = None
 
 
 class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
@@ -319,7 +308,8 @@ Report = Hello | TaskReport | Heartbeat | StacksReport
 class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     """Answers Hello. `cluster` identifies the coordinator's journal. The agent stops and removes
     its tasks that `keep` does not name. `protocol` is the newest common version. The welcome renews
-    leases as the answer to a heartbeat does.
+    leases as the answer to a heartbeat does. `settings` are those that the coordinator gives this
+    node; the agent refuses the others that it has no right to give.
     """
 
     epoch: int
@@ -329,6 +319,7 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     cluster: str = ""
     keep: tuple[TaskId, ...] = ()
     protocol: int = 1
+    settings: tuple[NodeSetting, ...] = ()
 
 
 class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):

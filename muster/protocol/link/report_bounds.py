@@ -20,10 +20,8 @@ from muster.protocol.link.control_channel import (
     RankReport,
     Refusal,
     StacksReport,
-    TaskObservations,
     TaskReport,
 )
-from muster.protocol.observations.checkpoints import Checkpoint
 from muster.protocol.observations.disks import DiskHealth
 from muster.protocol.observations.fabric import (
     GPUS_MAX,
@@ -38,6 +36,8 @@ from muster.protocol.observations.gpus import GpuDevice
 from muster.protocol.observations.hangs import RankStacks
 from muster.protocol.observations.hardware_events import HardwareEvent
 from muster.protocol.observations.interfaces import Interface
+from muster.protocol.observations.node_settings import NodeSetting
+from muster.protocol.observations.tasks import Checkpoint, TaskObservations
 from muster.protocol.observations.traffic import (
     NcclEvidence,
     PortFigures,
@@ -69,6 +69,7 @@ _OF_TYPE: Final[dict[type[msgspec.Struct], Limit]] = {
     ),
     **dict.fromkeys((NcclEvidence, PortFigures, PortHealth, SocketFigures), Limit(512)),
     Checkpoint: Limit(chars=256),
+    NodeSetting: Limit(chars=512),
 }
 _OF_FIELD: Final[dict[tuple[type[msgspec.Struct], str], Limit]] = {
     (Hello, "tasks"): _ENDLESS,
@@ -80,6 +81,7 @@ _OF_FIELD: Final[dict[tuple[type[msgspec.Struct], str], Limit]] = {
     **{(StacksReport, name): _RANKS for name in ("ranks", "activity", "recorded")},
     (TaskReport, "launcher_said"): _TAIL,
     (Refusal, "text"): _TAIL,
+    **{(kind, "settings"): Limit(members=32) for kind in (NodeObservations, NodeChanges)},
     (Prepared, "addresses"): Limit(members=1024),
     (RankStacks, "threads"): Limit(members=2048),
 }

@@ -61,7 +61,7 @@ from orchestrator.core.nodes.crash_loops import restarted
 from orchestrator.core.nodes.drains import drain, remove, resume
 from orchestrator.core.nodes.enrolment import decide_enrolment, refuse_certificate, shown
 from orchestrator.core.nodes.hardware import hardware_facts, may_be_hardware
-from orchestrator.core.nodes.observations import change_facts, health_facts
+from orchestrator.core.nodes.observations import change_facts, health_facts, settings_facts
 from orchestrator.core.nodes.registration import refuse_registration, registered
 from orchestrator.core.nodes.restored import (
     declare_lost,
@@ -278,7 +278,10 @@ def _hello(
     # Before the tasks, because a full or hung disk may have ended a rank.
     seen = hello.observed
     health = NodeChanges(ports=seen.ports, disks=seen.disks, refuses_jobs=seen.refuses_jobs)
-    decision.facts += health_facts(state, hello.node, health)
+    decision.facts += [
+        *health_facts(state, hello.node, health),
+        *settings_facts(state, hello.node, seen.settings),
+    ]
     rebooted = node is not None and node.boot_id != hello.boot_id
     keep: list[Task] = []
     drained: list[f.Fact] = []
@@ -325,6 +328,7 @@ def _hello(
         cluster=state.cluster,
         keep=tuple(task.id for task in keep),
         protocol=protocol,
+        settings=limits.node_settings.of(hello.node, hello.inventory.pool, hello.inventory.labels),
     )
     decision.effects.append(a.Send(hello.node, session, welcome))
     timer = a.Timer(a.TimerKind.NODE, node=hello.node)

@@ -6,6 +6,7 @@ from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.link.control_channel import Inventory
 from muster.protocol.observations.disks import DiskHealth
 from muster.protocol.observations.hardware_events import HardwareEvent
+from muster.protocol.observations.node_settings import NodeSetting
 from muster.protocol.observations.traffic import PortHealth
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
@@ -91,6 +92,12 @@ class NodeHealthReported(LinkFact, Inert, reschedules=True, milestone=False):
     refuses_jobs: str = ""
 
 
+class NodeSettingsReported(LinkFact, Inert, reschedules=False, milestone=False):
+    """The settings of a node's agent that a coordinator may give, as they are in force."""
+
+    settings: tuple[NodeSetting, ...]
+
+
 class SurvivorsReported(LinkFact, Inert, reschedules=False, milestone=False):
     """The processes of a task that survive SIGKILL on a node; () once there are none."""
 
@@ -173,6 +180,7 @@ OfLink = (
     | FailureSuspected
     | NodeHeard
     | NodeHealthReported
+    | NodeSettingsReported
     | SurvivorsReported
     | HardwareSeen
     | HardwareCounted

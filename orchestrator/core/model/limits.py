@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from muster.protocol.observations.node_settings import NodeSetting
+
 
 class Quarantine(msgspec.Struct, frozen=True):
     """Limits for nodes that the coordinator takes out of service by itself.
@@ -44,6 +46,32 @@ class HangLimits(msgspec.Struct, frozen=True):
         return max(self.quiet_s, min(self.gaps * gap_s, at_most_s))
 
 
+Settings = tuple[NodeSetting, ...]
+
+
+class CentralSettings(msgspec.Struct, frozen=True):
+    """Settings by pool, by label (`rack=a1`) and by name of the nodes that get them. Each has its
+    place in the configuration as its origin.
+    """
+
+    pools: dict[str, Settings] = {}
+    labels: dict[str, Settings] = {}
+    names: dict[str, Settings] = {}
+
+    def of(self, name: str, pool: str, labels: dict[str, str]) -> Settings:
+        """Return the settings of a node. Those of its name go before those of its labels, and these
+        before those of its pool. Of two labels, the later one of the configuration goes before.
+        """
+        mine = {f"{label}={value}" for label, value in labels.items()}
+        groups = (
+            self.pools.get(pool, ()),
+            *(given for label, given in self.labels.items() if label in mine),
+            self.names.get(name, ()),
+        )
+        found = {setting.name: setting for group in groups for setting in group}
+        return tuple(found.values())
+
+
 class Limits(msgspec.Struct, frozen=True):
     """Limits of leases, phases and verdicts.
 
@@ -65,6 +93,8 @@ class Limits(msgspec.Struct, frozen=True):
     `nodes_max` is how many nodes are known, and `new_nodes_per_hour` how many new names join within
     an hour.
 
+    `node_settings` are those of agents that the coordinator gives.
+
     `own_names` are names of the coordinator's own machine, in lower case. No other machine may join
     under one of them.
     """
@@ -85,3 +115,4 @@ class Limits(msgspec.Struct, frozen=True):
     nodes_max: int = 10_000
     new_nodes_per_hour: int = 2000
     own_names: frozenset[str] = frozenset()
+    node_settings: CentralSettings = CentralSettings()

@@ -25,6 +25,7 @@ from muster.protocol.observations.disks import DiskHealth
 from muster.protocol.observations.hangs import HangVerdict, RankActivity, RankStacks
 from muster.protocol.observations.hardware_events import HardwareEvent
 from muster.protocol.observations.interfaces import Endpoint
+from muster.protocol.observations.node_settings import NodeSetting
 from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.observations.traffic import FabricReport, PortHealth
 from muster.protocol.outcome import Cause, ExitStatus
@@ -95,6 +96,7 @@ class Node:
     ports: tuple[PortHealth, ...] = ()  # RDMA ports that are down or flapping
     disks: tuple[DiskHealth, ...] = ()  # disks that are full or hang
     refuses_jobs: str = ""  # why it would refuse every job
+    settings: tuple[NodeSetting, ...] = ()  # of its agent
     survivors: dict[TaskId, tuple[int, ...]] = field(default_factory=dict)  # pids, despite SIGKILL
     protocol: int = 1  # version in use with the agent
 

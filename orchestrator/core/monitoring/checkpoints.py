@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from muster.protocol.instant import Instant
-from muster.protocol.observations.checkpoints import Checkpoint
+from muster.protocol.observations.tasks import Checkpoint
 from muster.protocol.outcome import CauseCode
 from muster.spec.units import duration_text
 from orchestrator.core.facts import jobs as f

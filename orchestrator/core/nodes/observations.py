@@ -13,6 +13,7 @@ from muster.protocol.link.inventory_bounds import inventory_problem
 from muster.protocol.observations.disks import sound
 from muster.protocol.observations.gpus import problem as gpu_problem
 from muster.protocol.observations.interfaces import problem
+from muster.protocol.observations.node_settings import NodeSetting
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.model.state import State
@@ -28,6 +29,7 @@ def change_facts(state: State, name: NodeName, changes: NodeChanges, now: Instan
         *_inventory_facts(state, name, changes, now),
         *health_facts(state, name, changes),
         *hardware_facts(state, name, changes.hardware, now),
+        *settings_facts(state, name, changes.settings),
     ]
 
 
@@ -42,6 +44,22 @@ def health_facts(state: State, name: NodeName, changes: NodeChanges) -> list[f.F
     if (ports, disks, refuses) == known:
         return []
     return [lf.NodeHealthReported(name, ports, disks, refuses)]
+
+
+def settings_facts(
+    state: State, name: NodeName, settings: tuple[NodeSetting, ...] | None
+) -> list[f.Fact]:
+    """Return the fact for the settings of a node's agent, if they are reported and new."""
+    if settings is None:
+        return []
+    shown = tuple(
+        NodeSetting(_one_line(it.name), _one_line(it.value), _one_line(it.origin))
+        for it in settings
+    )
+    node = state.nodes.get(name)
+    if shown == (() if node is None else node.settings):
+        return []
+    return [lf.NodeSettingsReported(name, shown)]
 
 
 def _one_line(text: str) -> str:

@@ -172,6 +172,7 @@ def node_view(
         ),
         rdma=_rdma(node.inventory.rdma),
         unenforced=node.inventory.unenforced,
+        settings=tuple(h.SettingView(it.name, it.value, it.origin) for it in node.settings),
     )
 
 

@@ -21,11 +21,11 @@ from muster.protocol.link.control_channel import (
     Prepared,
     RankReport,
     Refusal,
-    TaskObservations,
     TaskReport,
 )
 from muster.protocol.link.terms import ChangeTerms, Terms
 from muster.protocol.observations.interfaces import Interface
+from muster.protocol.observations.tasks import TaskObservations
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Argv, JobSpec

@@ -9,7 +9,7 @@ from msgspec import json
 
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import PrepareTask
-from muster.protocol.observations.checkpoints import Checkpoint
+from muster.protocol.observations.tasks import Checkpoint
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry

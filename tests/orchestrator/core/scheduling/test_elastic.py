@@ -16,8 +16,8 @@ from muster.protocol.link.control_channel import (
     TaskReport,
 )
 from muster.protocol.link.terms import Terms
-from muster.protocol.observations.checkpoints import Checkpoint
 from muster.protocol.observations.interfaces import Interface, InterfaceKind
+from muster.protocol.observations.tasks import Checkpoint
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry, Stop, Warn

@@ -1,0 +1,15 @@
+"""Settings of an agent, as the two sides of a link name them."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class NodeSetting(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A setting by its path in the agent's configuration (`hangs.period_s`), its value as JSON, and
+    where the value comes from, in words.
+    """
+
+    name: str
+    value: str
+    origin: str = ""

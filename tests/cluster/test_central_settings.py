@@ -1,0 +1,59 @@
+"""A setting of agents that is changed on the coordinator alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from examples.local_cluster import LocalCluster
+from tests.cluster.conftest import PORTS
+from tests.cluster.jobs import until
+
+
+class Checked(LocalCluster):
+    """A node with a health check that counts its runs."""
+
+    @property
+    def runs(self) -> int:
+        return (self.root / "runs").read_text().count("ran")
+
+    def _place(self, number: int) -> dict[str, object]:
+        path = self.root / "health-check"
+        path.write_text(f"#!/bin/sh\necho ran >> {self.root}/runs\n")
+        path.chmod(0o755)
+        return {**super()._place(number), "health_check": str(path)}
+
+
+@pytest.fixture
+def checked(tmp_path: Path) -> Iterator[Checked]:
+    made = Checked(tmp_path / "cluster", agents=1, env=PORTS)
+    with made:
+        yield made
+    until(lambda: made.leftovers() == [], "no process of the cluster is left")
+
+
+def test_a_change_on_the_coordinator_acts_on_a_node_and_is_shown(checked: Checked) -> None:
+    name = "health_check_period_s"
+
+    def shown() -> tuple[str, str]:
+        settings = checked.client().node("node-1").settings
+        return next((it.value, it.origin) for it in settings if it.name == name)
+
+    agent = checked.nodes["node-1"].pid
+    assert shown() == ("300.0", "default")
+    file = checked.root / "config" / "coordinator.yaml"
+    config = yaml.safe_load(file.read_text())
+    given = {"pools": {"default": {name: 7}}, "names": {"node-1": {name: 0.1}}}
+    file.write_text(yaml.safe_dump({**config, "nodes": given}))
+    checked.coordinator.stop()
+    checked.coordinator.start()
+    checked.wait_for_nodes()
+    until(lambda: shown() == ("0.1", "coordinator's nodes.names.node-1"), "the setting is shown")
+    until(lambda: checked.runs > 3, "the node is checked more often")
+    assert checked.nodes["node-1"].pid == agent
+    said = " ".join(checked.muster("node", "show", "node-1").stdout.split())
+    assert f"{name} 0.1 coordinator's nodes.names.node-1" in said
+    assert "log.level" in said
