@@ -283,14 +283,15 @@ def test_jobs_archived_by_an_older_release_are_listed_with_all_fields() -> None:
     """A recorded line is sent as it was written, whatever its texts contain."""
     state = State()
     apply(state, f.JobSubmitted(JobId(1), parse_mapping(JOB), "alice"), 0.0)
-    said = 'it said: {"a":1,"time_limit_s":8}'
+    said = 'it said: {"a":1,"ended_unseen_at":8}'
     cause = Cause(CauseCode.RANK_FAILED, Outcome.USER, said, exit=ExitStatus(3))
     apply(state, f.JobEnded(JobId(1), cause), 1.0)
     row = row_of(state.jobs[JobId(1)])
     whole = json.loads(row.summary)
     assert isinstance(line_of(row).summary, msgspec.Raw)
     assert json.loads(msgspec.json.encode(line_of(row).summary)) == whole
-    for missing in (["time_limit_s"], ["rerun_of", "held_by", "gpus", "time_limit_s"]):
+    newest = {"time_limit_s", "ended_unseen_at"}
+    for missing in ({"ended_unseen_at"}, newest, {"rerun_of", "held_by", "gpus", *newest}):
         older = {key: value for key, value in whole.items() if key not in missing}
         row = row._replace(summary=json.dumps(older, separators=(",", ":")).encode())
         assert json.loads(msgspec.json.encode(line_of(row).summary)) == whole
