@@ -10,8 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.shim_protocol import ShimPhase, ShimPlaces, ShimRelease, ShimStart, ShimUser
+from agent.core.shim_protocol import (
+    ShimExit,
+    ShimPhase,
+    ShimPlaces,
+    ShimRelease,
+    ShimStart,
+    ShimUser,
+)
 from tests.agent.shims.conftest import Node, Spoken, Stage
+from tests.agent.shims.test_termination import carriers
+from tests.agent.shims.test_torchrun import PYTHON, free_port, torchrun
 
 pytestmark = [
     pytest.mark.root,
@@ -90,6 +99,75 @@ def test_memory_of_a_job_is_bounded_and_its_own(any_stage: Stage, folder: Path) 
         assert said[1:] == ["1777", "3"]
 
     any_stage.play(story)
+
+
+TRAINING = """
+import os, sys, tempfile
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return torch.full((2,), float(index))
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    # Tensors of the workers travel through files in /dev/shm.
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    total = sum(batch.sum() for batch in DataLoader(Numbers(), batch_size=4, num_workers=2))
+    dist.all_reduce(total)
+    name = sys.argv[1]
+    for place in ("/tmp", "/var/tmp", "/dev/shm", os.environ["TMPDIR"]):
+        with open(f"{place}/{name}{dist.get_rank()}", "w") as file:
+            file.write("left")
+    dist.barrier()
+    seen = sorted(it for it in os.listdir("/dev/shm") if it.startswith(name))
+    print(total.item(), len(seen), tempfile.gettempdir() == os.environ["TMPDIR"])
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_a_torch_job_trains_in_its_own_places_and_leaves_nothing(
+    any_stage: Stage, folder: Path, tmp_path: Path, method: str
+) -> None:
+    (tmp_path / "training.py").write_text(TRAINING)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    name = f"muster-{secrets.token_hex(8)}"
+    env = {"OMP_NUM_THREADS": "1", "MUSTER_START_METHOD": method, "TMPDIR": str(scratch)}
+
+    async def story(node: Node) -> None:
+        task = await node.task()
+        status = await task.prepared(
+            launcher="torchrun",
+            python=PYTHON,
+            cwd=str(tmp_path),
+            env=env,
+            places=places(folder, tmp_path, hide=True),
+        )
+        assert status.phase is ShimPhase.PREPARED, status.refusal
+        start = torchrun(free_port(), "training.py", name)
+        await task.send(ShimStart(argv=start.argv, env=env, grace_s=60))
+        status = await task.ended()
+        assert status.exit == ShimExit(0), [task.read(rank.stderr) for rank in status.ranks]
+        forked = status.start_method is not None and status.start_method.method == "fork"
+        assert (forked, len(status.ranks)) == (method == "fork", 2)
+        for rank in status.ranks:
+            assert task.read(rank.stdout) == b"112.0 2 True\n"
+        assert carriers(task) == []
+
+    any_stage.play(story)
+    for place in PLACES:
+        assert not list(Path(place).glob(f"{name}*"))
+    # What it wrote to /tmp and /var/tmp is in the folder that is removed with the task.
+    left = [it.name for it in (folder / "tmp").iterdir()]
+    assert {f"{name}0", f"{name}1"} <= set(left)
+    assert str(folder) not in Path("/proc/self/mountinfo").read_text()
 
 
 def test_folders_that_the_job_names_stay_visible(any_stage: Stage, folder: Path) -> None:
