@@ -54,7 +54,8 @@ def _slurm(args: argparse.Namespace) -> int:
         return 1
     found, extra_s = slurm_window.measure(args.seed, args.jobs or slurm_window.JOBS)
     print(slurm_window.table(found))
-    print(f"\n{slurm.version()}; a job held its nodes for {extra_s:.0f} s besides its run time")
+    held = f"a job held its nodes for {max(0.0, extra_s):.0f} s besides its run time"
+    print(f"\n{slurm.version()}; {held}")
     missed = slurm_window.missed(found)
     print(*(missed or ["the goal is met"]), sep="\n")
     if args.json is not None:

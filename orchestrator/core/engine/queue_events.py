@@ -20,7 +20,18 @@ def queue_events(state: State, facts: Iterable[f.Fact]) -> list[QueueEvent]:
     """The events, if jobs wait; the cause of each is the one that users read."""
     if not any(state.queues.values()):
         return []
-    return [event for fact in facts if (event := _event(fact)) is not None]
+    return [event for fact in facts for event in _events(fact)]
+
+
+def _events(fact: f.Fact) -> list[QueueEvent]:
+    if isinstance(fact, f.JobChanged):
+        longer = fact.time_limit_s is not UNSET
+        # With another priority, the job has come to another place in its queue.
+        moved = not longer or fact.priority is not UNSET
+        causes = [MoveCause.SET] * moved + [MoveCause.LIMIT] * longer
+        return [QueueEvent(cause, job=fact.job) for cause in causes]
+    event = _event(fact)
+    return [] if event is None else [event]
 
 
 def _event(fact: f.Fact) -> QueueEvent | None:
@@ -40,8 +51,5 @@ def _event(fact: f.Fact) -> QueueEvent | None:
             return QueueEvent(MoveCause.RELEASE, job=job)
         case f.JobSubmitted(job):
             return QueueEvent(MoveCause.PRIORITY, job=job)
-        case f.JobChanged(job):
-            longer = fact.time_limit_s is not UNSET
-            return QueueEvent(MoveCause.LIMIT if longer else MoveCause.SET, job=job)
         case _:
             return None

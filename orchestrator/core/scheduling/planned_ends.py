@@ -87,9 +87,9 @@ def expected_end(state: State, job: Job, planned: PlannedEnd, now: Instant) -> f
     at = planned.at
     attempt = job.current
     assert attempt is not None
-    for task in attempt.tasks:
-        node = state.nodes[task.node]
-        if node.link is not LinkState.CONNECTED and task.present:
+    # The node of a task that has left an elastic gang may have been removed.
+    for task in attempt.present:
+        if state.nodes[task.node].link is not LinkState.CONNECTED:
             # Its agent ends the task at the end of the lease, if it has one.
             over = over_at(state, attempt, task)
             at = math.inf if over is None else max(at, over + CLEAN_S)

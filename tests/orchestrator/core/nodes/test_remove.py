@@ -92,6 +92,8 @@ def test_a_gang_that_goes_on_without_it_runs_and_ends_as_ever() -> None:
     lose(cluster, 2)
     gone(cluster, "n2")
     assert code(cluster.remove("n2")) == "removed"
+    cluster.submit(spec(nodes=2))  # waits: its start is planned by the end of the gang
+    cluster.cancel(2)
     view = job_view(cluster.state, cluster.job(1), cluster.now)
     assert [it.node for it in view.attempts[0].tasks] == ["n0", "n1", "n2", "n2"]
     cluster.requests += 1

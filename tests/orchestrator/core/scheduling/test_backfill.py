@@ -300,3 +300,12 @@ def test_explain_says_which_time_limit_would_start_a_job_now(
         assert explain(*asked, cluster.now).starts_now is starts
     cluster.change(3, time_limit_s=59 * 60.0)
     assert not waits(cluster, 3)
+
+
+def test_a_job_with_a_higher_priority_and_another_limit_goes_to_its_new_place() -> None:
+    cluster = cluster_of(1)
+    for _ in range(3):
+        cluster.submit(limited(HOUR))
+    cluster.run_gang(1)
+    cluster.change(3, priority=90, time_limit_s=1800.0)
+    assert moves(cluster, 2) == [MoveCause.SET]
