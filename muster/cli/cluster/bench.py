@@ -20,6 +20,7 @@ from muster.cli.output.bench_view import print_comparison, print_plot, print_run
 from muster.cli.output.format import note, safe
 from muster.cli.output.json_output import print_json
 from muster.cli.output.log_printer import record_bytes
+from muster.cli.output.time_limit import note_time_limit
 from muster.client import Client, LogQuery
 from muster.http.views import JobSummary, LogTrailer
 from muster.protocol.observations.traffic import Carrier
@@ -210,6 +211,7 @@ class _Bench:
     def _followed(self, summary: JobSummary, rdma: str) -> tuple[Run, int]:
         job = summary.id
         note(f"submitted job {job} ({safe(summary.name)}), rdma: {rdma}; Ctrl-C cancels it")
+        note_time_limit(summary, "the default of every benchmark")
         self._say_why_it_waits(job)
         about, rows = self._read(job)
         ended = self.client.wait(job)

@@ -35,6 +35,7 @@ from muster.cli.output.check_view import print_report
 from muster.cli.output.format import note, safe
 from muster.cli.output.json_output import json_option, print_json
 from muster.cli.output.log_printer import record_bytes
+from muster.cli.output.time_limit import note_time_limit
 from muster.client import Client, LogQuery
 from muster.http.views import AttemptView, JobView, LogTrailer, NodeView
 from muster.protocol.outcome import Outcome
@@ -206,9 +207,11 @@ class _Check:
         key = os.urandom(16).hex()
         number: int | None = None
         try:
-            number = self.client.submit(job, key).id
+            summary = self.client.submit(job, key)
+            number = summary.id
             self.jobs.append(number)
             note(f"job {number} checks {count(len(nodes), 'node')}; Ctrl-C cancels it")
+            note_time_limit(summary, "the default of every check")
             return self._followed(number)
         except KeyboardInterrupt:
             # Because the job may have been submitted, submit again: the same key returns the same

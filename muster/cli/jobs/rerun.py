@@ -12,6 +12,7 @@ from muster.cli.input.job_ref import JOB, NODE, find_job
 from muster.cli.input.param_types import IDEMPOTENCY_KEY
 from muster.cli.output.format import note, safe
 from muster.cli.output.json_output import json_option, print_json
+from muster.cli.output.time_limit import note_time_limit
 
 
 @click.command("rerun")
@@ -65,3 +66,5 @@ def command(
         print(summary.id, flush=True)
     said = f"{safe(summary.name)}, job {number} again"
     note(f"submitted job {summary.id} ({said}), {summary.state.value}")
+    if not any(each.partition("=")[0].strip() == "time_limit" for each in sets):
+        note_time_limit(summary, f"as job {number} had (another: --set time_limit=TIME)")

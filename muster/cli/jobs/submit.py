@@ -23,12 +23,12 @@ from muster.cli.input.param_types import IDEMPOTENCY_KEY
 from muster.cli.jobs.wait import code_though_unread, wait_for_all
 from muster.cli.output.format import note, safe
 from muster.cli.output.json_output import print_json
+from muster.cli.output.time_limit import note_time_limit
 from muster.client import ApiError, Client, ClientError
 from muster.http.views import JobSummary
 from muster.protocol.outcome import EXIT_CLIENT, EXIT_NEVER_STARTED
 from muster.spec.checks.env_advice import env_advice
 from muster.spec.serialize import to_mapping
-from muster.spec.units import duration_text
 
 # Statuses that concern the job, not the coordinator or the connection.
 _REFUSED: Final = frozenset({400, 413, 422})
@@ -225,9 +225,9 @@ def command(
     summary = _hand_over(client, job, key)
     # Note this first: the job is submitted even if the following output cannot be printed.
     note(f"submitted job {summary.id} ({safe(summary.name)}), {summary.state.value}")
-    if summary.time_limit_s is not None and job.spec.time_limit_s is None:
-        limit, pool = duration_text(summary.time_limit_s), safe(summary.pool)
-        note(f"its time limit is {limit}, a default of the pool {pool} (another: --time-limit)")
+    if job.spec.time_limit_s is None:
+        pool = safe(summary.pool)
+        note_time_limit(summary, f"a default of the pool {pool} (another: --time-limit)")
     with suppress(BrokenPipeError):
         if not as_json:
             print(summary.id, flush=True)

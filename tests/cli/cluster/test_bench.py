@@ -149,3 +149,12 @@ def test_rdma_of_which_job(run: Muster) -> None:
     done = run("explain", "rdma")
     assert done.returncode == 2
     assert b"muster explain rdma JOB" in done.stderr
+
+
+def test_the_time_limit_is_printed(fake: FakeCoordinator, run: Muster) -> None:
+    ran(fake, ABOUT, row(1 << 30, 90.0))
+    with fake.script.changed:
+        over = ended(job_view(42, time_limit_s=3600.0), JobState.SUCCEEDED, 0)
+        fake.script.jobs[42] = over
+    said = run("bench", "allreduce").stderr
+    assert b"its time limit is 1h, the default of every benchmark" in said

@@ -125,3 +125,11 @@ def test_a_job_that_was_cancelled_is_no_finding(fake: FakeCoordinator, run: Must
 @pytest.mark.parametrize("size", ["0", "1025", "x"])
 def test_a_size_that_cannot_be(fake: FakeCoordinator, run: Muster, size: str) -> None:
     assert run("check", "--mib", size).returncode == 2
+
+
+def test_the_time_limit_is_printed(fake: FakeCoordinator, run: Muster) -> None:
+    scene(fake, *LINES, a="free", b="free")
+    with fake.script.changed:
+        over = ended(job_view(42, time_limit_s=4 * 3600.0), JobState.SUCCEEDED, 0)
+        fake.script.jobs[42] = over
+    assert b"its time limit is 4h, the default of every check" in run("check").stderr

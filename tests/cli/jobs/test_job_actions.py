@@ -145,6 +145,15 @@ def test_rerun_prints_the_id_alone(muster: Muster, submit: Callable[..., str]) -
     assert json.loads(muster("rerun", job, "--json").stdout)["rerun_of"] == int(job)
 
 
+def test_a_rerun_prints_the_time_limit_that_it_takes_over(
+    muster: Muster, submit: Callable[..., str]
+) -> None:
+    job = submit(nodes=1, time_limit="3h")
+    number = muster("rerun", job).stderr
+    assert f"its time limit is 3h, as job {job} had (another: --set time_limit=TIME)" in number
+    assert "time limit" not in muster("rerun", job, "--set", "time_limit=2h").stderr
+
+
 def test_explain(muster: Muster, submit: Callable[..., str]) -> None:
     submit(name="first", nodes=2, priority=99)
     job = submit(name="why", nodes=2, priority=98)
