@@ -9,6 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from agent.shims.limits import (
+    COMMON_DEVICES,
+    SHIM_BYTES,
+    SHIM_TASKS,
+    TaskLimits,
+    properties_of,
+)
 from tests.systemd.container import TREE, Container, booted, wait_long
 from tests.systemd.test_units import LOOSE, settings_of
 
@@ -215,6 +222,30 @@ def test_a_task_is_a_unit_of_its_own(machine: Machine) -> None:
     machine.let_go("own")
     assert machine.wait(job) == 7
     machine.nothing_left()
+
+
+def test_systemd_accepts_the_limits_of_a_part(machine: Machine) -> None:
+    """It keeps them even where no controller enforces them, as in this container."""
+    limits = TaskLimits(1 << 30, 25, ("/dev/nvidia0 rw", *COMMON_DEVICES))
+    properties = [f"--property={it}" for it in properties_of(limits, 1000)]
+    machine.run("systemd-run", "--quiet", "--unit=limited", *properties, "sleep", "1000")
+    try:
+        assert machine.show("limited", "MemoryMax") == str((1 << 30) + SHIM_BYTES)
+        assert machine.show("limited", "TasksMax") == str(1000 + SHIM_TASKS)
+        assert machine.show("limited", "CPUWeight") == "25"
+        assert machine.show("limited", "DevicePolicy") == "closed"
+        shown = machine.show("limited", "DeviceAllow").splitlines()
+        assert sorted(shown) == sorted(limits.devices or ())
+    finally:
+        machine.run("systemctl", "stop", "limited")
+
+
+def test_limits_that_a_container_does_not_enforce_are_named(machine: Machine) -> None:
+    (node,) = json.loads(machine.muster("nodes", "--json").stdout)["nodes"]
+    assert "a container" in node["unenforced"]["devices"]
+    said = machine.muster("doctor", check=False).stdout
+    for what in node["unenforced"]:
+        assert f"limits of jobs for {what}: not enforced here" in said
 
 
 def test_a_job_notices_nothing_of_its_daemons(machine: Machine) -> None:
