@@ -25,6 +25,7 @@ from orchestrator.api.http.connection_limits import HEAD_S, ConnectionLimits, Gu
 from orchestrator.api.http.cross_origin import Origins
 from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.http.tokens import TokenStore
+from orchestrator.certificate_ends import watch_ends
 from orchestrator.config import CoordinatorConfig, ca_pem, webhook_secret
 from orchestrator.core.facts.inputs import TokenSeen
 from orchestrator.core.model.limits import HangLimits, Limits, Quarantine
@@ -285,6 +286,12 @@ async def _start(
     for each in (certificate, of_agents):
         if each is not None:
             parts.owner.spawn(_renew(each), name="certificate", eternal=True)
+    if config.tls is not None:
+        files = {"tls.cert": config.tls.cert, "tls.ca": config.tls.ca}
+        known = {setting: path for setting, path in files.items() if path is not None}
+        parts.owner.spawn_monitor(
+            partial(watch_ends, known, SystemClock()), name="certificate-ends"
+        )
     await parts.runner.setup()
     try:
         servers = await _listen(parts.runner, config, certificate, of_agents)

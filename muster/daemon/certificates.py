@@ -131,6 +131,14 @@ def ends_at(pem: bytes) -> float:
     return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
 
 
+def validity(pem: bytes) -> tuple[float, float]:
+    """Return when the first certificate of a PEM file begins and ends, in UTC seconds. Raises
+    ValueError.
+    """
+    cert = x509.load_pem_x509_certificate(pem)
+    return cert.not_valid_before_utc.timestamp(), cert.not_valid_after_utc.timestamp()
+
+
 def renewal_due(pem: bytes) -> float:
     """Return when a certificate should be renewed, in UTC seconds: at two thirds of its lifetime.
     Raises ValueError.

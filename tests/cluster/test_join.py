@@ -261,6 +261,7 @@ def test_a_known_name_waits_for_an_operator_and_a_revoked_node_is_cut(site: Site
 
     site.muster("node", "revoke", "gpu-03")
     until(lambda: site.links()["gpu-03"] != "connected", "the node is cut off")
+    assert "revoked; to take it back" in " ".join(site.muster("nodes").stdout.split())
     assert site.post("/v1/agent/certificate", {"request": ""}, "gpu-03")[0] == 401
 
     other = site.root / "thief"

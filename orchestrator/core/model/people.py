@@ -128,9 +128,10 @@ class NodeKey(msgspec.Struct, frozen=True):
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """A node that has joined. `current` is its certificate (None: revoked), `next` a renewed one
-    that it has not shown yet, `previous` the fingerprint of the one before. `waiting` is the
-    certificate of another machine at the address `peer` that claims the name.
+    """A node that has joined. `current` is its certificate (None: it has none), `next` a renewed
+    one that it has not shown yet, `previous` the fingerprint of the one before. `waiting` is the
+    certificate of another machine at the address `peer` that claims the name. `revoked`: the last
+    certificate was revoked, and none has been accepted since.
     """
 
     current: NodeKey | None = None
@@ -138,6 +139,7 @@ class Joined(msgspec.Struct, frozen=True):
     previous: str = ""
     waiting: NodeKey | None = None
     peer: str = ""
+    revoked: bool = False
 
 
 @dataclass(slots=True)

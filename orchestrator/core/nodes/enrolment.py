@@ -158,7 +158,8 @@ def apply_enrolment(enrolment: Enrolment, fact: ef.OfEnrolment, at: float) -> No
             left = replace(enrolment.nodes[node], waiting=None, peer="")
             enrolment.put(node, None if left == Joined() else left)
         case ef.NodeRevoked(node):
-            enrolment.put(node, Joined(waiting=enrolment.nodes[node].waiting))
+            before = enrolment.nodes[node]
+            enrolment.put(node, Joined(waiting=before.waiting, peer=before.peer, revoked=True))
         case ef.NodeKeyRenewed(node, key):
             enrolment.put(node, replace(enrolment.nodes[node], next=key))
         case ef.NodeKeyTaken(node):

@@ -110,7 +110,9 @@ def node_seen(state: State, node: Node, now: Instant) -> h.NodeView:
         *restore_warnings(state, node.name),
         *certificate_warnings(state.enrolment, node.name, now.wall),
     )
-    return node_view(node, now, lasts(state, node), warnings)
+    joined = state.enrolment.nodes.get(node.name)
+    revoked = joined is not None and joined.revoked
+    return node_view(node, now, lasts(state, node), warnings, revoked=revoked)
 
 
 def node_view(
@@ -118,11 +120,14 @@ def node_view(
     now: Instant,
     keeps_until: float | None = None,
     seen_in_state: tuple[str, ...] = (),
+    *,
+    revoked: bool = False,
 ) -> h.NodeView:
     """Return one node, from its link, its inventory and its jobs.
 
     `keeps_until` is when the tasks of an unreachable node have ended at the latest, None if that is
-    open. `seen_in_state` are warnings that only the whole state shows.
+    open. `seen_in_state` are warnings that only the whole state shows. `revoked`: its
+    certificate is not accepted any more.
     """
     holders = sorted(node.holders)
     job, attempt = holders[0] if holders else (None, None)
@@ -131,7 +136,7 @@ def node_view(
     return h.NodeView(
         name=node.name,
         link=node.link.value,
-        state=_warned(node_state(node, now, keeps_until), warnings),
+        state=_warned(node_state(node, now, keeps_until, revoked=revoked), warnings),
         address=node.inventory.address,
         pool=node.inventory.pool,
         gpus=node.inventory.gpus,
@@ -418,9 +423,11 @@ def _and(text: str) -> str:
     return f"; {text}" if text else ""
 
 
-def node_state(node: Node, now: Instant, keeps_until: float | None = None) -> h.Reason:
+def node_state(
+    node: Node, now: Instant, keeps_until: float | None = None, *, revoked: bool = False
+) -> h.Reason:
     """Return what a node is doing, or why it is unreachable or out of service."""
-    linked, drain = _link_state(node, now, keeps_until), node.drain
+    linked, drain = _link_state(node, now, keeps_until, revoked=revoked), node.drain
     if drain is None:
         return linked
     if node.link is LinkState.CONNECTED and not node.holders:
@@ -431,7 +438,12 @@ def node_state(node: Node, now: Instant, keeps_until: float | None = None) -> h.
     return h.Reason(code, "; ".join(text for text in texts if text))
 
 
-def _link_state(node: Node, now: Instant, keeps_until: float | None) -> h.Reason:
+def _link_state(node: Node, now: Instant, keeps_until: float | None, *, revoked: bool) -> h.Reason:
+    left = "" if keeps_until is None else f" for {max(0.0, keeps_until - now.mono):.0f} s"
+    more = f"; its jobs may continue{left}" if node.holders else ""
+    if revoked and node.link is not LinkState.CONNECTED:
+        back = f"to take it back: muster join, then muster node accept {node.name}"
+        return h.Reason("revoked", f"revoked{more}; {back}")
     match node.link:
         case LinkState.CONNECTED:
             if not node.holders and (why := starts_nothing(node)) is not None:
@@ -448,8 +460,6 @@ def _link_state(node: Node, now: Instant, keeps_until: float | None) -> h.Reason
             return h.Reason("offline", "no message since the coordinator started")
         case LinkState.SUSPECT | LinkState.LOST:
             what = "lost" if node.link is LinkState.LOST else "unreachable"
-            left = "" if keeps_until is None else f" for {max(0.0, keeps_until - now.mono):.0f} s"
-            more = f"; its jobs may continue{left}" if node.holders else ""
             return h.Reason(what, f"{what}{more}")
         case _:
             assert_never(node.link)

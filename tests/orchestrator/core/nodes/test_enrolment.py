@@ -11,6 +11,7 @@ from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts.jobs import Fact
 from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.people import Joined, NodeKey
 from orchestrator.core.model.state import Node, State
 from orchestrator.core.nodes.enrolment import certificate_warnings, refuse_certificate, shown
@@ -243,3 +244,29 @@ def test_the_view_of_a_node_has_the_warning_about_its_certificate() -> None:
     state.enrolment.put(GPU, Joined(current=NodeKey("a1", "a", 1000.0)))
     (warning,) = node_seen(state, state.nodes[GPU], Instant(0.0, 900.0)).warnings
     assert warning.startswith("its certificate ends at 1970-01-01 00:16 UTC")
+
+
+def test_a_revoked_node_is_called_so_until_it_is_accepted_again() -> None:
+    site = Site()
+    site.give(secret(uses=3))
+    site.code(join("a1"))
+    site.state.nodes[GPU] = node = Node(GPU, "agent", "boot", "1", Inventory("10.0.0.1", "m"))
+    node.link = LinkState.SUSPECT
+
+    def said() -> tuple[str, str]:
+        view = node_seen(site.state, node, Instant(0.0, 900.0))
+        return view.state.code, view.state.text
+
+    assert said()[0] == "unreachable"
+    site.code(s.RevokeNodeReceived(REQUEST, GPU, "ada"))
+    revoked = ("revoked", f"revoked; to take it back: muster join, then muster node accept {GPU}")
+    assert said() == revoked
+    # A thief who asks for the name, and is rejected, changes nothing.
+    assert site.code(join("b1")) == "waits"
+    assert said() == revoked
+    site.code(s.AcceptReceived(REQUEST, GPU, "ada", reject=True))
+    assert said() == revoked
+    assert not site.accepts("")
+    assert site.code(join("a2")) == "waits"
+    site.code(s.AcceptReceived(REQUEST, GPU, "ada"))
+    assert said()[0] == "unreachable"
