@@ -111,7 +111,8 @@ class CodePeers:
         """Return a pack of those chunks that a node has, after a while an empty one. Raises
         NoPeerError."""
         if self._session is None:
-            self._session = aiohttp.ClientSession()
+            # An answer that any process may give is not unpacked, whatever it says.
+            self._session = aiohttp.ClientSession(auto_decompress=False)
         nonce = os.urandom(_NONCE_BYTES)
         body = msgspec.json.encode(ChunksRequest(tuple(chunks)))
         host = f"[{peer.address}]" if ":" in peer.address else peer.address
@@ -154,7 +155,7 @@ class CodePeers:
         finally:
             self._open -= 1
 
-    async def _content(self, chunks: tuple[str, ...]) -> bytes:
+    async def _content(self, chunks: tuple[str, ...]) -> bytes | bytearray:
         """Return a pack of what is here, once some of it is."""
         until = asyncio.get_running_loop().time() + self._wait_s
         while True:
@@ -190,7 +191,7 @@ async def _read(content: aiohttp.StreamReader, most: int) -> bytes:
     return b"".join(parts)
 
 
-def seal(key: bytes, nonce: bytes, data: bytes, bound_to: bytes) -> bytes:
+def seal(key: bytes, nonce: bytes, data: bytes | bytearray, bound_to: bytes) -> bytes:
     """Encrypt and authenticate data, and what it belongs to."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 

@@ -188,7 +188,7 @@ class CodeStore:
         except FileNotFoundError:
             raise DamagedError(chunk) from None
         try:
-            data = memoryview(os.pread(source, CHUNK_BYTES + 1, 0))
+            data = memoryview(os.pread(source, size + 1, 0))
             if len(data) != size or digest(data) != chunk:
                 path.unlink(missing_ok=True)
                 raise DamagedError(chunk)

@@ -13,7 +13,7 @@ import msgspec
 
 RACY_NS: Final = 2_000_000_000
 """A file changed so shortly before it was read may change again without a new time stamp."""
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 Entry: TypeAlias = tuple[int, int, int, int, tuple[str, ...]]
 """Inode, size, modification and change time (nanoseconds), and the chunks."""
@@ -21,7 +21,7 @@ Entry: TypeAlias = tuple[int, int, int, int, tuple[str, ...]]
 
 class _Stored(msgspec.Struct, array_like=True):
     version: int
-    folder: str
+    folder: bytes
     checked: str
     entries: dict[str, Entry]
 
@@ -31,7 +31,7 @@ class Index:
 
     def __init__(self, cache: Path, folder: Path) -> None:
         name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]
-        self._folder = os.fsdecode(folder)
+        self._folder = os.fsencode(folder)  # perhaps not UTF-8
         self._path = cache / f"{name}.index"
         self._entries: dict[str, Entry] = {}
         self.checked = ""

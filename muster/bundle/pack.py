@@ -28,7 +28,7 @@ def head(chunk: str, size: int) -> bytes:
     return _HEAD.pack(size, bytes.fromhex(chunk))
 
 
-def unpack(data: bytes) -> Iterator[tuple[str, memoryview]]:
+def unpack(data: bytes | bytearray) -> Iterator[tuple[str, memoryview]]:
     """Yield the chunks of a pack, each verified. Raises BadPackError."""
     view, at = memoryview(data), 0
     while at < len(view):
@@ -60,9 +60,10 @@ def batches(chunks: Mapping[str, int]) -> Iterator[list[str]]:
         yield batch
 
 
-def pack(chunks: Iterable[tuple[str, bytes]]) -> bytes:
-    """Return the chunks as one pack."""
-    parts: list[bytes] = []
+def pack(chunks: Iterable[tuple[str, bytes]]) -> bytearray:
+    """Return the chunks as one pack. Each may be forgotten once the next one is taken."""
+    data = bytearray()
     for chunk, content in chunks:
-        parts += (head(chunk, len(content)), content)
-    return b"".join(parts)
+        data += head(chunk, len(content))
+        data += content
+    return data

@@ -31,6 +31,8 @@ _FEW_BYTES: Final = 4 << 20
 _RULES_BYTES_MAX: Final = 1 << 20
 _EXCLUDE: Final = ".git/info/exclude"
 _NAMED: Final = 10
+# Not to wait for the writer of a pipe that has taken the place of a file.
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class ScanError(Exception):
@@ -70,13 +72,14 @@ def scan(
     cache: Path,
     *,
     bytes_max: int = 0,
+    files_max: int = FILES_MAX,
     show: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Scanned:
     """Read a folder. Files that have not changed since the last scan are not read again; `show`
-    gets the bytes read and to read. Raises ScanError, for more than `bytes_max` (0: no limit)
-    before anything is read."""
+    gets the bytes read and to read. Raises ScanError, for more than `bytes_max` (0: no limit) or
+    `files_max` before anything is read."""
     try:
-        found = _walk(folder)
+        found = _walk(folder, files_max)
     except OSError as error:
         raise ScanError(f"{error.filename} cannot be read: {error.strerror}") from error
     size = sum(status.st_size for _, status in found.files)
@@ -115,6 +118,10 @@ def scan(
     return scanned
 
 
+def _no_file(path: str) -> ScanError:
+    return ScanError(f"{path} is a socket, a pipe or a device", _HINT)
+
+
 _HINT: Final = "rename or remove it, or name it in a .musterignore file, written as a .gitignore is"
 
 
@@ -129,13 +136,13 @@ def too_large(why: str, sizes: Iterable[tuple[str, int]]) -> ScanError:
     )
 
 
-def _too_many(folder: Path, found: _Found) -> ScanError:
+def _too_many(folder: Path, found: _Found, files_max: int) -> ScanError:
     """Return the refusal of a folder with too many files, with the ten folders that have most."""
     paths = [path for path, _ in found.files]
     holding = Counter(path.rpartition("/")[0] or "." for path in paths).most_common(_NAMED)
     listed = "".join(f"\n  {number:>9}  {path}" for path, number in holding)
     return ScanError(
-        f"{folder} has more than {FILES_MAX} files; the folders with most:{listed}",
+        f"{folder} has more than {files_max} files; the folders with most:{listed}",
         "name what the job does not need in a .musterignore file",
     )
 
@@ -152,7 +159,7 @@ def size_text(size: int) -> str:
     return f"{value:.1f} {unit}"
 
 
-def _walk(folder: Path) -> _Found:
+def _walk(folder: Path, files_max: int) -> _Found:
     """Find everything that is not ignored, directory by directory."""
     found = _Found([], [], {})
     rules = _rules_above(folder)
@@ -176,8 +183,8 @@ def _walk(folder: Path) -> _Found:
                 waiting.append((f"{path}/", inner))
             else:
                 _take(entry, path, found)
-        if len(found.files) + len(found.links) > FILES_MAX:
-            raise _too_many(folder, found)
+        if len(found.files) + len(found.links) > files_max:
+            raise _too_many(folder, found, files_max)
     return found
 
 
@@ -195,7 +202,7 @@ def _take(entry: os.DirEntry[str], path: str, found: _Found) -> None:
         return
     status = entry.stat(follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode):
-        raise ScanError(f"{path} is a socket, a pipe or a device", _HINT)
+        raise _no_file(path)
     found.files.append((path, status))
 
 
@@ -260,40 +267,39 @@ def _read(folder: Path, path: str) -> _Content:
     """Hash a file, twice at most: its size and times must not change while it is read."""
     for _ in range(2):
         try:
-            fd = os.open(folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = os.open(folder / path, _READ)
             try:
                 before = os.fstat(fd)
-                chunks = tuple(digest(data) for data in _chunks(fd))
+                if not stat.S_ISREG(before.st_mode):
+                    raise _no_file(path)
+                size = before.st_size
+                chunks = tuple(
+                    digest(_read_at(fd, at, min(CHUNK_BYTES, size - at)))
+                    for at in range(0, size, CHUNK_BYTES)
+                )
                 after = os.fstat(fd)
             finally:
                 os.close(fd)
         except OSError as error:
             raise ScanError(f"{path} cannot be read: {error.strerror}") from error
-        same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
-        if same and len(chunks) == -(-after.st_size // CHUNK_BYTES):
+        if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
             return after, chunks
     raise ScanError(f"{path} changes while it is read", "submit again once it is complete")
 
 
-def _chunks(fd: int) -> Iterator[bytes]:
-    """Yield the chunks of an open file, each whole but the last."""
-    while True:
-        parts: list[bytes] = []
-        room = CHUNK_BYTES
-        while room and (data := os.read(fd, room)):
-            parts.append(data)
-            room -= len(data)
-        if not parts:
-            return
-        yield parts[0] if len(parts) == 1 else b"".join(parts)
-        if room:
-            return
+def _read_at(fd: int, at: int, size: int) -> bytes:
+    """Return `size` bytes from `at` on, less at the end of the file. A larger buffer than needed
+    would cost more than the read."""
+    data = os.pread(fd, size, at)
+    while len(data) < size and (more := os.pread(fd, size - len(data), at + len(data))):
+        data += more
+    return data
 
 
-def read_chunk(folder: Path, path: str, number: int) -> bytes:
-    """Return one chunk of a file. Raises OSError."""
-    fd = os.open(folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def read_chunk(folder: Path, path: str, number: int, size: int) -> bytes:
+    """Return one chunk of a file, less if the file has become shorter. Raises OSError."""
+    fd = os.open(folder / path, _READ)
     try:
-        return os.pread(fd, CHUNK_BYTES, number * CHUNK_BYTES)
+        return _read_at(fd, number * CHUNK_BYTES, size)
     finally:
         os.close(fd)

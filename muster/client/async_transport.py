@@ -76,7 +76,7 @@ class AsyncTransport:
         self,
         method: str,
         address: str,
-        body: bytes | None,
+        body: bytes | bytearray | None,
         headers: Mapping[str, str],
         timeout_s: float | None,
     ) -> aiohttp.ClientResponse:

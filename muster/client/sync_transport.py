@@ -62,7 +62,7 @@ class Transport:
         self,
         method: str,
         address: str,
-        body: bytes | None,
+        body: bytes | bytearray | None,
         headers: Mapping[str, str],
         timeout_s: float | None,
     ) -> Iterator[http.client.HTTPResponse]:

@@ -6,6 +6,7 @@ import pytest
 
 from muster.bundle.manifest import (
     CHUNK_BYTES,
+    FILES_MAX,
     BadManifestError,
     CodeManifest,
     File,
@@ -121,6 +122,12 @@ def test_the_memory_of_a_check_follows_the_size_of_the_manifest() -> None:
     finally:
         tracemalloc.stop()
     assert most < 10 * len(data)
+
+
+def test_too_many_files_are_refused() -> None:
+    many = CodeManifest(tuple(File(f"{number}", 0, False, ()) for number in range(FILES_MAX + 1)))
+    with pytest.raises(BadManifestError, match=f"more than {FILES_MAX} files"):
+        decode(encode(many))
 
 
 def test_folders_count_as_files_do() -> None:

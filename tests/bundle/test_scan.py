@@ -2,6 +2,7 @@
 
 import os
 import socket
+import stat
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from muster.bundle.index import RACY_NS, Index
 from muster.bundle.manifest import CHUNK_BYTES, File, TreeLink, decode, digest
 from muster.bundle.scan import ScanError, scan, too_large
 from muster.bundle.suspects import data_sets, secrets
+from tests.small_disk import fill, small_disk
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def test_large_files_have_chunks(folder: Path, tmp_path: Path) -> None:
     files = {file.path: file for file in scan(folder, tmp_path / "cache").manifest.files}
     assert files["large"].chunks == tuple(map(digest, parts))
     assert files["even"].chunks == (digest(parts[0]),)
-    assert scanning.read_chunk(folder, "large", 2) == b"c"
+    assert scanning.read_chunk(folder, "large", 2, 1) == b"c"
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "lib/../../x", "lib/../x"])
@@ -91,6 +93,77 @@ def test_what_no_node_can_have_is_refused(folder: Path, tmp_path: Path) -> None:
     (folder / "Train.py").write_text("x")
     with pytest.raises(ScanError, match="differ only by case"):
         scan(folder, tmp_path / "cache")
+
+
+@pytest.mark.root
+def test_a_device_is_refused(folder: Path, tmp_path: Path) -> None:
+    try:
+        os.mknod(folder / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    except PermissionError as error:
+        pytest.skip(f"no device can be made here: {error}")
+    with pytest.raises(ScanError, match="null is a socket, a pipe or a device"):
+        scan(folder, tmp_path / "cache")
+
+
+def test_a_pipe_that_has_taken_the_place_of_a_file_is_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(OSError, match="seek"):
+        scanning.read_chunk(folder, "pipe", 0, 1)
+
+
+def test_a_link_whose_target_is_not_utf_8_is_refused(folder: Path, tmp_path: Path) -> None:
+    os.symlink(b"\xff", os.fsencode(folder / "away"))
+    with pytest.raises(ScanError, match="away has a target that is not UTF-8"):
+        scan(folder, tmp_path / "cache")
+
+
+def test_a_folder_below_a_name_that_is_not_utf_8(folder: Path, tmp_path: Path) -> None:
+    """The names above the tree do not travel."""
+    above = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    above.mkdir()
+    folder.rename(above / "code")
+    for _ in range(2):
+        assert scan(above / "code", tmp_path / "cache").manifest.size == 6
+
+
+@pytest.mark.parametrize(("name", "said"), [("a", "64 levels"), ("a" * 250, "too long|longer")])
+def test_a_tree_that_is_too_deep_is_refused(
+    folder: Path, tmp_path: Path, name: str, said: str
+) -> None:
+    inner = os.open(folder, os.O_RDONLY)
+    try:
+        for _ in range(70):
+            os.mkdir(name, dir_fd=inner)
+            above, inner = inner, os.open(name, os.O_RDONLY, dir_fd=inner)
+            os.close(above)
+        os.close(os.open("x", os.O_WRONLY | os.O_CREAT, dir_fd=inner))
+    finally:
+        os.close(inner)
+    with pytest.raises(ScanError, match=said):
+        scan(folder, tmp_path / "cache")
+
+
+def test_too_many_files_are_refused_with_the_folders_that_have_most(
+    folder: Path, tmp_path: Path
+) -> None:
+    (folder / "data").mkdir()
+    for number in range(9):
+        (folder / f"data/{number}").touch()
+    with pytest.raises(ScanError, match=r"(?s)more than 10 files.*\n +9  data") as caught:
+        scan(folder, tmp_path / "cache", files_max=10)
+    assert ".musterignore" in caught.value.hint
+
+
+@pytest.mark.root
+def test_a_full_disk_of_the_index_costs_only_the_index(folder: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        filler = fill(disk)
+        first = scan(folder, disk / "cache")
+        assert [path for path in disk.rglob("*") if path.is_file()] == [filler]
+        filler.unlink()
+        assert scan(folder, disk / "cache").data == first.data
+        (index,) = (disk / "cache").iterdir()
+        assert index.suffix == ".index"
 
 
 def test_an_unchanged_tree_is_not_read(

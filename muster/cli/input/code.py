@@ -164,12 +164,13 @@ def _send(client: Client, code: Scanned) -> None:
     progress.show(0, total)
 
     def send(batch: list[str]) -> list[str]:
-        contents = [(chunk, _content(code.folder, where[chunk])) for chunk in batch]
+        contents = ((chunk, _content(code.folder, where[chunk], missing[chunk])) for chunk in batch)
         try:
             client.send_chunks(pack(contents))
         except ApiError as error:
             if error.problem.code == _DAMAGED:
-                _name_changed(contents, where)
+                for chunk in batch:
+                    _check_unchanged(code.folder, where[chunk], chunk, missing[chunk])
             raise
         return batch
 
@@ -197,22 +198,20 @@ def _in_threads(
         threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _content(folder: Path, place: tuple[str, int]) -> bytes:
+def _content(folder: Path, place: tuple[str, int], size: int) -> bytes:
     path, number = place
     try:
-        return read_chunk(folder, path, number)
+        return read_chunk(folder, path, number, size)
     except OSError as error:
         raise ScanError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _name_changed(contents: list[tuple[str, bytes]], where: Mapping[str, tuple[str, int]]) -> None:
-    """Raise ScanError with the file that is no longer as it was read; the coordinator compares."""
-    for chunk, data in contents:
-        if digest(data) != chunk:
-            raise ScanError(
-                f"{where[chunk][0]} has changed since it was read",
-                "submit again once it is complete",
-            )
+def _check_unchanged(folder: Path, place: tuple[str, int], chunk: str, size: int) -> None:
+    """Raise ScanError if a file is no longer as it was read; the coordinator compares first."""
+    if digest(_content(folder, place, size)) != chunk:
+        raise ScanError(
+            f"{place[0]} has changed since it was read", "submit again once it is complete"
+        )
 
 
 def _places(files: tuple[File, ...], wanted: Mapping[str, int]) -> dict[str, tuple[str, int]]:

@@ -135,7 +135,7 @@ class BundlesApi:
     async def put_manifest(self, request: web.Request) -> web.Response:
         sha256, user = _sha256(request), request[TOKEN].user
         async with self._turn(user), self._uploads:
-            data = await _body(request, MANIFEST_BYTES_MAX, self.limits.grace_s)
+            data = bytes(await _body(request, MANIFEST_BYTES_MAX, self.limits.grace_s))
             missing = await self._put(
                 user, self._store.put_manifest, user, sha256, data, self._now()
             )
@@ -349,26 +349,24 @@ async def _send(response: web.StreamResponse, data: bytes) -> None:
         await response.write(view[at : at + _PIECE_BYTES])
 
 
-async def _body(request: web.Request, most: int, grace_s: float) -> bytes:
+async def _body(request: web.Request, most: int, grace_s: float) -> bytearray:
     """Return a body of bytes. Raises ApiError (408, 413, 415)."""
     if request.content_type != BYTES:
         raise ApiError(415, "unsupported_media_type", "the body is not bytes", f"send {BYTES}")
-    parts: list[bytes] = []
-    size = 0
+    data = bytearray()
     began = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(grace_s) as limit:
             async for part in request.content.iter_any():
-                size += len(part)
-                limit.reschedule(began + min(_BODY_S, grace_s + size / _BODY_BYTES_PER_S))
-                if size > most:
+                data += part
+                limit.reschedule(began + min(_BODY_S, grace_s + len(data) / _BODY_BYTES_PER_S))
+                if len(data) > most:
                     raise ApiError(
                         413,
                         "body_too_large",
                         f"the body is larger than {most} bytes",
                         headers={"Connection": "close"},
                     )
-                parts.append(part)
     except TimeoutError:
         raise ApiError(
             408,
@@ -378,7 +376,7 @@ async def _body(request: web.Request, most: int, grace_s: float) -> bytes:
             "try again, and send smaller packs",
             headers={"Connection": "close"},
         ) from None
-    return await asyncio.to_thread(b"".join, parts)
+    return data
 
 
 def _sha256(request: web.Request) -> str:

@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -67,6 +67,7 @@ class BundleStore:
         """Create what is missing, and remove what an interrupted upload left. Raises FileError."""
         self.limits = limits
         self._folder = folder
+        self._chunks = str(folder / _CHUNKS)
         self._change = threading.Lock()
         try:
             shutil.rmtree(folder / _INCOMING, ignore_errors=True)
@@ -98,7 +99,7 @@ class BundleStore:
             self._references.add_bundle(user, sha256, found, 0, now)
         return found is not None
 
-    def put(self, user: str, data: bytes, now: float) -> int:
+    def put(self, user: str, data: bytes | bytearray, now: float) -> int:
         """Store a pack of chunks, on disk when this returns. Returns their number. Raises
         BadPackError, QuotaError and StoreFullError; then nothing of it is kept."""
         self._check_room(len(data))
@@ -109,15 +110,19 @@ class BundleStore:
             incoming.mkdir(mode=0o700)
             for chunk, content in unpack(data):
                 if chunk not in written:
-                    _write(incoming / chunk, content)
+                    _write(f"{incoming}/{chunk}", content)
                     written[chunk] = len(content)
-            _sync(incoming, written)
             with self._change:
-                for name in {chunk[:2] for chunk in written}:
-                    (self._folder / _CHUNKS / name).mkdir(mode=0o700, exist_ok=True)
+                there = os.listdir(self._folder / _CHUNKS)
+                for name in {chunk[:2] for chunk in written}.difference(there):
+                    (self._folder / _CHUNKS / name).mkdir(mode=0o700)
+                # Content to which users may refer already is replaced by what is on disk. The rest
+                # gets its name first, so that one call syncs content and names.
+                here = [chunk for chunk in written if os.path.exists(self._chunk(chunk))]
+                _sync([f"{incoming}/{chunk}" for chunk in here])
                 for chunk in written:
-                    os.replace(incoming / chunk, self._chunk(chunk))
-                self._sync_folders(written)
+                    os.replace(f"{incoming}/{chunk}", self._chunk(chunk))
+                self._sync_stored(written)
                 self._references.add(user, written.items(), now)
         except OSError as error:
             raise _full_or(error, self._folder) from error
@@ -176,7 +181,7 @@ class BundleStore:
     def chunk(self, sha256: str) -> bytes | None:
         """Return a chunk, or None if it is not here. A damaged one is dropped."""
         try:
-            data = self._chunk(sha256).read_bytes()
+            data = Path(self._chunk(sha256)).read_bytes()
         except FileNotFoundError:
             return None
         if digest(data) == sha256:
@@ -184,7 +189,7 @@ class BundleStore:
         _log.error("chunk_damaged", chunk=sha256, done="dropped; its users upload it again")
         with self._change:
             self._references.forget_content(sha256)
-            self._chunk(sha256).unlink(missing_ok=True)
+            Path(self._chunk(sha256)).unlink(missing_ok=True)
         return None
 
     def ticket(self, task: str, bundle: str) -> str:
@@ -240,8 +245,9 @@ class BundleStore:
                     removed += 1
         return removed
 
-    def _chunk(self, sha256: str) -> Path:
-        return self._folder / _CHUNKS / sha256[:2] / sha256
+    def _chunk(self, sha256: str) -> str:
+        # A text, because an upload has thousands of them.
+        return f"{self._chunks}/{sha256[:2]}/{sha256}"
 
     def _check_room(self, more: int) -> None:
         if not self._has_room(more):
@@ -270,14 +276,13 @@ class BundleStore:
             "uses makes room an hour after its last use"
         )
 
-    def _sync_folders(self, chunks: Iterable[str]) -> None:
-        folders = {chunk[:2] for chunk in chunks}
-        if len(folders) > _FEW:
-            _sync_all(self._folder)
-            return
-        for name in folders:
-            sync_directory(self._folder / _CHUNKS / name)
-        sync_directory(self._folder / _CHUNKS)
+    def _sync_stored(self, chunks: Collection[str]) -> None:
+        """Sync chunks and their names to disk."""
+        _sync([self._chunk(chunk) for chunk in chunks])
+        if len(chunks) <= _FEW:
+            for name in {chunk[:2] for chunk in chunks}:
+                sync_directory(self._folder / _CHUNKS / name)
+            sync_directory(self._folder / _CHUNKS)
 
     def _ticket_key(self) -> bytes:
         path = self._folder / _KEY
@@ -289,28 +294,29 @@ class BundleStore:
         return path.read_bytes()
 
 
-def _write(path: Path, content: memoryview) -> None:
+def _write(path: str, content: memoryview) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb", buffering=0) as file:
+    try:
         while content:
-            content = content[file.write(content) :]
+            content = content[os.write(fd, content) :]
+    finally:
+        os.close(fd)
 
 
-def _sync(folder: Path, names: Iterable[str]) -> None:
-    """Sync files to disk: few of them one by one, many by one call for the file system."""
-    found = list(names)
-    if len(found) > _FEW:
-        _sync_all(folder)
+def _sync(paths: Sequence[str]) -> None:
+    """Sync files to disk: few of them one by one, many by one call for their file system."""
+    if len(paths) > _FEW:
+        _sync_all(paths[0])
         return
-    for name in found:
-        sync_file(folder / name)
+    for path in paths:
+        sync_file(Path(path))
 
 
-def _sync_all(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync_all(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(fd):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
     finally:
         os.close(fd)
 

@@ -49,7 +49,7 @@ class Coordinator:
         if kind == "blobs":
             wanted = msgspec.json.decode(body or b"")["chunks"]
             self.asked.append(wanted)
-            answer = pack((chunk, TEXTS[chunk]) for chunk in wanted)
+            answer = bytes(pack((chunk, TEXTS[chunk]) for chunk in wanted))
         self.damage[kind] -= 1
         return answer[:-1] + bytes([answer[-1] ^ 1]) if self.damage[kind] >= 0 else answer
 

@@ -1,6 +1,7 @@
 """Nodes of a gang fetch code from each other, and each chunk from the coordinator about once."""
 
 import asyncio
+import gzip
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -10,6 +11,8 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from msgspec.structs import replace
 
 from agent.code.fetch import CodeFetcher, FetchLimits
@@ -57,7 +60,7 @@ class Coordinator:
             wanted = msgspec.json.decode(body or b"")["chunks"]
             self.sent.update(wanted)
             self.asked.set()
-            return pack((chunk, TEXTS[chunk]) for chunk in wanted)
+            return bytes(pack((chunk, TEXTS[chunk]) for chunk in wanted))
         self.ports[rank] = msgspec.json.decode(body or b"", type=PeersRequest).port
         known = tuple(CodePeer(at, "127.0.0.1", port) for at, port in self.ports.items())
         return msgspec.json.encode(PeersAnswer(KEY.hex(), rank, NODES, known))
@@ -145,6 +148,48 @@ async def test_what_is_no_request_of_a_node_is_refused(tmp_path: Path) -> None:
         for body in (b"", b"x", plain, nonce + seal(KEY, nonce, b"[", b"ask")):
             async with http.post(url, data=body) as answer:
                 assert answer.status == 404
+
+
+@asynccontextmanager
+async def liar(answer: bytes | bytearray, **headers: str) -> AsyncIterator[CodePeer]:
+    """A node that has the key, and answers each request with `answer`."""
+
+    async def give(request: web.Request) -> web.Response:
+        nonce = (await request.read())[:12]
+        data = b"n" * 12 + seal(KEY, b"n" * 12, answer, nonce)
+        if headers:
+            data = gzip.compress(data)
+        return web.Response(body=data, headers=headers)
+
+    app = web.Application()
+    app.router.add_post("/v1/code/1.1", give)
+    async with TestServer(app) as server:
+        yield CodePeer(1, str(server.host), int(server.port or 0))
+
+
+async def test_what_a_node_gives_damaged_comes_from_the_coordinator(tmp_path: Path) -> None:
+    coordinator = Coordinator()
+    damaged = bytearray(pack(TEXTS.items()))
+    damaged[36] ^= 1  # in the first chunk
+    async with (
+        liar(bytes(damaged)) as peer,
+        nodes(tmp_path, coordinator, 1) as (node,),
+    ):
+        coordinator.ports[1] = peer.port
+        manifest = await node.fetch(TASK)
+        assert manifest is not None
+        assert coordinator.sent == Counter(dict.fromkeys(TEXTS, 1))
+        assert not node.store.missing(manifest)
+
+
+async def test_a_compressed_answer_of_a_node_is_not_unpacked(tmp_path: Path) -> None:
+    """A small one may be of any size unpacked, and any process may listen at a port."""
+    async with (
+        liar(pack(TEXTS.items()), **{"Content-Encoding": "gzip"}) as peer,
+        nodes(tmp_path, Coordinator(), 1) as (node,),
+    ):
+        with pytest.raises(NoPeerError):
+            await node.peers.ask(Swarm("1.1", KEY, 0, 2, frozenset(TEXTS)), peer, list(TEXTS))
 
 
 async def test_a_damaged_chunk_of_a_node_is_not_given(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 import os
 import stat
+import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from agent.code.store import CodeStore, DamagedError
-from agent.taskdirs.taskdirs import DiskFullError, Owner
+from agent.taskdirs.taskdirs import DiskFullError, Owner, TaskDirs
 from muster.bundle.manifest import (
     CHUNK_BYTES,
     BadManifestError,
@@ -18,6 +20,7 @@ from muster.bundle.manifest import (
     encode,
 )
 from muster.bundle.pack import pack, unpack
+from tests.agent.daemon.test_one_task import prepare
 from tests.small_disk import small_disk
 
 PARTS = (b"a" * CHUNK_BYTES, b"b" * 10)
@@ -152,6 +155,49 @@ def test_a_disk_that_fills_leaves_nothing_half_made(tmp_path: Path) -> None:
         with pytest.raises(DiskFullError):
             store.keep(unpack(ALL))
         assert [path for path in disk.rglob("*") if path.is_file()] == []
+        subprocess.run(["mount", "-o", "remount,size=32m", str(disk)], check=True)
+        store.keep(unpack(ALL))
+        assert store.missing(TREE) == {}
+
+
+@pytest.mark.root
+def test_a_disk_that_fills_while_code_is_copied_leaves_no_task(tmp_path: Path) -> None:
+    """The inodes end, which no check before the copy counts."""
+    store = CodeStore(tmp_path / "code")
+    store.prepare()
+    store.keep(unpack(ALL))
+    with small_disk(tmp_path / "disk", 64 << 20, inodes=40) as disk:
+        fillers = [disk / f"{number}" for number in range(26)]
+        for path in fillers:
+            path.touch()
+        tasks = TaskDirs(disk)
+        with pytest.raises(DiskFullError):
+            tasks.create(prepare(bundle="b"), (), None, partial(store.copy, TREE))
+        assert tasks.found() == []
+        assert list((disk / "tasks").iterdir()) == []
+        for path in fillers:
+            path.unlink()
+        paths = tasks.create(prepare(bundle="b"), (), None, partial(store.copy, TREE))
+        assert Path(paths.workdir, "small").read_bytes() == b"small"
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        CodeManifest((File("../x", 0, False, ()),)),
+        CodeManifest((), (TreeLink("a", "/etc"),)),
+        CodeManifest((File("a", 0, False, ()), File("A", 0, False, ()))),
+        CodeManifest((File("x/" * 64 + "a", 0, False, ()),)),
+    ],
+)
+def test_a_tree_that_cannot_be_made_is_not_kept(
+    store: CodeStore, tmp_path: Path, tree: CodeManifest
+) -> None:
+    """From any sender, and under its right name."""
+    data = encode(tree)
+    with pytest.raises(BadManifestError):
+        store.keep_manifest(digest(data), data)
+    assert list((tmp_path / "code/manifests").iterdir()) == []
 
 
 def test_manifests_count_as_chunks_do(tmp_path: Path) -> None:

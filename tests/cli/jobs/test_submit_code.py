@@ -2,10 +2,17 @@
 
 import os
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from muster.http.views import VersionView
+from muster.bundle.pack import BadPackError, unpack
+from muster.bundle.scan import scan
+from muster.bundle.sources import folder_of
+from muster.cli.errors import RefusedError
+from muster.cli.input.code import send_code
+from muster.client import ApiError, Client
+from muster.http.views import Problem, VersionView
 from tests.cli.conftest import Run
 from tests.client.fake_coordinator import FakeCoordinator
 
@@ -162,6 +169,37 @@ def test_a_folder_of_many_files_comes_with_the_advice_to_send_none(
     (laptop / "job.yaml").write_text("run: hostname\nlauncher: none\nworkdir: .\n")
     named = run("submit", "-f", "laptop/job.yaml", "--list-files")
     assert b"--set workdir=none" not in named.stderr
+
+
+class Verifies:
+    """A coordinator that has nothing yet, and refuses content that is not what its name says."""
+
+    def bundle(self, _sha256: str) -> None:
+        raise ApiError(Problem("about:blank", "", 404, "unknown_bundle", ""))
+
+    def missing_chunks(self, chunks: dict[str, int], _size: int) -> dict[str, int]:
+        return chunks
+
+    def send_chunks(self, data: bytearray) -> None:
+        try:
+            list(unpack(data))
+        except BadPackError as error:
+            raise ApiError(Problem("about:blank", "", 422, "bad_content", str(error))) from error
+
+
+def test_a_file_that_changes_before_it_is_sent_is_named(
+    laptop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    code = scan(laptop, tmp_path / "cache")
+    for text in ("yy", "y", ""):
+        (laptop / "src/a.py").write_text(text)
+        with pytest.raises(RefusedError, match=r"src/a\.py has changed since it was read"):
+            send_code(cast("Client", Verifies()), code)
+    (laptop / "src/a.py").unlink()
+    with pytest.raises(RefusedError, match=r"src/a\.py cannot be read"):
+        send_code(cast("Client", Verifies()), code)
+    assert folder_of(tmp_path / "cache/muster/code", code.sha256) is None
 
 
 def submitted(fake: FakeCoordinator) -> dict[str, object]:

@@ -16,6 +16,7 @@ from tests.orchestrator.api.test_rights import person
 from tests.orchestrator.fake_agent import connect, prepared
 from tests.orchestrator.process import CoordinatorProcess
 from tests.orchestrator.user import JOB, User
+from tests.small_disk import small_disk
 
 BYTES = {"Content-Type": "application/octet-stream"}
 TEXT = b"print('the secret of ann')"
@@ -198,6 +199,24 @@ async def test_nodes_of_a_gang_hear_of_each_other_and_of_no_other(
             headers={"X-Muster-Ticket": orders[1].ticket},
         )
         assert status == 404
+
+
+@pytest.mark.root
+async def test_a_full_disk_is_said_and_code_is_stored_once_there_is_room(tmp_path: Path) -> None:
+    with (
+        small_disk(tmp_path / "disk", 64 << 20) as disk,
+        CoordinatorProcess(disk, bundles={"free_bytes_min": 32 << 20}).start() as process,
+    ):
+        filler = disk / "filler"
+        filler.write_bytes(bytes(40 << 20))
+        async with person(process, "ann") as ann:
+            data = pack([(CHUNK, TEXT)])
+            status, refused = await ask(ann, "POST", "/v1/blobs", data=data, headers=BYTES)
+            assert (status, refused["code"]) == (507, "disk_full")
+            assert "too little room" in refused["detail"]
+            assert "operator" in refused["hint"]
+            filler.unlink()
+            await send(ann)
 
 
 async def test_a_job_whose_code_is_lost_says_what_to_do(coordinator: CoordinatorProcess) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from muster.bundle.manifest import BadManifestError, CodeManifest, File, digest, encode
+from muster.bundle.manifest import CHUNK_BYTES, BadManifestError, CodeManifest, File, digest, encode
 from muster.bundle.pack import BadPackError, pack
 from muster.daemon.errors import FileError
 from orchestrator.shell.bundles.references import StoreFullError
 from orchestrator.shell.bundles.store import BundleLimits, BundleStore, FullQuotaError, QuotaError
-from tests.small_disk import small_disk
+from tests.small_disk import fill, small_disk
 
 LIMITS = BundleLimits(bundle_bytes=1000, user_bytes=5000, free_bytes=0, keep_s=100.0)
 
@@ -23,7 +23,7 @@ def bundle(*texts: bytes) -> tuple[str, bytes, bytes]:
     """Return the name and the manifest of a bundle, and its content as a pack."""
     files = tuple(File(digest(t)[:9], len(t), False, (digest(t),)) for t in texts)
     data = encode(CodeManifest(files))
-    return digest(data), data, pack((digest(text), text) for text in texts)
+    return digest(data), data, bytes(pack((digest(text), text) for text in texts))
 
 
 @pytest.fixture
@@ -191,7 +191,33 @@ def test_a_disk_that_fills_keeps_nothing_half_made(tmp_path: Path) -> None:
             store.put("ann", bundle(*big)[2], 1.0)
         assert list(disk.glob("bundles/chunks/??/*")) == []
         assert list((disk / "bundles/incoming").iterdir()) == []
+        put(store, "ann", 2.0, b"small")  # there is room for it
         store.close()
+
+
+@pytest.mark.root
+def test_a_disk_that_is_full_for_a_manifest_keeps_no_half_of_it(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 4 << 20) as disk:
+        store = BundleStore(disk / "bundles", LIMITS)
+        name, data, content = bundle(b"one", b"two")
+        store.put("ann", content, 1.0)
+        filler = fill(disk)
+        with pytest.raises(StoreFullError):
+            store.put_manifest("ann", name, data, 1.0)
+        assert list((disk / "bundles/manifests").iterdir()) == []
+        assert store.bundle("ann", name, 1.0) is None
+        filler.unlink()
+        assert store.put_manifest("ann", name, data, 2.0) == []
+        assert store.bundle("ann", name, 2.0) == (2, 6)
+        store.close()
+
+
+def test_a_chunk_that_a_file_repeats_counts_each_time(store: BundleStore) -> None:
+    """A manifest of some MB may stand for a tree of terabytes."""
+    chunk = digest(b"x")
+    data = encode(CodeManifest((File("a", 100 * CHUNK_BYTES, False, (chunk,) * 100),)))
+    with pytest.raises(QuotaError, match=f"{100 * CHUNK_BYTES} bytes"):
+        store.put_manifest("ann", digest(data), data, 1.0)
 
 
 @pytest.mark.parametrize("damage", [b"no database", b"SQLite format 3\0" + b"\xff" * 5000])
