@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -102,7 +102,6 @@ class _Pass(Planner):
         self.stopped_at: JobId | None = None
         self.unseen: frozenset[NodeName] = frozenset()
         self.hopeless: set[JobId] = set()
-        self.too_long: dict[tuple[str, int, bool], tuple[float, int]] = {}
         self.seen = self.profile.sights()
         self.changed = self._changed_nodes()
 
@@ -205,7 +204,7 @@ class _Pass(Planner):
         at: int,
         number: int,
         resume: tuple[int, int, int],
-    ) -> list[JobId]:
+    ) -> Iterator[JobId]:
         """The jobs from `at` on in their order, without those for which nothing has changed."""
         touched = self.profile.touched
         first = len(queue)
@@ -215,31 +214,19 @@ class _Pass(Planner):
             rest = resume[1:] if number == resume[0] else (-math.inf, 0)
             first = max(at, bisect_left(queue, rest)) if number >= resume[0] else first
         known = self.anew | self.profile.bookings.keys()
-        return [name for _, name in queue[at:first] if name in known] + [
-            name for _, name in queue[first:]
-        ]
+        if known:
+            yield from [name for _, name in queue[at:first] if name in known]
+        for place in range(first, len(queue)):
+            yield queue[place][1]
 
     def _is_free(self, pool: str, nodes: AbstractSet[NodeName]) -> bool:
         """True if something may be free now on one of the nodes."""
-        return bool(nodes) and any(it.name in nodes for it in self.profile.free_now(pool))
+        return bool(nodes) and self.profile.is_free_now(pool, nodes)
 
     def _may_start(self, job: Job) -> bool:
-        """True if a job behind the horizon may start now; a quick check: False is certain.
-
-        If there is no room for a job, then there is none for one of as many nodes that runs longer.
-        """
-        profile, spec = self.profile, job.spec
-        profile.spent += 1
-        if spec.nodes > len(profile.free_now(spec.pool)):
-            return False
-        length_s, kind = duration_s(spec), (spec.pool, spec.nodes, bool(spec.resources.gpu))
-        shortest, version = self.too_long.get(kind, (math.inf, -1))
-        if version == profile.version and length_s >= shortest:
-            return False
-        if profile.may_start(spec, profile.free_now(spec.pool), frozenset()):
-            return True
-        self.too_long[kind] = (length_s, profile.version)
-        return False
+        """True if a job behind the horizon may start now; a quick check: False is certain."""
+        self.profile.spent += 1
+        return self.now.mono + duration_s(job.spec) <= self.profile.room_until(job.spec)
 
     def _guarded(self, job: Job, *, near: bool) -> bool:
         """Look at one job. If the placement itself fails, the job is held, so that it stops neither
@@ -286,7 +273,7 @@ class _Pass(Planner):
             self.unseen,
             frozenset(self.hopeless - placed),
             frozenset(self.anew - placed) if self.stopped_at is not None else frozenset(),
-            profile.memo,
+            profile.results(),
         )
         if structs.replace(made, memo=plan.memo) != plan:
             self.facts.append(QueuesPlanned(made))

@@ -234,8 +234,6 @@ class Planner:
     def _start(self, job: Job, ignored: AbstractSet[JobId]) -> bool:
         """Place the job now if that delays no booking that counts."""
         profile = self.profile
-        if not profile.may_start(job.spec, profile.free_now(job.spec.pool), ignored):
-            return False
         if not profile.may_begin(job.spec, ignored):
             return False
         now = self.now.mono

@@ -34,6 +34,10 @@ from orchestrator.core.scheduling.timeline import (
 _ANYWHERE: Final = Placement()
 
 
+Booked = dict[NodeName, dict[JobId, Held]]
+"""The bookings of each node. The dictionaries of the nodes are never changed, only replaced."""
+
+
 class Fitting(NamedTuple):
     """The nodes that fit a job, and their bits."""
 
@@ -56,15 +60,16 @@ class Memo(NamedTuple):
     fitting: dict[object, Fitting]
     lines: dict[int | None, Line]
     bits: dict[NodeName, int]
+    booked: Booked
 
     def without(self, nodes: AbstractSet[NodeName], *, described: bool) -> Memo:
         """A copy without these nodes. `described`: the inventory of one has changed."""
         gaps = {name: it for name, it in self.gaps.items() if name not in nodes}
         copies = {name: it for name, it in self.copies.items() if name not in nodes}
         if described:
-            return Memo(gaps, copies, {}, {}, {})
+            return Memo(gaps, copies, {}, {}, {}, {})
         lines = {key: Line(it.known, it.stale | nodes) for key, it in self.lines.items()}
-        return Memo(gaps, copies, dict(self.fitting), lines, self.bits)
+        return Memo(gaps, copies, dict(self.fitting), lines, self.bits, {})
 
 
 class Profile:
@@ -85,27 +90,34 @@ class Profile:
         lease_s: float,
     ) -> None:
         self.state, self.now = state, now.mono
-        self.memo = Memo({}, {}, {}, {}, {})
+        self.memo = Memo({}, {}, {}, {}, {}, {})
         self.bookings = bookings
         self.spent = self.version = 0
         self.touched: set[NodeName] = set()
         self.endless = {name for name, it in bookings.items() if it.start == math.inf}
         self._ends = ends
         self._returns_at, self._lease_s = returns_at, lease_s
-        self._booked: dict[NodeName, dict[JobId, Held]] = {}
-        self._held: dict[NodeName, dict[JobId, Held]] = {}
+        self._booked: Booked = {}
+        self._held: Booked = {}
         self._holders: dict[NodeName, list[Held]] = {}
         self._divided: dict[NodeName, bool] = {}
         self._fitting: dict[int, Fitting] = {}
         self._served: dict[str, int] = {}
         self._without: tuple[object, Timeline] = (None, NEVER)
-        self._free: dict[str, list[Node]] = {}
+        self._free: dict[str, int] = {}
+        self._until: dict[tuple[str, int | None, int], tuple[int, float]] = {}
         # Agents of one machine hold each other's GPUs.
         nodes = state.nodes.values()
         self._mixed = any(node.inventory.shared_host for node in nodes)
         self._some_away = any(node.link is not LinkState.CONNECTED for node in nodes)
-        for name, booking in bookings.items():
-            self._add(self._booked, name, booking)
+        plan = state.plan
+        if plan.memo is None:
+            for name, booking in bookings.items():
+                self._add(self._booked, name, booking)
+        else:
+            self._booked.update(plan.memo.booked)
+            for name in plan.bookings.keys() - bookings.keys():
+                self._remove(name, plan.bookings[name])
 
     def book(self, job: JobId, booking: Booking | None) -> None:
         """Replace the booking of a job; None removes it."""
@@ -115,8 +127,7 @@ class Profile:
             return
         if old is not None:
             self.endless.discard(job)
-            for share in old.shares:
-                self._booked[share.node].pop(job, None)
+            self._remove(job, old)
             self._touch(old)
         if booking is not None:
             self.bookings[job] = booking
@@ -130,7 +141,11 @@ class Profile:
         self.book(job, None)
         self._add(self._held, job, booking)
         self._touch(booking)
-        self._free = {pool: self._still_free(free) for pool, free in self._free.items()}
+        self._free = {}
+
+    def results(self) -> Memo:
+        """Return what the next pass may use of this one."""
+        return self.memo._replace(booked=self._booked)
 
     def forget_held(self) -> list[NodeName]:
         """Return the nodes of the gangs that were placed in this pass, and forget what depends on
@@ -152,11 +167,16 @@ class Profile:
             line.stale.add(name)
 
     @staticmethod
-    def _add(table: dict[NodeName, dict[JobId, Held]], job: JobId, booking: Booking) -> None:
+    def _add(table: Booked, job: JobId, booking: Booking) -> None:
         for it in booking.shares:
             share = Share(it.gpus, it.whole, it.cpus, it.memory_bytes)
             held = Held(job, booking.start, booking.end, share)
-            table.setdefault(it.node, {})[job] = held
+            table[it.node] = {**table.get(it.node, _NONE), job: held}
+
+    def _remove(self, job: JobId, booking: Booking) -> None:
+        for share in booking.shares:
+            booked = self._booked.get(share.node, _NONE)
+            self._booked[share.node] = {name: it for name, it in booked.items() if name != job}
 
     def sights(self) -> Sights:
         """Everything on which the verdicts of a pass on each node depend, besides bookings."""
@@ -169,8 +189,8 @@ class Profile:
                 node.drain,
                 node.refuses_jobs,
                 node.disks,
-                [(*it, ends[it[0]]) for it in node.holders],
-                list(node.holders.values()),
+                node.holders.copy(),
+                [ends[job] for job, _ in node.holders],
             )
             for name, node in self.state.nodes.items()
         }
@@ -372,53 +392,32 @@ class Profile:
         copy.holders, copy.link = holders, link
         return copy
 
-    def free_now(self, pool: str) -> list[Node]:
-        """The nodes of a pool of which something may be free now."""
+    def is_free_now(self, pool: str, names: Iterable[NodeName]) -> bool:
+        """True if something may be free now on one of these nodes of the pool."""
         found = self._free.get(pool)
         if found is None:
-            self.spent += len(self.state.nodes) // 2
-            found = [
-                node
+            self.spent += len(self.state.nodes) // 4
+            found = self._free[pool] = self._bits(
+                node.name
                 for node in self.state.nodes.values()
                 if node.link is LinkState.CONNECTED
                 and node.drain is None
                 and node.inventory.pool == pool
-                and (not node.holders or not any(it.whole for it in node.holders.values()))
-            ]
-            found = self._free[pool] = self._still_free(found)
-        return found
+                and not any(it.whole for it in node.holders.values())
+                and not any(it.share.whole for it in self._held.get(node.name, _NONE).values())
+            )
+        return bool(found and found & self._bits(names))
 
-    def _still_free(self, free: list[Node]) -> list[Node]:
-        held = self._held
-        return [
-            node
-            for node in free
-            if node.name not in held or not any(it.share.whole for it in held[node.name].values())
-        ]
-
-    def may_start(self, spec: JobSpec, free: list[Node], ignored: AbstractSet[JobId]) -> bool:
-        """True if enough of the nodes in `free` may suit a job that starts now.
-
-        A quick check: False is certain.
-        """
-        wanted, end = spec.nodes, self.now + duration_s(spec)
-        parts = bool(spec.resources.gpu)
-        left = len(free)
-        if left < wanted:
-            return False
-        self.spent += left // 4
-        for node in free:
-            if not parts and (node.holders or node.name in self._held):
-                left -= 1
-            else:
-                for it in self._booked.get(node.name, _NONE).values():
-                    blocks = it.share.whole or not parts
-                    if blocks and it.job not in ignored and (it.start < end or end == math.inf):
-                        left -= 1
-                        break
-            if left < wanted:
-                return False
-        return True
+    def room_until(self, spec: JobSpec) -> float:
+        """The latest end of a job of this size that starts now on some nodes of its pool."""
+        key = (spec.pool, spec.resources.gpu, spec.nodes)
+        version, until = self._until.get(key, (-1, 0.0))
+        if version != self.version:
+            line = self._timeline(spec, frozenset())
+            until = line.room_until(self._in_service(spec.pool), spec.nodes, self.now)
+            self._until[key] = (self.version, until)
+            self.spent += 10
+        return until
 
     def may_begin(self, spec: JobSpec, ignored: AbstractSet[JobId]) -> bool:
         """True if enough nodes may have room for the job from now on; False is certain."""

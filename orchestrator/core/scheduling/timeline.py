@@ -61,6 +61,19 @@ class Timeline(NamedTuple):
             place += 1
         return found
 
+    def room_until(self, nodes: int, wanted: int, now: float) -> float:
+        """The latest end of a job that has room on `wanted` of `nodes` from now on."""
+        times, masks = self
+        place = bisect_right(times, now)
+        found = nodes & masks[place - 1]
+        if found.bit_count() < wanted:
+            return -math.inf
+        for at in range(place, len(times)):
+            found &= masks[at]
+            if found.bit_count() < wanted:
+                return times[at]
+        return math.inf
+
     def starts(
         self, nodes: int, wanted: int, length_s: float, now: float, before: float
     ) -> Iterator[float]:

@@ -60,6 +60,10 @@ def test_a_timeline_answers_as_its_nodes_do(seed: int) -> None:
             if any(begin <= now < end and now + length_s <= end for begin, end in spans)
         }
         assert line.free(asked, now, now + length_s) == asked & sum(1 << node for node in free)
+        until = line.room_until(asked, wanted, now)
+        for end in (now + 1.0, now + 4.0, now + length_s, 1e300, math.inf):
+            enough = line.free(asked, now, end).bit_count() >= wanted
+            assert (end <= until) is enough
         changed = {node: some_spans(chance) for node in chance.sample(range(count), count // 2)}
         nodes |= changed
         line = put(line, changed)
