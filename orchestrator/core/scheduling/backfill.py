@@ -55,11 +55,10 @@ def schedule(
     have become free since the last pass. `anew` are jobs to look at in any case.
     """
     plan = state.plan
-    if state.disk_full or is_held(state):
-        # Nobody has looked at what has changed meanwhile.
+    idle = not any(queues_of(state).values()) and not plan.bookings and not plan.promises
+    if idle or state.disk_full or is_held(state):
+        # No pass looks at what changes meanwhile, such as a node that is removed and comes back.
         return [QueuesPlanned(structs.replace(plan, seen={}))] if plan.seen else []
-    if not any(queues_of(state).values()) and not plan.bookings and not plan.promises:
-        return []
     return _Pass(state, events, now, lease_s, work_max, anew, freed=freed).run()
 
 

@@ -309,3 +309,19 @@ def test_a_job_with_a_higher_priority_and_another_limit_goes_to_its_new_place() 
     cluster.run_gang(1)
     cluster.change(3, priority=90, time_limit_s=1800.0)
     assert moves(cluster, 2) == [MoveCause.SET]
+
+
+def test_a_node_that_was_removed_and_came_back_while_nobody_waited_is_used() -> None:
+    cluster = cluster_of(1)
+    cluster.submit(limited(HOUR))
+    tasks = cluster.run_gang(1)
+    cluster.submit(limited(HOUR))
+    cluster.cancel(2)
+    for name in tasks:
+        cluster.finish(name)
+    cluster.leave("n0")
+    cluster.beat(400.0)
+    cluster.remove("n0")
+    cluster.join("n0")
+    cluster.submit(limited(HOUR))
+    assert not waits(cluster, 3)
