@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from muster.daemon.errors import ConfigError
+import structlog
+
+from muster.daemon.errors import ConfigError, FileError
+from muster.wheels.manifest import WheelManifest, read_manifest
 from orchestrator.config import CoordinatorConfig, ca_pem
 
 if TYPE_CHECKING:
     from muster.daemon.certificates import Authority
 
+_log = structlog.get_logger("muster.coordinator")
+
+
+class Wheels(NamedTuple):
+    """The wheels that nodes can install, and the pin of the coordinator's public key for curl."""
+
+    manifest: WheelManifest
+    pin: str
+
 
 @dataclass(frozen=True, slots=True)
 class EnrolmentSettings:
     """The CA that signs certificates of nodes, the port of agents, the certificates' lifetime,
-    `approve` if new nodes wait for an operator, and the site's `run_as`.
+    `approve` if new nodes wait for an operator, the site's `run_as`, the HOST:PORT of the
+    coordinator, its certificate, and the directory of wheels.
     """
 
     authority: Authority
@@ -23,6 +37,25 @@ class EnrolmentSettings:
     certificate_s: float
     approve: bool = False
     run_as: str = ""
+    address: str = ""
+    cert: Path | None = None
+    wheels: Path | None = None
+
+    def read_wheels(self) -> Wheels | None:
+        """Return the wheels on disk and the pin of the present certificate. Returns None if nodes
+        cannot install Muster from here.
+        """
+        from muster.daemon.certificates import public_key_pin
+
+        if self.wheels is None or self.cert is None or not self.address:
+            return None
+        try:
+            manifest = read_manifest(self.wheels)
+            pin = public_key_pin(self.cert.read_bytes())
+        except (FileError, OSError, ValueError) as error:
+            _log.warning("wheels_unreadable", why=str(error))
+            return None
+        return None if manifest is None else Wheels(manifest, pin)
 
 
 def enrolment_settings(config: CoordinatorConfig) -> EnrolmentSettings | None:
@@ -43,4 +76,13 @@ def enrolment_settings(config: CoordinatorConfig) -> EnrolmentSettings | None:
     if not is_authority(authority):
         raise ConfigError(f"tls.ca_key: {tls.ca_key} is not the key of the CA in {tls.ca}")
     join = config.join
-    return EnrolmentSettings(authority, agents.port, join.certificate_s, join.approve, join.run_as)
+    return EnrolmentSettings(
+        authority,
+        agents.port,
+        join.certificate_s,
+        join.approve,
+        join.run_as,
+        join.address,
+        tls.cert,
+        join.wheels,
+    )

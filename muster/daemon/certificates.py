@@ -4,6 +4,7 @@ The CA signs the coordinator's certificate, which servers alone may use, and one
 each node, which clients alone may use. So no node can pass itself off as the coordinator.
 """
 
+import base64
 import hashlib
 import ipaddress
 from collections.abc import Sequence
@@ -124,6 +125,17 @@ def node_certificate(
 def fingerprint(der: bytes) -> str:
     """Return the SHA-256 of a certificate in DER form, in hex."""
     return hashlib.sha256(der).hexdigest()
+
+
+def public_key_pin(pem: bytes) -> str:
+    """Return the pin of a certificate's public key as curl's `--pinnedpubkey` takes it. A renewed
+    certificate with the same key has the same pin. Raises ValueError.
+    """
+    public = x509.load_pem_x509_certificate(pem).public_key()
+    der = public.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return f"sha256//{base64.b64encode(hashlib.sha256(der).digest()).decode()}"
 
 
 def ends_at(pem: bytes) -> float:

@@ -52,12 +52,14 @@ class JoinSecretView(msgspec.Struct, frozen=True):
 
 class NewJoinSecret(msgspec.Struct, frozen=True):
     """A new join secret and its text, which is shown only here. `run_as` is the option of that
-    name for `muster join` at this site; empty if the site has none.
+    name for `muster join` at this site; empty if the site has none. `pin` is the coordinator's
+    public key as curl's `--pinnedpubkey` takes it, if nodes can install Muster from there.
     """
 
     secret: JoinSecretView
     text: str
     run_as: str
+    pin: str = ""
 
 
 class WaitingNode(msgspec.Struct, frozen=True):

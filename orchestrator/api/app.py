@@ -6,6 +6,7 @@ from aiohttp import web
 
 from orchestrator.api.audit import AuditApi
 from orchestrator.api.bundles.transfers import BundlesApi
+from orchestrator.api.enrolment.install import InstallApi
 from orchestrator.api.enrolment.routes import EnrolmentApi
 from orchestrator.api.events import EventsApi
 from orchestrator.api.http.access import AccessTable
@@ -93,6 +94,7 @@ def make_app(
         code,
         PeopleApi(coordinator, tokens, access, open_requests, ca, joins=enrolment is not None),
         EnrolmentApi(coordinator, enrolment, limits.refusals_per_s),
+        InstallApi(enrolment, limits.refusals_per_s),
         agents,
         log_connections,
     )

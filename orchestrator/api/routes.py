@@ -16,6 +16,7 @@ from muster.http.node_probe import CheckRequest, NodeProbe
 from muster.protocol.observations.hangs import StacksView
 from orchestrator.api.audit import AuditApi
 from orchestrator.api.bundles.transfers import TICKET, BundlesApi
+from orchestrator.api.enrolment.install import SCRIPT, InstallApi
 from orchestrator.api.enrolment.routes import EnrolmentApi
 from orchestrator.api.events import EventsApi
 from orchestrator.api.http import query_params as p
@@ -201,6 +202,11 @@ ROUTES: Final = (
     Route("GET", "/v1/ca", PeopleApi.ca, Action.READ_CA,
           "The CA of the coordinator's certificate (PEM).",
           answers=as_text("application/x-pem-file"), problems=(404,)),
+    Route("GET", "/v1/install.sh", InstallApi.script, Action.INSTALL,
+          "A script that installs Muster from this coordinator, and joins.",
+          answers=as_text(SCRIPT), problems=(404,)),
+    Route("GET", "/v1/wheels/{id}", InstallApi.wheel, Action.INSTALL,
+          "A wheel that the script names, as a file.", answers={200: {BYTES: None}}),
     Route("GET", "/v1/agent", AgentSessions.serve, Action.CONNECT,
           "An agent's control connection (websocket).", answers={101: {}}),
     Route("GET", "/v1/agent/logs", LogIngest.serve, Action.CONNECT,

@@ -37,6 +37,7 @@ class Site:
 
     root: Path
     options: tuple[str, ...] = ()
+    wheels: bool = False
     port: int = field(default_factory=free_port)
     agents_port: int = field(default_factory=free_port)
     daemons: list[Daemon] = field(default_factory=list)
@@ -47,7 +48,7 @@ class Site:
         return {**kept, "HOME": str(self.root), "MUSTER_CONFIG": str(self.root / "client.yaml")}
 
     def muster(
-        self, *words: str, stdin: str = "", code: int = 0
+        self, *words: str, stdin: str = "", code: int = 0, timeout_s: float = 60
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [MUSTER, *words],
@@ -56,7 +57,7 @@ class Site:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=timeout_s,
             check=False,
         )
         assert done.returncode == code, (words, done.stdout, done.stderr)
@@ -66,7 +67,8 @@ class Site:
         where = ("--dir", "etc", "--listen", "127.0.0.1", "--name", "127.0.0.1")
         ports = ("--port", str(self.port), "--agents-port", str(self.agents_port))
         given = (*where, *ports, "--run-as", "SUBMITTER", "--user", "ada", "--no-start")
-        return self.muster("up", *given, *self.options).stdout
+        wheels = () if self.wheels else ("--no-wheels",)
+        return self.muster("up", *given, *wheels, *self.options, timeout_s=100).stdout
 
     def start(self, name: str, *words: str, **env: str) -> Daemon:
         made = Daemon(name, [MUSTER, *words], {**self.env, **env}, self.root / f"{name}.log")

@@ -196,6 +196,14 @@ def join_line(url: str, made: NewJoinSecret | None, run_as: str) -> str:
     return f"muster join {where}{secret}{f' --run-as {run_as}' if run_as else ''}"
 
 
+def install_line(url: str, pin: str, made: NewJoinSecret | None) -> str:
+    """Return the command with which a machine without Muster becomes a node. The secret is in no
+    process's arguments. Without one, the script asks for it.
+    """
+    secret = f"MUSTER_JOIN={made.text} " if made is not None else ""
+    return f"curl -fsSk --pinnedpubkey {pin} {url.rstrip('/')}/v1/install.sh | {secret}sh"
+
+
 def _create_join(
     uses: int, expires_s: float, names: str, pool: str, label: str, *, as_json: bool
 ) -> None:
@@ -207,6 +215,8 @@ def _create_join(
         print_json(made)
     else:
         print(join_line(client.url, made, made.run_as))
+    if made.pin and not as_json:
+        note(f"a machine without Muster: {install_line(client.url, made.pin, made)}")
     secret = made.secret
     note(
         f"join secret {secret.id} is for {count(secret.uses, 'node')}, until "

@@ -6,6 +6,7 @@ import hashlib
 import ipaddress
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from muster.cli.cluster.init import (
     this_user,
     user_named,
 )
-from muster.cli.cluster.token import join_line
+from muster.cli.cluster.token import install_line, join_line
 from muster.cli.cluster.tokens_file import new_token, tokens_text
 from muster.cli.errors import RefusedError
 from muster.cli.input.param_types import DURATION
@@ -41,6 +42,7 @@ from muster.http.enrolment import JoinSecretRequest, NewJoinSecret
 from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass
 from muster.spec.units import duration_text
+from muster.wheels.manifest import MANIFEST, TARGET
 
 _SYSTEM_DIR: Final = Path("/etc/muster")
 _SYSTEM_STATE: Final = Path("/var/lib/muster")
@@ -53,7 +55,8 @@ SUBMITTER: Final = "SUBMITTER"
 class UpOutput(msgspec.Struct, frozen=True):
     """The output of `muster up --json`. `node_line` and `person_line` are the commands for nodes
     and for people, `start` the one that starts the coordinator, unless it was started. `new` is
-    false if the cluster was set up before.
+    false if the cluster was set up before. `install_line` is the command for nodes without Muster,
+    empty if there are no wheels for them.
     """
 
     url: str
@@ -62,6 +65,17 @@ class UpOutput(msgspec.Struct, frozen=True):
     node_line: str
     person_line: str
     new: bool
+    install_line: str = ""
+
+
+class _Written(NamedTuple):
+    """The settings of a cluster that `up` has written."""
+
+    address: str
+    run_as: str
+    ca: Path
+    cert: Path
+    wheels: Path | None
 
 
 class _Plan(NamedTuple):
@@ -79,6 +93,15 @@ class _Plan(NamedTuple):
     time_limit_s: float
     user: str
     approve: bool
+
+
+def _read_targets(
+    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...]:
+    for text in given:
+        if re.search(TARGET, text) is None:
+            raise click.BadParameter(f"{text!r} is not PYTHON-MACHINE, such as 3.12-aarch64")
+    return given
 
 
 @click.command("up")
@@ -115,6 +138,14 @@ class _Plan(NamedTuple):
     help="Directory of the configuration (default: /etc/muster for root).",
 )
 @click.option("--no-start", is_flag=True, help="Do not install and start the systemd unit.")
+@click.option(
+    "--wheels-for",
+    metavar="TARGET",
+    multiple=True,
+    callback=_read_targets,
+    help="Nodes without an index have another Python or machine, such as 3.12-aarch64; also later.",
+)
+@click.option("--no-wheels", is_flag=True, help="Download no wheels for nodes without an index.")
 @json_option
 def command(
     *,
@@ -129,15 +160,22 @@ def command(
     listen: str | None,
     folder: Path | None,
     no_start: bool,
+    wheels_for: tuple[str, ...],
+    no_wheels: bool,
     as_json: bool,
 ) -> None:
     """Set up a cluster with this machine as its coordinator: a CA of its own, certificates, the
-    configuration and the first admin. Where systemd runs, the coordinator is started. Prints the
-    lines for nodes and for people. Run again, it changes nothing.
+    configuration and the first admin. Downloads the wheels from which nodes without a package index
+    install Muster. Where systemd runs, the coordinator is started. Prints the lines for nodes and
+    for people. Run again, it changes nothing, except for wheels that are missing or of another
+    release.
 
     \b
     muster up --run-as trainer
+    muster up --wheels-for 3.12-aarch64
     """
+    if no_wheels and wheels_for:
+        raise click.UsageError("--wheels-for and --no-wheels exclude each other")
     client_file = client_file_path(os.environ).absolute()
     folder = (folder or default_folder(client_file)).absolute()
     config = folder / "coordinator.yaml"
@@ -160,7 +198,10 @@ def command(
         _write(plan, client_file, start=systemd_runs() and not no_start)
     else:
         note(f"{safe(str(config))} exists: nothing was changed")
-    _print(config, start=systemd_runs() and not no_start, new=new, as_json=as_json)
+    written = _read(config)
+    if not no_wheels:
+        _fill(written, wheels_for)
+    _print(config, written, start=systemd_runs() and not no_start, new=new, as_json=as_json)
 
 
 def _run_as(given: str | None) -> str:
@@ -237,6 +278,7 @@ def _coordinator(plan: _Plan) -> str:
                     "approve": plan.approve,
                     "run_as": plan.run_as,
                     "address": _shown(plan.host, plan.port),
+                    "wheels": str(plan.state / "wheels"),
                 },
                 "pools": dict.fromkeys(plan.pools, limit),
             }
@@ -244,20 +286,64 @@ def _coordinator(plan: _Plan) -> str:
     )
 
 
-def _print(config: Path, *, start: bool, new: bool, as_json: bool) -> None:
-    """Start the coordinator if systemd runs, and print the lines for nodes and for people."""
+def _read(config: Path) -> _Written:
     import yaml
 
     try:
         tree = yaml.safe_load(config.read_text("utf-8"))
-        join = tree["join"]
-        address, run_as = str(join["address"]), str(join["run_as"])
-        ca = Path(tree["tls"]["ca"]).read_bytes()
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        join, tls = tree["join"], tree["tls"]
+        wheels = join.get("wheels")
+        return _Written(
+            str(join["address"]),
+            str(join["run_as"]),
+            Path(tls["ca"]),
+            Path(tls["cert"]),
+            Path(wheels) if wheels else None,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise RefusedError(
             f"{safe(str(config))} was not written by `muster up`; for another cluster, choose "
             "another --dir"
         ) from error
+
+
+def _fill(written: _Written, targets: Sequence[str]) -> None:
+    """Fill the directory of wheels. Without an index, the cluster works without them."""
+    from muster.wheels.fill import NoWheelsError, fill
+
+    if written.wheels is None:
+        if targets:
+            raise RefusedError("the configuration names no directory of wheels: set join.wheels")
+        return
+    try:
+        make_public(written.wheels.parent)
+        made = fill(written.wheels, targets)
+    except (NoWheelsError, OSError) as error:
+        note(
+            "warning: nodes cannot install Muster from here, because its wheels cannot be "
+            f"downloaded: {safe(str(error))}\n  run `muster up` again where pip reaches an index "
+            "or a folder of wheels (PIP_INDEX_URL, PIP_FIND_LINKS), or use --no-wheels"
+        )
+    else:
+        note(f"wheels for nodes without a package index: {', '.join(sorted(made.targets))}")
+
+
+def _pin(written: _Written) -> str:
+    """Return the pin of the coordinator's public key; empty if there are no wheels."""
+    from muster.daemon.certificates import public_key_pin
+
+    if written.wheels is None or not (written.wheels / MANIFEST).exists():
+        return ""
+    return public_key_pin(written.cert.read_bytes())
+
+
+def _print(config: Path, written: _Written, *, start: bool, new: bool, as_json: bool) -> None:
+    """Start the coordinator if systemd runs, and print the lines for nodes and for people."""
+    address, run_as = written.address, written.run_as
+    try:
+        ca, pin = written.ca.read_bytes(), _pin(written)
+    except (OSError, ValueError) as error:
+        raise RefusedError(f"a certificate cannot be read: {safe(str(error))}") from error
     url = f"https://{address}"
     command_line = f"{program()} coordinator --config {config}"
     made = None
@@ -273,6 +359,7 @@ def _print(config: Path, *, start: bool, new: bool, as_json: bool) -> None:
         node_line=join_line(url, made, run_as),
         person_line="muster user add NAME && muster token create --user NAME",
         new=new,
+        install_line=install_line(url, pin, made) if pin else "",
     )
     if as_json:
         print_json(found)
@@ -284,7 +371,12 @@ def _print(config: Path, *, start: bool, new: bool, as_json: bool) -> None:
         if made is not None
         else "asks for a secret: muster token create --join prints the whole line"
     )
-    print(f"each node, as root:     {found.node_line}\n                        ({secret})")
+    if found.install_line:
+        print(f"each node, as root:     {found.install_line}")
+        print(f"  or if it has Muster:  {found.node_line}")
+    else:
+        print(f"each node, as root:     {found.node_line}")
+    print(f"                        ({secret})")
     print(f"each person:            {found.person_line}\n                        (prints a line)")
     note(f"the coordinator is {url}; the SHA-256 of its CA is {hashlib.sha256(ca).hexdigest()}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 import secrets
@@ -107,7 +108,10 @@ class EnrolmentApi:
         made = (await self._coordinator.durable_state()).enrolment.secrets[name]
         ca = hashlib.sha256(settings.authority.cert).hexdigest()
         view = self._view(made)
-        return reply(NewJoinSecret(view, make_join(ca, name, secret), settings.run_as), status=201)
+        text = make_join(ca, name, secret)
+        wheels = await asyncio.to_thread(settings.read_wheels)
+        pin = wheels.pin if wheels is not None else ""
+        return reply(NewJoinSecret(view, text, settings.run_as, pin), status=201)
 
     async def revoke_secret(self, request: web.Request) -> web.Response:
         """Revoke a join secret, and return it as it was."""

@@ -27,6 +27,7 @@ _WITH_BODY: Final = (413, 415)
 _JOB_ID: Final[Schema] = {"type": "integer", "minimum": 1, "maximum": 10**18 - 1}
 _SHA256: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 _TASK_ID: Final[Schema] = {"type": "string", "pattern": "^[1-9][0-9]*\\.[1-9][0-9]*\\.[0-9]+$"}
+_WHEEL: Final[Schema] = {"type": "string", "pattern": "^[A-Za-z0-9._+-]{1,200}$"}
 _NODE_ID: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": 253}
 _REQUEST_HEADERS: Final[Mapping[str, tuple[str, Schema]]] = {
     "Idempotency-Key": (
@@ -157,7 +158,12 @@ def _problems(route: Route) -> list[int]:
 
 
 def _path(path: str) -> list[Schema]:
-    kinds = {"/nodes/": _NODE_ID, "/bundles/": _SHA256, "/tasks/": _TASK_ID}
+    kinds = {
+        "/nodes/": _NODE_ID,
+        "/bundles/": _SHA256,
+        "/tasks/": _TASK_ID,
+        "/wheels/": _WHEEL,
+    }
     kind = next((kind for part, kind in kinds.items() if part in path), _JOB_ID)
     return [
         {"name": name, "in": "path", "required": True, "schema": kind}

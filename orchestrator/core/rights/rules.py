@@ -34,6 +34,7 @@ class Action(enum.Enum):
     RERUN_JOB = "job.rerun"
     READ_AUDIT = "audit.read"
     READ_CA = "ca.read"
+    INSTALL = "muster.install"
     MANAGE_PEOPLE = "people.manage"
     LIST_TOKENS = "tokens.list"
     SEE_TOKEN = "token.see"  # noqa: S105 - a name
@@ -102,6 +103,7 @@ RULES: Final[Mapping[Action, Rule]] = {
     ),
     Action.READ_AUDIT: Rule("read the audit log", Role.ADMIN),
     Action.READ_CA: Rule("read the CA of the coordinator's certificate", kinds=_ALL_KINDS),
+    Action.INSTALL: Rule("fetch the script and the wheels that install Muster", kinds=_ALL_KINDS),
     Action.MANAGE_PEOPLE: Rule("add, change and disable users, create tokens", Role.ADMIN),
     Action.LIST_TOKENS: Rule("list tokens, each if `token.see` allows it", Role.VIEWER),
     Action.SEE_TOKEN: Rule("see a token in the list", Role.ADMIN, own=Role.VIEWER),

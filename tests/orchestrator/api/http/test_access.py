@@ -28,6 +28,8 @@ JOIN_ROUTES = {
 }
 OPEN_ROUTES = {(method, path) for method in ("GET", "HEAD") for path in ("/healthz", "/readyz")} | {
     ("GET", "/v1/ca"),
+    ("GET", "/v1/install.sh"),
+    ("GET", "/v1/wheels/{id}"),
     ("POST", "/v1/join"),
 }
 
@@ -183,7 +185,7 @@ def test_the_routes_are_those_that_are_known_here() -> None:
     assert found >= OPEN_ROUTES | JOIN_ROUTES
     assert ("POST", "/v1/jobs") in found
     assert found >= OPERATORS | USERS | SHOWN | ADMINS_ALONE
-    assert len(found) == 58, "a new route: see that role_of says who may call it"
+    assert len(found) == 60, "a new route: see that role_of says who may call it"
 
 
 def test_a_route_needs_an_action_and_an_object_for_its_handler() -> None:

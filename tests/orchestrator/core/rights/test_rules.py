@@ -47,12 +47,13 @@ EXPECTED: dict[Action, tuple[Role | None, Role | None]] = {
     Action.RERUN_JOB: (ADMIN, USER),
     Action.READ_AUDIT: (ADMIN, ADMIN),
     Action.READ_CA: (VIEWER, VIEWER),
+    Action.INSTALL: (VIEWER, VIEWER),
     Action.MANAGE_PEOPLE: (ADMIN, ADMIN),
     Action.LIST_TOKENS: (VIEWER, VIEWER),
     Action.SEE_TOKEN: (ADMIN, VIEWER),
     Action.REVOKE_TOKEN: (ADMIN, USER),
 }
-OF_ALL = {Action.CHECK_HEALTH, Action.READ_CA, Action.JOIN}
+OF_ALL = {Action.CHECK_HEALTH, Action.READ_CA, Action.JOIN, Action.INSTALL}
 OF_NODES = OF_ALL | {
     Action.CONNECT,
     Action.REPORT,
@@ -98,7 +99,7 @@ def test_every_user_with_every_job() -> None:
         found = may(user(role), action, JOBS[whose], Policy(visibility=visibility))
         assert found is expected(action, role, whose, visibility), (action, role, whose, visibility)
         asked += 1
-    assert asked == 25 * 4 * 6 * 3
+    assert asked == 26 * 4 * 6 * 3
 
 
 def test_nodes_and_nobody() -> None:
