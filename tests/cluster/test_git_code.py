@@ -117,4 +117,3 @@ def test_a_commit_that_is_gone_is_a_failure_with_its_name(
     assert "git fetch of" in view.reason.text
     assert "not our ref" in view.reason.text
     assert "submit again for the newest" in view.reason.text
-    assert "so did node-" in view.reason.text
