@@ -152,6 +152,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     health_check: Path | None = None
     health_check_period_s: Seconds = 300.0
     hook_timeout_s: Seconds = 60.0
+    git_config: Path | None = None
     log: LogSettings = LogSettings()
 
     def __post_init__(self) -> None:
@@ -160,6 +161,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not self.state_dir.is_absolute():
             # The shims' working directories differ from the agent's.
             raise ValueError(f"state_dir {self.state_dir} is not an absolute path")
+        if self.git_config is not None and not self.git_config.is_absolute():
+            raise ValueError(f"git_config {self.git_config} is not an absolute path")
         if self.address is not None:
             _check_address(self.address)
         if self.hosts.mode == "file" and self.shared_host:

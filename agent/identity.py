@@ -41,6 +41,7 @@ def identify(config: AgentConfig, network: NetworkProbe) -> tuple[AgentIdentity,
         allow_root_jobs=config.allow_root_jobs,
         instance=secrets.token_hex(8),
         hide_processes=config.hides_processes,
+        git_config=str(config.git_config or ""),
     )
     return identity, host.inventory(config, interfaces)
 

@@ -9,6 +9,7 @@ from typing import Final, assert_never
 
 from agent.core import effects as a
 from agent.core import facts as f
+from agent.core.git_fetch import fetch_program
 from agent.core.inputs import TaskPaths
 from agent.core.network_phase import NetworkPhase, needed
 from agent.core.record import TaskRecord
@@ -165,6 +166,7 @@ def _advance_shim(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
                 bootstrap_timeout_s=prepare.timeout_s,
                 hosts=_hosts(held.paths),
                 places=_places(held.paths, prepare, node.python, hide=who.hide_processes),
+                fetch=fetch_program(prepare.git, held.paths, who.git_config),
             ),
         ),
     ]

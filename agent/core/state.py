@@ -29,7 +29,8 @@ class AgentIdentity:
     """The identity of this agent; constant for the whole process.
 
     `instance` identifies this agent process. At UDP port `peer_port` it answers agents of its gangs
-    (0: it does not). `hide_processes`: jobs do not see the processes of other users.
+    (0: it does not). `hide_processes`: jobs do not see the processes of other users. `git_config`:
+    the site's configuration for git that fetches code ("": none).
     """
 
     node: NodeName
@@ -40,6 +41,7 @@ class AgentIdentity:
     instance: str = ""
     peer_port: int = 0
     hide_processes: bool = False
+    git_config: str = ""
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from agent.shim.messages import (
     PROCESSES,
     TORCHRUN,
     ShimCommand,
+    ShimFetch,
     ShimHostfile,
     ShimHosts,
     ShimKill,
@@ -154,6 +155,13 @@ def _places(field: str, value: object) -> ShimPlaces:
     return ShimPlaces(folder, shown, made, value.get("hide") is True)
 
 
+def _fetch(field: str, value: object) -> ShimFetch:
+    if not isinstance(value, dict) or not value.get("argv"):
+        raise Malformed(f"{field} {value!r} is not a program")
+    argv = _words("argv", value["argv"])
+    return ShimFetch(argv, _variables("env", value.get("env") or {}), str(value.get("what") or ""))
+
+
 def _port(field: str, value: object) -> int:
     if isinstance(value, int) and 0 < value < 65536:
         return value
@@ -200,6 +208,7 @@ _CHECKS: dict[type[Any], dict[str, Callable[[str, object], object]]] = {
         "bootstrap_timeout_s": _seconds,
         "hosts": _hosts,
         "places": _places,
+        "fetch": _fetch,
     },
     ShimHostfile: {"text": _text},
     ShimStart: {

@@ -255,6 +255,17 @@ class ShimPlaces:
 
 
 @message
+class ShimFetch:
+    """The program that fills the job's folder, before `setup`. Of the job's environment it has only
+    the marks, besides `env`. `what` names it in a refusal.
+    """
+
+    argv: Sequence[str]
+    env: dict[str, str]
+    what: str = ""
+
+
+@message
 class ShimPrepare:
     """Refuse or get ready: do all that may be slow or fail, but start no program.
 
@@ -275,6 +286,7 @@ class ShimPrepare:
     bootstrap_timeout_s: float = BOOTSTRAP_TIMEOUT_S
     hosts: ShimHosts | None = None
     places: ShimPlaces | None = None
+    fetch: ShimFetch | None = None
 
 
 @message

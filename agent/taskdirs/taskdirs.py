@@ -3,7 +3,7 @@
 STATE_DIR/tasks/42.1.0/     the agent's; task.json, the shim's files, hostfile, hosts
           .../logs/         the shim's; the job gets descriptors, never a path
           .../scratch/      the job's; goes with the task
-          .../code/         the job's copy of the code that travels with it
+          .../code/         the job's copy of the code that travels with it, or that git fetches
           .../nccl/         the job's; NCCL writes its lines there
           .../private/tmp/  the job's /tmp, if it has one of its own
 STATE_DIR/output/42/1/      the job's; stays when the task goes
@@ -202,6 +202,8 @@ class TaskDirs:
         task = prepare.task
         job, attempt, _ = parse_task_id(task)
         folder = self.path(task)
+        if prepare.git is not None:
+            copy_code = _hand_over
         paths = TaskPaths(
             workdir=prepare.workdir or f"{folder}/{SCRATCH if copy_code is None else CODE}",
             scratch=f"{folder}/{SCRATCH}",
@@ -367,6 +369,12 @@ class TaskDirs:
                 os.chown(folder, 0, owner.gid)
                 os.chmod(folder, _PASS)
         os.rename(new, task, src_dir_fd=tasks, dst_dir_fd=tasks)
+
+
+def _hand_over(folder: Path, owner: Owner | None) -> None:
+    """Leave the directory empty for git, which runs as the job's user."""
+    if owner is not None:
+        os.chown(folder, owner.uid, owner.gid)
 
 
 def _make_output(output: int, parts: tuple[str, str], owner: Owner | None) -> None:

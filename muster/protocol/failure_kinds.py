@@ -23,6 +23,7 @@ class FailureKind(enum.StrEnum):
     IMPORT_FAILED = "import_failed"
     BAD_ARGUMENTS = "bad_arguments"
     BAD_CHECKPOINT = "bad_checkpoint"
+    CODE_NOT_FETCHED = "code_not_fetched"
     DOWNLOAD_FAILED = "download_failed"
     NOT_FINITE = "not_finite"
     DUPLICATE_GPU = "duplicate_gpu"

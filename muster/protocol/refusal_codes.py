@@ -16,7 +16,9 @@ class RefusalCode(enum.StrEnum):
     NO_FOLDER = "no_folder"
     NO_PYTHON = "no_python"
     NO_TORCH = "no_torch"
+    # FETCH_FAILED: git could not fetch the job's code.
     SETUP_FAILED = "setup_failed"
+    FETCH_FAILED = "fetch_failed"
     USER_UNKNOWN = "user_unknown"
     ROOT_REFUSED = "root_refused"
     BOOTSTRAP_FAILED = "bootstrap_failed"

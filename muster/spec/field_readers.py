@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.observations.hangs import Hang
-from muster.spec import units, unsupported
+from muster.spec import units
 from muster.spec.command import sanitised_name
-from muster.spec.errors import InvalidValueError, ProblemKind, printable
+from muster.spec.errors import InvalidValueError, printable
 from muster.spec.model import (
     SAME,
     SCHEMA_VERSION,
@@ -320,9 +320,8 @@ def folder(text: str) -> str | None:
     an empty folder."""
     if _GIT_URL.match(text):
         raise InvalidValueError(
-            unsupported.not_yet("a `workdir` from git"),
-            unsupported.LATER_KEYS["workdir"]["git"],
-            ProblemKind.LATER,
+            "is the address of a repository and no folder",
+            "write `workdir: {git: https://HOST/PATH}`",
         )
     if text.startswith("~"):
         raise InvalidValueError(

@@ -112,10 +112,12 @@ KEYS: Final[dict[str, KeyDoc]] = {
         "Working directory of the job. A relative path is a folder beside the job file; "
         "`muster submit` sends its content to the nodes, and each gets a copy of its own. An "
         "absolute path exists on the nodes. `none` is a new empty directory on each node, which is "
-        "also the default of jobs that the Python client or the HTTP API submits.",
+        "also the default of jobs that the Python client or the HTTP API submits. With `git`, each "
+        "node fetches the commit that `ref` named when the job was submitted.",
         "workdir: .",
-        "a path, or `none`; also `{path: /x, ship: false}`, and `{bundle: SHA256}` for content "
-        "that was sent before",
+        "a path, or `none`; also `{path: /x, ship: false}`, `{bundle: SHA256}` for content that "
+        "was sent before, and `{git: URL, ref: REF, secret: NAME, submodules: true}`, all but "
+        "`git` optional",
         "the pool's default, else `.`",
     ),
     "python": KeyDoc(

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from muster.protocol.failure_kinds import FailureKind
+from muster.protocol.git_code import GitCode
 from muster.protocol.observations.hangs import Hang
 
 SCHEMA_VERSION = 1
@@ -221,6 +222,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     gain some while it runs. `nproc_on` is ranks by node name; it overrides the role's, which
     overrides `nproc_per_node`. `workdir` is the absolute path of an existing folder on the nodes. A
     relative one is a folder of the client, which replaces it by `bundle`, the hash of its content.
+    `git` is code that each node fetches itself.
     `python` is an interpreter, virtual environment or conda prefix; None leaves it to the agent.
     `setup` runs once per node and attempt. `nccl_debug`: NCCL logs its choices and the reasons.
     `notify` are the job's webhooks. `preflight`: nodes that fail it are refused before the start.
@@ -242,6 +244,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     roles: Roles = Roles()
     workdir: str | None = None
     bundle: str | None = None
+    git: GitCode | None = None
     python: str | None = None
     setup: Command | None = None
     launcher: Launcher = Launcher.TORCHRUN

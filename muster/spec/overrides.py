@@ -22,7 +22,9 @@ SPELLINGS: Final = (
     ("nodes", "num_nodes"),
     ("time_limit", "max_duration", "time"),
     ("resources.gpu", "resources.accelerators", "accelerators"),
-    ("workdir.path", "workdir.bundle"),
+    ("workdir.path", "workdir.bundle", "workdir.git"),
+    # Another branch is another commit, which only the client can find.
+    ("workdir.ref", "workdir.commit"),
     ("roles.launcher.nproc_per_node", "nproc_per_node.launcher"),
     ("roles.worker.nproc_per_node", "nproc_per_node.worker"),
 )

@@ -9,13 +9,15 @@ import msgspec
 from msgspec.structs import replace
 
 from muster.protocol.failure_kinds import FailureKind
+from muster.protocol.git_code import GitCode
 from muster.protocol.observations.hangs import Hang
-from muster.spec import field_readers, units, unsupported
+from muster.spec import field_readers, units
 from muster.spec.checks.gpus import check_gpus
 from muster.spec.checks.rdma import check_rdma
 from muster.spec.command import name_of, read_run, read_script
 from muster.spec.env import read_env
 from muster.spec.errors import InvalidValueError, ProblemKind, Problems, printable, shown
+from muster.spec.git import read_git
 from muster.spec.model import (
     DEFAULT_POOL,
     DEFAULT_PRIORITY,
@@ -108,6 +110,7 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         roles=roles,
         workdir=code.workdir,
         bundle=code.bundle,
+        git=code.git,
         python=job.read("python", lambda text: field_readers.python(text, code.workdir), None),
         setup=_setup(job),
         launcher=launcher or Launcher.TORCHRUN,
@@ -312,10 +315,11 @@ def _gpus(text: str) -> dict[str, Any]:
 
 
 class _Code(NamedTuple):
-    """`workdir` and `bundle` of a spec."""
+    """`workdir`, `bundle` and `git` of a spec."""
 
     workdir: str | None = None
     bundle: str | None = None
+    git: GitCode | None = None
 
 
 def _code(job: Section) -> _Code:
@@ -328,6 +332,7 @@ def _code(job: Section) -> _Code:
     path = part.read("path", field_readers.folder, None)
     ships = part.read("ship", field_readers.boolean, None)
     bundle = part.read("bundle", field_readers.bundle, None)
+    git = read_git(part)
     part.finish()
     if path is not None and ships is not None and ships == path.startswith("/"):
         job.problems.add(
@@ -337,11 +342,12 @@ def _code(job: Section) -> _Code:
             "exists there",
             f"write `ship: {'false' if path.startswith('/') else 'true'}`",
         )
-    given = {"path", "bundle"} & set(found.value)
-    if len(given) != 1 and not set(found.value) & set(unsupported.LATER_KEYS["workdir"]):
-        said = "is missing" if not given else "does not go with `bundle`"
-        job.problems.add(f"{found.path}.path", None, said, "write `workdir: {path: /x}`")
-    return _Code(path, bundle)
+    given = [key for key in ("path", "bundle", "git") if key in found.value]
+    if len(given) != 1:
+        said = f"does not go with `{given[1]}`" if given else "is missing"
+        where = given[0] if given else "path"
+        job.problems.add(f"{found.path}.{where}", None, said, "write `workdir: {path: /x}`")
+    return _Code(path, bundle, git)
 
 
 def _stop(job: Section, time_limit_s: float | None) -> Stop:

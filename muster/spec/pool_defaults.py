@@ -34,7 +34,7 @@ def check_defaults(pool: str, tree: Tree) -> JobSpec:
         why = "differs for each job, and cannot be a default"
         raise SpecError([SpecProblem(key, None, why, "remove it") for key in wrong])
     spec = parse_mapping({"run": "x.py", "pool": pool, **tree})
-    if spec.bundle is not None or not (spec.workdir or "/").startswith("/"):
+    if spec.bundle or spec.git or not (spec.workdir or "/").startswith("/"):
         hint = "write an absolute path that exists on the nodes"
         raise SpecError([SpecProblem("workdir", None, "cannot be sent with each job", hint)])
     return spec

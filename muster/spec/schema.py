@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.observations.hangs import Hang
-from muster.spec import field_readers
+from muster.spec import field_readers, git
 from muster.spec.field_readers import MAX_NODES
 from muster.spec.key_docs import KEYS, alias_of
 from muster.spec.model import (
@@ -284,7 +284,18 @@ def _workdir() -> Schema:
             {**_map({"path": here, "ship": {"enum": [True, "true"]}}), "required": ["path"]},
             {**_map({"path": there, "ship": {"enum": [False, "false"]}}), "required": ["path"]},
             {**_map({"bundle": sent}), "required": ["bundle"]},
+            {**_map(_git()), "required": ["git"]},
         ]
+    }
+
+
+def _git() -> dict[str, Schema]:
+    return {
+        "git": _text(rf"^({git.HTTPS}|{git.SSH})$"),
+        "ref": {**_text(rf"^{git.REF}$"), "not": {"pattern": r"[/.]$"}},
+        "commit": _text(f"^{git.COMMIT}$"),
+        "secret": _text(f"^{git.FILE_NAME}$"),
+        "submodules": {"enum": [True, False, "true", "false"], "default": False},
     }
 
 

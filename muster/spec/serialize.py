@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from muster.protocol.git_code import GitCode
 from muster.protocol.observations.hangs import Hang
 from muster.spec.model import (
     Argv,
@@ -97,7 +98,15 @@ def _start(spec: JobSpec) -> dict[str, object]:
 def _workdir(spec: JobSpec) -> dict[str, object]:
     if spec.workdir is not None:
         return {"workdir": spec.workdir}
+    if spec.git is not None:
+        return {"workdir": _git(spec.git)}
     return {} if spec.bundle is None else {"workdir": {"bundle": spec.bundle}}
+
+
+def _git(code: GitCode) -> dict[str, object]:
+    texts = {"git": code.url, "ref": code.ref, "commit": code.commit, "secret": code.secret}
+    made: dict[str, object] = {key: text for key, text in texts.items() if text}
+    return {**made, "submodules": True} if code.submodules else made
 
 
 def _launcher(spec: JobSpec) -> dict[str, object]:

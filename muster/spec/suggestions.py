@@ -27,6 +27,7 @@ _ELSEWHERE: Final = {
         "env_variables": "env",
         "exclude": "placement.exclude",
         "files": "file_mounts",
+        "git": "workdir.git",
         "gpu": "resources.gpu",
         "gpus": "resources.gpu",
         "gpus_per_node": "resources.gpu",
@@ -65,7 +66,15 @@ _ELSEWHERE: Final = {
         "master": "launcher",
         "workers": "worker",
     },
-    "workdir": {"local": "path", "dir": "path"},
+    "workdir": {
+        "branch": "ref",
+        "dir": "path",
+        "local": "path",
+        "repo": "git",
+        "revision": "ref",
+        "tag": "ref",
+        "url": "git",
+    },
 }
 
 

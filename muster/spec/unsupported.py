@@ -13,7 +13,6 @@ LATER_KEYS: Final = {
     "": {
         "after": "submit the second job once `muster wait ID` has returned 0",
         "file_mounts": "put the files on storage that every node mounts, and use that path",
-        "git": "clone it where you submit, and write `workdir: ./its-folder`; or clone in `setup`",
         "image": "jobs run directly on the node: name an interpreter or environment in `python`",
         "outputs": "write results to storage that every node mounts",
         "prepare": "use `setup`, which runs once per node and attempt",
@@ -22,11 +21,6 @@ LATER_KEYS: Final = {
         "ship": "leave it out: a relative `workdir` is sent to the nodes, an absolute one exists "
         "there",
         "user": "leave it out; the agent's configuration decides as whom jobs run",
-    },
-    "workdir": {
-        "git": "clone it where you submit, and write `workdir: ./its-folder`; or clone in `setup`",
-        "url": "clone it where you submit, and write `workdir: ./its-folder`; or clone in `setup`",
-        "ref": "clone it where you submit, and write `workdir: ./its-folder`; or clone in `setup`",
     },
 }
 

@@ -83,6 +83,7 @@ def test_ctrl_c_cancels_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
     assert bench.stderr is not None
     try:
         assert "submitted job" in bench.stderr.readline()
+        assert "time limit is 1h" in bench.stderr.readline()
         assert "waits: " in bench.stderr.readline()
         bench.send_signal(signal.SIGINT)
         _, said = bench.communicate(timeout=60)

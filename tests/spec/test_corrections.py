@@ -131,7 +131,12 @@ MISTAKES: tuple[Job, ...] = (
     {"workdir": {"path": "/x", "bundle": "0" * 64}},
     {"workdir": {"path": "/x", "ship": "true"}},
     {"workdir": {"bundle": "x"}},
-    {"workdir": {"git": "https://host/x.git"}},
+    {"workdir": "https://host/x.git"},
+    {"workdir": {"git": "git://host/x.git"}},
+    {"workdir": {"git": "https://host/x.git", "ref": "a..b"}},
+    {"workdir": {"git": "https://host/x.git", "secret": "../x"}},
+    {"workdir": {"git": "https://host/x.git", "path": "/x"}},
+    {"workdir": {"ref": "main"}},
     {"workdir": "~/x"},
     # words that are one of several
     {"launcher": "torchrunn"},

@@ -145,7 +145,6 @@ def test_later_keys_are_refused_in_words(path: str, key: str) -> None:
 @pytest.mark.parametrize(
     ("text", "field"),
     [
-        ("workdir: https://host/x.git", "workdir"),
         ("resources: {gpu: H100:80GB:8}", "resources.gpu"),
     ],
 )

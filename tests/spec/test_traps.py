@@ -27,6 +27,7 @@ SPELLED = {
     "backoff_s": "backoff",
     "gpu_model": "gpu",
     "argv": "run",
+    "git": "workdir",
 }
 # Those that take text as well as a map, or a map as well as text.
 WRONG: dict[str, Any] = {"a list": [[["x"]]], "a deep map": {"x": {"y": {"z": []}}}, "null": None}
@@ -45,7 +46,7 @@ def keys(kind: type[msgspec.Struct], above: tuple[str, ...] = ()) -> Iterator[tu
         choices = get_args(hint) if get_origin(hint) in {Union, UnionType} else (hint,)
         structs = [c for c in choices if isinstance(c, type) and issubclass(c, msgspec.Struct)]
         yield path
-        if structs and structs[0].__name__ not in {"Argv", "Shell", "Warn"}:
+        if structs and structs[0].__name__ not in {"Argv", "GitCode", "Shell", "Warn"}:
             yield from keys(structs[0], path)
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.observations.xids import HARMLESS
+from orchestrator.core.failures import git_fetch
 from orchestrator.core.failures.classify import BY_SIGNAL, CONSEQUENCES, OUT_OF_MEMORY
 from orchestrator.core.failures.taxonomy import RULES, FailureRule
 
@@ -39,6 +40,15 @@ action:
 | Xid | meaning |
 |---|---|
 """
+_GIT: Final = """\
+## When git fetches the code
+
+If a node cannot fetch the code that `workdir: {git: URL}` names, it refuses the job. The reason has
+git's last line and one of these remedies. If two nodes refuse alike, or no other is left, the job
+ends; otherwise `retry.infra` is charged, and another node takes its place.
+
+| class | line of git | owner | remedy |
+|---|---|---|---|"""
 _OTHERS: Final = (
     (
         FailureKind.OOM_KILLED,
@@ -53,7 +63,8 @@ _ASK: Final = "specific to the program: its last lines are shown, `muster logs` 
 
 def page() -> str:
     """Return the whole page."""
-    return "\n".join([_HEAD, *_by_words(), "", *_by_end(), "", _KERNEL + "\n".join(_xids()), ""])
+    kernel = _KERNEL + "\n".join(_xids())
+    return "\n".join([_HEAD, *_by_words(), "", *_by_end(), "", *_of_git(), "", kernel, ""])
 
 
 def _by_words() -> Iterator[str]:
@@ -74,6 +85,13 @@ def _by_end() -> Iterator[str]:
         yield _row(verdict.kind, f"signal {number}", verdict.infra, verdict.advice)
     for kind, how, advice in _OTHERS:
         yield _row(kind, how, False, advice or _ASK)
+
+
+def _of_git() -> Iterator[str]:
+    yield _GIT
+    for rule in git_fetch.RULES:
+        yield _row(FailureKind.CODE_NOT_FETCHED, _code(rule.example), True, rule.advice)
+    yield _row(FailureKind.CODE_NOT_FETCHED, "anything else", True, git_fetch.ADVICE)
 
 
 def _xids() -> Iterator[str]:

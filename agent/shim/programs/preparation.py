@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from agent.shim.exit_record import TORCHRUN_LOGS, Logs
 from agent.shim.messages import PROCESSES, TORCHRUN, ShimExit, ShimPrepare
@@ -274,10 +274,33 @@ class Preparation:
         )
 
     def _in_place(self, child: RunnerProcess) -> None:
-        if self._command.setup:
-            self._setup(self._command.setup, child)
-        else:
+        fetch = self._command.fetch
+        if fetch is None:
+            self._set_up(child)
+            return
+        env = {**base_environment(self.identity), **fetch.env, **self._marks}
+        self._run_first(
+            Program(fetch.argv[:1], fetch.argv[1:], env, {}),
+            child,
+            fetch.what,
+            "is the repository large, or its host slow?",
+            RefusalCode.FETCH_FAILED,
+            self._set_up,
+        )
+
+    def _set_up(self, child: RunnerProcess | None) -> None:
+        setup = self._command.setup
+        if child is None or not setup:
             self._to_the_gate(child)
+            return
+        self._run_first(
+            self.program(setup[:1], setup[1:], self.environment({}), {}),
+            child,
+            "`setup`",
+            "make it faster or raise its time limit.",
+            RefusalCode.SETUP_FAILED,
+            self._to_the_gate,
+        )
 
     def _to_the_gate(self, child: RunnerProcess | None) -> None:
         if child is None:
@@ -309,33 +332,40 @@ class Preparation:
         failure = Failure.of(error, "log", name)
         self._refuse(failure.refusal, describe(failure, self.identity.name))
 
-    def _setup(self, argv: Sequence[str], child: RunnerProcess) -> None:
+    def _run_first(
+        self,
+        program: Program,
+        child: RunnerProcess,
+        what: str,
+        hint: str,
+        code: RefusalCode,
+        then: Callable[[RunnerProcess | None], None],
+    ) -> None:
+        """Run a program to its end in the job's folder, then go on with another child. If it fails
+        or is not done in time, refuse the task.
+        """
         log = self._open_log(SETUP_LOG)
         if log is None:
             return
         self._listener.stream("setup", None, SETUP_LOG)
-        program = self.program(argv[:1], argv[1:], self.environment({}), {1: log, 2: log})
+        program.fds = {1: log, 2: log}
         limit = self._command.setup_timeout_s
 
         def reported(report: RunnerReport) -> None:
-            self._refused_early(report, RefusalCode.SETUP_FAILED)
+            self._refused_early(report, code)
 
         def ended(how: ShimExit) -> None:
             self._loop.cancel(_DEADLINE)
             if self._over:
                 return
             if how.failed:
-                self._refuse(
-                    RefusalCode.SETUP_FAILED, self._with_tail(f"`setup` {how.words()}", SETUP_LOG)
-                )
+                self._refuse(code, self._with_tail(f"{what} {how.words()}", SETUP_LOG))
             else:
-                self._to_the_gate(self._take())
+                then(self._take())
 
         def late() -> None:
-            text = (
-                f"`setup` was not done after {limit:g} s; make it faster or raise its time limit."
-            )
-            self._refuse(RefusalCode.SETUP_FAILED, self._with_tail(text, SETUP_LOG))
+            text = f"{what} was not done after {limit:g} s; {hint}"
+            self._refuse(code, self._with_tail(text, SETUP_LOG))
 
         self._loop.at(_DEADLINE, now() + limit, late)
         child.ended = ended

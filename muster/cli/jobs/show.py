@@ -144,6 +144,8 @@ def _what(spec: dict[str, Any]) -> list[tuple[str, str]]:
     match spec.get("workdir"):
         case {"bundle": bundle}:
             lines.append(("in", f"a copy of the code that was sent, {bundle[:12]}"))
+        case {"git": url, "commit": commit}:
+            lines.append(("in", f"{url} at {commit}"))
         case str() as folder:
             lines.append(("in", folder))
         case _:

@@ -213,6 +213,10 @@ def command(
         note(safe(said))
     if lists:
         return _list_files(job)
+    if job.spec.git is not None:
+        from muster.cli.input.git_code import with_commit
+
+        job = with_commit(job)
     if dry_run:
         return _check_only(job, as_json=as_json)
     for advice in env_advice(job.spec):
@@ -242,7 +246,8 @@ def command(
 
 def _list_files(job: JobInput) -> int:
     if job.code is None:
-        note("no files travel with this job: its `workdir` is a folder of the nodes, or none")
+        what = "fetched by the nodes" if job.spec.git else "a folder of the nodes, or none"
+        note(f"no files travel with this job: its `workdir` is {what}")
         return 0
     from muster.cli.input.code import listed, read_code
 

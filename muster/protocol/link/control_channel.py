@@ -12,6 +12,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
+from muster.protocol.git_code import GitCode
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.link.terms import ChangeTerms, Terms
 from muster.protocol.observations.disks import DiskHealth
@@ -348,6 +349,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     `checkpoint_dir`. `preflight`: also check disks and mounts, and refuse if one is nearly full or
     hangs. `idle`: limits for idle GPUs. `ticket`: to fetch `bundle`. `user` submitted the job.
     `cpus` and `memory_bytes` are what it requests of a node, 0 for no request.
+    `git`: fetch this code before `setup`, and run the job in it.
     """
 
     task: TaskId
@@ -368,6 +370,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     user: str = ""
     cpus: int = 0
     memory_bytes: int = 0
+    git: GitCode | None = None
 
 
 class RendezvousCheck(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -426,9 +429,7 @@ class StartTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="start"):
 
 
 class StopTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="stop"):
-    """End the task: signal its ranks, wait `grace_s`, kill the process tree. `force` kills at
-    once.
-    """
+    """End the task: signal the ranks, wait `grace_s`, kill the tree. `force` kills at once."""
 
     task: TaskId
     signal: str = "SIGTERM"
@@ -466,9 +467,7 @@ class DumpStacks(msgspec.Struct, frozen=True, omit_defaults=True, tag="look"):
 
 
 class ForgetTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="forget"):
-    """The coordinator has the task's end on disk. The agent removes the task once its logs are
-    shipped.
-    """
+    """The coordinator has the task's end on disk. Remove the task once its logs are shipped."""
 
     task: TaskId
 

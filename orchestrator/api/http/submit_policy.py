@@ -34,6 +34,10 @@ class SubmitRules:
             why = "is a folder of the machine that submits, and its content was not sent"
             hint = "submit with `muster submit`, or write an absolute path that the nodes have"
             problems.append(FieldProblem("workdir", spec.workdir, why, hint))
+        if spec.git is not None and not spec.git.commit:
+            why = "names no commit, and only the machine that submits finds the one of a branch"
+            hint = "submit with `muster submit`, or write a commit in full (40 digits)"
+            problems.append(FieldProblem("workdir.ref", spec.git.ref, why, hint))
         if problems:
             detail = "; ".join(f"{p.field}: {p.value} {p.message}" for p in problems)
             raise ApiError(422, "bad_job", detail, problems=problems)

@@ -67,6 +67,7 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         launcher=(Launcher.TORCHRUN if spec.launcher.torchruns else spec.launcher).value,
         workdir=spec.workdir,
         bundle=spec.bundle,
+        git=spec.git,
         python=spec.python,
         setup=words(spec.setup) if spec.setup is not None else (),
         env={

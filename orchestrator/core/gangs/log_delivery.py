@@ -44,12 +44,12 @@ def _may_have_log(job: Job, task: Task) -> bool:
     """True if the task may have written a log that the node can still deliver.
 
     Not if the node is lost, never had the task (a cancel came first) or reported no output. Before
-    a task is prepared, only the job's `setup` has run.
+    a task is prepared, only the job's `setup` has run, or git.
     """
     if task.no_output:
         return False
     if task.state is not TaskState.CLEANED or task.prepared or task.exit:
         return task.state is not TaskState.LOST
-    if job.spec.setup is None or task.refusal is None:
+    if (job.spec.setup is None and job.spec.git is None) or task.refusal is None:
         return False
     return task.refusal.code not in _BEFORE_A_SHIM

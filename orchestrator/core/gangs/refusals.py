@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusal_codes import RefusalCode, headline
 from muster.protocol.states import TaskState
 from orchestrator.core.failures.causes import TAIL_CHARS_MAX, shortened
+from orchestrator.core.failures.git_fetch import advice_on, last_line
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.blame import OF_NOBODY
 from orchestrator.core.model.state import Attempt, Task
@@ -56,6 +58,10 @@ def refusal_of(attempt: Attempt, task: Task) -> Cause:
     """The cause that one task's refusal gives its gang."""
     assert task.refusal is not None
     text, tail = headline(task.refusal.text), task.refusal.text.partition("\n")[2]
+    fetching = task.refusal.code == RefusalCode.FETCH_FAILED
+    if fetching:
+        line = last_line(tail)
+        text = "; ".join(filter(None, [f"{text}: {line}" if line else text, advice_on(line)]))
     if task.refusal.code != RefusalCode.FABRIC_DIFFERS:
         text = f"{task.node} refused: {text}"
     preparing = attempt.phase is AttemptPhase.PREPARING
@@ -69,5 +75,6 @@ def refusal_of(attempt: Attempt, task: Task) -> Cause:
         node=task.node,
         refusal=task.refusal.code,
         node_fault=task.refusal.node_fault or unready,
+        kind=FailureKind.CODE_NOT_FETCHED if fetching else "",
         tail=tail[-TAIL_CHARS_MAX:],
     )

@@ -100,8 +100,8 @@ def _with_the_others(job: Job, cause: Cause) -> Cause:
         if task.refusal is not None and task.node != cause.node
     }
     own = cause.text.partition("\n")[0]
-    refusers = [node for node, text in said.items() if own.endswith(text)]
-    other = [f"{node}: {_short(text)}" for node, text in said.items() if not own.endswith(text)]
+    refusers = [node for node, text in said.items() if text in own]
+    other = [f"{node}: {_short(text)}" for node, text in said.items() if text not in own]
     text = cause.text
     if refusers:
         text += f" | so did {named(refusers)}"

@@ -29,7 +29,7 @@ ADVICE: Final = (
 
 def add_workdir_hint(spec: JobSpec, task: Task, cause: Cause | None) -> Cause | None:
     """Add the hint to the cause, if a file was not found in the job's empty folder."""
-    if cause is None or spec.workdir is not None or spec.bundle is not None:
+    if cause is None or spec.workdir is not None or spec.bundle is not None or spec.git is not None:
         return cause
     folder = task.prepared.workdir if task.prepared is not None else ""
     opened = _OPENED.search(cause.text)

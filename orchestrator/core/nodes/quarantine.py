@@ -32,6 +32,7 @@ _NO_EVIDENCE = frozenset(
     {
         RefusalCode.FABRIC_DIFFERS,
         RefusalCode.SETUP_FAILED,
+        RefusalCode.FETCH_FAILED,
         RefusalCode.BOOTSTRAP_FAILED,
         RefusalCode.NO_CODE,
         RefusalCode.NO_SPACE,

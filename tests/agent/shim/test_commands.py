@@ -31,6 +31,16 @@ def test_a_minimal_command_has_defaults() -> None:
     assert isinstance(parse({"cmd": "release"}), ShimRelease)
 
 
+@pytest.mark.parametrize("fetch", ["x", {}, {"argv": []}, {"argv": "x"}, {"argv": [1]}])
+def test_a_fetch_is_a_program(fetch: object) -> None:
+    with pytest.raises(Malformed):
+        parse({"cmd": "prepare", "fetch": fetch})
+    prepare = parse({"cmd": "prepare", "fetch": {"argv": ["sh"], "env": {"A": "1"}, "what": "x"}})
+    assert isinstance(prepare, ShimPrepare)
+    assert prepare.fetch is not None
+    assert (prepare.fetch.argv, prepare.fetch.env) == (["sh"], {"A": "1"})
+
+
 def test_fields_of_a_newer_agent_are_ignored() -> None:
     start = parse({"cmd": "start", "argv": ["true"], "colour": "blue"})
     assert isinstance(start, ShimStart)

@@ -14,6 +14,7 @@ import pytest
 
 from agent.core.shim_protocol import (
     ShimExit,
+    ShimFetch,
     ShimHostfile,
     ShimKill,
     ShimPhase,
@@ -290,6 +291,39 @@ def test_a_failed_setup_is_refused_with_its_last_lines(stage: Stage) -> None:
         assert status.refusal.code == RefusalCode.SETUP_FAILED
         assert "code 7" in status.refusal.text
         assert "no such wheel" in status.refusal.text
+
+    stage.play(story)
+
+
+def test_code_is_fetched_before_the_setup_and_without_the_jobs_variables(stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        fetch = ShimFetch(["sh", "-c", 'echo "$A-${B-none}-$MUSTER_TASK" > fetched'], {"A": "1"})
+        status = await task.prepared(
+            cwd=str(task.dir),
+            fetch=fetch,
+            env={"B": "2"},
+            setup=["sh", "-c", "cat fetched; exit 7"],
+        )
+        assert status.refusal is not None
+        assert status.refusal.code == RefusalCode.SETUP_FAILED
+        assert "1-none-" in status.refusal.text
+
+    stage.play(story)
+
+
+@pytest.mark.parametrize(("script", "said"), [("echo no >&2; exit 3", "no"), ("sleep 1000", "0.2")])
+def test_code_that_cannot_be_fetched_is_refused(stage: Stage, script: str, said: str) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        fetch = ShimFetch(["sh", "-c", script], {}, "git fetch of x")
+        limit = 0.2 if "sleep" in script else 60.0
+        status = await task.prepared(fetch=fetch, setup=["touch", "set-up"], setup_timeout_s=limit)
+        assert status.phase is ShimPhase.REFUSED
+        assert status.refusal is not None
+        assert status.refusal.code == RefusalCode.FETCH_FAILED
+        assert status.refusal.text.startswith("git fetch of x")
+        assert said in status.refusal.text
 
     stage.play(story)
 

@@ -292,6 +292,7 @@ def test_every_class_comes_from_somewhere_and_says_what_to_do() -> None:
     from_table = {rule.kind for rule in RULES}
     by_signal = {judge(ExitStatus(signal=n), "").kind for n in (4, 6, 7, 8, 9, 11, 15)}
     others = {FailureKind.OOM_KILLED, FailureKind.EXCEPTION, FailureKind.EXITED}
+    others.add(FailureKind.CODE_NOT_FETCHED)  # by a refusal
     assert from_table | by_signal | others == set(FailureKind)
     assert all(len(rule.advice) > 20 for rule in RULES)
 

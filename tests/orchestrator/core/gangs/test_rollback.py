@@ -210,6 +210,19 @@ def test_a_long_refusal_is_a_line_and_its_tail() -> None:
     assert cause.tail.startswith("no such package")
 
 
+def test_code_that_git_cannot_fetch_names_the_remedy() -> None:
+    cluster = gang(2, 1)
+    said = "git fetch of x exited with code 1; its last lines:\nfatal: upload-pack: not our ref f"
+    for attempt in (1, 2):
+        refusal = Refusal("fetch_failed", said)
+        cluster.report(task(1, attempt, 0), TaskState.CLEANED, refusal=refusal)
+        cluster.beat(2)
+    cause = cluster.cause(1)
+    assert (cause.kind, cause.outcome) == ("code_not_fetched", Outcome.NEVER_STARTED)
+    assert "exited with code 1: fatal: upload-pack: not our ref f; the remote has no" in cause.text
+    assert cause.text.endswith("| so did n0")
+
+
 def test_a_node_that_is_ready_and_refuses_in_one_breath() -> None:
     """Its interpreter died at the gate before anything was said of it."""
     cluster = gang(2, 2)
