@@ -1,4 +1,4 @@
-"""Warnings in the log that the coordinator's own certificate or its CA ends soon."""
+"""The ends of the coordinator's own certificate and of its CA, and warnings before them."""
 
 from __future__ import annotations
 
@@ -17,26 +17,46 @@ _LOOK_EVERY_S: Final = 86400.0
 _log = structlog.get_logger("coordinator.certificates")
 
 
-async def watch_ends(files: Mapping[str, Path], clock: Clock) -> Never:
-    """Log a warning at once and then daily for each file (by its setting) that ends soon."""
-    while True:
-        for why in await asyncio.to_thread(ending, files, clock.now().wall):
-            _log.warning("certificate_ends", why=why)
-        await asyncio.sleep(_LOOK_EVERY_S)
+class CertificateEnds:
+    """The ends of certificates in files, which are read again daily."""
 
+    def __init__(self, files: Mapping[str, Path], clock: Clock) -> None:
+        """`files` has the path of each certificate by the name of its setting."""
+        self._files = files
+        self._clock = clock
+        self._validity: dict[str, tuple[float, float]] = {}
 
-def ending(files: Mapping[str, Path], now: float) -> list[str]:
-    """Return a warning for each file whose certificate ends soon. `now` is UTC seconds. A file that
-    cannot be read is reported elsewhere.
-    """
-    # Imported late, because only a coordinator with TLS needs it.
-    from muster.daemon.certificates import validity
+    @property
+    def ends(self) -> dict[str, float]:
+        """The end of each certificate that could be read, in UTC seconds."""
+        return {setting: expires for setting, (_, expires) in self._validity.items()}
 
-    found = []
-    for setting, path in files.items():
-        try:
-            begins, expires = validity(path.read_bytes())
-        except (OSError, ValueError):
-            continue
-        found.append(end_warning(f"{setting} {path}", begins, expires, now))
-    return [why for why in found if why]
+    def warnings(self) -> tuple[str, ...]:
+        """Return a sentence for each certificate that ends soon."""
+        now = self._clock.now().wall
+        said = (
+            end_warning(f"the coordinator's {setting}, {self._files[setting]},", *times, now)
+            for setting, times in self._validity.items()
+        )
+        return tuple(why for why in said if why)
+
+    def read(self) -> None:
+        """Read the files. One that cannot be read is reported elsewhere."""
+        # Imported late, because only a coordinator with TLS needs it.
+        from muster.daemon.certificates import validity
+
+        found = {}
+        for setting, path in self._files.items():
+            try:
+                found[setting] = validity(path.read_bytes())
+            except (OSError, ValueError):
+                continue
+        self._validity = found
+
+    async def watch(self) -> Never:
+        """Read the files, and log their warnings, at once and then daily."""
+        while True:
+            await asyncio.to_thread(self.read)
+            for why in self.warnings():
+                _log.warning("certificate_ends", why=why)
+            await asyncio.sleep(_LOOK_EVERY_S)

@@ -25,7 +25,7 @@ from orchestrator.api.http.connection_limits import HEAD_S, ConnectionLimits, Gu
 from orchestrator.api.http.cross_origin import Origins
 from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.http.tokens import TokenStore
-from orchestrator.certificate_ends import watch_ends
+from orchestrator.certificate_ends import CertificateEnds
 from orchestrator.config import CoordinatorConfig, ca_pem, webhook_secret
 from orchestrator.core.facts.inputs import TokenSeen
 from orchestrator.core.model.limits import HangLimits, Limits, Quarantine
@@ -93,6 +93,7 @@ class _Parts:
     runner: web.AppRunner
     audit_log: AuditLog
     bundles: BundleStore
+    certificates: CertificateEnds
 
 
 async def serve(config: CoordinatorConfig) -> None:
@@ -207,6 +208,9 @@ def _build(
         heartbeat_s=config.heartbeat_s,
     )
     audit_log = AuditLog(config.state_dir)
+    tls = config.tls
+    files = {} if tls is None else {"tls.cert": tls.cert, "tls.ca": tls.ca}
+    certificates = CertificateEnds({name: path for name, path in files.items() if path}, clock)
     app = make_app(
         coordinator=coordinator,
         agents=agents,
@@ -226,6 +230,7 @@ def _build(
         bundles=bundles,
         ca=ca,
         enrolment=joining,
+        certificates=certificates,
     )
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     keep = Keep(config.job_logs.keep_s, config.job_logs.keep_bytes_max)
@@ -247,6 +252,7 @@ def _build(
         runner,
         audit_log,
         bundles,
+        certificates,
     )
 
 
@@ -286,12 +292,7 @@ async def _start(
     for each in (certificate, of_agents):
         if each is not None:
             parts.owner.spawn(_renew(each), name="certificate", eternal=True)
-    if config.tls is not None:
-        files = {"tls.cert": config.tls.cert, "tls.ca": config.tls.ca}
-        known = {setting: path for setting, path in files.items() if path is not None}
-        parts.owner.spawn_monitor(
-            partial(watch_ends, known, SystemClock()), name="certificate-ends"
-        )
+    parts.owner.spawn_monitor(parts.certificates.watch, name="certificate-ends")
     await parts.runner.setup()
     try:
         servers = await _listen(parts.runner, config, certificate, of_agents)

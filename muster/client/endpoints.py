@@ -414,7 +414,7 @@ def all_nodes() -> Steps[NodeList]:
         found += page.nodes
         cursor = page.cursor
         if cursor is None:
-            return NodeList(tuple(found), None, page.awaited, page.held)
+            return NodeList(tuple(found), None, page.awaited, page.held, page.warnings)
 
 
 def find_job(text: str) -> Steps[int]:

@@ -354,13 +354,15 @@ class NodeList(msgspec.Struct, frozen=True):
     """A page of nodes, sorted by name; `cursor` requests the next page, if any.
 
     After a restore, `awaited` names the nodes that have not said hello, with those of which only
-    the name is known, and `held` says why no job is placed.
+    the name is known, and `held` says why no job is placed. `warnings` are about the coordinator:
+    its certificate or its CA ends soon.
     """
 
     nodes: tuple[NodeView, ...]
     cursor: str | None = None
     awaited: tuple[str, ...] = ()
     held: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 class EventView(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ from orchestrator.api.node_check import NodeCheckApi
 from orchestrator.api.nodes import NodesApi
 from orchestrator.api.people import PeopleApi
 from orchestrator.api.routes import ROUTES
+from orchestrator.certificate_ends import CertificateEnds
 from orchestrator.config import RequestLimits
 from orchestrator.core.rights.principals import Policy
 from orchestrator.enrolment import EnrolmentSettings
@@ -56,6 +57,7 @@ def make_app(
     policy: Policy,
     audit_log: AuditLog,
     bundles: BundleStore,
+    certificates: CertificateEnds,
     ca: bytes = b"",
     enrolment: EnrolmentSettings | None = None,
 ) -> web.Application:
@@ -77,10 +79,10 @@ def make_app(
     reads = BulkReads()
     audit = AuditApi(coordinator, audit_log)
     open_requests = StreamRevocation(tokens, access)
-    metrics = MetricsApi(coordinator, agents, log_connections, log_store)
+    metrics = MetricsApi(coordinator, agents, log_connections, log_store, certificates)
     apis = (
         SchemaApi(ROUTES),
-        NodesApi(coordinator, tokens, access, owners, rules, bundles.limits),
+        NodesApi(coordinator, tokens, access, owners, rules, bundles.limits, certificates),
         metrics,
         NodeCheckApi(coordinator, access, jobs, rules),
         NodeActionsApi(coordinator),

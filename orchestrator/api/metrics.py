@@ -25,6 +25,7 @@ from muster.protocol.instant import Instant
 from muster.protocol.states import JobState
 from orchestrator.api.http.access import TOKEN
 from orchestrator.api.traffic_metrics import traffic
+from orchestrator.certificate_ends import CertificateEnds
 from orchestrator.core.engine.decide import VERSION
 from orchestrator.core.model.node import AdminState, LinkState
 from orchestrator.core.model.state import State
@@ -65,6 +66,12 @@ FAMILIES: Final = {
             "muster_clock_in_doubt",
             "gauge",
             "1 while the coordinator's clock may be wrong, and retention by age is suspended.",
+        ),
+        Family(
+            "muster_certificate_end_seconds",
+            "gauge",
+            "End of `tls.cert`, `tls.ca` or a joined node's certificate (`node`), in UTC seconds.",
+            ("certificate", "name"),
         ),
         Family("muster_jobs", "gauge", "Jobs, by the state that users see.", ("state",)),
         Family("muster_queue_jobs", "gauge", "Jobs that wait for nodes.", ("pool",)),
@@ -240,8 +247,10 @@ class MetricsApi(Collector):
         agents: AgentSessions,
         log_connections: LogIngest,
         log_store: LogStore,
+        certificates: CertificateEnds,
     ) -> None:
         self.http = HttpCounts()
+        self._certificates = certificates
         self._coordinator = coordinator
         self._agents = agents
         self._log_connections = log_connections
@@ -265,6 +274,11 @@ class MetricsApi(Collector):
         yield _values("muster_epoch", {(): state.epoch})
         doubt = bool(self._coordinator.clock_doubt())
         yield _values("muster_clock_in_doubt", {(): float(doubt)})
+        ends = {(setting, ""): end for setting, end in self._certificates.ends.items()}
+        for node, joined in state.enrolment.nodes.items():
+            if (key := joined.next or joined.current) is not None:
+                ends["node", node] = key.expires
+        yield _values("muster_certificate_end_seconds", ends)
         index = self._coordinator.index
         archived = self._coordinator.archive.ended
         jobs = Counter({name: index.ended(name) + archived[name] for name in JobState})

@@ -23,6 +23,7 @@ from orchestrator.api.http.request_parsing import read_query, shown
 from orchestrator.api.http.responses import reply
 from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.http.tokens import TokenStore
+from orchestrator.certificate_ends import CertificateEnds
 from orchestrator.core.engine.decide import VERSION
 from orchestrator.core.facts.effects import UNKNOWN_NODE
 from orchestrator.core.model.state import Node, State
@@ -75,6 +76,7 @@ class NodesApi:
         owners: JobOwners,
         rules: SubmitRules,
         code: BundleLimits,
+        certificates: CertificateEnds,
     ) -> None:
         self._coordinator = coordinator
         self._access = access
@@ -82,6 +84,7 @@ class NodesApi:
         self._tokens = tokens
         self._workdirs = rules.workdirs()
         self._code_bytes_max = code.bundle_bytes
+        self._certificates = certificates
 
     async def nodes(self, request: web.Request) -> web.Response:
         query = read_query(request, NodesQuery)
@@ -94,7 +97,8 @@ class NodesApi:
         views = await self._shown(request, state, [state.nodes[name] for name in page])
         awaited, held = tuple(silent_nodes(state)), why_held(state)
         cursor = make_cursor(_NODES, page[-1]) if more else None
-        return reply(NodeList(views, cursor, awaited, held))
+        warnings = self._certificates.warnings()
+        return reply(NodeList(views, cursor, awaited, held, warnings))
 
     async def node(self, request: web.Request) -> web.Response:
         name = NodeName(request.match_info["id"])

@@ -89,6 +89,7 @@ class Script:
     fabrics: dict[int, FabricView] = field(default_factory=dict)
     nodes: tuple[api.NodeView, ...] = ()
     nodes_a_page: int = 1000
+    coordinator_warnings: tuple[str, ...] = ()
     environments: dict[int, api.EnvironmentView] = field(default_factory=dict)
     events: tuple[api.EventView, ...] = ()
     validation: api.Validation | None = None
@@ -319,7 +320,8 @@ class _Handler(BaseHTTPRequestHandler):
         nodes, size = self.server.script.nodes, self.server.script.nodes_a_page
         begin = int(self.query.get("cursor", 0))
         cursor = str(begin + size) if len(nodes) > begin + size else None
-        self._reply(api.NodeList(nodes[begin : begin + size], cursor))
+        warnings = self.server.script.coordinator_warnings
+        self._reply(api.NodeList(nodes[begin : begin + size], cursor, warnings=warnings))
 
     def _wait(self, number: int) -> None:
         script = self.server.script

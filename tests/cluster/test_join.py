@@ -105,6 +105,14 @@ class Site:
     def links(self) -> dict[str, str]:
         return {node.name: node.link for node in self.client().nodes().nodes}
 
+    def metrics(self) -> str:
+        context = client_context(self.root / "etc" / "ca.pem", None)
+        connection = HTTPSConnection("127.0.0.1", self.port, timeout=30, context=context)
+        token = load_settings(self.env).token
+        with contextlib.closing(connection):
+            connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {token}"})
+            return connection.getresponse().read().decode()
+
     def certificate(self, node: str) -> Path:
         return self.root / node / "agent" / "node.pem"
 
@@ -175,6 +183,8 @@ def test_a_node_joins_by_one_line_and_is_in_the_pool(site: Site) -> None:
     site.agent("gpu-01")
     until(lambda: site.links().get("gpu-01") == "connected", "the node is in the pool")
     assert site.client().node("gpu-01").pool == "lab"
+    for certificate in ('"tls.cert",name=""', '"tls.ca",name=""', '"node",name="gpu-01"'):
+        assert f"muster_certificate_end_seconds{{certificate={certificate}}} " in site.metrics()
     # One use; but the machine that used it may repeat the line.
     assert "used up" in site.join("gpu-02", secret, code=1).stderr
     site.join("gpu-01", secret)

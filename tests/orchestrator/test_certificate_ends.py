@@ -5,10 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from muster.daemon.certificates import CA_DAYS, new_authority, new_key, server_certificate
-from orchestrator.certificate_ends import ending
+from muster.protocol.instant import Instant
+from orchestrator.certificate_ends import CertificateEnds
 
 DAY_S = 86400.0
 MADE = 1_700_000_000.0
+
+
+class StoppedClock:
+    """A clock of which only the wall time matters."""
+
+    def __init__(self, wall: float = 0.0) -> None:
+        self._now = Instant(0.0, wall)
+
+    def now(self) -> Instant:
+        return self._now
 
 
 def test_a_certificate_within_thirty_days_of_its_end_is_named(tmp_path: Path) -> None:
@@ -18,13 +29,23 @@ def test_a_certificate_within_thirty_days_of_its_end_is_named(tmp_path: Path) ->
     files["tls.cert"].write_bytes(later)
     files["tls.ca"].write_bytes(authority.cert)
     ends = MADE + CA_DAYS * DAY_S
-    assert ending(files, ends - 31 * DAY_S) == []
-    (why,) = ending(files, ends - 29.5 * DAY_S)
-    assert why.startswith(f"tls.ca {files['tls.ca']} ends at ")
-    assert len(ending(files, ends - 28 * DAY_S)) == 2
-    assert " ended at " in ending(files, ends + 1)[-1]
+
+    def warnings(at: float) -> tuple[str, ...]:
+        certificates = CertificateEnds(files, StoppedClock(at))
+        certificates.read()
+        assert certificates.ends["tls.ca"] == ends
+        return certificates.warnings()
+
+    assert warnings(ends - 31 * DAY_S) == ()
+    (why,) = warnings(ends - 29.5 * DAY_S)
+    assert why.startswith(f"the coordinator's tls.ca, {files['tls.ca']}, ends at ")
+    assert len(warnings(ends - 28 * DAY_S)) == 2
+    assert " ended at " in warnings(ends + 1)[-1]
 
 
 def test_a_file_that_is_no_certificate_is_left_to_others(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
-    assert ending({"tls.cert": tmp_path / "x", "tls.ca": tmp_path / "none"}, 0.0) == []
+    files = {"tls.cert": tmp_path / "x", "tls.ca": tmp_path / "none"}
+    certificates = CertificateEnds(files, StoppedClock())
+    certificates.read()
+    assert (certificates.ends, certificates.warnings()) == ({}, ())

@@ -56,6 +56,8 @@ def _show(found: NodeList) -> None:
         note("no node has joined; run `muster agent` on each")
     if found.held:
         note(safe(found.held))
+    for warning in found.warnings:
+        note(safe(warning))
 
 
 def _without_ages(found: NodeList) -> object:

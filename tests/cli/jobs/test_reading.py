@@ -217,6 +217,8 @@ def test_nodes_are_listed(run: Run, fake: FakeCoordinator) -> None:
     assert b"muster agent" in empty.stderr
     fake.script.nodes = (node("gpu-01"),)
     assert "0/8 H100    96  1024GiB" in run("nodes").stdout.decode()
+    fake.script.coordinator_warnings = ("the coordinator's tls.ca, ca.pem, ends soon",)
+    assert b"muster: the coordinator's tls.ca, ca.pem, ends soon" in run("nodes").stderr
 
 
 def test_version_shows_both_sides(run: Run, fake: FakeCoordinator) -> None:

@@ -10,6 +10,7 @@ from orchestrator.api.app import make_app
 from orchestrator.api.http.cross_origin import Origins
 from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.http.tokens import TokenStore
+from orchestrator.certificate_ends import CertificateEnds
 from orchestrator.config import RequestLimits as HttpLimits
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State
@@ -55,6 +56,7 @@ def routes() -> list[tuple[str, str]]:
                 policy=Policy(),
                 audit_log=AuditLog(root),
                 bundles=BundleStore(root / "bundles", BundleLimits(1, 1, 1, 1.0)),
+                certificates=CertificateEnds({}, clock),
             )
             writer.close()
             return [(r.method, r.resource.canonical) for r in app.router.routes() if r.resource]
