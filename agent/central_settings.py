@@ -21,6 +21,7 @@ DEFAULT: Final = "default"
 _GIVEN_MAX: Final = 64
 _CHARS_MAX: Final = 200
 _LOGGED_MAX: Final = 8
+_VALUE_CHARS_MAX: Final = 200
 
 _log = structlog.get_logger("agent.settings")
 
@@ -44,9 +45,10 @@ class SettingsInForce:
         for setting in given[:_GIVEN_MAX]:
             name, origin = _text(setting.name), _text(setting.origin)
             try:
-                value = check_given(name, msgspec.json.decode(setting.value))
+                # Of a value that is cut off, and of one that is nested deeply, nothing is read.
+                value = check_given(name, msgspec.json.decode(setting.value[:_VALUE_CHARS_MAX]))
                 changed = _with(self.config, name, value)
-            except (NotGivenError, msgspec.DecodeError, ValueError) as error:
+            except (NotGivenError, msgspec.DecodeError, ValueError, RecursionError) as error:
                 refused[name] = _text(f"from {origin}: {error}")
                 continue
             self._given[name] = value, origin

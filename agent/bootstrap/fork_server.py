@@ -118,7 +118,8 @@ class RankForkServer:
             value = env.get(name)
             if value == self._env.get(name):
                 continue
-            if name == "OMP_NUM_THREADS" and value and value.isdecimal() and int(value):
+            is_count = value and value.isdecimal() and int(value)
+            if name == "OMP_NUM_THREADS" and is_count and name not in self._read:
                 continue
             module = self._read.get(name) or self._read.get(_ALL)
             if module or _READ_EARLY.match(name):
@@ -150,6 +151,8 @@ class RankForkServer:
             report = self._receive()
             if "pid" not in report:
                 raise Cold(report.get("why_cold") or self.why_not)
+            # Fails if a preload adopts orphans, so that the rank is not a child of this process.
+            os.waitid(os.P_PID, report["pid"], os.WEXITED | os.WNOHANG | os.WNOWAIT)
             return int(report["pid"])
         except ConnectionError:
             self.end(_DIED)
@@ -345,7 +348,7 @@ def _load(safety: Any, before: Message, reads: Any, name: str) -> None:
     reads.begin(name)
     try:
         importlib.import_module(name)
-    except Exception as error:
+    except BaseException as error:
         why = f"cannot be imported: {type(error).__name__}: {error}"
         raise safety.Unsafe(f"{name} {why}") from error
     finally:

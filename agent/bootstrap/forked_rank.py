@@ -97,6 +97,8 @@ def rehearse() -> None:
 
 def arrange(request: dict[str, Any], go: int, tell: int, stdout: int, stderr: int) -> None:
     """Give this process the descriptors, session, environment and names of the rank."""
+    # Folders may have changed since the gate.
+    importlib.invalidate_caches()
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     for name in os.listdir("/proc/self/fd"):

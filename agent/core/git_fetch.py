@@ -60,7 +60,7 @@ fi
 export HOME="$scratch" GIT_SSH_COMMAND="$ssh"
 unset XDG_CONFIG_HOME
 said=$scratch/.muster-git
-ulimit -f $((bytes / 512))
+ulimit -f $((bytes / 512)) || :
 run() {{
     git ${{site:+-c "include.path=$site"}} -c core.hooksPath=/dev/null -c core.askPass= \
         -c credential.helper= ${{helper:+-c "credential.$origin.helper=$helper"}} -c gc.auto=0 \

@@ -10,19 +10,20 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from muster.daemon.log_settings import Seconds
 from muster.daemon.logging import Level
 
-Processes = Annotated[int, msgspec.Meta(ge=16)]
+# The kernel has no more pids.
+Processes = Annotated[int, msgspec.Meta(ge=16, le=4194304)]
 
 GIVEN: Final[Mapping[str, Any]] = {
-    "hangs.period_s": Seconds,
-    "unkillable_s": Seconds,
+    "hangs.period_s": Annotated[float, msgspec.Meta(ge=0.5, le=86400)],
+    "unkillable_s": Annotated[float, msgspec.Meta(ge=5, le=86400)],
     "processes_max": Processes,
-    "health_check_period_s": Seconds,
+    "health_check_period_s": Annotated[float, msgspec.Meta(ge=1, le=86400)],
     "log.level": Level,
 }
-"""Type of each setting that a coordinator may give. An agent takes all of them up while it runs."""
+"""Type of each setting that a coordinator may give. An agent takes all of them up while it runs, so
+no period may keep it busy."""
 
 
 class NotGivenError(ValueError):

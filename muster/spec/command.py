@@ -477,15 +477,23 @@ def sanitised_name(text: str) -> str:
 
 
 def name_of(command: Command) -> str:
-    """Return a job name derived from the command, like Slurm's from the script."""
+    """Return a job name derived from the command, like Slurm's from the script.
+
+    Everybody sees the name, so a word with `=`, which may assign a secret, gives none.
+    """
     match command:
         case Argv(argv=("-m", module, *_)):
             parts = [part for part in module.split(".") if part != "__main__"]
-            return sanitised_name(parts[-1] if parts else "")
+            return _name_from(parts[-1] if parts else "", module)
         case Argv(argv=argv):
             # accelerate's options precede the script.
             script = (word for word in argv if is_python_script(word))
-            return sanitised_name(stem(next(script, "") if argv[0].startswith("-") else argv[0]))
+            word = next(script, "") if argv[0].startswith("-") else argv[0]
+            return _name_from(stem(word), word)
         case Shell(script=script):
             first = script.split(maxsplit=1)[0]
-            return sanitised_name(stem(first) if first[0].isalnum() else "")
+            return _name_from(stem(first) if first[0].isalnum() else "", first)
+
+
+def _name_from(part: str, word: str) -> str:
+    return sanitised_name("" if "=" in word else part)

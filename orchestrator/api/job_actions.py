@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from muster.http.explanation import Explanation
 from muster.http.job_actions import ChangeAnswer, RerunRequest, SignalAnswer, SignalRequest
-from muster.protocol.ids import NodeName
+from muster.protocol.ids import JobId, NodeName
 from muster.spec.errors import InvalidValueError, SpecError
 from muster.spec.model import JobSpec
 from muster.spec.overrides import apply_overrides
@@ -130,10 +130,20 @@ class JobActionsApi:
         return reply(self._shown(request, explanation))
 
     def _shown(self, request: web.Request, explanation: Explanation) -> Explanation:
-        """Leave out the jobs ahead in the queue whose lines the user does not see."""
+        """Leave out the jobs whose lines the user does not see."""
         see = partial(self._access.allows, request, Action.SEE_JOB)
-        ahead = tuple(job for job in explanation.ahead if see(job.user))
-        return msgspec.structs.replace(explanation, ahead=ahead)
+        jobs, queues = self._coordinator.state.jobs, self._coordinator.state.queues.values()
+        attempts = explanation.attempts
+        if any(attempt.ahead_of for attempt in attempts) and not all(
+            see(user) for user in {jobs[name].user for queue in queues for _, name in queue}
+        ):
+            attempts = tuple(msgspec.structs.replace(it, ahead_of="") for it in attempts)
+        return msgspec.structs.replace(
+            explanation,
+            ahead=tuple(job for job in explanation.ahead if see(job.user)),
+            went_ahead=tuple(it for it in explanation.went_ahead if see(jobs[JobId(it.id)].user)),
+            attempts=attempts,
+        )
 
     async def signal(self, request: web.Request) -> web.Response:
         """Send a signal to the ranks on all nodes. Does not end the job by itself."""

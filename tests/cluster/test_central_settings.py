@@ -46,14 +46,14 @@ def test_a_change_on_the_coordinator_acts_on_a_node_and_is_shown(checked: Checke
     assert shown() == ("300.0", "default")
     file = checked.root / "config" / "coordinator.yaml"
     config = yaml.safe_load(file.read_text())
-    given = {"pools": {"default": {name: 7}}, "names": {"node-1": {name: 0.1}}}
+    given = {"pools": {"default": {name: 7}}, "names": {"node-1": {name: 1}}}
     file.write_text(yaml.safe_dump({**config, "nodes": given}))
     checked.coordinator.stop()
     checked.coordinator.start()
     checked.wait_for_nodes()
-    until(lambda: shown() == ("0.1", "coordinator's nodes.names.node-1"), "the setting is shown")
+    until(lambda: shown() == ("1.0", "coordinator's nodes.names.node-1"), "the setting is shown")
     until(lambda: checked.runs > 3, "the node is checked more often")
     assert checked.nodes["node-1"].pid == agent
     said = " ".join(checked.muster("node", "show", "node-1").stdout.split())
-    assert f"{name} 0.1 coordinator's nodes.names.node-1" in said
+    assert f"{name} 1.0 coordinator's nodes.names.node-1" in said
     assert "log.level" in said

@@ -38,9 +38,17 @@ NEVER = (
 )
 
 
-def test_each_is_a_setting_of_an_agent_with_the_bounds_of_its_file() -> None:
-    wrong = [name for name, kind in GIVEN.items() if OF_AGENTS[name] not in (kind, kind | None)]
-    assert not wrong
+def test_each_is_a_setting_of_an_agent_within_the_bounds_of_its_file() -> None:
+    least = {
+        "hangs.period_s": 0.5,
+        "unkillable_s": 5.0,
+        "processes_max": 16,
+        "health_check_period_s": 1.0,
+        "log.level": "debug",
+    }
+    assert least.keys() == GIVEN.keys()
+    for name, value in least.items():
+        assert check_given(name, value) == msgspec.convert(value, OF_AGENTS[name]) == value
 
 
 @pytest.mark.parametrize("name", sorted({*NEVER, *OF_AGENTS} - {*GIVEN}))
@@ -62,6 +70,10 @@ def test_no_other_setting_is_taken_by_an_agent_or_by_the_coordinators_file(
     ("text", "words"),
     [
         ("names: {n1: {hangs: {period_s: 0}}}", r"nodes\.names\.n1\.hangs\.period_s: expected"),
+        ("names: {n1: {hangs: {period_s: 0.01}}}", r"expected float >= 0\.5"),
+        ("names: {n1: {unkillable_s: 1}}", r"expected float >= 5"),
+        ("names: {n1: {health_check_period_s: 0.1}}", r"expected float >= 1"),
+        ("names: {n1: {processes_max: 10000000}}", r"expected int <= 4194304"),
         ("names: {n1: {hangs: {period_s: soon}}}", "expected float, got str"),
         ("names: {n1: {hangs: 7}}", r"nodes\.names\.n1\.hangs is not for a coordinator"),
         ("pools: {lab: {processes_max: 15}}", r"nodes\.pools\.lab\.processes_max: expected int"),

@@ -257,3 +257,16 @@ def test_a_quote_that_is_never_closed_is_reported_beside_what_stands_before_it()
         parse_mapping({"run": "A=1 ./bench.sh 'x", "launcher": "processes"})
     messages = [problem.message for problem in caught.value.problems]
     assert messages == ["has a quote ' that is never closed", "begins by setting a variable"]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Shell("WANDB_API_KEY=0123456789abcdef python train.py"),
+        Shell("HF_TOKEN='a b' torchrun train.py"),
+        Argv(("WANDB_API_KEY=0123456789abcdef", "python", "train.py")),
+        Argv(("-m", "pkg.KEY=0123456789abcdef")),
+    ],
+)
+def test_a_word_that_may_assign_a_secret_names_no_job(run: Argv | Shell) -> None:
+    assert name_of(run) == "job"

@@ -29,9 +29,10 @@ tokens](../how-to/people.md) says how to give people a role.
 - `visibility` in the coordinator's configuration says who sees the line of a job in `muster ps`
   besides its owner and operators: `public` (default), `team` or `private`. To users who may not
   read the job, its `reason` has no text. Requests for a job that is not shown get the answer for an
-  unknown job (404). Everybody sees the numbers of the jobs that a node has, and in the metrics the
-  traffic of each node. To a user whose own job waits for others' jobs, the reason and `explain`
-  name their numbers, and when they end at the latest.
+  unknown job (404). Everybody sees the numbers of the jobs that a node has or that failed there,
+  how many jobs are ahead of the own one, and in the metrics the traffic of each node. To a user
+  whose own job waits for others' jobs, the reason and `explain` name their numbers, and when they
+  end at the latest.
 - `priority_max` limits priorities by role and team. If several limits apply, the largest counts.
 - A rerun passes the hidden values of a job's environment to the new job. Therefore operators, who
   see them as `***`, cannot rerun the jobs of others.

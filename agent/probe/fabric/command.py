@@ -18,9 +18,11 @@ from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.report import doctor_text, exit_code, probe_text
 from agent.probe.fabric.user_access import JobUser, user_named
 from agent.shims.backend import may_use_units, why_devices_are_open
+from muster.daemon.clock import SystemClock
 from muster.daemon.errors import ConfigError
 from muster.fabric.nccl_version import version_of
 from muster.fabric.schema import probe_schema
+from muster.protocol.certificate_ends import end_warning
 
 VERBS: Final = ("probe", "doctor")
 EXIT_USAGE: Final = 2
@@ -76,7 +78,22 @@ def asked_by(
         processes_max=config.processes_max,
         open_devices=why_devices_are_open(units=may_use_units(config)) if live else "",
         single_team=config.single_team,
+        certificate_ends=_certificate_ends(config.certificate) if live and not agent else "",
     )
+
+
+def _certificate_ends(path: Path | None) -> str:
+    """Return a warning if the node's certificate ends soon, else ""."""
+    if path is None:
+        return ""
+    # Imported late, because only a node with a certificate needs it.
+    from muster.daemon.certificates import validity
+
+    try:
+        begins, expires = validity(path.read_bytes())
+    except (OSError, ValueError):
+        return ""
+    return end_warning(f"the node's certificate {path}", begins, expires, SystemClock().now().wall)
 
 
 def _asked(root: Path, file: Path | None, nccl: str | None) -> ProbeOptions:

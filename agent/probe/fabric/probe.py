@@ -41,6 +41,10 @@ from muster.fabric.operator_rules import Rules
 
 _ON_ITS_WAY_S: Final = 60.0
 """Seconds that a running agent may take to create or remove a directory."""
+_RENEW: Final = (
+    "the agent renews it by itself: its log has `certificate_not_renewed` and the reason; "
+    "after its end, run `muster join` again"
+)
 
 
 class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +67,7 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     processes_max: int | None = None
     open_devices: str = ""
     single_team: bool = False
+    certificate_ends: str = ""
 
 
 def probe(
@@ -128,6 +133,8 @@ def probe(
         found.append(problems.info(py_spy_check.ABSENT, py_spy_check.INSTALL))
     if asked.user is not None and not (asked.agent and asked.single_team):
         found += host_problems.of_users(asked.user.name, single_team=asked.single_team)
+    if asked.certificate_ends:
+        found.append(problems.warning(asked.certificate_ends, _RENEW))
     if tree.live and asked.user is not None and asked.python is not None:
         found += host_problems.of_python(asked.user, asked.python)
     if not asked.agent:

@@ -34,8 +34,9 @@ def accept(*, node: str, reject: bool, as_json: bool) -> None:
 @json_option
 @connection_options
 def revoke(*, node: str, yes: bool, as_json: bool) -> int:
-    """Accept no certificate of NODE any more: within a second its connections are closed. Its jobs
-    run on for at most a lease. It may join again, and then waits for `muster node accept`."""
+    """Accept no certificate of NODE any more: within a second its connections are closed. What runs
+    there runs on; to end it first: `muster node drain --now NODE`. NODE may join again, and then
+    waits for `muster node accept`."""
     if not yes and sys.stdin.isatty():
         text = f"cut {safe(node)} off?"
         if not click.confirm(text, default=False, err=True):

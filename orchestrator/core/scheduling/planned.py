@@ -36,7 +36,9 @@ def planned_forecast(state: State, job: Job, it: Outlook, now: Instant) -> Forec
 def _ends_before(state: State, job: Job, booking: Booking, plan: QueuePlan) -> str:
     """The jobs that hold the booked nodes until the job starts."""
     holders: dict[JobId, list[NodeName]] = {}
-    for name in booking.nodes:
+    # A pass that is not over may have bookings of a node that was removed.
+    there = [name for name in booking.nodes if name in state.nodes]
+    for name in there:
         for holder, _ in state.nodes[name].holders:
             if holder in plan.ends and plan.ends[holder].at > booking.start:
                 continue  # it keeps another part of the node
@@ -50,7 +52,7 @@ def _ends_before(state: State, job: Job, booking: Booking, plan: QueuePlan) -> s
         if name != job.id and other.end <= booking.start and set(other.nodes) & set(booking.nodes)
     ]
     parts += [f"job {name} starts there before, and ends by then" for name in sorted(before)]
-    away = [name for name in booking.nodes if state.nodes[name].session is None]
+    away = [name for name in there if state.nodes[name].session is None]
     if away:
         parts.append(f"{_some(away)} may be back by then")
     more = f", and {len(parts) - NAMED_MAX} more" if len(parts) > NAMED_MAX else ""

@@ -38,6 +38,9 @@ def what_if_state(
     if time_limit_s is not None:
         job = replace(job, spec=structs.replace(job.spec, time_limit_s=time_limit_s))
     plan = state.plan
+    if drained:
+        # What it has kept is of the nodes as they are.
+        plan = structs.replace(plan, memo=None, seen={})
     if (nodes is not None or time_limit_s is not None) and job.id in plan.promises:
         # The promise to the job as it is says nothing about the other one.
         plan = structs.replace(plan, promises={**plan.promises, job.id: -math.inf})

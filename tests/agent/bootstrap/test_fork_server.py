@@ -240,6 +240,25 @@ def reads_the_rank_as_bytes():
     return story.run(), story.why()
 
 @story
+def ends_at_its_import():
+    story = Story("ends_at_its_import", "exits_early")
+    return story.run(), story.why()
+
+@story
+def reads_the_number_of_threads():
+    story = Story("reads_the_number_of_threads", "reads_omp")
+    os.environ["OMP_NUM_THREADS"] = "3"
+    try:
+        return story.run(), story.why()
+    finally:
+        del os.environ["OMP_NUM_THREADS"]
+
+@story
+def adopts_the_rank():
+    story = Story("adopts_the_rank", "adopts_orphans")
+    return story.run(), [why.partition(":")[0] for why in story.why()]
+
+@story
 def reads_another_variable():
     story = Story("reads_another_variable", "reads_home")
     return story.run(), story.why()
@@ -300,6 +319,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "sleeps.py").write_text("import time\ntime.sleep(99)\n")
     (folder / "hangs_again.py").write_text(HANGS_AGAIN)
     (folder / "reads_rank.py").write_text("import os\nRANK = os.environ.get('RANK', '0')\n")
+    (folder / "reads_omp.py").write_text("import os\nos.environ.get('OMP_NUM_THREADS')\n")
+    (folder / "exits_early.py").write_text("raise SystemExit(2)\n")
+    (folder / "adopts_orphans.py").write_text("import ctypes\nctypes.CDLL(None).prctl(36, 1)\n")
     (folder / "reads_bytes.py").write_text("import os\nRANK = os.environb.get(b'RANK')\n")
     (folder / "reads_home.py").write_text("import os\nHOME = os.environ.get('HOME')\n")
     (folder / "looks_for_prefix.py").write_text(
@@ -375,6 +397,12 @@ FAILS = "makes a forked process fail (wait status 2304)"
             "reads_the_rank_as_bytes",
             [None, ["RANK had another value when reads_bytes was imported"]],
         ),
+        ("ends_at_its_import", [None, ["exits_early cannot be imported: SystemExit: 2"]]),
+        (
+            "reads_the_number_of_threads",
+            [None, ["OMP_NUM_THREADS had another value when reads_omp was imported"]],
+        ),
+        ("adopts_the_rank", [None, ["the fork server failed"]]),
         ("reads_another_variable", [0, [""]]),
         (
             "copies_the_environment",

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from agent.central_settings import SettingsInForce
+from agent.config import AgentConfig
 from muster.protocol.ids import SessionId
 from muster.protocol.link.control_channel import Heartbeat, Hello, Welcome
 from muster.protocol.observations.node_settings import NodeSetting
@@ -96,3 +98,10 @@ async def test_not_even_many_settings_fill_the_log(tmp_path: Path) -> None:
         await changed(session)
         (line,) = [it for it in agent.log.read_text().splitlines() if "settings_refused" in it]
         assert len(line) < 10_000
+
+
+def test_a_value_that_is_nested_deeply_is_refused() -> None:
+    settings = SettingsInForce(AgentConfig(coordinator="https://head:7077"), {})
+    before = settings.config
+    settings.use([NodeSetting("unkillable_s", "[" * 100_000, FROM)])
+    assert settings.config == before

@@ -231,6 +231,30 @@ async def test_a_hidden_job_looks_unknown(tmp_path: Path, visibility: str) -> No
             assert [each["id"] for each in (await bob.get("/v1/jobs"))["jobs"]] == [own]
 
 
+async def test_explain_says_nothing_of_hidden_jobs_that_went_ahead(tmp_path: Path) -> None:
+    with CoordinatorProcess(tmp_path, visibility="private").start() as process:
+        async with (
+            person(process, "ann", "user") as ann,
+            person(process, "bob", "user") as bob,
+            person(process, "olga", "operator") as olga,
+            connect(process, "n1") as one,
+            connect(process, "n2") as two,
+        ):
+            await one.hello()
+            await two.hello()
+            await bob.submit(time_limit="2h", placement={"include": ["n1"]})
+            waits = [await user.submit(nodes=2, time_limit="1h") for user in (ann, bob)]
+            runs = await bob.submit(time_limit="20m", placement={"include": ["n2"]})
+            seen = await olga.get(f"/v1/jobs/{waits[1]}/explain")
+            assert [it["id"] for it in seen["went_ahead"]] == [runs]
+            seen = await olga.get(f"/v1/jobs/{runs}/explain")
+            assert f"of job {waits[0]}: " in seen["attempts"][-1]["ahead_of"]
+            own = await bob.get(f"/v1/jobs/{runs}/explain")
+            assert own["attempts"][-1].get("ahead_of", "") == ""
+            own = await ann.get(f"/v1/jobs/{waits[0]}/explain")
+            assert own.get("went_ahead", []) == []
+
+
 async def test_a_page_of_the_list_says_nothing_of_hidden_jobs(tmp_path: Path) -> None:
     """A cursor showed that a page had been full of jobs that were then left out."""
     with CoordinatorProcess(tmp_path, visibility="team").start() as process:

@@ -9,10 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from agent.config import AgentConfig
 from agent.probe.fabric import command
 from agent.probe.fabric.fs_root import FsRoot
+from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.user_access import JobUser
+from muster.daemon.certificates import new_authority, new_key, node_certificate, signing_request
+from muster.daemon.clock import SystemClock
 from muster.fabric.schema import probe_schema
 from tests.agent.probe.fabric.trees import CASES, Node, classical, unpack
 
@@ -236,3 +241,22 @@ def test_device_files_are_judged_for_the_user_of_jobs(tmp_path: Path) -> None:
     assert JobUser("root", 0, frozenset(), "/root").cannot_open(str(device)) is None
     assert "no such file" in (stranger.cannot_open(str(tmp_path / "none")) or "")
     assert FsRoot(tmp_path).exists("uverbs0")
+
+
+def test_a_certificate_that_ends_soon_is_a_warning(tmp_path: Path) -> None:
+    """The node has joined, and its agent could not renew the certificate."""
+    now = SystemClock().now().wall
+    authority = new_authority(now)
+    made = {}
+    for name, days in (("late", 300), ("soon", 3)):
+        asked = signing_request(new_key(), "n1")
+        lasts_s = 400 * 86400.0
+        began = now + days * 86400.0 - lasts_s
+        made[name] = tmp_path / f"{name}.pem"
+        made[name].write_bytes(node_certificate(authority, asked, "n1", began, lasts_s).pem)
+    config = AgentConfig(coordinator="https://head:7077", certificate=made["soon"])
+    warned = command.asked_by(config)
+    assert warned.certificate_ends.startswith(f"the node's certificate {made['soon']} ends at ")
+    assert not command.asked_by(structs.replace(config, certificate=made["late"])).certificate_ends
+    problem = probe(tmp_path, ProbeOptions(certificate_ends=warned.certificate_ends)).problems
+    assert warned.certificate_ends in {found.what for found in problem}
