@@ -126,6 +126,7 @@ def _hello(state: State, now: Instant) -> m.Hello:
         instance=who.instance,
         wall_s=now.wall,
         more=len(tasks) < len(state.tasks),
+        made_s=now.mono,
     )
 
 

@@ -153,7 +153,7 @@ def _connect(state: State, node: Node, fact: lf.NodeConnected) -> None:
     node.heard_at = node.answered_at = fact.heard_at
     if another_life(node, fact.instance):
         node.lives = (*node.lives, fact.heard_at)[-LIVES_KEPT:]
-    node.ahead_s, node.instance = fact.ahead_s, fact.instance
+    node.ahead_s, node.instance, node.made_s = fact.ahead_s, fact.instance, fact.made_s
     node.connected_at = fact.heard_at
     node.connect_due = connection_due(node.connect_due, fact.heard_at)
     # The agent reports them again on each connection.

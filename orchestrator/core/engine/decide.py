@@ -129,6 +129,10 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
             bad = refuse_certificate(state, hello.node, certificate)
             if bad is not None:
                 return Decision([], [a.RefuseSession(session, bad)])
+            if _is_outdated(state, hello):
+                return Decision(
+                    [], [a.CloseSession(session, "its agent has connected again since")]
+                )
             foreign = frozenset[str]() if local else limits.own_names
             decision = _hello(state, session, hello, peer, foreign, now, limits)
             decision.facts += shown(state, hello.node, certificate)
@@ -247,6 +251,19 @@ def _is_over(state: State, number: JobId) -> bool:
     return job is not None and job.phase is JobPhase.ENDED
 
 
+def _is_outdated(state: State, hello: Hello) -> bool:
+    """True if the agent has made a newer Hello, and the network delivered it first. The tasks in
+    this one are not those that the node has.
+    """
+    node = state.nodes.get(hello.node)
+    return (
+        node is not None
+        and node.agent_id == hello.agent_id
+        and node.boot_id == hello.boot_id
+        and 0.0 < hello.made_s < node.made_s
+    )
+
+
 def _hello(
     state: State,
     session: SessionId,
@@ -272,7 +289,9 @@ def _hello(
     protocol = min(hello.protocol_max, PROTOCOL_MAX)
     ahead_s = clock_ahead_s(hello.wall_s, now)
     decision.facts += [
-        lf.NodeConnected(hello.node, session, peer, now.mono, protocol, ahead_s, hello.instance),
+        lf.NodeConnected(
+            hello.node, session, peer, now.mono, protocol, ahead_s, hello.instance, hello.made_s
+        ),
         *restarted(state, hello.node, hello.instance, now.mono, limits),
     ]
     # Before the tasks, because a full or hung disk may have ended a rank.

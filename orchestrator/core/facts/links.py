@@ -27,7 +27,7 @@ class NodeConnected(LinkFact, reschedules=True, milestone=True):
     """`heard_at` is in monotonic seconds of this process.
 
     `ahead_s` is how far the agent's wall clock is ahead of ours, 0 if that is little or unknown.
-    `instance` identifies the agent's process.
+    `instance` identifies the agent's process. `made_s` is the `made_s` of its Hello.
     """
 
     session: SessionId
@@ -36,6 +36,7 @@ class NodeConnected(LinkFact, reschedules=True, milestone=True):
     protocol: int = 1
     ahead_s: float = 0.0
     instance: str = ""
+    made_s: float = 0.0
 
 
 class DuplicateNameSeen(LinkFact, Inert, reschedules=False, milestone=False):

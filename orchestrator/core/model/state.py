@@ -91,6 +91,7 @@ class Node:
     answered_at: float = 0.0  # when it was last answered; of the process start if before that
     ahead_s: float = 0.0  # of the agent's wall clock
     instance: str = ""
+    made_s: float = 0.0  # when its last Hello was made, by its own clock
     lives: tuple[float, ...] = ()  # newest times of agent restarts
     claimed: tuple[str, float] | None = None  # by another agent: its address, time
     ports: tuple[PortHealth, ...] = ()  # RDMA ports that are down or flapping

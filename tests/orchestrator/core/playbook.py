@@ -134,6 +134,7 @@ class Cluster:
         *names: str,
         tasks: tuple[TaskReport, ...] = (),
         cluster: str = "",
+        made_s: float = 0.0,
         **inventory: Any,
     ) -> None:
         for name in names:
@@ -146,6 +147,7 @@ class Cluster:
                 tasks,
                 protocol_max=PROTOCOL_MAX,
                 cluster=cluster,
+                made_s=made_s,
             )
             self.turn(s.HelloReceived(SessionId(self.sessions), hello, "127.0.0.1"))
 

@@ -227,6 +227,23 @@ def test_a_task_that_its_own_agent_no_longer_has_is_lost() -> None:
     assert attempt.cause.code is CauseCode.NODE_LOST
 
 
+def test_a_hello_that_the_network_delivers_late_ends_no_task() -> None:
+    """The agent gave up that connection, and has connected again and begun a task since."""
+    cluster = Cluster()
+    cluster.join("n0", made_s=10.0)
+    cluster.leave("n0")
+    cluster.join("n0", made_s=30.0)
+    session = cluster.node("n0").session
+    cluster.submit(spec())
+    cluster.run_gang(1)
+    cluster.join("n0", made_s=20.0)
+    assert cluster.shown(1) is JobState.RUNNING
+    assert cluster.node("n0").session == session
+    # A newer one counts.
+    cluster.join("n0", made_s=40.0)
+    assert cluster.job(1).attempts[0].tasks[0].state is TaskState.LOST
+
+
 def test_facts_survive_the_journal() -> None:
     """Every fact of a job's course encodes, decodes to itself, and replays to the same state."""
     cluster = Cluster()
