@@ -252,16 +252,12 @@ def _is_over(state: State, number: JobId) -> bool:
 
 
 def _is_outdated(state: State, hello: Hello) -> bool:
-    """True if the agent has made a newer Hello, and the network delivered it first. The tasks in
-    this one are not those that the node has.
+    """True if this agent process has made a newer Hello, and the network delivered that first. The
+    tasks in this one are not those that the node has.
     """
     node = state.nodes.get(hello.node)
-    return (
-        node is not None
-        and node.agent_id == hello.agent_id
-        and node.boot_id == hello.boot_id
-        and 0.0 < hello.made_s < node.made_s
-    )
+    same = node is not None and hello.instance != "" and node.instance == hello.instance
+    return same and node is not None and hello.made_s < node.made_s
 
 
 def _hello(

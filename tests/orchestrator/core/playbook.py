@@ -147,6 +147,7 @@ class Cluster:
                 tasks,
                 protocol_max=PROTOCOL_MAX,
                 cluster=cluster,
+                instance=f"process-{name}" if made_s else "",
                 made_s=made_s,
             )
             self.turn(s.HelloReceived(SessionId(self.sessions), hello, "127.0.0.1"))
