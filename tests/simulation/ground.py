@@ -103,12 +103,13 @@ class Ground:
         self.world.met["node_shared"] += 1
 
     def _check_gpus(self, shim: Shim) -> None:
-        """No two tasks on a machine have the same GPU, through whichever agents they came."""
+        """No two tasks on a machine have the same GPU, through whichever agents they came, unless
+        one may outlive its attempt."""
         host = self.machines[shim.node]
         for node, tasks in self.on_node.items():
             for other in tasks.values() if self.machines[node] == host else ():
                 both = set(shim.gpus) & set(other.gpus)
-                if both and other is not shim and not other.wedged:
+                if both and other is not shim and not self.may_outlive(other):
                     self.fail(f"gpus: {other.task} and {shim.task} both have {sorted(both)}")
 
     def vacated(self, shim: Shim) -> None:

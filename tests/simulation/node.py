@@ -73,7 +73,8 @@ class Node:
         self.known = False  # it has spoken to a coordinator
         self.cluster = ""  # on disk
         self._life = 0
-        self._clock_offset = 0.0
+        self._boot_id = ""
+        self._clock_offset = 0.0  # of this boot
         self._dials = 0
         self._deferred: list[Callable[[], None]] = []
         self._records: dict[TaskId, TaskRecord] = {}
@@ -96,7 +97,9 @@ class Node:
             return
         self.up = True
         self._life += 1
-        self._clock_offset = self.world.rng.uniform(0.0, 1e6)
+        booted_with = self.world.rng.uniform(0.0, 1e6)  # at each start, so that seeds stay
+        if self._boot_id != self.machine.boot_id:
+            self._boot_id, self._clock_offset = self.machine.boot_id, booted_with
         self._timers.clear()
         self._shipping.clear()
         self.names.forget()

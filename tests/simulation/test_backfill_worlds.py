@@ -10,7 +10,23 @@ from orchestrator.core.model.plan import Backfill, PoolPolicy
 from tests.simulation.cluster import Cluster
 
 SEEDS = (*range(10), *range(300, 310), *range(400, 410))
-FORMERLY_BROKEN = (145, 504, 537, 1207, 1224, 1236, 1288, 1296, 1355, 1367, 1436, 1774, 1848)
+FORMERLY_BROKEN = (
+    145,
+    504,
+    537,
+    1207,
+    1224,
+    1236,
+    1288,
+    1296,
+    1355,
+    1367,
+    1436,
+    1752,
+    1774,
+    1848,
+    1875,
+)
 """Seeds that found bugs of the plan or of the checkers."""
 
 

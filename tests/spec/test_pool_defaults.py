@@ -49,6 +49,15 @@ def test_keys_of_the_job_win_in_any_spelling() -> None:
     assert set(keys) == {"retry.infra", "env.HF_HOME"}
 
 
+def test_a_pool_can_set_the_lease_of_its_jobs() -> None:
+    defaults = {"big": {"lease": "10m"}}
+    check_defaults("big", defaults["big"])
+    jobs = {"": 600.0, "nodes: 2": 600.0, "lease: 1h": 3600.0}
+    for text, lease_s in jobs.items():
+        document, _ = fill_in(read_yaml(f"run: x.py\npool: big\n{text}"), defaults)
+        assert parse_document(document).lease_s == lease_s
+
+
 def test_a_job_without_a_pool_is_in_the_default_one() -> None:
     assert filled("")[0].priority == 20
     assert filled("priority: 70")[0].priority == 70

@@ -257,8 +257,9 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
     identifies the agent process, `wall_s` is its wall clock. `protocol_min` and `protocol_max` are
     the supported range; they have fixed defaults, because the sender omits a default and the
     receiver fills in its own. `more`: ended tasks are left out for lack of room; they are reported
-    after the welcome. `made_s` is the agent's clock when this was made: one of the same
-    `instance` that arrives after a newer one, on a connection given up before, counts for nothing.
+    after the welcome. `made_s` is when this was made: seconds of CLOCK_BOOTTIME, which all
+    processes of one boot share; 0 is unknown. One that arrives after a newer one of the same
+    `agent_id` and `boot_id`, on a connection given up before, counts for nothing.
     """
 
     node: NodeName

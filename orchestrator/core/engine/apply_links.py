@@ -82,7 +82,7 @@ def _change_pools(state: State, pools: dict[str, PoolPolicy]) -> None:
 def _reset(node: Node) -> None:
     """Forget what an earlier process knew of a node's agent."""
     node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
-    node.heard_at = node.answered_at = node.ahead_s = 0.0
+    node.heard_at = node.answered_at = node.ahead_s = node.made_s = 0.0
     node.instance, node.lives, node.claimed, node.ports = "", (), None, ()
     node.disks, node.refuses_jobs, node.settings = (), "", ()
     node.unrecorded, node.record_due, node.connect_due = False, 0.0, 0.0

@@ -82,6 +82,12 @@ from orchestrator.core.webhooks.outbox import on_attempted
 
 VERSION = "0.1.0"
 REBOOTED: Final = "it rebooted"
+OUTDATED_WITHIN_S: Final = 600.0
+"""How long after a node was last heard its newest Hello makes earlier ones outdated.
+
+No connection delivers one so late, as it has to say hello within seconds. A clock may go back, as
+that of a virtual machine restored from a snapshot does: then the node can connect after this time.
+"""
 
 
 def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Decision:
@@ -129,7 +135,7 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
             bad = refuse_certificate(state, hello.node, certificate)
             if bad is not None:
                 return Decision([], [a.RefuseSession(session, bad)])
-            if _is_outdated(state, hello):
+            if _is_outdated(state, hello, now):
                 return Decision(
                     [], [a.CloseSession(session, "its agent has connected again since")]
                 )
@@ -251,13 +257,15 @@ def _is_over(state: State, number: JobId) -> bool:
     return job is not None and job.phase is JobPhase.ENDED
 
 
-def _is_outdated(state: State, hello: Hello) -> bool:
-    """True if this agent process has made a newer Hello, and the network delivered that first. The
-    tasks in this one are not those that the node has.
+def _is_outdated(state: State, hello: Hello, now: Instant) -> bool:
+    """True if this agent has made a newer Hello in the same boot, perhaps as an earlier process,
+    and the network delivered that first. The tasks in this one are not those that the node has.
     """
     node = state.nodes.get(hello.node)
-    same = node is not None and hello.instance != "" and node.instance == hello.instance
-    return same and node is not None and hello.made_s < node.made_s
+    if node is None or (node.agent_id, node.boot_id) != (hello.agent_id, hello.boot_id):
+        return False
+    earlier = 0.0 < hello.made_s < node.made_s  # 0: its release does not say
+    return earlier and now.mono < node.heard_at + OUTDATED_WITHIN_S
 
 
 def _hello(

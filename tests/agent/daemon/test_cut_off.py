@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from muster.protocol.ids import TaskId
@@ -14,6 +15,18 @@ from tests.agent.process_of_agent import AgentProcess, write_config
 
 CLEANED = TaskState.CLEANED
 OTHER = TaskId("8.1.0")
+
+
+async def test_hellos_of_two_processes_have_times_of_the_same_clock(tmp_path: Path) -> None:
+    made = [time.clock_gettime(time.CLOCK_BOOTTIME)]
+    async with Coordinator() as coordinator:
+        path = write_config(tmp_path, coordinator.url)
+        for _ in range(2):
+            async with AgentProcess(path):
+                session = await coordinator.session()
+                made.append((await session.welcome()).made_s)
+    made.append(time.clock_gettime(time.CLOCK_BOOTTIME))
+    assert made == sorted(made)
 
 
 async def test_a_coordinator_that_falls_silent_is_dialled_anew(tmp_path: Path) -> None:

@@ -135,19 +135,21 @@ class Cluster:
         tasks: tuple[TaskReport, ...] = (),
         cluster: str = "",
         made_s: float = 0.0,
+        process: str = "",
+        boot: str = "boot",
         **inventory: Any,
     ) -> None:
         for name in names:
             self.sessions += 1
             described = msgspec.structs.replace(INVENTORY, **inventory)
-            who = (NodeName(name), f"id-{name}", f"boot-{name}", "0.1.0")
+            who = (NodeName(name), f"id-{name}", f"{boot}-{name}", "0.1.0")
             hello = Hello(
                 *who,
                 NodeObservations(described),
                 tasks,
                 protocol_max=PROTOCOL_MAX,
                 cluster=cluster,
-                instance=f"process-{name}" if made_s else "",
+                instance=process,
                 made_s=made_s,
             )
             self.turn(s.HelloReceived(SessionId(self.sessions), hello, "127.0.0.1"))

@@ -13,6 +13,7 @@ from agent.core.shim_protocol import ShimLease, ShimPhase
 from muster.protocol.link.control_channel import Hello, Refused
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
+from orchestrator.core.engine import decide
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.gangs.transitions import task_moved
@@ -46,6 +47,10 @@ def _deaf_to_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     for phase in (ShimPhase.PREPARED, ShimPhase.STOPPING, ShimPhase.EXITED, ShimPhase.STUCK):
         known = agent_task.LATER[phase] - {ShimPhase.REFUSED}
         monkeypatch.setitem(agent_task.LATER, phase, known)
+
+
+def _late_hellos_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decide, "_is_outdated", lambda *_: False)
 
 
 def _long_grace(_: Any, effect: agent_actions.Effect) -> list[agent_actions.Effect]:
@@ -131,6 +136,12 @@ MUTANTS = (
         everywhere(refuse, _only_connected),
         ("I3", "I4", "I5"),
         seed=9,
+    ),
+    Mutant(
+        "a Hello that arrives after a newer one counts",
+        _late_hellos_count,
+        ("I3",),
+        seed=1875,
     ),
     Mutant("a job waits for a node that is gone", _plant_waiting, ("queue", "I10"), seed=12),
 )

@@ -20,6 +20,7 @@ from muster.protocol.link.control_channel import (
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.engine.apply import apply
+from orchestrator.core.engine.decide import OUTDATED_WITHIN_S
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
@@ -227,21 +228,64 @@ def test_a_task_that_its_own_agent_no_longer_has_is_lost() -> None:
     assert attempt.cause.code is CauseCode.NODE_LOST
 
 
-def test_a_hello_that_the_network_delivers_late_ends_no_task() -> None:
-    """The agent gave up that connection, and has connected again and begun a task since."""
+@pytest.mark.parametrize("process", ["first", "second"])
+def test_a_hello_that_the_network_delivers_late_ends_no_task(process: str) -> None:
+    """The agent gave up that connection, possibly with its process. It has connected again and
+    begun a task since."""
     cluster = Cluster()
-    cluster.join("n0", made_s=10.0)
+    cluster.join("n0", made_s=10.0, process="first")
     cluster.leave("n0")
-    cluster.join("n0", made_s=30.0)
+    cluster.join("n0", made_s=30.0, process=process)
     session = cluster.node("n0").session
     cluster.submit(spec())
     cluster.run_gang(1)
-    cluster.join("n0", made_s=20.0)
+    cluster.join("n0", made_s=20.0, process="first")
     assert cluster.shown(1) is JobState.RUNNING
     assert cluster.node("n0").session == session
+    cluster.leave("n0")
+    cluster.join("n0", made_s=20.0, process="first")
+    assert cluster.shown(1) is JobState.RUNNING
     # A newer one counts.
-    cluster.join("n0", made_s=40.0)
+    cluster.join("n0", made_s=40.0, process=process)
     assert cluster.job(1).attempts[0].tasks[0].state is TaskState.LOST
+
+
+def test_a_node_whose_clock_went_back_connects_again_after_a_while() -> None:
+    """For example a virtual machine that was restored from a snapshot of its memory."""
+    cluster = Cluster()
+    cluster.join("n0", made_s=5000.0)
+    cluster.leave("n0")
+    cluster.pass_time(OUTDATED_WITHIN_S - 1)
+    cluster.join("n0", made_s=20.0)
+    assert cluster.node("n0").session is None
+    cluster.pass_time(2)
+    cluster.join("n0", made_s=22.0)
+    assert cluster.node("n0").session is not None
+
+
+def test_a_node_that_has_rebooted_begins_with_another_clock() -> None:
+    cluster = Cluster()
+    cluster.join("n0", made_s=5000.0)
+    cluster.leave("n0")
+    cluster.join("n0", made_s=20.0, boot="next")
+    assert cluster.node("n0").session is not None
+
+
+def test_a_coordinator_that_starts_compares_no_hello_with_those_of_before() -> None:
+    cluster = Cluster()
+    cluster.join("n0", made_s=5000.0)
+    cluster.turn(s.CoordinatorStarted(2, "cluster"))
+    assert cluster.node("n0").session is None
+    cluster.join("n0", made_s=20.0)
+    assert cluster.node("n0").session is not None
+
+
+def test_a_hello_of_a_release_that_does_not_say_when_it_was_made_counts() -> None:
+    cluster = Cluster()
+    cluster.join("n0", made_s=5000.0)
+    cluster.leave("n0")
+    cluster.join("n0")
+    assert cluster.node("n0").session is not None
 
 
 def test_facts_survive_the_journal() -> None:
