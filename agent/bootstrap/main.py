@@ -240,11 +240,10 @@ class Forks:
 
 
 def _collect_garbage(thresholds: tuple[int, int, int]) -> None:
-    """Collect garbage from now on. What exists counts as old: the first collection skips it."""
+    """Collect garbage, but never search the loaded modules: ranks share their memory."""
     if gc.get_threshold()[0] == 0:
         gc.set_threshold(*thresholds)
     gc.freeze()
-    gc.unfreeze()
 
 
 def _part(name: str) -> Any:
