@@ -26,7 +26,7 @@ from agent.probe.fabric.gpus import (
 from agent.probe.fabric.pci import functions
 from muster.daemon.errors import DaemonError
 from muster.protocol.link.control_channel import NodeChanges, PrepareTask
-from muster.protocol.observations.gpus import GpuDevice, usable
+from muster.protocol.observations.gpus import IN_USE, GpuDevice, usable
 from muster.protocol.text import listed
 
 LOOK_EVERY_S: Final = 60.0
@@ -87,7 +87,7 @@ class GpuMonitor(Monitor):
             elif there[uuid].fault:
                 wrong.append(f"GPU {uuid} ({there[uuid].pci}) {there[uuid].fault}")
             elif there[uuid].busy:
-                wrong.append(f"GPU {uuid} ({there[uuid].pci}) {there[uuid].busy}")
+                wrong.append(f"GPU {uuid} ({there[uuid].pci}) {IN_USE}")
         if wrong:
             raise GpuGoneError(listed(wrong))
 

@@ -9,9 +9,8 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
-from muster.http.explanation import Explanation
 from muster.http.job_actions import ChangeAnswer, RerunRequest, SignalAnswer, SignalRequest
-from muster.protocol.ids import JobId, NodeName
+from muster.protocol.ids import NodeName
 from muster.spec.errors import InvalidValueError, SpecError
 from muster.spec.model import JobSpec
 from muster.spec.overrides import apply_overrides
@@ -109,10 +108,11 @@ class JobActionsApi:
         query = read_query(request, ExplainQuery)
         state, job = await find_job(self._coordinator, name)
         now = self._coordinator.now()
+        sees = partial(self._access.allows, request, Action.SEE_JOB)
         drained = [NodeName(node) for node in query.drained or ()]
         supposing = what_if_text(query.nodes, drained, query.time_limit_s)
         if not supposing:
-            return reply(self._shown(request, explain(state, job, now)))
+            return reply(explain(state, job, now, sees))
         for node in drained:
             if node not in state.nodes:
                 raise bad_field("drained", f"{shown(node)} is not a node; see: muster nodes")
@@ -124,26 +124,10 @@ class JobActionsApi:
                 f"its end: muster explain {name}",
             )
         asked = what_if_state(state, job, now, query.nodes, drained, query.time_limit_s)
-        explanation = explain(*asked, now)
+        explanation = explain(*asked, now, sees)
         text = "it would start now" if explanation.starts_now else explanation.text
         explanation = msgspec.structs.replace(explanation, supposing=supposing, text=text)
-        return reply(self._shown(request, explanation))
-
-    def _shown(self, request: web.Request, explanation: Explanation) -> Explanation:
-        """Leave out the jobs whose lines the user does not see."""
-        see = partial(self._access.allows, request, Action.SEE_JOB)
-        jobs, queues = self._coordinator.state.jobs, self._coordinator.state.queues.values()
-        attempts = explanation.attempts
-        if any(attempt.ahead_of for attempt in attempts) and not all(
-            see(user) for user in {jobs[name].user for queue in queues for _, name in queue}
-        ):
-            attempts = tuple(msgspec.structs.replace(it, ahead_of="") for it in attempts)
-        return msgspec.structs.replace(
-            explanation,
-            ahead=tuple(job for job in explanation.ahead if see(job.user)),
-            went_ahead=tuple(it for it in explanation.went_ahead if see(jobs[JobId(it.id)].user)),
-            attempts=attempts,
-        )
+        return reply(explanation)
 
     async def signal(self, request: web.Request) -> web.Response:
         """Send a signal to the ranks on all nodes. Does not end the job by itself."""

@@ -27,6 +27,7 @@ from orchestrator.api.jobs import JobsApi
 from orchestrator.api.nodes import unknown_node
 from orchestrator.core.rights.rules import Action
 from orchestrator.core.views.display import node_seen
+from orchestrator.core.views.gpus import without_processes
 from orchestrator.core.views.probe import probe_view, without_software
 from orchestrator.shell.coordinator import Coordinator
 
@@ -51,6 +52,8 @@ class NodeCheckApi:
         node = state.nodes.get(name)
         if node is None:
             raise unknown_node(name)
+        if not self._access.allows(request, Action.READ_JOB, ""):
+            node = without_processes(node)
         view = probe_view(state, node, self._coordinator.now())
         fabric = view.fabric
         if fabric is not None:

@@ -31,6 +31,7 @@ from orchestrator.core.nodes.hardware import job_of
 from orchestrator.core.rights.rules import Action
 from orchestrator.core.scheduling.restore_hold import silent_nodes, why_held
 from orchestrator.core.views.display import node_seen
+from orchestrator.core.views.gpus import without_processes
 from orchestrator.shell.bundles.store import BundleLimits
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.fd_limits import shortage
@@ -112,12 +113,14 @@ class NodesApi:
     async def _shown(
         self, request: web.Request, state: State, nodes: Sequence[Node]
     ) -> tuple[NodeView, ...]:
-        """Leave out what the failures of jobs say that the user may not read."""
+        """Leave out what the failures of jobs say that the user may not read, and the processes
+        outside all jobs.
+        """
         may_read = partial(self._access.allows, request, Action.READ_JOB)
         now = self._coordinator.now()
-        views = tuple(node_seen(state, node, now) for node in nodes)
         if may_read(""):
-            return views
+            return tuple(node_seen(state, node, now) for node in nodes)
+        views = tuple(node_seen(state, without_processes(node), now) for node in nodes)
         kills = {
             (event.text, job_of(event))
             for node in nodes

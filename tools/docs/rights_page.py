@@ -32,7 +32,7 @@ tokens](../how-to/people.md) says how to give people a role.
   unknown job (404). Everybody sees the numbers of the jobs that a node has or that failed there,
   how many jobs are ahead of the own one, and in the metrics the traffic of each node. To a user
   whose own job waits for others' jobs, the reason and `explain` name their numbers, and when they
-  end at the latest.
+  end at the latest. Only operators see which processes outside all jobs use the GPUs of a node.
 - `priority_max` limits priorities by role and team. If several limits apply, the largest counts.
 - A rerun passes the hidden values of a job's environment to the new job. Therefore operators, who
   see them as `***`, cannot rerun the jobs of others.

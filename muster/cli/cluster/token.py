@@ -196,12 +196,13 @@ def join_line(url: str, made: NewJoinSecret | None, run_as: str) -> str:
     return f"muster join {where}{secret}{f' --run-as {run_as}' if run_as else ''}"
 
 
-def install_line(url: str, pin: str, made: NewJoinSecret | None) -> str:
+def install_line(url: str, pin: str, made: NewJoinSecret | None, run_as: str) -> str:
     """Return the command with which a machine without Muster becomes a node. The secret is in no
     process's arguments. Without one, the script asks for it.
     """
     secret = f"MUSTER_JOIN={made.text} " if made is not None else ""
-    return f"curl -fsSk --pinnedpubkey {pin} {url.rstrip('/')}/v1/install.sh | {secret}sh"
+    shell = f"{secret}sh{f' -s -- --run-as {run_as}' if run_as else ''}"
+    return f"curl -fsSk --pinnedpubkey {pin} {url.rstrip('/')}/v1/install.sh | {shell}"
 
 
 def _create_join(
@@ -216,7 +217,7 @@ def _create_join(
     else:
         print(join_line(client.url, made, made.run_as))
     if made.pin and not as_json:
-        note(f"a machine without Muster: {install_line(client.url, made.pin, made)}")
+        note(f"a machine without Muster: {install_line(client.url, made.pin, made, made.run_as)}")
     secret = made.secret
     note(
         f"join secret {secret.id} is for {count(secret.uses, 'node')}, until "

@@ -359,7 +359,7 @@ def _print(config: Path, written: _Written, *, start: bool, new: bool, as_json: 
         node_line=join_line(url, made, run_as),
         person_line="muster user add NAME && muster token create --user NAME",
         new=new,
-        install_line=install_line(url, pin, made) if pin else "",
+        install_line=install_line(url, pin, made, run_as) if pin else "",
     )
     if as_json:
         print_json(found)

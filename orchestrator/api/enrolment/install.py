@@ -43,7 +43,7 @@ class InstallApi:
     async def script(self, request: web.Request) -> web.Response:
         """Return the script, with the hashes of the wheels in it."""
         settings, wheels = await self._wheels(request)
-        text = install_script(wheels.manifest, settings.address, wheels.pin, settings.run_as)
+        text = install_script(wheels.manifest, settings.address, wheels.pin)
         return web.Response(text=text, content_type=SCRIPT)
 
     async def wheel(self, request: web.Request) -> web.StreamResponse:

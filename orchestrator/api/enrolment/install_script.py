@@ -19,7 +19,6 @@ set -eu
 umask 022
 coordinator=@COORDINATOR@
 pin=@PIN@
-run_as=@RUN_AS@
 
 wheels() {
     cat <<'END'
@@ -101,7 +100,6 @@ main() {
         mkdir -p "$bin"
         ln -sf "$venv/bin/muster" "$bin/muster"
     fi
-    [ -z "$run_as" ] || set -- --run-as "$run_as" "$@"
     printf '%s\n' "$secret" | "$venv/bin/muster" join "$coordinator" "$@"
 }
 
@@ -109,7 +107,7 @@ main "$@"
 """
 
 
-def install_script(manifest: WheelManifest, coordinator: str, pin: str, run_as: str) -> str:
+def install_script(manifest: WheelManifest, coordinator: str, pin: str) -> str:
     """Return the script for a coordinator at HOST:PORT whose public key has this pin."""
     wheels = [
         f"{target} {_requirement(name)} {sha256} {name}"
@@ -119,7 +117,6 @@ def install_script(manifest: WheelManifest, coordinator: str, pin: str, run_as: 
     values = {
         "@COORDINATOR@": shlex.quote(coordinator),
         "@PIN@": shlex.quote(pin),
-        "@RUN_AS@": shlex.quote(run_as),
         "@WHEELS@": "\n".join(wheels),
     }
     text = _SCRIPT

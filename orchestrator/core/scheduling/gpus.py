@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.link.control_channel import Inventory
-from muster.protocol.observations.gpus import GpuDevice, divides, is_model, usable
+from muster.protocol.observations.gpus import IN_USE, GpuDevice, divides, is_model, usable
 from muster.spec.model import JobSpec, Resources
 from orchestrator.core.model.state import Node, Share, State
 
@@ -42,12 +42,14 @@ def free_gpus(state: State, node: Node) -> tuple[GpuDevice, ...]:
 
 
 def used_by_strangers(node: Node) -> str:
-    """Text on the GPUs that processes outside any job use; empty if there are none."""
+    """Text on the GPUs that processes outside any job use, without the names of these; empty if
+    there are none.
+    """
     used = [gpu for gpu in usable(node.inventory.devices) if gpu.busy]
     if not used:
         return ""
     more = f", and {len(used) - 1} more are in use" if len(used) > 1 else ""
-    return f"GPU {used[0].pci} {used[0].busy}{more}"
+    return f"GPU {used[0].pci} {IN_USE}{more}"
 
 
 def room(state: State, spec: JobSpec, node: Node) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from typing import Final, assert_never
 
 import msgspec
@@ -77,12 +79,17 @@ def chance(state: State, job: Job, now: Instant) -> Chance:
     return Chance(line, found, starts, None)
 
 
-def explain(state: State, job: Job, now: Instant) -> Explanation:
+def explain(
+    state: State, job: Job, now: Instant, sees: Callable[[str], bool] = lambda _user: True
+) -> Explanation:
+    """Explain a job. `sees` decides of each user if the reader sees their jobs; others are left out
+    of those before and behind it.
+    """
     summary = job_summary(state, job, now)
-    stories = tuple(_story(state, job, attempt, now) for attempt in job.attempts)
+    stories = tuple(_story(state, job, attempt, now, sees) for attempt in job.attempts)
     match job.phase:
         case JobPhase.QUEUED | JobPhase.HELD | JobPhase.BACKOFF:
-            return _waiting(state, job, summary, stories, now)
+            return _waiting(state, job, summary, stories, now, sees)
         case JobPhase.ACTIVE | JobPhase.ENDED:
             text = f"{summary.state.value}: {summary.reason.text}"
             return Explanation(summary, text, attempts=stories)
@@ -96,6 +103,7 @@ def _waiting(
     summary: h.JobSummary,
     stories: tuple[AttemptStory, ...],
     now: Instant,
+    sees: Callable[[str], bool],
 ) -> Explanation:
     it = chance(state, job, now)
     rejections = [_rejection_in_line(job, verdict, it, now) for verdict in it.found.verdicts]
@@ -116,13 +124,15 @@ def _waiting(
         place=len(it.line) + 1 if queued else None,
         ahead=tuple(
             JobAhead(a.id, a.spec.name, a.user, a.spec.priority, a.spec.nodes)
-            for a in it.line[:AHEAD_MAX]
+            for a in islice((other for other in it.line if sees(other.user)), AHEAD_MAX)
         ),
         starts_by=starts_by,
         forecast=when,
         hints=tuple(_hints(state, job, it, now)),
         attempts=stories,
-        went_ahead=went_ahead(state, job, it.outlook.plan, now) if queued and it.outlook else (),
+        went_ahead=(
+            went_ahead(state, job, it.outlook.plan, now, sees) if queued and it.outlook else ()
+        ),
     )
 
 
@@ -331,7 +341,9 @@ def _largest_gang(state: State, job: Job, it: Chance) -> int:
     return 0
 
 
-def _story(state: State, job: Job, attempt: Attempt, now: Instant) -> AttemptStory:
+def _story(
+    state: State, job: Job, attempt: Attempt, now: Instant, sees: Callable[[str], bool]
+) -> AttemptStory:
     cause = attempt.cause
     return AttemptStory(
         number=attempt.number,
@@ -341,7 +353,7 @@ def _story(state: State, job: Job, attempt: Attempt, now: Instant) -> AttemptSto
         ended="" if cause is None else cause.text,
         then=_then(job, attempt),
         fabric=_fabric(attempt),
-        ahead_of=ahead_of(state, job, now) if attempt is job.current else "",
+        ahead_of=ahead_of(state, job, now, sees) if attempt is job.current else "",
     )
 
 

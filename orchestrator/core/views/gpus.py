@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
+
 from muster.http import views as h
+from muster.protocol.observations.gpus import IN_USE
 from orchestrator.core.model.state import Job, Node, State
 
 
@@ -29,6 +34,19 @@ def gpu_views(node: Node) -> tuple[h.GpuView, ...]:
             )
         )
     return tuple(found)
+
+
+def without_processes(node: Node) -> Node:
+    """Return the node without the processes outside all jobs that use its GPUs: they are of others,
+    and only operators see their names.
+    """
+    inventory = node.inventory
+    if not any(gpu.busy for gpu in inventory.devices):
+        return node
+    devices = tuple(
+        msgspec.structs.replace(gpu, busy=IN_USE) if gpu.busy else gpu for gpu in inventory.devices
+    )
+    return replace(node, inventory=msgspec.structs.replace(inventory, devices=devices))
 
 
 def job_gpus(state: State, job: Job) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from muster.fabric.natural_sort import natural
@@ -20,25 +20,31 @@ NAMED_MAX: Final = 20
 """The number of jobs of either kind that are named."""
 
 
-def went_ahead(state: State, job: Job, plan: QueuePlan, now: Instant) -> tuple[WentAhead, ...]:
-    """The running jobs that started while `job`, which is ahead of them, waits."""
+def went_ahead(
+    state: State, job: Job, plan: QueuePlan, now: Instant, sees: Callable[[str], bool]
+) -> tuple[WentAhead, ...]:
+    """The running jobs that started while `job`, which is ahead of them, waits. `sees` decides of
+    each user if their jobs are shown.
+    """
     found = [
         WentAhead(other.id, _nodes(other), _why(state, job, other, plan, now))
         for name in sorted(plan.ends)
-        if _has_overtaken(other := state.jobs[name], job)
+        if _has_overtaken(other := state.jobs[name], job) and sees(other.user)
     ]
     return tuple(found[:NAMED_MAX])
 
 
-def ahead_of(state: State, job: Job, now: Instant) -> str:
-    """The waiting jobs before which a running job started, and why that does not delay them."""
+def ahead_of(state: State, job: Job, now: Instant, sees: Callable[[str], bool]) -> str:
+    """The waiting jobs before which a running job started, and why that does not delay them. `sees`
+    decides of each user if their jobs are shown.
+    """
     plan = state.plan
     if job.id not in plan.ends:
         return ""
     found = [
         f"of job {other.id}: {_why(state, other, job, plan, now)}"
         for other in _before(state, job)
-        if _has_overtaken(job, other)
+        if _has_overtaken(job, other) and sees(other.user)
     ]
     return listed(found)
 

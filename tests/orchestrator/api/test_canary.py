@@ -32,6 +32,7 @@ from tests.orchestrator.user import User
 WORD = "canary-5521"
 NAME = "canary-name"
 OWNER = "canary-ann"
+END = "all-is-said"
 LABEL = "canary-label"
 """The node had it before, which the events of the node say."""
 FOUND = replace(
@@ -53,6 +54,25 @@ async def person(
 async def anns(ann: User, **fields: Any) -> int:
     secret = {"workdir": f"/data/{WORD}", "env": {"WORD": WORD}}
     return await ann.submit(**{"name": NAME, "retry": {"infra": 0}, **secret, **fields})
+
+
+async def unnamed(ann: User, **fields: Any) -> list[int]:
+    """Jobs whose names are made of their commands."""
+    git = {"git": f"https://{WORD}.example/{WORD}.git", "ref": WORD, "commit": "0" * 40}
+    found = []
+    for run, workdir in (
+        (f"WANDB_API_KEY={WORD} python {WORD}.py --key {WORD}", git),
+        ([f"{WORD}={WORD}", f"--key={WORD}"], f"/data/{WORD}"),
+        ([f"/data/{WORD}/{NAME}.sh", WORD], git),
+    ):
+        secret: dict[str, Any] = {
+            "run": run,
+            "workdir": workdir,
+            "env": {"WORD": WORD},
+            "setup": f"echo {WORD}",
+        }
+        found.append(await ann.submit(**secret, **fields))
+    return found
 
 
 async def fails(ann: User, agent: FakeAgent) -> int:
@@ -106,6 +126,33 @@ async def answers(user: User, jobs: list[int], nodes: tuple[str, ...]) -> dict[s
     return found
 
 
+async def streams(user: User, jobs: list[int]) -> dict[str, str]:
+    """Headers and body of every stream. The user's own jobs have ended, and END is in an event."""
+    found = {}
+    for route in ROUTES:
+        if not route.items or route.path.startswith("/v1/agent"):
+            continue
+        for id_ in jobs if "{id}" in route.path else [0]:
+            path = route.path.replace("{id}", str(id_))
+            async with user.http.get(path, headers={"Accept": "text/event-stream"}) as answer:
+                found[path] = f"{answer.status} {dict(answer.headers)} "
+                while (
+                    answer.status == 200 and END not in found[path] and not answer.content.at_eof()
+                ):
+                    found[path] += (await answer.content.readline()).decode()
+                if answer.status != 200:
+                    found[path] += await answer.text()
+    return found
+
+
+def assert_without_a_word(read: dict[str, str], visibility: str) -> None:
+    for path, text in read.items():
+        assert WORD not in text, path
+        assert LABEL not in text or path.startswith("/v1/events"), path
+        hidden = NAME not in text and OWNER not in text
+        assert visibility == "public" or hidden, path
+
+
 @pytest.mark.parametrize("visibility", ["public", "team", "private"])
 async def test_no_word_of_anns_jobs_is_in_an_answer_to_others(
     tmp_path: Path, visibility: str
@@ -136,6 +183,8 @@ async def test_no_word_of_anns_jobs_is_in_an_answer_to_others(
                 await three.report(task, TaskState.PREPARED, prepared=FOUND)
                 await three.expect(ArrangeTask)
                 jobs.append(await anns(ann, priority=90, **here))
+                head = f"/v1/jobs/{jobs[-1]}/explain"
+                jobs += await unnamed(ann, priority=80, **here)
             async with connect(process, "n3") as three:
                 await three.hello(inventory=labelled("web"))
                 own = await bob.submit(nodes=3, priority=1)
@@ -145,17 +194,22 @@ async def test_no_word_of_anns_jobs_is_in_an_answer_to_others(
                 everywhere = ("n1", "n2", "n3", "n4")
                 read = await answers(olga, [*jobs, own], everywhere)
                 shown = {path for path, text in read.items() if WORD in text or LABEL in text}
-                head = f"/v1/jobs/{jobs[-1]}/explain"
                 assert shown >= {"/v1/nodes", "/v1/nodes/n1", "/v1/nodes/n3/probe", head}
                 assert WORD in read["/v1/nodes/n4"]
                 assert f'"left_by":[{jobs[2]},"{OWNER}"]' in read["/v1/events?limit=1000"]
                 for other in (bob, vic):
                     read = await answers(other, [*jobs, own], everywhere)
                     assert "left_by" not in read["/v1/events?limit=1000"]
-                    for path, text in read.items():
-                        assert WORD not in text, path
-                        assert LABEL not in text or path.startswith("/v1/events"), path
-                        hidden = NAME not in text and OWNER not in text
-                        assert visibility == "public" or hidden, path
+                    assert_without_a_word(read, visibility)
                 mine = await bob.get(f"/v1/jobs/{own}")
                 assert "another user's job" in mine["reason"]["text"]
+                await bob.cancel(own)
+                async with olga.http.post("/v1/nodes/n2/drain", json={"reason": END}) as answer:
+                    assert answer.status == 200
+                everything = await streams(olga, [own])
+                assert WORD in everything["/v1/events"]
+                for other in (bob, vic):
+                    read = await streams(other, [*jobs, own])
+                    assert END in read["/v1/events"]
+                    assert len(read) == 1 + 2 * (len(jobs) + 1)
+                    assert_without_a_word(read, visibility)

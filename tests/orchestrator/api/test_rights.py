@@ -12,8 +12,14 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 
-from muster.protocol.link.control_channel import ArrangeTask, Fingerprint, PrepareTask
+from muster.protocol.link.control_channel import (
+    ArrangeTask,
+    Fingerprint,
+    Inventory,
+    PrepareTask,
+)
 from muster.protocol.observations.fabric import NodeFabric
+from muster.protocol.observations.gpus import GpuDevice
 from muster.protocol.states import TaskState
 from tests.orchestrator.fake_agent import DEADLINE_S, connect, prepared
 from tests.orchestrator.process import CoordinatorProcess, add_token, set_user
@@ -250,7 +256,9 @@ async def test_explain_says_nothing_of_hidden_jobs_that_went_ahead(tmp_path: Pat
             seen = await olga.get(f"/v1/jobs/{runs}/explain")
             assert f"of job {waits[0]}: " in seen["attempts"][-1]["ahead_of"]
             own = await bob.get(f"/v1/jobs/{runs}/explain")
-            assert own["attempts"][-1].get("ahead_of", "") == ""
+            story = own["attempts"][-1]["ahead_of"]
+            assert f"of job {waits[1]}: " in story
+            assert f"job {waits[0]}" not in story
             own = await ann.get(f"/v1/jobs/{waits[0]}/explain")
             assert own.get("went_ahead", []) == []
 
@@ -315,6 +323,33 @@ async def _look_at_the_probe(coordinator: CoordinatorProcess) -> None:
         async with user_of(coordinator) as admin:
             reads = (await admin.get("/v1/audit?action=cluster.read"))["entries"]
         assert [(each["user"], each["subject"]) for each in reads] == [("olga", "n1")]
+
+
+async def test_only_operators_see_the_processes_outside_all_jobs(tmp_path: Path) -> None:
+    gpu = GpuDevice("0000:18:00.0", "GPU-1", "H100", busy=f"is used by process 7 ({SECRET})")
+    with CoordinatorProcess(tmp_path).start() as process:
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            person(process, "vic", "viewer") as vic,
+            person(process, "bob", "user") as bob,
+            person(process, "olga", "operator") as olga,
+            connect(process, "n1") as agent,
+        ):
+            inventory = Inventory("127.0.0.1", "machine-n1", gpus=1, devices=(gpu,))
+            await agent.hello(inventory=inventory)
+            own = await bob.submit()
+            nodes = ("/v1/nodes", "/v1/nodes/n1", "/v1/nodes/n1/probe")
+            for path in nodes:
+                assert SECRET in (await asked(olga, "GET", path))[1], path
+                for other in (vic, bob):
+                    status, text = await asked(other, "GET", path)
+                    assert (status, SECRET in text) == (200, False), path
+                    assert "is in use outside all jobs" in text
+            for path in ("", "/explain", "/events", "/wait?timeout_s=0"):
+                status, text = await asked(bob, "GET", f"/v1/jobs/{own}{path}")
+                assert (status, SECRET in text) == (200, False), path
+            assert "is in use" in (await bob.get(f"/v1/jobs/{own}"))["reason"]["text"]
+            assert SECRET not in (await asked(bob, "GET", "/v1/events"))[1]
 
 
 async def test_priorities_above_a_limit_are_refused(tmp_path: Path) -> None:

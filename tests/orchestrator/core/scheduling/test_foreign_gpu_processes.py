@@ -20,7 +20,7 @@ def tell(cluster: Cluster, *busy: int, count: int = 2) -> None:
 
 
 @pytest.mark.parametrize("gpus", [2, None], ids=("its GPUs", "the whole node"))
-def test_a_job_waits_with_the_process_in_the_reason(gpus: int | None) -> None:
+def test_a_job_waits_with_the_gpu_and_no_process_in_the_reason(gpus: int | None) -> None:
     cluster = Cluster()
     join(cluster, "a", 2)
     tell(cluster, 1)
@@ -29,10 +29,11 @@ def test_a_job_waits_with_the_process_in_the_reason(gpus: int | None) -> None:
     cluster.submit(part(gpus) if gpus else spec())
     assert cluster.shown(1) is JobState.QUEUED
     reason = job_summary(cluster.state, cluster.job(1), cluster.now).reason
-    assert f"GPU {gpu(1).pci} {BUSY}" in reason.text
+    assert f"GPU {gpu(1).pci} is in use outside all jobs" in reason.text
     explained = explain(cluster.state, cluster.job(1), cluster.now)
     assert explained.forecast == "unknown: waits for GPUs that foreign processes use, on a"
     assert explained.starts_by is None
+    assert not any(word in str((reason, explained)) for word in ("4711", "python"))
     tell(cluster)
     assert cluster.shown(1) is JobState.PREPARING
 
