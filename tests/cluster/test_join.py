@@ -217,6 +217,14 @@ def test_a_request_for_another_name_is_not_signed(site: Site) -> None:
     assert site.post("/v1/join", asked) == (409, "bad_name")
 
 
+def test_nothing_of_a_request_is_read_before_its_secret_is_known(site: Site) -> None:
+    _, _, own = site.secret().removeprefix("mj1.").partition(".")
+    asked = {"secret": own, "node": "gpu-12", "request": "not a signing request"}
+    assert site.post("/v1/join", asked) == (422, "bad_signing_request")
+    asked["secret"] = own[:-1] + ("0" if own[-1] != "0" else "1")
+    assert site.post("/v1/join", asked) == (403, "bad_join_secret")
+
+
 @contextlib.contextmanager
 def impostor(folder: Path, pem: bytes) -> Iterator[tuple[int, list[bytes]]]:
     """A server with a certificate of its own CA that shows `pem`. Yields its port, and the bodies

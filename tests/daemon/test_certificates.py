@@ -3,8 +3,11 @@
 import contextlib
 import ssl
 from pathlib import Path
+from unittest.mock import Mock, PropertyMock
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from muster.daemon.certificates import (
     Authority,
@@ -103,6 +106,21 @@ def test_a_request_names_its_node_and_is_signed_with_its_own_key() -> None:
     for text in ("", "-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n", CA.cert.decode()):
         with pytest.raises(BadRequestError):
             requested_key(text, "gpu-01")
+
+
+def test_the_signature_of_a_key_of_another_kind_is_not_verified(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # That of an RSA key with a large exponent takes many times as long.
+    asked = Mock()
+    asked.public_key.return_value = Mock(spec=rsa.RSAPublicKey)
+    asked.subject.get_attributes_for_oid.return_value = []
+    verified = PropertyMock()
+    type(asked).is_signature_valid = verified
+    monkeypatch.setattr(x509, "load_pem_x509_csr", lambda _: asked)
+    with pytest.raises(BadRequestError, match="is not one of"):
+        requested_key("a request", "gpu-01")
+    verified.assert_not_called()
 
 
 def test_a_ca_is_a_certificate_that_signs_with_its_own_key() -> None:

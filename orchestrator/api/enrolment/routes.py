@@ -45,7 +45,7 @@ from orchestrator.core.facts.inputs import (
     RevokeNodeReceived,
 )
 from orchestrator.core.model.people import JoinSecret, NodeKey
-from orchestrator.core.nodes.enrolment import BAD_SECRET, find_secret, unknown_secret
+from orchestrator.core.nodes.enrolment import BAD_SECRET, find_secret, known_secret, unknown_secret
 from orchestrator.enrolment import EnrolmentSettings
 from orchestrator.shell.coordinator import Coordinator
 
@@ -140,6 +140,10 @@ class EnrolmentApi:
             )
         name, _, rest = asked.secret.partition("-")
         node, shown = NodeName(asked.node), digest(rest)
+        # Before anything is read, because that takes time.
+        known = known_secret(self._coordinator.state.enrolment, name, shown)
+        if isinstance(known, Declined):
+            raise _refused(known)
         from muster.daemon.certificates import BadRequestError, node_certificate, requested_key
 
         try:

@@ -81,13 +81,21 @@ def find_secret(
     enrolment: Enrolment, name: str, sha256: str, key_sha256: str, now: float
 ) -> JoinSecret | a.Declined:
     """Return the join secret that a node shows, or why the node cannot join with it."""
+    secret = known_secret(enrolment, name, sha256)
+    if isinstance(secret, a.Declined):
+        return secret
+    why = secret.why_not(key_sha256, now)
+    return _bad_secret(f"is not accepted: {why}") if why else secret
+
+
+def known_secret(enrolment: Enrolment, name: str, sha256: str) -> JoinSecret | a.Declined:
+    """Return the join secret of this id and digest, or that there is none."""
     secret = enrolment.secrets.get(name)
     # Compare even without such an id, so that timing does not reveal ids.
     same = hmac.compare_digest(sha256, _UNKNOWN if secret is None else secret.sha256)
     if secret is None or not same:
         return _bad_secret("is wrong or revoked")
-    why = secret.why_not(key_sha256, now)
-    return _bad_secret(f"is not accepted: {why}") if why else secret
+    return secret
 
 
 def refuse_certificate(state: State, name: str, fingerprint: str) -> Refused | None:
