@@ -36,11 +36,11 @@ def assert_forked(cluster: LocalCluster, job: str) -> None:
     assert starts == {task.node: ("fork", "") for task in tasks}
 
 
-def until(reached: Callable[[], bool], what: str) -> None:
+def until(reached: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
     """Wait for something that sends no event, a file or a process of another program."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not reached():
-        assert time.monotonic() < deadline, f"not in {PATIENCE_S:g} s: {what}"
+        assert time.monotonic() < deadline, f"not in {patience_s:g} s: {what}"
         time.sleep(0.01)
 
 

@@ -1,0 +1,340 @@
+"""Jobs of two users on one node, and a gang behind its fence, on machines of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.gang.fence import NFT
+from examples.rig.machine import Machine
+from examples.rig.rig import missing
+from muster.protocol.states import ENDED_STATES
+from tests.cluster import neighbour
+from tests.cluster.cards import GpuMachines
+from tests.cluster.jobs import until
+
+REPOSITORY = Path(__file__).parents[2]
+PLACES = ("/tmp", "/var/tmp", "/dev/shm")
+# What the jobs need to see of this machine, and its own folders.
+NEEDED = (Path(sys.base_prefix).resolve(), REPOSITORY)
+STATE, HOMES = "/run/agent", "/run/home"
+UIDS = {"ann": 47_111, "bob": 47_112}
+# Two trainings begin at once, maybe beside other tests: each imports torch.
+PATIENCE_S = 240.0
+KEPT_OUT = {"EACCES", "ECONNREFUSED", "ECONNRESET", "ENOENT", "EPERM", "ESRCH", "ETIMEDOUT"}
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.torch,
+    pytest.mark.long,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(shutil.which(NFT) is None, reason="nft writes the fence"),
+    pytest.mark.skipif(
+        any(str(path).startswith(tuple(f"{it}/" for it in PLACES)) for path in NEEDED),
+        reason="jobs with a /tmp of their own see neither code nor interpreter below /tmp",
+    ),
+]
+
+TRAINS = """
+import os, subprocess, sys, time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+home, rank, mark = Path.home(), int(os.environ["RANK"]), sys.argv[1]
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+left = [Path(it, f"{mark}.{rank}") for it in ("/tmp", "/var/tmp", "/dev/shm")]
+for path in left:
+    path.touch()
+checkpoint = home / "checkpoints" / f"of-{rank}.pt"
+checkpoint.parent.mkdir(exist_ok=True)
+adversary, over, steps = None, torch.zeros(1), 0
+while not over:
+    optimizer.zero_grad()
+    model(torch.rand(8, 4)).square().mean().backward()
+    optimizer.step()
+    steps += 1
+    torch.save(model.module.state_dict(), f"{checkpoint}.new")
+    os.replace(f"{checkpoint}.new", checkpoint)
+    if rank == 0:
+        if adversary is None and (home / "targets.json").exists():
+            files = home / "targets.json", home / "report.json"
+            adversary = subprocess.Popen([sys.executable, "neighbour.py", *files])
+        over[0] = (home / "over").exists()
+    dist.broadcast(over, 0)
+    time.sleep(0.05)
+assert all(path.exists() for path in left)
+assert adversary is None or adversary.wait() == 0
+print(f"rank {rank} trained", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@dataclass
+class Team(GpuMachines):
+    """Nodes with accounts of two users, as whom their jobs run."""
+
+    tokens: dict[str, str] = field(default_factory=dict)
+
+    def start(self) -> None:
+        for machine in self.machines.values():
+            machine.exec("chmod", "755", "/run")
+            let_pass(machine, (*NEEDED, self.root))
+            for file, line in (
+                ("passwd", "{0}:x:{1}:{1}::{2}/{0}:/bin/sh"),
+                ("group", "{0}:x:{1}:"),
+            ):
+                lines = "".join(f"{line.format(*it, HOMES)}\n" for it in UIDS.items())
+                machine.write(f"/etc/{file}", machine.read(f"/etc/{file}") + lines)
+            for name, uid in UIDS.items():
+                owner = ("-o", str(uid), "-g", str(uid))
+                machine.exec("install", "-d", "-m", "755", HOMES)
+                machine.exec("install", "-d", "-m", "700", *owner, f"{HOMES}/{name}")
+        super().start()
+        for name in UIDS:
+            self.muster("user", "add", name, "--role", "user")
+            self.tokens[name] = self.muster("token", "create", "--user", name).stdout.strip()
+
+    def _agent_config(self, number: int, name: str) -> Path:
+        path = super()._agent_config(number, name)
+        settings = yaml.safe_load(path.read_text())
+        settings |= {"state_dir": STATE, "allow_root_jobs": False, "fence": True}
+        path.write_text(yaml.safe_dump(settings))
+        return path
+
+    def train(self, user: str, folder: Path, **job: Any) -> str:
+        """Submit a training of a user with its code; return its number once it has a checkpoint of
+        each rank on the first node."""
+        home = inside(self.machines["node-1"], f"{HOMES}/{user}")
+        for old in ("over", "targets.json", "report.json"):
+            (home / old).unlink(missing_ok=True)
+        shutil.rmtree(home / "checkpoints", ignore_errors=True)
+        folder.mkdir()
+        (folder / "train.py").write_text(TRAINS)
+        shutil.copy(neighbour.__file__, folder)
+        spec = {"launcher": "torchrun", "run": f"train.py of-{user}-{os.getpid()}", **job}
+        spec |= {"name": user, "env": {"OMP_NUM_THREADS": "1"}}
+        (folder / "job.yaml").write_text(yaml.safe_dump(spec))
+        done = subprocess.run(
+            self.command("submit", "-f", str(folder / "job.yaml")),
+            env={**self.base_env(), "MUSTER_TOKEN": self.tokens[user]},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def await_checkpoints(self, user: str, job: str, *of: tuple[str, int]) -> None:
+        """Wait for a checkpoint of each rank, given with its node."""
+        files = [
+            inside(self.machines[node], f"{HOMES}/{user}/checkpoints/of-{rank}.pt")
+            for node, rank in of
+        ]
+
+        def trains() -> bool:
+            state = self.client().job(int(job)).state
+            assert state not in ENDED_STATES, self.muster("show", job).stdout
+            return all(file.exists() for file in files)
+
+        until(trains, f"job {job} of {user} trains", PATIENCE_S)
+
+    def end(self, user: str, job: str) -> int:
+        """Let a training end, and return its exit code."""
+        (inside(self.machines["node-1"], f"{HOMES}/{user}") / "over").touch()
+        return self.muster("wait", "--timeout", "240s", job, check=False).returncode
+
+
+def inside(machine: Machine, path: str) -> Path:
+    """The path, for this process, of a file on a machine."""
+    return Path(f"/proc/{machine.pid}/root{path}")
+
+
+def let_pass(machine: Machine, needed: tuple[Path, ...]) -> None:
+    """Let all users of a machine reach these folders, also below one that lets only root pass."""
+    script, behind = [], []
+    for number, path in enumerate(needed):
+        shut = [it for it in reversed(path.parents) if not it.stat().st_mode & 0o001]
+        if shut:
+            aside = f"/run/aside/{number}"
+            script += [f"mkdir -p {aside}", f"mount --bind '{path}' {aside}"]
+            behind += [(shut[0], path, aside)]
+    script += [f"mount -t tmpfs -o mode=755 none '{top}'" for top in {it[0] for it in behind}]
+    for _, path, aside in behind:
+        script += [f"mkdir -p '{path}'", f"mount --bind {aside} '{path}'"]
+    machine.exec("sh", "-ec", "\n".join(script))
+
+
+@pytest.fixture(scope="module")
+def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
+    if why := missing():
+        pytest.skip(why)
+    with Team(tmp_path_factory.mktemp("team"), agents=2) as made:
+        yield made
+    until(lambda: made.leftovers() == [], "no process of the cluster is left")
+
+
+@dataclass
+class Process:
+    """A process on a machine: its pid there, its user, and its environment."""
+
+    pid: int
+    uid: int
+    environ: dict[str, str]
+
+
+def processes(machine: Machine) -> list[Process]:
+    there, seen = os.readlink(f"/proc/{machine.pid}/ns/pid"), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(folder / "ns/pid") != there:
+                continue
+            lines = (folder / "status").read_text().splitlines()
+            status = {key: value.split() for key, _, value in (it.partition(":") for it in lines)}
+            text = (folder / "environ").read_bytes().decode(errors="replace")
+            environ = dict(it.partition("=")[::2] for it in text.split("\0"))
+            seen.append(Process(int(status["NSpid"][-1]), int(status["Uid"][0]), environ))
+    return seen
+
+
+def ranks(machine: Machine, job: str) -> list[Process]:
+    return [
+        it
+        for it in processes(machine)
+        if it.environ.get("MUSTER_JOB_ID") == job and "RANK" in it.environ
+    ]
+
+
+def paths(machine: Machine, top: str, without: str = "") -> list[tuple[int, str]]:
+    """Mode and path of all below a folder of a machine, but what belongs to the job `without`."""
+    outside = inside(machine, "")
+    found = []
+    for folder, _, names in os.walk(inside(machine, top)):
+        for path in (Path(folder), *(Path(folder, name) for name in names)):
+            within = path.relative_to(outside)
+            if without and any(part.split(".")[0] == without for part in within.parts):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                found.append((path.lstat().st_mode, f"/{within}"))
+    return found
+
+
+def give(machine: Machine, user: str, targets: dict[str, Any]) -> None:
+    """Let the job of a user begin with its tries."""
+    home = inside(machine, f"{HOMES}/{user}")
+    (home / "new").write_text(json.dumps(targets))
+    (home / "new").rename(home / "targets.json")
+
+
+def test_two_users_train_at_once_on_one_node_and_find_nothing_of_each_other(
+    team: Team, tmp_path: Path
+) -> None:
+    machine = team.machines["node-1"]
+    part = {"nodes": 1, "placement": {"include": ["node-1"]}, "resources": {"gpu": 2}}
+    jobs = {user: team.train(user, tmp_path / user, **part) for user in UIDS}
+    for user, job in jobs.items():
+        team.await_checkpoints(user, job, ("node-1", 0), ("node-1", 1))
+    # All of it before any tries begin, which are processes of the jobs, too.
+    tries = {}
+    for user, mate in (("ann", "bob"), ("bob", "ann")):
+        trains = ranks(machine, jobs[mate])
+        assert {it.uid for it in trains} == {UIDS[mate]}
+        port = int(trains[0].environ["MASTER_PORT"])
+        targets: dict[str, Any] = {
+            "pids": [it.pid for it in processes(machine) if it.uid != UIDS[user]],
+            "paths": paths(machine, STATE, jobs[user]) + paths(machine, f"{HOMES}/{mate}"),
+            "ports": [(at, port) for at in ("127.0.0.1", machine.address)],
+            "marks": [f"of-{mate}-{os.getpid()}"],
+        }
+        of_root: dict[str, Any] = {
+            "pids": [it.pid for it in trains],
+            "paths": [
+                it
+                for it in targets["paths"]
+                if it[1].startswith(f"{STATE}/tasks/{jobs[mate]}.")
+                and it[1].endswith(("/logs", "/task.json", "/scratch", ".out", ".err"))
+            ],
+            "ports": targets["ports"],
+            "marks": [],
+        }
+        assert {it.rpartition("/")[2] for _, it in of_root["paths"]} >= {"logs", "task.json"}
+        inside(machine, "/run/targets").write_text(json.dumps(of_root))
+        machine.exec(sys.executable, neighbour.__file__, "/run/targets", "/run/report")
+        report = json.loads(inside(machine, "/run/report").read_text())
+        assert {name: how for name, how in report.items() if how != neighbour.IN} == {}
+        tries[user] = targets
+    for user, targets in tries.items():
+        give(machine, user, targets)
+    for user in UIDS:
+        file = inside(machine, f"{HOMES}/{user}/report.json")
+        until(file.exists, f"the tries of {user} are over", PATIENCE_S)
+        report = json.loads(file.read_text())
+        assert len(report) > 100
+        assert {name: how for name, how in report.items() if how not in KEPT_OUT} == {}
+    for user, job in jobs.items():
+        assert team.end(user, job) == 0
+        home = inside(machine, f"{HOMES}/{user}")
+        assert home.stat().st_mode & 0o777 == 0o700
+        assert (home / "checkpoints/of-1.pt").stat().st_uid == UIDS[user]
+    for place in PLACES:
+        assert not list(inside(machine, place).glob(f"*of-*-{os.getpid()}*"))
+
+
+CONNECTS = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=float(sys.argv[3])).close()
+    print("in")
+except OSError:
+    print("out")
+"""
+
+
+def connects(machine: Machine, uid: int, at: tuple[str, int], patience_s: float = 30.0) -> bool:
+    user = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
+    script = (sys.executable, "-c", CONNECTS, at[0], str(at[1]), str(patience_s))
+    return machine.exec(*user, *script).stdout.strip() == "in"
+
+
+def test_a_gang_trains_behind_its_fence(team: Team, tmp_path: Path) -> None:
+    first, second = team.machines.values()
+    job = team.train("ann", tmp_path / "ann", nodes=2, resources={"gpu": 1})
+    team.await_checkpoints("ann", job, ("node-1", 0), ("node-2", 1))
+    port = int(ranks(first, job)[0].environ["MASTER_PORT"])
+    store = (first.address, port)
+    for machine in (first, second):
+        assert connects(machine, 0, store)
+        assert connects(machine, UIDS["ann"], store)
+        assert not connects(machine, UIDS["bob"], store)
+    assert not connects(first, UIDS["bob"], ("127.0.0.1", port))
+    third = team.rig.add("third")
+    # Dropped without an answer. Without the table it is let in: nothing else kept it out.
+    assert not connects(third, 0, store, patience_s=3.0)
+    table = first.exec(NFT, "list", "tables").stdout.split()
+    assert table[:2] == ["table", "inet"]
+    first.exec(NFT, "delete", *table)
+    assert connects(third, 0, store)
+    assert team.end("ann", job) == 0
+    for machine in (first, second):
+        until(partial(no_table, machine), "no table is left")
+
+
+def no_table(machine: Machine) -> bool:
+    return machine.exec(NFT, "list", "tables").stdout == ""
