@@ -33,6 +33,12 @@ _ENV: Final = {
     "LC_ALL": "C",
 }
 
+# Fails if the sizes, one a line, are too many or too much.
+_COUNT: Final = (
+    """awk -v bytes="$bytes" -v files="$files" """
+    """'{ sum += $1; if (sum > bytes || NR > files) exit 3 }'"""
+)
+
 # A branch of which the server gives no single commit, and a server of plain files, are fetched
 # whole. HOME is the task's own folder, so that no configuration of the user is read.
 SCRIPT: Final = rf"""
@@ -75,13 +81,13 @@ if ! run fetch -q --depth=1 --no-tags --no-recurse-submodules origin "$commit" 2
     run fetch -q --tags --no-recurse-submodules origin
 fi
 rm -f "$said"
-run ls-tree -r -l "$commit" | awk -v bytes="$bytes" -v files="$files" \
-    '{{ sum += $4; if (sum > bytes || NR > files) exit 3 }}' || too_large
+run ls-tree -r -l "$commit" | awk '{{ print $4 }}' | {_COUNT} || too_large
 run checkout -q --detach "$commit"
 if [ -n "$submodules" ]; then
     run submodule --quiet update --init --recursive --depth 1 ||
         run submodule --quiet update --init --recursive
     [ "$(du -sk . | cut -f 1)" -le $((bytes / 512)) ] || too_large
+    find . -name .git -prune -o ! -type d -printf '%s\n' | {_COUNT} || too_large
 fi
 """
 

@@ -40,6 +40,7 @@ SHORTENABLE: Final = STOPPABLE | {ShimPhase.STOPPING, ShimPhase.EXITED}
 """The phases in which a stop may still shorten the deadline: a shim whose task is ending keeps the
 earlier one."""
 LEASE_S_MIN: Final = 0.001
+_EARLIER_S: Final = 5.0
 TMPDIR_CHARS_MAX: Final = 68
 """Longer paths leave no room for the names of sockets (107 characters) that multiprocessing and
 torch create in TMPDIR."""
@@ -162,14 +163,19 @@ def _advance_shim(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
                 env={**_temporary(held.paths), **prepare.env},
                 user=held.user,
                 allow_root=who.allow_root_jobs,
-                setup_timeout_s=prepare.timeout_s,
-                bootstrap_timeout_s=prepare.timeout_s,
+                setup_timeout_s=_before(prepare.timeout_s),
+                bootstrap_timeout_s=_before(prepare.timeout_s),
                 hosts=_hosts(held.paths),
                 places=_places(held.paths, prepare, node.python, hide=who.hide_processes),
                 fetch=fetch_program(prepare.git, held.paths, who.git_config),
             ),
         ),
     ]
+
+
+def _before(timeout_s: float) -> float:
+    """Return a limit that passes before the coordinator's, which knows no program's last lines."""
+    return timeout_s - min(_EARLIER_S, timeout_s / 10)
 
 
 def _temporary(paths: TaskPaths) -> dict[str, str]:

@@ -211,6 +211,24 @@ def test_too_much(server: GitServer, fetch: Fetch, monkeypatch: pytest.MonkeyPat
     assert "or 1 files" in fetch.inside("files").run(code).stderr
 
 
+def test_too_much_with_submodules(
+    server: GitServer, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = server.repository("many", **dict.fromkeys("abc", "x" * 1000000))
+    server.repository("few", x="x")
+    commit = server.submodule("few", "in", "../many.git", inner)
+    code = GitCode(f"{server.url}/few.git", commit, submodules=True)
+    # x, .gitmodules and the three files of the submodule.
+    monkeypatch.setattr(git_fetch, "FILES_MAX", 5)
+    done = fetch.run(code)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(git_fetch, "FILES_MAX", 4)
+    assert "or 4 files" in fetch.inside("files").run(code).stderr
+    monkeypatch.setattr(git_fetch, "FILES_MAX", 5)
+    monkeypatch.setattr(git_fetch, "BYTES_MAX", 2 << 20)
+    assert "more than 2 MiB" in fetch.inside("bytes").run(code).stderr
+
+
 def test_a_pack_without_end_is_cut_off(
     server: GitServer, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,8 @@ def test_a_task_goes_from_prepare_to_removal() -> None:
     assert isinstance(first[0], ShimLease)
     assert isinstance(first[1], ShimPrepare)
     assert (first[1].cwd, first[1].env) == ("/w", {"TMPDIR": "/t/scratch", "A": "1"})
+    # The refusal of the shim, with the last lines of the program, comes before the timeout.
+    assert (first[1].setup_timeout_s, first[1].bootstrap_timeout_s) == (295.0, 295.0)
     said = reports(agent.shim(ShimPhase.PREPARED))
     assert said[-1].state is TaskState.PREPARED
     assert said[-1].prepared is not None
