@@ -135,7 +135,7 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
             bad = refuse_certificate(state, hello.node, certificate)
             if bad is not None:
                 return Decision([], [a.RefuseSession(session, bad)])
-            if _is_outdated(state, hello, now):
+            if is_outdated(state, hello, now):
                 return Decision(
                     [], [a.CloseSession(session, "its agent has connected again since")]
                 )
@@ -257,7 +257,7 @@ def _is_over(state: State, number: JobId) -> bool:
     return job is not None and job.phase is JobPhase.ENDED
 
 
-def _is_outdated(state: State, hello: Hello, now: Instant) -> bool:
+def is_outdated(state: State, hello: Hello, now: Instant) -> bool:
     """True if this agent has made a newer Hello in the same boot, perhaps as an earlier process,
     and the network delivered that first. The tasks in this one are not those that the node has.
     """

@@ -50,7 +50,7 @@ def _deaf_to_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _late_hellos_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decide, "_is_outdated", lambda *_: False)
+    monkeypatch.setattr(decide, "is_outdated", lambda *_: False)
 
 
 def _long_grace(_: Any, effect: agent_actions.Effect) -> list[agent_actions.Effect]:
