@@ -56,7 +56,7 @@ from orchestrator.core.model.state import Attempt, Job, State, Task
 from orchestrator.core.model.task import OVER
 from orchestrator.core.monitoring import stack_dumps, traffic
 from orchestrator.core.monitoring.task_observations import observation_facts
-from orchestrator.core.nodes.admission import NAME_CODES, clock_ahead_s, refuse
+from orchestrator.core.nodes.admission import NAME_CODES, clock_ahead_s, is_outdated, refuse
 from orchestrator.core.nodes.crash_loops import restarted
 from orchestrator.core.nodes.drains import drain, remove, resume
 from orchestrator.core.nodes.enrolment import decide_enrolment, refuse_certificate, shown
@@ -82,12 +82,6 @@ from orchestrator.core.webhooks.outbox import on_attempted
 
 VERSION = "0.1.0"
 REBOOTED: Final = "it rebooted"
-OUTDATED_WITHIN_S: Final = 600.0
-"""How long after a node was last heard its newest Hello makes earlier ones outdated.
-
-No connection delivers one so late, as it has to say hello within seconds. A clock may go back, as
-that of a virtual machine restored from a snapshot does: then the node can connect after this time.
-"""
 
 
 def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Decision:
@@ -255,17 +249,6 @@ def submitted_before(key: str, again: str, job: JobId, digest: str) -> a.Result:
 def _is_over(state: State, number: JobId) -> bool:
     job = state.jobs.get(number)
     return job is not None and job.phase is JobPhase.ENDED
-
-
-def is_outdated(state: State, hello: Hello, now: Instant) -> bool:
-    """True if this agent has made a newer Hello in the same boot, perhaps as an earlier process,
-    and the network delivered that first. The tasks in this one are not those that the node has.
-    """
-    node = state.nodes.get(hello.node)
-    if node is None or (node.agent_id, node.boot_id) != (hello.agent_id, hello.boot_id):
-        return False
-    earlier = 0.0 < hello.made_s < node.made_s  # 0: its release does not say
-    return earlier and now.mono < node.heard_at + OUTDATED_WITHIN_S
 
 
 def _hello(

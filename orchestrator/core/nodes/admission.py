@@ -26,6 +26,24 @@ _CLOCK_MOST_S: Final = 1e10  # bounded, as any reported value is shown
 NAME_CODES: Final = ("duplicate_name", "duplicate_identity")
 """Refusal codes for a second agent of the same name or identity."""
 
+OUTDATED_WITHIN_S: Final = 600.0
+"""How long after a node was last heard its newest Hello makes earlier ones outdated.
+
+No connection delivers one so late, as it has to say hello within seconds. A clock may go back, as
+that of a virtual machine restored from a snapshot does: then the node can connect after this time.
+"""
+
+
+def is_outdated(state: State, hello: Hello, now: Instant) -> bool:
+    """True if this agent has made a newer Hello in the same boot, perhaps as an earlier process,
+    and the network delivered that first. The tasks in this one are not those that the node has.
+    """
+    node = state.nodes.get(hello.node)
+    if node is None or (node.agent_id, node.boot_id) != (hello.agent_id, hello.boot_id):
+        return False
+    earlier = 0.0 < hello.made_s < node.made_s  # 0: its release does not say
+    return earlier and now.mono < node.heard_at + OUTDATED_WITHIN_S
+
 
 def refuse(
     state: State, hello: Hello, peer: str, version: str, foreign: frozenset[str] = frozenset()

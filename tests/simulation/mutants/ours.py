@@ -13,14 +13,13 @@ from agent.core.shim_protocol import ShimLease, ShimPhase
 from muster.protocol.link.control_channel import Hello, Refused
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
-from orchestrator.core.engine import decide
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.gangs.transitions import task_moved
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.model.task import reached
-from orchestrator.core.nodes.admission import refuse
+from orchestrator.core.nodes.admission import is_outdated, refuse
 from orchestrator.core.scheduling import placement, scheduler
 from orchestrator.core.scheduling.placement import Waiting
 from orchestrator.core.scheduling.rendezvous import choose_rendezvous
@@ -47,10 +46,6 @@ def _deaf_to_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     for phase in (ShimPhase.PREPARED, ShimPhase.STOPPING, ShimPhase.EXITED, ShimPhase.STUCK):
         known = agent_task.LATER[phase] - {ShimPhase.REFUSED}
         monkeypatch.setitem(agent_task.LATER, phase, known)
-
-
-def _late_hellos_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decide, "is_outdated", lambda *_: False)
 
 
 def _long_grace(_: Any, effect: agent_actions.Effect) -> list[agent_actions.Effect]:
@@ -139,7 +134,7 @@ MUTANTS = (
     ),
     Mutant(
         "a Hello that arrives after a newer one counts",
-        _late_hellos_count,
+        everywhere(is_outdated, lambda _: lambda *_: False),
         ("I3",),
         seed=1875,
     ),

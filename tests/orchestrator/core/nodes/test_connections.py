@@ -20,7 +20,6 @@ from muster.protocol.link.control_channel import (
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.engine.apply import apply
-from orchestrator.core.engine.decide import OUTDATED_WITHIN_S
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
@@ -29,6 +28,7 @@ from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.leases import margin_s
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import State
+from orchestrator.core.nodes.admission import OUTDATED_WITHIN_S
 from tests.orchestrator.core.playbook import INVENTORY, OBSERVED, Cluster, prepared, spec, task
 
 
