@@ -23,7 +23,7 @@ from muster.protocol.instant import Instant
 from muster.protocol.link.control_channel import Command, Refused
 from orchestrator.core.engine.decide import submitted_before
 from orchestrator.core.engine.fast_path import is_answer, is_plain_heartbeat
-from orchestrator.core.engine.guarded_turn import TurnFailedError, guarded_turn
+from orchestrator.core.engine.guarded_turn import TurnFailedError, guarded_turns
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.base import Durability
@@ -166,7 +166,7 @@ class Coordinator:
         except TurnFailedError as error:
             _log.critical("turn_failed", why=str(error.__cause__), exc_info=error.__cause__)
             if error.fact is not None:
-                # Without the facts of the failed turn. The next process starts from the journal.
+                # Without the facts of the failed batch. The next process starts from the journal.
                 await self._journal.append([*self._staged, (error.fact, self.now().wall)])
                 self._staged = []
             raise
@@ -366,17 +366,17 @@ class Coordinator:
         """
         began, known = time.perf_counter(), len(facts)
         found: set[Durability] = {Durability.SYNC} if self._flush_due else set()
-        for received in batch:
-            self._unchecked_bytes += submit_bytes(received.given)
-            decided, error = guarded_turn(self.state, received.given, received.at, self.limits)
+        self._unchecked_bytes += sum(submit_bytes(received.given) for received in batch)
+        inputs = [(received.given, received.at) for received in batch]
+        for turned, at, given, error in guarded_turns(self.state, inputs, self.limits):
             if error is not None:
-                what = type(received.given).__name__
+                what = type(given).__name__
                 _log.critical("input_refused", input=what, why=str(error), exc_info=error)
-            effects += decided.effects
-            for fact in decided.facts:
+            effects += turned.effects
+            for fact in turned.facts:
                 facts.append(fact)
                 if fact.durability is not Durability.EPHEMERAL:
-                    self._staged.append((fact, received.at.wall))
+                    self._staged.append((fact, at.wall))
                     found.add(fact.durability)
         self.meters.observe(facts[known:])
         self.index.observe(self.state, facts[known:])

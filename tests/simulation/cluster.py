@@ -61,6 +61,7 @@ class Cluster:
         trouble_s: float = TROUBLE_S,
         crashes: Crashes | None = None,
         policy: PoolPolicy = STRICT,
+        shares_looks: bool = False,
     ) -> None:
         self.world = World(seed, wall_jumps=wall_jumps, verbose=verbose)
         self.world.crashes = crashes
@@ -83,6 +84,7 @@ class Cluster:
         self.coordinator = Coordinator(
             self.world, self.network, self.disk, self.limits, self.checkers
         )
+        self.coordinator.shares_looks = shares_looks
         self.coordinator.crashed = self._restart_coordinator
         self.judging = Judging(self.coordinator, self.checkers)
         self.nodes: list[Node] = []

@@ -15,7 +15,7 @@ from muster.protocol.ids import SessionId
 from muster.protocol.instant import Instant
 from muster.protocol.link.control_channel import Hello, Report, Welcome
 from orchestrator.core.engine.fast_path import is_answer, is_plain_heartbeat
-from orchestrator.core.engine.guarded_turn import TurnFailedError
+from orchestrator.core.engine.guarded_turn import TurnFailedError, guarded_turns
 from orchestrator.core.engine.turn import Turn, turn
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
@@ -67,6 +67,7 @@ class Coordinator:
         self.checkers = checkers
         self.state = State()
         self.turn: Callable[[State, s.Input, Instant, Limits], Turn] = turn
+        self.shares_looks = False  # else each input has its own: most seeds stay what they were
         self.up = False
         self.frozen = False
         self.doom: Doom | None = None
@@ -224,6 +225,9 @@ class Coordinator:
             batch, self._inbox = self._inbox, []
             due: set[Durability] = {Durability.SYNC} if flush else set()
             flush = False
+            if self.shares_looks and len(batch) > 1:
+                due |= self._turn_together(batch)
+                batch = []
             for given, received in batch:
                 self.world.steps += 1
                 done = self._turn(given, received)
@@ -256,6 +260,21 @@ class Coordinator:
             self.world.met["turn_failed"] += 1
             self.crash()
             return None
+
+    def _turn_together(self, batch: list[tuple[s.Input, Instant]]) -> set[Durability]:
+        """Judge a batch as the real shell does: with one look at the queues, at its end."""
+        self.world.steps += len(batch)
+        self.world.met["look_shared"] += 1
+        due: set[Durability] = set()
+        facts: list[f.Fact] = []
+        for done, at, _, error in guarded_turns(self.state, batch, self.limits):
+            if error is not None:
+                raise error
+            self._held += done.effects
+            due |= self._stage(done.facts, at)
+            facts += done.facts
+        self.checkers.turned(self.state, facts, batch[-1][1], self.limits)
+        return due
 
     def _stage(self, facts: list[f.Fact], received: Instant) -> set[Durability]:
         found: set[Durability] = set()

@@ -18,7 +18,7 @@ from muster.protocol.states import TaskState
 from orchestrator.core.engine import guarded_turn as guard
 from orchestrator.core.engine.decide import decide
 from orchestrator.core.engine.guarded_turn import guarded_turn
-from orchestrator.core.engine.turn import Turn, advance
+from orchestrator.core.engine.turn import Due, Turn, advance
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
@@ -200,8 +200,10 @@ class Failures:
             raise ZeroDivisionError
         return decide(state, given, now, limits)
 
-    def _advance(self, state: State, decision: Decision, now: Instant, limits: Limits) -> Turn:
-        done = advance(state, decision, now, limits)
+    def _advance(
+        self, state: State, decision: Decision, now: Instant, limits: Limits, due: Due | None
+    ) -> Turn:
+        done = advance(state, decision, now, limits, due)
         started = any(isinstance(fact, f.AttemptStarted) for fact in done.facts)
         if started and not self.met["failed"]:
             self.met["failed"] += 1

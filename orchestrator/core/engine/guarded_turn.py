@@ -8,13 +8,14 @@ process starts from the journal; once an input of one origin has ended two proce
 from __future__ import annotations
 
 import traceback
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from muster.protocol.instant import Instant
 from muster.protocol.link.control_channel import Refused
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.decide import VERSION, decide
-from orchestrator.core.engine.turn import Turn, advance
+from orchestrator.core.engine.turn import Due, Turn, advance, look_at_queues
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
@@ -23,6 +24,7 @@ from orchestrator.core.model.state import State
 
 ENDED_MAX: Final = 2
 ORIGINS_MAX: Final = 256
+_QUEUES: Final = "a look at the queues"
 _TEXT_MAX: Final = 300
 _AGAIN_S: Final = 60.0
 _HINT: Final = "this is a bug of muster: the coordinator's log has the traceback; please report it"
@@ -37,11 +39,11 @@ class TurnFailedError(Exception):
 
 
 def guarded_turn(
-    state: State, received: s.Input, now: Instant, limits: Limits
+    state: State, received: s.Input, now: Instant, limits: Limits, due: Due | None = None
 ) -> tuple[Turn, Exception | None]:
     """As `turn`. Returns the exception, too, if the input was refused because of it.
 
-    Raises TurnFailedError if the process must end.
+    With `due`, looks at no queue, as `advance`. Raises TurnFailedError if the process must end.
     """
     origin = origin_of(state, received)
     if origin and state.failed_inputs.get((VERSION, origin), 0) >= ENDED_MAX:
@@ -53,10 +55,43 @@ def guarded_turn(
             raise
         return _refused(state, received, origin, error, now), error
     try:
-        return advance(state, decision, now, limits), None
+        return advance(state, decision, now, limits, due), None
     except Exception as error:
         fact = cf.InputFailed(VERSION, origin, _text(error), ended=True) if origin else None
         raise TurnFailedError(fact) from error
+
+
+class Turned(NamedTuple):
+    """A turn, the time of its input, and the exception for which the input was refused."""
+
+    turn: Turn
+    at: Instant
+    given: s.Input | None = None
+    error: Exception | None = None
+
+
+def guarded_turns(
+    state: State, inputs: Sequence[tuple[s.Input, Instant]], limits: Limits
+) -> list[Turned]:
+    """Return the turns of inputs that wait together. The last one looks at the queues, for all.
+
+    Raises TurnFailedError if the process must end. Then none of these turns counts.
+    """
+    # After a failed turn, each input has its own look again, so that the one that fails is known.
+    failed = any(ended and it == VERSION for (it, _), ended in state.failed_inputs.items())
+    due = None if failed or len(inputs) < 2 else Due()
+    turns = []
+    for given, at in inputs:
+        done, error = guarded_turn(state, given, at, limits, due)
+        turns.append(Turned(done, at, given, error))
+    if due is None:
+        return turns
+    _, last = inputs[-1]
+    try:
+        turns.append(Turned(look_at_queues(state, due, last, limits), last))
+    except Exception as error:
+        raise TurnFailedError(cf.InputFailed(VERSION, _QUEUES, _text(error), ended=True)) from error
+    return turns
 
 
 def origin_of(state: State, received: s.Input) -> str:

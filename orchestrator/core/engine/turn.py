@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,6 +31,7 @@ from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.leases import lease_of, margin_s
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import ITSELF
+from orchestrator.core.model.plan import QueueEvent
 from orchestrator.core.model.state import State
 from orchestrator.core.scheduling.backfill import schedule
 from orchestrator.core.scheduling.elastic import may_join, next_join
@@ -47,41 +49,87 @@ class Turn:
 _AT_ONCE: Final = frozenset({NodeDrained, HardwareReported, TaskExited})
 
 
+@dataclass(slots=True)
+class Due:
+    """Reasons to look at the queues, from the facts of one or more turns.
+
+    `events` may move promised starts. `frees`: a gang may have room in a pool without backfill.
+    `plans`: the plan of a pool with backfill may change; `freed`: its capacity may have grown.
+    `joins`: a node may join an elastic gang.
+    """
+
+    events: list[QueueEvent] = field(default_factory=list)
+    frees: bool = False
+    plans: bool = False
+    freed: bool = False
+    joins: bool = False
+
+    def note(self, state: State, facts: Sequence[Fact]) -> None:
+        """Add the reasons in the facts of a turn, which have just been applied.
+
+        Facts that cannot free capacity, such as heartbeats and progress reports, are no reason.
+        """
+        events = queue_events(state, facts)
+        frees = any(frees_capacity(state, it) for it in facts)
+        self.events += events
+        self.frees |= frees
+        # The planned end of an attempt that stops is counted from now.
+        if events or frees or any(isinstance(it, StopRequested) for it in facts):
+            self.plans = True
+            self.freed |= any(not isinstance(it, JobSubmitted) for it in facts)
+        if state.elastic:
+            self.joins |= any(may_join(state, it) for it in facts)
+
+
 def turn(state: State, received: Input, now: Instant, limits: Limits) -> Turn:
     """Advance `state` by one input. A running coordinator changes the state in no other way."""
     return advance(state, decide(state, received, now, limits), now, limits)
 
 
-def advance(state: State, decision: Decision, now: Instant, limits: Limits) -> Turn:
-    """Apply a decision and all its consequences."""
+def advance(
+    state: State, decision: Decision, now: Instant, limits: Limits, due: Due | None = None
+) -> Turn:
+    """Apply a decision and all its consequences.
+
+    With `due`, notes there why the queues have to be looked at; `look_at_queues` does it then.
+    """
     done = Turn()
     _apply_with_reactions(state, decision.facts, now, limits, done)
     done.effects[:0] = decision.effects
-    # Skip placement for facts that cannot free capacity, such as heartbeats and progress reports.
-    if any(frees_capacity(state, fact) for fact in done.facts):
-        while (placed := next_placement(state)) is not None:
-            leased = _with_lease(state, placed, limits)
-            _apply_with_reactions(state, [leased], now, limits, done)
-    _backfill(state, now, limits, done)
-    if state.elastic and any(may_join(state, fact) for fact in done.facts):
-        while (joined := next_join(state, now)) is not None:
-            _apply_with_reactions(state, [joined], now, limits, done)
+    noted = Due() if due is None else due
+    noted.note(state, done.facts)
+    if due is None:
+        _look_at_queues(state, noted, now, limits, done)
     return done
 
 
-def _backfill(state: State, now: Instant, limits: Limits, done: Turn) -> None:
-    """Look at the queues of pools with backfill, if an event may have changed the plan.
+def look_at_queues(state: State, due: Due, now: Instant, limits: Limits) -> Turn:
+    """Start the gangs that fit now, and plan the starts of others, after one or more turns."""
+    done = Turn()
+    _look_at_queues(state, due, now, limits, done)
+    return done
 
-    Facts that cannot free capacity, such as heartbeats and progress reports, are no reason.
-    """
-    events = queue_events(state, done.facts)
-    # The planned end of an attempt that stops is counted from now.
-    due = any(frees_capacity(state, it) or isinstance(it, StopRequested) for it in done.facts)
-    if not (events or due):
-        return
-    freed = any(not isinstance(fact, JobSubmitted) for fact in done.facts)
+
+def _look_at_queues(state: State, due: Due, now: Instant, limits: Limits, done: Turn) -> None:
+    known = len(done.facts)
+    if due.frees:
+        while (placed := next_placement(state)) is not None:
+            leased = _with_lease(state, placed, limits)
+            _apply_with_reactions(state, [leased], now, limits, done)
+    due.note(state, done.facts[known:])
+    known = len(done.facts)
+    if due.plans:
+        _backfill(state, due, now, limits, done)
+    joins = due.joins or any(may_join(state, fact) for fact in done.facts[known:])
+    if state.elastic and joins:
+        while (joined := next_join(state, now)) is not None:
+            _apply_with_reactions(state, [joined], now, limits, done)
+
+
+def _backfill(state: State, due: Due, now: Instant, limits: Limits, done: Turn) -> None:
+    """Look at the queues of pools with backfill."""
     lease_s = limits.lease_s + margin_s(limits.lease_s)
-    found = schedule(state, events, now, lease_s, freed=freed)
+    found = schedule(state, due.events, now, lease_s, freed=due.freed)
     again = found
     while again:
         leased = [_with_lease(state, fact, limits) for fact in again]

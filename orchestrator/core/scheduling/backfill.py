@@ -107,8 +107,11 @@ class _Pass(Planner):
     def _changed_nodes(self) -> set[NodeName]:
         """The nodes on which a verdict may have changed since the last pass."""
         plan, seen = self.state.plan, self.seen
+        nodes = self.state.nodes
         if not plan.seen or self.state.unknown:
             return set(seen)
+        if any(nodes.get(name, it) is not it for name, it in plan.memo.nodes.items()):
+            return set(seen)  # a node was removed and came back
         changed = {name for name, it in seen.items() if plan.seen.get(name) != it}
         gone = plan.seen.keys() - seen.keys()
         described = gone or any(
@@ -193,7 +196,7 @@ class _Pass(Planner):
         if any(it.node in nodes or it.node in touched for it in booking.shares):
             return False
         before = booking.start - LATER_S
-        ignored = {job.id} | (self.profile.bookings.keys() - self.promises.keys())
+        ignored = self.profile.bookings.keys() - self.promises.keys()
         return not self.profile.has_gap(job.spec, nodes | touched, before, ignored)
 
     def _behind_horizon(

@@ -22,7 +22,7 @@ from orchestrator.core.model.plan import (
     QueueEvent,
 )
 from orchestrator.core.model.state import Job, State
-from orchestrator.core.scheduling.gpus import given
+from orchestrator.core.scheduling.gpus import given, share_of
 from orchestrator.core.scheduling.placement import why_there
 from orchestrator.core.scheduling.planned_ends import (
     begun,
@@ -30,7 +30,7 @@ from orchestrator.core.scheduling.planned_ends import (
     expected_end,
     planned_end,
 )
-from orchestrator.core.scheduling.profile import Profile, booking_of
+from orchestrator.core.scheduling.profile import Profile
 
 PLACED_WORK: Final = 300
 """The work of a placement, with all that follows from it."""
@@ -311,3 +311,11 @@ class Planner:
         if self.promises.get(job.id) == math.inf:
             return QueueEvent(MoveCause.RESTART)
         return min(self.events, key=rank, default=QueueEvent(MoveCause.UNNAMED))
+
+
+def booking_of(
+    trial: State, job: Job, gang: Sequence[NodeName], start: float, end: float
+) -> Booking:
+    """The booking of a gang that the placement has chosen in a hypothetical state."""
+    shares = [(name, share_of(job.spec, given(trial, job.spec, name))) for name in gang]
+    return Booking(start, end, tuple(PlannedShare(name, *share) for name, share in shares))

@@ -17,9 +17,8 @@ from muster.protocol.instant import Instant
 from muster.protocol.observations.gpus import divides
 from muster.spec.model import JobSpec, Placement, Rdma
 from orchestrator.core.model.node import LinkState
-from orchestrator.core.model.plan import Booking, PlannedShare, Sights
+from orchestrator.core.model.plan import Booking, Sights
 from orchestrator.core.model.state import Job, Node, Share, State
-from orchestrator.core.scheduling.gpus import given, share_of
 from orchestrator.core.scheduling.placement import busy, choose_gang, consider, unfit, usable
 from orchestrator.core.scheduling.planned_ends import duration_s, slipped
 from orchestrator.core.scheduling.timeline import (
@@ -32,8 +31,6 @@ from orchestrator.core.scheduling.timeline import (
 )
 
 _ANYWHERE: Final = Placement()
-
-
 Booked = dict[NodeName, dict[JobId, Held]]
 """The bookings of each node. The dictionaries of the nodes are never changed, only replaced."""
 
@@ -61,23 +58,23 @@ class Memo(NamedTuple):
     lines: dict[int | None, Line]
     bits: dict[NodeName, int]
     booked: Booked
+    nodes: dict[NodeName, Node]
 
     def without(self, nodes: AbstractSet[NodeName], *, described: bool) -> Memo:
         """A copy without these nodes. `described`: the inventory of one has changed."""
         gaps = {name: it for name, it in self.gaps.items() if name not in nodes}
         copies = {name: it for name, it in self.copies.items() if name not in nodes}
         if described:
-            return Memo(gaps, copies, {}, {}, {}, {})
+            return Memo(gaps, copies, {}, {}, {}, {}, {})
         lines = {key: Line(it.known, it.stale | nodes) for key, it in self.lines.items()}
-        return Memo(gaps, copies, dict(self.fitting), lines, self.bits, {})
+        return Memo(gaps, copies, dict(self.fitting), lines, self.bits, {}, {})
 
 
 class Profile:
     """The nodes over time. `bookings` is shared with the caller, who changes it by `book`.
 
     `touched` are the nodes whose bookings have changed in this pass; each change has a new
-    `version`. `spent` counts the work, in
-    about the microseconds that it takes.
+    `version`. `spent` counts the work, in about the microseconds that it takes.
     """
 
     def __init__(
@@ -90,7 +87,7 @@ class Profile:
         lease_s: float,
     ) -> None:
         self.state, self.now = state, now.mono
-        self.memo = Memo({}, {}, {}, {}, {}, {})
+        self.memo = Memo({}, {}, {}, {}, {}, {}, {})
         self.bookings = bookings
         self.spent = self.version = 0
         self.touched: set[NodeName] = set()
@@ -105,6 +102,7 @@ class Profile:
         self._served: dict[str, int] = {}
         self._without: tuple[object, Timeline] = (None, NEVER)
         self._free: dict[str, int] = {}
+        self._gaps: dict[object, tuple[object, set[tuple[float, float]]]] = {}
         self._until: dict[tuple[str, int | None, int], tuple[int, float]] = {}
         # Agents of one machine hold each other's GPUs.
         nodes = state.nodes.values()
@@ -145,7 +143,7 @@ class Profile:
 
     def results(self) -> Memo:
         """Return what the next pass may use of this one."""
-        return self.memo._replace(booked=self._booked)
+        return self.memo._replace(booked=self._booked, nodes=self.state.nodes.copy())
 
     def forget_held(self) -> list[NodeName]:
         """Return the nodes of the gangs that were placed in this pass, and forget what depends on
@@ -296,10 +294,7 @@ class Profile:
             node = self.state.nodes.get(name)
             if node is None:
                 continue
-            spans = self._room(spec, node, ignored)
-            if node.link is not LinkState.CONNECTED:
-                returns = self.node_returns_at(node)
-                spans = tuple((max(it, returns), end) for it, end in spans if end > returns)
+            spans = self._room_there(spec, node, ignored)
             room[spans] = room.get(spans, 0) | self.memo.bits.get(name, 0)
         self.spent += len(line.times) // 8 + len(names) // 2 + 8 * len(room)
         return line.replaced(bits, room)
@@ -428,13 +423,27 @@ class Profile:
         return line.free(nodes, self.now, end).bit_count() >= spec.nodes
 
     def has_gap(
-        self, spec: JobSpec, names: Iterable[NodeName], before: float, ignored: AbstractSet[JobId]
+        self,
+        spec: JobSpec,
+        names: AbstractSet[NodeName],
+        before: float,
+        ignored: AbstractSet[JobId],
     ) -> bool:
         """True if the job may use one of these nodes from a time before `before`."""
-        nodes = self._bits(names) & self._in_service(spec.pool)
-        line, length_s = self._timeline(spec, ignored), duration_s(spec)
-        self.spent += 20
-        return any(True for _ in line.starts(nodes, 1, length_s, self.now, before))
+        key, again = (spec.pool, spec.resources.gpu), (self.version, names, ignored)
+        known = self._gaps.get(key)
+        if known is None or known[0] != again:
+            nodes = [self.state.nodes[name] for name in names if name in self.state.nodes]
+            served = [it for it in nodes if it.drain is None and it.inventory.pool == spec.pool]
+            gaps = {gap for node in served for gap in self._room_there(spec, node, ignored)}
+            known = self._gaps[key] = (again, gaps)
+            self.spent += 2 * len(names)
+        length_s = duration_s(spec)
+        self.spent += 5
+        return any(
+            (at := max(begin, self.now)) < before and not end - length_s < at
+            for begin, end in known[1]
+        )
 
     def starts(self, job: Job, before: float, ignored: AbstractSet[JobId]) -> Iterator[float]:
         """Times before `before` at which a job may fit, the earliest first.
@@ -468,6 +477,14 @@ class Profile:
             known[key] = found
         return found
 
+    def _room_there(self, spec: JobSpec, node: Node, ignored: AbstractSet[JobId]) -> Spans:
+        """As `_room`. A node that is away has no room before it returns."""
+        spans = self._room(spec, node, ignored)
+        if node.link is LinkState.CONNECTED:
+            return spans
+        returns = self.node_returns_at(node)
+        return tuple((max(it, returns), end) for it, end in spans if end > returns)
+
     def _divides(self, node: Node) -> bool:
         found = self._divided.get(node.name)
         if found is None:
@@ -476,11 +493,3 @@ class Profile:
 
 
 _NONE: Final[dict[JobId, Held]] = {}
-
-
-def booking_of(
-    trial: State, job: Job, gang: Sequence[NodeName], start: float, end: float
-) -> Booking:
-    """The booking of a gang that the placement has chosen in a hypothetical state."""
-    shares = [(name, share_of(job.spec, given(trial, job.spec, name))) for name in gang]
-    return Booking(start, end, tuple(PlannedShare(name, *share) for name, share in shares))

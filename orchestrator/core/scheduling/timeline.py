@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
+from itertools import compress
+from operator import ne
 from typing import Final, NamedTuple
 
 from muster.protocol.ids import JobId
@@ -34,22 +36,26 @@ class Timeline(NamedTuple):
 
     def replaced(self, nodes: int, room: Mapping[Spans, int]) -> Timeline:
         """A copy in which the bits of `nodes` have room only in the spans of `room`."""
-        times: list[float] = []
-        masks: list[int] = []
-        last = -1
-        for at, mask in zip(self.times, self.masks, strict=True):
-            left = mask & ~nodes
-            if left != last:
-                times.append(at)
-                masks.append(left)
-                last = left
+        # Bits that begin or end to have room at a time. In between, the bits of `nodes` are `on`.
+        flips: dict[float, int] = {}
         for spans, bits in room.items():
             for begin, end in spans:
-                first = _cut(times, masks, begin)
-                stop = _cut(times, masks, end) if end < math.inf else len(masks)
-                for place in range(first, stop):
-                    masks[place] |= bits
-        return Timeline(tuple(times), tuple(masks))
+                flips[begin] = flips.get(begin, 0) ^ bits
+                if end < math.inf:
+                    flips[end] = flips.get(end, 0) ^ bits
+        times, masks, others = list(self.times), list(self.masks), ~nodes
+        for at in flips:
+            _cut(times, masks, at)
+        found: list[int] = []
+        on = 0
+        for at in sorted(flips):
+            place = bisect_left(times, at, len(found))
+            found += [mask & others | on for mask in masks[len(found) : place]]
+            on ^= flips[at]
+        found += [mask & others | on for mask in masks[len(found) :]]
+        # Equal neighbours are one.
+        differs = [True, *map(ne, found, found[1:])]
+        return Timeline(tuple(compress(times, differs)), tuple(compress(found, differs)))
 
     def free(self, nodes: int, start: float, end: float) -> int:
         """Return those of `nodes` with room all the time from `start` to `end`."""

@@ -10,7 +10,7 @@ import pytest
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.link.control_channel import Heartbeat, NodeChanges
 from muster.protocol.observations.disks import DiskHealth
-from orchestrator.core.engine import guarded_turn
+from orchestrator.core.engine import guarded_turn, turn
 from orchestrator.core.engine.guarded_turn import TurnFailedError
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts.effects import Declined, RequestId, Submitted
@@ -22,6 +22,7 @@ from orchestrator.core.facts.inputs import (
 )
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State
+from orchestrator.core.scheduling.backfill import schedule
 from orchestrator.journal.errors import JournalWriteError
 from orchestrator.journal.journal import Journal
 from orchestrator.shell import coordinator as coordinator_module
@@ -179,6 +180,51 @@ async def test_a_turn_whose_consequences_fail_ends_the_process_with_that_on_reco
     ((_, origin),) = state.failed_inputs
     assert origin.startswith("submit of ")
     journal.close()
+
+
+async def test_a_look_at_the_queues_that_fails_takes_its_inputs_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, Limits())
+    owner = asyncio.get_running_loop().create_task(rig.coordinator.run(1))
+    await rig.coordinator.started.wait()
+    await rig.join()
+
+    def broken(*_: object) -> Never:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(guarded_turn, "look_at_queues", broken)
+    answers = await asyncio.gather(rig.submit("a"), rig.submit("b"), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [CoordinatorStoppedError] * 2
+    with pytest.raises(TurnFailedError):
+        await owner
+    rig.journal.close()
+    journal = Journal.open(tmp_path)
+    state = replay(journal.replay())
+    # Else the next process would have them, and fail again.
+    assert state.jobs == {}
+    assert [origin for _, origin in state.failed_inputs] == ["a look at the queues"]
+    journal.close()
+
+
+def test_a_burst_of_submits_is_followed_by_one_look_at_the_queues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+
+    def counted(state: State, *args: Any, **more: Any) -> Any:
+        looks.append(len(state.jobs))
+        return schedule(state, *args, **more)
+
+    async def main(rig: Rig) -> None:
+        await rig.join()
+        monkeypatch.setattr(turn, "schedule", counted)
+        answers = await asyncio.gather(*(rig.submit(f"key-{number}") for number in range(200)))
+        assert [answer.job for answer in answers] == list(range(1, 201))
+
+    with_owner(tmp_path, main)
+    # More than once, because a job started, and a look has a bounded length.
+    assert len(looks) < 10
 
 
 def test_replay_leads_to_the_state_that_was(tmp_path: Path) -> None:

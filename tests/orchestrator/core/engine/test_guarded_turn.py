@@ -6,17 +6,25 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.ids import JobId, NodeName
-from muster.protocol.link.control_channel import Heartbeat
+from muster.protocol.ids import JobId, NodeName, SessionId
+from muster.protocol.link.control_channel import PROTOCOL_MAX, Heartbeat, Hello, NodeObservations
 from muster.protocol.states import JobState
 from orchestrator.core.engine import guarded_turn as guard
-from orchestrator.core.engine.guarded_turn import TurnFailedError, guarded_turn
+from orchestrator.core.engine import turn
+from orchestrator.core.engine.guarded_turn import (
+    Turned,
+    TurnFailedError,
+    guarded_turn,
+    guarded_turns,
+)
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.model.plan import PoolPolicy
+from orchestrator.core.model.state import State
 from orchestrator.core.scheduling import profile, scheduler
-from tests.orchestrator.core.playbook import STRICT, Cluster, spec
+from orchestrator.core.scheduling.backfill import schedule
+from tests.orchestrator.core.playbook import INVENTORY, STRICT, Cluster, spec
 
 
 def broken(*_: Any) -> Any:
@@ -38,6 +46,30 @@ def give(cluster: Cluster, received: s.Input) -> tuple[list[Any], list[a.Effect]
     done, _ = guarded_turn(cluster.state, received, cluster.now, cluster.limits)
     cluster.facts += done.facts
     return done.facts, done.effects
+
+
+def together(cluster: Cluster, *inputs: s.Input) -> list[Turned]:
+    turns = guarded_turns(cluster.state, [(it, cluster.now) for it in inputs], cluster.limits)
+    for turned in turns:
+        cluster.facts += turned.turn.facts
+    return turns
+
+
+def submit(number: int) -> s.SubmitReceived:
+    return s.SubmitReceived(a.RequestId(number), spec(), "ada", f"key-{number}", "")
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of waiting jobs at each look at the queues."""
+    found: list[int] = []
+
+    def counted(state: State, *args: Any, **more: Any) -> Any:
+        found.append(sum(map(len, state.queues.values())))
+        return schedule(state, *args, **more)
+
+    monkeypatch.setattr(turn, "schedule", counted)
+    return found
 
 
 def test_a_request_that_cannot_be_decided_is_answered_and_on_record_once(
@@ -130,3 +162,67 @@ def test_a_job_whose_placement_fails_is_held_and_the_others_go_on(
     assert held.user == "muster"
     assert held.reason == "its placement failed, a bug of muster: ValueError: planted"
     assert cluster.shown(3) is JobState.PREPARING
+
+
+def test_inputs_that_wait_together_share_one_look_at_the_queues(
+    cluster: Cluster, looks: list[int]
+) -> None:
+    jobs = cluster.state.next_job
+    turns = together(cluster, *(submit(number) for number in range(50)))
+    # A second time, because a job started in the first.
+    assert looks == [50, 49]
+    assert cluster.shown(jobs) is JobState.PREPARING
+    assert cluster.shown(jobs + 1) is JobState.QUEUED
+    # The answers come first, each after its job.
+    assert [len(turned.turn.effects) for turned in turns[:-1]] == [1] * 50
+    assert any(isinstance(it, a.Send) for it in turns[-1].turn.effects)
+    looks.clear()
+    together(cluster, submit(50))
+    assert looks == [50]
+
+
+def test_inputs_without_consequences_for_the_queues_look_at_none(
+    cluster: Cluster, looks: list[int]
+) -> None:
+    session = cluster.node("a").session
+    assert session is not None
+    together(cluster, *[s.ReportReceived(session, Heartbeat(cluster.mono))] * 2)
+    assert looks == []
+
+
+def test_a_look_that_fails_counts_against_no_input_and_the_next_process_finds_the_one_that_does(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn, "schedule", broken)
+    with pytest.raises(TurnFailedError) as caught:
+        together(cluster, submit(1), submit(2))
+    assert caught.value.fact is not None
+    assert caught.value.fact.origin == "a look at the queues"
+    cluster.facts.append(caught.value.fact)
+    cluster.state = cluster.replayed()
+    with pytest.raises(TurnFailedError) as caught:
+        together(cluster, submit(1), submit(2))
+    assert caught.value.fact is not None
+    assert caught.value.fact.origin.startswith("submit of ada: key-1")
+
+
+def test_a_node_that_was_removed_and_came_back_before_anybody_looked_is_used() -> None:
+    cluster = Cluster()
+    cluster.join("a", "b")
+    cluster.submit(spec())
+    cluster.leave("b" if cluster.node("a").holders else "a")
+    cluster.beat(600.0)
+    cluster.submit(spec(time_limit_s=60.0))
+    assert cluster.shown(2) is JobState.QUEUED
+    (gone,) = [it.name for it in cluster.state.nodes.values() if it.session is None]
+    hello = Hello(
+        gone,
+        f"id-{gone}",
+        f"boot-{gone}",
+        "0.1.0",
+        NodeObservations(INVENTORY),
+        protocol_max=PROTOCOL_MAX,
+    )
+    remove = s.RemoveReceived(a.RequestId(70), gone, "ana")
+    together(cluster, remove, s.HelloReceived(SessionId(99), hello, "127.0.0.1"), submit(3))
+    assert cluster.job(2).attempts[-1].tasks[0].node == gone
