@@ -29,6 +29,7 @@ from muster.protocol.outcome import EXIT_CLIENT
 from muster.protocol.roles import Role
 from muster.protocol.text import count
 from muster.protocol.tokens import BadToken, TokenClass, parse
+from muster.wheels.manifest import CURL_LIMITS
 
 JOIN: Final = TokenClass.JOIN.value
 _COLUMNS: Final = (
@@ -201,7 +202,8 @@ def install_line(url: str, pin: str, made: NewJoinSecret | None) -> str:
     process's arguments. Without one, the script asks for it.
     """
     secret = f"MUSTER_JOIN={made.text} " if made is not None else ""
-    return f"curl -fsSk --pinnedpubkey {pin} {url.rstrip('/')}/v1/install.sh | {secret}sh"
+    where = f"{url.rstrip('/')}/v1/install.sh"
+    return f"curl -fsSk {CURL_LIMITS} --pinnedpubkey {pin} {where} | {secret}sh"
 
 
 def _create_join(
