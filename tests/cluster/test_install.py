@@ -274,7 +274,7 @@ def test_curl_never_waits_for_ever_and_speaks_https_only(site: Site, wheels: Pat
 
 
 def installable(folder: Path, version: int) -> str:
-    """Make a wheel with a program `muster` that tells its version and arguments. Returns its
+    """Make a wheel with a program `muster` that prints its version and arguments. Returns its
     name."""
     name = f"fake-{version}-py3-none-any.whl"
     info = f"fake-{version}.dist-info"
