@@ -140,7 +140,8 @@ def _join(flags: argparse.Namespace, host: str, port: int, secret: JoinSecretTex
     if answer.waits:
         _say(f"it waits for an operator: muster node accept {node}")
     if systemd_runs() and not flags.no_start:
-        install_unit(AGENT, config)
+        # An agent that ran before does not read its configuration again. Its jobs run on.
+        install_unit(AGENT, config, restart=True)
         _say(f"started {AGENT}")
     else:
         _say(f"start the agent with: {program()} agent --config {config}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,6 +40,7 @@ class EnrolmentSettings:
     address: str = ""
     cert: Path | None = None
     wheels: Path | None = None
+    _logged: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def read_wheels(self) -> Wheels | None:
         """Return the wheels on disk and the pin of the present certificate. Returns None if nodes
@@ -53,8 +54,14 @@ class EnrolmentSettings:
             manifest = read_manifest(self.wheels)
             pin = public_key_pin(self.cert.read_bytes())
         except (FileError, OSError, ValueError) as error:
-            _log.warning("wheels_unreadable", why=str(error))
+            # Every request reads them, so only a change is logged.
+            why = str(error)
+            if why not in self._logged:
+                _log.warning("wheels_unreadable", why=why)
+            self._logged.clear()
+            self._logged.add(why)
             return None
+        self._logged.clear()
         return None if manifest is None else Wheels(manifest, pin)
 
 

@@ -47,10 +47,11 @@ def unit_text(name: str, config: Path) -> str:
     raise FileError(f"{name} is not part of this installation: {places[0]} is missing")
 
 
-def install_unit(name: str, config: Path) -> None:
-    """Write, enable and start a unit. Raises FileError."""
+def install_unit(name: str, config: Path, *, restart: bool = False) -> None:
+    """Write, enable and start a unit, or restart one that runs. Raises FileError."""
     write_atomic(_UNITS / name, unit_text(name, config).encode(), 0o644)
-    for words in (("daemon-reload",), ("enable", "--now", name)):
+    start = [["enable", name], ["restart", name]] if restart else [["enable", "--now", name]]
+    for words in (["daemon-reload"], *start):
         done = subprocess.run(
             ["systemctl", *words], capture_output=True, text=True, check=False, timeout=600
         )

@@ -13,6 +13,8 @@ from muster.daemon.errors import FileError
 
 MANIFEST: Final = "manifest.json"
 TARGET: Final = r"^3\.[1-9][0-9]-[a-z0-9_]{1,32}(?!\n)$"
+CURL_LIMITS: Final = "--proto =https --connect-timeout 10 --speed-limit 1024 --speed-time 30"
+"""Options of curl for downloads from a coordinator: no call waits for ever."""
 _BYTES_MAX: Final = 1 << 20
 _PART: Final = r"[A-Za-z0-9][A-Za-z0-9._+]{0,99}"
 # Name, version, perhaps a build number, three tags. Nothing in it is special to a shell.

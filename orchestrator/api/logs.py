@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from muster.daemon.tls import drop_connection
 from muster.http.views import LogTrailer
 from muster.protocol.ids import JobId
 from muster.protocol.link.log_channel import StreamKind
@@ -91,9 +92,9 @@ async def _finish(
     try:
         if not as_text:
             await response.write(msgspec.json.encode(trailer) + b"\n")
-        elif follow and not trailer.end and request.transport is not None:
+        elif follow and not trailer.end:
             # Text has no trailer: only a broken connection says that there is more.
-            request.transport.abort()
+            drop_connection(request.transport)
             return
         await response.write_eof()
     except ConnectionError:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from muster.daemon.listen_address import is_loopback
 from muster.daemon.task_owner import TaskOwner
-from muster.daemon.tls import peer_fingerprint
+from muster.daemon.tls import drop_connection, peer_fingerprint
 from muster.protocol.ids import NodeName, SessionId
 from muster.protocol.link.codec import (
     FRAME_BYTES_MAX,
@@ -81,8 +81,7 @@ class _Session:
     def abort(self) -> None:
         """Drop the connection without a closing handshake."""
         self.closing = True
-        if self.request.transport is not None:
-            self.request.transport.abort()
+        drop_connection(self.request.transport)
 
 
 class AgentSessions:

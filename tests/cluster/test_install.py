@@ -12,6 +12,7 @@ import shutil
 import ssl
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from http.client import HTTPSConnection
 from pathlib import Path
@@ -135,6 +136,18 @@ def test_an_address_has_a_bounded_number_of_answers(site: Site, wheels: Path) ->
     until(lambda: get(site, f"/v1/wheels/{WHEEL}")[0] == 200, "the places are free again")
 
 
+def test_up_warns_when_it_cannot_fill_the_folder_of_wheels(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    site = Site(tmp_path)
+    options = ("--no-start", "--run-as", "SUBMITTER", "--name", "127.0.0.1", "--dir", "etc")
+    nowhere = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "none")}
+    done = site.muster("up", *options, timeout_s=100, env=nowhere)
+    assert "warning: nodes cannot install Muster from here" in done.stderr
+    assert "run `muster up` again where pip reaches an index" in done.stderr
+    assert "curl" not in done.stdout
+    assert "muster join 127.0.0.1:7077 --run-as SUBMITTER" in done.stdout
+
+
 def test_without_wheels_there_is_nothing_to_install(site: Site) -> None:
     for path in ("/v1/install.sh", f"/v1/wheels/{WHEEL}"):
         status, body = get(site, path)
@@ -250,6 +263,93 @@ def test_the_script_asks_at_the_terminal_and_shows_no_secret(
     assert process.returncode == 1
     assert f"{WHEEL} cannot be fetched" in seen.decode()
     assert b"mj1.typed" not in seen
+
+
+def test_curl_never_waits_for_ever_and_speaks_https_only(site: Site, wheels: Path) -> None:
+    script = get(site, "/v1/install.sh")[1].decode()
+    for text in (install_line(site.up()), script):
+        [called] = re.findall(r"curl -\S+ [^|]*?(?=-o | https:)", text.replace("\\\n", " "))
+        for option in ("--proto =https", "--connect-timeout ", "--speed-limit ", "--speed-time "):
+            assert option in called, called
+
+
+def installable(folder: Path, version: int) -> str:
+    """Make a wheel with a program `muster` that prints its version and arguments. Returns its
+    name."""
+    name = f"fake-{version}-py3-none-any.whl"
+    info = f"fake-{version}.dist-info"
+    with zipfile.ZipFile(folder / name, "w") as wheel:
+        program = f"import sys\ndef main(): print('fake', {version}, *sys.argv[1:])\n"
+        wheel.writestr("fake.py", program)
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: fake\nVersion: {version}\n"
+        )
+        tag = "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        wheel.writestr(f"{info}/WHEEL", tag)
+        wheel.writestr(f"{info}/entry_points.txt", "[console_scripts]\nmuster = fake:main\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return name
+
+
+def offer(folder: Path, version: int) -> Path:
+    """Make a wheel of this version the one that the coordinator serves."""
+    name = installable(folder, version)
+    sha256 = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    targets = {own_target(): {name: sha256}}
+    (folder / MANIFEST).write_text(json.dumps({"requirements": "0" * 64, "targets": targets}))
+    return folder / name
+
+
+def files_below(folder: Path) -> dict[Path, tuple[int, int]]:
+    return {
+        path: (path.lstat().st_ino, path.lstat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if "__pycache__" not in path.parts
+    }
+
+
+@pytest.mark.timeout(300)
+def test_an_installation_is_replaced_as_a_whole_and_only_if_it_must_be(
+    site: Site, wheels: Path, tmp_path: Path
+) -> None:
+    venv = tmp_path / "opt" / "muster"
+    bin_ = str(tmp_path / "bin")
+
+    def again(code: int = 0) -> subprocess.CompletedProcess[str]:
+        line = f"MUSTER_VENV={venv} MUSTER_BIN={bin_} sh {script_of(site)}"
+        return run(line, site, code, MUSTER_JOIN="mj1.x")
+
+    joined = f"join 127.0.0.1:{site.port} --run-as SUBMITTER"
+    wheel = offer(wheels, 1)
+    assert f"fake 1 {joined}" in again().stdout
+    before = files_below(venv.parent)
+
+    # The same wheels again: nothing is fetched, and nothing changes.
+    wheel.unlink()
+    assert f"fake 1 {joined}" in again().stdout
+    assert files_below(venv.parent) == before
+
+    # New wheels that cannot be installed: the old ones stay.
+    new = offer(wheels, 2)
+    good = new.read_bytes()
+    new.write_bytes(good + b"x")
+    assert "nothing was changed" in again(1).stderr
+    assert files_below(venv.parent) == before
+
+    # They can be installed: a whole new venv, which works at the place of the old one.
+    new.write_bytes(good)
+    assert f"fake 2 {joined}" in again().stdout
+    assert [path.name for path in venv.parent.iterdir()] == ["muster"]
+    program = (tmp_path / "bin" / "muster").resolve()
+    assert program == venv / "bin" / "muster"
+    assert program.read_text().startswith(f"#!{venv}/bin/python")
+
+    # A venv whose Python is gone, as after an upgrade of the system.
+    for python in (venv / "bin").glob("python*"):
+        python.unlink()
+        python.symlink_to("/nowhere/python3")
+    assert f"fake 2 {joined}" in again().stdout
+    assert [path.name for path in venv.parent.iterdir()] == ["muster"]
 
 
 @pytest.mark.long

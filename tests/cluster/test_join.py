@@ -7,10 +7,11 @@ import contextlib
 import hashlib
 import json
 import os
+import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
 
 from agent.link.dialer import ConnectionLostError, Dialer
 from agent.link.renewal import CertificateRenewal
@@ -48,11 +50,16 @@ class Site:
         return {**kept, "HOME": str(self.root), "MUSTER_CONFIG": str(self.root / "client.yaml")}
 
     def muster(
-        self, *words: str, stdin: str = "", code: int = 0, timeout_s: float = 60
+        self,
+        *words: str,
+        stdin: str = "",
+        code: int = 0,
+        timeout_s: float = 60,
+        env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [MUSTER, *words],
-            env=self.env,
+            env={**self.env, **(env or {})},
             cwd=self.root,
             input=stdin,
             capture_output=True,
@@ -63,12 +70,12 @@ class Site:
         assert done.returncode == code, (words, done.stdout, done.stderr)
         return done
 
-    def up(self) -> str:
+    def up(self, env: Mapping[str, str] | None = None) -> str:
         where = ("--dir", "etc", "--listen", "127.0.0.1", "--name", "127.0.0.1")
         ports = ("--port", str(self.port), "--agents-port", str(self.agents_port))
         given = (*where, *ports, "--run-as", "SUBMITTER", "--user", "ada", "--no-start")
         wheels = () if self.wheels else ("--no-wheels",)
-        return self.muster("up", *given, *wheels, *self.options, timeout_s=100).stdout
+        return self.muster("up", *given, *wheels, *self.options, timeout_s=100, env=env).stdout
 
     def start(self, name: str, *words: str, **env: str) -> Daemon:
         made = Daemon(name, [MUSTER, *words], {**self.env, **env}, self.root / f"{name}.log")
@@ -166,6 +173,21 @@ def test_up_writes_a_whole_cluster_and_changes_nothing_when_it_runs_again(tmp_pa
     assert site.up() == first
     assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in files} == before
     assert "muster_" not in first
+
+
+def test_up_needs_no_other_program(tmp_path: Path) -> None:
+    """A small system has no `ip`. The certificate is for the addresses of the machine all the
+    same."""
+    site = Site(tmp_path)
+    site.up({"PATH": "/nowhere"})
+    certificate = x509.load_pem_x509_certificate((tmp_path / "etc" / "server.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    found = {str(each) for each in names.get_values_for_type(x509.IPAddress)}
+    assert "127.0.0.1" in found
+    # Without a route there is no other.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))
+        assert probe.getsockname()[0] in found
 
 
 def test_up_and_join_ask_for_the_user_of_the_jobs(tmp_path: Path) -> None:

@@ -14,7 +14,13 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 
 from muster.daemon.errors import TlsError
-from muster.daemon.tls import BUFFER_BYTES, certificate_names, client_context, server_context
+from muster.daemon.tls import (
+    BUFFER_BYTES,
+    certificate_names,
+    client_context,
+    drop_connection,
+    server_context,
+)
 
 
 @dataclass(frozen=True)
@@ -169,3 +175,21 @@ def test_a_certificate_that_is_over_has_no_names(tmp_path: Path) -> None:
     cert.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
     made.private_key_pem.write_to_path(key)
     assert certificate_names(cert, key) == ()
+
+
+class Closed(asyncio.Transport):
+    """A TLS connection of Python 3.11.2 that was closed twice."""
+
+    asked = 0
+
+    def abort(self) -> None:
+        self.asked += 1
+        nothing: Any = None
+        nothing._abort()
+
+
+def test_a_connection_that_is_closed_already_is_dropped_without_an_error() -> None:
+    closed = Closed()
+    drop_connection(closed)
+    drop_connection(None)
+    assert closed.asked == 1

@@ -29,6 +29,7 @@ from muster.protocol.outcome import EXIT_CLIENT
 from muster.protocol.roles import Role
 from muster.protocol.text import count
 from muster.protocol.tokens import BadToken, TokenClass, parse
+from muster.wheels.manifest import CURL_LIMITS
 
 JOIN: Final = TokenClass.JOIN.value
 _COLUMNS: Final = (
@@ -201,8 +202,9 @@ def install_line(url: str, pin: str, made: NewJoinSecret | None, run_as: str) ->
     process's arguments. Without one, the script asks for it.
     """
     secret = f"MUSTER_JOIN={made.text} " if made is not None else ""
+    where = f"{url.rstrip('/')}/v1/install.sh"
     shell = f"{secret}sh{f' -s -- --run-as {run_as}' if run_as else ''}"
-    return f"curl -fsSk --pinnedpubkey {pin} {url.rstrip('/')}/v1/install.sh | {shell}"
+    return f"curl -fsSk {CURL_LIMITS} --pinnedpubkey {pin} {where} | {shell}"
 
 
 def _create_join(

@@ -46,6 +46,7 @@ from muster.wheels.manifest import MANIFEST, TARGET
 
 _SYSTEM_DIR: Final = Path("/etc/muster")
 _SYSTEM_STATE: Final = Path("/var/lib/muster")
+_NET: Final = Path("/proc/net")
 _PRIVATE: Final = 0o600
 _PUBLIC: Final = 0o644
 _TIME_LIMIT_S: Final = 86400.0
@@ -243,7 +244,7 @@ def _write(plan: _Plan, client_file: Path, *, start: bool) -> None:
         write_atomic(ca_key, authority.key, _PRIVATE, owner=owner)
         write_atomic(ca, authority.cert, _PUBLIC)
     key = new_key()
-    hosts, addresses = _all_names(plan.names)
+    hosts, addresses = _all_names((plan.host, *plan.names))
     cert = server_certificate(authority, key, hosts, addresses, now)
     write_atomic(plan.folder / "server-key.pem", key, _PRIVATE, owner=owner)
     write_atomic(plan.folder / "server.pem", cert, _PUBLIC)
@@ -411,12 +412,21 @@ def _all_names(given: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _addresses() -> list[str]:
     """Return the addresses of this machine's interfaces, without link-local ones."""
-    done = subprocess.run(
-        ["ip", "-json", "address"], capture_output=True, text=True, check=False, timeout=30
-    )
-    found: list[dict[str, Any]] = json.loads(done.stdout or "[]") if not done.returncode else []
-    known = [str(at["local"]) for each in found for at in each.get("addr_info", ())]
-    return [each for each in known if not ipaddress.ip_address(each).is_link_local] or ["127.0.0.1"]
+    fourth = re.findall(r"\|-- (\S+)\n +/32 host LOCAL", _text(_NET / "fib_trie"))
+    sixth = [
+        str(ipaddress.IPv6Address(int(line.split()[0], 16)))
+        for line in _text(_NET / "if_inet6").splitlines()
+    ]
+    known = [each for each in (*fourth, *sixth) if not ipaddress.ip_address(each).is_link_local]
+    return known or ["127.0.0.1"]
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file; "" where the kernel has none, as without IPv6."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def _own_address() -> str:

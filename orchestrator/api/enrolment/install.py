@@ -26,19 +26,74 @@ from orchestrator.enrolment import EnrolmentSettings, Wheels
 
 SCRIPT: Final = "text/x-shellscript"
 _PIECE_BYTES: Final = 256 << 10
-_ANSWERS: Final = 64
-_ANSWERS_PER_ADDRESS: Final = 8
-_ANSWER_S: Final = 300.0
+_PER_ADDRESS: Final = 8
+
+
+class Downloads:
+    """The places of downloads that go on at once: a bounded number, and of one address a part of
+    them. A reader that is slower than `bytes_per_s`, after `start_s`, loses its place, so that slow
+    readers cannot keep others out. Who waits for a place longer than `wait_s` is refused.
+    """
+
+    def __init__(
+        self,
+        places: int = 64,
+        start_s: float = 15.0,
+        bytes_per_s: float = 64 << 10,
+        wait_s: float = 20.0,
+    ) -> None:
+        self._free = asyncio.Semaphore(places)
+        self._start_s = start_s
+        self._bytes_per_s = bytes_per_s
+        self._wait_s = wait_s
+        self._of_address: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def place(self, address: str) -> AsyncIterator[None]:
+        """Wait for a place, and hold it. Raises ApiError (429 or 503) if there is none."""
+        if self._of_address[address] >= _PER_ADDRESS:
+            raise _busy(429, f"{_PER_ADDRESS} wheels are on their way to {address}", 1)
+        self._of_address[address] += 1
+        try:
+            await self._wait()
+            try:
+                yield
+            finally:
+                self._free.release()
+        finally:
+            self._of_address[address] -= 1
+            if not self._of_address[address]:
+                del self._of_address[address]
+
+    @asynccontextmanager
+    async def in_time(self, size: int) -> AsyncIterator[None]:
+        """Bound the time in which `size` bytes are taken. Raises ConnectionError."""
+        try:
+            async with asyncio.timeout(self._start_s + size / self._bytes_per_s):
+                yield
+        except TimeoutError as error:
+            raise ConnectionError("the wheel was not taken in time") from error
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._free.acquire()
+        except TimeoutError as error:
+            raise _busy(503, "too many wheels are on their way", 5) from error
 
 
 class InstallApi:
     """Routes /v1/install.sh and /v1/wheels. Without a manifest, there is nothing to install."""
 
-    def __init__(self, settings: EnrolmentSettings | None, requests_per_s: float) -> None:
+    def __init__(
+        self,
+        settings: EnrolmentSettings | None,
+        requests_per_s: float,
+        downloads: Downloads | None = None,
+    ) -> None:
         self._settings = settings
         self._requests = RateLimit(requests_per_s)
-        self._answers = asyncio.Semaphore(_ANSWERS)
-        self._of_address: Counter[str] = Counter()
+        self._downloads = downloads or Downloads()
 
     async def script(self, request: web.Request) -> web.Response:
         """Return the script, with the hashes of the wheels in it."""
@@ -52,17 +107,16 @@ class InstallApi:
         name = request.match_info["id"]
         if settings.wheels is None or name not in wheels.manifest.wheels():
             raise ApiError(404, "unknown_wheel", "the manifest of the wheels has no such name")
-        async with self._turn(request.remote or ""):
+        async with self._downloads.place(request.remote or ""):
             file, size = await asyncio.to_thread(_opened, settings.wheels / name)
-            try:
+            with file:
                 response = BoundedAnswer()
                 response.content_type, response.content_length = BYTES, size
-                await response.prepare(request)
-                while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
-                    await response.write(piece)
-                await response.write_eof()
-            finally:
-                file.close()
+                async with self._downloads.in_time(size):
+                    await response.prepare(request)
+                    while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
+                        await response.write(piece)
+                    await response.write_eof()
         return response
 
     async def _wheels(self, request: web.Request) -> tuple[EnrolmentSettings, Wheels]:
@@ -79,22 +133,6 @@ class InstallApi:
                 "on its machine: muster up",
             )
         return settings, wheels
-
-    @asynccontextmanager
-    async def _turn(self, address: str) -> AsyncIterator[None]:
-        """Bound the answers of one address, and those of all, in number and time."""
-        if self._of_address[address] >= _ANSWERS_PER_ADDRESS:
-            raise _busy(429, f"{_ANSWERS_PER_ADDRESS} wheels are on their way to {address}", 1)
-        self._of_address[address] += 1
-        try:
-            async with asyncio.timeout(_ANSWER_S), self._answers:
-                yield
-        except TimeoutError as error:
-            raise ConnectionError("the wheel was not taken in time") from error
-        finally:
-            self._of_address[address] -= 1
-            if not self._of_address[address]:
-                del self._of_address[address]
 
 
 def _opened(path: os.PathLike[str]) -> tuple[BinaryIO, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Final
 
-from muster.wheels.manifest import WheelManifest
+from muster.wheels.manifest import CURL_LIMITS, WheelManifest
 
 # `main` is called in the last line, so that a script that was cut off on its way does nothing.
 _SCRIPT: Final = r"""#!/bin/sh
@@ -13,12 +13,14 @@ _SCRIPT: Final = r"""#!/bin/sh
 # the hashes below. Arguments are those of `muster join`, besides HOST:PORT. Variables:
 #   MUSTER_JOIN    the join secret (default: asked for)
 #   MUSTER_PYTHON  interpreter of the venv (default: the first one for which there are wheels)
-#   MUSTER_VENV    directory of the venv (default: /opt/muster, or ~/.local/share/muster)
+#   MUSTER_VENV    directory of the venv (default: /opt/muster, or ~/.local/share/muster); one that
+#                  is there is replaced if it has other wheels, or does not work
 #   MUSTER_BIN     directory of the link to `muster` (default: /usr/local/bin, or ~/.local/bin)
 set -eu
 umask 022
 coordinator=@COORDINATOR@
 pin=@PIN@
+unit=/etc/systemd/system/muster-agent.service
 
 wheels() {
     cat <<'END'
@@ -53,6 +55,65 @@ ask() {
     printf '\n' >/dev/tty
 }
 
+# Put a venv that was built beside another into its place, and remove the other. Programs of a venv
+# name its path. The two are exchanged in one step where the file system can.
+replace() { # NEW VENV
+    "$1/bin/python" -I - "$1" "$2" <<'END'
+import ctypes, os, sys
+from pathlib import Path
+
+new, venv = map(Path, sys.argv[1:])
+own = [path for path in (new / "bin").iterdir() if path.is_file() and not path.is_symlink()]
+for path in (*own, new / "pyvenv.cfg"):
+    data = path.read_bytes()
+    if b"\0" not in data:
+        path.write_bytes(data.replace(os.fsencode(new), os.fsencode(venv)))
+if os.path.lexists(venv):
+    at, exchange = -100, 2
+    names = os.fsencode(new), os.fsencode(venv)
+    if ctypes.CDLL(None).renameat2(at, names[0], at, names[1], exchange):
+        old = f"{new}.old"
+        os.rename(venv, old)
+        os.rename(new, venv)
+        os.rename(old, new)
+else:
+    os.rename(new, venv)
+END
+}
+
+install() {
+    say "fetching the wheels for $target"
+    while read -r of requirement sha256 file; do
+        curl -fsSk @CURL@ --pinnedpubkey "$pin" --retry 9 -o "$scratch/$file" \
+            "https://$coordinator/v1/wheels/$file" </dev/null || die "$file cannot be fetched"
+        printf '%s --hash=sha256:%s\n' "$requirement" "$sha256" >>"$scratch/requirements.txt"
+    done <"$scratch/list"
+
+    say "installing into $venv"
+    mkdir -p "$(dirname "$venv")"
+    new=$(mktemp -d "$venv.XXXXXX")
+    chmod 755 "$new"
+    if ! { "$python" -m venv "$new" && PIP_CONFIG_FILE=/dev/null "$new/bin/python" -I -m pip \
+        --isolated --quiet --disable-pip-version-check install --no-index --no-deps \
+        --require-hashes --only-binary :all: --find-links "$scratch" \
+        --requirement "$scratch/requirements.txt" &&
+        "$new/bin/muster" join --help >"$scratch/help"; } </dev/null; then
+        die "nothing was changed"
+    fi
+    cp "$scratch/list" "$new/wheels.txt"
+    replace "$new" "$venv" || die "$venv cannot be replaced"
+    # An agent that runs has lost the files of its release. Its jobs run on.
+    if grep -qs "=$venv/bin/muster " "$unit"; then
+        systemctl try-restart "${unit##*/}"
+    fi
+}
+
+# The same wheels were installed here before, and they work.
+installed() {
+    cmp -s "$scratch/list" "$venv/wheels.txt" &&
+        "$venv/bin/muster" join --help >"$scratch/help" 2>&1 </dev/null
+}
+
 main() {
     if [ "$(id -u)" = 0 ]; then
         venv=/opt/muster bin=/usr/local/bin
@@ -60,13 +121,15 @@ main() {
         venv=$HOME/.local/share/muster bin=$HOME/.local/bin
     fi
     venv=${MUSTER_VENV:-$venv}
+    case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
     bin=${MUSTER_BIN:-$bin}
     find_python
     if [ -e "$venv" ] && [ ! -e "$venv/pyvenv.cfg" ]; then
         die "$venv exists and is not a venv: move it away, or name another with MUSTER_VENV"
     fi
     scratch=$(mktemp -d)
-    trap 'rm -rf -- "$scratch"' EXIT
+    new=
+    trap 'rm -rf -- "$scratch" ${new:+"$new"}' EXIT
     trap 'stty echo </dev/tty 2>/dev/null || true; exit 130' INT TERM
     secret=${MUSTER_JOIN:-}
     unset MUSTER_JOIN
@@ -75,25 +138,8 @@ main() {
     *) [ -n "$secret" ] || ask ;;
     esac
 
-    say "fetching the wheels for $target"
-    wheels >"$scratch/list"
-    while read -r of requirement sha256 file; do
-        [ "$of" = "$target" ] || continue
-        curl -fsSk --pinnedpubkey "$pin" --retry 9 -o "$scratch/$file" \
-            "https://$coordinator/v1/wheels/$file" </dev/null || die "$file cannot be fetched"
-        printf '%s --hash=sha256:%s\n' "$requirement" "$sha256" >>"$scratch/requirements.txt"
-    done <"$scratch/list"
-
-    say "installing into $venv"
-    new=
-    [ -e "$venv" ] || new=$venv
-    if ! { "$python" -m venv "$venv" && PIP_CONFIG_FILE=/dev/null "$venv/bin/python" -I -m pip \
-        --isolated --quiet --disable-pip-version-check install --no-index --no-deps \
-        --require-hashes --only-binary :all: --find-links "$scratch" \
-        --requirement "$scratch/requirements.txt"; } </dev/null; then
-        [ -z "$new" ] || rm -rf -- "$new"
-        die "nothing was installed"
-    fi
+    wheels | grep "^$target " >"$scratch/list"
+    installed || install
     if [ -e "$bin/muster" ] && [ ! -h "$bin/muster" ]; then
         say "$bin/muster is another program and stays; use $venv/bin/muster"
     else
@@ -115,6 +161,7 @@ def install_script(manifest: WheelManifest, coordinator: str, pin: str) -> str:
         for name, sha256 in sorted(names.items())
     ]
     values = {
+        "@CURL@": CURL_LIMITS,
         "@COORDINATOR@": shlex.quote(coordinator),
         "@PIN@": shlex.quote(pin),
         "@WHEELS@": "\n".join(wheels),

@@ -16,6 +16,7 @@ from typing import Any, Final
 import structlog
 from aiohttp import web
 
+from muster.daemon.tls import drop_connection
 from muster.protocol.tokens import TokenClass
 from orchestrator.api.http.problems import (
     ApiError,
@@ -269,8 +270,7 @@ class GuardedConnection(web.RequestHandler):
     def drop(self) -> None:
         """Close the connection at once, without an answer."""
         self._disarm()
-        if self.transport is not None:
-            self.transport.abort()
+        drop_connection(self.transport)
 
     def handle_error(
         self,

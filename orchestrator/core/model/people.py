@@ -131,7 +131,8 @@ class Joined(msgspec.Struct, frozen=True):
     """A node that has joined. `current` is its certificate (None: it has none), `next` a renewed
     one that it has not shown yet, `previous` the fingerprint of the one before. `waiting` is the
     certificate of another machine at the address `peer` that claims the name. `revoked`: the last
-    certificate was revoked, and none has been accepted since.
+    certificate was revoked, and none has been accepted since. `why` is the
+    coordinator's own reason for that.
     """
 
     current: NodeKey | None = None
@@ -140,6 +141,7 @@ class Joined(msgspec.Struct, frozen=True):
     waiting: NodeKey | None = None
     peer: str = ""
     revoked: bool = False
+    why: str = ""
 
 
 @dataclass(slots=True)

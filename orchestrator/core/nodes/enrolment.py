@@ -128,10 +128,12 @@ def shown(state: State, name: NodeName, fingerprint: str) -> list[ef.NodeKeyTake
 
 
 def certificate_warnings(enrolment: Enrolment, name: NodeName, now: float) -> tuple[str, ...]:
-    """Return a warning if the node's certificate ends soon, although the agent renews it in time.
-    `now` is UTC seconds.
+    """Return a warning if the node's certificate ends soon, although the agent renews it in time,
+    or if the coordinator itself revoked it. `now` is UTC seconds.
     """
     joined = enrolment.nodes.get(name)
+    if joined and joined.why:
+        return (joined.why,)
     key = joined and (joined.next or joined.current)
     said = key and end_warning("its certificate", key.begins, key.expires, now)
     if not key or not said:
@@ -165,9 +167,11 @@ def apply_enrolment(enrolment: Enrolment, fact: ef.OfEnrolment, at: float) -> No
         case ef.NodeRejected(node):
             left = replace(enrolment.nodes[node], waiting=None, peer="")
             enrolment.put(node, None if left == Joined() else left)
-        case ef.NodeRevoked(node):
+        case ef.NodeRevoked(node, _, why):
             before = enrolment.nodes[node]
-            enrolment.put(node, Joined(waiting=before.waiting, peer=before.peer, revoked=True))
+            enrolment.put(
+                node, Joined(waiting=before.waiting, peer=before.peer, revoked=True, why=why)
+            )
         case ef.NodeKeyRenewed(node, key):
             enrolment.put(node, replace(enrolment.nodes[node], next=key))
         case ef.NodeKeyTaken(node):

@@ -246,6 +246,20 @@ def test_the_view_of_a_node_has_the_warning_about_its_certificate() -> None:
     assert warning.startswith("its certificate ends at 1970-01-01 00:16 UTC")
 
 
+def test_a_stolen_certificate_is_a_warning_about_its_node_until_it_is_accepted_again() -> None:
+    site = Site()
+    site.give(secret(uses=3))
+    site.code(join("a1"))
+    site.state.nodes[GPU] = node = Node(GPU, "agent", "boot", "1", Inventory("10.0.0.1", "m"))
+    site.code(renew("a1", "a2"))
+    assert site.code(renew("a1", "b2")) == "renewed_twice"
+    (warning,) = node_seen(site.state, node, Instant(0.0, 900.0)).warnings
+    assert "was renewed twice, so a copy of its key is in use" in warning
+    assert site.code(join("a3")) == "waits"
+    site.code(s.AcceptReceived(REQUEST, GPU, "ada"))
+    assert node_seen(site.state, node, Instant(0.0, 900.0)).warnings == ()
+
+
 def test_a_revoked_node_is_called_so_until_it_is_accepted_again() -> None:
     site = Site()
     site.give(secret(uses=3))
