@@ -39,6 +39,8 @@ SUBMITTER: Final = "SUBMITTER"
 """The value of `run_as` for the user who submitted the job; no account's name has capitals."""
 # useradd's own rule, or SUBMITTER.
 _USER: Final = r"^([a-z_][a-z0-9_-]{0,30}\$?|SUBMITTER)$"
+# As in DeviceAllow of systemd.
+_DEVICE: Final = r"^(/dev/[A-Za-z0-9_][A-Za-z0-9_./-]*|(char|block)-[a-z0-9_-]+)$"
 _ACCOUNT: Final = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 
 
@@ -147,6 +149,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     unkillable_s: Seconds = 60.0
     processes_max: Processes | None = None
     part_limits: Literal["requests", "shares", "none"] = "requests"
+    devices_allowed: tuple[Annotated[str, msgspec.Meta(pattern=_DEVICE)], ...] = ()
     prolog: Path | None = None
     epilog: Path | None = None
     health_check: Path | None = None

@@ -280,7 +280,8 @@ class Agent:
 
     def _limits(self, prepare: PrepareTask) -> TaskLimits:
         inventory, config = self._state.observed.inventory, self._config
-        return read_limits(prepare, inventory, FsRoot(config.fabric.root), config.part_limits)
+        tree = FsRoot(config.fabric.root)
+        return read_limits(prepare, inventory, tree, config.part_limits, config.devices_allowed)
 
     async def _take_over(self, folders: TaskDirs) -> None:
         """Adopt the tasks of an earlier agent process, and begin to remove what else it left."""

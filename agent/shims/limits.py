@@ -60,7 +60,8 @@ NO_LIMITS: Final = TaskLimits()
 
 class NodeParts(msgspec.Struct, frozen=True):
     """The resources that tasks of a node share. `minors` are the numbers of the GPUs' device files
-    by PCI address, `verbs` the names of the device files of the HCAs.
+    by PCI address, `verbs` the names of the device files of the HCAs. `allowed` are devices that
+    the site lets every task open.
     """
 
     cpus: int
@@ -68,6 +69,7 @@ class NodeParts(msgspec.Struct, frozen=True):
     gpus: tuple[GpuDevice, ...]
     minors: Mapping[str, int]
     verbs: Sequence[str] = ()
+    allowed: Sequence[str] = ()
 
 
 def limits_of(prepare: PrepareTask, node: NodeParts, rule: Rule) -> TaskLimits:
@@ -100,6 +102,7 @@ def _devices(mine: Sequence[GpuDevice], node: NodeParts) -> tuple[str, ...] | No
         *(f"/dev/nvidia{minor} rw" for minor in minors),
         *(f"/dev/infiniband/{name} rw" for name in node.verbs),
         *COMMON_DEVICES,
+        *(f"{device} rw" for device in node.allowed),
     )
 
 

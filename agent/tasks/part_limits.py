@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -19,7 +20,13 @@ _UVM: Final = "nvidia-uvm"
 _log = structlog.get_logger("agent.tasks.part_limits")
 
 
-def read_limits(prepare: PrepareTask, inventory: Inventory, tree: FsRoot, rule: Rule) -> TaskLimits:
+def read_limits(
+    prepare: PrepareTask,
+    inventory: Inventory,
+    tree: FsRoot,
+    rule: Rule,
+    allowed: Sequence[str] = (),
+) -> TaskLimits:
     """Return the limits of a task on the node of that inventory."""
     if not prepare.gpus or rule == "none":
         return NO_LIMITS
@@ -29,6 +36,7 @@ def read_limits(prepare: PrepareTask, inventory: Inventory, tree: FsRoot, rule: 
         inventory.devices,
         minors_of(tree) if _UVM in _names(tree, _DEVICES) else {},
         sorted(name for name in _names(tree, _VERBS) if name.startswith("uverbs")),
+        allowed,
     )
     limits = limits_of(prepare, node, rule)
     if limits != NO_LIMITS and limits.devices is None:

@@ -19,6 +19,7 @@ OF_AGENTS = {setting.path: setting.type for setting in settings(AgentConfig, "X"
 NEVER = (
     "allow_root_jobs",
     "run_as",
+    "devices_allowed",
     "uid_min",
     "prolog",
     "epilog",

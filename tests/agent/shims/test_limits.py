@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.config import AgentConfig
@@ -80,6 +81,19 @@ def test_a_part_has_its_own_gpus_the_hcas_and_the_usual_devices() -> None:
     assert devices == (*own, "/dev/infiniband/uverbs1 rw", *COMMON_DEVICES)
 
 
+def test_a_site_lets_jobs_open_more_devices() -> None:
+    node = msgspec.structs.replace(NODE, allowed=("/dev/net/tun", "char-drm"))
+    devices = limits_of(prepare("GPU-0"), node, "requests").devices
+    assert devices is not None
+    assert devices[-2:] == ("/dev/net/tun rw", "char-drm rw")
+
+
+@pytest.mark.parametrize("device", ["tun", "/etc/shadow", "/dev/", "/dev/x rw", "char-%n", "*"])
+def test_only_devices_are_allowed(device: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match="devices_allowed"):
+        msgspec.convert({"devices_allowed": [device]}, AgentConfig)
+
+
 @pytest.mark.parametrize(
     ("gpus", "rule"),
     [
@@ -118,10 +132,12 @@ def test_the_device_files_are_read_from_the_node(tmp_path: Path, *, uvm: bool) -
     for name in ("infiniband/rdma_cm", "infiniband/uverbs1", *(("nvidia-uvm",) if uvm else ())):
         (tmp_path / "dev" / name).touch()
     inventory = Inventory("10.0.0.1", "m", cpus=64, memory_bytes=100 * GIB, devices=GPUS[:2])
-    found = read_limits(prepare("GPU-1"), inventory, FsRoot(tmp_path), "shares")
+    site = ("/dev/net/tun",)
+    found = read_limits(prepare("GPU-1"), inventory, FsRoot(tmp_path), "shares", site)
     assert (found.memory_bytes, found.cpu_weight) == (50 * GIB, 50)
     # A program of NVIDIA's makes the device at the first use of CUDA, as the job.
-    wanted = ("/dev/nvidia2 rw", "/dev/infiniband/uverbs1 rw", *COMMON_DEVICES) if uvm else None
+    own = ("/dev/nvidia2 rw", "/dev/infiniband/uverbs1 rw")
+    wanted = (*own, *COMMON_DEVICES, "/dev/net/tun rw") if uvm else None
     assert found.devices == wanted
     assert read_limits(prepare(), inventory, FsRoot(tmp_path), "shares") == NO_LIMITS
 

@@ -312,6 +312,20 @@ def test_code_is_fetched_before_the_setup_and_without_the_jobs_variables(stage: 
     stage.play(story)
 
 
+def test_code_is_fetched_as_the_user_of_the_job(any_stage: Stage) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+
+    async def story(node: Node) -> None:
+        task = await node.task()
+        fetch = ShimFetch(["sh", "-c", "id -u; exit 3"], {}, "git fetch of x")
+        status = await task.prepared(cwd="/usr/lib", fetch=fetch, user=ShimUser("nobody"))
+        assert status.refusal is not None
+        assert status.refusal.text.splitlines()[1:] == ["65534"]
+
+    any_stage.play(story)
+
+
 @pytest.mark.parametrize(("script", "said"), [("echo no >&2; exit 3", "no"), ("sleep 1000", "0.2")])
 def test_code_that_cannot_be_fetched_is_refused(stage: Stage, script: str, said: str) -> None:
     async def story(node: Node) -> None:
