@@ -19,6 +19,7 @@ from agent.config import AgentConfig
 from agent.probe.fabric.fs_root import FsRoot
 from agent.probe.fabric.gpus import devices_of
 from agent.probe.network import NetworkProbe
+from agent.shim.system.credentials import PATH
 from muster.daemon.errors import ConfigError, DaemonError
 from muster.protocol.link.control_channel import Inventory, with_devices
 from muster.protocol.observations.gpus import GpuDevice, usable
@@ -51,6 +52,7 @@ def inventory(
         shared_host=config.shared_host,
         hostname=socket.gethostname(),
         interfaces=interfaces,
+        git=shutil.which("git", path=PATH) is not None,
     )
     found = devices(config)
     if not found and config.gpus != "auto":

@@ -90,7 +90,7 @@ def _submit(cluster: LocalCluster, folder: Path, tree: Path, *, new: int) -> Non
         text=True,
         check=False,
     )
-    said = f"in {new} new pieces" in done.stderr if new else " new pieces" not in done.stderr
+    said = f"in {new} new piece" in done.stderr if new else " new piece" not in done.stderr
     if done.returncode != 0 or not said:
         raise SystemExit(f"muster submit: exit {done.returncode}: {done.stderr}")
 

@@ -8,6 +8,8 @@ import pwd
 
 from agent.shim.system import syscalls
 
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
 
 class Credentials:
     """An account. `become`: a child has to change to it."""
@@ -83,7 +85,7 @@ def _verify(identity: Credentials) -> None:
 def base_environment(identity: Credentials) -> dict[str, str]:
     """The environment that every job has, independent of the agent's own."""
     return {
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PATH": PATH,
         "HOME": identity.home,
         "USER": identity.name,
         "LOGNAME": identity.name,

@@ -43,7 +43,8 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     interpreter of jobs. `hostname` is the node's own name, which may differ from its name in the
     cluster. `devices` are its GPUs, including excluded ones; `gpus` is the number for jobs. An
     agent that cannot identify its GPUs lists none. `rdma` is None if unknown. `unenforced` are the
-    limits of jobs that are not enforced there, each with the reason.
+    limits of jobs that are not enforced there, each with the reason. `git`: the agent can fetch
+    code with git, and git is installed.
     """
 
     address: str
@@ -62,6 +63,7 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     devices: tuple[GpuDevice, ...] = ()
     rdma: NodeRdma | None = None
     unenforced: dict[str, str] = {}
+    git: bool = False
 
 
 def with_devices(inventory: Inventory, devices: tuple[GpuDevice, ...]) -> Inventory:

@@ -109,6 +109,7 @@ def unfit(spec: JobSpec, node: Node) -> Rejection | None:
     return (
         _too_few_gpus(spec.resources, node)
         or _too_small(spec.resources, node)
+        or _without_git(spec, node)
         or _without_label(spec.placement, node)
         or without_rdma(spec, node)
     )
@@ -141,6 +142,14 @@ def _too_small(wanted: Resources, node: Node) -> Rejection | None:
             "memory", f"has {has} of the {size_text(wanted.memory_bytes)} of memory wanted"
         )
     return None
+
+
+def _without_git(spec: JobSpec, node: Node) -> Rejection | None:
+    # An agent of before ignores where the code is, and would run the job in an empty folder.
+    if spec.git is None or node.inventory.git:
+        return None
+    why = "cannot fetch code with git: install git there, and restart or upgrade the agent"
+    return Rejection("git", why)
 
 
 def _without_label(placement: Placement, node: Node) -> Rejection | None:

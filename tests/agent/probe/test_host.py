@@ -53,6 +53,12 @@ def test_an_inventory_holds_what_files_and_configuration_say(root: Path) -> None
     assert (found.pool, found.labels, found.shared_host) == ("big", {"rack": "r1"}, True)
 
 
+def test_a_node_without_git_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host.inventory(config(root), root=root).git
+    monkeypatch.setattr(host, "PATH", str(root))
+    assert not host.inventory(config(root), root=root).git
+
+
 def test_the_number_of_gpus_can_be_set(root: Path) -> None:
     add_gpu(root, "0000:1b:00.0", "NVIDIA H200")
     assert host.inventory(config(root, gpus=0), root=root).gpus == 0

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from muster.protocol.git_code import GitCode
 from muster.protocol.ids import NodeName
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState
@@ -109,6 +110,8 @@ def test_nodes_that_are_named_are_those_that_are_taken() -> None:
         ({"resources": {"memory_bytes": 10**12}}, "small has 4.0 GiB of the 1TB of memory wanted"),
         ({"placement": {"labels": {"rack": "r2"}}}, "small has the label rack=r1, not r2"),
         ({"placement": {"labels": {"room": "b"}}}, "small has no label room"),
+        # An agent of before does not say that it can, and ignores where the code is.
+        ({"git": GitCode("https://h/x", "a" * 40)}, "small cannot fetch code with git: install"),
     ],
 )
 def test_a_node_that_is_too_small_or_without_a_label_is_not_taken(
@@ -119,7 +122,8 @@ def test_a_node_that_is_too_small_or_without_a_label_is_not_taken(
     refused = cluster.submit(spec(**wanted))
     assert isinstance(refused, Declined)
     assert reason in refused.text
-    cluster.join("large", cpus=64, memory_bytes=1 << 40, labels={"rack": "r2", "room": "b"})
+    labels = {"rack": "r2", "room": "b"}
+    cluster.join("large", cpus=64, memory_bytes=1 << 40, labels=labels, git=True)
     cluster.submit(spec(**wanted))
     assert [t.node for t in cluster.job(1).attempts[0].tasks] == ["large"]
 
