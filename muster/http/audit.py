@@ -12,7 +12,8 @@ class AuditEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     (none if the token is unknown), the token's id, the address, and the HTTP status as the result.
     `subject` is the job, node, user or token, as the path or the body names it. `count` is the
     number of equal ones within a minute, this one included: failed logins from the address with
-    this token, or with unknown ones; refusals of an action to a user, with the same status.
+    this token, or with unknown ones; refusals of an action to a user, with the same status; changes
+    of one object by a user, beyond the first 16.
     """
 
     at: Timestamp

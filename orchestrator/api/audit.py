@@ -23,6 +23,8 @@ LOGIN: Final = "login"
 _WINDOW_S: Final = 60.0
 _REPEATS_MAX: Final = 1024
 _SUBJECT_CHARS_MAX: Final = 253
+_CHANGES_MAX: Final = 16
+"""Equal changes of a user in a window that are an entry each."""
 
 
 class AuditApi:
@@ -52,6 +54,8 @@ class AuditApi:
             # A refusal may name anything; a change names something that the user has.
             of = "" if status >= 400 else _subject(request)
             count = self._count(token.user, action, str(status), of)
+            if status < 400 and count <= _CHANGES_MAX:
+                count = 1
         self._add(request, status, action, token, count)
 
     def _works_for_all(self, token: KnownToken) -> bool:

@@ -127,8 +127,11 @@ def _print_queue(found: Explanation) -> None:
     if found.place is None:
         return
     pool = safe(found.job.pool)
-    if not found.ahead:
+    if found.place == 1:
         print(f"  first in the queue of pool {pool}")
+        return
+    if not found.ahead:
+        print(f"  place {found.place} in the queue of pool {pool}, behind jobs of other users")
         return
     print(f"\nplace {found.place} in the queue of pool {pool}, behind")
     print_table(

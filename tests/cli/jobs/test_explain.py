@@ -30,6 +30,11 @@ def test_both_jobs_say_why_the_short_one_goes_first(capsys: pytest.CaptureFixtur
     why = "it ends by 2023-11-14T22:19:40Z, before the planned start of job 2"
     assert f"\n  job 3 went ahead on n2: {why}\n" in gang
     assert f"\n  ahead    of job 2: {why}\n" in printed(3)
+    print_explanation(
+        explain(cluster.state, cluster.job(4), cluster.now, sees=lambda _user: False), None
+    )
+    hidden = capsys.readouterr().out
+    assert "\n  place 2 in the queue of pool default, behind jobs of other users\n" in hidden
     late = printed(4)
     assert "\nneeds 1 node; 1 free, but kept for earlier jobs\n" in late
     assert "is free, and job 2 needs it in 10m" in late

@@ -202,7 +202,8 @@ async def test_others_events_are_read_with_an_entry_for_each_request(tmp_path: P
 
 
 async def test_of_many_equal_refusals_of_a_user_few_are_recorded(tmp_path: Path) -> None:
-    """So that no user overwrites the log. Nothing of operators is left out, and no change."""
+    """So that no user overwrites the log. Nothing of operators is left out, and of changes only
+    more than 16 of one object."""
     with CoordinatorProcess(tmp_path).start() as process:
         ann, olga = add_token(process, "ann"), add_token(process, "olga", "operator")
         async with user_of(process) as admin, aiohttp.ClientSession(process.url) as http:
@@ -220,22 +221,28 @@ async def test_of_many_equal_refusals_of_a_user_few_are_recorded(tmp_path: Path)
             async with admin.http.post("/v1/tokens", json=reader) as answer:
                 lesser = (await answer.json())["text"]
             for token, status, path in (
-                *[(ann, 200, "/v1/blobs:missing")] * 9,
+                *[(ann, 200, "/v1/blobs:missing")] * 40,
                 *[(lesser, 403, "/v1/blobs:missing")] * 5,
             ):
                 sent = {"chunks": [], "bytes": 0}
                 async with http.post(path, json=sent, headers=process.headers(token)) as answer:
                     assert answer.status == status, await answer.text()
+            job, headers = 0, process.headers(ann)
             for _ in range(3):
-                await http.post("/v1/jobs", json=JOB, headers=process.headers(ann))
+                async with http.post("/v1/jobs", json=JOB, headers=headers) as answer:
+                    job = (await answer.json())["id"]
+            for hold in (True, False, True):
+                held = http.patch(f"/v1/jobs/{job}", json={"hold": hold}, headers=headers)
+                async with held as answer:
+                    assert answer.status == 200
             found: dict[tuple[str, str], list[int]] = {}
             for each in reversed(await entries(admin)):
                 kind = each.get("user", ""), each["action"]
                 found.setdefault(kind, []).append(each.get("count", 1))
-            assert found["ann", "job.change"] == [1, 2, 4, 8]
+            assert found["ann", "job.change"] == [1, 2, 4, 8, 1, 1, 1]
             assert found["olga", "job.change"] == [1, 1, 1]
             assert found["ann", "people.manage"] == [1, 2]
-            assert found["ann", "code.send"] == [1, 2, 4, 8]
+            assert found["ann", "code.send"] == [1] * 16 + [32]
             assert found["olga", "code.send"] == [1, 2, 4]
             assert found["ann", "job.submit"] == [1, 1, 1]
         assert process.terminate() == 0
