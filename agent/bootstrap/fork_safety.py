@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 TRIAL_S = 5.0
-ENVIRONMENT = "changed the environment"
+ENVIRONMENT, USES_CUDA = "changed the environment", "uses CUDA"
 # Stands for all variables among those that were read.
 ALL = "*"
 # A joined thread stays listed until the kernel has released it.
@@ -101,7 +101,7 @@ def snapshot() -> dict[str, Any]:
         ),
         "set a timer": [any(signal.getitimer(timer)) for timer in _TIMERS],
         "replaced a stream of sys": [id(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)],
-        "uses CUDA": _uses_cuda(),
+        USES_CUDA: _uses_cuda(),
         "left a file, socket or device open": _open_files(),
         "shares memory": _shared_memory(),
         "left a child process": _has_children(),
@@ -160,7 +160,8 @@ def check_trial(rehearse: Callable[[], None]) -> None:
     """Raise Unsafe if a forked child cannot `rehearse`, import, multiply and allocate, or if a fork
     itself changes this process or the child: modules can register functions for that.
     """
-    before = snapshot()
+    # In this process itself, which is a child, torch may refuse CUDA already.
+    before = {**snapshot(), USES_CUDA: False}
     pid = os.fork()
     if pid == 0:
         os._exit(_trial(before, rehearse))

@@ -241,3 +241,24 @@ def test_a_failed_trial_names_one_of_several_modules(refused: dict[str, str], na
     found = refused[SEVERAL.format(name)]
     assert found.startswith(f"planted_{name} ")
     assert PLANTED[name][1] in found
+
+
+REFUSES = """
+import sys, types, torch
+safety = types.ModuleType("fork_safety")
+exec(open(sys.argv[1]).read(), safety.__dict__)
+torch.cuda._is_in_bad_fork = lambda: True
+safety.TRIAL_S = 60.0
+try:
+    safety.check_trial(lambda: None)
+except safety.Unsafe as error:
+    print(error)
+"""
+
+
+def test_a_process_in_which_torch_refuses_cuda_is_not_forked() -> None:
+    part = Path(__file__).parents[3] / "agent" / "bootstrap" / "fork_safety.py"
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSES, str(part)], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "uses CUDA at a fork\n"
