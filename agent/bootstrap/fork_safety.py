@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 TRIAL_S = 5.0
-ENVIRONMENT = "changed the environment"
+ENVIRONMENT, USES_CUDA = "changed the environment", "uses CUDA"
 # Stands for all variables among those that were read.
 ALL = "*"
 # A joined thread stays listed until the kernel has released it.
@@ -29,7 +29,10 @@ _OF_LIBC = 0b11 << 31
 _PLACE = ("Cpus_allowed", "Mems_allowed")
 _RIGHTS = ("Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp")
 # <linux/prctl.h>
-_PR_GET_DUMPABLE = 3
+_PR_GET_DUMPABLE, _PR_GET_TIMERSLACK = 3, 30
+# The C library has no function for this system call.
+_IOPRIO_GET = {"x86_64": 252, "aarch64": 31}
+_IOPRIO_WHO_PROCESS = 1
 _STARTED_THREAD = "started a thread"
 # Exit codes of the trial. From `_CHANGED` on they are positions in the list of what was checked.
 _FAILED, _WRONG, _CANNOT_SHOW, _CHANGED = 1, 2, 3, 10
@@ -76,24 +79,29 @@ def snapshot() -> dict[str, Any]:
         status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
     ignored, caught = (int(status[name], 16) & ~_OF_LIBC for name in ("SigIgn", "SigCgt"))
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    libc = ctypes.CDLL(None)
     return {
         "changed the umask": status.get("Umask"),
         "changed the signal mask": status.get("SigBlk"),
         "changed the handling of a signal": (ignored, caught, handlers),
         ENVIRONMENT: dict(os.environ),
         "changed the working directory": _folder(),
-        "changed a limit": _limits(),
+        "changed a limit": _text_of("/proc/self/limits"),
         "changed its processors or priority": (
             [text for name, text in status.items() if name.startswith(_PLACE)],
             os.getpriority(os.PRIO_PROCESS, 0),
+            (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority),
+            libc.syscall(_IOPRIO_GET.get(os.uname().machine, -1), _IOPRIO_WHO_PROCESS, 0),
         ),
+        "changed its timer slack": libc.prctl(_PR_GET_TIMERSLACK, 0, 0, 0, 0),
+        "changed its oom_score_adj": _text_of("/proc/self/oom_score_adj"),
         "changed its identity or rights": (
             [text for name, text in status.items() if name.startswith(_RIGHTS)],
-            ctypes.CDLL(None).prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0),
+            libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0),
         ),
         "set a timer": [any(signal.getitimer(timer)) for timer in _TIMERS],
         "replaced a stream of sys": [id(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)],
-        "uses CUDA": _uses_cuda(),
+        USES_CUDA: _uses_cuda(),
         "left a file, socket or device open": _open_files(),
         "shares memory": _shared_memory(),
         "left a child process": _has_children(),
@@ -152,7 +160,8 @@ def check_trial(rehearse: Callable[[], None]) -> None:
     """Raise Unsafe if a forked child cannot `rehearse`, import, multiply and allocate, or if a fork
     itself changes this process or the child: modules can register functions for that.
     """
-    before = snapshot()
+    # In this process itself, which is a child, torch may refuse CUDA already.
+    before = {**snapshot(), USES_CUDA: False}
     pid = os.fork()
     if pid == 0:
         os._exit(_trial(before, rehearse))
@@ -215,8 +224,8 @@ def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def _limits() -> str:
-    with open("/proc/self/limits", encoding="ascii", errors="replace") as file:
+def _text_of(path: str) -> str:
+    with open(path, encoding="ascii", errors="replace") as file:
         return file.read()
 
 
@@ -254,4 +263,6 @@ def _has_children() -> bool:
 
 def _uses_cuda() -> bool:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    return cuda is not None and bool(cuda.is_initialized())
+    # In a child, torch refuses CUDA if its driver was asked before the fork.
+    refused = getattr(cuda, "_is_in_bad_fork", None)
+    return cuda is not None and bool(cuda.is_initialized() or (refused and refused()))

@@ -34,6 +34,21 @@ def block():
 os.register_at_fork(after_in_child=block)
 """
 
+# The classes of I/O priority are above 13 bits: idle is 3.
+IDLE_IO = """
+import ctypes, platform
+number = {"x86_64": 251, "aarch64": 30}[platform.machine()]
+assert ctypes.CDLL(None).syscall(number, 1, 0, 3 << 13) == 0
+"""
+
+# As torch does in the child of a process that has asked CUDA's driver.
+BAD_FORK = """
+import os, torch
+def poison():
+    torch.cuda._is_in_bad_fork = lambda: True
+os.register_at_fork(after_in_child=poison)
+"""
+
 # For the planted module alone, the trial is short.
 HANG = """
 import os, time
@@ -50,6 +65,7 @@ PLANTED = {
         "started a thread",
     ),
     "cuda": ("import torch\ntorch.cuda._initialized = True", "uses CUDA"),
+    "cuda_in_child": (BAD_FORK, "uses CUDA at a fork"),
     "device": ("FILE = open('/dev/zero')", "left a file, socket or device open"),
     "sockets": (
         "import socket\nSOCKET = socket.socket()",
@@ -85,6 +101,21 @@ PLANTED = {
         "changed its processors or priority" if len(os.sched_getaffinity(0)) > 1 else "",
     ),
     "priority": ("import os\nos.nice(1)", "changed its processors or priority"),
+    "policy_of_scheduling": (
+        "import os\nos.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))",
+        "changed its processors or priority",
+    ),
+    "priority_of_io": (IDLE_IO, "changed its processors or priority"),
+    "slack_of_timers": (
+        "import ctypes\nctypes.CDLL(None).prctl(29, 1_000_000, 0, 0, 0)",
+        "changed its timer slack",
+    ),
+    "score_of_oom": (
+        "with open('/proc/self/oom_score_adj', 'w') as file:\n    file.write('1000')",
+        ""
+        if Path("/proc/self/oom_score_adj").read_text() == "1000\n"
+        else "changed its oom_score_adj",
+    ),
     "dumpable": (
         "import ctypes\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)",
         "changed its identity or rights" if os.geteuid() == 0 else "cannot be checked",
@@ -210,3 +241,24 @@ def test_a_failed_trial_names_one_of_several_modules(refused: dict[str, str], na
     found = refused[SEVERAL.format(name)]
     assert found.startswith(f"planted_{name} ")
     assert PLANTED[name][1] in found
+
+
+REFUSES = """
+import sys, types, torch
+safety = types.ModuleType("fork_safety")
+exec(open(sys.argv[1]).read(), safety.__dict__)
+torch.cuda._is_in_bad_fork = lambda: True
+safety.TRIAL_S = 60.0
+try:
+    safety.check_trial(lambda: None)
+except safety.Unsafe as error:
+    print(error)
+"""
+
+
+def test_a_process_in_which_torch_refuses_cuda_is_not_forked() -> None:
+    part = Path(__file__).parents[3] / "agent" / "bootstrap" / "fork_safety.py"
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSES, str(part)], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "uses CUDA at a fork\n"
