@@ -84,7 +84,7 @@ def commands(number: int) -> str:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A coordinator and three nodes from nothing. The certificates are good for 90 s."""
+    """A coordinator and three nodes from nothing. The certificates are good for 60 s."""
     folder = tmp_path_factory.mktemp("cluster")
     for each in (folder, *folder.parents[:2]):
         each.chmod(0o755)
@@ -108,7 +108,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             printed = site.head.sh(f"{PIP}; {commands(1)}").stdout
             # The one line that differs from any other cluster, so that renewals can be seen.
             file = "/etc/muster/coordinator.yaml"
-            short = """s/^join: {/join: {"certificate_s": 90, /"""
+            short = """s/^join: {/join: {"certificate_s": 60, /"""
             site.head.sh(f"sed -i '{short}' {file} && systemctl restart muster-coordinator")
             found[NODES[0]].sh(install_line(printed))
             for node in NODES[1:]:
@@ -128,6 +128,17 @@ def test_the_printed_lines_make_a_cluster(site: Site) -> None:
         assert site.ended(job) == 0
         assert site.muster(f"logs {job}").split()[:2] == [USER, node]
     assert "Traceback" not in site.head.sh("journalctl --no-pager -u muster-coordinator").stdout
+
+
+def test_the_printed_line_is_all_that_a_person_needs(site: Site) -> None:
+    printed = site.muster("user add ann && /opt/muster/bin/muster token create --user ann")
+    found = re.search(r"muster login \S+ ml1\.\S+", printed)
+    assert found is not None, printed
+    node = site.machines["gpu-01"]
+    node.sh("useradd --create-home ann")
+    whoami = node.sh(f"su ann -c 'cd && {found[0]} && muster whoami'").stdout
+    assert "ann" in whoami
+    assert "SUCCEEDED" in node.sh("su ann -c 'cd && muster submit --wait -- true 2>&1'").stdout
 
 
 def test_the_lines_again_change_nothing(site: Site) -> None:
@@ -181,7 +192,7 @@ def test_a_stolen_certificate_ends_with_the_next_renewal(site: Site) -> None:
     thief.sh("systemctl start muster-agent")
     # The node is connected, so its copy is refused, and the operator sees that.
     wait_long(lambda: address(4) in site.state("gpu-02"), "the other agent is shown")
-    assert site.links()["gpu-02"] == "connected"
+    site.connected("gpu-02")
     # Both renew: neither is accepted from then on.
     wait_long(lambda: site.certificate("gpu-02") != before, "the node renews")
     wait_long(lambda: "renewed twice" in site.state("gpu-02"), "the copy is seen")
