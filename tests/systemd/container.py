@@ -73,14 +73,14 @@ class Container:
 def booted(folder: Path) -> Iterator[Container]:
     """A container in which Muster lies at /opt/muster and its sources at /opt/tree. Skips, with the
     reason, where there can be none."""
-    with _locked():
+    with locked():
         tree = debian()
         binds = {folder / "muster": "/opt/muster", TREE: "/opt/tree", _site(): "/opt/site"}
         _install(folder / "muster", tree)
         for path in binds:
             if path.stat().st_mode & 0o005 != 0o005:
                 pytest.skip(f"{path} is for nobody else, and so not for the coordinator's user")
-        with _cgroups() as enter, (folder / "console").open("wb") as console:
+        with cgroups() as enter, (folder / "console").open("wb") as console:
             argv = [
                 "systemd-nspawn",
                 "--quiet",
@@ -100,18 +100,19 @@ def booted(folder: Path) -> Iterator[Container]:
                 [*enter, *argv], stdin=subprocess.DEVNULL, stdout=console, stderr=console
             ) as process:
                 try:
-                    yield _up(process, folder / "console")
+                    yield wait_booted(process, folder / "console")
                 finally:
                     process.kill()
 
 
-def debian() -> Path:
-    """The tree of this machine's own release. Skips where it cannot be made."""
+def debian(*more: str) -> Path:
+    """The tree of this machine's own release, perhaps with more packages. Skips where it cannot be
+    made."""
     for program, package in PROGRAMS.items():
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed (package {package})")
     release = _release()
-    tree = CACHE / f"debian-{release}"
+    tree = CACHE / f"debian-{release}{'+'.join(['', *more])}"
     if tree.is_dir():
         return tree
     new = CACHE / f"new-{release}"
@@ -122,7 +123,7 @@ def debian() -> Path:
     argv += [
         "debootstrap",
         "--variant=minbase",
-        f"--include={PACKAGES}",
+        f"--include={','.join([PACKAGES, *more])}",
         release,
         str(new),
         _mirror(release),
@@ -180,7 +181,7 @@ def _install(venv: Path, tree: Path) -> None:
 
 
 @contextmanager
-def _locked() -> Iterator[None]:
+def locked() -> Iterator[None]:
     """Give the tree to one container at a time."""
     CACHE.mkdir(mode=0o755, parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
@@ -197,15 +198,16 @@ def _locked() -> Iterator[None]:
 
 
 @contextmanager
-def _cgroups() -> Iterator[list[str]]:
+def cgroups(name: str = "") -> Iterator[list[str]]:
     """A command that goes on in cgroups of its own, of which nothing is left at the end: containers
     name theirs alike, and one lives on without the program that began it.
     """
     above = list(_own_cgroups())
+    mine = f"{_BOX}{os.getpid()}"
     # Of a run that was killed: it has the lock no more.
     for path in above:
-        _end([it for it in path.iterdir() if it.name.startswith(_BOX)])
-    made = [path / f"{_BOX}{os.getpid()}" for path in above]
+        _end([it for it in path.glob(f"{_BOX}*") if not it.name.startswith(mine)])
+    made = [path / f"{mine}{name}" for path in above]
     for path in made:
         path.mkdir()
     try:
@@ -266,7 +268,7 @@ def _removed(path: Path) -> bool:
     return not path.exists()
 
 
-def _up(process: subprocess.Popen[bytes], console: Path) -> Container:
+def wait_booted(process: subprocess.Popen[bytes], console: Path) -> Container:
     found: list[int] = []
 
     def system() -> bool:

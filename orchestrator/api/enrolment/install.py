@@ -120,7 +120,7 @@ class InstallApi:
         return response
 
     async def _wheels(self, request: web.Request) -> tuple[EnrolmentSettings, Wheels]:
-        wait_s = self._requests.take(request.remote, request.loop.time())
+        wait_s = self._requests.take(request.remote, asyncio.get_running_loop().time())
         if wait_s:
             raise _busy(429, f"too many requests from {request.remote}", math.ceil(wait_s))
         settings = self._settings

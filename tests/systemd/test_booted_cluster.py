@@ -1,0 +1,217 @@
+"""A cluster from nothing by the printed lines, on booted machines, and those who want its names."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from muster.wheels.fill import NoWheelsError, fill
+from tests.systemd.container import TREE, wait_long
+from tests.systemd.machines import Machine, address, machines
+
+pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.timeout(900)]
+
+PAGE = TREE / "docs/how-to/install.md"
+USER = "trainer"
+NODES = ("gpu-01", "gpu-02", "gpu-03")
+# Reaches the coordinator, but no other machine.
+ALONE = "gpu-03"
+CERTIFICATE = "/var/lib/muster/agent/node.pem"
+# pip looks in a folder, as there is no internet in the machines.
+PIP = "export PIP_NO_INDEX=1 PIP_FIND_LINKS=/mnt/wheels"
+
+
+class Site:
+    """The machines of a cluster, and one that no operator has accepted."""
+
+    def __init__(self, found: dict[str, Machine]) -> None:
+        self.machines = found
+        self.head = found["head"]
+        self.thief = found["thief"]
+
+    def muster(self, words: str, check: bool = True) -> str:
+        done = self.head.sh(f"/opt/muster/bin/muster {words}", check=check)
+        return done.stdout + done.stderr
+
+    def line(self) -> str:
+        """Return the printed line for a node, with a secret of its own."""
+        return install_line(self.muster("token create --join"))
+
+    def links(self) -> dict[str, str]:
+        nodes = json.loads(self.muster("nodes --json"))["nodes"]
+        return {node["name"]: str(node["link"]).lower() for node in nodes}
+
+    def state(self, node: str) -> str:
+        """Return the line of a node in `muster nodes`, with its warnings."""
+        text = " ".join(self.muster("nodes").split())
+        found = re.search(rf"{node} .*?(?=gpu-\d\d (?:connected|suspect|lost|offline)|$)", text)
+        assert found is not None, text
+        return found[0]
+
+    def connected(self, node: str) -> None:
+        wait_long(lambda: self.links().get(node) == "connected", f"{node} is connected")
+
+    def cut(self, node: str) -> None:
+        wait_long(lambda: self.links().get(node) != "connected", f"{node} is cut off")
+
+    def certificate(self, node: str) -> str:
+        return self.machines[node].sh(f"sha256sum {CERTIFICATE}").stdout
+
+    def submit(self, node: str, program: str) -> str:
+        where = f"--set 'placement.include=[{node}]'"
+        command = f"/opt/muster/bin/muster submit {where} -- sh -c '{program}'"
+        return self.head.sh(command).stdout.strip()
+
+    def ended(self, job: str) -> int:
+        return self.head.sh(f"/opt/muster/bin/muster wait --timeout 60s {job}", False).returncode
+
+
+def install_line(printed: str) -> str:
+    found = re.search(r"curl .*sh$", printed, re.MULTILINE)
+    assert found is not None, printed
+    return found[0]
+
+
+def commands(number: int) -> str:
+    """Return the commands of the page's block of this number."""
+    return str(re.findall(r"^```\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)[number])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A coordinator and three nodes from nothing. The certificates are good for 60 s."""
+    folder = tmp_path_factory.mktemp("cluster")
+    for each in (folder, *folder.parents[:2]):
+        each.chmod(0o755)
+    wheels, source = folder / "wheels", folder / "source"
+    try:
+        fill(wheels, ())
+    except NoWheelsError as error:
+        pytest.skip(f"there are no wheels for the machines: {error}")
+    left_out = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "shared")
+    shutil.copytree(TREE, source, ignore=left_out)
+    names = ("head", *NODES, "thief")
+    binds = {wheels: "/mnt/wheels", source: "/mnt/muster"}
+    with machines(folder, names, binds, ALONE) as found:
+        site = Site(found)
+        try:
+            for machine in found.values():
+                machine.sh(f"useradd --create-home {USER}")
+            site.head.sh("cp -r /mnt/muster /root/muster")
+            install = commands(0).replace("/path/to/muster", "/root/muster")
+            site.head.sh(f"set -e; {PIP}\n{install}")
+            printed = site.head.sh(f"{PIP}; {commands(1)}").stdout
+            # The one line that differs from any other cluster, so that renewals can be seen.
+            file = "/etc/muster/coordinator.yaml"
+            short = """s/^join: {/join: {"certificate_s": 60, /"""
+            site.head.sh(f"sed -i '{short}' {file} && systemctl restart muster-coordinator")
+            found[NODES[0]].sh(install_line(printed))
+            for node in NODES[1:]:
+                found[node].sh(site.line())
+            yield site
+        finally:
+            for machine in found.values():
+                with contextlib.suppress(AssertionError):
+                    journal = machine.sh("journalctl --no-pager -o cat -u 'muster-*'", False)
+                    print(f"== {machine.name}\n{journal.stdout}")
+
+
+def test_the_printed_lines_make_a_cluster(site: Site) -> None:
+    for node in NODES:
+        site.connected(node)
+        job = site.submit(node, "id -un; hostname")
+        assert site.ended(job) == 0
+        assert site.muster(f"logs {job}").split()[:2] == [USER, node]
+    assert "Traceback" not in site.head.sh("journalctl --no-pager -u muster-coordinator").stdout
+
+
+def test_the_printed_line_is_all_that_a_person_needs(site: Site) -> None:
+    printed = site.muster("user add ann && /opt/muster/bin/muster token create --user ann")
+    found = re.search(r"muster login \S+ ml1\.\S+", printed)
+    assert found is not None, printed
+    node = site.machines["gpu-01"]
+    node.sh("useradd --create-home ann")
+    whoami = node.sh(f"su ann -c 'cd && {found[0]} && muster whoami'").stdout
+    assert "ann" in whoami
+    assert "SUCCEEDED" in node.sh("su ann -c 'cd && muster submit --wait -- true 2>&1'").stdout
+
+
+def test_the_lines_again_change_nothing(site: Site) -> None:
+    files = "find /etc/muster -type f | sort | xargs sha256sum"
+    before = site.head.sh(files).stdout
+    site.head.sh(f"{PIP}; {commands(1)}")
+    assert site.head.sh(files).stdout == before
+    node = site.machines["gpu-01"]
+    programs = "stat -c %i /opt/muster && " + files
+    installed = node.sh(programs).stdout
+    node.sh(site.line())
+    assert node.sh(programs).stdout == installed
+    site.connected("gpu-01")
+
+
+def test_certificates_are_renewed_while_a_job_runs(site: Site) -> None:
+    job = site.submit("gpu-02", "while [ ! -e /tmp/go ]; do sleep 0.1; done")
+    before = {node: site.certificate(node) for node in NODES}
+    for node in NODES:
+        wait_long(lambda node=node: site.certificate(node) != before[node], f"{node} renews")  # type: ignore[misc]
+    for node in NODES:
+        site.connected(node)
+    site.machines["gpu-02"].sh("touch /tmp/go")
+    assert site.ended(job) == 0
+
+
+def test_a_thief_gets_no_name_of_a_node_that_restarts(site: Site) -> None:
+    """The thief has a join secret, as an unprivileged holder of one."""
+    node = site.machines["gpu-01"]
+    node.switch_off()
+    site.cut("gpu-01")
+    done = site.thief.sh(f"{site.line()} -s -- --node gpu-01").stdout
+    assert "waits for an operator" in done
+    assert "gpu-01" in site.muster("token list --join")
+    assert site.links()["gpu-01"] != "connected"
+    node.switch_on()
+    site.connected("gpu-01")
+    assert node.sh("systemctl is-active muster-agent").stdout.strip() == "active"
+    site.muster("node accept gpu-01 --reject")
+    assert site.ended(site.submit("gpu-01", "true")) == 0
+    site.thief.sh("systemctl stop muster-agent")
+
+
+def test_a_stolen_certificate_ends_with_the_next_renewal(site: Site) -> None:
+    node, thief = site.machines["gpu-02"], site.thief
+    site.connected("gpu-02")
+    before = site.certificate("gpu-02")
+    text = node.sh(f"cat {CERTIFICATE}").stdout
+    thief.sh(f"printf '%s' '{text}' > {CERTIFICATE}")
+    thief.sh("""sed -i 's/^node: .*/node: "gpu-02"/' /etc/muster/agent.yaml""")
+    thief.sh("systemctl start muster-agent")
+    # The node is connected, so its copy is refused, and the operator sees that.
+    wait_long(lambda: address(4) in site.state("gpu-02"), "the other agent is shown")
+    site.connected("gpu-02")
+    # Both renew: neither is accepted from then on.
+    wait_long(lambda: site.certificate("gpu-02") != before, "the node renews")
+    wait_long(lambda: "renewed twice" in site.state("gpu-02"), "the copy is seen")
+    site.cut("gpu-02")
+    thief.sh("systemctl stop muster-agent")
+    node.sh(site.line())
+    site.muster("node accept gpu-02")
+    site.connected("gpu-02")
+
+
+def test_a_revoked_node_is_cut_off_alone(site: Site) -> None:
+    job = site.submit("gpu-01", "while [ ! -e /tmp/go ]; do sleep 0.1; done")
+    site.muster("node revoke gpu-03")
+    site.cut("gpu-03")
+    site.machines["gpu-03"].sh("systemctl restart muster-agent")
+    assert "revoked" in site.state("gpu-03")
+    site.machines["gpu-01"].sh("touch /tmp/go")
+    assert site.ended(job) == 0
+    site.machines["gpu-03"].sh(site.line())
+    assert site.links()["gpu-03"] != "connected"
+    site.muster("node accept gpu-03")
+    site.connected("gpu-03")
