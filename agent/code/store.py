@@ -13,7 +13,7 @@ import os
 import secrets
 import stat
 import struct
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -129,15 +129,23 @@ class CodeStore:
                     damaged += 1
         return damaged
 
-    def copy(self, manifest: CodeManifest, folder: Path, owner: Owner | None) -> None:
+    def copy(
+        self,
+        manifest: CodeManifest,
+        folder: Path,
+        owner: Owner | None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Make the tree in an empty folder that no other user can enter yet, every byte verified.
-        Raises DamagedError, FileError and DiskFullError."""
+        Raises DamagedError, FileError, also once `stopped`, and DiskFullError."""
         with _explained(folder):
             _check_room(folder, manifest.size)
             made = {""}
             for path in sorted(manifest.paths()):
                 _make_folders(folder, path.rpartition("/")[0], made, owner)
             for file in manifest.files:
+                if stopped():
+                    raise FileError("the code of the job is not copied: the agent is being stopped")
                 self._copy_file(file, folder / file.path, owner)
             for link in manifest.links:
                 at = folder / link.path

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -287,8 +288,9 @@ class TaskRegistry:
         manifest = await self._code.fetch(prepare)
         if manifest is None:
             return await asyncio.to_thread(self._place, prepare, taken, owner, None)
+        ended = threading.Event()
         try:
-            copy = partial(self._code.store.copy, manifest)
+            copy = partial(self._code.store.copy, manifest, stopped=ended.is_set)
             try:
                 return await asyncio.to_thread(self._place, prepare, taken, owner, copy)
             except DamagedError as error:
@@ -297,6 +299,9 @@ class TaskRegistry:
             await self._code.repair(prepare, manifest)
             return await asyncio.to_thread(self._place, prepare, taken, owner, copy)
         finally:
+            # An agent that stops waits for its threads. Nothing is left of a copy that ends early,
+            # so the next agent begins the task anew.
+            ended.set()
             self._code.release(manifest)
             await self._code.clean()
 

@@ -179,7 +179,8 @@ def _send(client: Client, code: Scanned) -> None:
         progress.show(sent, total)
     client.send_manifest(sha256, code.data)
     progress.end()
-    note(f"sent {size_text(total)} of code in {count(len(missing), 'new piece')}")
+    if missing:
+        note(f"sent {size_text(total)} of code in {count(len(missing), 'new piece')}")
 
 
 def _in_threads(

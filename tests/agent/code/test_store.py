@@ -20,6 +20,7 @@ from muster.bundle.manifest import (
     encode,
 )
 from muster.bundle.pack import pack, unpack
+from muster.daemon.errors import FileError
 from tests.agent.daemon.test_one_task import prepare
 from tests.small_disk import small_disk
 
@@ -41,6 +42,16 @@ def copy(store: CodeStore, folder: Path, owner: Owner | None = None) -> Path:
     folder.mkdir(mode=0o700)
     store.copy(TREE, folder, owner)
     return folder
+
+
+def test_a_copy_ends_when_its_agent_does(store: CodeStore, tmp_path: Path) -> None:
+    store.keep(unpack(ALL))
+    (tmp_path / "made").mkdir()
+    asked = iter([False, True])
+    with pytest.raises(FileError, match="is being stopped"):
+        store.copy(TREE, tmp_path / "made", None, stopped=lambda: next(asked))
+    found = [path.name for path in (tmp_path / "made").rglob("*") if path.is_file()]
+    assert found == ["large"]
 
 
 def test_a_tree_is_made_of_its_content(store: CodeStore, tmp_path: Path) -> None:
