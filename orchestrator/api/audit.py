@@ -22,9 +22,12 @@ from orchestrator.shell.coordinator import Coordinator
 LOGIN: Final = "login"
 _WINDOW_S: Final = 60.0
 _REPEATS_MAX: Final = 1024
+_ADDRESSES_MAX: Final = 64
 _SUBJECT_CHARS_MAX: Final = 253
 _CHANGES_MAX: Final = 16
 """Equal changes of a user in a window that are an entry each."""
+
+_Repeats = OrderedDict[tuple[str, ...], tuple[float, int]]
 
 
 class AuditApi:
@@ -33,7 +36,8 @@ class AuditApi:
     def __init__(self, coordinator: Coordinator, log: AuditLog) -> None:
         self._coordinator = coordinator
         self._log = log
-        self._repeats: OrderedDict[tuple[str, ...], tuple[float, int]] = OrderedDict()
+        self._repeats: _Repeats = OrderedDict()
+        self._logins: _Repeats = OrderedDict()
 
     def observe(self, request: web.Request, status: int) -> None:
         """Record a request, once it is answered, if it belongs in the log."""
@@ -53,7 +57,7 @@ class AuditApi:
         if not self._works_for_all(token):
             # A refusal may name anything; a change names something that the user has.
             of = "" if status >= 400 else _subject(request)
-            count = self._count(token.user, action, str(status), of)
+            count = self._count((token.user, action, str(status), of), self._repeats)
             if status < 400 and count <= _CHANGES_MAX:
                 count = 1
         self._add(request, status, action, token, count)
@@ -100,18 +104,25 @@ class AuditApi:
     def _failed_login(self, request: web.Request, status: int) -> None:
         """Count failed logins by address and by the token that is not valid any more."""
         token = request.get(REFUSED)
-        count = self._count(request.remote or "", "" if token is None else token.id)
+        key = request.remote or "", "" if token is None else token.id
+        now, logins = self._coordinator.now().mono, self._logins
+        while logins and now - next(iter(logins.values()))[0] > _WINDOW_S:
+            logins.popitem(last=False)
+        if key not in logins and len(logins) >= _ADDRESSES_MAX:
+            # So many at once must not overwrite the log.
+            key = "", ""
+        count = self._count(key, logins)
         self._add(request, status, LOGIN, token, count)
 
-    def _count(self, *key: str) -> int:
+    def _count(self, key: tuple[str, ...], repeats: _Repeats) -> int:
         """Return how often there was something equal within a minute, with this time."""
         now = self._coordinator.now().mono
-        since, count = self._repeats.pop(key, (now, 0))
+        since, count = repeats.pop(key, (now, 0))
         if now - since > _WINDOW_S:
             since, count = now, 0
-        self._repeats[key] = since, count + 1
-        if len(self._repeats) > _REPEATS_MAX:
-            self._repeats.popitem(last=False)
+        repeats[key] = since, count + 1
+        if len(repeats) > _REPEATS_MAX:
+            repeats.popitem(last=False)
         return count + 1
 
     async def show(self, request: web.Request) -> web.Response:

@@ -28,6 +28,7 @@ from orchestrator.core.facts.effects import (
     CHANGED_TOO_OFTEN,
     DISK_FULL,
     INTERNAL,
+    SIGNED_TOO_OFTEN,
     TOO_MANY_BYTES,
     UNAUTHORIZED,
     UNKNOWN_JOB,
@@ -64,6 +65,7 @@ _DECLINED_STATUS: Final = {
     INTERNAL: 500,
     TOO_MANY_BYTES: 429,
     CHANGED_TOO_OFTEN: 429,
+    SIGNED_TOO_OFTEN: 429,
 }
 
 

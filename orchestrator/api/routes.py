@@ -198,7 +198,7 @@ ROUTES: Final = (
           answers=as_json(join.EnrolmentList), problems=(409,)),
     Route("POST", "/v1/agent/certificate", EnrolmentApi.renew, Action.RENEW,
           "Renew the certificate that this node shows.", body=join.RenewRequest,
-          answers=as_json(join.RenewAnswer), problems=(404, 409, 422, 507)),
+          answers=as_json(join.RenewAnswer), problems=(404, 409, 422, 429, 507)),
     Route("GET", "/v1/ca", PeopleApi.ca, Action.READ_CA,
           "The CA of the coordinator's certificate (PEM).",
           answers=as_text("application/x-pem-file"), problems=(404,)),

@@ -247,6 +247,16 @@ def test_nothing_of_a_request_is_read_before_its_secret_is_known(site: Site) -> 
     assert site.post("/v1/join", asked) == (403, "bad_join_secret")
 
 
+def test_a_join_that_is_repeated_many_times_waits(site: Site) -> None:
+    _, _, own = site.secret().removeprefix("mj1.").partition(".")
+    asked = {"secret": own, "node": "gpu-13", "request": signing_request(new_key(), "gpu-13")}
+    answers = [site.post("/v1/join", asked)[0] for _ in range(3)]
+    while answers[-1] == 201 and len(answers) < 100:
+        answers.append(site.post("/v1/join", asked)[0])
+    assert answers[:2] == [201, 201]
+    assert answers[-1] == 429
+
+
 @contextlib.contextmanager
 def impostor(folder: Path, pem: bytes) -> Iterator[tuple[int, list[bytes]]]:
     """A server with a certificate of its own CA that shows `pem`. Yields its port, and the bodies

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 _ID_BYTES: Final = 4
 _SECRET_BYTES: Final = 32
+_JOINS_PER_S: Final = 0.5
 
 
 class EnrolmentApi:
@@ -66,6 +67,7 @@ class EnrolmentApi:
         self._coordinator = coordinator
         self._settings = settings
         self._refusals = RateLimit(refusals_per_s)
+        self._joins = RateLimit(_JOINS_PER_S)
 
     async def show(self, _request: web.Request) -> web.Response:
         known = (await self._coordinator.durable_state()).enrolment
@@ -132,18 +134,17 @@ class EnrolmentApi:
         request[SUBJECT] = asked.node
         wait_s = self._refusals.take(request.remote, request.loop.time())
         if wait_s:
-            raise ApiError(
-                429,
-                "too_many_joins",
-                f"too many joins from {request.remote}",
-                headers={"Retry-After": str(math.ceil(wait_s))},
-            )
+            raise _too_many(f"from {request.remote}", wait_s)
         name, _, rest = asked.secret.partition("-")
         node, shown = NodeName(asked.node), digest(rest)
         # Before anything is read, because that takes time.
         known = known_secret(self._coordinator.state.enrolment, name, shown)
         if isinstance(known, Declined):
             raise _refused(known)
+        # Each is a record in the journal.
+        wait_s = self._joins.take((name, asked.node), request.loop.time())
+        if wait_s:
+            raise _too_many(f"of {asked.node}", wait_s)
         from muster.daemon.certificates import BadRequestError, node_certificate, requested_key
 
         try:
@@ -251,6 +252,11 @@ def _refused(result: Declined) -> ApiError:
     if result.code == BAD_SECRET:
         return ApiError(403, result.code, result.text, result.hint)
     return declined(result)
+
+
+def _too_many(whose: str, wait_s: float) -> ApiError:
+    headers = {"Retry-After": str(math.ceil(wait_s))}
+    return ApiError(429, "too_many_joins", f"too many joins {whose}", headers=headers)
 
 
 def _is_local(request: web.Request, peer: str) -> bool:

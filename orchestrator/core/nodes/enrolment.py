@@ -25,6 +25,8 @@ from orchestrator.core.model.state import State
 from orchestrator.core.nodes.admission import refuse_name
 
 SECRETS_MAX: Final = 10_000
+RENEWED_EVERY_S: Final = 60.0
+"""The pause between renewals of a node; a tenth of its certificate's lifetime if that is less."""
 _UNKNOWN: Final = "0" * 64
 
 OfEnrolmentReceived = (
@@ -56,7 +58,7 @@ def decide_enrolment(
         case s.RevokeNodeReceived(_, node, by):
             found = _revoke(state.enrolment, node, by)
         case s.RenewReceived():
-            found = _renew(state.enrolment, asked)
+            found = _renew(state.enrolment, asked, now)
         case _:
             assert_never(asked)
     spares = isinstance(found, ef.JoinSecretRevoked | ef.NodeRejected | ef.NodeRevoked)
@@ -222,6 +224,14 @@ def _join(state: State, asked: s.JoinReceived, now: float, limits: Limits) -> _F
     own = () if joined is None else (joined.current, joined.next)
     same = any(each is not None and each.key_sha256 == asked.key.key_sha256 for each in own)
     other = None if joined is None else joined.waiting
+    mine = asked.key.key_sha256
+    holder = None if mine not in secret.keys else _other_with_key(state.enrolment, mine, asked.node)
+    if holder is not None:
+        return a.Declined(
+            BAD_SECRET,
+            f"this machine has joined as {holder} with this secret, and it is for one name",
+            f"ask an admin for another secret, or to run: muster node revoke {holder}",
+        )
     if joined and other and not same and other.key_sha256 != asked.key.key_sha256:
         return a.Declined(
             "name_waits",
@@ -256,7 +266,7 @@ def _revoke(enrolment: Enrolment, node: NodeName, by: str) -> _Found:
     return ef.NodeRevoked(node, by)
 
 
-def _renew(enrolment: Enrolment, asked: s.RenewReceived) -> _Found:
+def _renew(enrolment: Enrolment, asked: s.RenewReceived, now: float) -> _Found:
     """Give a node its next certificate. If two keys ask for the one after the same certificate, one
     of them is a thief's, and nobody knows which.
     """
@@ -277,7 +287,24 @@ def _renew(enrolment: Enrolment, asked: s.RenewReceived) -> _Found:
         )
     if asked.fingerprint != current.fingerprint:
         return a.Declined("not_current", "only the current certificate of a node can be renewed")
+    newest = joined.next or current
+    pause_s = min(RENEWED_EVERY_S, (newest.expires - newest.begins) / 10)
+    if newest.generation and 0 <= now - newest.begins < pause_s:
+        return a.Declined(
+            a.SIGNED_TOO_OFTEN,
+            f"the certificate of {asked.node} was renewed less than {RENEWED_EVERY_S:.0f} s ago",
+            "the agent tries again by itself",
+        )
     return ef.NodeKeyRenewed(asked.node, replace(asked.key, generation=current.generation + 1))
+
+
+def _other_with_key(enrolment: Enrolment, key_sha256: str, node: str) -> NodeName | None:
+    """Return another node than `node` that has joined, or waits, with this key."""
+    for name, joined in enrolment.nodes.items():
+        for each in (joined.current, joined.next, joined.waiting):
+            if name != node and each is not None and each.key_sha256 == key_sha256:
+                return name
+    return None
 
 
 def _bad_secret(why: str) -> a.Declined:

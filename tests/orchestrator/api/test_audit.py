@@ -6,11 +6,15 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
+from aiohttp.test_utils import make_mocked_request
 
 from muster.http.audit import AuditEntry
+from muster.protocol.instant import Instant
 from muster.protocol.timestamp import timestamp
+from orchestrator.api.audit import AuditApi
 from orchestrator.shell.audit import FILE, FILES_MAX, AuditLog
 from tests.orchestrator.fake_agent import DEADLINE_S, connect
 from tests.orchestrator.process import CoordinatorProcess, add_token
@@ -246,6 +250,34 @@ async def test_of_many_equal_refusals_of_a_user_few_are_recorded(tmp_path: Path)
             assert found["olga", "code.send"] == [1, 2, 4]
             assert found["ann", "job.submit"] == [1, 1, 1]
         assert process.terminate() == 0
+
+
+class Tries:
+    """Requests without a good token, from any address, at a time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.kept: list[AuditEntry] = []
+        coordinator = Mock(now=lambda: Instant(self.now, self.now))
+        self._api = AuditApi(coordinator, Mock(add=self.kept.append))
+
+    def fail(self, addresses: int, each: int = 1) -> int:
+        """Return how many entries this makes."""
+        before = len(self.kept)
+        for number in range(addresses * each):
+            request = make_mocked_request("GET", "/v1/jobs")
+            self._api.observe(request.clone(remote=f"10.0.{number // each}"), 401)
+        return len(self.kept) - before
+
+
+def test_failed_logins_from_many_addresses_do_not_overwrite_it() -> None:
+    tries = Tries()
+    assert tries.fail(3, each=4) == 9
+    assert tries.fail(1500) < 100
+    assert tries.fail(1500) < 100
+    assert tries.kept[-1].count == 2048
+    tries.now += 61.0
+    assert tries.fail(3, each=4) == 9
 
 
 async def test_it_is_bounded_and_the_newest_stay(tmp_path: Path) -> None:

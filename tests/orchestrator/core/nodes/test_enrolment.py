@@ -59,6 +59,10 @@ def key(text: str, generation: int = 0) -> NodeKey:
     return NodeKey(text, text[0], 1e9, generation)
 
 
+def signed(cert: str, begins: float, lifetime_s: float = 90 * DAY_S) -> NodeKey:
+    return NodeKey(cert, cert[0], begins + lifetime_s, begins=begins)
+
+
 def join(cert: str, node: str = GPU, name: str = "s1", sha256: str = "d" * 64) -> s.Input:
     return s.JoinReceived(REQUEST, name, sha256, NodeName(node), key(cert), "10.0.0.1")
 
@@ -284,3 +288,46 @@ def test_a_revoked_node_is_called_so_until_it_is_accepted_again() -> None:
     assert site.code(join("a2")) == "waits"
     site.code(s.AcceptReceived(REQUEST, GPU, "ada"))
     assert said()[0] == "unreachable"
+
+
+def test_a_secret_for_one_node_is_good_for_one_name() -> None:
+    site = Site()
+    site.give(secret())
+    assert site.code(join("a1")) == ""
+    assert site.code(join("a2", "gpu-02")) == "bad_join_secret"
+    assert site.code(join("a2")) == ""
+
+    site.give(s.RevokeNodeReceived(REQUEST, GPU, "ada"))
+    assert site.code(join("a3", "gpu-02")) == ""
+
+
+@pytest.mark.parametrize(("lifetime_s", "pause_s"), [(90 * DAY_S, 60.0), (100.0, 10.0)])
+def test_a_node_renews_its_certificate_so_often(lifetime_s: float, pause_s: float) -> None:
+    site = Site()
+    site.give(secret())
+
+    def renews(old: str, cert: str) -> str:
+        made = signed(cert, site.now, lifetime_s)
+        return site.code(s.RenewReceived(REQUEST, GPU, old, made))
+
+    made = signed("a1", site.now, lifetime_s)
+    site.give(s.JoinReceived(REQUEST, "s1", "d" * 64, GPU, made, "10.0.0.1"))
+    assert renews("a1", "b1") == ""
+    recorded = len(site.facts)
+    assert renews("a1", "b2") == "signed_too_often"
+    assert len(site.facts) == recorded
+    site.now += pause_s
+    assert renews("a1", "b2") == ""
+    hello(site, "b2")
+    assert renews("b2", "c1") == "signed_too_often"
+    # A clock that was set back locks nobody out.
+    site.now -= DAY_S
+    assert renews("b2", "c1") == ""
+
+
+def test_a_copy_of_a_key_is_noticed_however_soon() -> None:
+    site = Site()
+    site.give(secret())
+    site.give(join("a1"))
+    assert site.code(s.RenewReceived(REQUEST, GPU, "a1", signed("b1", site.now))) == ""
+    assert site.code(renew("a1", "c1")) == "renewed_twice"
