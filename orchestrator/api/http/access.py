@@ -89,7 +89,8 @@ class AccessTable:
                 )
             raise _unauthorized(
                 "the token is missing or wrong",
-                "send the header `Authorization: Bearer muster_...`",
+                "log in with the whole token: muster login URL (or send the header "
+                "`Authorization: Bearer muster_...`)",
             )
         why = self._tokens.why_not(record)
         renews = certificate and route is not None and route.action is Action.RENEW
