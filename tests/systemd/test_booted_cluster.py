@@ -184,8 +184,11 @@ def test_a_thief_gets_no_name_of_a_node_that_restarts(site: Site) -> None:
 
 def test_a_stolen_certificate_ends_with_the_next_renewal(site: Site) -> None:
     node, thief = site.machines["gpu-02"], site.thief
-    site.connected("gpu-02")
+    # A new one, so that the copy is not replaced at once.
     before = site.certificate("gpu-02")
+    wait_long(lambda: site.certificate("gpu-02") != before, "the node has a new certificate")
+    before = site.certificate("gpu-02")
+    site.connected("gpu-02")
     text = node.sh(f"cat {CERTIFICATE}").stdout
     thief.sh(f"printf '%s' '{text}' > {CERTIFICATE}")
     thief.sh("""sed -i 's/^node: .*/node: "gpu-02"/' /etc/muster/agent.yaml""")
