@@ -26,12 +26,10 @@ _ELSEWHERE: Final = {
         "environment": "env",
         "env_variables": "env",
         "exclude": "placement.exclude",
-        "files": "file_mounts",
         "git": "workdir.git",
         "gpu": "resources.gpu",
         "gpus": "resources.gpu",
         "gpus_per_node": "resources.gpu",
-        "import": "file_mounts",
         "export": "outputs",
         "job_name": "name",
         "max_restarts": "retry.user",
@@ -79,6 +77,10 @@ _ELSEWHERE: Final = {
 
 
 _STORAGE: Final = "leave it out: jobs see the storage that the nodes mount; write its path there"
+_CODE: Final = (
+    "leave it out: the files beside the job file travel with the job (`workdir: .`), and jobs see "
+    "the storage that the nodes mount"
+)
 _ORDER: Final = "leave it out: `priority` and `pool` decide the order of jobs"
 _LOGS: Final = "leave it out: the output of all ranks is stored (muster logs ID)"
 _NETWORK: Final = (
@@ -95,7 +97,9 @@ _REPLACED: Final = {
     "error": _LOGS,
     "extended_resource": _NETWORK,
     "extended_resources": _NETWORK,
+    "files": _CODE,
     "gres": "write the GPUs per node: `resources: {gpu: 8}`",
+    "import": _CODE,
     "large_shm": "leave it out: jobs have the /dev/shm of the node",
     "ntasks": "write the ranks per node: `nproc_per_node: 8`",
     "output": _LOGS,

@@ -107,5 +107,13 @@ def test_one_line_changed_sends_one_chunk(
     elsewhere = muster(cluster, tmp_path / "other", "rerun", job, "--ship")
     assert elsewhere.returncode != 0
     assert "not sent from this machine" in elsewhere.stderr
+    (laptop / "lib/model.py").unlink()
+    fewer = muster(cluster, cache, "rerun", job, "--ship")
+    assert "new piece" not in fewer.stderr, fewer.stderr
+    assert wait(cluster, fewer.stdout.strip()) != 0
+    laptop.rename(tmp_path / "moved")
+    gone = muster(cluster, cache, "rerun", job, "--ship")
+    assert gone.returncode != 0
+    assert f"the folder {laptop}, from which job {job} was sent, is gone" in gone.stderr
     assert wait(cluster, first.stdout.strip()) == 0
     assert "answer 42" in log_of(cluster, first.stdout.strip())

@@ -137,6 +137,11 @@ def send_again(client: Client, number: int) -> Scanned:
             f"the code of job {number} was not sent from this machine and account\n"
             "  submit its job file: muster submit -f FILE"
         )
+    if not folder.is_dir():
+        raise RefusedError(
+            f"the folder {safe(str(folder))}, from which job {number} was sent, is gone\n"
+            f"  rerun it with the same code, muster rerun {number}, or submit a job file"
+        )
     code = _scan(folder, client.version().code_bytes_max)
     send_code(client, code)
     return code
