@@ -130,7 +130,7 @@ def _read(data: bytes) -> Vouch | None:
         return None
     try:
         return _decoder.decode(data[_MAC_BYTES:])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

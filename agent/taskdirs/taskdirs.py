@@ -254,7 +254,7 @@ class TaskDirs:
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
                 with open(os.open(MANIFEST, flags, dir_fd=folder), "rb") as file:
                     return msgspec.json.decode(file.read(_MANIFEST_BYTES_MAX), type=Manifest)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
     def store(self, task: TaskId, record: TaskRecord) -> None:

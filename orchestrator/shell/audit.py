@@ -121,5 +121,5 @@ class AuditLog:
             for line in reversed(lines):
                 try:
                     yield _decode(line)
-                except msgspec.DecodeError:
+                except (msgspec.DecodeError, UnicodeDecodeError):
                     continue  # the end of a line that a crash cut off

@@ -182,7 +182,7 @@ async def read(path: Path, rank: int, user: TaskUser, until: float) -> RecordedR
         found = msgspec.json.decode(answer, type=RecordedRank)
     except TimeoutError:
         return RecordedRank(rank, problem="its dump could not be read in time")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return RecordedRank(rank, problem="its dump cannot be read")
     finally:
         if process.returncode is None:

@@ -390,7 +390,7 @@ def _kept(folder: Path) -> dict[int, SavedBaseline]:
     try:
         with open(folder / STATE, "rb") as file:
             return msgspec.json.decode(file.read(_STATE_BYTES_MAX), type=dict[int, SavedBaseline])
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return {}
 
 

@@ -93,7 +93,7 @@ async def _one(
         return RankStacks(rank, pid, problem=_why(said.err))
     try:
         found = msgspec.json.decode(said.out, type=list[_Thread])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return RankStacks(rank, pid, problem=f"py-spy's output cannot be parsed: {error}")
     return RankStacks(rank, pid, _main_first(found, pid, threads=threads))
 

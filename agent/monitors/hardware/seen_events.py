@@ -55,7 +55,7 @@ def read(folder: Path) -> SeenEvents | None:
         return msgspec.json.decode(path.read_bytes(), type=SeenEvents)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         _log.warning("ledger_not_read", path=str(path), why=str(error))
         return None
 

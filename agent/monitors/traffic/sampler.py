@@ -169,5 +169,5 @@ def kept(folder: Path) -> WatchedTraffic | None:
     try:
         with open(folder / STATE, "rb") as file:
             return msgspec.json.decode(file.read(_STATE_BYTES_MAX), type=WatchedTraffic)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None

@@ -28,7 +28,7 @@ def read_removed(root: Path) -> Removed | None:
         return msgspec.json.decode((root / REMOVED_NAME).read_bytes(), type=Removed)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return Removed(0.0, "the removal mark is unreadable")
 
 

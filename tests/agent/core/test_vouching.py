@@ -285,6 +285,7 @@ def test_no_datagram_is_too_strange() -> None:
         question[:32] + msgspec.json.encode({"kind": "ask"}),
         question[:32] + b"[" * 400,
         question[:32] + b"\xff" * 100,
+        question[:32] + b'{"kind": "ask", "cluster": "\xff"}',
         b"x" * (DATAGRAM_BYTES_MAX + 1),
     ]
     for data in (*strange, *(question[:at] for at in range(len(question)))):

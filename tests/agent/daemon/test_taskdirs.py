@@ -16,7 +16,7 @@ import pytest
 
 from agent.core.record import TaskRecord
 from agent.taskdirs.rmtree import remove_tree
-from agent.taskdirs.taskdirs import Owner, TaskDirs
+from agent.taskdirs.taskdirs import MANIFEST, Owner, TaskDirs
 from muster.daemon.errors import FileError
 from muster.protocol.ids import BadId, TaskId
 from muster.protocol.link.control_channel import StopTask
@@ -28,6 +28,14 @@ NOBODY = Owner("nobody", 65534, 65534)
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"task":"\xff"}'])
+def test_a_damaged_manifest_is_none(tmp_path: Path, damage: bytes) -> None:
+    folders = TaskDirs(tmp_path)
+    folders.create(prepare(), ())
+    (folders.path(TASK) / MANIFEST).write_bytes(damage)
+    assert folders.manifest(TASK) is None
 
 
 def test_a_task_gets_its_folders_and_a_manifest(tmp_path: Path) -> None:

@@ -273,9 +273,9 @@ class Tries:
 def test_failed_logins_from_many_addresses_do_not_overwrite_it() -> None:
     tries = Tries()
     assert tries.fail(3, each=4) == 9
-    assert tries.fail(1500) < 100
-    assert tries.fail(1500) < 100
-    assert tries.kept[-1].count == 2048
+    assert tries.fail(300) < 100
+    assert tries.fail(300) < 100
+    assert tries.kept[-1].count == 256
     tries.now += 61.0
     assert tries.fail(3, each=4) == 9
 
@@ -316,6 +316,9 @@ async def test_a_line_that_a_crash_cut_off_hides_no_other(tmp_path: Path) -> Non
     with (tmp_path / FILE).open("a") as file:
         file.write('{"at":"2026')
     log.add(entry(2))
+    await log.flush()
+    with (tmp_path / FILE).open("ab") as file:
+        file.write(b'{"at":"2026-11-27T12:00:00Z","address":"\xff"}\n')
     assert [each.subject for each in await log.newest(lambda _: True, 5)] == ["2", "1"]
 
 

@@ -197,7 +197,7 @@ async def test_a_log_that_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
 
 @in_a_loop
 async def test_a_ledger_that_is_spoilt_is_begun_anew(node: Node) -> None:
-    (node.folder / seen_events.NAME).write_text("{")
+    (node.folder / seen_events.NAME).write_bytes(b'{"boot":"\xff"}')
     node.write(xid(1))
     async with node.agent():
         node.write(xid(2, 48))
