@@ -172,7 +172,8 @@ def find_nothing(
         inside(machine, "/run/targets").write_text(json.dumps(of_root))
         machine.exec(*tool, "/run/targets", "/run/report")
         report = json.loads(inside(machine, "/run/report").read_text())
-        assert {name: how for name, how in report.items() if how != neighbour.IN} == {}
+        failed = {name: how for name, how in report.items() if how != neighbour.IN}
+        assert not failed, failed
         tries[user] = targets
     for user, targets in tries.items():
         give(machine, user, targets)
@@ -181,7 +182,8 @@ def find_nothing(
         until(file.exists, f"the tries of {user} are over", PATIENCE_S)
         report = json.loads(file.read_text())
         assert len(report) > 100
-        assert {name: how for name, how in report.items() if how not in KEPT_OUT} == {}
+        found = {name: how for name, how in report.items() if how not in KEPT_OUT}
+        assert not found, found
 
 
 def leave_nothing(machine: Place) -> None:
