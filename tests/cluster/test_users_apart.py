@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import shutil
 import subprocess
 import sys
@@ -22,18 +19,24 @@ from examples.rig.machine import Machine
 from examples.rig.rig import missing
 from muster.protocol.states import ENDED_STATES
 from tests.cluster import neighbour
+from tests.cluster.apart import (
+    HOMES,
+    PATIENCE_S,
+    PLACES,
+    UIDS,
+    find_nothing,
+    inside,
+    leave_nothing,
+    ranks,
+    write_training,
+)
 from tests.cluster.cards import GpuMachines
 from tests.cluster.jobs import until
 
 REPOSITORY = Path(__file__).parents[2]
-PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 # What the jobs need to see of this machine, and its own folders.
 NEEDED = (Path(sys.base_prefix).resolve(), REPOSITORY)
-STATE, HOMES = "/run/agent", "/run/home"
-UIDS = {"ann": 47_111, "bob": 47_112}
-# Two trainings begin at once, maybe beside other tests: each imports torch.
-PATIENCE_S = 240.0
-KEPT_OUT = {"EACCES", "ECONNREFUSED", "ECONNRESET", "ENOENT", "EPERM", "ESRCH", "ETIMEDOUT"}
+STATE = "/run/agent"
 
 pytestmark = [
     pytest.mark.root,
@@ -46,44 +49,6 @@ pytestmark = [
         reason="jobs with a /tmp of their own see neither code nor interpreter below /tmp",
     ),
 ]
-
-TRAINS = """
-import os, subprocess, sys, time
-from pathlib import Path
-
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-home, rank, mark = Path.home(), int(os.environ["RANK"]), sys.argv[1]
-dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-left = [Path(it, f"{mark}.{rank}") for it in ("/tmp", "/var/tmp", "/dev/shm")]
-for path in left:
-    path.touch()
-checkpoint = home / "checkpoints" / f"of-{rank}.pt"
-checkpoint.parent.mkdir(exist_ok=True)
-adversary, over, steps = None, torch.zeros(1), 0
-while not over:
-    optimizer.zero_grad()
-    model(torch.rand(8, 4)).square().mean().backward()
-    optimizer.step()
-    steps += 1
-    torch.save(model.module.state_dict(), f"{checkpoint}.new")
-    os.replace(f"{checkpoint}.new", checkpoint)
-    if rank == 0:
-        if adversary is None and (home / "targets.json").exists():
-            files = home / "targets.json", home / "report.json"
-            adversary = subprocess.Popen([sys.executable, "neighbour.py", *files])
-        over[0] = (home / "over").exists()
-    dist.broadcast(over, 0)
-    time.sleep(0.05)
-assert all(path.exists() for path in left)
-assert adversary is None or adversary.wait() == 0
-print(f"rank {rank} trained", flush=True)
-dist.destroy_process_group()
-"""
 
 
 @dataclass
@@ -125,12 +90,7 @@ class Team(GpuMachines):
         for old in ("over", "targets.json", "report.json"):
             (home / old).unlink(missing_ok=True)
         shutil.rmtree(home / "checkpoints", ignore_errors=True)
-        folder.mkdir()
-        (folder / "train.py").write_text(TRAINS)
-        shutil.copy(neighbour.__file__, folder)
-        spec = {"launcher": "torchrun", "run": f"train.py of-{user}-{os.getpid()}", **job}
-        spec |= {"name": user, "env": {"OMP_NUM_THREADS": "1"}}
-        (folder / "job.yaml").write_text(yaml.safe_dump(spec))
+        write_training(folder, user, **job)
         done = subprocess.run(
             self.command("submit", "-f", str(folder / "job.yaml")),
             env={**self.base_env(), "MUSTER_TOKEN": self.tokens[user]},
@@ -162,11 +122,6 @@ class Team(GpuMachines):
         return self.muster("wait", "--timeout", "240s", job, check=False).returncode
 
 
-def inside(machine: Machine, path: str) -> Path:
-    """The path, for this process, of a file on a machine."""
-    return Path(f"/proc/{machine.pid}/root{path}")
-
-
 def let_pass(machine: Machine, needed: tuple[Path, ...]) -> None:
     """Let all users of a machine reach these folders, also below one that lets only root pass."""
     script, behind = [], []
@@ -191,58 +146,6 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
     until(lambda: made.leftovers() == [], "no process of the cluster is left")
 
 
-@dataclass
-class Process:
-    """A process on a machine: its pid there, its user, and its environment."""
-
-    pid: int
-    uid: int
-    environ: dict[str, str]
-
-
-def processes(machine: Machine) -> list[Process]:
-    there, seen = os.readlink(f"/proc/{machine.pid}/ns/pid"), []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if os.readlink(folder / "ns/pid") != there:
-                continue
-            lines = (folder / "status").read_text().splitlines()
-            status = {key: value.split() for key, _, value in (it.partition(":") for it in lines)}
-            text = (folder / "environ").read_bytes().decode(errors="replace")
-            environ = dict(it.partition("=")[::2] for it in text.split("\0"))
-            seen.append(Process(int(status["NSpid"][-1]), int(status["Uid"][0]), environ))
-    return seen
-
-
-def ranks(machine: Machine, job: str) -> list[Process]:
-    return [
-        it
-        for it in processes(machine)
-        if it.environ.get("MUSTER_JOB_ID") == job and "RANK" in it.environ
-    ]
-
-
-def paths(machine: Machine, top: str, without: str = "") -> list[tuple[int, str]]:
-    """Mode and path of all below a folder of a machine, but what belongs to the job `without`."""
-    outside = inside(machine, "")
-    found = []
-    for folder, _, names in os.walk(inside(machine, top)):
-        for path in (Path(folder), *(Path(folder, name) for name in names)):
-            within = path.relative_to(outside)
-            if without and any(part.split(".")[0] == without for part in within.parts):
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                found.append((path.lstat().st_mode, f"/{within}"))
-    return found
-
-
-def give(machine: Machine, user: str, targets: dict[str, Any]) -> None:
-    """Let the job of a user begin with its tries."""
-    home = inside(machine, f"{HOMES}/{user}")
-    (home / "new").write_text(json.dumps(targets))
-    (home / "new").rename(home / "targets.json")
-
-
 def test_two_users_train_at_once_on_one_node_and_find_nothing_of_each_other(
     team: Team, tmp_path: Path
 ) -> None:
@@ -251,50 +154,11 @@ def test_two_users_train_at_once_on_one_node_and_find_nothing_of_each_other(
     jobs = {user: team.train(user, tmp_path / user, **part) for user in UIDS}
     for user, job in jobs.items():
         team.await_checkpoints(user, job, ("node-1", 0), ("node-1", 1))
-    # All of it before any tries begin, which are processes of the jobs, too.
-    tries = {}
-    for user, mate in (("ann", "bob"), ("bob", "ann")):
-        trains = ranks(machine, jobs[mate])
-        assert {it.uid for it in trains} == {UIDS[mate]}
-        port = int(trains[0].environ["MASTER_PORT"])
-        targets: dict[str, Any] = {
-            "pids": [it.pid for it in processes(machine) if it.uid != UIDS[user]],
-            "paths": paths(machine, STATE, jobs[user]) + paths(machine, f"{HOMES}/{mate}"),
-            "ports": [(at, port) for at in ("127.0.0.1", machine.address)],
-            "marks": [f"of-{mate}-{os.getpid()}"],
-        }
-        of_root: dict[str, Any] = {
-            "pids": [it.pid for it in trains],
-            "paths": [
-                it
-                for it in targets["paths"]
-                if it[1].startswith(f"{STATE}/tasks/{jobs[mate]}.")
-                and it[1].endswith(("/logs", "/task.json", "/scratch", ".out", ".err"))
-            ],
-            "ports": targets["ports"],
-            "marks": [],
-        }
-        assert {it.rpartition("/")[2] for _, it in of_root["paths"]} >= {"logs", "task.json"}
-        inside(machine, "/run/targets").write_text(json.dumps(of_root))
-        machine.exec(sys.executable, neighbour.__file__, "/run/targets", "/run/report")
-        report = json.loads(inside(machine, "/run/report").read_text())
-        assert {name: how for name, how in report.items() if how != neighbour.IN} == {}
-        tries[user] = targets
-    for user, targets in tries.items():
-        give(machine, user, targets)
-    for user in UIDS:
-        file = inside(machine, f"{HOMES}/{user}/report.json")
-        until(file.exists, f"the tries of {user} are over", PATIENCE_S)
-        report = json.loads(file.read_text())
-        assert len(report) > 100
-        assert {name: how for name, how in report.items() if how not in KEPT_OUT} == {}
+    tool = sys.executable, neighbour.__file__
+    find_nothing(machine, STATE, jobs, tool, (machine.address, "127.0.0.1"))
     for user, job in jobs.items():
         assert team.end(user, job) == 0
-        home = inside(machine, f"{HOMES}/{user}")
-        assert home.stat().st_mode & 0o777 == 0o700
-        assert (home / "checkpoints/of-1.pt").stat().st_uid == UIDS[user]
-    for place in PLACES:
-        assert not list(inside(machine, place).glob(f"*of-*-{os.getpid()}*"))
+    leave_nothing(machine)
 
 
 CONNECTS = """

@@ -165,8 +165,8 @@ class Machine:
         assert self.said("sh", "-c", of_user) == ""
 
 
-def documented() -> list[str]:
-    """The commands by hand of docs/how-to/install.md, with a user for jobs."""
+def documented(settings: str = rf"run_as: {USER}\ngpus: 0\n") -> list[str]:
+    """The commands by hand of docs/how-to/install.md, with settings of the agent."""
     text = (TREE / "docs/how-to/install.md").read_text()
     text = text.partition("## By hand: the coordinator's machine")[2]
     coordinator, node, *_ = re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -174,7 +174,7 @@ def documented() -> list[str]:
     found = [line for line in lines if "/path/to" not in line]
     init = "/opt/muster/bin/muster init --dir /etc/muster"
     assert f"{init} ..." in found
-    settings = rf"address: 127.0.0.1\nrun_as: {USER}\ngpus: 0\n"
+    settings = rf"address: 127.0.0.1\n{settings}"
     return [
         f"{init} --user {USER} && printf '{settings}' >> /etc/muster/agent.yaml"
         if line.startswith(init)
