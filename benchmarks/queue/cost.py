@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+import time
 
 from benchmarks.launch.samples import Row
 from benchmarks.queue.replay import Replay, Wanted, spec_of
 from muster.protocol.ids import JobId
 from orchestrator.core.engine.apply import apply
+from orchestrator.core.engine.guarded_turn import guarded_turns
+from orchestrator.core.facts.effects import RequestId
+from orchestrator.core.facts.inputs import SubmitReceived
 from orchestrator.core.facts.jobs import JobSubmitted
 
 NODES, QUEUED, EVENTS = 500, 10_000, 300
+BURST, BURSTS = 200, 5
 _SIZES = ((1, 45), (2, 20), (4, 15), (8, 10), (16, 6), (64, 4))
 
 
@@ -55,4 +60,24 @@ def measure(seed: int, nodes: int, queued: int, events: int) -> list[Row]:
             part.samples += [1e3 * it for it in turns]
         most = max(replay.turns[began:], key=sum)
         (submit if number % 2 else end).add(1e3 * sum(most))
-    return [submit, end, part]
+    one, each = (
+        Row("burst", f"{BURST} submits with {which}", "ours")
+        for which in ("one pass", "a pass each")
+    )
+    for _ in range(BURSTS):
+        one.add(1e3 * _burst(replay, chance, together=True))
+        each.add(1e3 * _burst(replay, chance, together=False))
+    return [submit, end, part, one, each]
+
+
+def _burst(replay: Replay, chance: random.Random, *, together: bool) -> float:
+    """Submit jobs at once; returns the seconds until the coordinator may write and answer."""
+    at = replay.now
+    submits = [
+        (SubmitReceived(RequestId(number), spec_of(some_job(chance)), "ada", "", ""), at)
+        for number in range(BURST)
+    ]
+    began = time.thread_time()
+    for batch in [submits] if together else [[it] for it in submits]:
+        guarded_turns(replay.state, batch, replay.limits)
+    return time.thread_time() - began

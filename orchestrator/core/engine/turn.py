@@ -136,7 +136,8 @@ def _backfill(state: State, due: Due, now: Instant, limits: Limits, done: Turn) 
         _apply_with_reactions(state, leased, now, limits, done)
         # A gang that started elsewhere than planned may have left room for others.
         placed = any(isinstance(fact, AttemptPlaced) for fact in again)
-        again = schedule(state, [], now, lease_s) if placed else []
+        goes_on = state.plan.wakes_at == now.mono  # by the timer below
+        again = schedule(state, [], now, lease_s) if placed and not goes_on else []
     if (at := state.plan.wakes_at) is not None and found:
         done.effects.append(SetTimer(Timer(TimerKind.QUEUE), at))
 

@@ -26,7 +26,6 @@ from orchestrator.core.model.plan import (
     QueuePlan,
 )
 from orchestrator.core.model.state import Job, State
-from orchestrator.core.scheduling.planned_ends import duration_s
 from orchestrator.core.scheduling.planner import LATER_S, Planner, queues_of
 from orchestrator.core.scheduling.restore_hold import is_held, unknown_tasks
 
@@ -34,7 +33,7 @@ WORK_MAX: Final = 4_000
 """The work of one pass, in about microseconds. The next pass goes on where it has stopped."""
 CHANGED_MAX: Final = 64
 """Number of changed nodes up to which it is worth it to look for jobs that they do not concern."""
-EVENTS_KEPT: Final = 64
+EVENTS_KEPT: Final = 512
 _ERROR_CHARS: Final = 200
 
 
@@ -97,6 +96,7 @@ class _Pass(Planner):
     ) -> None:
         super().__init__(state, events, now, lease_s, freed=freed)
         self.work_max = work_max
+        self.profile.spent = min(2 * len(state.nodes), work_max // 2)  # until the first job
         self.anew = {it.job for it in self.events if it.job is not None} | anew | state.plan.anew
         self.stopped_at: JobId | None = None
         self.unseen: frozenset[NodeName] = frozenset()
@@ -152,9 +152,10 @@ class _Pass(Planner):
             for name in self._behind_horizon(pool, queue, at, number, resume):
                 if self._is_stopped(name):
                     return self._done()
-                near = name in self.profile.bookings
-                if near or self._may_start(self.state.jobs[name]):
-                    self._guarded(self.state.jobs[name], near=near)
+                job, near = self.state.jobs[name], name in self.profile.bookings
+                self.profile.spent += 1
+                if near or self.profile.has_room(job):
+                    self._guarded(job, near=near)
                 else:
                     self.anew.discard(name)
         return self._done()
@@ -225,11 +226,6 @@ class _Pass(Planner):
         """True if something may be free now on one of the nodes."""
         return bool(nodes) and self.profile.is_free_now(pool, nodes)
 
-    def _may_start(self, job: Job) -> bool:
-        """True if a job behind the horizon may start now; a quick check: False is certain."""
-        self.profile.spent += 1
-        return self.now.mono + duration_s(job.spec) <= self.profile.room_until(job.spec)
-
     def _guarded(self, job: Job, *, near: bool) -> bool:
         """Look at one job. If the placement itself fails, the job is held, so that it stops neither
         the others nor the coordinator. Returns whether the job waits with a booking.
@@ -267,7 +263,7 @@ class _Pass(Planner):
             self.began,
             tuple(sorted(self.restored)),
             self.stopped_at,
-            self._wakes_at(),
+            self._wakes_at(placed),
             self.lease_s,
             # Jobs with tasks that nobody knows wait until these are over, wherever they are.
             {} if self.state.unknown else self.seen,
@@ -312,9 +308,12 @@ class _Pass(Planner):
                     moved = StartMoved(name, None, event)
                 self.facts.append(moved)
 
-    def _wakes_at(self) -> float | None:
-        """The time of the next pass if nothing happens: a promise is over, or a pass unfinished."""
-        if self.stopped_at is not None:
+    def _wakes_at(self, placed: AbstractSet[JobId]) -> float | None:
+        """The time of the next pass if nothing happens: a promise is over, or a pass unfinished.
+
+        A gang that was placed makes another pass due, which a long one leaves to a later turn.
+        """
+        if self.stopped_at is not None or (placed and self.profile.spent > self.work_max // 2):
             return self.now.mono
         due = [it.start for it in self.profile.bookings.values() if it.start < math.inf]
         due += [at + LATER_S for at in self.promises.values() if at < math.inf]

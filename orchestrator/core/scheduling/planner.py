@@ -83,6 +83,7 @@ class Planner:
             name: expected_end(state, state.jobs[name], end, now) for name, end in self.ends.items()
         }
         self._note_late(plan.ends, expected)
+        self.moved = {it.job for it in self.events if it.cause in _OF_THE_ORDER}
         # The wall clock decides nothing, so promises of an earlier process are made anew.
         restored = self.promises if plan.began is None else plan.restored
         self.restored = {name for name in restored if self._is_queued(name)}
@@ -169,7 +170,7 @@ class Planner:
 
     def _is_new(self, job: Job) -> bool:
         """True if the job has come to its place in the queue since the last pass."""
-        return any(it.job == job.id and it.cause in _OF_THE_ORDER for it in self.events)
+        return job.id in self.moved
 
     def _behind(self, job: Job, *, promised: bool) -> set[JobId]:
         """Jobs behind this one in its queue whose bookings have not been looked at yet.

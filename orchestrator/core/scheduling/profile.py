@@ -31,6 +31,8 @@ from orchestrator.core.scheduling.timeline import (
 )
 
 _ANYWHERE: Final = Placement()
+SIZES_MAX: Final = 50_000  # those of ended jobs are removed all at once
+Size = tuple[str, int | None, int]
 Booked = dict[NodeName, dict[JobId, Held]]
 """The bookings of each node. The dictionaries of the nodes are never changed, only replaced."""
 
@@ -59,15 +61,17 @@ class Memo(NamedTuple):
     bits: dict[NodeName, int]
     booked: Booked
     nodes: dict[NodeName, Node]
+    sizes: dict[JobId, tuple[JobSpec, Size, float]]
 
     def without(self, nodes: AbstractSet[NodeName], *, described: bool) -> Memo:
         """A copy without these nodes. `described`: the inventory of one has changed."""
         gaps = {name: it for name, it in self.gaps.items() if name not in nodes}
         copies = {name: it for name, it in self.copies.items() if name not in nodes}
+        sizes = self.sizes if len(self.sizes) < SIZES_MAX else {}
         if described:
-            return Memo(gaps, copies, {}, {}, {}, {}, {})
+            return Memo(gaps, copies, {}, {}, {}, {}, {}, sizes)
         lines = {key: Line(it.known, it.stale | nodes) for key, it in self.lines.items()}
-        return Memo(gaps, copies, dict(self.fitting), lines, self.bits, {}, {})
+        return Memo(gaps, copies, dict(self.fitting), lines, self.bits, {}, {}, sizes)
 
 
 class Profile:
@@ -87,7 +91,7 @@ class Profile:
         lease_s: float,
     ) -> None:
         self.state, self.now = state, now.mono
-        self.memo = Memo({}, {}, {}, {}, {}, {}, {})
+        self.memo = Memo({}, {}, {}, {}, {}, {}, {}, {})
         self.bookings = bookings
         self.spent = self.version = 0
         self.touched: set[NodeName] = set()
@@ -103,7 +107,7 @@ class Profile:
         self._without: tuple[object, Timeline] = (None, NEVER)
         self._free: dict[str, int] = {}
         self._gaps: dict[object, tuple[object, set[tuple[float, float]]]] = {}
-        self._until: dict[tuple[str, int | None, int], tuple[int, float]] = {}
+        self._until: dict[Size, float] = {}
         # Agents of one machine hold each other's GPUs.
         nodes = state.nodes.values()
         self._mixed = any(node.inventory.shared_host for node in nodes)
@@ -155,6 +159,7 @@ class Profile:
 
     def _touch(self, booking: Booking) -> None:
         self.version += 1
+        self._until = {}
         for share in booking.shares:
             self.touched.add(share.node)
             self._changed(share.node)
@@ -264,9 +269,7 @@ class Profile:
         A node that is away has none before it returns.
         """
         key, lines = spec.resources.gpu, self.memo.lines
-        line = lines.get(key)
-        if line is None:
-            line = Line(NEVER, set(self.state.nodes))
+        line = lines.get(key) or Line(NEVER, set(self.state.nodes))
         if line.stale:
             known = self._changed_line(line.known, spec, line.stale, frozenset())
             line = lines[key] = Line(known, set())
@@ -403,16 +406,20 @@ class Profile:
             )
         return bool(found and found & self._bits(names))
 
-    def room_until(self, spec: JobSpec) -> float:
-        """The latest end of a job of this size that starts now on some nodes of its pool."""
-        key = (spec.pool, spec.resources.gpu, spec.nodes)
-        version, until = self._until.get(key, (-1, 0.0))
-        if version != self.version:
-            line = self._timeline(spec, frozenset())
-            until = line.room_until(self._in_service(spec.pool), spec.nodes, self.now)
-            self._until[key] = (self.version, until)
+    def has_room(self, job: Job) -> bool:
+        """True if some nodes may have room for a job of this size now; False is certain."""
+        spec = job.spec
+        known = self.memo.sizes.get(job.id)
+        if known is None or known[0] is not spec:
+            size = (spec.pool, spec.resources.gpu, spec.nodes)
+            known = self.memo.sizes[job.id] = (spec, size, duration_s(spec))
+        _, size, length_s = known
+        until = self._until.get(size)
+        if until is None:
+            line, nodes = self._timeline(spec, frozenset()), self._in_service(spec.pool)
+            until = self._until[size] = line.room_until(nodes, spec.nodes, self.now)
             self.spent += 10
-        return until
+        return self.now + length_s <= until
 
     def may_begin(self, spec: JobSpec, ignored: AbstractSet[JobId]) -> bool:
         """True if enough nodes may have room for the job from now on; False is certain."""
@@ -423,21 +430,17 @@ class Profile:
         return line.free(nodes, self.now, end).bit_count() >= spec.nodes
 
     def has_gap(
-        self,
-        spec: JobSpec,
-        names: AbstractSet[NodeName],
-        before: float,
-        ignored: AbstractSet[JobId],
+        self, spec: JobSpec, on: AbstractSet[NodeName], before: float, ignored: AbstractSet[JobId]
     ) -> bool:
-        """True if the job may use one of these nodes from a time before `before`."""
-        key, again = (spec.pool, spec.resources.gpu), (self.version, names, ignored)
+        """True if the job may use one of the nodes `on` from a time before `before`."""
+        key, again = (spec.pool, spec.resources.gpu), (self.version, on, ignored)
         known = self._gaps.get(key)
         if known is None or known[0] != again:
-            nodes = [self.state.nodes[name] for name in names if name in self.state.nodes]
+            nodes = [self.state.nodes[name] for name in on if name in self.state.nodes]
             served = [it for it in nodes if it.drain is None and it.inventory.pool == spec.pool]
             gaps = {gap for node in served for gap in self._room_there(spec, node, ignored)}
             known = self._gaps[key] = (again, gaps)
-            self.spent += 2 * len(names)
+            self.spent += 2 * len(on)
         length_s = duration_s(spec)
         self.spent += 5
         return any(
