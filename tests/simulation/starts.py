@@ -159,6 +159,9 @@ class Starts:
         since, attempt = self.stopping.get(job.id), job.current
         if since is None or attempt is None:
             return False
+        limit_s, started = job.spec.time_limit_s, self.started.get(job.id)
+        if limit_s is not None and started is not None and since > started + limit_s + LATER_S:
+            return True  # the report of the end of the limit came late
         return now >= since + (stop_grace_s(job, attempt) or 0.0) + CLEAN_S - 1
 
     def fail(self, text: str) -> NoReturn:
