@@ -145,7 +145,7 @@ class FakeLogLink:
 
 def hello(name: str, inventory: Inventory | None = None, **fields: Any) -> Hello:
     if inventory is None:
-        inventory = Inventory(address="127.0.0.1", machine_id=f"machine-{name}", cpus=4)
+        inventory = Inventory(address="127.0.0.1", machine_id=f"machine-{name}", cpus=4, git=True)
     values: dict[str, Any] = {
         "node": NodeName(name),
         "agent_id": f"agent-{name}",

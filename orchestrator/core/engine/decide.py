@@ -300,7 +300,7 @@ def _hello(
         task = _task(state, report.task)
         if task is None or task.node != hello.node:
             continue
-        decision.facts += muted(state, task, now) if report.stop_stored or rebooted else []
+        decision.facts += _muted(state, task, report, now, rebooted=rebooted)
         if task.state in OVER:
             continue
         if rebooted and _may_have_run(task, report):
@@ -347,6 +347,20 @@ def _gone(state: State, task: Task, now: Instant, *, rebooted: bool) -> list[f.F
     proof = TaskProof.REBOOTED if rebooted else TaskProof.REPORTED
     reason = REBOOTED if rebooted else "its agent does not have it any more"
     return [lost(task, reason, proof), *muted(state, task, now)]
+
+
+def _muted(
+    state: State, task: Task, report: TaskReport, now: Instant, *, rebooted: bool
+) -> list[f.Fact]:
+    """Record that the task never vouches again if its node has stored a stop of it, or if it began
+    in an earlier boot.
+
+    A task may have begun after the backup from which the journal was restored, and so in a later
+    boot than the journal has.
+    """
+    restored = state.jobs[task.job].is_restored(task.attempt)
+    began_earlier = rebooted and (task.state is not TaskState.ASSIGNED or not restored)
+    return muted(state, task, now) if report.stop_stored or began_earlier else []
 
 
 def _may_have_run(task: Task, report: TaskReport) -> bool:

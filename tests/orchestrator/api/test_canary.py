@@ -103,7 +103,7 @@ async def hangs(ann: User, agent: FakeAgent) -> int:
 
 
 def labelled(label: str) -> Inventory:
-    return Inventory("127.0.0.1", "machine-n3", cpus=4, labels={"project": label})
+    return Inventory("127.0.0.1", "machine-n3", cpus=4, git=True, labels={"project": label})
 
 
 async def answers(user: User, jobs: list[int], nodes: tuple[str, ...]) -> dict[str, str]:

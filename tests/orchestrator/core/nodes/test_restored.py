@@ -31,6 +31,7 @@ from orchestrator.core.facts.restored import JournalRestored
 from orchestrator.core.model.state import State
 from orchestrator.core.views.display import job_view, node_seen
 from orchestrator.core.views.explain import explain
+from tests.orchestrator.core.nodes.test_vouching import WAIT_S
 from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec, task
 
 
@@ -153,6 +154,29 @@ def test_a_reboot_since_the_backup_is_no_proof_for_what_began_after_it() -> None
     cluster.turn(s.ReportReceived(session, has(TaskState.CLEANED)))
     assert cluster.job(1).last_attempt == 1000
     assert not check(cluster.state)
+
+
+def test_a_reboot_since_the_backup_starts_no_lease_of_the_other_members() -> None:
+    """A task of an attempt of before the restore may have begun in this boot: until its agent has
+    confirmed a stop, it vouches for the others.
+    """
+    backup = Cluster()
+    backup.join("n0", "n1")
+    backup.submit(spec(nodes=2))
+    cluster = restored(backup.facts)
+    runs = TaskReport(task(1, 1, 0), TaskState.STARTED, prepared=prepared(peer_port=7079), terms=1)
+    cluster.join("n0", boot="next", tasks=(runs,))
+    # It has not read the stop.
+    cluster.leave("n0")
+    cluster.beat(WAIT_S + 600)
+    assert cluster.job(1).attempts[0].tasks[1].state is not TaskState.LOST
+    cluster.join("n0", boot="next", tasks=(runs,))
+    ended = TaskReport(task(1, 1, 0), TaskState.CLEANED, prepared=prepared(), stop_stored=True)
+    session = cluster.node("n0").session
+    assert session is not None
+    cluster.turn(s.ReportReceived(session, ended))
+    cluster.beat(WAIT_S + 1)
+    assert cluster.job(1).attempts[0].tasks[1].state is TaskState.LOST
 
 
 @pytest.mark.parametrize("spec", [{}, {"lease_s": 30.0}])
