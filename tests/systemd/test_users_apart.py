@@ -25,7 +25,9 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.root,
     pytest.mark.torch,
-    pytest.mark.timeout(900),
+    # Less than test_booted.py and test_booted_cluster.py have: one container runs at a time, and
+    # files with more begin earlier.
+    pytest.mark.timeout(500),
 ]
 MUSTER = "/opt/muster/bin/muster"
 TOOL = ("/opt/muster/bin/python3", "/opt/tree/tests/cluster/neighbour.py")
