@@ -86,7 +86,7 @@ class Planner:
         self.moved = {it.job for it in self.events if it.cause in _OF_THE_ORDER}
         # The wall clock decides nothing, so promises of an earlier process are made anew.
         restored = self.promises if plan.began is None else plan.restored
-        self.restored = {name for name in restored if self._is_queued(name)}
+        self.restored = {name for name in restored if name in self.promises}
         self.profile = Profile(state, expected, bookings, now, self.returns_at, lease_s)
         self.unsettled = set(bookings)
         self.facts: list[Fact] = []
