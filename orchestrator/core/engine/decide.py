@@ -135,7 +135,9 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
                 )
             foreign = frozenset[str]() if local else limits.own_names
             decision = _hello(state, session, hello, peer, foreign, now, limits)
-            decision.facts += shown(state, hello.node, certificate)
+            # A copy of a certificate that says hello while the node is connected ends no other.
+            if any(isinstance(fact, lf.NodeConnected) for fact in decision.facts):
+                decision.facts += shown(state, hello.node, certificate)
             return decision
         case s.SessionEnded(session):
             name = state.sessions.get(session)

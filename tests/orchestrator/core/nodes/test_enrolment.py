@@ -2,9 +2,9 @@
 
 import pytest
 
-from muster.protocol.ids import NodeName
+from muster.protocol.ids import NodeName, SessionId
 from muster.protocol.instant import Instant
-from muster.protocol.link.control_channel import Inventory
+from muster.protocol.link.control_channel import Hello, Inventory, NodeObservations
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.turn import turn
 from orchestrator.core.facts import effects as a
@@ -331,3 +331,22 @@ def test_a_copy_of_a_key_is_noticed_however_soon() -> None:
     site.give(join("a1"))
     assert site.code(s.RenewReceived(REQUEST, GPU, "a1", signed("b1", site.now))) == ""
     assert site.code(renew("a1", "c1")) == "renewed_twice"
+
+
+def test_a_copied_certificate_that_is_renewed_ends_none_while_the_node_is_connected() -> None:
+    site = Site()
+    site.give(secret())
+    site.give(join("a1"))
+
+    def says_hello(session: int, agent: str, certificate: str) -> None:
+        inventory = Inventory("10.0.0.1", f"machine-{agent}", cpus=4)
+        hello = Hello(GPU, agent, f"boot-{agent}", "0.1.0", NodeObservations(inventory))
+        peer = "10.0.0.1"
+        site.give(s.HelloReceived(SessionId(session), hello, peer, certificate=certificate))
+
+    says_hello(1, "own", "a1")
+    assert site.code(renew("a1", "t1")) == ""
+    says_hello(2, "thief", "t1")
+    assert site.state.nodes[GPU].session == SessionId(1)
+    assert site.accepts("a1")
+    assert site.code(renew("a1", "b1")) == "renewed_twice"
