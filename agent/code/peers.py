@@ -19,14 +19,14 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from agent.code.connections import CodeServer, ConnectionBounds
 from agent.code.store import CodeStore
 from muster.bundle.pack import PACK_BYTES, PACK_BYTES_MAX, PACK_CHUNKS, pack
 from muster.http.bundles import ChunksRequest, CodePeer
 
 _PATH: Final = "/v1/code"
 _NONCE_BYTES: Final = 12
-_ASK_BYTES_MAX: Final = 1 << 20
-_OPEN_MAX: Final = 256
+_BACKLOG: Final = 256
 _READS: Final = 2
 _KEPT_S: Final = 900.0
 """How long after the last use of its key a node answers for an attempt."""
@@ -57,17 +57,25 @@ class Swarm:
 class CodePeers:
     """Gives content of this node to the gangs it is in, and asks others."""
 
-    def __init__(self, store: CodeStore, port: int, wait_s: float) -> None:
+    def __init__(
+        self,
+        store: CodeStore,
+        port: int,
+        wait_s: float,
+        bounds: ConnectionBounds = ConnectionBounds(),  # noqa: B008  immutable
+    ) -> None:
         """Listens at TCP port `port`, or at any if that is taken, once it is in a swarm. For
         `wait_s` it waits for content that is not here yet before it says so."""
         self._store = store
         self._wait_s = wait_s
+        self._bounds = bounds
         self._wanted_port = port
         self._swarms: dict[str, Swarm] = {}
         self._arrived = asyncio.Event()
         self._reads = asyncio.Semaphore(_READS)
-        self._open = 0
-        self._runner: web.AppRunner | None = None
+        self._answers = 0
+        self._server: CodeServer | None = None
+        self._runner: web.ServerRunner | None = None
         self._session: aiohttp.ClientSession | None = None
         self._port = 0
         self._starting = asyncio.Lock()
@@ -76,9 +84,8 @@ class CodePeers:
         """Return the port at which this node gives content; 0 if it cannot listen."""
         async with self._starting:
             if self._runner is None:
-                app = web.Application(client_max_size=_ASK_BYTES_MAX)
-                app.router.add_post(f"{_PATH}/{{name}}", self._answer)
-                runner = web.AppRunner(app, access_log=None)
+                self._server = CodeServer(self._answer, self._bounds)
+                runner = web.ServerRunner(self._server)
                 await runner.setup()
                 self._runner = runner
                 listener = _listener(self._wanted_port) or _listener(0)
@@ -131,29 +138,36 @@ class CodePeers:
             raise NoPeerError(str(error)) from error
         return await asyncio.to_thread(unseal, swarm.key, data, nonce)
 
-    async def _answer(self, request: web.Request) -> web.Response:
-        swarm = self._swarms.get(request.match_info["name"])
-        if self._open >= _OPEN_MAX:
-            return web.Response(status=503)
-        self._open += 1
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        response = await self._answer_to(request)
+        response.force_close()
+        return response
+
+    async def _answer_to(self, request: web.BaseRequest) -> web.Response:
+        path, _, name = request.path.rpartition("/")
+        swarm = self._swarms.get(name)
+        body = await request.read()
+        if (request.method, path) != ("POST", _PATH) or swarm is None:
+            return web.Response(status=404)
         try:
-            body = await request.read()
-            if swarm is None:
-                return web.Response(status=404)
-            nonce = body[:_NONCE_BYTES]
-            try:
-                data = unseal(swarm.key, body, b"ask")
-                asked = msgspec.json.decode(data, type=ChunksRequest).chunks
-            except (NoPeerError, msgspec.DecodeError, UnicodeDecodeError):
-                return web.Response(status=404)  # as for an unknown swarm
-            if len(asked) > PACK_CHUNKS or not swarm.allowed.issuperset(asked):
-                return web.Response(status=422)
+            data = unseal(swarm.key, body, b"ask")
+            asked = msgspec.json.decode(data, type=ChunksRequest).chunks
+        except (NoPeerError, msgspec.DecodeError, UnicodeDecodeError):
+            return web.Response(status=404)  # as for an unknown swarm
+        if len(asked) > PACK_CHUNKS or not swarm.allowed.issuperset(asked):
+            return web.Response(status=422)
+        if self._answers >= self._bounds.answers:
+            return web.Response(status=503)
+        if self._server is not None:
+            self._server.known(request)
+        self._answers += 1
+        try:
             content = await self._content(asked)
-            answer = os.urandom(_NONCE_BYTES)
-            sealed = await asyncio.to_thread(seal, swarm.key, answer, content, nonce)
-            return web.Response(body=answer + sealed)
+            nonce = os.urandom(_NONCE_BYTES)
+            sealed = await asyncio.to_thread(seal, swarm.key, nonce, content, body[:_NONCE_BYTES])
+            return web.Response(body=nonce + sealed)
         finally:
-            self._open -= 1
+            self._answers -= 1
 
     async def _content(self, chunks: tuple[str, ...]) -> bytes | bytearray:
         """Return a pack of what is here, once some of it is."""
@@ -174,10 +188,10 @@ class CodePeers:
 def _listener(port: int) -> socket.socket | None:
     with contextlib.suppress(OSError):
         return socket.create_server(
-            ("", port), family=socket.AF_INET6, backlog=_OPEN_MAX, dualstack_ipv6=True
+            ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
         )
     with contextlib.suppress(OSError):
-        return socket.create_server(("", port), backlog=_OPEN_MAX)
+        return socket.create_server(("", port), backlog=_BACKLOG)
     return None
 
 
