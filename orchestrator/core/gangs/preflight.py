@@ -6,6 +6,8 @@ continuously (clock, ports, GPUs) and in the probe for the task.
 
 from __future__ import annotations
 
+from typing import Final
+
 from muster.protocol.link.control_channel import Refusal
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusal_codes import RefusalCode
@@ -15,6 +17,11 @@ from orchestrator.core.facts.jobs import Fact, TaskRefused
 from orchestrator.core.failures.stops import stop
 from orchestrator.core.model.clocks import clock_warning
 from orchestrator.core.model.state import Attempt, Job, State, Task
+
+_NO_PORT: Final = (
+    "its agent has no free peer_port, at which the agents of this gang ask each other; free that "
+    "UDP port on the node, or set another"
+)
 
 
 def refused_nodes(state: State, job: Job, attempt: Attempt) -> list[Fact]:
@@ -44,9 +51,14 @@ def refused_nodes(state: State, job: Job, attempt: Attempt) -> list[Fact]:
     return [*refusals, stop(attempt, cause)]
 
 
-def refused_joiner(state: State, job: Job, task: Task) -> TaskRefused | None:
-    """The same check for a node that joins a running gang."""
+def refused_joiner(state: State, job: Job, attempt: Attempt, task: Task) -> TaskRefused | None:
+    """The same check for a node that joins a running gang.
+
+    A gang whose agents vouch for each other takes none whose agent cannot be asked.
+    """
     text = "" if job.spec.preflight is None else preflight_problems(state, job, task)
+    if attempt.vouch_key and not (task.prepared and task.prepared.peer_port):
+        text = "; ".join(filter(None, [text, _NO_PORT]))
     return _refused(task, text) if text else None
 
 

@@ -59,7 +59,7 @@ def task_moved(
         # A running gang does not wait for a joining task.
         refused = None
         if isinstance(fact, f.TaskPrepared):
-            refused = refused_joiner(state, job, task) or misfit(job, attempt, task)
+            refused = refused_joiner(state, job, attempt, task) or misfit(job, attempt, task)
         if refused is not None:
             return Decision([refused])
         added = _added(attempt, task) if isinstance(fact, f.TaskStarted) else []

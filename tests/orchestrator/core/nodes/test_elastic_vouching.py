@@ -9,7 +9,7 @@ import pytest
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import ArrangeTask, StopTask, TaskReport
 from muster.protocol.link.terms import ChangeTerms, Terms
-from muster.protocol.states import TaskState
+from muster.protocol.states import JobState, TaskState
 from orchestrator.core.engine.invariants import check
 from orchestrator.core.model.leases import margin_s, over_at
 from orchestrator.core.model.limits import Limits
@@ -104,6 +104,30 @@ def test_a_task_that_joins_is_named_to_the_others_once_it_runs() -> None:
     assert sent(cluster, "n0")[1:] == [(2, [FIRST, SECOND])]
     assert sent(cluster, "n1")[1:] == [(2, [FIRST, SECOND])]
     assert check(cluster.state) == []
+
+
+def test_a_node_whose_agent_cannot_be_asked_does_not_join_a_gang_that_vouches() -> None:
+    cluster = elastic(1, free=1)
+    cluster.prepare(SECOND)
+    left = cluster.job(1).attempts[0].tasks[1].left
+    assert left is not None
+    assert left.startswith("n1 refused: its agent has no free peer_port")
+    assert not cluster.commands("n1", ArrangeTask)
+    assert cluster.shown(1) is JobState.RUNNING
+    cluster.clean(SECOND)
+    assert len(cluster.job(1).attempts[0].tasks) == 2, "it is not asked again"
+    assert all(names == [FIRST] for _, names in sent(cluster, "n0"))
+    assert check(cluster.state) == []
+
+
+def test_a_node_whose_agent_cannot_be_asked_joins_a_gang_that_does_not_vouch() -> None:
+    cluster = Cluster()
+    cluster.join("n0")
+    cluster.submit(spec(nodes=1, max_nodes=3, rendezvous="c10d"))
+    cluster.run_gang(1)
+    cluster.join("n1")
+    cluster.prepare(SECOND)
+    assert cluster.commands("n1", ArrangeTask)
 
 
 def test_terms_have_the_same_numbers_after_a_restart() -> None:
