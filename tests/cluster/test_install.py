@@ -316,7 +316,7 @@ def test_an_installation_is_replaced_as_a_whole_and_only_if_it_must_be(
     bin_ = str(tmp_path / "bin")
 
     def again(code: int = 0) -> subprocess.CompletedProcess[str]:
-        line = f"MUSTER_VENV={venv} MUSTER_BIN={bin_} sh {script_of(site)}"
+        line = f"MUSTER_VENV={venv} MUSTER_BIN={bin_} sh {script_of(site)} --run-as SUBMITTER"
         return run(line, site, code, MUSTER_JOIN="mj1.x")
 
     joined = f"join 127.0.0.1:{site.port} --run-as SUBMITTER"
