@@ -77,6 +77,7 @@ class Coordinator:
         self.pools: dict[str, PoolPolicy] = {}
         self.secret = ""  # of a new journal
         self.crashed: Callable[[], None] = lambda: None
+        self.committed: Callable[[list[f.Fact]], None] = lambda _: None
         self._life = 0
         self._clock_offset = 0.0
         self._inbox: list[tuple[s.Input, Instant]] = []
@@ -340,10 +341,12 @@ class Coordinator:
         written = dict.fromkeys(type(fact).__name__ for fact, _ in self.disk.staged)
         if any(self._dies(Deed.WRITES, name, When.BEFORE) for name in written):
             return
-        self.checkers.synced(self.disk.sync())
+        facts = self.disk.sync()
+        self.checkers.synced(facts)
         if any(self._dies(Deed.WRITES, name, When.AFTER) for name in written):
             return
         self._busy = False
+        self.committed(facts)
         if not self._perform_all(effects):
             return
         self.checkers.settled(self.state, self.disk)

@@ -187,6 +187,7 @@ class Network:
     faults: FrameFaults = field(default_factory=FrameFaults)
     cuts: dict[NodeName, Cut] = field(default_factory=dict)
     connections: dict[Connection, None] = field(default_factory=dict)
+    connected: Callable[[NodeName], None] = lambda _: None
     # Processes that are stopped read nothing: the kernel keeps it for them.
     coordinator_frozen: bool = False
     frozen: dict[NodeName, bool] = field(default_factory=dict)
@@ -211,6 +212,7 @@ class Network:
     def connect(self, node: NodeName) -> Connection:
         connection = Connection(self, node)
         self.connections[connection] = None
+        self.connected(node)
         return connection
 
     def cut(self, node: NodeName, for_s: float, *, up: bool, down: bool) -> None:

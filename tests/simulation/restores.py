@@ -11,10 +11,13 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from muster.protocol.ids import NodeName
+from muster.protocol.states import TaskState
+from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.restored import JournalRestored
 from orchestrator.core.model.job import JobPhase
 from orchestrator.journal.left_out import first_attempt
-from tests.simulation.vouching import VOUCHING
+from tests.simulation.vouching import REBOOTED_GANGS, VOUCHING
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 RESTORED: Final = range(-100, 0)
 REBOOTED: Final = range(-600, -500)
 """As RESTORED, and nodes are rebooted between the backup and the restore. No command reaches them
-for a while after it, although they say hello."""
+for a while after it, although they say hello. Gangs vouch in some of these runs."""
 LEFT_OUT: Final = 1000
 JOBS_LEFT_OUT: Final = 1000
 _BACKUP_EVERY_S: Final = 120.0
@@ -44,6 +47,12 @@ class Restores:
         self.reboots = seed in REBOOTED
         if self.reboots or seed in RESTORED or (seed in VOUCHING and seed % 4 == 0):
             self._later()
+        self.scene: f.AttemptPlaced | None = None  # its attempt, until the restore
+        # Seconds without commands once a node connects; True if its reports arrive all the same.
+        self.cuts: dict[NodeName, tuple[float, bool]] = {}
+        if seed in REBOOTED_GANGS:
+            cluster.coordinator.committed = self._committed
+            cluster.network.connected = self._connected
 
     def make_peace(self) -> None:
         self.peace = True
@@ -60,7 +69,7 @@ class Restores:
             node = self.rng.choice(self.cluster.nodes)
             self.world.at(self.rng.uniform(0.0, 20.0), partial(self._reboot, node))
 
-    def _reboot(self, node: Node) -> None:
+    def _reboot(self, node: Node, at_most_s: float = 20.0) -> None:
         if self.peace or not node.machine.powered:
             return
         self.world.met["reboot_after_backup"] += 1
@@ -68,7 +77,8 @@ class Restores:
         self.rebooted.append(node)
         node.crash(power=True)
         node.machine.power_off()
-        self.world.at(self.rng.uniform(1.0, 20.0), partial(self.cluster.power_on, node))
+        off_s = self.rng.uniform(1.0, at_most_s)
+        self.world.at(off_s, partial(self.cluster.power_on, node))
 
     def _deafen_at_hello(self, node: Node, tries: int = 3000) -> None:
         if self.peace or not tries:
@@ -78,19 +88,81 @@ class Restores:
         else:
             self.cluster.network.cut(node.name, self.rng.uniform(5.0, 60.0), up=False, down=True)
 
+    # --- gangs that vouch -----------------------------------------------------------------
+
+    def _committed(self, facts: list[f.Fact]) -> None:
+        """A backup is made as a gang has been placed, and the attempt begins in another boot."""
+        placed = [x for x in facts if isinstance(x, f.AttemptPlaced) and self._lasts(x)]
+        if self.peace or self.scene is not None or not placed:
+            return
+        self.scene = self.rng.choice(placed)
+        backup = list(self.cluster.disk.synced)
+        nodes = {node.name: node for node in self.cluster.nodes}
+        rebooted, cut, *_ = self.rng.sample([nodes[name] for name in self.scene.nodes], 2)
+        self._reboot(rebooted, at_most_s=3.0)
+        self.world.at(1.0, partial(self._restore_gang, self.scene, backup, rebooted, cut, 200))
+
+    def _lasts(self, placed: f.AttemptPlaced) -> bool:
+        """True if this is a small gang that runs for long, of a job that is tried again."""
+        spec = self.cluster.disk.shadow.jobs[placed.job].spec
+        program = self.cluster.programs.by_name[spec.name]
+        small, long = len(placed.nodes) in (2, 3), program.never_ends or program.run_s[1] > 100.0
+        return small and long and spec.retry.infra > 0
+
+    def _restore_gang(
+        self,
+        scene: f.AttemptPlaced,
+        backup: list[tuple[bytes, float]],
+        rebooted: Node,
+        cut: Node,
+        tries: int,
+    ) -> None:
+        """Once the attempt runs, restore the backup.
+
+        One member reads no stop for a while, and another is gone as soon as it has said hello.
+        """
+        job = self.cluster.disk.shadow.jobs.get(scene.job)
+        attempt = None if job is None else job.current
+        if self.peace or not tries or attempt is None or attempt.number != scene.attempt:
+            self.scene = None
+            return
+        runs = all(task.state is TaskState.STARTED for task in attempt.tasks)
+        if not runs or not self.cluster.coordinator.up:
+            again = partial(self._restore_gang, scene, backup, rebooted, cut, tries - 1)
+            self.world.at(1.0, again)
+            return
+        self.scene = None
+        self.world.met["restored_gang"] += 1
+        lease_s = self.cluster.limits.lease_s
+        self.cuts[rebooted.name] = lease_s * self.rng.uniform(1.5, 4.0), True
+        self.cuts[cut.name] = lease_s * self.rng.uniform(4.0, 8.0), False
+        self._put_back(backup)
+
+    def _connected(self, node: NodeName) -> None:
+        for_s, heard = self.cuts.pop(node, (0.0, True))
+        if for_s and not self.peace:
+            network = self.cluster.network
+            network.cut(node, for_s, up=False, down=True)
+            if not heard:
+                self.world.at(1.0, partial(network.cut, node, for_s, up=True, down=False))
+
     def _restore(self) -> None:
         if self.peace:
             return
         self.world.at(self.rng.expovariate(1 / _RESTORE_EVERY_S), self._restore)
+        if self.backup:
+            self._put_back(self.backup)
+            for node in self.rebooted:
+                self._deafen_at_hello(node)
+
+    def _put_back(self, backup: list[tuple[bytes, float]]) -> None:
         cluster, coordinator = self.cluster, self.cluster.coordinator
-        if not self.backup:
-            return
         coordinator.crash()
         self.number += 1
         self.world.met["restore"] += 1
         self.world.log(f"FAULT restore {self.number}")
         replaced = cluster.disk.shadow
-        cluster.disk.put_back(self.backup)
+        cluster.disk.put_back(backup)
         state = cluster.disk.shadow
         attempts = tuple(
             (name, job.last_attempt)
@@ -114,8 +186,6 @@ class Restores:
         coordinator.first_job = known + JOBS_LEFT_OUT
         cluster.checkers.restored()
         self._forget()
-        for node in self.rebooted:
-            self._deafen_at_hello(node)
 
     def _forget(self) -> None:
         """Users find out what is lost, and do not ask for it again."""

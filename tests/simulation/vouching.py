@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 VOUCHING: Final = range(-500, -100)
 ELASTIC: Final = range(-700, -600)
 """As VOUCHING, but without restores, and some of the gangs are elastic."""
+REBOOTED_GANGS: Final = range(-600, -500, 4)
+"""As VOUCHING, with one scene: a node of a gang is rebooted between a backup and its restore."""
 DRIFT: Final = 0.02
 LEASES_S: Final = (20.0, 30.0, 60.0)
 _SPLIT_EVERY_S: Final = 120.0
@@ -35,7 +37,7 @@ _FIRST_PORT: Final = 7000
 
 def vouches(seed: int) -> bool:
     """True if gangs of this run vouch."""
-    return seed in VOUCHING or seed in ELASTIC
+    return seed in VOUCHING or seed in ELASTIC or seed in REBOOTED_GANGS
 
 
 class Vouching:
@@ -55,7 +57,8 @@ class Vouching:
             node.peer_port = _FIRST_PORT + number
             node.vouching = self
         self._later()
-        self._scene_later()
+        if cluster.world.seed not in REBOOTED_GANGS:  # these have another scene
+            self._scene_later()
 
     def make_peace(self) -> None:
         self.active = False
@@ -63,7 +66,8 @@ class Vouching:
 
     def absence_s(self) -> float | None:
         """The time for which a coordinator that has died stays away; None for the usual one."""
-        if not self.active or self.rng.random() < 0.5:
+        short = self.world.seed in REBOOTED_GANGS
+        if short or not self.active or self.rng.random() < 0.5:
             return None
         self.world.met["long_absence"] += 1
         return self.cluster.limits.lease_s * self.rng.uniform(1.5, 6.0)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from muster.protocol.link.control_channel import Hello
 from orchestrator.core.engine import decide
+from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.nodes import restored
 from orchestrator.core.scheduling import scheduler
 from tests.simulation.mutants import Mutant
+from tests.simulation.mutants.planting import COORDINATOR
 
 
 def numbers_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +45,19 @@ def unknown_tasks_end_with_a_reboot(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(state, hello)
 
     monkeypatch.setattr(decide, "unknown_tasks_held", held)
+
+
+def _reboots_confirm(state: State, received: Any) -> Any:
+    """Another boot than the journal's counts as a stop that the node has on disk."""
+    if not isinstance(received, s.HelloReceived):
+        return received
+    hello = received.hello
+    node = state.nodes.get(hello.node)
+    if node is None or node.boot_id == hello.boot_id:
+        return received
+    tasks = tuple(msgspec.structs.replace(report, stop_stored=True) for report in hello.tasks)
+    told = msgspec.structs.replace(hello, tasks=tasks)
+    return msgspec.structs.replace(received, hello=told)
 
 
 MUTANTS = (
@@ -73,5 +90,12 @@ MUTANTS = (
         unknown_tasks_end_with_a_reboot,
         ("I3", "I5"),
         seed=-527,
+    ),
+    Mutant(
+        "after a restore, a member that was rebooted since the backup counts as one that vouches no"
+        " more",
+        COORDINATOR.inputs(_reboots_confirm),
+        ("I3",),
+        seed=-596,
     ),
 )
