@@ -11,6 +11,7 @@ import getpass
 import json
 import os
 import pwd
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from http.client import HTTPException, HTTPSConnection
@@ -18,10 +19,12 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import yaml
 
-from agent.config import SUBMITTER, default_node_name, load
+from agent.config import SUBMITTER, AgentConfig, load
 from agent.probe.fabric import command as doctor
 from muster.client.pinned_ca import CaError, fetch_ca
+from muster.daemon.config_loader import parse_yaml, read_yaml
 from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import ConfigError, DaemonError, TlsError
 from muster.daemon.tls import client_context
@@ -105,13 +108,25 @@ def _join(flags: argparse.Namespace, host: str, port: int, secret: JoinSecretTex
 
     root = os.geteuid() == 0
     folder: Path = (flags.dir or (_SYSTEM_DIR if root else _own_dir())).absolute()
-    state: Path = (
-        flags.state_dir or (_SYSTEM_STATE if folder == _SYSTEM_DIR else folder / "agent")
-    ).absolute()
-    node = flags.node or default_node_name()
-    run_as = _run_as(flags.run_as, root=root)
     config = folder / "agent.yaml"
-    _refuse_other(config)
+    # A node that joins again keeps the settings that this join does not decide.
+    there = config.exists()
+    old = read_yaml(config, AgentConfig) if there else {}
+    state_dir = flags.state_dir and str(flags.state_dir.absolute())
+    if state_dir is None and "state_dir" not in old:
+        state_dir = str(_SYSTEM_STATE if folder == _SYSTEM_DIR else folder / "agent")
+    given = {
+        "node": flags.node,
+        "state_dir": state_dir,
+        "pool": flags.pool,
+        "run_as": _run_as(flags.run_as or str(old.get("run_as") or ""), root=root),
+        "python": flags.python,
+    }
+    shown = f"[{host}]" if ":" in host else host
+    # The secret is not used for a node whose agent could not start.
+    first = {**given, "coordinator": f"https://{shown}:{port}"}
+    checked = load(file=config if there else None, environ={}, flags=first)
+    node, state = checked.node, checked.state_dir
 
     pem = fetch_ca(host, port, secret.ca_sha256)
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -123,20 +138,22 @@ def _join(flags: argparse.Namespace, host: str, port: int, secret: JoinSecretTex
     answer = _ask(host, port, ca, asked)
     write_atomic(state / _CERTIFICATE, answer.certificate.encode() + key, _PRIVATE)
 
-    shown = f"[{host}]" if ":" in host else host
-    settings = {
+    decided = {
         "coordinator": f"https://{shown}:{answer.agents_port}",
-        "node": node,
         "certificate": str(state / _CERTIFICATE),
         "tls_ca": str(ca),
-        "state_dir": str(state),
+        **given,
+        "node": node,
         "pool": answer.pool or flags.pool,
-        "run_as": run_as,
-        "python": flags.python,
     }
-    write_atomic(config, _yaml(settings).encode(), _PUBLIC)
+    settings = {name: value for name, value in decided.items() if value}
+    text = config.read_text("utf-8") if there else _HEAD
+    edited, comments = _edited(text, old, settings)
+    write_atomic(config, edited.encode(), _PUBLIC)
     load(file=config, environ={})
-    _say(f"{node} joined {host}:{port}; wrote {config}")
+    _say(f"{node} joined {host}:{port}; {_changes(old, settings) if there else 'wrote'} {config}")
+    if not comments:
+        _say(f"the comments in {config} are gone, because its settings are not one on each line")
     if answer.waits:
         _say(f"it waits for an operator: muster node accept {node}")
     if systemd_runs() and not flags.no_start:
@@ -155,8 +172,8 @@ def _own_dir() -> Path:
     return Path(own) / "muster"
 
 
-def _run_as(given: str | None, *, root: bool) -> str | None:
-    if given is None and root and sys.stdin.isatty():
+def _run_as(given: str, *, root: bool) -> str | None:
+    if not given and root and sys.stdin.isatty():
         given = input(f"User of the jobs on this node, or {SUBMITTER} for each job's own: ").strip()
     if not given:
         if root:
@@ -173,16 +190,6 @@ def _run_as(given: str | None, *, root: bool) -> str | None:
                 f"there is no user {given} on this node: useradd --create-home {given}"
             ) from None
     return given
-
-
-def _refuse_other(config: Path) -> None:
-    """Refuse to replace a configuration that was not written by a join."""
-    try:
-        text = config.read_text("utf-8")
-    except FileNotFoundError:
-        return
-    if not text.startswith(_HEAD):
-        raise JoinError(f"{config} exists, and `muster join` did not write it: move it away first")
 
 
 def _own_key(path: Path) -> bytes:
@@ -237,12 +244,40 @@ def _why(status: int, body: bytes) -> str:
     return f"{text or f'the coordinator answered {status}'}{f'; {hint}' if hint else ''}"
 
 
-_HEAD: Final = "# A node's agent, written by `muster join`"
+_HEAD: Final = (
+    "# A node's agent, written by `muster join`; run it with: muster agent --config THIS_FILE\n"
+)
 
 
-def _yaml(settings: Mapping[str, str | None]) -> str:
-    lines = [f"{name}: {json.dumps(value)}\n" for name, value in settings.items() if value]
-    return f"{_HEAD}; run it with: muster agent --config THIS_FILE\n{''.join(lines)}"
+def _edited(text: str, old: Mapping[str, object], settings: Mapping[str, str]) -> tuple[str, bool]:
+    """Return the text of a configuration with these settings in it, and True if it has its
+    comments still. All else stays."""
+    edited = text
+    for name, value in settings.items():
+        if old.get(name) != value:
+            edited = _with_line(edited, name, f"{name}: {json.dumps(value)}")
+    wanted = {**old, **settings}
+    try:
+        if parse_yaml(edited, AgentConfig) == wanted:
+            return edited, True
+    except (yaml.YAMLError, ValueError):
+        pass
+    return _HEAD + yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True), False
+
+
+def _with_line(text: str, name: str, line: str) -> str:
+    """Return the text with this line for a setting, in its old place, with the comment there."""
+    place = re.compile(rf"^{name}:(?:[^#\n]*?([ \t]+#.*)|.*)$", re.MULTILINE)
+    edited, found = place.subn(lambda old: line + (old[1] or ""), text)
+    if found:
+        return edited
+    return f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{line}\n"
+
+
+def _changes(old: Mapping[str, object], settings: Mapping[str, str]) -> str:
+    changed = [name for name, value in settings.items() if old.get(name) != value]
+    kept = [name for name in old if name not in changed]
+    return f"changed {', '.join(changed) or 'nothing'} and kept {', '.join(kept) or 'nothing'} in"
 
 
 def _say(text: str) -> None:

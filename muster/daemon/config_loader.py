@@ -145,7 +145,7 @@ def read_yaml(file: Path, kind: type[msgspec.Struct]) -> dict[str, Any]:
             f"{file}: larger than {_FILE_BYTES_MAX} bytes, so it is not a configuration file"
         )
     try:
-        tree = _load(raw.decode("utf-8"), kind)
+        tree = parse_yaml(raw.decode("utf-8"), kind)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not UTF-8 text (byte {error.start})") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -157,7 +157,10 @@ def read_yaml(file: Path, kind: type[msgspec.Struct]) -> dict[str, Any]:
     return tree
 
 
-def _load(text: str, kind: type[msgspec.Struct]) -> object:
+def parse_yaml(text: str, kind: type[msgspec.Struct]) -> object:
+    """Parse the YAML text of a configuration as `read_yaml` does. Returns None for an empty one.
+    Raises YAMLError or ValueError.
+    """
     loader = _StrictLoader(text)
     try:
         root = loader.get_single_node()

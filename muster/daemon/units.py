@@ -1,6 +1,7 @@
-"""Installation of Muster's systemd units by `muster up` and `muster join`."""
+"""Installation of Muster's systemd units by `muster up` and `muster join`, and of the command."""
 
 import os
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ COORDINATOR: Final = "muster-coordinator.service"
 AGENT: Final = "muster-agent.service"
 _UNITS: Final = Path("/etc/systemd/system")
 _PROGRAM: Final = "/opt/muster/bin/muster"
+_COMMANDS: Final = Path("/usr/local/bin")
 _CONFIGS: Final = {
     COORDINATOR: "/etc/muster/coordinator.yaml",
     AGENT: "/etc/muster/agent.yaml",
@@ -27,6 +29,26 @@ def systemd_runs() -> bool:
 def program() -> str:
     """Return the path of `muster` in this interpreter's environment."""
     return str(Path(sys.prefix) / "bin" / "muster")
+
+
+def link_program(folder: Path = _COMMANDS) -> str:
+    """Link `muster` from a folder of the PATH, as the nodes' script does: another program of that
+    name stays. Returns what was done, or empty if nothing. Raises FileError.
+    """
+    link, target = folder / "muster", program()
+    try:
+        if link.is_symlink():
+            if os.readlink(link) == target:
+                return ""
+        elif link.exists():
+            return f"warning: {link} is another program and stays; use {target}"
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f".muster.{secrets.token_hex(8)}.tmp"
+        temporary.symlink_to(target)
+        temporary.replace(link)
+    except OSError as error:
+        raise FileError(f"{link} cannot be linked to {target}: {error.strerror}") from error
+    return f"linked {link} to {target}"
 
 
 def unit_text(name: str, config: Path) -> str:

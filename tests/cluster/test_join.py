@@ -212,6 +212,66 @@ def test_a_node_joins_by_one_line_and_is_in_the_pool(site: Site) -> None:
     site.join("gpu-01", secret)
 
 
+def test_a_node_that_joins_again_keeps_its_settings(site: Site) -> None:
+    site.join("cpu-20", site.secret("--pool", "lab"))
+    config = site.root / "cpu-20" / "agent.yaml"
+    own = """\
+# by hand
+single_team: true
+uid_min: 2000
+prolog: /opt/site/prolog
+labels:
+  rack: "7"  # the left one
+interface: eth0
+python: /opt/training/bin/python
+"""
+    first = config.read_text()
+    config.write_text(own + first.replace("https://", "http://old-") + "gpus: 0")
+    before = yaml.safe_load(config.read_text())
+    target = f"127.0.0.1:{site.port}"
+    # Neither --node, --run-as nor a pool.
+    again = site.muster(
+        "join", target, "--dir", "cpu-20", "--no-start", stdin=f"{site.secret()}\n"
+    ).stdout
+    text = config.read_text()
+    assert text.startswith(own)
+    assert yaml.safe_load(text) == before | yaml.safe_load(first)
+    [line] = [each for each in again.splitlines() if "joined" in each]
+    assert line.startswith(f"cpu-20 joined {target}; changed coordinator and kept single_team, uid")
+    assert site.certificate("cpu-20").exists()
+
+
+def test_settings_that_are_not_one_on_each_line_are_kept_without_comments(site: Site) -> None:
+    config = site.root / "cpu-21" / "agent.yaml"
+    config.parent.mkdir()
+    config.write_text('{uid_min: 2000, "node": "cpu-99", hosts: {mode: off}}  # mine')
+    done = site.join("cpu-21", site.secret())
+    found = yaml.safe_load(config.read_text())
+    assert (found["uid_min"], found["node"], found["hosts"]) == (2000, "cpu-21", {"mode": "off"})
+    assert "comments" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("- a list", "expected settings"),
+        ("node: [", "agent.yaml: line"),
+        ("uid_min: no", "uid_min"),
+        ("nodes: x", "no such setting"),
+    ],
+)
+def test_a_configuration_that_cannot_be_read_costs_no_secret(
+    site: Site, text: str, why: str
+) -> None:
+    secret, config = site.secret(), site.root / "cpu-22" / "agent.yaml"
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(text)
+    assert why in site.join("cpu-22", secret, code=1).stderr
+    assert config.read_text() == text
+    config.unlink()
+    assert "wrong" not in site.join("cpu-23", secret).stderr
+
+
 def test_what_is_not_a_good_secret_lets_nobody_in(site: Site) -> None:
     secret = site.secret("--names", "cpu-*")
     ca, _, own = secret.removeprefix("mj1.").partition(".")

@@ -39,11 +39,12 @@ def make(
         syscalls.bind(hosts.source, hosts.target)
     if places is None:
         return
-    if places.folder:
-        yield from _make_temporary(identity, places)
     if places.hide:
+        # First, so that a link of the job to /proc leads to this one.
         yield "/proc"
         syscalls.mount_new("proc", "/proc", _HIDDEN, runs_programs=False)
+    if places.folder:
+        yield from _make_temporary(identity, places)
 
 
 def _make_temporary(identity: Credentials, places: ShimPlaces) -> Iterator[str]:
@@ -74,7 +75,8 @@ def is_below(path: str, above: str) -> bool:
 
 def _open_as(identity: Credentials, shown: Sequence[str], made: Sequence[str]) -> dict[str, int]:
     """Open the folders that would be hidden, by path, with the rights of the user alone. Missing
-    ones of `made` are made. What the user cannot reach is left out.
+    ones of `made` are made. What the user cannot reach is left out, and so is a link to a folder
+    elsewhere: root must not mount /proc or / again because a link of a job leads there.
     """
     found: dict[str, int] = {}
     groups = os.getgroups()
@@ -95,8 +97,7 @@ def _open_as(identity: Credentials, shown: Sequence[str], made: Sequence[str]) -
 
 
 def _open(path: str, make: bool, found: dict[str, int]) -> None:
-    hidden = {it for it in (path, os.path.realpath(path)) if _is_hidden(it)}
-    if not hidden:
+    if not (_is_hidden(path) or _is_hidden(os.path.realpath(path))):
         return
     try:
         if make:
@@ -104,10 +105,19 @@ def _open(path: str, make: bool, found: dict[str, int]) -> None:
         fd = os.open(path, _FOLDER)
     except OSError:
         return  # the step that needs it reports it
-    for it in hidden:
-        found.setdefault(it, fd)
+    # Of the open folder: the user may have replaced a link since.
+    real = os.readlink(f"/proc/self/fd/{fd}")
+    if not _is_hidden(real):
+        os.close(fd)
+        return
+    for it in (path, real):
+        if _is_hidden(it):
+            found.setdefault(it, fd)
 
 
 def _is_hidden(path: str) -> bool:
     """True if a path is below a place that the job has for itself."""
-    return any(is_below(path, place) and path != place for place in (*_ON_DISK, _IN_MEMORY))
+    places = (*_ON_DISK, _IN_MEMORY)
+    # On some machines one of them is a link.
+    real = (os.path.realpath(place) for place in places)
+    return any(is_below(path, place) and path != place for place in (*places, *real))

@@ -37,7 +37,8 @@ from muster.client.config import client_file_path, load_settings
 from muster.client.errors import ClientError
 from muster.daemon.clock import SystemClock
 from muster.daemon.durable_files import write_atomic
-from muster.daemon.units import COORDINATOR, install_unit, program, systemd_runs
+from muster.daemon.errors import FileError
+from muster.daemon.units import COORDINATOR, install_unit, link_program, program, systemd_runs
 from muster.http.enrolment import JoinSecretRequest, NewJoinSecret
 from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass
@@ -200,6 +201,8 @@ def command(
     else:
         note(f"{safe(str(config))} exists: nothing was changed")
     written = _read(config)
+    if folder == _SYSTEM_DIR and os.geteuid() == 0:
+        _link()
     if not no_wheels:
         _fill(written, wheels_for)
     _print(config, written, start=systemd_runs() and not no_start, new=new, as_json=as_json)
@@ -306,6 +309,16 @@ def _read(config: Path) -> _Written:
             f"{safe(str(config))} was not written by `muster up`; for another cluster, choose "
             "another --dir"
         ) from error
+
+
+def _link() -> None:
+    """Make the printed lines work as they are printed."""
+    try:
+        done = link_program()
+    except FileError as error:
+        done = f"warning: {error}; use {program()}"
+    if done:
+        note(safe(done))
 
 
 def _fill(written: _Written, targets: Sequence[str]) -> None:

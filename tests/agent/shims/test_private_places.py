@@ -233,6 +233,24 @@ def test_processes_of_other_users_are_invisible(
     assert Path(f"/proc/{os.getpid()}").exists()
 
 
+def test_a_link_that_leads_out_of_the_places_is_not_shown(any_stage: Stage, folder: Path) -> None:
+    """Otherwise root would mount the machine's own /proc or /tmp where such a link is."""
+    outside = {"proc": "/proc", "process": f"/proc/{os.getpid()}", "root": "/", "places": "/tmp"}
+    links = [folder / name for name in outside]
+    for link, target in zip(links, outside.values(), strict=True):
+        link.symlink_to(target)
+    kept = folder / "kept"
+    kept.mkdir()
+
+    async def story(node: Node) -> None:
+        paths = " ".join(str(it) for it in (*links, kept))
+        script = f"ls -d {paths} 2> /dev/null; ls -d /proc/{os.getpid()} 2> /dev/null; echo done"
+        shown = places(folder, *links, kept, hide=True)
+        assert await output(await node.task(), script, places=shown) == [str(kept), "done"]
+
+    any_stage.play(story)
+
+
 def test_a_place_that_cannot_be_made_is_a_refusal_in_words(any_stage: Stage, folder: Path) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
