@@ -1,7 +1,8 @@
 """A fence around the ports of gangs: nftables, in a table of this agent's own.
 
 On the gang's nodes only the job's user may connect to a leased port, and from other machines only
-the gang's addresses. Each change replaces the table as a whole, so nothing of an ended task stays.
+the gang's addresses: none until they are known, so a gang of one node stays closed. Each change
+replaces the table as a whole, so nothing of an ended task stays.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import ipaddress
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -33,36 +34,42 @@ _log = structlog.get_logger("agent.gang.fence")
 @dataclass(frozen=True, slots=True)
 class Fenced:
     """A task: the user of its job, the ports leased on this node, the gang's addresses (() until
-    they are known), and address and port of its rendezvous (None on one node)."""
+    they are known), and addresses and port of its rendezvous (None on one node).
+
+    `grows`: nodes that nobody knows yet may join, so other machines are let in.
+    """
 
     uid: int
     ports: tuple[int, ...]
     members: tuple[str, ...] = ()
-    rendezvous: tuple[str, int] | None = None
+    rendezvous: tuple[tuple[str, ...], int] | None = None
+    grows: bool = False
 
 
 def in_gang(fenced: Fenced, plan: ArrangeTask) -> Fenced:
     """The fence of a task whose gang is known. A gang of one node has no table of hosts."""
-    port = plan.env.get("MASTER_PORT", "")
-    if not plan.hosts or not port.isdecimal():
+    if not plan.hosts:
         return fenced
-    found = [address for _, address in plan.hosts]
-    found += [address for more in plan.others.values() for address in more]
-    launcher = plan.hosts[0][1]
-    return replace(
-        fenced,
-        members=tuple(filter(_is_address, dict.fromkeys(found))),
-        rendezvous=(launcher, int(port)) if _is_address(launcher) else None,
-    )
+    members = [address for _, address in plan.hosts]
+    members += [address for more in plan.others.values() for address in more]
+    first = plan.hosts[0][1]
+    launcher = _addresses([first, *plan.others.get(first, ())])
+    port = plan.env.get("MASTER_PORT", "")
+    rendezvous = (launcher, int(port)) if launcher and port.isdecimal() else None
+    return replace(fenced, members=_addresses(members), rendezvous=rendezvous)
+
+
+def _addresses(found: Iterable[str]) -> tuple[str, ...]:
+    """The addresses among these texts, each once, without zones, which nft does not know."""
+    return tuple(filter(_is_address, dict.fromkeys(it.partition("%")[0] for it in found)))
 
 
 def _is_address(text: str) -> bool:
-    """True if nft takes a text for an address; it knows no zones."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
         return False
-    return "%" not in text
+    return True
 
 
 def fenced_in(folders: TaskDirs) -> dict[TaskId, Fenced]:
@@ -73,7 +80,8 @@ def fenced_in(folders: TaskDirs) -> dict[TaskId, Fenced]:
         if manifest is None:
             continue
         with contextlib.suppress(OSError):
-            fenced = Fenced(user_of(folders.path(task)).uid, manifest.ports)
+            uid = user_of(folders.path(task)).uid
+            fenced = Fenced(uid, manifest.ports, grows=manifest.prepare.grows)
             plan = None if manifest.record is None else manifest.record.plan
             found[task] = fenced if plan is None else in_gang(fenced, plan)
     return found
@@ -94,14 +102,16 @@ def ruleset(table: str, tasks: Mapping[TaskId, Fenced]) -> str:
 
 
 def _into(fenced: Fenced) -> Iterator[str]:
-    """From other machines only the gang."""
-    if not fenced.ports or not fenced.members:
+    """From other machines only the gang. Until it is known, the ports look closed, so that agents
+    of nodes that are early try again at once."""
+    if not fenced.ports or fenced.grows:
         return
+    verdict = "drop" if fenced.members else "reject with tcp reset"
     to = f'iifname != "lo" tcp dport {_set(fenced.ports)} {_NEW}'
     for family, version in (("ip", 4), ("ip6", 6)):
-        gang = [it for it in fenced.members if ipaddress.ip_address(it).version == version]
+        gang = _of(version, fenced.members)
         others = f"{family} saddr != {_set(gang)}" if gang else f"meta nfproto ipv{version}"
-        yield f"{to} {others} drop"
+        yield f"{to} {others} {verdict}"
 
 
 def _out_of(fenced: Fenced) -> Iterator[str]:
@@ -110,9 +120,14 @@ def _out_of(fenced: Fenced) -> Iterator[str]:
     if fenced.ports:
         yield f'oifname "lo" tcp dport {_set(fenced.ports)} {others}'
     if fenced.rendezvous is not None:
-        address, port = fenced.rendezvous
-        family = "ip" if ipaddress.ip_address(address).version == 4 else "ip6"
-        yield f"{family} daddr {address} tcp dport {port} {others}"
+        launcher, port = fenced.rendezvous
+        for family, version in (("ip", 4), ("ip6", 6)):
+            if to := _of(version, launcher):
+                yield f"{family} daddr {_set(to)} tcp dport {port} {others}"
+
+
+def _of(version: int, addresses: tuple[str, ...]) -> list[str]:
+    return [it for it in addresses if ipaddress.ip_address(it).version == version]
 
 
 def _set(members: object) -> str:
@@ -144,9 +159,11 @@ class Fence:
             raise FileError(f"fence: {problem}; install nftables, or set fence to false")
         _log.warning("rendezvous_not_fenced", why=problem)
 
-    async def lease(self, task: TaskId, ports: tuple[int, ...], uid: int) -> None:
-        """Before a task starts: only this user connects to its ports on this node."""
-        await self._put(task, Fenced(uid, ports))
+    async def lease(
+        self, task: TaskId, ports: tuple[int, ...], uid: int, *, grows: bool = False
+    ) -> None:
+        """Before a task starts: only this user connects to its ports, and only on this node."""
+        await self._put(task, Fenced(uid, ports, grows=grows))
 
     async def arrange(self, task: TaskId, plan: ArrangeTask) -> None:
         """Once its gang is known: only its addresses come in."""

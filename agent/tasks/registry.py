@@ -242,7 +242,7 @@ class TaskRegistry:
             supervisor.epilog = partial(self._hooks.after, prepare, uid)
             placed = await self._placed(prepare, taken, job_owner)
             supervisor.ports = placed.ports
-            await self._fence.lease(task, placed.ports, uid)
+            await self._fence.lease(task, placed.ports, uid, grows=prepare.grows)
             self._post(placed)
             self._checkpoints.begin(task, prepare.checkpoint_dir)
             self._idle.begin(task, prepare.idle, prepare.gpus)

@@ -154,6 +154,10 @@ def test_two_users_train_at_once_on_one_node_and_find_nothing_of_each_other(
     jobs = {user: team.train(user, tmp_path / user, **part) for user in UIDS}
     for user, job in jobs.items():
         team.await_checkpoints(user, job, ("node-1", 0), ("node-1", 1))
+    for user, job in jobs.items():
+        store = (machine.address, int(ranks(machine, job)[0].environ["MASTER_PORT"]))
+        assert connects(machine, UIDS[user], store)
+        assert not connects(team.machines["node-2"], 0, store)
     tool = sys.executable, neighbour.__file__
     find_nothing(machine, STATE, jobs, tool, (machine.address, "127.0.0.1"))
     for user, job in jobs.items():
@@ -198,6 +202,22 @@ def test_a_gang_trains_behind_its_fence(team: Team, tmp_path: Path) -> None:
     assert team.end("ann", job) == 0
     for machine in (first, second):
         until(partial(no_table, machine), "no table is left")
+
+
+def test_a_node_joins_an_elastic_gang_behind_its_fence(team: Team, tmp_path: Path) -> None:
+    first, second = team.machines.values()
+    holder = team.train("bob", tmp_path / "bob", nodes=1, placement={"include": ["node-2"]})
+    until(lambda: bool(ranks(second, holder)), "node-2 is taken", PATIENCE_S)
+    job = team.train("ann", tmp_path / "ann", nodes="1..2", resources={"gpu": 1})
+    until(lambda: bool(ranks(first, job)), "the first node begins alone", PATIENCE_S)
+    assert not ranks(second, job)
+    (inside(second, f"{HOMES}/bob") / "over").touch()
+    assert team.muster("wait", "--timeout", "240s", holder, check=False).returncode == 0
+    # Its torchrun has ranks only once it has met the other in the store.
+    until(lambda: bool(ranks(second, job)), "the second node has joined", PATIENCE_S)
+    # Either may be rank 0, which looks for this file.
+    (inside(second, f"{HOMES}/ann") / "over").touch()
+    assert team.end("ann", job) == 0
 
 
 def no_table(machine: Machine) -> bool:

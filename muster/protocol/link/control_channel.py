@@ -355,6 +355,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     hangs. `idle`: limits for idle GPUs. `ticket`: to fetch `bundle`. `user` submitted the job.
     `cpus` and `memory_bytes` are what it requests of a node, 0 for no request.
     `git`: fetch this code before `setup`, and run the job in it.
+    `grows`: nodes may join the gang while it runs.
     """
 
     task: TaskId
@@ -376,6 +377,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     cpus: int = 0
     memory_bytes: int = 0
     git: GitCode | None = None
+    grows: bool = False
 
 
 class RendezvousCheck(msgspec.Struct, frozen=True, omit_defaults=True):

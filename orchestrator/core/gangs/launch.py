@@ -86,6 +86,7 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         user=job.user,
         cpus=spec.resources.cpu or 0,
         memory_bytes=spec.resources.memory_bytes or 0,
+        grows=spec.elastic,
     )
 
 

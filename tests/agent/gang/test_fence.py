@@ -25,7 +25,7 @@ PLAN = ArrangeTask(
     {"MASTER_PORT": "20001"},
     (("n1", "10.0.0.1"), ("n2", "10.0.0.2"), ("n2-too", "10.0.0.2")),
     "",
-    others={"10.0.0.2": ("10.1.0.2", "fd00::2")},
+    others={"10.0.0.1": ("10.1.0.1", "fd00::1"), "10.0.0.2": ("10.1.0.2", "fd00::2")},
 )
 
 
@@ -35,10 +35,25 @@ def test_without_tasks_the_table_is_removed() -> None:
 
 def test_the_gang_of_a_plan() -> None:
     fenced = in_gang(Fenced(USER, (20_001,)), PLAN)
-    assert fenced.members == ("10.0.0.1", "10.0.0.2", "10.1.0.2", "fd00::2")
-    assert fenced.rendezvous == ("10.0.0.1", 20_001)
+    launcher = ("10.0.0.1", "10.1.0.1", "fd00::1")
+    assert set(fenced.members) == {*launcher, "10.0.0.2", "10.1.0.2", "fd00::2"}
+    assert fenced.rendezvous == (launcher, 20_001)
     alone = ArrangeTask(TASK, ("true",), {"MASTER_PORT": "20001"}, (), "")
     assert in_gang(Fenced(USER, (20_001,)), alone) == Fenced(USER, (20_001,))
+
+
+def test_a_gang_without_a_port_comes_in_too() -> None:
+    plan = ArrangeTask(TASK, ("true",), {}, PLAN.hosts, "")
+    fenced = in_gang(Fenced(USER, (20_001,)), plan)
+    assert fenced.members == ("10.0.0.1", "10.0.0.2")
+    assert fenced.rendezvous is None
+
+
+def test_a_gang_that_grows_lets_in_other_machines() -> None:
+    fenced = in_gang(Fenced(USER, (20_001,), grows=True), PLAN)
+    text = ruleset("t", {TASK: fenced})
+    assert "iifname" not in text
+    assert "oifname" in text
 
 
 def test_rules_name_the_gang_the_user_and_the_task() -> None:
@@ -47,10 +62,11 @@ def test_rules_name_the_gang_the_user_and_the_task() -> None:
     into = f'iifname != "lo" tcp dport {{ 20001, 20002 }} {new}'
     others = f"{new} meta skuid != {{ 0, {USER} }} reject with tcp reset"
     for rule in (
-        f"{into} ip saddr != {{ 10.0.0.1, 10.0.0.2, 10.1.0.2 }} drop",
-        f"{into} ip6 saddr != {{ fd00::2 }} drop",
+        f"{into} ip saddr != {{ 10.0.0.1, 10.0.0.2, 10.1.0.1, 10.1.0.2 }} drop",
+        f"{into} ip6 saddr != {{ fd00::1, fd00::2 }} drop",
         f'oifname "lo" tcp dport {{ 20001, 20002 }} {others}',
-        f"ip daddr 10.0.0.1 tcp dport 20001 {others}",
+        f"ip daddr {{ 10.0.0.1, 10.1.0.1 }} tcp dport 20001 {others}",
+        f"ip6 daddr {{ fd00::1 }} tcp dport 20001 {others}",
     ):
         assert f'{rule} comment "task {TASK}"' in text.splitlines()
 
@@ -176,13 +192,35 @@ class TestWithAKernel:
             assert machines.tables(number) == ""
         assert machines.connects(3, launcher, USER + 1)
 
-    def test_before_the_gang_is_known_its_user_is_alone_on_its_node(
+    def test_until_the_gang_is_known_only_its_user_on_its_node_comes_in(
         self, machines: Machines
     ) -> None:
         machines.apply(1, ruleset("m", {TASK: Fenced(USER, (20_001,))}))
         assert machines.connects(1, "10.0.0.1", USER)
+        assert machines.connects(1, "127.0.0.1", USER)
         assert not machines.connects(1, "127.0.0.1", USER + 1)
-        assert machines.connects(2, "10.0.0.1", USER + 1)
+        # Refused as by a closed port: the agent of a node that is early tries again at once.
+        assert not machines.connects(2, "10.0.0.1", USER)
+
+    def test_other_machines_reach_a_gang_that_grows(self, machines: Machines) -> None:
+        machines.apply(1, ruleset("m", {TASK: Fenced(USER, (20_001,), grows=True)}))
+        assert machines.connects(1, "10.0.0.1", USER)
+        assert not machines.connects(1, "10.0.0.1", USER + 1)
+        assert machines.connects(2, "10.0.0.1", USER)
+
+    def test_a_second_address_of_the_launcher_is_no_way_in(self, machines: Machines) -> None:
+        for number in (1, 2):
+            own = ("ip", "-n", machines.names[number - 1])
+            run(*own, "address", "add", f"10.1.0.{number}/24", "dev", "eth0")
+        assert machines.connects(2, "10.1.0.1", USER + 1), "the control"
+        plan = ArrangeTask(
+            *(TASK, (), {"MASTER_PORT": "20001"}, PLAN.hosts, ""), others=PLAN.others
+        )
+        machines.apply(1, ruleset("m", {TASK: in_gang(Fenced(USER, (20_001,)), plan)}))
+        machines.apply(2, ruleset("m", {TASK: in_gang(Fenced(USER, (20_002,)), plan)}))
+        for address in ("10.0.0.1", "10.1.0.1"):
+            assert machines.connects(2, address, USER)
+            assert not machines.connects(2, address, USER + 1)
 
 
 @pytest.fixture
@@ -205,10 +243,18 @@ async def test_tasks_come_and_go_and_nothing_of_others_stays(program: Path) -> N
     await fence.lease(TASK, (20_001,), USER)
     await fence.arrange(TASK, PLAN)
     assert "10.1.0.2" in program.read_text()
+    assert "iifname" in program.read_text()
     await fence.drop(OTHER)
     assert "20005" not in program.read_text()
     await fence.drop(TASK)
     assert len(program.read_text().splitlines()) == 2
+
+
+async def test_a_gang_that_grows_is_leased_open(program: Path) -> None:
+    fence = Fence("0123456789abcdef", on=True, must=True)
+    await fence.lease(TASK, (20_001,), USER, grows=True)
+    assert "oifname" in program.read_text()
+    assert "iifname" not in program.read_text()
 
 
 async def test_switched_off_it_removes_what_was_there(program: Path) -> None:
