@@ -107,6 +107,12 @@ def _join(flags: argparse.Namespace, host: str, port: int, secret: JoinSecretTex
     from muster.daemon.certificates import signing_request
 
     root = os.geteuid() == 0
+    if flags.run_as and flags.dir is None and not root:
+        raise JoinError(
+            "only root installs an agent that runs jobs as other users: run this line as root; "
+            "sudo before curl does not reach the shell after the pipe, so there it is "
+            "curl ... | sudo env MUSTER_JOIN=SECRET sh -s -- --run-as USER; the secret was not used"
+        )
     folder: Path = (flags.dir or (_SYSTEM_DIR if root else _own_dir())).absolute()
     config = folder / "agent.yaml"
     # A node that joins again keeps the settings that this join does not decide.

@@ -238,6 +238,19 @@ def test_a_machine_that_does_not_fit_learns_why(site: Site, wheels: Path, tmp_pa
     assert other.exists()
 
 
+def test_the_script_for_other_users_needs_root(site: Site, wheels: Path, tmp_path: Path) -> None:
+    """`sudo curl ... | sh` runs the shell as its caller."""
+    script = script_of(site)
+    caller = tmp_path / "id"
+    caller.write_text("#!/bin/sh\necho 1000\n")
+    caller.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = run(f"sh {script} --run-as trainer", site, code=1, PATH=path, MUSTER_JOIN="mj1.x")
+    line = "curl ... | sudo env MUSTER_JOIN=SECRET sh -s -- --run-as USER"
+    assert line in done.stderr
+    assert not (site.root / ".local").exists()
+
+
 def test_the_script_asks_at_the_terminal_and_shows_no_secret(
     site: Site, wheels: Path, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ import pytest
 import yaml
 from cryptography import x509
 
+from agent import join
 from agent.link.dialer import ConnectionLostError, Dialer
 from agent.link.renewal import CertificateRenewal
 from examples.local_cluster import MUSTER, Daemon, free_port
@@ -270,6 +271,26 @@ def test_a_configuration_that_cannot_be_read_costs_no_secret(
     assert config.read_text() == text
     config.unlink()
     assert "wrong" not in site.join("cpu-23", secret).stderr
+
+
+def test_root_as_the_user_of_jobs_costs_no_secret(site: Site) -> None:
+    secret, target = site.secret(), f"127.0.0.1:{site.port}"
+    words = ("join", target, "--node", "cpu-24", "--dir", "cpu-24", "--no-start")
+    done = site.muster(*words, "--run-as", "root", stdin=f"{secret}\n", code=1)
+    assert "allow_root_jobs" in done.stderr
+    assert not (site.root / "cpu-24").exists()
+    assert "joined" in site.join("cpu-24", secret).stdout
+
+
+def test_a_join_for_other_users_needs_root(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`sudo curl ... | sh` runs the shell as its caller."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(join, "fetch_ca", lambda *_: pytest.fail("the coordinator was asked"))
+    secret = f"mj1.{'0' * 64}.abcd1234-{'s' * 48}"
+    assert join.main(["127.0.0.1:1", secret, "--run-as", "trainer"]) == 1
+    assert "sudo env MUSTER_JOIN=SECRET sh -s -- --run-as USER" in capsys.readouterr().err
 
 
 def test_what_is_not_a_good_secret_lets_nobody_in(site: Site) -> None:

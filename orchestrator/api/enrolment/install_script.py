@@ -119,6 +119,14 @@ main() {
         venv=/opt/muster bin=/usr/local/bin
     else
         venv=$HOME/.local/share/muster bin=$HOME/.local/bin
+        # A join into a directory of one's own needs no root.
+        case "${MUSTER_VENV:+--dir} $* " in
+        *--dir*) ;;
+        *" --run-as"*)
+            die "only root installs an agent that runs jobs as other users; put sudo after the" \
+                "pipe: curl ... | sudo env MUSTER_JOIN=SECRET sh -s -- --run-as USER"
+            ;;
+        esac
     fi
     venv=${MUSTER_VENV:-$venv}
     case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
