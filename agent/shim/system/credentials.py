@@ -59,6 +59,9 @@ def look_up(name: str) -> Credentials:
 def take_on(identity: Credentials, no_new_privileges: bool) -> None:
     """Become `identity` for ever. Raises OSError, also if the kernel did not change everything."""
     if identity.become:
+        # Otherwise it would be the agent's, which jobs of all users share. It counts towards root's
+        # quota of keys, which is large.
+        syscalls.own_keyring()
         os.setgroups(identity.groups)
         os.setresgid(identity.gid, identity.gid, identity.gid)
         os.setresuid(identity.uid, identity.uid, identity.uid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import os
 import signal
@@ -15,6 +16,8 @@ PR_SET_NO_NEW_PRIVS = 38
 _PF_EXITING = 0x4
 _SYS_CLONE3 = 435
 _SYS_CLOSE_RANGE = 436
+_SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
+_KEYCTL_JOIN_SESSION_KEYRING = 1
 # The highest possible descriptor.
 FD_MAX = 2**31 - 1
 _CLONE_INTO_CGROUP = 0x200000000
@@ -97,6 +100,22 @@ def fork_into(cgroup_fd: int) -> int:
 def close_range(first: int, last: int) -> bool:
     """Close descriptors `first` to `last`, both included. Returns False on kernels before 5.9."""
     return first > last or _close_range(_SYS_CLOSE_RANGE, first, last, 0) == 0
+
+
+def own_keyring() -> None:
+    """Give the calling process an empty session keyring. Raises OSError.
+
+    Does nothing where the kernel has no keys (ENOSYS) or a container's filter forbids the call
+    (EPERM): its processes cannot use keys either.
+    """
+    number = _SYS_KEYCTL.get(os.uname().machine)
+    if number is None:
+        return
+    command, name = ctypes.c_long(_KEYCTL_JOIN_SESSION_KEYRING), ctypes.c_void_p(None)
+    if _libc.syscall(ctypes.c_long(number), command, name) < 0:
+        code = ctypes.get_errno()
+        if code not in (errno.ENOSYS, errno.EPERM):
+            raise OSError(code, os.strerror(code))
 
 
 def unblock_signals() -> None:
