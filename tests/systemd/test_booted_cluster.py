@@ -33,9 +33,11 @@ class Site:
         self.machines = found
         self.head = found["head"]
         self.thief = found["thief"]
+        self.printed = ""
+        """The lines that `muster up` has printed."""
 
     def muster(self, words: str, check: bool = True) -> str:
-        done = self.head.sh(f"/opt/muster/bin/muster {words}", check=check)
+        done = self.head.sh(f"muster {words}", check=check)
         return done.stdout + done.stderr
 
     def line(self) -> str:
@@ -64,15 +66,15 @@ class Site:
 
     def submit(self, node: str, program: str) -> str:
         where = f"--set 'placement.include=[{node}]'"
-        command = f"/opt/muster/bin/muster submit {where} -- sh -c '{program}'"
+        command = f"muster submit {where} -- sh -c '{program}'"
         return self.head.sh(command).stdout.strip()
 
     def ended(self, job: str) -> int:
-        return self.head.sh(f"/opt/muster/bin/muster wait --timeout 60s {job}", False).returncode
+        return self.head.sh(f"muster wait --timeout 60s {job}", False).returncode
 
 
 def install_line(printed: str) -> str:
-    found = re.search(r"curl .*sh$", printed, re.MULTILINE)
+    found = re.search(r"curl .* sh -s -- .*$", printed, re.MULTILINE)
     assert found is not None, printed
     return found[0]
 
@@ -105,12 +107,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             site.head.sh("cp -r /mnt/muster /root/muster")
             install = commands(0).replace("/path/to/muster", "/root/muster")
             site.head.sh(f"set -e; {PIP}\n{install}")
-            printed = site.head.sh(f"{PIP}; {commands(1)}").stdout
+            site.printed = site.head.sh(f"{PIP}; {commands(1)}").stdout
             # The one line that differs from any other cluster, so that renewals can be seen.
             file = "/etc/muster/coordinator.yaml"
             short = """s/^join: {/join: {"certificate_s": 60, /"""
             site.head.sh(f"sed -i '{short}' {file} && systemctl restart muster-coordinator")
-            found[NODES[0]].sh(install_line(printed))
+            found[NODES[0]].sh(install_line(site.printed))
             for node in NODES[1:]:
                 found[node].sh(site.line())
             yield site
@@ -131,7 +133,10 @@ def test_the_printed_lines_make_a_cluster(site: Site) -> None:
 
 
 def test_the_printed_line_is_all_that_a_person_needs(site: Site) -> None:
-    printed = site.muster("user add ann && /opt/muster/bin/muster token create --user ann")
+    line = re.search(r"^each person: +(.*)$", site.printed, re.MULTILINE)
+    assert line is not None, site.printed
+    done = site.head.sh(line[1].replace("NAME", "ann"))
+    printed = done.stdout + done.stderr
     found = re.search(r"muster login \S+ ml1\.\S+", printed)
     assert found is not None, printed
     node = site.machines["gpu-01"]
@@ -170,7 +175,7 @@ def test_a_thief_gets_no_name_of_a_node_that_restarts(site: Site) -> None:
     node = site.machines["gpu-01"]
     node.switch_off()
     site.cut("gpu-01")
-    done = site.thief.sh(f"{site.line()} -s -- --node gpu-01").stdout
+    done = site.thief.sh(f"{site.line()} --node gpu-01").stdout
     assert "waits for an operator" in done
     assert "gpu-01" in site.muster("token list --join")
     assert site.links()["gpu-01"] != "connected"
@@ -184,6 +189,9 @@ def test_a_thief_gets_no_name_of_a_node_that_restarts(site: Site) -> None:
 
 def test_a_stolen_certificate_ends_with_the_next_renewal(site: Site) -> None:
     node, thief = site.machines["gpu-02"], site.thief
+    thief.sh(f"{site.line()} --node gpu-02")
+    thief.sh("systemctl stop muster-agent")
+    site.muster("node accept gpu-02 --reject")
     # A new one, so that the copy is not replaced at once.
     before = site.certificate("gpu-02")
     wait_long(lambda: site.certificate("gpu-02") != before, "the node has a new certificate")
@@ -191,7 +199,6 @@ def test_a_stolen_certificate_ends_with_the_next_renewal(site: Site) -> None:
     site.connected("gpu-02")
     text = node.sh(f"cat {CERTIFICATE}").stdout
     thief.sh(f"printf '%s' '{text}' > {CERTIFICATE}")
-    thief.sh("""sed -i 's/^node: .*/node: "gpu-02"/' /etc/muster/agent.yaml""")
     thief.sh("systemctl start muster-agent")
     # The node is connected, so its copy is refused, and the operator sees that.
     wait_long(lambda: address(4) in site.state("gpu-02"), "the other agent is shown")
