@@ -54,13 +54,15 @@ class AuditApi:
         route = request.get(ROUTE)
         action = "" if route is None else route.action.value
         count = 1
-        if not self._works_for_all(token):
+        works_for_all = self._works_for_all(token)
+        if not works_for_all:
             # A refusal may name anything; a change names something that the user has.
             of = "" if status >= 400 else _subject(request)
             count = self._count((token.user, action, str(status), of), self._repeats)
             if status < 400 and count <= _CHANGES_MAX:
                 count = 1
-        self._add(request, status, action, token, count)
+        own = status < 400 and not works_for_all
+        self._add(request, status, action, token, count, own=own)
 
     def _works_for_all(self, token: KnownToken) -> bool:
         """True for tokens of operators and admins: each of their entries is kept."""
@@ -78,6 +80,8 @@ class AuditApi:
         action: str,
         token: KnownToken | None,
         count: int,
+        *,
+        own: bool = False,
     ) -> None:
         """Record a request, which is the `count`th one of its kind. Of many, the first, second,
         fourth ... is recorded.
@@ -98,7 +102,8 @@ class AuditApi:
                 subject=_subject(request),
                 request_id=request_id_of(request),
                 count=count,
-            )
+            ),
+            own=own,
         )
 
     def _failed_login(self, request: web.Request, status: int) -> None:

@@ -1,12 +1,16 @@
-"""The audit log: a file of JSON lines that is only appended to, and rotated by size.
+"""The audit log: files of JSON lines that are only appended to, and rotated by size.
+
+Changes that users make to what is their own are in files of their own: a user can make any number
+of them, and must not overwrite the entries of operators and admins, refusals and failed logins.
 
 Entries are written by a thread, so that a slow disk delays no request. They are bounded in memory
 and on disk. An entry that cannot be written is counted and logged.
 """
 
 import asyncio
+import heapq
+import itertools
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Never
@@ -17,6 +21,7 @@ import structlog
 from muster.http.audit import AuditEntry
 
 FILE: Final = "audit.jsonl"
+USERS_FILE: Final = "audit-users.jsonl"
 BYTES_MAX: Final = 8 << 20
 FILES_MAX: Final = 8
 _WAITING_MAX: Final = 10_000
@@ -29,19 +34,22 @@ class AuditLog:
     """The audit log in a directory."""
 
     def __init__(self, folder: Path, *, bytes_max: int = BYTES_MAX) -> None:
-        self._path = folder / FILE
-        self._bytes_max = bytes_max
-        self._waiting: deque[AuditEntry] = deque()
+        self._files = {
+            False: _RotatedFile(folder / FILE, bytes_max),
+            True: _RotatedFile(folder / USERS_FILE, bytes_max),
+        }
+        self._waiting: dict[bool, list[AuditEntry]] = {False: [], True: []}
         self._work = asyncio.Event()
         self._writing = asyncio.Lock()
         self._lost = 0
 
-    def add(self, entry: AuditEntry) -> None:
-        """Append an entry soon. Never waits."""
-        if len(self._waiting) >= _WAITING_MAX:
+    def add(self, entry: AuditEntry, *, own: bool = False) -> None:
+        """Append an entry soon; `own` if a user changed what is the user's own. Never waits."""
+        waiting = self._waiting[own]
+        if len(waiting) >= _WAITING_MAX:
             self._lost += 1
             return
-        self._waiting.append(entry)
+        waiting.append(entry)
         self._work.set()
 
     async def run(self) -> Never:
@@ -57,19 +65,22 @@ class AuditLog:
 
     async def _flush(self) -> None:
         self._work.clear()
-        batch, lost = list(self._waiting), self._lost
-        self._waiting.clear()
+        batches, lost = self._waiting, self._lost
+        self._waiting = {False: [], True: []}
         self._lost = 0
-        if not batch:
-            return
         why = "too many at once"
-        try:
-            await asyncio.to_thread(self._write, batch)
-        except OSError as error:
-            lost += len(batch)
-            why = str(error)
+        for own, batch in batches.items():
+            try:
+                if batch:
+                    await asyncio.to_thread(self._write, own, batch)
+            except OSError as error:
+                lost += len(batch)
+                why = str(error)
         if lost:
             _log.error("audit_entries_lost", count=lost, why=why)
+
+    def _write(self, own: bool, batch: Sequence[AuditEntry]) -> None:
+        self._files[own].append(b"".join(msgspec.json.encode(entry) + b"\n" for entry in batch))
 
     async def newest(
         self, matches: Callable[[AuditEntry], bool], limit: int
@@ -78,8 +89,32 @@ class AuditLog:
         await self.flush()
         return await asyncio.to_thread(self._newest, matches, limit)
 
-    def _write(self, batch: Sequence[AuditEntry]) -> None:
-        data = b"".join(msgspec.json.encode(entry) + b"\n" for entry in batch)
+    def _newest(self, matches: Callable[[AuditEntry], bool], limit: int) -> tuple[AuditEntry, ...]:
+        entries = heapq.merge(
+            *(_entries(file) for file in self._files.values()),
+            key=lambda entry: entry.at.timestamp(),
+            reverse=True,
+        )
+        return tuple(itertools.islice(filter(matches, entries), limit))
+
+
+def _entries(file: "_RotatedFile") -> Iterator[AuditEntry]:
+    for line in file.newest_lines():
+        try:
+            yield _decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue  # the end of a line that a crash cut off
+
+
+class _RotatedFile:
+    """A file of lines and its predecessors, of which the oldest are removed."""
+
+    def __init__(self, path: Path, bytes_max: int) -> None:
+        self._path = path
+        self._bytes_max = bytes_max
+
+    def append(self, data: bytes) -> None:
+        """Append whole lines durably."""
         fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(fd).st_size
@@ -94,6 +129,15 @@ class AuditLog:
         if size >= self._bytes_max:
             self._rotate()
 
+    def newest_lines(self) -> Iterator[bytes]:
+        """Return all lines, the newest first."""
+        for number in range(FILES_MAX):
+            try:
+                lines = self._numbered(number).read_bytes().splitlines()
+            except FileNotFoundError:
+                continue  # the newest one, right after a rotation
+            yield from reversed(lines)
+
     def _rotate(self) -> None:
         for number in range(FILES_MAX - 1, 0, -1):
             older = self._numbered(number - 1)
@@ -101,25 +145,4 @@ class AuditLog:
                 os.replace(older, self._numbered(number))
 
     def _numbered(self, number: int) -> Path:
-        return self._path if number == 0 else self._path.with_name(f"{FILE}.{number}")
-
-    def _newest(self, matches: Callable[[AuditEntry], bool], limit: int) -> tuple[AuditEntry, ...]:
-        found: list[AuditEntry] = []
-        for entry in self._entries():
-            if matches(entry):
-                found.append(entry)
-                if len(found) == limit:
-                    break
-        return tuple(found)
-
-    def _entries(self) -> Iterator[AuditEntry]:
-        for number in range(FILES_MAX):
-            try:
-                lines = self._numbered(number).read_bytes().splitlines()
-            except FileNotFoundError:
-                continue  # the newest one, right after a rotation
-            for line in reversed(lines):
-                try:
-                    yield _decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError):
-                    continue  # the end of a line that a crash cut off
+        return self._path if number == 0 else self._path.with_name(f"{self._path.name}.{number}")

@@ -15,7 +15,7 @@ from muster.http.audit import AuditEntry
 from muster.protocol.instant import Instant
 from muster.protocol.timestamp import timestamp
 from orchestrator.api.audit import AuditApi
-from orchestrator.shell.audit import FILE, FILES_MAX, AuditLog
+from orchestrator.shell.audit import FILE, FILES_MAX, USERS_FILE, AuditLog
 from tests.orchestrator.fake_agent import DEADLINE_S, connect
 from tests.orchestrator.process import CoordinatorProcess, add_token
 from tests.orchestrator.user import JOB, User, user_of
@@ -71,11 +71,13 @@ async def test_requests_of_users_are_recorded(tmp_path: Path) -> None:
                 async with http.get("/v1/audit", headers=headers) as answer:
                     assert answer.status == 403
         assert process.terminate() == 0
-    text = (tmp_path / "state" / FILE).read_text()
-    assert "muster_" not in text
-    assert ((tmp_path / "state" / FILE).stat().st_mode & 0o777) == 0o600
     # It outlives the process, and holds the two refusals of reading it, too.
-    assert len(text.splitlines()) == 13
+    for name, count in ((FILE, 12), (USERS_FILE, 1)):
+        path = tmp_path / "state" / name
+        text = path.read_text()
+        assert "muster_" not in text
+        assert (path.stat().st_mode & 0o777) == 0o600
+        assert len(text.splitlines()) == count
 
 
 async def test_a_token_that_ended_names_its_user(tmp_path: Path) -> None:
@@ -259,7 +261,7 @@ class Tries:
         self.now = 0.0
         self.kept: list[AuditEntry] = []
         coordinator = Mock(now=lambda: Instant(self.now, self.now))
-        self._api = AuditApi(coordinator, Mock(add=self.kept.append))
+        self._api = AuditApi(coordinator, Mock(add=lambda entry, own: self.kept.append(entry)))
 
     def fail(self, addresses: int, each: int = 1) -> int:
         """Return how many entries this makes."""
@@ -290,14 +292,28 @@ async def test_it_is_bounded_and_the_newest_stay(tmp_path: Path) -> None:
     assert [each.subject for each in newest] == ["29", "28", "27", "26", "25"]
 
 
+async def test_changes_by_users_do_not_overwrite_other_entries(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path, bytes_max=1)
+    log.add(entry(0))
+    for number in range(1, 2 * FILES_MAX):
+        log.add(entry(number), own=True)
+        await log.flush()
+    log.add(entry(99))
+    newest = await log.newest(lambda _: True, 100)
+    subjects = [each.subject for each in newest]
+    assert subjects[:2] == ["99", str(2 * FILES_MAX - 1)]
+    assert subjects[-1] == "0"
+    assert len(list(tmp_path.iterdir())) <= 2 * FILES_MAX
+
+
 async def test_entries_stay_in_order_though_somebody_reads(tmp_path: Path) -> None:
     overtaken = threading.Event()
 
     class SlowLog(AuditLog):
-        def _write(self, batch: Sequence[AuditEntry]) -> None:
+        def _write(self, own: bool, batch: Sequence[AuditEntry]) -> None:
             if batch[0].subject == "1":
                 overtaken.wait(0.2)
-            super()._write(batch)
+            super()._write(own, batch)
             overtaken.set()
 
     log = SlowLog(tmp_path)
