@@ -14,6 +14,8 @@ from typing import Final
 
 import structlog
 
+from agent.shim.system.syscalls import state_of
+
 CONNECTIONS: Final = Path("/sys/fs/fuse/connections")
 _DEADLINE_S: Final = 5.0
 _MOUNTS_BYTES_MAX: Final = 8 << 20
@@ -32,6 +34,11 @@ def abort_fuse(pids: Iterable[int], connections: Path = CONNECTIONS) -> list[int
     for pid in pids:
         if time.monotonic() > until:
             break
+        state = state_of(pid)
+        if state is not None and not state[2]:
+            # Reading its link would wait as well.
+            found |= _fuse_mounts(f"/proc/{pid}")
+            continue
         for thread in _threads(pid):
             try:
                 namespace = os.readlink(f"{thread}/ns/mnt")

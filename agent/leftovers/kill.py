@@ -54,7 +54,7 @@ def _members(mark: str, cgroup: Cgroup | None) -> dict[int, int]:
     if cgroup is not None:
         marked.update(cgroup.members())
     children: dict[int, list[int]] = {}
-    for pid, (_, parent, _) in everyone.items():
+    for pid, (_, parent) in everyone.items():
         children.setdefault(parent, []).append(pid)
     todo, found = list(marked), set()
     while todo:
@@ -63,9 +63,7 @@ def _members(mark: str, cgroup: Cgroup | None) -> dict[int, int]:
             found.add(pid)
             todo += children.get(pid, ())
     found.discard(os.getpid())
-    return {
-        pid: everyone[pid][2] for pid in found if pid in everyone and everyone[pid][0] not in "ZX"
-    }
+    return syscalls.living(found)
 
 
 def _carries(pid: int, mark: str) -> bool:

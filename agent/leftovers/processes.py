@@ -38,7 +38,7 @@ class LeftoverProcess(NamedTuple):
 def leftover_processes() -> tuple[LeftoverProcess, ...]:
     """Return all visible leftover processes of this machine, by pid."""
     marked: dict[str, list[int]] = {}
-    for pid, (state, _, _) in syscalls.processes().items():
+    for pid, (state, _) in syscalls.processes().items():
         if state in "ZX":
             continue
         for value in syscalls.values_of(syscalls.environment_of(pid), MARK):
@@ -77,8 +77,8 @@ def _shim_lives(mark: str) -> bool:
     pid = mark.split(":")[1:2]
     if not pid or not pid[0].isdecimal() or _read(int(pid[0]), "comm") != _SHIM:
         return False
-    stat = syscalls.stat_of(int(pid[0]))
-    return stat is not None and stat[0] not in "ZX"
+    state = syscalls.state_of(int(pid[0]))
+    return state is not None and state[0] not in "ZX"
 
 
 def _ours(pid: int) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from agent.shim.system.syscalls import state_of
 from muster.protocol.observations.hangs import Doing
 
 _TICK_S: Final = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -130,7 +131,7 @@ class Processes:
                 owner = self._of[pid]
                 break
             way.append(pid)
-            stat = stat_of(f"{self.root}/{pid}/stat")
+            stat = self.stat(pid)
             if stat is None or stat.parent in way:
                 break
             self._began[pid] = stat.began
@@ -149,7 +150,17 @@ class Processes:
                 yield int(name)
 
     def stat(self, pid: int) -> Stat | None:
+        """The state of a process. In `exec` it has no CPU time and no start time for now: a read
+        of them could last for ever.
+        """
+        state = state_of(pid, self.root)
+        if state is not None and not state[2]:
+            return Stat(state[0], state[1], 0.0, 0)
         return stat_of(f"{self.root}/{pid}/stat")
+
+    def _readable(self, pid: int) -> bool:
+        state = state_of(pid, self.root)
+        return state is None or state[2]
 
     def cpu_s(self, pids: Iterable[int]) -> float:
         """CPU time of all processes, including their ended children."""
@@ -159,6 +170,8 @@ class Processes:
     def disk_bytes(self, pid: int) -> int | None:
         """Bytes read from and written to disks and file servers."""
         total = None
+        if not self._readable(pid):
+            return None
         for line in _read(f"{self.root}/{pid}/io").splitlines():
             name, _, value = line.partition(": ")
             if name in ("read_bytes", "write_bytes") and value.isdecimal():
@@ -171,7 +184,7 @@ class Processes:
         if stat is None:
             return Doing.GONE, ""
         doing = _DOING.get(stat.state, Doing.SLEEPS)
-        where = self._where(f"{self.root}/{pid}") if threads else ""
+        where = self._where(f"{self.root}/{pid}") if threads and self._readable(pid) else ""
         if not threads or doing in (Doing.STOPPED, Doing.TRACED, Doing.GONE):
             return doing, where
         if doing is Doing.DISK or where.startswith(_FILES):
@@ -228,7 +241,9 @@ class Processes:
 
     def environment(self, pid: int, *names: str) -> dict[str, str]:
         """The values of these variables when the process was started."""
-        found = {}
+        found: dict[str, str] = {}
+        if not self._readable(pid):
+            return found
         for entry in _read(f"{self.root}/{pid}/environ").split("\0"):
             name, _, value = entry.partition("=")
             if name in names:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from agent.shim.system.syscalls import stat_of
+from agent.shim.system.syscalls import state_of
 
 # Process name of a shim.
 SHIM: Final = "muster-shim"
@@ -33,14 +33,14 @@ def used_by(pids: tuple[int, ...]) -> str:
 
 
 def _is_stranger(pid: int) -> bool:
-    stat = stat_of(pid)
-    if stat is None or stat[0] in "ZX":
+    state = state_of(pid)
+    if state is None or state[0] in "ZX":
         return False
-    while stat is not None:
+    while state is not None:
         if _name(pid) == SHIM:
             return False
-        pid = stat[1]
-        stat = stat_of(pid) if pid else None
+        pid = state[1]
+        state = state_of(pid) if pid else None
     return True
 
 

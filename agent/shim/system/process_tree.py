@@ -11,7 +11,14 @@ import os
 import signal
 
 from agent.shim.system.cgroup import Cgroup
-from agent.shim.system.syscalls import descendants, doomed, stat_of
+from agent.shim.system.syscalls import (
+    descendants,
+    doomed,
+    living,
+    same_start,
+    stat_of,
+    state_of,
+)
 
 
 class ProcessTree:
@@ -26,18 +33,15 @@ class ProcessTree:
         """Living processes of the task: pid to start time."""
         found = descendants(self._me)
         if self.cgroup is not None:
-            for pid in self.cgroup.members():
-                stat = stat_of(pid)
-                if stat is not None and stat[0] not in "ZX":
-                    found[pid] = stat[2]
+            found |= living(pid for pid in self.cgroup.members() if pid not in found)
         found.pop(self._me, None)
         return found
 
     def has(self, pid: object) -> bool:
         """True if this process, which may be a zombie, descends from the shim."""
         while isinstance(pid, int) and pid > 1 and pid != self._me:
-            stat = stat_of(pid)
-            pid = None if stat is None else stat[1]
+            state = state_of(pid)
+            pid = None if state is None else state[1]
         return pid == self._me
 
     def group(self, leader: int) -> list[int]:
@@ -117,7 +121,7 @@ def _group_of(pid: int) -> int:
 
 def _still(pid: int, start: int) -> bool:
     stat = stat_of(pid)
-    return stat is not None and stat[2] == start
+    return stat is not None and same_start(start, stat[2])
 
 
 def _kill(pid: int, number: int) -> bool:

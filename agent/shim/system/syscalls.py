@@ -7,7 +7,8 @@ import errno
 import functools
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
@@ -35,6 +36,8 @@ _MNT_DETACH = 2
 # The kernel allows 6 MiB for arguments and environment together.
 ENVIRONMENT_BYTES_MAX = 8 << 20
 _READ_BYTES = 1 << 16
+_STATE_FIELDS = (b"State:", b"PPid:", b"Threads:", b"VmSize:")
+_TICKS = os.sysconf("SC_CLK_TCK")
 _VALUES_MAX = 64
 
 _SIG_SETMASK = 2
@@ -200,36 +203,83 @@ def boot_id() -> str:
         return file.read().strip()
 
 
-def stat_of(pid: int) -> tuple[str, int, int] | None:
-    """State letter, parent and start time (clock ticks since boot) of a process.
+def state_of(pid: int, proc: str = "/proc") -> tuple[str, int, bool] | None:
+    """State letter and parent of a process, and whether more about it can be read.
 
     Returns None if it is gone. A process whose first thread has ended looks like a zombie while
     other threads live. It is not one, and its letter is L.
+
+    While a process is in `exec`, readers of its `stat`, `environ`, `io`, `wchan` and `ns` wait for
+    it in the kernel. A program can make that last for ever: the end of its old memory waits for a
+    request to a FUSE file system that nobody answers. `status` never waits. In `exec` a process has
+    one thread, it waits in state D, and it has memory, which one that exits has not.
     """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            line = file.read()
-    except OSError:
+        with open(f"{proc}/{pid}/status", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file if line.startswith(_STATE_FIELDS))
+        letter, threads = lines[b"State"].split()[0].decode(), int(lines[b"Threads"])
+    except (OSError, KeyError):
         return None
-    # The name stands in brackets and may contain anything, brackets too.
-    fields = line[line.rfind(b")") + 2 :].split()
-    letter = fields[0].decode()
-    if letter == "Z" and int(fields[17]) > 1:
+    if letter == "Z" and threads > 1:
         letter = "L"
-    return letter, int(fields[1]), int(fields[19])
+    return letter, int(lines[b"PPid"]), not _may_be_in_exec(lines)
+
+
+def _may_be_in_exec(status: dict[bytes, bytes]) -> bool:
+    waits = status[b"State"].split()[0] == b"D"
+    return waits and int(status[b"Threads"]) == 1 and b"VmSize" in status
+
+
+def stat_of(pid: int) -> tuple[str, int, int] | None:
+    """State letter, parent and start time (clock ticks since boot) of a process.
+
+    Returns None if it is gone. If a read of its start time could last for ever (`state_of`), this
+    is the time now, negative: it started before.
+    """
+    state = state_of(pid)
+    if state is None:
+        return None
+    letter, parent, readable = state
+    if not readable:
+        return letter, parent, -int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
+    fields = _stat_fields(pid)
+    return None if fields is None else (letter, parent, int(fields[19]))
+
+
+def same_start(listed: int, now: int) -> bool:
+    """True if start times that `stat_of` returned for a pid, one after the other, may be of one
+    process. Two that could not be read count as one.
+    """
+    if listed >= 0:
+        return now == listed or now < 0
+    return now <= -listed
 
 
 def exiting(pid: int, start: int) -> bool:
     """True if that process is gone or exiting, and so runs no more of its program."""
+    state = state_of(pid)
+    if state is None:
+        return True
+    if not state[2]:
+        return False
+    fields = _stat_fields(pid)
+    return (
+        fields is None
+        or int(fields[19]) != start
+        or fields[0] in (b"Z", b"X")
+        or bool(int(fields[6]) & _PF_EXITING)
+    )
+
+
+def _stat_fields(process: int | str) -> list[bytes] | None:
+    """The fields of `stat` after the name. Returns None if the process or thread is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with open(f"/proc/{process}/stat", "rb") as file:
             line = file.read()
     except OSError:
-        return True
-    fields = line[line.rfind(b")") + 2 :].split()
-    return (
-        int(fields[19]) != start or fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_EXITING)
-    )
+        return None
+    # The name stands in brackets and may contain anything, brackets too.
+    return line[line.rfind(b")") + 2 :].split()
 
 
 def doomed(pid: int) -> bool:
@@ -241,30 +291,35 @@ def doomed(pid: int) -> bool:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return True
-    return all(_is_doomed(f"/proc/{pid}/task/{thread}") for thread in threads)
+    return all(_is_doomed(f"{pid}/task/{thread}") for thread in threads)
 
 
 def _is_doomed(thread: str) -> bool:
     try:
-        with open(f"{thread}/status", "rb") as file:
+        with open(f"/proc/{thread}/status", "rb") as file:
             status = dict(line.split(b":", 1) for line in file if b":" in line)
-        with open(f"{thread}/stat", "rb") as file:
-            line = file.read()
     except OSError:
         return True
     pending = int(status[b"SigPnd"], 16) | int(status[b"ShdPnd"], 16)
-    fields = line[line.rfind(b")") + 2 :].split()
-    killed = bool(pending >> (signal.SIGKILL - 1) & 1)
-    return killed or fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_EXITING)
+    if pending >> (signal.SIGKILL - 1) & 1:
+        return True
+    if _may_be_in_exec(status):
+        return False
+    fields = _stat_fields(thread)
+    return fields is None or fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_EXITING)
 
 
 def environment_of(pid: int, bytes_max: int = ENVIRONMENT_BYTES_MAX) -> bytes:
     """The environment with which a process was started: `\\0NAME=VALUE\\0NAME=VALUE\\0`.
 
-    Returns b"\\0" if the process is gone or another user's. A process can make the kernel show any
-    part of its memory instead, so the read is bounded by the size of an environment.
+    Returns b"\\0" if the process is gone, another user's or, for now, in `exec` (`state_of`). A
+    process can make the kernel show any part of its memory instead, so the read is bounded by the
+    size of an environment.
     """
     found = bytearray(b"\0")
+    state = state_of(pid)
+    if state is None or not state[2]:
+        return b"\0"
     try:
         with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
             while len(found) <= bytes_max and (part := file.read(_READ_BYTES)):
@@ -315,32 +370,40 @@ def heeds(pid: int, number: int) -> bool:
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
-def processes() -> dict[int, tuple[str, int, int]]:
-    """Every visible process: pid to state letter, parent, start time."""
+def processes() -> dict[int, tuple[str, int]]:
+    """Every visible process: pid to state letter and parent."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
-            stat = stat_of(int(name))
-            if stat is not None:
-                found[int(name)] = stat
+            state = state_of(int(name))
+            if state is not None:
+                found[int(name)] = state[:2]
     return found
 
 
 def descendants(root: int) -> dict[int, int]:
-    """Living processes below `root`: pid to start time.
+    """Living processes below `root`: pid to start time, as `stat_of` returns it.
 
     Zombies are left out; their descendants are not.
     """
     everyone = processes()
     children: dict[int, list[int]] = {}
-    for pid, (_, parent, _) in everyone.items():
+    for pid, (_, parent) in everyone.items():
         children.setdefault(parent, []).append(pid)
-    below: dict[int, int] = {}
+    below: list[int] = []
     todo = list(children.get(root, ()))
     while todo:
         pid = todo.pop()
-        state, _, start = everyone[pid]
-        if state not in "ZX":
-            below[pid] = start
+        below.append(pid)
         todo += children.get(pid, ())
-    return below
+    return living(below)
+
+
+def living(pids: Iterable[int]) -> dict[int, int]:
+    """Those of `pids` that live and are no zombies: pid to start time, as `stat_of` returns it."""
+    found = {}
+    for pid in pids:
+        stat = stat_of(pid)
+        if stat is not None and stat[0] not in "ZX":
+            found[pid] = stat[2]
+    return found

@@ -17,7 +17,8 @@ class IdleFact(BaseFact, family=True, reschedules=False, milestone=False):
 
 
 class IdleTimed(IdleFact, AttemptFact, Inert, durability=EPHEMERAL, revises=False):
-    """The idle GPUs were reported to users at `at` (monotonic seconds of this process)."""
+    """The idle GPUs were reported to users at `at` (monotonic seconds of this process), or were no
+    longer idle then."""
 
     at: float
 

@@ -56,8 +56,17 @@ def terms_of(job: Job, attempt: Attempt, task: Task, members: tuple[Member, ...]
     rest_s = max(0.0, limit_s - task.joined_after_s)
     if warn is None:
         return Terms(attempt.terms, rest_s, members=members)
-    warn_s = max(0.0, rest_s - warn.before_s)
-    return Terms(attempt.terms, rest_s, warn_s, warn.signal, members)
+    return Terms(attempt.terms, rest_s, warn_after_s(job, task), warn.signal, members)
+
+
+def warn_after_s(job: Job, task: Task) -> float | None:
+    """The time after the start at which a node warns its ranks of the current time limit; None if
+    it does not.
+    """
+    limit_s, warn = job.spec.time_limit_s, job.spec.stop.warn
+    if limit_s is None or warn is None:
+        return None
+    return max(0.0, max(0.0, limit_s - task.joined_after_s) - warn.before_s)
 
 
 def nodes_without_terms(attempt: Attempt) -> tuple[NodeName, ...]:

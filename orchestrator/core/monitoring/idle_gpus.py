@@ -50,11 +50,18 @@ def idle_since(job: Job, task: Task, report: TaskReport, now: Instant) -> float 
     return UNSET if task.idle_since is None else None
 
 
-def idle_over(job: Job, attempt: Attempt, task: Task, report: TaskReport) -> list[f.Fact]:
-    """Return the end of the gang's idleness, if a report shows that GPUs of the task are busy."""
+def idle_over(
+    job: Job, attempt: Attempt, task: Task, report: TaskReport, now: Instant
+) -> list[f.Fact]:
+    """Return the end of the gang's idleness, if a report shows that GPUs of the task are busy.
+
+    From now on the gang has to be idle for the whole time again, whatever its nodes report later.
+    Otherwise a node could make any number of verdicts.
+    """
     busy = _counts(job, task, report) and report.observed.idle_s is None
     if busy and attempt.idle and attempt.phase is AttemptPhase.RUNNING:
-        return [idf.IdleOver(job.id, attempt.number)]
+        key = job.id, attempt.number
+        return [idf.IdleOver(*key), idf.IdleTimed(*key, now.mono)]
     return []
 
 
@@ -80,6 +87,7 @@ def evaluate_idle(state: State, job: Job, attempt: Attempt, now: Instant) -> Dec
         return Decision()
     key = job.id, attempt.number
     if not attempt.idle:
+        since = max(since, state.idle_reported.get(job.id, since))
         stops = idle.action is IdleAction.STOP
         reported_at = since + idle.for_s * (WARNED if stops else 1.0)
         if now.mono < reported_at - ROUNDING_S:

@@ -30,7 +30,7 @@ def observation_facts(
     return [
         *([] if changed == TaskObserved(task.id, now.mono) else [changed]),
         *checkpoint_facts(state, attempt, task, report.observed.checkpoint, now),
-        *idle_over(job, attempt, task, report),
+        *idle_over(job, attempt, task, report, now),
     ]
 
 

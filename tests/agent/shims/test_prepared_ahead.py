@@ -20,13 +20,13 @@ from tests.agent.shims.conftest import PATIENCE_S, Node, Stage
 def children_of(parent: int) -> set[int]:
     return {
         pid
-        for pid, (state, above, _) in syscalls.processes().items()
+        for pid, (state, above) in syscalls.processes().items()
         if above == parent and state not in "ZX"
     }
 
 
 def living() -> set[int]:
-    return {pid for pid, (state, _, _) in syscalls.processes().items() if state not in "ZX"}
+    return {pid for pid, (state, _) in syscalls.processes().items() if state not in "ZX"}
 
 
 async def spare_of(node: Node) -> int:

@@ -61,6 +61,22 @@ def test_a_second_warning_is_of_a_later_limit() -> None:
     assert [it.warned_s for it in warnings(cluster)] == [70.0, 270.0]
 
 
+def test_a_node_that_lies_makes_no_more_warnings() -> None:
+    cluster, (name,) = limited(1)
+    for number in range(50):
+        cluster.report(name, TaskState.STARTED, prepared=prepared(), warned_s=60.0 + number)
+    assert [it.warned_s for it in warnings(cluster)] == [60.0, 70.0]
+
+
+def test_a_job_without_a_warning_is_not_warned() -> None:
+    cluster = Cluster()
+    cluster.join("n0")
+    cluster.submit(spec(time_limit_s=100.0))
+    (name,) = cluster.run_gang(1)
+    cluster.report(name, TaskState.STARTED, prepared=prepared(), warned_s=70.0)
+    assert warnings(cluster) == []
+
+
 def test_a_coordinator_that_was_away_for_both_records_the_warning_first() -> None:
     cluster, tasks = limited(1)
     again = Cluster(state=cluster.replayed())

@@ -185,6 +185,19 @@ def test_it_is_over_when_one_computes_again_and_may_be_reported_anew() -> None:
     assert len(judged(cluster)) == 2
 
 
+def test_a_node_that_lies_makes_no_more_verdicts() -> None:
+    cluster, gang = running(NOTIFY, nodes=1)
+    cluster.beat(3600)
+    for _ in range(20):
+        say(cluster, gang[0], 1e6)
+        cluster.beat(5)
+        say(cluster, gang[0], None)
+    assert len(judged(cluster)) == 1
+    say(cluster, gang[0], 1e6)
+    cluster.beat(3600)
+    assert len(judged(cluster)) == 2
+
+
 def test_a_job_that_is_to_be_stopped_is_reported_half_the_time_before() -> None:
     cluster, gang = running(STOP, retry={"infra": 3, "user": 3})
     cluster.beat(1800)
